@@ -1,0 +1,38 @@
+# `make quickstart` and `make test` are all a fresh machine with Python 3.11 needs.
+
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+# JetStream without its dependencies: they would bring TensorFlow (see jetstream_compat.py).
+JETSTREAM := $(shell sed -n 's/^\(google-jetstream==[0-9.]*\).*/\1/p' constraints.txt)
+
+.PHONY: help install quickstart test test-slow lint clean
+
+help: ## show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+install: $(VENV)/installed ## make .venv with everything the project and its tests need
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "This needs Python 3.11 or newer; set PYTHON=/path/to/python (looked for $(PYTHON))."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --no-deps '$(JETSTREAM)'
+	@touch $@
+
+quickstart: install ## measure, train, measure again up to 3.5 million tokens (about 10 minutes)
+	$(BIN)/notepad-jax quickstart
+
+test: install ## the default tests: no network, no accelerator
+	$(BIN)/python -m pytest
+
+test-slow: install ## the tests marked slow
+	$(BIN)/python -m pytest -m slow
+
+lint: install ## style and the floors of the architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+clean: ## remove the environment, caches and runs
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,67 @@
+"""Drawing tokens: temperature, nucleus, and noise that belongs to the request alone.
+
+The noise of the n-th token of a completion is a function of (request seed, n) and of nothing
+else: not of the slot, the batch, the launch, or whether the token was verified as a draft or
+decoded. That is what makes a rollout reproducible under continuous batching, and what lets
+a draft be checked exactly, not only in distribution.
+
+Reported logprobs are those of softmax(logits / temperature) in float32, before top_p cuts
+the tail: the same quantity the trainer computes. Greedy sampling reports temperature 1.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+
+def _nucleus(logits_XV: Array, top_p_X: Array) -> Array:
+    """Masks all but the smallest set of tokens whose probability reaches top_p."""
+    order = jnp.argsort(-logits_XV, axis=-1)
+    ranked = jnp.take_along_axis(jax.nn.softmax(logits_XV, axis=-1), order, axis=-1)
+    before = jnp.cumsum(ranked, axis=-1) - ranked
+    keep_ranked = before < top_p_X[:, None]
+    keep = jnp.take_along_axis(keep_ranked, jnp.argsort(order, axis=-1), axis=-1)
+    return jnp.where(keep, logits_XV, -jnp.inf)
+
+
+def _noise(seed_X2: Array, index_X: Array, vocab: int) -> Array:
+    def one(seed_2: Array, index: Array) -> Array:
+        key = jax.random.wrap_key_data(seed_2, impl="threefry2x32")
+        return jax.random.gumbel(jax.random.fold_in(key, index), (vocab,), jnp.float32)
+
+    return jax.vmap(one)(seed_X2, index_X)
+
+
+def sample(
+    logits_XV: Float[Array, "X V"],
+    temperature_X: Float[Array, " X"],
+    top_p_X: Float[Array, " X"],
+    seed_X2: UInt32[Array, "X 2"],
+    index_X: Int[Array, " X"],
+) -> tuple[Int[Array, " X"], Float[Array, " X"]]:
+    """Draws one token per row by the Gumbel-max rule.
+
+    Args:
+      logits_XV: float32 at temperature 1; -inf where no token exists.
+      temperature_X: 0 is greedy.
+      index_X: how many tokens of the completion came before this one.
+    Returns:
+      (token int32, logprob float32).
+    """
+    greedy_X = temperature_X == 0
+    scaled_XV = logits_XV / jnp.where(greedy_X, 1.0, temperature_X)[:, None]
+    cut_XV = jax.lax.cond(
+        jnp.any(top_p_X < 1), lambda: _nucleus(scaled_XV, top_p_X), lambda: scaled_XV
+    )
+    noisy_XV = jax.lax.cond(
+        jnp.all(greedy_X),
+        lambda: cut_XV,
+        lambda: jnp.where(
+            greedy_X[:, None], cut_XV, cut_XV + _noise(seed_X2, index_X, logits_XV.shape[1])
+        ),
+    )
+    token_X = jnp.argmax(noisy_XV, axis=-1).astype(jnp.int32)
+    chosen_X = jnp.take_along_axis(scaled_XV, token_X[:, None], axis=-1)[:, 0]
+    return token_X, chosen_X - jax.nn.logsumexp(scaled_XV, axis=-1)

@@ -1,0 +1,1 @@
+"""How well a policy reads: accuracy by length (lengths), pictures (plots), report.html."""

@@ -1,0 +1,1 @@
+"""Learning from groups: advantages, packing, objective, optimizer and the update itself."""

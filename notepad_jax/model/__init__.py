@@ -1,0 +1,1 @@
+"""The policy: a decoder-only transformer whose parameters are a plain tree at every boundary."""

@@ -1,0 +1,97 @@
+"""One declaration per parameter: its shape, its logical axes and its initial scale.
+
+`specs(config)` is the single list of a policy's parameters. Initial values, shardings
+(`sharding.rules` maps the logical axes to mesh axes), abstract targets for restoring a
+checkpoint and the Hugging Face name table all read it. Leaves under "layers" are stacked:
+their first axis is the layer, and the forward pass scans over it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from notepad_jax.model.config import PolicyConfig
+
+Params = Any  # nested dict of arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """Shape, logical axis of each dimension, and the standard deviation of the initial value.
+
+    `scale` 0 means a constant: ones for norms, zeros for biases (`fill`).
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    scale: float
+    fill: float = 0.0
+
+
+def specs(config: PolicyConfig) -> dict[str, Any]:
+    """Returns the tree of `Spec`s of `config`'s parameters."""
+    c = config
+    L, D, N, K, H, F = c.layers, c.width, c.heads, c.kv_heads, c.head_size, c.feed_forward
+    layers: dict[str, Spec] = {
+        "attn_norm": Spec((L, D), ("layer", None), 0.0, 1.0),
+        "q": Spec((L, D, N, H), ("layer", "embed", "heads", None), D**-0.5),
+        "k": Spec((L, D, K, H), ("layer", "embed", "kv_heads", None), D**-0.5),
+        "v": Spec((L, D, K, H), ("layer", "embed", "kv_heads", None), D**-0.5),
+        "o": Spec((L, N, H, D), ("layer", "heads", None, "embed"), (N * H) ** -0.5),
+        "mlp_norm": Spec((L, D), ("layer", None), 0.0, 1.0),
+        "gate": Spec((L, D, F), ("layer", "embed", "mlp"), D**-0.5),
+        "up": Spec((L, D, F), ("layer", "embed", "mlp"), D**-0.5),
+        "down": Spec((L, F, D), ("layer", "mlp", "embed"), F**-0.5),
+    }
+    if c.qk_norm:
+        layers["q_norm"] = Spec((L, H), ("layer", None), 0.0, 1.0)
+        layers["k_norm"] = Spec((L, H), ("layer", None), 0.0, 1.0)
+    if c.attention_bias:
+        layers["q_bias"] = Spec((L, N, H), ("layer", "heads", None), 0.0)
+        layers["k_bias"] = Spec((L, K, H), ("layer", "kv_heads", None), 0.0)
+        layers["v_bias"] = Spec((L, K, H), ("layer", "kv_heads", None), 0.0)
+    tree: dict[str, Any] = {
+        "embed": Spec((c.vocab_size, D), ("vocab", "embed"), 0.02),
+        "layers": layers,
+        "final_norm": Spec((D,), (None,), 0.0, 1.0),
+    }
+    if not c.tied_embeddings:
+        tree["unembed"] = Spec((D, c.vocab_size), ("embed", "vocab"), D**-0.5)
+    return tree
+
+
+def map_specs(function: Callable[[Spec], Any], config: PolicyConfig) -> dict[str, Any]:
+    """Applies `function` to every spec; the result has the parameters' tree structure."""
+    return jax.tree.map(function, specs(config), is_leaf=lambda x: isinstance(x, Spec))
+
+
+def init_params(config: PolicyConfig, key: jax.Array, dtype: str = "float32") -> Params:
+    """Draws initial parameters; each leaf has its own key, so adding a leaf moves no other."""
+    with_path, tree = jax.tree.flatten_with_path(
+        specs(config), is_leaf=lambda x: isinstance(x, Spec)
+    )
+
+    def leaf(path: Any, spec: Spec) -> jax.Array:
+        if spec.scale == 0.0:
+            return jnp.full(spec.shape, spec.fill, dtype)
+        name = jax.tree_util.keystr(path)
+        folded = jax.random.fold_in(key, sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31)
+        return (spec.scale * jax.random.normal(folded, spec.shape)).astype(dtype)
+
+    return jax.tree.unflatten(tree, [leaf(path, spec) for path, spec in with_path])
+
+
+def abstract_params(config: PolicyConfig, dtype: str = "float32") -> Params:
+    """Returns the parameters' shapes and dtypes without making them."""
+    return map_specs(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(dtype)), config)
+
+
+def count(config: PolicyConfig) -> int:
+    """Returns the number of parameters."""
+    leaves = jax.tree.leaves(abstract_params(config))
+    return sum(int(leaf.size) for leaf in leaves)

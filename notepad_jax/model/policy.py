@@ -1,0 +1,117 @@
+"""The forward pass of the policy: embed, scan over stacked layers, norm.
+
+One function serves every phase. What differs between training, prefill and decode is only
+how queries meet keys, and that is the `attend` argument (see `attention`): it receives the
+layer's index, the queries and the new keys and values, and a carry that it may thread from
+layer to layer (the paged cache in decoding); whatever it returns as its third value is
+stacked over layers (the new keys and values in prefill). Hidden states come out; turning
+them into logprobs is `logprobs`' job, on the few positions that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from notepad_jax.model.config import PolicyConfig
+from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
+from notepad_jax.model.parameters import Params
+
+# (layer, q_BTNH, k_BTKH, v_BTKH, carry) -> (out_BTNH, carry, per_layer_output)
+Attend = Callable[[Array, Array, Array, Array, Any], tuple[Array, Any, Any]]
+
+
+class Policy(nnx.Module):
+    """The whole decoder around an existing parameter tree; layers stay stacked."""
+
+    def __init__(self, config: PolicyConfig, params: Params):
+        self.config = config
+        self.embed = nnx.Param(params["embed"])
+        self.final_norm = nnx.Param(params["final_norm"])
+        self.layers = nnx.data({name: nnx.Param(leaf) for name, leaf in params["layers"].items()})
+
+    def __call__(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        positions_BT: Int[Array, "B T"],
+        attend: Attend,
+        carry: Any = (),
+        remat: bool = False,
+    ) -> tuple[Float[Array, "B T D"], Any, Any]:
+        c = self.config
+        with jax.named_scope("embed"):
+            hidden_BTD = self.embed[...].astype(c.dtype)[tokens_BT]
+        cos_sin = rope_angles(positions_BT, c.head_size, c.rope_theta)
+
+        def body(state: tuple[Array, Any], xs: tuple[Any, Array]) -> tuple[Any, Any]:
+            hidden_BTD, carry = state
+            params, index = xs
+            layer = DecoderLayer(c, params)
+            normed_BTD = layer.before_attention(hidden_BTD)
+            with jax.named_scope("attention"):
+                q_BTNH = layer.attention.queries(normed_BTD, cos_sin)
+                k_BTKH, v_BTKH = layer.attention.keys_values(normed_BTD, cos_sin)
+                out_BTNH, carry, extra = attend(index, q_BTNH, k_BTKH, v_BTKH, carry)
+            with jax.named_scope("feed_forward"):
+                hidden_BTD = layer.after_attention(hidden_BTD, out_BTNH)
+            return (hidden_BTD, carry), extra
+
+        if remat:
+            body = jax.checkpoint(body)
+        layers = {name: leaf[...] for name, leaf in self.layers.items()}
+        (hidden_BTD, carry), extras = jax.lax.scan(
+            body, (hidden_BTD, carry), (layers, jnp.arange(c.layers))
+        )
+        return rms_norm(hidden_BTD, self.final_norm[...], c.rms_eps), carry, extras
+
+    def cache_entries(
+        self, tokens_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"], attend: Attend
+    ) -> tuple[Float[Array, "L B T K H"], Float[Array, "L B T K H"]]:
+        """Returns only the keys and values that a cache keeps of these tokens.
+
+        The last layer's attention and feed-forward feed nothing that is kept, so they are
+        skipped: exact, and for a network of L layers one L-th of the work.
+        """
+        c = self.config
+        hidden_BTD = self.embed[...].astype(c.dtype)[tokens_BT]
+        cos_sin = rope_angles(positions_BT, c.head_size, c.rope_theta)
+
+        def body(hidden_BTD: Array, xs: tuple[Any, Array]) -> tuple[Array, Any]:
+            params, index = xs
+            layer = DecoderLayer(c, params)
+            normed_BTD = layer.before_attention(hidden_BTD)
+            k_BTKH, v_BTKH = layer.attention.keys_values(normed_BTD, cos_sin)
+
+            def rest(hidden_BTD: Array) -> Array:
+                q_BTNH = layer.attention.queries(normed_BTD, cos_sin)
+                out_BTNH, _, _ = attend(index, q_BTNH, k_BTKH, v_BTKH, ())
+                return layer.after_attention(hidden_BTD, out_BTNH)
+
+            hidden_BTD = jax.lax.cond(index < c.layers - 1, rest, lambda h: h, hidden_BTD)
+            return hidden_BTD, (k_BTKH, v_BTKH)
+
+        layers = {name: leaf[...] for name, leaf in self.layers.items()}
+        return jax.lax.scan(body, hidden_BTD, (layers, jnp.arange(c.layers)))[1]
+
+
+def forward(
+    config: PolicyConfig,
+    params: Params,
+    tokens_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+    attend: Attend,
+    carry: Any = (),
+    remat: bool = False,
+) -> tuple[Float[Array, "B T D"], Any, Any]:
+    """Runs the decoder; returns (hidden states after the final norm, carry, stacked extras)."""
+    return Policy(config, params)(tokens_BT, positions_BT, attend, carry, remat)
+
+
+def output_matrix(config: PolicyConfig, params: Params) -> Float[Array, "D V"]:
+    """Returns the matrix that turns hidden states into logits."""
+    return params["embed"].T if config.tied_embeddings else params["unembed"]

@@ -1,0 +1,265 @@
+"""`notepad-jax warmup`: makes the starter policy by supervised learning, in minutes on a CPU.
+
+A tiny standard Qwen3 decoder learns the single turns of a forgetful teacher
+(tasks/lessons.py). Left alone, two layers do not discover in reasonable time how to find a
+fact among its likes, so for the length of this program three attention heads are told
+where to look: a head of the first layer at the token two places back (in a fact, from the
+object to the subject), another from the cue to the subject of the question, and one of the
+last layer from there to the asked object in the chunk. This guidance is a term of the loss
+and leaves no trace in the network. To read a chunk once for all questions about it, the
+forward pass here runs chunk and tails as two streams built from the model's own layers; a
+test holds it equal to `model.policy.forward`. The result is a Hugging Face folder, which
+`import-hf`, `train` and `quickstart` read. Above: cli; below: model, tasks, grpo.optimizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+from jaxtyping import Array
+
+from notepad_jax.checkpoint import huggingface
+from notepad_jax.checkpoint.manager import Checkpoints, abstract
+from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
+from notepad_jax.model.config import PolicyConfig
+from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
+from notepad_jax.model.logprobs import logits
+from notepad_jax.model.parameters import Params, count, init_params
+from notepad_jax.tasks import lessons, vocabulary
+from notepad_jax.telemetry.progress import Screen
+
+NEVER = -1e30  # the score of a key that a query must not see
+BACK = 2  # places from a fact's object back to its subject
+SPOKEN = 8  # no completion begins earlier in a tail (lessons.TAIL is its length)
+
+
+# ---------------------------------------------------------------- the two streams
+
+
+def _tail_attention(q, k, v, k_chunk, v_chunk, sees_BQ):
+    """Tails [B, Q, T, N, H] over their chunk [B, C, N, H] and themselves.
+
+    Returns the output and the log attention to the chunk [B, N, Q, T, C] and to the
+    tail itself [B, N, Q, T, T].
+    """
+    scale = q.shape[-1] ** -0.5
+    causal_TT = jnp.tril(jnp.ones((q.shape[2], q.shape[2]), bool))
+    far = jnp.einsum("bqtnh,bcnh->bnqtc", q, k_chunk) * scale
+    far = jnp.where(sees_BQ[:, None, :, None, None], far, NEVER)
+    near = jnp.where(causal_TT, jnp.einsum("bqtnh,bqsnh->bnqts", q, k) * scale, NEVER)
+    top = jax.lax.stop_gradient(jnp.maximum(far.max(-1), near.max(-1)))[..., None]
+    total = jnp.exp(far - top).sum(-1, keepdims=True) + jnp.exp(near - top).sum(-1, keepdims=True)
+    norm = top + jnp.log(total)
+    far, near = far - norm, near - norm
+    out = jnp.einsum("bnqtc,bcnh->bqtnh", jnp.exp(far), v_chunk)
+    return out + jnp.einsum("bnqts,bqsnh->bqtnh", jnp.exp(near), v), far, near
+
+
+def _chunk_attention(q, k, v):
+    """A chunk over itself; returns the output and the log attention [B, N, C, C]."""
+    causal_CC = jnp.tril(jnp.ones((q.shape[1], q.shape[1]), bool))
+    score = jnp.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5
+    log_share = jax.nn.log_softmax(jnp.where(causal_CC, score, NEVER))
+    return jnp.einsum("bnts,bsnh->btnh", jnp.exp(log_share), v), log_share
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["chunk", "far", "near"],
+                   meta_fields=[])  # fmt: skip
+@dataclasses.dataclass(frozen=True)
+class Looks:
+    """Where heads looked, as log shares."""
+
+    chunk: Array  # [B, N, C, C] first layer, chunk to chunk
+    near: Array  # [B, N, Q, T, T] first layer, tail to itself
+    far: Array  # [B, N, Q, T, C] last layer, tail to chunk
+
+
+def read_lesson(
+    config: PolicyConfig, params: Params, chunk_BC: Array, tail_BQT: Array, sees_BQ: Array
+) -> tuple[Array, Looks]:
+    """Runs chunks and their tails; returns the tails' final hidden states [B, Q, T, D].
+
+    Equal to `policy.forward` on rows that pack each chunk before its tails; the chunk's
+    last hidden states are not needed and not computed.
+    """
+    c = config
+    (B, C), (_, Q, T) = chunk_BC.shape, tail_BQT.shape
+    positions_BT = (jnp.where(sees_BQ, C, 0)[:, :, None] + jnp.arange(T)).reshape(B, Q * T)
+    chunk_angles = rope_angles(jnp.broadcast_to(jnp.arange(C), (B, C)), c.head_size, c.rope_theta)
+    tail_angles = rope_angles(positions_BT, c.head_size, c.rope_theta)
+    chunk, tail = params["embed"][chunk_BC], params["embed"][tail_BQT.reshape(B, Q * T)]
+
+    def full(heads):  # every query head its own keys and values
+        return jnp.repeat(heads, c.heads // c.kv_heads, axis=2)
+
+    def apart(heads):  # [B, Q * T, N, H] -> [B, Q, T, N, H]
+        return heads.reshape(B, Q, T, *heads.shape[2:])
+
+    looks = []
+    for index in range(c.layers):
+        layer = DecoderLayer(c, {name: leaf[index] for name, leaf in params["layers"].items()})
+        normed_chunk, normed_tail = layer.before_attention(chunk), layer.before_attention(tail)
+        k_chunk, v_chunk = map(full, layer.attention.keys_values(normed_chunk, chunk_angles))
+        k, v = (apart(full(x)) for x in layer.attention.keys_values(normed_tail, tail_angles))
+        q = apart(layer.attention.queries(normed_tail, tail_angles))
+        out, far, near = _tail_attention(q, k, v, k_chunk, v_chunk, sees_BQ)
+        tail = layer.after_attention(tail, out.reshape(B, Q * T, c.heads, c.head_size))
+        looks.append((far, near))
+        if index < c.layers - 1:
+            q_chunk = layer.attention.queries(normed_chunk, chunk_angles)
+            out, within = _chunk_attention(q_chunk, k_chunk, v_chunk)
+            chunk = layer.after_attention(chunk, out)
+            looks[-1] += (within,)
+    hidden = rms_norm(tail, params["final_norm"], c.rms_eps).reshape(B, Q, T, -1)
+    return hidden, Looks(chunk=looks[0][2], near=looks[0][1], far=looks[-1][0])
+
+
+# ---------------------------------------------------------------- the loss
+
+
+def lesson_loss(
+    config: PolicyConfig, params: Params, lesson: dict[str, Array], guidance: float
+) -> tuple[Array, dict[str, Array]]:
+    """Cross-entropy with the teacher's odds, plus `guidance` times the heads' misses.
+
+    Both are nats per token. The numbers returned beside the loss: `loss` (cross-entropy
+    alone), `retrieval` and `rest`: the share of words to be found in the chunk, and of all
+    others, that the policy ranks first, not counting what the teacher might have said instead.
+    """
+    hidden, looks = read_lesson(
+        config, params, lesson["chunk"], lesson["tail"], lesson["sees_chunk"]
+    )
+    label, other, share, weight, subject_at, object_at = (
+        lesson[name][:, :, SPOKEN:]
+        for name in ("label", "other", "other_share", "weight", "subject_at", "object_at")
+    )
+    before = slice(SPOKEN - 1, -1)  # the states that predict them
+    logp = jax.nn.log_softmax(logits(config, params, hidden[:, :, before]))
+
+    def at(log_share, ids):
+        return jnp.take_along_axis(log_share, jnp.maximum(ids, 0)[..., None], -1)[..., 0]
+
+    def mean(value, mask):
+        return jnp.sum(jnp.where(mask, value, 0)) / jnp.maximum(jnp.sum(mask), 1)
+
+    spoken, found = weight > 0, object_at >= 0
+    loss = mean(-(1 - share) * at(logp, label) - share * at(logp, other), spoken)
+    back = -jnp.diagonal(looks.chunk[:, 0], -BACK, 1, 2).mean()
+    subject = mean(-at(looks.near[:, 1 % config.heads, :, before], subject_at), subject_at >= 0)
+    thing = mean(-at(looks.far[:, 0, :, before], object_at), found)
+
+    excused = jax.nn.one_hot(other, config.vocab_size, dtype=bool) & (other != label)[..., None]
+    right = jnp.argmax(jnp.where(excused, NEVER, logp), -1) == label
+    numbers = {
+        "loss": loss,
+        "misses": back + subject + thing,
+        "retrieval": mean(right, found),
+        "rest": mean(right, spoken & ~found),
+    }
+    return loss + guidance * (back + subject + thing), numbers
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2, 3))
+def train_step(
+    config: PolicyConfig,
+    optimizer: optax.GradientTransformation,
+    params: Params,
+    opt_state: Any,
+    lesson: dict[str, Array],
+    guidance: float,
+) -> tuple[Params, Any, dict[str, Array]]:
+    gradient, numbers = jax.grad(lesson_loss, argnums=1, has_aux=True)(
+        config, params, lesson, guidance
+    )
+    updates, opt_state = optimizer.update(gradient, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, numbers
+
+
+# ---------------------------------------------------------------- the program
+
+
+def draw_lesson(config: ml_collections.ConfigDict, step: int) -> tuple[int, dict[str, np.ndarray]]:
+    """Returns the chunk size and the lesson of a step: a function of seed and step alone."""
+    rng = np.random.default_rng([config.seed, step])
+    sizes = config.lessons[:1] if step < config.drill_steps else config.lessons
+    share = np.array([size.share for size in sizes])
+    size = sizes[rng.choice(len(sizes), p=share / share.sum())]
+    habits = lessons.Habits(**config.habits)
+    lesson = lessons.draw(rng, size.chunks, size.chunk_size, size.tails, habits)
+    return size.chunk_size, vars(lesson)
+
+
+def run(config: ml_collections.ConfigDict, screen: Screen) -> dict[str, float]:
+    """Trains the starter and writes its folder; returns the last numbers by chunk size.
+
+    With `config.checkpoints` set, a run that was killed goes on from its last checkpoint.
+    """
+    policy = PolicyConfig(
+        **config.policy, vocab_size=len(vocabulary.PIECES), valid_vocab=len(vocabulary.PIECES)
+    )
+    if policy.layers < 2:
+        raise ValueError(f"policy.layers is {policy.layers}; finding a fact takes at least 2")
+    optimizer = make_optimizer(
+        OptimizerSettings(
+            **config.optimizer, decay_from=config.steps // 4, decay_steps=config.steps
+        )
+    )
+    params = init_params(policy, jax.random.key(config.seed))
+    opt_state = optimizer.init(params)
+    first = 0
+    if config.checkpoints:
+        saved = _restore(config.checkpoints, params, opt_state)
+        first, params, opt_state = saved or (0, params, opt_state)
+    screen.say(f"warmup: {count(policy):,} parameters, steps {first} to {config.steps}")
+    bar = screen.bar("warmup", config.steps, "steps")
+    bar.advance(first)
+    last: dict[str, float] = {}
+    began = time.monotonic()
+    for step in range(first, config.steps):
+        chunk_size, lesson = draw_lesson(config, step)
+        params, opt_state, numbers = train_step(
+            policy, optimizer, params, opt_state, lesson, config.guidance
+        )
+        numbers = {name: float(x) for name, x in numbers.items()}  # device to host
+        last |= {f"{name}@{chunk_size}": x for name, x in numbers.items()}
+        bar.advance(1, loss=numbers["loss"], retrieval=numbers["retrieval"], chunk=chunk_size)
+        if config.checkpoints and (step + 1) % config.checkpoint_every == 0:
+            with Checkpoints(config.checkpoints, keep=1) as checkpoints:
+                checkpoints.save(step + 1, params, opt_state, {}, {"seed": config.seed})
+    bar.finish()
+    folder = _write(policy, params, Path(config.folder))
+    screen.say(f"wrote {folder} after {time.monotonic() - began:.0f} s")
+    return last
+
+
+def _restore(folder: str, params: Params, opt_state: Any) -> tuple[int, Params, Any] | None:
+    with Checkpoints(folder, keep=1) as checkpoints:
+        if checkpoints.latest() is None:
+            return None
+        saved = checkpoints.restore(abstract(params), abstract(opt_state))
+        return saved.step, saved.params, saved.opt
+
+
+def _write(policy: PolicyConfig, params: Params, folder: Path) -> Path:
+    """Writes the Hugging Face folder, keeping what else lies in it (its README)."""
+    readme = folder / "README.md"
+    kept = readme.read_bytes() if readme.exists() else None
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    tokenizer = folder.parent / f".{folder.name}.tokenizer.model"
+    vocabulary.build_sentencepiece(tokenizer)
+    try:
+        huggingface.export_params(policy, params, folder, tokenizer)
+    finally:
+        tokenizer.unlink()
+    if kept is not None:
+        readme.write_bytes(kept)
+    return folder

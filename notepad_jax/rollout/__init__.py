@@ -1,0 +1,1 @@
+"""Rollout: many readings at once, scored, grouped and kept for the update."""

@@ -1,0 +1,1 @@
+"""Where questions come from (records, synthetic) and how answers are judged (scoring)."""

@@ -1,0 +1,265 @@
+"""The nouns of notepad_jax: read this file first.
+
+Every value that crosses a bridge between two parts of the system is a frozen
+dataclass defined here: a `Task` comes out of a dataset, a `Prompt` goes to a
+`Completer` and a `Completion` comes back, `Turn`s make a `Trajectory`, G
+trajectories make a `Group`, groups are packed into a `TrainBatch`, and a
+`PolicySnapshot` carries new weights to the engine.
+
+This is the floor everything stands on, so it imports numpy and nothing of ours,
+and never jax: the word column (tasks, agent, rollout, eval) must run on a machine
+that has no accelerator library at all. Token sequences are read-only
+one-dimensional int32 numpy arrays; `tokens()` makes one.
+
+Letters in array names are those of docs/architecture.md: B rows, T tokens, ...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+Tokens = np.ndarray  # int32 [n], read-only
+
+
+def tokens(ids: Iterable[int] | np.ndarray = ()) -> Tokens:
+    """Returns `ids` as a read-only int32 vector [n]; a copy unless it already is one."""
+    if isinstance(ids, np.ndarray) and ids.dtype == np.int32 and not ids.flags.writeable:
+        return ids
+    array = np.array(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int32)
+    if array.ndim != 1:
+        raise ValueError(f"token ids must be a flat sequence, got shape {array.shape}")
+    array.flags.writeable = False
+    return array
+
+
+NO_TOKENS = tokens()
+
+
+# ---------------------------------------------------------------- what a dataset yields
+
+
+@runtime_checkable
+class Document(Protocol):
+    """Text of any length, read as a stream: `pieces()` starts again from the beginning."""
+
+    def pieces(self) -> Iterator[str]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TextDocument:
+    """A document that fits in memory as one string."""
+
+    text: str
+
+    def pieces(self) -> Iterator[str]:
+        yield self.text
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One question about one document. Tasks about the same document share the object."""
+
+    id: str
+    question: str
+    document: Document = dataclasses.field(repr=False)
+    answers: tuple[str, ...]  # any one of them is right; never empty
+    source: str  # the dataset or generator, e.g. "synthetic/two_hop"
+    metric: str  # a name in notepad_jax.tasks.scoring.METRICS
+
+    def __post_init__(self) -> None:
+        if not self.answers:
+            raise ValueError(f"task {self.id!r} has no gold answer; every task needs at least one")
+
+
+# ---------------------------------------------------------------- reading
+
+
+@runtime_checkable
+class Chunks(Protocol):
+    """A document cut into token chunks; `chunks[k]` raises IndexError past the end."""
+
+    def __getitem__(self, k: int) -> Tokens: ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MemoryState:
+    """The whole state of a reading in progress: tiny, replayable, chunks shared."""
+
+    question_tokens: Tokens
+    chunks: Chunks
+    memory_tokens: Tokens  # empty: nothing was ever written
+    next_chunk: int  # index of the chunk that the next update turn reads
+
+
+class TurnKind(enum.Enum):
+    UPDATE = "update"
+    ANSWER = "answer"
+
+
+class Finish(enum.Enum):
+    STOP = "stop"  # a stop token was sampled; it is the last of `tokens`
+    LENGTH = "length"  # max_new_tokens reached; used as it is
+    CANCELLED = "cancelled"
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingParams:
+    """How to sample one completion. Two calls with the same seed share their noise."""
+
+    temperature: float  # 0 is greedy
+    top_p: float
+    max_new_tokens: int
+    stop_ids: tuple[int, ...]
+    seed: int  # 0 <= seed < 2**63
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must be in (0, 1]")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prompt:
+    """What the policy is asked to continue: `shared` then `tail`.
+
+    `shared` is what other prompts of the same group (or document) begin with too;
+    an engine prefills equal `shared` parts once. `draft` and `ahead` are hints that
+    change the speed of an engine and never its answer: a likely completion (the old
+    memory and the stop token), and the `shared` part of this reading's next prompt.
+    """
+
+    shared: Tokens
+    tail: Tokens  # never empty
+    draft: Tokens = dataclasses.field(default_factory=lambda: NO_TOKENS)
+    ahead: Tokens = dataclasses.field(default_factory=lambda: NO_TOKENS)
+
+    def __post_init__(self) -> None:
+        if not len(self.tail):
+            raise ValueError("a prompt's tail is empty; the last prompt token must not be shared")
+
+    @property
+    def tokens(self) -> Tokens:
+        return tokens(np.concatenate([self.shared, self.tail]))
+
+    @property
+    def shared_prefix_len(self) -> int:
+        return len(self.shared)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Completion:
+    """What came back. The stop token, if one was sampled, is part of `tokens`."""
+
+    tokens: Tokens  # [n]
+    behaviour_logprobs: np.ndarray  # float32 [n], of the sampler, at its temperature
+    finish: Finish
+    policy_version: int  # exactly one for the whole completion
+
+
+@runtime_checkable
+class Completer(Protocol):
+    """The bridge between words and numbers: one coroutine."""
+
+    async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion: ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Turn:
+    """One independent context: a prompt and its completion."""
+
+    kind: TurnKind
+    chunk: int  # the chunk read; for the answer turn, the number of chunks read
+    prompt: Prompt
+    completion: Completion
+
+
+class Status(enum.Enum):
+    ANSWERED = "answered"
+    TRUNCATED = "truncated"  # the answer was cut at max_new_tokens; scored as it is
+    CANCELLED = "cancelled"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reading:
+    """A finished reading of one document by one agent, before it is scored."""
+
+    task_id: str
+    sample: int  # which of the group's G readings, 0-based
+    turns: tuple[Turn, ...] = dataclasses.field(repr=False)  # asyncio.run repr()s its result
+    answer: str
+    status: Status
+
+
+# ---------------------------------------------------------------- learning
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trajectory:
+    """A scored reading."""
+
+    reading: Reading
+    reward: float
+    reward_parts: Mapping[str, float]
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        return self.reading.turns
+
+    @property
+    def oldest_version(self) -> int:
+        """Staleness is counted from the oldest turn's policy version."""
+        return min(turn.completion.policy_version for turn in self.turns)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Group:
+    """G trajectories of one task; it carries no signal when all rewards are equal."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def rewards(self) -> np.ndarray:
+        return np.array([t.reward for t in self.trajectories], np.float64)
+
+    @property
+    def informative(self) -> bool:
+        rewards = self.rewards
+        return bool(rewards.max() > rewards.min())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainBatch:
+    """Packed rows, always of shape [B, T]; what the update consumes.
+
+    Token i of a row sees token j of the same row iff j <= i < kv_end[j]: one vector
+    expresses packing, shared prefixes and prefix trees. `positions` are RoPE's: each
+    tail continues at its prefix's length. `loss_mask`, `advantages` and the logprobs
+    belong to the token itself (the label); the hidden state that predicts token i is
+    that of token i - 1, and a completion never begins a tail, so i - 1 is its context.
+    """
+
+    tokens: np.ndarray  # int32
+    positions: np.ndarray  # int32
+    kv_end: np.ndarray  # int32, in 1..T; a padding token's is its own index + 1
+    loss_mask: np.ndarray  # float32, 1 on completion tokens (stop token included)
+    advantages: np.ndarray  # float32
+    behaviour_logprobs: np.ndarray  # float32
+    reference_logprobs: np.ndarray  # float32; equal to behaviour where no KL is asked for
+    update_turn: np.ndarray  # float32, 1 on completion tokens of update turns (for metrics)
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicySnapshot:
+    """The only thing that crosses from trainer to engine."""
+
+    version: int
+    params: Any  # a plain tree of arrays

@@ -1,0 +1,108 @@
+"""The layout of the paged key-value cache, and the tables that map sequences onto it.
+
+A page holds Z consecutive tokens of one layer: `[2, K, Z, H]`, keys then values, so that
+every head is a plain tile. The pages of all layers lie in one array; layer l's page p is row
+`l * pages_per_layer + p`. One array can then be threaded through a scan over layers and
+updated in place. A sequence's context is read in two parts: pages it shares with others
+(always full), then its private pages. Sharing is nothing but the same page number in
+several tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pages:
+    """The cache: `data` is [layers * pages_per_layer, 2, K, Z, H]."""
+
+    data: Any  # float [LP, 2, K, Z, H]
+    pages_per_layer: int = dataclasses.field(metadata=dict(static=True))
+
+    @classmethod
+    def zeros(
+        cls, layers: int, pages: int, kv_heads: int, page_size: int, head_size: int, dtype: str
+    ) -> Pages:
+        shape = (layers * pages, 2, kv_heads, page_size, head_size)
+        return cls(jnp.zeros(shape, dtype), pages)
+
+    @property
+    def page_size(self) -> int:
+        return self.data.shape[3]
+
+    @property
+    def layers(self) -> int:
+        return self.data.shape[0] // self.pages_per_layer
+
+    def read(
+        self, layer: Array, table_BP: Int[Array, "B P"]
+    ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
+        """Returns the keys and values of each row's pages, S = P * Z."""
+        kv = self.data[layer * self.pages_per_layer + table_BP]  # [B, P, 2, K, Z, H]
+        B, P, _, K, Z, H = kv.shape
+        kv = kv.transpose(2, 0, 1, 4, 3, 5).reshape(2, B, P * Z, K, H)
+        return kv[0], kv[1]
+
+    def write_pages(
+        self,
+        k_LBTKH: Float[Array, "L B T K H"],
+        v_LBTKH: Float[Array, "L B T K H"],
+        table_BP: Int[Array, "B P"],
+    ) -> Pages:
+        """Writes whole pages of every layer, T = P * Z; a page number past the end is skipped."""
+        L, B, T, K, H = k_LBTKH.shape
+        Z, P = self.page_size, table_BP.shape[1]
+        kv = jnp.stack([k_LBTKH, v_LBTKH], 3).reshape(L, B, P, Z, 2, K, H)
+        kv = kv.transpose(0, 1, 2, 4, 5, 3, 6).astype(self.data.dtype)
+        rows = self._rows(table_BP[None], jnp.arange(L)[:, None, None])
+        return dataclasses.replace(self, data=self.data.at[rows].set(kv, mode="drop"))
+
+    def write_tokens(
+        self,
+        k_LXKH: Float[Array, "L X K H"],
+        v_LXKH: Float[Array, "L X K H"],
+        layers_L: Int[Array, " L"],
+        index_X: Int[Array, " X"],
+    ) -> Pages:
+        """Writes single tokens of the given layers at flat indices `page * Z + offset`."""
+        Z = self.page_size
+        rows = self._rows(index_X[None] // Z, layers_L[:, None])
+        kv = jnp.stack([k_LXKH, v_LXKH], 2).astype(self.data.dtype)  # [L, X, 2, K, H]
+        data = self.data.at[rows, :, :, jnp.broadcast_to(index_X % Z, rows.shape), :]
+        return dataclasses.replace(self, data=data.set(kv, mode="drop"))
+
+    def copy_tokens(self, source_X: Int[Array, " X"], target_X: Int[Array, " X"]) -> Pages:
+        """Copies tokens between flat indices in every layer (a shared page's ragged end)."""
+        layers_L = jnp.arange(self.layers)
+        Z = self.page_size
+        rows = layers_L[:, None] * self.pages_per_layer + source_X[None] // Z
+        kv = self.data[rows, :, :, jnp.broadcast_to(source_X % Z, rows.shape), :]
+        return self.write_tokens(kv[:, :, 0], kv[:, :, 1], layers_L, target_X)
+
+    def _rows(self, page: Array, layer: Array) -> Array:
+        """Row numbers in `data`; a page past the layer's end goes past the array's end."""
+        inside = page < self.pages_per_layer
+        return jnp.where(inside, layer * self.pages_per_layer + page, self.data.shape[0])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PageTables:
+    """Where B decode slots find their context.
+
+    Slots that share a prefix form a row r of M places, so that the prefix's keys are read
+    once for all of them. A slot that shares nothing sits in a row of length 0.
+    """
+
+    shared_RP: Any  # int32 [R, P]: page numbers of each row's shared prefix
+    shared_lens_R: Any  # int32 [R]: its length in tokens, a multiple of Z
+    members_RM: Any  # int32 [R, M]: the slot at each place of a row; any slot at unused places
+    place_B: Any  # int32 [B]: each slot's place, r * M + m
+    private_BQ: Any  # int32 [B, Q]: page numbers of each slot's private tokens

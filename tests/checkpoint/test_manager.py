@@ -1,0 +1,164 @@
+"""Training state comes back exactly; killed saves are as if they had never begun."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from notepad_jax.checkpoint import handoff, manager
+
+
+def state(seed: int = 0):
+    params = {
+        "embed": jax.random.normal(jax.random.key(seed), (16, 8)),
+        "layers": {"q": jax.random.normal(jax.random.key(seed + 1), (2, 8, 8))},
+    }
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lambda step: 1e-3 / step))
+    return params, optimizer.init(params)
+
+
+def targets(params, opt):
+    return manager.abstract(params), manager.abstract(opt)
+
+
+def test_a_step_comes_back_as_it_was(tmp_path):
+    params, opt = state()
+    meta = {"seeds": [1, 2], "policy": {"width": 8, "rope_theta": 1e6}, "note": None}
+    with manager.Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.latest() is None
+        checksum = checkpoints.save(7, params, opt, {"next": [3]}, meta)
+    with manager.Checkpoints(tmp_path) as checkpoints:
+        saved = checkpoints.restore(*targets(params, opt))
+    assert (saved.step, saved.data) == (7, {"next": [3]})
+    assert saved.meta["checksum"] == checksum == handoff.checksum(saved.params)
+    assert {name: saved.meta[name] for name in meta} == meta
+    assert jax.tree.structure(saved.opt) == jax.tree.structure(opt)
+    for was, now in zip(jax.tree.leaves(opt), jax.tree.leaves(saved.opt), strict=True):
+        np.testing.assert_array_equal(was, now)
+    assert json.loads((tmp_path / "7" / "meta" / "data.json").read_text())["step"] == 7
+
+
+def test_a_grain_iterator_goes_on_where_it_stood(tmp_path):
+    def batches():
+        return iter(grain.MapDataset.range(20).seed(3).shuffle().to_iter_dataset().batch(4))
+
+    params, opt = state()
+    iterator = batches()
+    next(iterator)
+    with manager.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(0, params, opt, iterator.get_state(), {})
+        expected = next(iterator)
+        resumed = batches()
+        resumed.set_state(checkpoints.restore(*targets(params, opt)).data)
+    np.testing.assert_array_equal(next(resumed), expected)
+
+
+def test_bytes_come_back_as_bytes(tmp_path):
+    params, opt = state()
+    with manager.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(0, params, opt, b"\x00\xff", {})
+        assert checkpoints.restore(*targets(params, opt)).data == b"\x00\xff"
+
+
+def test_restoring_casts_params(tmp_path):
+    params, opt = state()
+    with manager.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(0, params, opt, {}, {})
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), params)
+        saved = checkpoints.restore(abstract, manager.abstract(opt))
+    np.testing.assert_array_equal(saved.params["embed"], params["embed"].astype(jnp.bfloat16))
+
+
+def test_the_newest_and_the_milestones_are_kept(tmp_path):
+    params, opt = state()
+    with manager.Checkpoints(tmp_path, keep=2, keep_every=4) as checkpoints:
+        for step in range(7):
+            checkpoints.save(step, params, opt, {}, {}, wait=False)
+        assert checkpoints.steps() == [0, 4, 5, 6]
+
+
+def test_resuming_further_back_drops_what_came_later(tmp_path):
+    (params, opt), (others, _) = state(), state(5)
+    with manager.Checkpoints(tmp_path, keep=9) as checkpoints:
+        for step in range(4):
+            checkpoints.save(step, params, opt, {}, {})
+        assert checkpoints.restore(*targets(params, opt), step=1).step == 1
+        checkpoints.save(2, others, opt, {}, {})
+        assert checkpoints.steps() == [0, 1, 2]
+        restored = checkpoints.restore(*targets(params, opt)).params
+    assert handoff.checksum(restored) == handoff.checksum(others)
+
+
+def test_mistakes_are_named(tmp_path):
+    params, opt = state()
+    with manager.Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(ValueError, match="no finished checkpoint"):
+            checkpoints.restore(*targets(params, opt))
+        with pytest.raises(ValueError, match="meta is written as JSON"):
+            checkpoints.save(0, params, opt, {}, {"key": jax.random.key(0)})
+        with pytest.raises(ValueError, match="data is written as JSON"):
+            checkpoints.save(0, params, opt, {"state": object()}, {})
+        checkpoints.save(0, params, opt, {}, {})
+        with pytest.raises(ValueError, match=r"no checkpoint of step 3 .* there: \[0\]"):
+            checkpoints.restore(*targets(params, opt), step=3)
+        with pytest.raises(ValueError, match=r"opt has no leaf|opt has a leaf"):
+            other = optax.sgd(1e-3, momentum=0.9).init(params)
+            checkpoints.restore(manager.abstract(params), manager.abstract(other))
+
+
+def test_leftovers_of_a_killed_save_are_ignored(tmp_path):
+    params, opt = state()
+    with manager.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, params, opt, {}, {})
+    shutil.copytree(tmp_path / "3", tmp_path / "9.orbax-checkpoint-tmp")
+    shutil.copytree(tmp_path / "3" / "params", tmp_path / "8" / "params")  # no commit mark
+    (tmp_path / "notes").mkdir()
+    with manager.Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [3]
+        assert checkpoints.restore(*targets(params, opt)).step == 3
+        checkpoints.save(8, params, opt, {}, {})
+        assert checkpoints.latest() == 8
+
+
+SAVE_FOR_EVER = """
+import sys
+import jax.numpy as jnp
+from notepad_jax.checkpoint import manager
+
+with manager.Checkpoints(sys.argv[1], keep=2) as checkpoints:
+    for step in range(100_000):
+        params = {"a": jnp.full((64, 1024), float(step)), "b": jnp.full(3, float(step))}
+        checkpoints.save(step, params, {"m": params["a"]}, {"step": step}, {})
+        print(step, flush=True)
+"""
+
+
+@pytest.mark.parametrize("delay", [0.01, 0.05])
+def test_a_run_killed_while_saving_restores_a_whole_step(tmp_path, delay):
+    with subprocess.Popen(
+        [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        text=True,
+    ) as process:
+        for _ in range(3):
+            last = int(process.stdout.readline())
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=30)
+    a, b = jnp.zeros((64, 1024)), jnp.zeros(3)
+    with manager.Checkpoints(tmp_path, keep=2) as checkpoints:
+        saved = checkpoints.restore(*targets({"a": a, "b": b}, {"m": a}))
+    assert saved.step >= last
+    assert saved.data == {"step": saved.step}
+    assert float(saved.params["b"][0]) == float(saved.opt["m"][0, 0]) == saved.step

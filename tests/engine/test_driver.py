@@ -1,0 +1,205 @@
+"""The promise everything leans on: what the engine reports is what the trainer computes."""
+
+import asyncio
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from notepad_jax.engine.driver import EngineDriver, PromptTooLong
+from notepad_jax.engine.paged_engine import EngineSettings, bucket
+from notepad_jax.types import Finish, PolicySnapshot, Prompt, SamplingParams, tokens
+
+PROMPTS = tiny.prompts()
+TEMPERATURES = [1.0, 0.7, 0.0]
+
+
+def samplings(prompts=PROMPTS):
+    return [tiny.sampling(100 + i, TEMPERATURES[i % 3], 1 + i % 12) for i in range(len(prompts))]
+
+
+def run(prompts=PROMPTS, params=None, samples=None, settings=tiny.SETTINGS, **options):
+    """Completes all prompts concurrently; returns (completions, driver)."""
+    params = tiny.params() if params is None else params
+
+    async def go():
+        async with EngineDriver(
+            tiny.engine(settings), PolicySnapshot(0, params), **options
+        ) as driver:
+            pairs = zip(prompts, samples or samplings(prompts), strict=True)
+            done = await asyncio.gather(*[driver.complete(p, s) for p, s in pairs])
+            return done, driver
+
+    return asyncio.run(go())
+
+
+def worst_gap(params, prompts, completions, samples):
+    return max(
+        np.abs(tiny.trainer_logprobs(params, p, c, s.temperature) - c.behaviour_logprobs).max()
+        for p, c, s in zip(prompts, completions, samples, strict=True)
+    )
+
+
+def ids(completions):
+    return [c.tokens.tolist() for c in completions]
+
+
+@pytest.fixture(scope="module")
+def shared_run():
+    return run()
+
+
+@pytest.fixture(scope="module")
+def plain_run():
+    return run(share_prefixes=False, use_drafts=False)
+
+
+def test_engine_logprobs_are_the_trainers_with_shared_prefixes(shared_run):
+    assert worst_gap(tiny.params(), PROMPTS, shared_run[0], samplings()) < 1e-5
+
+
+def test_engine_logprobs_are_the_trainers_without(plain_run):
+    assert worst_gap(tiny.params(), PROMPTS, plain_run[0], samplings()) < 1e-5
+
+
+def test_sharing_and_drafts_change_the_speed_and_not_the_answer(shared_run, plain_run):
+    assert ids(shared_run[0]) == ids(plain_run[0])
+    stats = shared_run[1].stats
+    assert stats.prefix_tokens == 16 + 21 + 40 + 3  # each distinct prefix once
+    assert stats.prefix_tokens_saved == 3 * stats.prefix_tokens  # by 3 of each 4 members
+    assert plain_run[1].stats.prefix_tokens_saved == 0
+
+
+def test_a_right_draft_is_verified_in_one_launch(shared_run):
+    """Given its own completion as a draft, a turn needs no decode step at all."""
+    drafted = [
+        Prompt(p.shared, p.tail, c.tokens) for p, c in zip(PROMPTS, shared_run[0], strict=True)
+    ]
+    again, driver = run(drafted)
+    assert ids(again) == ids(shared_run[0])
+    assert driver.stats.decode_seconds < 1e-3 and driver.stats.rounds == 2  # 16 slots, 20 prompts
+    gap = worst_gap(tiny.params(), drafted, again, samplings())
+    assert gap < 1e-5
+
+
+def test_every_slot_and_page_comes_back(shared_run):
+    state = shared_run[1]._state
+    assert len(state.free_slots) == tiny.SETTINGS.slots
+    state.prefixes.drop_unused()
+    assert state.pool.free == tiny.SETTINGS.pages and len(state.prefixes) == 0
+
+
+def test_few_slots_and_pages_give_the_same_completions(shared_run):
+    small = EngineSettings(
+        slots=3, page_size=8, pages=20, max_prompt=96, max_new_tokens=12, steps_per_launch=1,
+        row_tokens=128,
+    )  # fmt: skip
+    assert ids(run(settings=small)[0]) == ids(shared_run[0])
+
+
+def test_read_ahead_changes_nothing_but_the_work(shared_run):
+    ahead, driver = run(read_ahead=True)
+    assert ids(ahead) == ids(shared_run[0])
+    assert driver.stats.prefix_tokens > shared_run[1].stats.prefix_tokens
+
+
+def test_completions_end_at_a_stop_or_at_their_length(shared_run):
+    for completion, sampling in zip(shared_run[0], samplings(), strict=True):
+        body = completion.tokens[:-1]
+        assert not np.isin(body, tiny.STOPS).any()
+        stopped = completion.tokens[-1] in tiny.STOPS
+        assert completion.finish is (Finish.STOP if stopped else Finish.LENGTH)
+        assert stopped or len(completion.tokens) == sampling.max_new_tokens
+
+
+def test_noise_belongs_to_the_request():
+    """Same prompt: another seed is another sample, the same seed the same one, in any batch."""
+    prompt = PROMPTS[0]
+    seeds = [tiny.sampling(seed) for seed in (1, 2, 3, 1)]
+    together, _ = run([prompt] * 4, samples=seeds)
+    alone, _ = run([prompt], samples=[tiny.sampling(1)])
+    first, second, third, again = ids(together)
+    assert first == again == alone[0].tokens.tolist()
+    assert first != second and second != third and first != third
+
+
+def test_a_new_policy_is_adopted_between_turns():
+    """Completions asked for around an adoption have one version each, and its logprobs."""
+    old, new = tiny.params(0), tiny.params(1)
+    samples = samplings()
+
+    async def go():
+        async with EngineDriver(tiny.engine(), PolicySnapshot(0, old)) as driver:
+            first = [
+                asyncio.ensure_future(driver.complete(p, s))
+                for p, s in zip(PROMPTS, samples, strict=True)
+            ]
+            await asyncio.sleep(0)
+            await driver.adopt(PolicySnapshot(7, new))
+            second = await asyncio.gather(
+                *[driver.complete(p, s) for p, s in zip(PROMPTS, samples, strict=True)]
+            )
+            return await asyncio.gather(*first), second
+
+    first, second = asyncio.run(go())
+    assert {c.policy_version for c in first} <= {0, 7}
+    assert {c.policy_version for c in second} == {7}
+    weights = {0: old, 7: new}
+    for completions in (first, second):
+        for p, c, s in zip(PROMPTS, completions, samples, strict=True):
+            exact = tiny.trainer_logprobs(weights[c.policy_version], p, c, s.temperature)
+            assert np.abs(exact - c.behaviour_logprobs).max() < 1e-5
+
+
+def test_ids_beyond_the_tokenizer_are_never_sampled():
+    """The embedding rows 60..63 exist in no tokenizer; make them the likeliest by far."""
+    params = tiny.params()
+    params["embed"] = params["embed"].at[60:].set(50.0 * params["embed"][5])
+    completions, _ = run(PROMPTS[:4], params, samples=[tiny.sampling(i) for i in range(4)])
+    assert all(c.tokens.max() < 60 for c in completions)
+
+
+def test_cancelled_requests_leave_nothing_behind():
+    async def go():
+        async with EngineDriver(tiny.engine(), PolicySnapshot(0, tiny.params())) as driver:
+            doomed = asyncio.ensure_future(driver.complete(PROMPTS[0], tiny.sampling(0)))
+            await asyncio.sleep(0)
+            doomed.cancel()
+            await driver.complete(PROMPTS[1], tiny.sampling(1))
+            return driver
+
+    driver = asyncio.run(go())
+    assert len(driver._state.free_slots) == tiny.SETTINGS.slots
+    driver._state.prefixes.drop_unused()
+    assert driver._state.pool.free == tiny.SETTINGS.pages
+
+
+def test_an_error_on_the_device_reaches_every_waiting_reading():
+    broken = jax.tree.map(lambda x: x, tiny.params())
+    del broken["final_norm"]
+    with pytest.raises(KeyError):
+        run(PROMPTS[:2], broken, samples=[tiny.sampling(0), tiny.sampling(1)])
+
+
+def test_prompts_beyond_the_limits_are_refused_with_both_numbers():
+    long = Prompt(tokens(range(4, 50)), tokens([5] * 60))
+    with pytest.raises(PromptTooLong, match="106 tokens exceeds the engine's 96"):
+        run([long], samples=[tiny.sampling(0)])
+    with pytest.raises(PromptTooLong, match="max_new_tokens is 13 and the engine allows 12"):
+        run(PROMPTS[:1], samples=[tiny.sampling(0, length=13)])
+
+
+def test_settings_that_cannot_hold_one_context_are_refused():
+    with pytest.raises(ValueError, match="needs 14 pages of 8"):
+        EngineSettings(4, 8, 13, 96, 12, 4, 256)
+
+
+@pytest.mark.parametrize("size", range(1, 3000, 7))
+def test_bucket_pads_by_at_most_a_quarter(size):
+    assert size <= bucket(size) <= size * 1.25 + 1
+
+
+def test_sampling_params_are_checked():
+    with pytest.raises(ValueError, match="top_p is 0"):
+        SamplingParams(1.0, 0, 1, (), 0)

@@ -1,0 +1,122 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from notepad_jax.grpo import advantages
+from notepad_jax.grpo.objective import divide, k3, merge, objective, zero
+
+run = jax.jit(objective)
+CLIP = dict(clip_low=0.2, clip_high=0.2, dual_clip=3.0)
+
+
+def sums_of(logprob, behaviour, advantage, mask=None, reference=None, kl_weight=0.0, **clip):
+    logprob = jnp.asarray(logprob, jnp.float32)
+    behaviour = jnp.asarray(behaviour, jnp.float32)
+    mask = jnp.ones_like(logprob) if mask is None else jnp.asarray(mask, jnp.float32)
+    reference = behaviour if reference is None else jnp.asarray(reference, jnp.float32)
+    advantage = jnp.broadcast_to(jnp.asarray(advantage, jnp.float32), logprob.shape)
+    vectors = logprob, behaviour, reference, advantage, mask, mask, mask
+    return run(*vectors, kl_weight=kl_weight, **(CLIP | clip))
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "loss"),
+    [
+        (1, 0.5, -0.5),
+        (1, 1.5, -1.2),
+        (1, 5.0, -1.2),
+        (-1, 0.5, 0.8),
+        (-1, 0.9, 0.9),
+        (-1, 1.5, 1.5),
+        (-1, 5.0, 3.0),
+    ],
+)
+def test_clip_table_of_the_spec(advantage, ratio, loss):
+    got = sums_of([np.log(ratio)], [0.0], advantage)
+    np.testing.assert_allclose(got.loss, loss, rtol=1e-6)
+
+
+def test_a_clip_takes_the_gradient_and_is_counted():
+    ratios = np.array([0.5, 1.5, 0.5, 0.9, 1.5, 5.0])
+    advantage = np.array([1, 1, -1, -1, -1, -1])
+    grad, sums = jax.grad(
+        lambda lp: (lambda s: (s.loss, s))(sums_of(lp, np.zeros(6), advantage)), has_aux=True
+    )(jnp.log(ratios))
+    np.testing.assert_allclose(grad, [-0.5, 0, 0, 0.9, 1.5, 0], rtol=1e-6, atol=0)
+    assert sums.clipped == 3
+
+
+def test_token_mean_over_trajectories_and_turns_is_one_twelfth():
+    # A = .5 with completions of 3 and 2 tokens, A = -.5 with 4, 1 and 2; on-policy
+    advantage = np.repeat([0.5, -0.5], [5, 7])
+    logprob = np.random.default_rng(0).normal(-3, 1, 12)
+    assert divide(sums_of(logprob, logprob, advantage))["loss"] == pytest.approx(1 / 12, abs=1e-7)
+
+
+def test_k3_numbers_of_the_spec():
+    d = jnp.array([0, -0.5, 0.5, 10, 50, -50])
+    expected = [0, 0.1065307, 0.1487213, np.exp(10) - 11, np.exp(10) - 11, np.exp(-10) + 9]
+    np.testing.assert_allclose(k3(jnp.zeros(6), d), expected, rtol=1e-6)
+
+
+def test_k3_is_never_negative_for_tiny_differences():
+    d = jnp.linspace(-1e-3, 1e-3, 101)
+    assert (k3(jnp.zeros(101), d) >= 0).all()
+
+
+def test_kl_enters_the_loss_with_its_weight():
+    got = sums_of([-1.0], [-1.0], 0.0, reference=[-0.5], kl_weight=0.1)
+    np.testing.assert_allclose(got.kl, 0.1487213, rtol=1e-6)
+    np.testing.assert_allclose(got.loss, 0.01487213, rtol=1e-6)
+    assert got.policy_loss == 0
+
+
+@pytest.mark.parametrize("name", advantages.ADVANTAGES)
+def test_on_policy_gradient_is_reinforce(name):
+    advantage = advantages.ADVANTAGES[name](np.array([1.0, 0.25, 0.0])).repeat([2, 3, 1])
+    logprob = np.random.default_rng(1).normal(-3, 1, 6)
+    grad = jax.grad(lambda lp: sums_of(lp, logprob, advantage).loss)(jnp.asarray(logprob))
+    np.testing.assert_allclose(grad, -advantage, rtol=1e-6)
+
+
+def test_where_the_mask_is_zero_anything_may_stand():
+    logprob, behaviour = [-1.0, np.nan, -2.0], [-1.1, -np.inf, -2.0]
+    loss = lambda lp: sums_of(lp, behaviour, [1, np.nan, -1], mask=[1, 0, 1]).loss  # noqa: E731
+    value, grad = jax.value_and_grad(loss)(jnp.asarray(logprob))
+    np.testing.assert_allclose(value, -np.exp(0.1) + 1, rtol=1e-5)
+    assert np.isfinite(grad).all() and grad[1] == 0
+
+
+def test_merged_halves_are_the_whole():
+    rng = np.random.default_rng(2)
+    logprob, behaviour, advantage = rng.normal(size=(3, 10))
+    whole = sums_of(logprob, behaviour, advantage)
+    half = [sums_of(logprob[s], behaviour[s], advantage[s]) for s in (slice(7), slice(7, 10))]
+    merged = merge(merge(zero(), half[0]), half[1])
+    for name, value in divide(whole).items():
+        assert divide(merged)[name] == pytest.approx(value, rel=1e-5), name
+    assert merged.gap_max == whole.gap_max
+
+
+def test_metrics_by_hand():
+    mask = jnp.array([1.0, 1, 1, 0])
+    got = divide(
+        run(
+            jnp.log(jnp.array([1.0, 1.1, 1.5, 9.0])), jnp.zeros(4), jnp.zeros(4), jnp.ones(4),
+            mask, jnp.array([1.0, 1, 0, 0]), jnp.array([2.0, 4, 5, 7]), kl_weight=0.0, **CLIP,
+        )
+    )  # fmt: skip
+    assert got["loss_tokens"] == 3
+    assert got["clip_share"] == pytest.approx(1 / 3)
+    assert got["ratio_mean"] == pytest.approx(1.2)
+    assert got["ratio_max"] == pytest.approx(1.5)
+    assert got["logprob_gap_max"] == pytest.approx(np.log(1.5))
+    assert got["entropy_update"] == 3 and got["entropy_answer"] == 5
+
+
+def test_a_ratio_beyond_all_bounds_stays_finite():
+    for advantage in (1.0, -1.0):
+        loss = lambda lp, a=advantage: sums_of(lp, [-200.0], a).loss  # noqa: E731
+        value, grad = jax.value_and_grad(loss)(jnp.zeros(1))
+        assert np.isfinite(value) and grad[0] == 0

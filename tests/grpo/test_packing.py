@@ -1,0 +1,159 @@
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+
+from notepad_jax import types
+from notepad_jax.grpo import advantages
+from notepad_jax.grpo.packing import add_reference, pack
+
+
+def packed(groups, row_length=64, **options):
+    return pack(groups, advantages.of_groups("dr_grpo", groups), row_length, **options)
+
+
+def seen_by(batch, row, i):
+    """The columns that token i of a row sees, by the definition of kv_end."""
+    j = np.arange(i + 1)
+    return j[i < batch.kv_end[row, : i + 1]]
+
+
+def test_a_bundle_by_hand(make):
+    shared = [10, 11, 12]
+    first = make["turn"](shared, [20], [30, 2], [-1, -2])
+    second = make["turn"](shared, [21, 22], [0, 31, 2], [-3, -4, -5], types.TurnKind.ANSWER)
+    got = packed([make["group"]([[first], [second]], [1.0, 0.0])], 16, length_multiple=4)
+    batch = got.batch
+    np.testing.assert_array_equal(batch.tokens, [[10, 11, 12, 20, 30, 2, 21, 22, 0, 31, 2, 0]])
+    np.testing.assert_array_equal(batch.positions, [[0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7, 0]])
+    np.testing.assert_array_equal(batch.kv_end, [[11, 11, 11, 6, 6, 6, 11, 11, 11, 11, 11, 12]])
+    np.testing.assert_array_equal(batch.loss_mask, [[0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0]])
+    np.testing.assert_array_equal(batch.update_turn, [[0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]])
+    h = 0.5
+    np.testing.assert_array_equal(batch.advantages, [[0, 0, 0, 0, h, h, 0, 0, -h, -h, -h, 0]])
+    np.testing.assert_array_equal(
+        batch.behaviour_logprobs, [[0, 0, 0, 0, -1, -2, 0, 0, -3, -4, -5, 0]]
+    )
+    np.testing.assert_array_equal(batch.reference_logprobs, batch.behaviour_logprobs)
+    stats = got.stats
+    assert (stats.turn_tokens, stats.packed_tokens, stats.prefix_tokens_saved) == (14, 11, 3)
+    assert (stats.loss_tokens, stats.turns, stats.rows, stats.row_length) == (5, 2, 1, 12)
+    assert stats.fill == 11 / 12
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("row_length", [35, 64, 200])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_trained_token_sees_exactly_its_own_turn(make, seed, row_length, share):
+    groups = make["random_groups"](seed, groups=3, samples=5)
+    batch = packed(groups, row_length, share_prefixes=share, rows_multiple=4).batch
+    wanted = sorted(
+        (tuple(t.prompt.tokens) + tuple(t.completion.tokens[: n + 1]), np.float32(a),
+         t.completion.behaviour_logprobs[n], t.kind is types.TurnKind.UPDATE)
+        for g, advantage in zip(groups, advantages.of_groups("dr_grpo", groups), strict=True)
+        for trajectory, a in zip(g.trajectories, advantage, strict=True)
+        for t in trajectory.turns
+        for n in range(len(t.completion.tokens))
+    )  # fmt: skip
+    found = []
+    for row, i in zip(*np.nonzero(batch.loss_mask), strict=True):
+        columns = seen_by(batch, row, i)
+        np.testing.assert_array_equal(batch.positions[row, columns], np.arange(len(columns)))
+        # the hidden state that predicts token i is that of i - 1, in the same context
+        np.testing.assert_array_equal(seen_by(batch, row, i - 1), columns[:-1])
+        where = (row, i)
+        values = (batch.advantages[where], batch.behaviour_logprobs[where])
+        found.append((tuple(batch.tokens[row, columns]), *values, batch.update_turn[where] == 1))
+    assert sorted(found) == wanted
+    assert batch.tokens.shape[0] % 4 == 0
+    assert (batch.kv_end > np.arange(batch.tokens.shape[1])).all()
+    assert batch.kv_end.max() <= batch.tokens.shape[1]
+
+
+def test_equal_prefixes_are_found_across_turns_and_groups_by_content(make):
+    a = make["group"]([[make["turn"]([7, 8], [1], [2])] * 2] * 2, [1.0, 0.0])
+    b = make["group"]([[make["turn"](np.array([7, 8]), [1], [2])] * 3] * 2, [1.0, 0.0])
+    stats = packed([a, b]).stats
+    assert stats.turns == 10
+    assert stats.prefix_tokens_saved == 9 * 2
+
+
+def test_a_bundle_longer_than_a_row_is_split_and_its_prefix_repeated(make):
+    turns = [[make["turn"](np.arange(10), [1], [5, 2])] for _ in range(8)]  # 10 + 8 * 3
+    got = packed([make["group"](turns, [1.0, 0.0] * 4)], 22, length_multiple=2)
+    assert got.batch.tokens.shape == (2, 22)
+    assert got.stats.packed_tokens == 2 * (10 + 4 * 3)
+    assert got.stats.loss_tokens == 16
+
+
+def test_a_turn_that_fits_no_row_names_both_numbers(make):
+    long = make["turn"](np.arange(10), [1] * 5, [2] * 6)
+    with pytest.raises(ValueError, match=r"21 tokens .* row of 20.*at least 21"):
+        packed([make["group"]([[long], [long]], [1.0, 0.0])], 20)
+
+
+def test_logprobs_that_do_not_match_the_tokens_are_an_error(make):
+    wrong = make["turn"]([1], [2], [3, 4], [-1.0])
+    with pytest.raises(ValueError, match="1 behaviour logprobs for 2"):
+        packed([make["group"]([[wrong], [wrong]], [1.0, 0.0])])
+
+
+def test_empty_completions_are_left_out_and_counted(make):
+    turns = [make["turn"]([1], [2], [3]), make["turn"]([1], [2], [])]
+    stats = packed([make["group"]([turns, turns], [1.0, 0.0])]).stats
+    assert (stats.turns, stats.empty_turns, stats.loss_tokens) == (2, 2, 2)
+    with pytest.raises(ValueError, match="nothing to learn from"):
+        packed([make["group"]([turns[1:], turns[1:]], [1.0, 0.0])])
+
+
+def test_padding_rows_hold_nothing(make):
+    batch = packed(make["random_groups"](0, groups=1), 200, rows_multiple=8).batch
+    empty = batch.loss_mask.sum(axis=1) == 0
+    assert batch.tokens.shape[0] == 8 and empty.sum() == 7
+    width = batch.tokens.shape[1]
+    np.testing.assert_array_equal(batch.kv_end[empty], np.tile(np.arange(1, width + 1), (7, 1)))
+    assert not batch.advantages[empty].any() and not batch.tokens[empty].any()
+
+
+def test_row_length_is_rounded_up_but_never_over_the_bound(make):
+    groups = make["random_groups"](0, groups=1)
+    longest = packed(groups, 1000, length_multiple=1).batch.tokens.shape[1]
+    assert packed(groups, 1000).batch.tokens.shape[1] == -(-longest // 128) * 128
+    assert packed(groups, longest).batch.tokens.shape[1] == longest
+
+
+def test_the_same_groups_pack_the_same_way(make):
+    a, b = (packed(make["random_groups"](3), 64).batch for _ in range(2))
+    for field in dataclasses.fields(a):
+        np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
+
+
+def test_dtypes_and_shapes(make):
+    batch = packed(make["random_groups"](0), 64).batch
+    for field in dataclasses.fields(batch):
+        array = getattr(batch, field.name)
+        whole = field.name in ("tokens", "positions", "kv_end")
+        assert array.dtype == (np.int32 if whole else np.float32), field.name
+        assert array.shape == batch.tokens.shape
+
+
+def test_add_reference(make):
+    batch = packed(make["random_groups"](0), 64).batch
+    reference = np.random.default_rng(0).normal(size=batch.tokens.shape)
+    assert (add_reference(batch, reference).reference_logprobs == np.float32(reference)).all()
+    with pytest.raises(ValueError, match="reference logprobs"):
+        add_reference(batch, reference[:, 1:])
+
+
+def test_packing_a_step_of_160_readings_is_fast(make):
+    groups = make["random_groups"](0, groups=20, samples=8, turns=8, prefix=(250, 260))
+    advantage = advantages.of_groups("dr_grpo", groups)
+    seconds = []
+    for _ in range(5):
+        begin = time.process_time()
+        got = pack(groups, advantage, 1024)
+        seconds.append(time.process_time() - begin)
+    assert got.stats.turns == 160 * 9
+    assert got.stats.fill > 0.7
+    assert min(seconds) < 0.03

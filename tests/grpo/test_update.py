@@ -1,0 +1,337 @@
+"""The update against an oracle that runs each turn alone, and against itself, packed otherwise."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from notepad_jax.grpo import advantages, update
+from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
+from notepad_jax.grpo.packing import add_reference, pack
+from notepad_jax.model import attention, policy
+from notepad_jax.types import Group, TurnKind
+
+SETTINGS = update.UpdateSettings(
+    clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl_weight=0.0, temperature=1.0,
+    micro_batch_rows=4, remat=False,
+)  # fmt: skip
+WIDE = 384  # one row of this length holds everything
+
+
+def packed(groups, row_length=64, rows=4, name="dr_grpo", **options):
+    """Every batch is [rows, 64] or [1, WIDE] a micro-batch: compiling is what takes time here."""
+    return pack(
+        groups, advantages.of_groups(name, groups), row_length, rows_multiple=rows,
+        length_multiple=row_length, **options,
+    ).batch  # fmt: skip
+
+
+bucket = update.bucket
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_size():
+    """One number of loss tokens a micro-batch, for the same reason."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(update, "bucket", lambda count: 192)
+        yield
+
+
+def assert_same(a, b, tolerance=2e-6):
+    """Losses and gradients equal up to float32 sums: relative to the largest element of a leaf."""
+    np.testing.assert_allclose(a[0], b[0], rtol=1e-5, atol=2e-7)
+    for x, y in zip(jax.tree.leaves(a[1]), jax.tree.leaves(b[1]), strict=True):
+        size = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(a[1]))
+        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * size)
+
+
+@pytest.fixture(scope="module")
+def groups(make):
+    return make["random_groups"](7)
+
+
+@pytest.fixture(scope="module")
+def learn(config, params):
+    def loss_and_gradient(batch, **settings):
+        return update.loss_and_gradient(
+            config, dataclasses.replace(SETTINGS, **settings), params, batch
+        )
+
+    return loss_and_gradient
+
+
+@pytest.fixture(scope="module")
+def packed_once(groups):
+    return packed(groups, WIDE, rows=1)
+
+
+@pytest.fixture(scope="module")
+def once(learn, groups, packed_once):
+    """The reference result: everything in one row, prefixes shared."""
+    return learn(packed_once, micro_batch_rows=1)
+
+
+@pytest.fixture(scope="module")
+def alone(config, params, groups):
+    """Runs each turn in a row of its own, with a plain log-softmax.
+
+    (cotangent of every completion token's logprob, temperature) -> (logprobs, gradient)
+    """
+    turns = [t for g in groups for trajectory in g.trajectories for t in trajectory.turns]
+    width = max(len(t.prompt.tokens) + len(t.completion.tokens) for t in turns)
+    tokens = np.zeros((len(turns), width), np.int32)
+    trained = np.zeros((len(turns), width), bool)
+    for row, turn in enumerate(turns):
+        text = np.concatenate([turn.prompt.tokens, turn.completion.tokens])
+        tokens[row, : len(text)] = text
+        trained[row, len(turn.prompt.tokens) : len(text)] = True
+    positions = np.tile(np.arange(width, dtype=np.int32), (len(turns), 1))
+
+    def logprobs(params, temperature):
+        attend = attention.packed(jnp.full(tokens.shape, width, jnp.int32))
+        at = jnp.asarray(tokens), jnp.asarray(positions)
+        hidden, _, _ = policy.forward(config, params, *at, attend)
+        logits = hidden @ policy.output_matrix(config, params) / temperature
+        logits = jnp.where(jnp.arange(config.vocab_size) < config.valid_vocab, logits, -jnp.inf)
+        logprobs = jax.nn.log_softmax(logits[:, :-1])
+        return jnp.take_along_axis(logprobs, tokens[:, 1:, None], -1)[..., 0][trained[:, 1:]]
+
+    @jax.jit
+    def run(params, cotangent, temperature):
+        out, pull = jax.vjp(lambda p: logprobs(p, temperature), params)
+        return out, pull(cotangent)[0]
+
+    return lambda cotangent, temperature=1.0: run(params, cotangent, temperature)
+
+
+def per_token(groups, name):
+    """(advantage, behaviour logprob) of every completion token, in the order of `alone`."""
+    advantage, behaviour = [], []
+    for group, values in zip(groups, advantages.of_groups(name, groups), strict=True):
+        for trajectory, value in zip(group.trajectories, values, strict=True):
+            for turn in trajectory.turns:
+                advantage += [value] * len(turn.completion.tokens)
+                behaviour.append(turn.completion.behaviour_logprobs)
+    return np.array(advantage, np.float32), np.concatenate(behaviour)
+
+
+def test_packed_rows_give_the_loss_and_gradient_of_one_row_per_turn(once, alone, groups, params):
+    advantage, behaviour = per_token(groups, "dr_grpo")
+    logprob, _ = alone(np.zeros_like(advantage))
+
+    def oracle(logprob):
+        ratio = jnp.exp(logprob - behaviour)
+        loss = jnp.maximum(-ratio * advantage, -jnp.clip(ratio, 0.8, 1.2) * advantage)
+        return jnp.where(advantage < 0, jnp.minimum(loss, -3 * advantage), loss).mean()
+
+    loss, cotangent = jax.value_and_grad(oracle)(logprob)
+    assert_same(once, (loss, alone(cotangent)[1]), 5e-6)
+
+
+def test_order_of_groups_and_members_does_not_matter(once, learn, groups):
+    turned = [
+        Group(g.task, tuple(g.trajectories[i] for i in (2, 0, 3, 1))) for g in reversed(groups)
+    ]
+    assert_same(once, learn(packed(turned)))
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_row_length_and_micro_batches_do_not_matter(once, learn, groups, rows):
+    batch = packed(groups, rows=rows)
+    assert batch.tokens.shape[0] > 4
+    assert_same(once, learn(batch, micro_batch_rows=rows))
+
+
+def test_sharing_does_not_matter(once, learn, groups):
+    plain = packed(groups, share_prefixes=False)
+    assert len(plain.tokens) > len(packed(groups).tokens)
+    assert_same(once, learn(plain))
+
+
+def test_remat_does_not_matter(once, learn, groups):
+    assert_same(once, learn(packed(groups), remat=True))
+
+
+def test_splitting_a_completion_into_more_turns_does_not_matter(once, learn, groups, make):
+    def split(turn):
+        c, cut = turn.completion, len(turn.completion.tokens) // 2
+        mu, ids = c.behaviour_logprobs, c.tokens
+        shared, tail = turn.prompt.shared, turn.prompt.tail
+        first = make["turn"](shared, tail, ids[:cut], mu[:cut], turn.kind)
+        longer = np.concatenate([tail, ids[:cut]])
+        return [first, make["turn"](shared, longer, ids[cut:], mu[cut:], turn.kind)]
+
+    more = [
+        make["group"]([[s for t in m.turns for s in split(t)] for m in g.trajectories], g.rewards)
+        for g in groups
+    ]
+    assert sum(len(m.turns) for g in more for m in g.trajectories) == 64
+    assert_same(once, learn(packed(more)))
+
+
+@pytest.mark.parametrize("name", advantages.ADVANTAGES)
+def test_on_policy_gradient_is_reinforce(config, params, learn, alone, groups, name):
+    batch = packed(groups, name=name)
+    proximal = update.token_logprobs_of(config, params, batch, 1.0, 4)
+    _, got = learn(dataclasses.replace(batch, behaviour_logprobs=proximal))
+    advantage, _ = per_token(groups, name)
+    _, expected = alone(-advantage / len(advantage))
+    assert_same((0.0, got), (0.0, expected), 5e-6)
+
+
+def test_on_policy_loss_is_the_spec_s_one_twelfth(config, params, learn, make):
+    lengths = [(3, 2), (4, 1, 2)]
+    turns = [[make["turn"]([5], [6], range(10, 10 + n)) for n in own] for own in lengths]
+    batch = packed([make["group"](turns, [1.0, 0.0])])
+    proximal = update.token_logprobs_of(config, params, batch, 1.0, 4)
+    loss, _ = learn(dataclasses.replace(batch, behaviour_logprobs=proximal))
+    assert float(loss) == pytest.approx(1 / 12, abs=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_token_logprobs_are_the_oracle_s(config, params, alone, groups, temperature):
+    batch = packed(groups)
+    got = update.token_logprobs_of(config, params, batch, temperature, 4)
+    _, behaviour = per_token(groups, "dr_grpo")
+    expected, _ = alone(np.zeros_like(behaviour), temperature)
+    trained = batch.loss_mask > 0
+    np.testing.assert_allclose(np.sort(got[trained]), np.sort(expected), atol=1e-5)
+    assert (got[~trained] == 0).all()
+
+
+def test_the_stop_token_gets_gradient(learn, make):
+    only_stop = [[make["turn"]([5, 6], [7], [2])], [make["turn"]([5, 6], [8], [2])]]
+    _, gradient = learn(packed([make["group"](only_stop, [1.0, 0.0])]))
+    assert float(jnp.abs(gradient["layers"]["gate"]).max()) > 1e-6
+
+
+def test_padding_gets_no_gradient_whatever_it_holds(learn, groups):
+    batch = packed(groups)
+    padding = batch.kv_end == np.arange(1, 65)
+    padding &= batch.loss_mask == 0
+    padding[:, :-1] &= batch.loss_mask[:, 1:] == 0
+    assert padding.sum() > 20
+    noise = np.random.default_rng(0)
+    other = dataclasses.replace(
+        batch,
+        tokens=np.where(padding, noise.integers(0, 60, padding.shape, np.int32), batch.tokens),
+        advantages=np.where(padding, np.float32(9), batch.advantages),
+        behaviour_logprobs=np.where(padding, np.float32(-9), batch.behaviour_logprobs),
+        positions=np.where(padding, 3, batch.positions).astype(np.int32),
+    )
+    a, b = learn(batch), learn(other)
+    np.testing.assert_array_equal(a[0], b[0])
+    jax.tree.map(np.testing.assert_array_equal, a[1], b[1])
+
+
+def test_mutations_are_noticed(once, learn, packed_once):
+    """Each of these is a bug that would still train: the loss must move.
+
+    A kv_end that is one too early is no bug: the last token of a turn predicts nothing.
+    """
+    batch = packed_once
+    width = batch.tokens.shape[1]
+    column = np.arange(width)
+    own_end = np.maximum(column + 1, batch.kv_end - 2)
+    mutants = {
+        "causal only": dict(kv_end=np.full_like(batch.kv_end, width)),
+        "ends two early": dict(kv_end=own_end.astype(np.int32)),
+        "positions of the row": dict(positions=np.tile(column, (1, 1)).astype(np.int32)),
+        "stop token not trained": dict(
+            loss_mask=batch.loss_mask * (batch.tokens != 2).astype(np.float32)
+        ),
+        "masked by token id": dict(loss_mask=batch.loss_mask * (batch.tokens != 0)),
+        "advantage shifted": dict(advantages=np.roll(batch.advantages, 1, axis=1)),
+    }
+    for name, change in mutants.items():
+        change = {k: v.astype(getattr(batch, k).dtype) for k, v in change.items()}
+        loss, _ = learn(dataclasses.replace(batch, **change), micro_batch_rows=1)
+        assert abs(float(loss - once[0])) > 1e-4, name
+
+
+def test_kl_to_oneself_is_nothing_and_to_another_it_pulls(config, params, learn, groups):
+    batch = packed(groups)
+    own = update.token_logprobs_of(config, params, batch, 1.0, 4)
+    batch = dataclasses.replace(
+        add_reference(batch, own), behaviour_logprobs=own, advantages=np.zeros_like(own)
+    )
+    _, gradient = learn(batch, kl_weight=1.0)
+    assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradient)) < 1e-5
+    loss, _ = learn(add_reference(batch, own + 0.5 * batch.loss_mask), kl_weight=1.0)
+    assert float(loss) == pytest.approx(0.1487213, rel=1e-4)
+
+
+# ---------------------------------------------------------------- the step
+
+
+ADAM = make_optimizer(OptimizerSettings("adamw", 3e-3, 0.0, warmup_steps=0))
+
+
+def test_steps_raise_good_completions_and_report(config, params, groups):
+    batch = packed(groups)
+    state = update.start(params, ADAM)
+    before = update.token_logprobs_of(config, state.params, batch, 1.0, 4)
+    batch = dataclasses.replace(batch, behaviour_logprobs=before)
+    for number in range(3):
+        old, (state, metrics) = state, update.step(config, ADAM, SETTINGS, state, batch)
+        assert all(type(value) is float for value in metrics.values())
+        if number == 0:  # on-policy
+            assert metrics["ratio_mean"] == pytest.approx(1, abs=1e-5)
+            assert metrics["logprob_gap_max"] < 1e-4 and metrics["clip_share"] == 0
+    assert int(state.step) == 3
+    assert metrics["loss_tokens"] == batch.loss_mask.sum()
+    assert metrics["grad_norm"] > 0 and metrics["update_norm"] > 0
+    assert 0 < metrics["entropy_update"] < np.log(60) and 0 < metrics["entropy_answer"]
+    assert old.params["embed"].is_deleted()  # donated
+    assert not params["embed"].is_deleted()  # start() took a copy
+    after = update.token_logprobs_of(config, state.params, batch, 1.0, 4)
+    assert ((after - before) * batch.advantages).sum() > 0.1
+
+
+def test_entropy_is_told_apart_by_turn_kind(config, params, make):
+    def of_kind(kind):
+        turns = [[make["turn"]([5, 6], [7], [8, 2], kind=kind)] for _ in range(2)]
+        batch = packed([make["group"](turns, [1.0, 0.0])])
+        return update.step(config, ADAM, SETTINGS, update.start(params, ADAM), batch)[1]
+
+    up, answer = of_kind(TurnKind.UPDATE), of_kind(TurnKind.ANSWER)
+    assert up["entropy_update"] == answer["entropy_answer"] > 0
+    assert up["entropy_answer"] == answer["entropy_update"] == 0
+
+
+def test_few_programs_are_compiled(learn, groups, make):
+    sizes = set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(update, "bucket", bucket)
+        for seed in range(40):
+            micros = update.micro_batches(packed(make["random_groups"](seed)), 4)
+            assert len({micro.mask.shape for micro in micros}) == 1
+            sizes |= {micro.mask.shape for micro in micros}
+    assert len(sizes) <= 5
+    learn(packed(groups))
+    compiled = update._accumulate._cache_size()
+    learn(packed(groups), clip_low=0.1, clip_high=0.3, dual_clip=5.0, kl_weight=0.1)
+    assert update._accumulate._cache_size() == compiled
+
+
+def test_buckets():
+    assert [bucket(n) for n in (1, 64, 65, 80, 81, 129, 1000, 1024, 1025)] == [
+        64, 64, 80, 80, 96, 160, 1024, 1024, 1280,
+    ]  # fmt: skip
+    assert all(n <= bucket(n) <= max(64, 1.25 * n) for n in range(1, 5000))
+
+
+def test_what_cannot_be_run_is_refused(learn, groups):
+    batch = packed(groups)
+    with pytest.raises(ValueError, match="rows_multiple=5"):
+        learn(batch, micro_batch_rows=5)
+    with pytest.raises(ValueError, match="not one trained token"):
+        learn(dataclasses.replace(batch, loss_mask=np.zeros_like(batch.loss_mask)))
+    with pytest.raises(ValueError, match="first token of a row"):
+        learn(dataclasses.replace(batch, loss_mask=np.ones_like(batch.loss_mask)))
+    with pytest.raises(ValueError, match="temperature is 0"):
+        dataclasses.replace(SETTINGS, temperature=0.0)
+    with pytest.raises(ValueError, match="clip range"):
+        dataclasses.replace(SETTINGS, dual_clip=1.0)

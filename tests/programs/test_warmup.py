@@ -1,0 +1,122 @@
+"""Warmup: its own forward pass is the policy's, it is resumable, and what it made is good."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from notepad_jax.agent.tokenizer import SentencePieceTokenizer
+from notepad_jax.checkpoint import huggingface
+from notepad_jax.model import attention, policy
+from notepad_jax.model.config import PolicyConfig
+from notepad_jax.model.parameters import init_params
+from notepad_jax.programs import warmup
+from notepad_jax.tasks import lessons, vocabulary
+from notepad_jax.telemetry.progress import choose
+
+STARTER = pathlib.Path(__file__).parents[2] / "data" / "starter"
+HABITS = lessons.Habits(0.75, 0.98, 0.25)
+
+
+def packed(lesson: lessons.Lesson):
+    """The rows of a TrainBatch: each chunk, then its tails, under one kv_end mask."""
+    B, C = lesson.chunk.shape
+    Q, T = lesson.tail.shape[1:]
+    tokens = np.concatenate([lesson.chunk, lesson.tail.reshape(B, Q * T)], axis=1)
+    positions = np.concatenate([np.arange(C), np.tile(np.arange(C, C + T), Q)])
+    ends = np.concatenate([np.full(C, C + Q * T), C + T + T * np.repeat(np.arange(Q), T)])
+    return (
+        jnp.asarray(tokens),
+        jnp.asarray(np.tile(positions, (B, 1))),
+        jnp.asarray(np.tile(ends, (B, 1)), jnp.int32),
+    )
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(2, 1), (4, 2)])
+def test_two_streams_equal_the_policys_packed_forward(heads, kv_heads):
+    config = PolicyConfig(
+        vocab_size=len(vocabulary.PIECES), width=32, layers=2, heads=heads, kv_heads=kv_heads,
+        head_size=16, feed_forward=48, rope_theta=1e6, rms_eps=1e-6, qk_norm=True,
+        attention_bias=False, tied_embeddings=True, valid_vocab=len(vocabulary.PIECES),
+    )  # fmt: skip
+    params = jax.tree.map(lambda x: 3 * x, init_params(config, jax.random.key(1)))
+    lesson = lessons.draw(np.random.default_rng(0), 2, 64, 6, HABITS)
+    hidden, _ = warmup.read_lesson(config, params, lesson.chunk, lesson.tail, lesson.sees_chunk)
+    tokens, positions, ends = packed(lesson)
+    rows, _, _ = policy.forward(config, params, tokens, positions, attention.packed(ends))
+    rows = rows[:, 64:].reshape(hidden.shape)
+    sees = lesson.sees_chunk
+    # Sharp attention (weights times 3) amplifies float32 rounding to 3e-5; a mistake gives 1.
+    np.testing.assert_allclose(hidden[sees], rows[sees], atol=1e-4)
+    alone = jnp.asarray(lesson.tail[~sees])  # answer turns: rows of their own
+    whole = jnp.full(alone.shape, lessons.TAIL, jnp.int32)
+    at = jnp.tile(jnp.arange(lessons.TAIL), (len(alone), 1))
+    rows, _, _ = policy.forward(config, params, alone, at, attention.packed(whole))
+    np.testing.assert_allclose(hidden[~sees], rows, atol=1e-4)
+
+
+def tiny(folder: pathlib.Path, steps: int):
+    config = importlib.import_module("configs.starter").get_config()
+    config.policy.update(width=32, head_size=16, feed_forward=32)
+    config.lessons = config.lessons[:1]
+    config.lessons[0].update(chunks=2, tails=4)
+    config.update(folder=str(folder), steps=steps, drill_steps=0)
+    return config
+
+
+def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
+    screen = choose(quiet=True)
+    whole = tiny(tmp_path / "whole", 8)
+    warmup.run(whole, screen)
+    config = tiny(tmp_path / "parts", 8)
+    config.checkpoints, config.checkpoint_every = str(tmp_path / "checkpoints"), 3
+    real_draw = warmup.draw_lesson
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warmup, "draw_lesson", lambda c, s: real_draw(c, s) if s < 7 else 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            warmup.run(config, screen)
+    warmup.run(config, screen)
+    for name in ("model.safetensors", "config.json", "tokenizer.model"):
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_learning_lowers_the_loss_and_keeps_the_readme(tmp_path):
+    folder = tmp_path / "starter"
+    config = tiny(folder, 30)
+    first = warmup.run(tiny(folder, 1), choose(quiet=True))
+    (folder / "README.md").write_text("mine")
+    last = warmup.run(config, choose(quiet=True))
+    assert last["loss@64"] < 0.9 * first["loss@64"]
+    assert (folder / "README.md").read_text() == "mine"
+
+
+def test_one_layer_is_refused(tmp_path):
+    config = tiny(tmp_path, 1)
+    config.policy.layers = 1
+    with pytest.raises(ValueError, match="layers is 1.*at least 2"):
+        warmup.run(config, choose(quiet=True))
+
+
+# ---------------------------------------------------------------- the shipped starter
+
+
+def test_the_shipped_tokenizer_is_the_one_we_build():
+    path = STARTER / "tokenizer.model"
+    assert path.read_bytes() == vocabulary.sentencepiece_model()
+    assert SentencePieceTokenizer(path).vocab_size == len(vocabulary.PIECES)
+    assert sum(file.stat().st_size for file in STARTER.iterdir()) <= 2_000_000
+
+
+@pytest.mark.parametrize("chunk_size, chunks, tails", [(256, 8, 24), (1024, 3, 32)])
+def test_the_shipped_starter_is_skilled_and_forgetful(chunk_size, chunks, tails):
+    config, params = huggingface.import_policy(STARTER)
+    params = jax.tree.map(jnp.asarray, params)
+    lesson = lessons.draw(np.random.default_rng(99), chunks, chunk_size, tails, HABITS)
+    _, numbers = warmup.lesson_loss(config, params, vars(lesson), 0.0)
+    assert numbers["retrieval"] >= 0.98
+    assert numbers["rest"] >= 0.98
