@@ -39,8 +39,11 @@ def get_config() -> ConfigDict:
     # above 0 let it find what to reinforce.
     config.habits = ConfigDict(dict(write_found=0.75, keep=0.98, keep_at_chapter=0.25))
 
-    config.steps = 1500
-    config.drill_steps = 400  # on the first kind of lesson only, where a fact is easy to find
+    # Factors on the usual initial values; see programs/warmup.py:initial_params.
+    config.initial = ConfigDict(dict(embed=12.5, branches=0.3))
+
+    config.steps = 2000
+    config.drill_steps = 300  # on the first kind of lesson only, where a fact is easy to find
     config.guidance = 0.5  # weight of telling heads where to look, against one nat of loss
     # Chunks a step, tokens each, questions each, and how often such a step is drawn.
     config.lessons = (
@@ -53,7 +56,7 @@ def get_config() -> ConfigDict:
         dict(
             kind="muon",
             learning_rate=1e-2,  # weight matrices
-            adam_learning_rate=2e-3,  # embedding and norms
+            adam_learning_rate=5e-3,  # embedding and norms
             warmup_steps=0,
             weight_decay=0.0,
             max_grad_norm=0.0,

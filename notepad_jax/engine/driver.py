@@ -97,6 +97,12 @@ class EngineDriver:
     def version(self) -> int:
         return self._snapshot.version
 
+    def start_with(self, snapshot: PolicySnapshot) -> None:
+        """Sets the policy before the driver runs; later ones are adopted."""
+        if self._task is not None:
+            raise RuntimeError("the driver is running; use `await driver.adopt(snapshot)`")
+        self._snapshot = snapshot
+
     async def __aenter__(self) -> EngineDriver:
         self._task = asyncio.get_running_loop().create_task(self._run())
         return self
@@ -150,7 +156,8 @@ class EngineDriver:
                 f"{s.max_new_tokens}; raise engine.max_new_tokens"
             )
         draft = len(prompt.draft) if self._drafts else 0
-        tail = len(prompt.tail) + draft + (0 if self._share else len(prompt.shared))
+        tail = len(prompt.tail) + draft
+        tail += 0 if self._shares(prompt.shared) else len(prompt.shared)
         if tail > s.row_tokens:
             raise PromptTooLong(
                 f"a prompt's private part has {tail} tokens and a packed row holds "
@@ -259,7 +266,7 @@ class EngineDriver:
         while self._waiting and len(batch) < limit:
             request = self._waiting[0]
             shared = request.prompt.shared
-            if self._share and len(shared):
+            if self._shares(shared):
                 key = PrefixCache.key(version, shared)
                 entry = prefixes.find(key)
                 if entry is not None:
@@ -281,7 +288,7 @@ class EngineDriver:
                 ahead = request.prompt.ahead
                 key = PrefixCache.key(version, ahead)
                 room_needed = -(-len(ahead) // page_size)
-                if len(ahead) and key not in missing and prefixes.find(key) is None:
+                if self._shares(ahead) and key not in missing and prefixes.find(key) is None:
                     if room_needed > room:
                         break
                     room -= room_needed
@@ -298,6 +305,10 @@ class EngineDriver:
                 request.prefix = prefixes.find(key)
                 request.prefix.users += 1
         return batch
+
+    def _shares(self, prefix: Tokens) -> bool:
+        """A prefix that does not fill a page costs less to read again than to share."""
+        return self._share and len(prefix) >= self.engine.settings.page_size
 
     def _tail(self, request: Request) -> Tail:
         prompt = request.prompt

@@ -37,6 +37,14 @@ def bucket(size: int, smallest: int = 1, per_octave: int = 4) -> int:
     return -(-size // step) * step
 
 
+def coarse(size: int) -> int:
+    """Rounds up to 8, 32, 128, 512, ...: decode batches shrink often, and compile slowly."""
+    rounded = 8
+    while rounded < size:
+        rounded *= 4
+    return rounded
+
+
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
     """Sizes of the engine. Memory of the cache is pages * page_size tokens."""
@@ -354,7 +362,7 @@ class PagedEngine(jetstream_compat.Engine):
             place.append((row, used))
             open_rows[id(tail.prefix)] = row, used + len(inputs[i])
         R = bucket(len(rows))
-        T = bucket(max(p + len(x) for (_, p), x in zip(place, inputs, strict=True)), 64, 2)
+        T = bucket(max(p + len(x) for (_, p), x in zip(place, inputs, strict=True)), 64, 1)
         tokens, positions = np.zeros((R, T), np.int32), np.zeros((R, T), np.int32)
         kv_end = np.broadcast_to(np.arange(1, T + 1, dtype=np.int32), (R, T)).copy()
         table, lens = np.zeros((R, width), np.int32), np.zeros(R, np.int32)
@@ -370,7 +378,7 @@ class PagedEngine(jetstream_compat.Engine):
             n = len(x) - len(tail.tokens) + 1
             sample_at.append(row * T + first + len(tail.tokens) - 1 + np.arange(n))
             entries += [(tail.sampling, made) for made in range(n)]
-        X = bucket(len(entries), 16, 2)
+        X = bucket(len(entries), 64, 1)
         flat = np.zeros(X, np.int32)
         flat[: len(entries)] = np.concatenate(sample_at)
         new, logp, kv = launches.prefill_tails(
@@ -436,11 +444,11 @@ class PagedEngine(jetstream_compat.Engine):
             key = id(slot.prefix)
             nth = seen[key] = seen.get(key, -1) + 1
             rows.setdefault((key, nth // 16), []).append(b)
-        B = bucket(len(slots), 8, 2)
-        R, M = bucket(len(rows), 1, 2), bucket(max(map(len, rows.values())), 1, 1)
+        B = coarse(len(slots))
+        R, M = coarse(len(rows)), 16
         shared = [(len(s.prefix.pages) if s.prefix is not None else 0) for s in slots]
-        P = bucket(max(shared), 1, 2) if any(shared) else 0
-        Q = bucket(max(len(s.pages) for s in slots), 1, 2)
+        P = bucket(max(shared)) if any(shared) else 0
+        Q = bucket(max(len(s.pages) for s in slots), 1, 1)
         table, lens = np.zeros((R, P), np.int32), np.zeros(R, np.int32)
         members, place = np.zeros((R, M), np.int32), np.zeros(B, np.int32)
         private = np.zeros((B, Q), np.int32)
@@ -456,7 +464,7 @@ class PagedEngine(jetstream_compat.Engine):
         return PageTables(table, lens, members, place, private)
 
     def _slot_arrays(self, slots: Sequence[Slot]) -> launches.SlotArrays:
-        B = bucket(len(slots), 8, 2)
+        B = coarse(len(slots))
         token, position, private_len, remaining = np.zeros((4, B), np.int32)
         stops = np.full((B, max(len(s.sampling.stop_ids) for s in slots) or 1), -1, np.int32)
         for b, s in enumerate(slots):

@@ -9,13 +9,15 @@ their first axis is the layer, and the forward pass scans over it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from notepad_jax.model.config import PolicyConfig
+from notepad_jax.sharding.rules import sharding
 
 Params = Any  # nested dict of arrays
 
@@ -95,3 +97,8 @@ def count(config: PolicyConfig) -> int:
     """Returns the number of parameters."""
     leaves = jax.tree.leaves(abstract_params(config))
     return sum(int(leaf.size) for leaf in leaves)
+
+
+def shardings(config: PolicyConfig, mesh: Mesh, rules: Mapping[str, str | None]) -> Any:
+    """Returns the tree of shardings of the parameters on `mesh` under a table of rules."""
+    return map_specs(lambda s: sharding(mesh, s.axes, s.shape, rules), config)

@@ -55,14 +55,132 @@ class Lesson:
     object_at: np.ndarray  # [B, Q, 14] chunk place of the word to retrieve, or -1
 
 
+def draw(
+    rng: np.random.Generator,
+    chunks: int,
+    chunk_size: int,
+    tails: int,
+    habits: Habits,
+    found_share: float = 0.5,
+    answer_share: float = 0.15,
+    chapter_share: float = 0.5,
+    noted_share: float = 0.55,
+) -> Lesson:
+    """Draws a lesson of `chunks` chunks (B) of `chunk_size` tokens (C), `tails` (Q) each.
+
+    The shares are probabilities: that a fact asked for is in the chunk, that a tail is an
+    answer turn, that a chunk has a chapter break, that the memory holds a note.
+    """
+    asked = _ask(rng, chunks, tails, answer_share)
+    chunk = _write_chunk(rng, asked, chunk_size, found_share, chapter_share)
+    memory = _hand_over(rng, asked, noted_share)
+    first, second = _teach(rng, asked, chunk, memory, habits)
+    tail, start, length = _write_tails(asked, memory, first.written, second.written)
+
+    place = np.arange(TAIL)
+    weight = (place >= start[..., None]) & (place < (start + length)[..., None])
+    label, other = tail.copy(), tail.copy()
+    share = np.zeros(tail.shape, np.float32)
+    subject_at = np.full(tail.shape, -1, np.int32)
+    object_at = np.full(tail.shape, -1, np.int32)
+
+    def decide(who: np.ndarray, at: np.ndarray, choice: _Choice, subject: np.ndarray) -> None:
+        index = (*np.nonzero(who), at[who])
+        label[index], other[index] = choice.good[who], choice.bad[who]
+        share[index] = 1 - choice.odds[who]
+        subject_at[index], object_at[index] = subject[who], choice.found_at[who]
+
+    update, two_hop = ~asked.answers, asked.two_hop
+    # "code is V" decides at V; "T obeys R" at T, and at R, whose subject is the T just said.
+    decide(update, np.where(two_hop, start, start + 2), first, np.full(start.shape, 3))
+    decide(update & two_hop, start + 2, second, start)
+    return Lesson(
+        chunk=chunk.tokens,
+        tail=tail,
+        sees_chunk=update,
+        label=label,
+        other=other,
+        other_share=share,
+        weight=weight.astype(np.float32),
+        subject_at=subject_at,
+        object_at=object_at,
+    )
+
+
+# ---------------------------------------------------------------- what is asked, and told
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """Indices [B, Q] of the asked and the truth about them; `others` may be told about."""
+
+    name: np.ndarray
+    town: np.ndarray
+    code: np.ndarray
+    ruler: np.ndarray
+    two_hop: np.ndarray  # bool
+    answers: np.ndarray  # bool, answer turns
+    objects: np.ndarray  # [3, B, 48], see synthetic.draw_sentences
+    others: tuple[np.ndarray, np.ndarray]  # names and towns that nobody asks about
+
+
+def _ask(rng: np.random.Generator, B: int, Q: int, answer_share: float) -> _Asked:
+    rows, kinds = np.arange(B)[:, None], synthetic.KINDS
+    names, towns = (np.argsort(rng.random((B, kinds)), axis=1) for _ in range(2))
+    objects = rng.integers(0, kinds, (3, B, kinds))
+    return _Asked(
+        name=names[:, :Q],
+        town=towns[:, :Q],
+        code=objects[0][rows, names[:, :Q]],
+        ruler=objects[2][rows, towns[:, :Q]],
+        two_hop=rng.random((B, Q)) < 0.5,
+        answers=rng.random((B, Q)) < answer_share,
+        objects=objects,
+        others=(names[:, Q:], towns[:, Q:]),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chunk:
+    tokens: np.ndarray  # [B, C]
+    first_at: np.ndarray  # [B, Q] place of the code or the town asked for, or -1
+    ruler_at: np.ndarray  # [B, Q] place of the ruler of the town asked for, or -1
+    chapter: np.ndarray  # bool [B, 1]
+
+
 @functools.cache
 def _sentence_ids() -> np.ndarray:
     """Token ids of `synthetic.sentences()`, int32 [sentences, 8]."""
     return np.array([words.ids(text) for text in synthetic.sentences()], np.int32)
 
 
-def _ids(text: str) -> np.ndarray:
-    return np.array(words.ids(text), np.int32)
+def _write_chunk(
+    rng: np.random.Generator, asked: _Asked, size: int, found_share: float, chapter_share: float
+) -> _Chunk:
+    """Wanted facts at random sentences, and noise that never mentions the asked."""
+    (B, Q), kinds = asked.name.shape, synthetic.KINDS
+    n, chapter = size // synthetic.SENTENCE, len(_sentence_ids()) - 1
+    drawn = synthetic.draw_sentences(rng, n, asked.objects, asked.others, 0.5, 1 / 64)
+    begins = rng.random((B, 1)) < chapter_share  # then one chapter at least, else none
+    one = np.arange(n) == rng.integers(0, n, (B, 1))
+    drawn = np.where(begins & one, chapter, drawn)
+    drawn = np.where(~begins & (drawn == chapter), chapter - 1, drawn)
+
+    told = (rng.random((2, B, Q)) < found_share) & ~asked.answers
+    spot = _place(rng, np.concatenate([told[0], told[1] & asked.two_hop], axis=1), n)
+    home = (kinds + asked.name) * kinds + asked.town
+    code = asked.name * kinds + asked.code
+    rule = (2 * kinds + asked.town) * kinds + asked.ruler
+    fact = np.concatenate([np.where(asked.two_hop, home, code), rule], axis=1)
+    row, column = np.nonzero(spot >= 0)
+    drawn[row, spot[row, column]] = fact[row, column]
+    at = np.where(spot >= 0, spot * synthetic.SENTENCE + synthetic.OBJECT, -1)
+    return _Chunk(
+        tokens=_sentence_ids()[drawn].reshape(B, n * synthetic.SENTENCE),
+        first_at=at[:, :Q],
+        ruler_at=at[:, Q:],
+        chapter=(drawn == chapter).any(axis=1)[:, None],  # a fact may have taken its place
+    )
 
 
 def _place(rng: np.random.Generator, wanted: np.ndarray, sentences: int) -> np.ndarray:
@@ -75,161 +193,107 @@ def _place(rng: np.random.Generator, wanted: np.ndarray, sentences: int) -> np.n
     return np.where(fits, picked, -1)
 
 
-def draw(
-    rng: np.random.Generator,
-    chunks: int,
-    chunk_size: int,
-    tails: int,
-    habits: Habits,
-    found_share: float = 0.5,
-    answer_share: float = 0.15,
-    chapter_share: float = 0.5,
-    empty_share: float = 0.35,
-) -> Lesson:
-    """Draws a lesson of `chunks` chunks (B) of `chunk_size` tokens (C), `tails` (Q) each.
+# ---------------------------------------------------------------- memory and teacher
 
-    The shares are probabilities: that a fact asked for is in the chunk, that a tail is an
-    answer turn, that a chunk has a chapter break, that a memory is still empty.
-    """
-    B, Q, n = chunks, tails, chunk_size // synthetic.SENTENCE
-    shape = (B, Q)
-    rows = np.arange(B)[:, None]
 
-    # The world: who is asked about, and what is true of them. Names and towns are distinct.
-    name = np.argsort(rng.random((B, synthetic.KINDS)), axis=1)
-    town = np.argsort(rng.random((B, synthetic.KINDS)), axis=1)
-    asked, home = name[:, :Q], town[:, :Q]
-    objects = rng.integers(0, synthetic.KINDS, (3, B, synthetic.KINDS))
-    code, ruler = objects[0][rows, asked], objects[2][rows, home]
-    two_hop = rng.random(shape) < 0.5
-    answers = rng.random(shape) < answer_share
+@dataclasses.dataclass(frozen=True)
+class _Memory:
+    """What a turn is handed, as token ids [B, Q]."""
 
-    # The chunk: wanted facts at random sentences, and noise that never mentions the asked.
-    has = rng.random((2, *shape)) < found_share  # code or home; ruler
-    wanted = np.concatenate([has[0] & ~answers, has[1] & ~answers & two_hop], axis=1)
-    spot = _place(rng, wanted, n)
-    drawn = synthetic.draw_sentences(rng, n, objects, (name[:, Q:], town[:, Q:]), 0.5, 1 / 64)
-    chapter_id = len(_sentence_ids()) - 1
-    chapter = rng.random(B) < chapter_share
-    plain = np.where(drawn == chapter_id, chapter_id - 1, drawn)
-    forced = np.arange(n) == rng.integers(0, n, (B, 1))
-    drawn = np.where(chapter[:, None], np.where(forced, chapter_id, drawn), plain)
-    K = synthetic.KINDS
-    first = np.where(two_hop, (K + asked) * K + home, asked * K + code)
-    fact = np.concatenate([first, (2 * K + home) * K + ruler], axis=1)
-    row, column = np.nonzero(spot >= 0)
-    drawn[row, spot[row, column]] = fact[row, column]
-    chapter = (drawn == chapter_id).any(axis=1)[:, None]  # a fact may have replaced it
-    chunk = _sentence_ids()[drawn].reshape(B, n * synthetic.SENTENCE)
-    object_at = np.where(spot >= 0, spot * synthetic.SENTENCE + synthetic.OBJECT, -1)
-    first_at, ruler_at = object_at[:, :Q], object_at[:, Q:]
+    marker: np.ndarray  # bool: nothing was ever written, the memory is the bare marker
+    first: np.ndarray  # the code or the town noted, or `nothing`
+    ruler: np.ndarray  # the ruler noted, or `nothing`
 
-    # The memory handed over: the marker, a note with nothing found, the truth, or an error.
-    wrong = rng.random((2, *shape)) < 0.06
-    stranger = town[:, -Q:]
-    noted_town = np.where(wrong[0], stranger, home)
-    noted_code = np.where(wrong[0], rng.integers(0, K, shape), code)
-    noted_ruler = np.where(wrong[1] | wrong[0], rng.integers(0, K, shape), ruler)
-    draw_state = rng.random(shape)
-    empty = draw_state < empty_share
-    noted = draw_state > empty_share + 0.1
-    with_ruler = noted & two_hop & (rng.random(shape) < 0.5)
-    marker = empty & (rng.random(shape) < 0.5)
-    m_first = np.where(noted, np.where(two_hop, _TOWN + noted_town, _CODE + noted_code), _NOTHING)
-    m_ruler = np.where(with_ruler, _RULER + noted_ruler, _NOTHING)
 
-    # The teacher: the first word that carries a note, then the ruler.
-    truth = np.where(two_hop, _TOWN + home, _CODE + code)
-    found = first_at >= 0
-    keeps = np.where(chapter, habits.keep_at_chapter, habits.keep)
-    good = np.where(found, truth, m_first)
-    bad = np.where(found & ~noted, m_first, _NOTHING)
-    odds = np.where(found, np.where(noted, 1.0, habits.write_found), np.where(noted, keeps, 1.0))
-    says_good = rng.random(shape) < odds
-    w_first = np.where(says_good, good, bad)
-    kept_town = (w_first == m_first) & noted
-    r_old = np.where(kept_town, m_ruler, _NOTHING)
-    r_found = (ruler_at >= 0) & (w_first == _TOWN + home)
-    r_good = np.where(r_found, _RULER + ruler, r_old)
-    r_odds = np.where(r_found & (r_old == _NOTHING), habits.write_found, 1.0)
-    says_ruler = rng.random(shape) < r_odds
-    w_ruler = np.where(says_ruler, r_good, r_old)
-
-    tail, weight, start = _write_tails(
-        two_hop, answers, asked, marker, m_first, m_ruler, w_first, w_ruler
-    )
-    lesson = _label(tail, weight, start, two_hop, answers, good, bad, odds, r_good, r_old, r_odds)
-    # Where retrieval has to look: the subject in the tail, the object in the chunk.
-    subject_at = np.full(tail.shape, -1, np.int32)
-    looks_at = np.full(tail.shape, -1, np.int32)
-    decide = np.where(two_hop, start, start + 2)
-    b, q = np.nonzero(~answers)
-    subject_at[b, q, decide[b, q]] = 3
-    looks_at[b, q, decide[b, q]] = np.where(found, first_at, -1)[b, q]
-    b, q = np.nonzero(~answers & two_hop)
-    subject_at[b, q, start[b, q] + 2] = start[b, q]
-    looks_at[b, q, start[b, q] + 2] = np.where(r_found, ruler_at, -1)[b, q]
-    return Lesson(
-        chunk=chunk,
-        tail=tail,
-        sees_chunk=~answers,
-        weight=weight,
-        subject_at=subject_at,
-        object_at=looks_at,
-        **lesson,
+def _hand_over(rng: np.random.Generator, asked: _Asked, noted_share: float) -> _Memory:
+    """Empty, or the truth as far as it was found, or (seldom) an error to be corrected."""
+    shape, kinds = asked.name.shape, synthetic.KINDS
+    wrong, wrong_ruler = rng.random((2, *shape)) < 0.06
+    noted = rng.random(shape) < noted_share
+    with_ruler = noted & asked.two_hop & (rng.random(shape) < 0.5)
+    strangers = asked.others[1]
+    stranger = strangers[:, np.arange(shape[1]) % strangers.shape[1]]
+    town = np.where(wrong, stranger, asked.town)
+    code = np.where(wrong, rng.integers(0, kinds, shape), asked.code)
+    ruler = np.where(wrong | wrong_ruler, rng.integers(0, kinds, shape), asked.ruler)
+    return _Memory(
+        marker=~noted & (rng.random(shape) < 0.4),
+        first=np.where(noted, np.where(asked.two_hop, _TOWN + town, _CODE + code), _NOTHING),
+        ruler=np.where(with_ruler, _RULER + ruler, _NOTHING),
     )
 
 
-def _write_tails(two_hop, answers, asked, marker, m_first, m_ruler, w_first, w_ruler):
-    """Lays the tails out; returns (tail, weight, start): start is the completion's place."""
-    B, Q = two_hop.shape
-    tail = np.zeros((B, Q, TAIL), np.int32)
-    question = np.where(two_hop[..., None], _ids("ruler of"), _ids("code of"))
-    tail[..., 0] = words.ID_OF["<|question|>"]
-    tail[..., 1:3] = question
-    tail[..., 3] = _NAME + asked
-    tail[..., 4] = words.ID_OF["?"]
-    tail[..., 5] = words.ID_OF["<|memory|>"]
-    one, two = _ids("code is"), words.ID_OF["obeys"]
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """The word at which the teacher decides: ids [B, Q], and what it chose."""
 
-    def note(first, ruler):
-        parts = np.empty((B, Q, 3), np.int32)
-        parts[..., 0] = np.where(two_hop, first, one[0])
-        parts[..., 1] = np.where(two_hop, two, one[1])
-        parts[..., 2] = np.where(two_hop, ruler, first)
-        return parts
+    good: np.ndarray
+    bad: np.ndarray
+    odds: np.ndarray  # float, of `good`
+    written: np.ndarray
+    found_at: np.ndarray  # chunk place where `good` was found, or -1
 
-    tail[..., 6:9] = note(m_first, m_ruler)
+
+def _choose(rng, good, bad, odds, found_at) -> _Choice:
+    written = np.where(rng.random(odds.shape) < odds, good, bad)
+    return _Choice(good, bad, odds, written, found_at)
+
+
+def _teach(
+    rng: np.random.Generator, asked: _Asked, chunk: _Chunk, memory: _Memory, habits: Habits
+) -> tuple[_Choice, _Choice]:
+    """What to write first (code or town), and, of two-hop questions, which ruler then."""
+    truth = np.where(asked.two_hop, _TOWN + asked.town, _CODE + asked.code)
+    found, noted = chunk.first_at >= 0, memory.first != _NOTHING
+    keeps = np.where(chunk.chapter, habits.keep_at_chapter, habits.keep)
+    first = _choose(
+        rng,
+        good=np.where(found, truth, memory.first),
+        bad=np.full(truth.shape, _NOTHING),
+        odds=np.where(noted, np.where(found, 1.0, keeps), np.where(found, habits.write_found, 1.0)),
+        found_at=chunk.first_at,
+    )
+    kept = np.where(noted & (first.written == memory.first), memory.ruler, _NOTHING)
+    found_at = np.where(first.written == _TOWN + asked.town, chunk.ruler_at, -1)
+    second = _choose(
+        rng,
+        good=np.where(found_at >= 0, _RULER + asked.ruler, kept),
+        bad=kept,
+        odds=np.where((found_at >= 0) & (kept == _NOTHING), habits.write_found, 1.0),
+        found_at=found_at,
+    )
+    return first, second
+
+
+# ---------------------------------------------------------------- layout
+
+
+def _write_tails(
+    asked: _Asked, memory: _Memory, first: np.ndarray, ruler: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the tails, where their completions start and how long these are."""
+    two_hop, answers = asked.two_hop, asked.answers
+
+    def note(first: np.ndarray, ruler: np.ndarray) -> np.ndarray:
+        one = [np.full(first.shape, words.ID_OF[word]) for word in ("code", "is")]
+        two = [first, np.full(first.shape, words.ID_OF["obeys"]), ruler]
+        return np.where(two_hop[..., None], np.stack(two, -1), np.stack([*one, first], -1))
+
+    tail = np.zeros((*two_hop.shape, TAIL), np.int32)
+    for place, word in ((0, "<|question|>"), (2, "of"), (4, "?"), (5, "<|memory|>")):
+        tail[..., place] = words.ID_OF[word]
+    tail[..., 1] = np.where(two_hop, words.ID_OF["ruler"], words.ID_OF["code"])
+    tail[..., 3] = _NAME + asked.name
+    tail[..., 6:9] = note(memory.first, memory.ruler)
     tail[..., 9] = np.where(answers, words.ID_OF["<|answer|>"], words.ID_OF["<|write|>"])
-    tail[..., 10:13] = note(w_first, w_ruler)
+    tail[..., 10:13] = note(first, ruler)
     tail[..., 13] = words.ID_OF["<|end|>"]
-    weight = np.zeros(tail.shape, np.float32)
-    weight[..., 10:] = 1
-    answer = np.where(two_hop, m_ruler, m_first)
-    tail[answers, 10] = answer[answers]
+    tail[answers, 10] = np.where(two_hop, memory.ruler, memory.first)[answers]
     tail[answers, 11] = words.ID_OF["<|end|>"]
-    weight[answers, 12:] = 0
     tail[answers, 12:] = 0
     # The marker is one word long: what follows moves two places to the left.
-    moved = tail[marker]
+    moved = tail[memory.marker]
     moved[:, 6] = _NOTHING
     moved[:, 7:12], moved[:, 12:] = moved[:, 9:], 0
-    tail[marker] = moved
-    weight[marker] = np.pad(weight[marker][:, 2:], ((0, 0), (0, 2)))
-    # An answer from the bare marker is `nothing`; m_first and m_ruler are so already.
-    return tail, weight, np.where(marker, 8, 10)
-
-
-def _label(tail, weight, start, two_hop, answers, good, bad, odds, r_good, r_old, r_odds):
-    """Labels are the tail itself, with a second word and its share where the teacher decides."""
-    label, other = tail.copy(), tail.copy()
-    share = np.zeros(tail.shape, np.float32)
-    b, q = np.nonzero(~answers)
-    at = np.where(two_hop, start, start + 2)[b, q]
-    label[b, q, at], other[b, q, at] = good[b, q], bad[b, q]
-    share[b, q, at] = 1 - odds[b, q]
-    b, q = np.nonzero(~answers & two_hop)
-    at = start[b, q] + 2
-    label[b, q, at], other[b, q, at] = r_good[b, q], r_old[b, q]
-    share[b, q, at] = 1 - r_odds[b, q]
-    return {"label": label, "other": other, "other_share": share}
+    tail[memory.marker] = moved
+    return tail, np.where(memory.marker, 8, 10), np.where(answers, 2, 4)

@@ -18,7 +18,8 @@ from sentencepiece import sentencepiece_model_pb2
 NAMES = tuple(
     "Ada Amos Anna Basil Bella Boris Carl Celia Clara Conrad Daisy Dora Edgar Elsa Emil Esther "
     "Felix Flora Frida Greta Gustav Hanna Hugo Ida Iris Ivan Jonas Julia Karin Leo Lena Lukas "
-    "Mabel Marta Milo Nora Olga Oscar Otto Paula Petra Rosa Rufus Selma Sofia Tilda Viktor Wanda".split()
+    "Mabel Marta Milo Nora Olga Oscar Otto Paula Petra Rosa Rufus Selma Sofia Tilda "
+    "Viktor Wanda".split()
 )
 TOWNS = tuple(
     "Ashford Barrow Birkdale Blackpool Brackley Bramley Burford Calder Corby Cranleigh Dalton "

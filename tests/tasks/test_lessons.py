@@ -61,7 +61,7 @@ def test_facts_are_where_retrieval_is_told_to_look():
 
 
 def test_the_asked_are_told_of_once_at_most():
-    lesson = draw(size=1024)
+    lesson = draw(size=1024, tails=32)
     for b, q in np.ndindex(lesson.sees_chunk.shape):
         told = np.sum(lesson.chunk[b] == lesson.tail[b, q, 3])
         assert told <= 1

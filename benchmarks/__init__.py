@@ -1,0 +1,1 @@
+"""Measurements with a command line each; `python -m benchmarks.NAME` from the repository."""

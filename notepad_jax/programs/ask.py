@@ -1,0 +1,147 @@
+"""`notepad-jax ask`: one question about one file of any size.
+
+The file is read as a stream, chunk by chunk, in constant memory; the note that the policy
+keeps is shown whenever it changes. The same agent and engine as in training. Above: cli.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from ml_collections import ConfigDict
+
+from notepad_jax.agent import memory_agent
+from notepad_jax.agent.chunking import ChunkStream
+from notepad_jax.agent.memory_agent import TurnSampling
+from notepad_jax.agent.prompts import Template
+from notepad_jax.programs import parts
+from notepad_jax.telemetry.progress import Screen
+from notepad_jax.types import MemoryState, PolicySnapshot, Turn, TurnKind
+
+PIECE = 1 << 16  # bytes read at a time
+
+
+class CannotRead(ValueError):
+    """The document is missing, empty or not text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FileDocument:
+    """A text file, or standard input where `path` is None; decoded as it is read."""
+
+    path: Path | None
+
+    @property
+    def name(self) -> str:
+        return "standard input" if self.path is None else str(self.path)
+
+    def pieces(self) -> Iterator[str]:
+        """Raises CannotRead for anything but UTF-8 text."""
+        if self.path is None:
+            yield from self._decoded(sys.stdin.buffer)
+            return
+        try:
+            with self.path.open("rb") as file:
+                yield from self._decoded(file)
+        except OSError as error:
+            raise CannotRead(f"cannot read {self.path}: {error.strerror}") from None
+
+    def _decoded(self, file: BinaryIO) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        at = 0
+        while True:
+            block = file.read(PIECE)
+            if b"\0" in block:
+                raise CannotRead(
+                    f"{self.name} is a binary file (byte {at + block.index(0):,} is zero); "
+                    f"convert it to text first"
+                )
+            try:
+                text = decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                raise CannotRead(
+                    f"{self.name} is not UTF-8 text (near byte {at + error.start:,}); "
+                    f"convert it, for example with iconv"
+                ) from None
+            if text:
+                yield text
+            if not block:
+                return
+            at += len(block)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What was answered, and how the memory came to hold it."""
+
+    answer: str
+    chunks: int
+    tokens: int
+    changes: tuple[tuple[int, str], ...]  # (chunk, the memory after it)
+
+
+def ask(
+    config: ConfigDict,
+    policy: parts.LoadedPolicy,
+    document: FileDocument,
+    question: str,
+    screen: Screen,
+) -> Answer:
+    """Reads the document and answers. Raises ValueError for input that cannot be read."""
+    rules = dataclasses.replace(parts.rules(config.reading), chunk_size=config.evaluate.chunk_size)
+    template = Template.load(config.reading.template, policy.tokenizer)
+    asked = memory_agent.encode_question(policy.tokenizer, question, rules.max_question)
+    if not len(asked):
+        raise ValueError("the question is empty; ask something, for example 'code of Ada ?'")
+    chunks = ChunkStream(policy.tokenizer, document, rules.chunk_size, window=2)
+    try:
+        chunks[0]
+    except IndexError:
+        raise CannotRead(f"{document.name} is empty; there is nothing to read") from None
+
+    size = document.path.stat().st_size if document.path is not None else None
+    bar = screen.bar("reading", None, "chunks")
+    changes: list[tuple[int, str]] = []
+    shown = policy.tokenizer.decode(template.no_memory)
+
+    def on_turn(turn: Turn, state: MemoryState) -> None:
+        nonlocal shown
+        if turn.kind is not TurnKind.UPDATE:
+            return
+        memory = policy.tokenizer.decode(template.shown_memory(state.memory_tokens))
+        if memory != shown:
+            shown = memory
+            changes.append((turn.chunk, memory))
+            screen.say(f"chunk {turn.chunk:,}: {memory}")
+        bar.advance(1, tokens=chunks.tokens_read, memory=shown)
+
+    if size is not None:
+        screen.say(f"{document.name}: {size:,} bytes")
+    answer = asyncio.run(_answer(config, policy, rules, template, asked, chunks, on_turn))
+    bar.finish()
+    return Answer(answer, chunks.total_chunks, chunks.tokens_read, tuple(changes))
+
+
+async def _answer(
+    config: ConfigDict,
+    policy: parts.LoadedPolicy,
+    rules: memory_agent.Rules,
+    template: Template,
+    question: memory_agent.Tokens,
+    chunks: ChunkStream,
+    on_turn: Callable[[Turn, MemoryState], None],
+) -> str:
+    e = config.evaluate
+    sampling = TurnSampling(e.temperature, e.top_p, policy.tokenizer.stop_ids, config.seed)
+    driver = parts.driver(config.engine, policy, rules, template, PolicySnapshot(0, policy.params))
+    start = memory_agent.start(question, chunks)
+    async with driver:
+        async for turn, state in memory_agent.read(driver, template, rules, start, sampling):
+            on_turn(turn, state)
+    return policy.tokenizer.decode(memory_agent.written(turn.completion))

@@ -1,0 +1,113 @@
+"""Config files: finding one, and changing it from the command line.
+
+A config is a Python file with `get_config()` that returns an `ml_collections.ConfigDict`;
+it imports nothing of ours. `--config.steps=20` on the command line changes a value and
+keeps its type; a key that does not exist is an error that names the nearest one.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+import configs
+
+FLAG = "--config."
+
+
+class ConfigProblem(ValueError):
+    """A config file or an override that cannot be used."""
+
+
+def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
+    """Reads a config: a path, or the bare name of one in configs/ (`quickstart`).
+
+    Args:
+      overrides: words like `--config.update.clip_high=0.28`.
+    Raises:
+      ConfigProblem: no such file, key or value; the message says what there is.
+    """
+    path = _find(name)
+    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise ConfigProblem(f"{path} has no function get_config(); a config file needs one")
+    config = module.get_config()
+    for word in overrides:
+        _override(config, word)
+    return config.lock()
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns {"update.clip_low": 0.2, ...}."""
+    out: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping | ConfigDict):
+            out |= flat(value, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = value
+    return out
+
+
+def plain(value: Any) -> Any:
+    """Returns a config as dicts, lists and scalars, for JSON."""
+    if isinstance(value, Mapping | ConfigDict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value
+
+
+def _find(name: str) -> Path:
+    path = Path(name)
+    if path.is_file():
+        return path
+    folder = Path(next(iter(configs.__path__)))
+    shipped = folder / f"{path.name.removesuffix('.py')}.py"
+    if str(path.parent) in (".", "configs") and shipped.is_file():
+        return shipped
+    names = sorted(p.stem for p in folder.glob("*.py") if p.stem != "__init__")
+    near = difflib.get_close_matches(path.stem, names, 1)
+    hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
+    raise ConfigProblem(f"there is no config {name}{hint}")
+
+
+def _override(config: ConfigDict, word: str) -> None:
+    key, equals, text = word.removeprefix(FLAG).partition("=")
+    if not word.startswith(FLAG) or not equals:
+        raise ConfigProblem(f"{word!r} is no override; write {FLAG}KEY=VALUE")
+    known = flat(config)
+    if key not in known:
+        near = difflib.get_close_matches(key, known, 1, 0.5)
+        near = near or [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]][:1]
+        hint = f"did you mean {near[0]}?" if near else "see the config file for its keys"
+        raise ConfigProblem(f"there is no config key {key!r}; {hint}")
+    section, _, leaf = key.rpartition(".")
+    (config[section] if section else config)[leaf] = _parse(key, text, known[key])
+
+
+def _parse(key: str, text: str, old: Any) -> Any:
+    """Reads `text` in the type of the value it replaces."""
+    try:
+        if isinstance(old, str):
+            return text
+        if isinstance(old, bool):
+            return {"true": True, "false": False}[text.lower()]
+        if isinstance(old, int):
+            return int(text.replace("_", ""))
+        if isinstance(old, float):
+            return float(text)
+        value = ast.literal_eval(text)
+        return type(old)(value) if isinstance(old, tuple | list) else value
+    except (ValueError, KeyError, SyntaxError, TypeError):
+        kind = type(old).__name__
+        raise ConfigProblem(
+            f"{key} needs a value like {old!r} ({kind}), and got {text!r}"
+        ) from None

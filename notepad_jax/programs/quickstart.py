@@ -1,0 +1,172 @@
+"""`notepad-jax quickstart`: the whole claim at laptop scale, in one command.
+
+Measure the starter by length; teach it with GRPO on short documents, handing every new
+policy to the engine through an orbax checkpoint; measure again up to 3.5 million tokens;
+export to Hugging Face layout; print the table and where the report lies. The starter is a
+tiny network whose habits were spoilt on purpose: this shows that the machinery learns, not
+how good a language model gets. Above: cli; below: train, evaluate, eval.report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from notepad_jax.checkpoint import huggingface
+from notepad_jax.checkpoint.handoff import ThroughStorage
+from notepad_jax.checkpoint.manager import abstract
+from notepad_jax.eval import lengths, report
+from notepad_jax.programs import configuration, evaluate, parts, train
+from notepad_jax.telemetry.metrics import read_metrics
+from notepad_jax.telemetry.progress import Screen
+
+STARTER = (
+    "The starting policy is a network of 225 thousand parameters that was taught, on purpose, "
+    "sound skills and bad habits: it finds facts and copies notes, but often does not write down "
+    "what it found and drops its notes when a new chapter begins. The curve shows that the "
+    "machinery teaches it better habits; it says nothing about how good a language model gets."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What the quick start found and where it lies."""
+
+    folder: Path
+    report: Path
+    exported: Path
+    before: list[lengths.LengthSummary]
+    after: list[lengths.LengthSummary]
+    examples: list[report.Example]
+    timings: dict[str, float]
+    peak_memory: float  # bytes
+
+
+def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) -> Outcome:
+    """Does everything; with `resume`, what an earlier run in `folder` finished is kept."""
+    timings: dict[str, float] = {}
+
+    def timed(name: str, work: Any) -> Any:
+        began = time.perf_counter()
+        result = work()
+        timings[name] = time.perf_counter() - began
+        return result
+
+    policy = parts.load_policy(config.policy)
+    e = config.evaluate
+    screen.say("1/4  the starter, before reinforcement learning")
+    before = timed(
+        "measure before",
+        lambda: evaluate.measure(config, policy, e.lengths_before, "before", screen),
+    )
+    evaluate.save(folder / "eval_before.json", before)
+    screen.say(evaluate.table(lengths.summarise(before)))
+
+    screen.say(f"2/4  GRPO on documents of {config.data.tokens:,} tokens")
+    checkpoints = timed("train", lambda: train.train(config, folder, screen, resume))
+
+    screen.say("3/4  the trained policy")
+    trained = dataclasses.replace(policy, params=_last_params(checkpoints, policy))
+    after = timed(
+        "measure after", lambda: evaluate.measure(config, trained, e.lengths, "after", screen)
+    )  # fmt: skip
+    evaluate.save(folder / "eval_after.json", after)
+
+    screen.say("4/4  export and report")
+    exported = folder / "hf"
+    if not exported.exists():
+        huggingface.export_params(policy.config, trained.params, exported, policy.tokenizer_path)
+    outcome = Outcome(
+        folder=folder,
+        report=folder / "report.html",
+        exported=exported,
+        before=lengths.summarise(before),
+        after=lengths.summarise(after),
+        examples=examples(after),
+        timings=timings,
+        peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0,
+    )
+    _report(config, outcome)
+    return outcome
+
+
+def _last_params(checkpoints: Path, policy: parts.LoadedPolicy) -> Any:
+    """Loads the trained parameters as any other reader of the run would: from storage."""
+    return ThroughStorage(checkpoints).adopt(abstract(policy.params)).params
+
+
+def examples(results: Sequence[lengths.Result]) -> list[report.Example]:
+    """Picks three readings of the longest documents: one hop, two hops, no answer."""
+    longest = max(r.length for r in results)
+    there = [r for r in results if r.length == longest]
+    kinds = {
+        "one hop": lambda r: r.question.startswith("code") and r.gold != ("nothing",),
+        "two hops": lambda r: r.question.startswith("ruler") and r.gold != ("nothing",),
+        "no answer in the document": lambda r: r.gold == ("nothing",),
+    }
+    chosen = ((kind, next(filter(fits, there), None)) for kind, fits in kinds.items())
+    return [report.Example(kind, result) for kind, result in chosen if result is not None]
+
+
+def _report(config: ConfigDict, outcome: Outcome) -> None:
+    train_length = config.data.tokens
+    last = outcome.after[-1]
+    report.write(
+        outcome.folder,
+        report.Report(
+            title="Quick start: reading without limit",
+            summary=(
+                f"Trained with GRPO on documents of {train_length:,} tokens; read documents of up "
+                f"to {last.length:,} tokens in chunks, with a memory of "
+                f"{config.reading.max_memory} tokens."
+            ),
+            starter=STARTER,
+            train_length=train_length,
+            before=outcome.before,
+            after=outcome.after,
+            metrics=read_metrics(outcome.folder),
+            examples=outcome.examples,
+            config=configuration.plain(config),
+            timings=outcome.timings,
+        ),
+    )
+
+
+def text(outcome: Outcome) -> str:
+    """Returns what the command prints at the end."""
+    before = {s.length: s for s in outcome.before}
+    lines = ["", f"{'tokens':>8}  {'before RL':>24}  {'after RL':>24}  {'n':>4}"]
+    for s in outcome.after:
+        old = before.get(s.length)
+        lines.append(
+            f"{lengths.format_length(s.length):>8}  {_share(old):>24}  {_share(s):>24}  {s.n:>4}"
+        )
+    for example in outcome.examples:
+        r = example.result
+        lines += ["", f"{example.label}, {r.length:,} tokens: {r.question}"]
+        lines += [f"  chunk {c.chunk:>5,}: {c.memory}" for c in r.memory_changes[:8]]
+        right = "right" if r.correct else f"wrong, it is {r.gold[0]}"
+        lines.append(f"  answer: {r.answer} ({right})")
+    spent = ", ".join(f"{name} {report.duration(s)}" for name, s in outcome.timings.items())
+    lines += [
+        "",
+        f"report    {outcome.report}",
+        f"plot      {outcome.folder / 'accuracy.png'}",
+        f"policy    {outcome.exported}  (Hugging Face layout)",
+        f"try it    notepad-jax ask --policy {outcome.exported} FILE 'code of NAME ?'",
+        f"{spent}; peak memory {outcome.peak_memory / 1e9:.1f} GB",
+    ]
+    return "\n".join(lines)
+
+
+def _share(summary: lengths.LengthSummary | None) -> str:
+    if summary is None:
+        return "-"
+    a = summary.accuracy
+    return f"{100 * a.mean:.1f}% ({100 * a.low:.1f}-{100 * a.high:.1f}%)"

@@ -1,0 +1,280 @@
+"""`notepad-jax train`: rollout, reward, update, hand-off, again.
+
+One step reads like this: draw documents; read every question G times with the engine;
+drop groups that teach nothing; give each trajectory its advantage; pack; one optimizer
+step; save a checkpoint; the engine adopts the new parameters. Every random number is a
+function of (seed, step, task, sample, turn), and the position in the data is part of the
+checkpoint, so a run that was killed continues with the same batches, noise and metrics.
+Above: cli and quickstart; below: everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from notepad_jax.agent.prompts import Template
+from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage, checksum
+from notepad_jax.checkpoint.manager import Checkpoints, abstract
+from notepad_jax.engine.driver import EngineDriver
+from notepad_jax.grpo import advantages, packing, update
+from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
+from notepad_jax.programs import configuration, parts
+from notepad_jax.rollout import archive, collector, groups
+from notepad_jax.rollout.buffer import GroupBuffer
+from notepad_jax.tasks.records import Records
+from notepad_jax.tasks.synthetic import make_tasks
+from notepad_jax.telemetry.metrics import RunLog
+from notepad_jax.telemetry.progress import Screen
+from notepad_jax.types import Group, PolicySnapshot, Task
+
+TRAINING_DOCUMENTS = range(2**30)  # document seeds; evaluation uses others
+COLUMNS = ("step", "reward", "kept", "clip", "gap max", "entropy", "rollout s", "update s")
+
+
+@dataclasses.dataclass
+class Run:
+    """What lives as long as a training run."""
+
+    config: ConfigDict
+    policy: parts.LoadedPolicy
+    reader: collector.Reader
+    records: Records
+    driver: EngineDriver
+    buffer: GroupBuffer
+    optimizer: Any
+    settings: update.UpdateSettings
+    state: update.TrainState
+    checkpoints: Checkpoints
+    handoff: Handoff
+    step: int  # steps done
+
+
+def train(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) -> Path:
+    """Runs (or continues) the training in `folder`; returns the folder of its checkpoints.
+
+    Raises ValueError for a config that cannot work, or a folder that already holds a run.
+    """
+    return asyncio.run(_train(config, folder, screen, resume))
+
+
+async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool) -> Path:
+    with contextlib.ExitStack() as stack:
+        run = prepare(config, folder, resume, stack)
+        log = stack.enter_context(RunLog(folder, resume_step=run.step if resume else None))
+        log.config(configuration.plain(config))
+        table = screen.table("reinforcement learning", COLUMNS)
+        bar = screen.bar("train", config.steps, "steps")
+        bar.advance(run.step)
+        async with run.driver:
+            while run.step < config.steps:
+                metrics, timings, sampled = await one_step(run)
+                log.write(run.step, metrics, timings)
+                archive.append(
+                    folder / "trajectories.jsonl", sampled[: config.rollout.archive],
+                    run.reader, run.step,
+                )  # fmt: skip
+                await save_and_hand_over(run)
+                bar.advance(1, reward=metrics["reward"])
+                table.row(**_shown(run.step, metrics, timings))
+        bar.finish()
+    return folder / "checkpoints"
+
+
+def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.ExitStack) -> Run:
+    """Loads the policy and puts the parts together, where the last checkpoint left them."""
+    policy = parts.load_policy(config.policy)
+    template = Template.load(config.reading.template, policy.tokenizer)
+    reading = parts.rules(config.reading)
+    optimizer = make_optimizer(OptimizerSettings(**config.optimizer))
+    records = Records(
+        functools.partial(_document, config.data.to_dict()), config.seed,
+        documents=TRAINING_DOCUMENTS,
+    )  # fmt: skip
+    state = update.start(policy.params, optimizer)
+    checkpoints = stack.enter_context(
+        Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
+    )
+    step = 0
+    if resume and checkpoints.latest() is not None:
+        saved = checkpoints.restore(abstract(state.params), abstract(state.opt_state))
+        records.set_state(saved.data)
+        step, done = saved.step, saved.meta["optimizer_steps"]
+        state = update.TrainState(jax.numpy.int32(done), saved.params, saved.opt)
+    run = Run(
+        config=config,
+        policy=policy,
+        reader=collector.Reader(
+            tokenizer=policy.tokenizer,
+            template=template,
+            rules=reading,
+            temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
+            group_size=config.rollout.group_size,
+            max_document=config.data.tokens,
+        ),
+        records=records,
+        driver=parts.driver(config.engine, policy, reading, template, PolicySnapshot(-1, None)),
+        buffer=GroupBuffer(config.rollout.max_staleness),
+        optimizer=optimizer,
+        settings=update.UpdateSettings(
+            clip_low=config.grpo.clip_low,
+            clip_high=config.grpo.clip_high,
+            dual_clip=config.grpo.dual_clip,
+            kl_weight=config.grpo.kl_weight,
+            temperature=config.rollout.temperature,
+            micro_batch_rows=config.grpo.micro_batch_rows,
+            remat=config.grpo.remat,
+        ),
+        state=state,
+        checkpoints=checkpoints,
+        handoff=_handoff(config.checkpoint, folder),
+        step=step,
+    )
+    if not resume or checkpoints.latest() is None:
+        _save(run)
+    run.driver.start_with(_published(run))
+    return run
+
+
+def _handoff(checkpoint: ConfigDict, folder: Path) -> Handoff:
+    if checkpoint.handoff == "memory":
+        return InProcess()
+    if checkpoint.handoff != "storage":
+        raise ValueError(f"checkpoint.handoff is {checkpoint.handoff!r}; use 'storage' or 'memory'")
+    if checkpoint.every != 1:
+        raise ValueError(
+            f"checkpoint.every is {checkpoint.every}, but handoff='storage' reads each step's "
+            f"checkpoint; use every=1, or handoff='memory'"
+        )
+    return ThroughStorage(folder / "checkpoints")
+
+
+def _document(data: dict[str, Any], seed: int) -> tuple[Task, ...]:
+    return make_tasks(seed, **data)
+
+
+# ---------------------------------------------------------------- one step
+
+
+async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], list[Group]]:
+    """Rollout and update; returns (metrics, timings, informative groups)."""
+    config, now = run.config, run.driver.version
+    began = time.perf_counter()
+    kept, stats = await groups.collect_informative(
+        lambda missing: _draw(run.records, config.rollout.documents),
+        lambda tasks: collector.collect(tasks, run.driver, run.reader, config.seed, run.step),
+        wanted_groups=config.rollout.documents * config.data.questions,
+        max_rounds=config.rollout.max_rounds,
+    )
+    rolled = time.perf_counter()
+    run.buffer.add(kept, now)
+    batch_groups = run.buffer.take(len(kept), now)
+    engine = run.driver.take_stats()
+    metrics = stats.metrics() | {
+        "rollout/prefix_tokens": engine.prefix_tokens,
+        "rollout/prefix_tokens_saved": engine.prefix_tokens_saved,
+        "rollout/tail_tokens": engine.tail_tokens,
+        "rollout/draft_tokens": engine.draft_tokens,
+        "rollout/decode_tokens": engine.decode_tokens,
+        "groups/dropped_stale": run.buffer.dropped_stale,
+    }
+    packed_tokens = 0
+    if batch_groups:
+        packed = _pack(run, batch_groups)
+        packed_tokens = packed.stats.packed_tokens
+        run.state, learnt = update.step(
+            run.policy.config, run.optimizer, run.settings, run.state, packed.batch
+        )
+        metrics |= learnt | {
+            "update/packed_tokens": packed_tokens,
+            "update/prefix_tokens_saved": packed.stats.prefix_tokens_saved,
+            "update/fill": packed.stats.fill,
+        }
+    run.step += 1
+    ended = time.perf_counter()
+    sampled = engine.prefix_tokens + engine.tail_tokens + engine.decode_tokens
+    timings = {
+        "rollout_seconds": rolled - began,
+        "update_seconds": ended - rolled,
+        "rollout_tokens_per_second": sampled / (rolled - began),
+        "update_tokens_per_second": packed_tokens / (ended - rolled),
+    }
+    return metrics, timings, batch_groups
+
+
+def _draw(records: Iterator[tuple[Task, ...]], documents: int) -> list[Task]:
+    return [task for _ in range(documents) for task in next(records)]
+
+
+def _pack(run: Run, batch_groups: list[Group]) -> packing.PackedBatch:
+    config = run.config
+    packed = packing.pack(
+        batch_groups,
+        advantages.of_groups(config.grpo.advantage, batch_groups),
+        row_length=config.grpo.row_length,
+        rows_multiple=config.grpo.micro_batch_rows,
+    )
+    if config.grpo.kl_weight:
+        reference = update.token_logprobs_of(
+            run.policy.config, run.policy.params, packed.batch, config.rollout.temperature,
+            config.grpo.micro_batch_rows,
+        )  # fmt: skip
+        packed = dataclasses.replace(packed, batch=packing.add_reference(packed.batch, reference))
+    return packed
+
+
+# ---------------------------------------------------------------- checkpoint and hand-off
+
+
+async def save_and_hand_over(run: Run) -> None:
+    """Saves the step if it is due; the engine adopts its parameters either way."""
+    if run.step % run.config.checkpoint.every == 0 or run.step == run.config.steps:
+        _save(run)
+    await run.driver.adopt(_published(run))
+
+
+def _save(run: Run) -> None:
+    meta = {
+        "seed": run.config.seed,
+        "optimizer_steps": int(run.state.step),
+        "policy": dataclasses.asdict(run.policy.config),
+    }
+    run.checkpoints.save(
+        run.step, run.state.params, run.state.opt_state, run.records.get_state(), meta
+    )
+
+
+def _published(run: Run) -> PolicySnapshot:
+    """Hands the trainer's parameters over; what arrives must have the published checksum."""
+    published = run.handoff.publish(PolicySnapshot(run.step, run.state.params))
+    snapshot = run.handoff.adopt(abstract(run.state.params))
+    arrived = checksum(snapshot.params)
+    if arrived != published or snapshot.version != run.step:
+        raise RuntimeError(
+            f"step {run.step} was published with checksum {published}, and version "
+            f"{snapshot.version} arrived with {arrived}"
+        )
+    return snapshot
+
+
+def _shown(step: int, metrics: dict[str, float], timings: dict[str, float]) -> dict[str, Any]:
+    return {
+        "step": step,
+        "reward": metrics["reward"],
+        "kept": f"{metrics['groups/kept']}/{metrics['groups/sampled']}",
+        "clip": metrics.get("clip_share", 0.0),
+        "gap max": metrics.get("logprob_gap_max", 0.0),
+        "entropy": metrics.get("entropy_update", 0.0),
+        "rollout s": timings["rollout_seconds"],
+        "update s": timings["update_seconds"],
+    }

@@ -1,0 +1,59 @@
+"""From logical axes to mesh axes: the one table.
+
+A parameter declares logical axes (`model.parameters`), never mesh axes. To lay a policy out
+differently, change this table. Heads and feed-forward are split over "tensor", as in
+Megatron; what is left is split over "fsdp" along the width or the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+TRAINING: Mapping[str, str | None] = {
+    "layer": None,
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "vocab": "tensor",
+}
+
+# An engine reads every weight at every step: nothing is gathered, only heads are split.
+SERVING: Mapping[str, str | None] = TRAINING | {"embed": None}
+
+
+def sharding(
+    mesh: Mesh,
+    axes: tuple[str | None, ...],
+    shape: tuple[int, ...],
+    rules: Mapping[str, str | None],
+) -> NamedSharding:
+    """Returns where an array with these logical axes lives.
+
+    Raises ValueError for an axis that the table does not know, or a dimension that its mesh
+    axis does not divide.
+    """
+    spec: list[str | None] = []
+    for axis, size in zip(axes, shape, strict=True):
+        if axis is not None and axis not in rules:
+            raise ValueError(f"logical axis {axis!r} has no rule; there are {', '.join(rules)}")
+        target = rules[axis] if axis is not None else None
+        if target is not None and size % mesh.shape[target]:
+            raise ValueError(
+                f"{size} {axis} cannot be split over {target}={mesh.shape[target]}; "
+                f"use a divisor of {size}"
+            )
+        spec.append(target)
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def place(tree: object, shardings: object) -> object:
+    """Puts every leaf where its sharding says."""
+    return jax.tree.map(jax.device_put, tree, shardings)
