@@ -41,14 +41,22 @@ class Pages:
     def layers(self) -> int:
         return self.data.shape[0] // self.pages_per_layer
 
+    def read_heads(
+        self, layer: Array, table_BP: Int[Array, "B P"]
+    ) -> tuple[Float[Array, "B K S H"], Float[Array, "B K S H"]]:
+        """Returns the keys and values of each row's pages, S = P * Z, heads before tokens."""
+        _, _, K, Z, H = self.data.shape
+        B, P = table_BP.shape
+        rows = (layer * self.pages_per_layer + table_BP)[:, None, :]  # [B, 1, P]
+        k, v = (self.data[rows, kind, jnp.arange(K)[:, None]] for kind in (0, 1))
+        return k.reshape(B, K, P * Z, H), v.reshape(B, K, P * Z, H)
+
     def read(
         self, layer: Array, table_BP: Int[Array, "B P"]
     ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
-        """Returns the keys and values of each row's pages, S = P * Z."""
-        kv = self.data[layer * self.pages_per_layer + table_BP]  # [B, P, 2, K, Z, H]
-        B, P, _, K, Z, H = kv.shape
-        kv = kv.transpose(2, 0, 1, 4, 3, 5).reshape(2, B, P * Z, K, H)
-        return kv[0], kv[1]
+        """Returns the keys and values of each row's pages, S = P * Z, tokens before heads."""
+        k, v = self.read_heads(layer, table_BP)
+        return k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
 
     def write_pages(
         self,

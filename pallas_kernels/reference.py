@@ -258,9 +258,9 @@ def paged_attention(
     _check_heads(q_BNH.shape[1], k_BKH.shape[1])
     pages = pages.write_tokens(k_BKH[None], v_BKH[None], layer[None], write_B)
     with jax.named_scope("paged_attention"):
-        k, v = pages.read(layer, tables.private_BQ)
+        k, v = pages.read_heads(layer, tables.private_BQ)
         private = _attend_to(q_BNH[:, None], k, v, lens_B + 1)
-        k, v = pages.read(layer, tables.shared_RP)
+        k, v = pages.read_heads(layer, tables.shared_RP)
         shared = _attend_to(q_BNH[tables.members_RM], k, v, tables.shared_lens_R)
         shared = tuple(x.reshape(-1, *x.shape[2:])[tables.place_B] for x in shared)
         out_BNH = _merge(tuple(x[:, 0] for x in private), shared)
@@ -269,27 +269,31 @@ def paged_attention(
 
 def _attend_to(
     q_RMNH: Float[Array, "R M N H"],
-    k_RSKH: Float[Array, "R S K H"],
-    v_RSKH: Float[Array, "R S K H"],
+    k_RKSH: Float[Array, "R K S H"],
+    v_RKSH: Float[Array, "R K S H"],
     lens_R: Int[Array, " R"],
 ) -> tuple[Float[Array, "R M N H"], Float[Array, "R M N"]]:
     """M queries a row against the row's first `lens_R` keys; (0, -1e30) where there are none."""
     R, M, N, H = q_RMNH.shape
-    S, K = k_RSKH.shape[1:3]
-    q = q_RMNH.reshape(R, M, K, N // K, H)
-    scores = jnp.einsum("rmkgh,rskh->rkgms", q, k_RSKH, preferred_element_type=jnp.float32)
-    visible = (jnp.arange(S) < lens_R[:, None])[:, None, None, None, :]
+    K, S = k_RKSH.shape[1:3]
+    # All queries of a kv head are one matrix: [R, K, M * G, H].
+    q = q_RMNH.reshape(R, M, K, N // K, H).transpose(0, 2, 1, 3, 4).reshape(R, K, -1, H)
+    scores = jnp.einsum("rkqh,rksh->rkqs", q, k_RKSH, preferred_element_type=jnp.float32)
+    visible = (jnp.arange(S) < lens_R[:, None])[:, None, None, :]
     scores = jnp.where(visible, scores * H**-0.5, _NEGATIVE)
     peak = scores.max(axis=-1, initial=_NEGATIVE, keepdims=True)
     weights = jnp.where(visible, jnp.exp(scores - peak), 0)
-    total = weights.sum(axis=-1)
+    total = jnp.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)
     # Cached values beyond the length may be anything, NaN included: 0 * NaN must not spread.
-    v = jnp.where(visible[:, 0, 0, 0, :, None, None], v_RSKH, 0)
-    out = jnp.einsum("rkgms,rskh->rmkgh", weights.astype(v.dtype), v,
+    v = jnp.where(visible[:, :, 0, :, None], v_RKSH, 0)
+    out = jnp.einsum("rkqs,rksh->rkqh", weights.astype(v.dtype), v,
                      preferred_element_type=jnp.float32)  # fmt: skip
-    safe = jnp.maximum(total, 1e-30).transpose(0, 3, 1, 2)
-    lse = jnp.where(total > 0, peak[..., 0] + jnp.log(jnp.maximum(total, 1e-30)), _NEGATIVE)
-    return (out / safe[..., None]).reshape(R, M, N, H), lse.transpose(0, 3, 1, 2).reshape(R, M, N)
+    lse = jnp.where(lens_R[:, None, None, None] > 0, peak + jnp.log(total), _NEGATIVE)
+
+    def by_member(x: Array) -> Array:
+        return x.reshape(R, K, M, N // K, -1).transpose(0, 2, 1, 3, 4).reshape(R, M, N, -1)
+
+    return by_member(out / total), by_member(lse)[..., 0]
 
 
 def _merge(a: tuple[Array, Array], b: tuple[Array, Array]) -> Array:

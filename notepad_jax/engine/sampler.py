@@ -17,13 +17,21 @@ from jaxtyping import Array, Float, Int, UInt32
 
 
 def _nucleus(logits_XV: Array, top_p_X: Array) -> Array:
-    """Masks all but the smallest set of tokens whose probability reaches top_p."""
-    order = jnp.argsort(-logits_XV, axis=-1)
-    ranked = jnp.take_along_axis(jax.nn.softmax(logits_XV, axis=-1), order, axis=-1)
-    before = jnp.cumsum(ranked, axis=-1) - ranked
-    keep_ranked = before < top_p_X[:, None]
-    keep = jnp.take_along_axis(keep_ranked, jnp.argsort(order, axis=-1), axis=-1)
-    return jnp.where(keep, logits_XV, -jnp.inf)
+    """Masks all but the likeliest tokens that together reach top_p; equals stay together."""
+    probability_XV = jax.nn.softmax(logits_XV, axis=-1)
+    ranked_XV = -jnp.sort(-probability_XV, axis=-1)
+    before_XV = jnp.cumsum(ranked_XV, axis=-1) - ranked_XV
+    least_X1 = jnp.min(
+        ranked_XV, axis=-1, keepdims=True, where=before_XV < top_p_X[:, None], initial=1.0
+    )
+    return jnp.where(probability_XV >= least_X1, logits_XV, -jnp.inf)
+
+
+def _argmax(x_XV: Array) -> Array:
+    """`jnp.argmax` over the last axis, the first of equals; XLA makes vector code of this one."""
+    last = x_XV.shape[-1] - 1
+    highest = x_XV == jnp.max(x_XV, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(highest, jnp.arange(last + 1, dtype=jnp.int32), last), axis=-1)
 
 
 def _noise(seed_X2: Array, index_X: Array, vocab: int) -> Array:
@@ -62,6 +70,6 @@ def sample(
             greedy_X[:, None], cut_XV, cut_XV + _noise(seed_X2, index_X, logits_XV.shape[1])
         ),
     )
-    token_X = jnp.argmax(noisy_XV, axis=-1).astype(jnp.int32)
+    token_X = _argmax(noisy_XV)
     chosen_X = jnp.take_along_axis(scaled_XV, token_X[:, None], axis=-1)[:, 0]
     return token_X, chosen_X - jax.nn.logsumexp(scaled_XV, axis=-1)

@@ -83,7 +83,7 @@ class Answer:
     answer: str
     chunks: int
     tokens: int
-    changes: tuple[tuple[int, str], ...]  # (chunk, the memory after it)
+    changes: tuple[tuple[int, str], ...]  # (chunk counted from 1, the memory after it)
 
 
 def ask(
@@ -117,8 +117,8 @@ def ask(
         memory = policy.tokenizer.decode(template.shown_memory(state.memory_tokens))
         if memory != shown:
             shown = memory
-            changes.append((turn.chunk, memory))
-            screen.say(f"chunk {turn.chunk:,}: {memory}")
+            changes.append((turn.chunk + 1, memory))
+            screen.say(f"chunk {turn.chunk + 1:,}: {memory}")
         bar.advance(1, tokens=chunks.tokens_read, memory=shown)
 
     if size is not None:

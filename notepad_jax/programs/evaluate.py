@@ -24,7 +24,7 @@ from notepad_jax.eval import lengths
 from notepad_jax.programs import parts
 from notepad_jax.tasks.synthetic import make_tasks
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.types import Chunks, PolicySnapshot, Task
+from notepad_jax.types import Chunks, Finish, PolicySnapshot, Task
 
 HELD_OUT = 2**30  # document seeds from here on are never trained on
 LONG = 2**20  # tokens from which on the config asks fewer questions
@@ -121,6 +121,24 @@ def save(path: Path, results: Sequence[lengths.Result]) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1, default=dict) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> list[lengths.Result]:
+    """Reads back the readings that `save` wrote."""
+    readings = json.loads(path.read_text(encoding="utf-8"))["readings"]
+    return [
+        lengths.Result(
+            **{
+                **reading,
+                "gold": tuple(reading["gold"]),
+                "finish": Finish(reading["finish"]),
+                "memory_changes": tuple(
+                    lengths.MemoryChange(**change) for change in reading["memory_changes"]
+                ),
+            }
+        )
+        for reading in readings
+    ]
 
 
 def table(summaries: Sequence[lengths.LengthSummary]) -> str:

@@ -49,7 +49,7 @@ class Outcome:
 
 
 def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) -> Outcome:
-    """Does everything; with `resume`, what an earlier run in `folder` finished is kept."""
+    """Does everything; with `resume`, an earlier run in `folder` is continued."""
     timings: dict[str, float] = {}
 
     def timed(name: str, work: Any) -> Any:
@@ -61,11 +61,15 @@ def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) 
     policy = parts.load_policy(config.policy)
     e = config.evaluate
     screen.say("1/4  the starter, before reinforcement learning")
-    before = timed(
-        "measure before",
-        lambda: evaluate.measure(config, policy, e.lengths_before, "before", screen),
-    )
-    evaluate.save(folder / "eval_before.json", before)
+    kept = folder / "eval_before.json"
+    if resume and kept.is_file():
+        before = evaluate.load(kept)
+    else:
+        before = timed(
+            "measure before",
+            lambda: evaluate.measure(config, policy, e.lengths_before, "before", screen),
+        )
+        evaluate.save(kept, before)
     screen.say(evaluate.table(lengths.summarise(before)))
 
     screen.say(f"2/4  GRPO on documents of {config.data.tokens:,} tokens")
@@ -150,7 +154,7 @@ def text(outcome: Outcome) -> str:
     for example in outcome.examples:
         r = example.result
         lines += ["", f"{example.label}, {r.length:,} tokens: {r.question}"]
-        lines += [f"  chunk {c.chunk:>5,}: {c.memory}" for c in r.memory_changes[:8]]
+        lines += [f"  chunk {c.chunk + 1:>5,}: {c.memory}" for c in r.memory_changes[:8]]
         right = "right" if r.correct else f"wrong, it is {r.gold[0]}"
         lines.append(f"  answer: {r.answer} ({right})")
     spent = ", ".join(f"{name} {report.duration(s)}" for name, s in outcome.timings.items())

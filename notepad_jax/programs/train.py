@@ -70,7 +70,7 @@ def train(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False
 async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool) -> Path:
     with contextlib.ExitStack() as stack:
         run = prepare(config, folder, resume, stack)
-        log = stack.enter_context(RunLog(folder, resume_step=run.step if resume else None))
+        log = stack.enter_context(RunLog(folder, resume_step=run.step + 1 if resume else None))
         log.config(configuration.plain(config))
         table = screen.table("reinforcement learning", COLUMNS)
         bar = screen.bar("train", config.steps, "steps")

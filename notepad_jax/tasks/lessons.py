@@ -144,7 +144,7 @@ def _ask(rng: np.random.Generator, B: int, Q: int, answer_share: float) -> _Aske
 class _Chunk:
     tokens: np.ndarray  # [B, C]
     first_at: np.ndarray  # [B, Q] place of the code or the town asked for, or -1
-    ruler_at: np.ndarray  # [B, Q] place of the ruler of the town asked for, or -1
+    ruler_at: np.ndarray  # [B, 48] place of each town's ruler, or -1
     chapter: np.ndarray  # bool [B, 1]
 
 
@@ -174,11 +174,15 @@ def _write_chunk(
     fact = np.concatenate([np.where(asked.two_hop, home, code), rule], axis=1)
     row, column = np.nonzero(spot >= 0)
     drawn[row, spot[row, column]] = fact[row, column]
-    at = np.where(spot >= 0, spot * synthetic.SENTENCE + synthetic.OBJECT, -1)
+    first_at = np.where(spot >= 0, spot * synthetic.SENTENCE + synthetic.OBJECT, -1)[:, :Q]
+    ruler_at = np.full((B, kinds), -1)
+    row, column = np.nonzero((drawn >= 2 * kinds * kinds) & (drawn < 3 * kinds * kinds))
+    told_town = drawn[row, column] // kinds - 2 * kinds
+    ruler_at[row, told_town] = column * synthetic.SENTENCE + synthetic.OBJECT
     return _Chunk(
         tokens=_sentence_ids()[drawn].reshape(B, n * synthetic.SENTENCE),
-        first_at=at[:, :Q],
-        ruler_at=at[:, Q:],
+        first_at=first_at,
+        ruler_at=ruler_at,
         chapter=(drawn == chapter).any(axis=1)[:, None],  # a fact may have taken its place
     )
 
@@ -254,10 +258,14 @@ def _teach(
         found_at=chunk.first_at,
     )
     kept = np.where(noted & (first.written == memory.first), memory.ruler, _NOTHING)
-    found_at = np.where(first.written == _TOWN + asked.town, chunk.ruler_at, -1)
+    # The ruler of the town just written, right or wrong: a stranger's town has one too.
+    has_town = asked.two_hop & (first.written != _NOTHING)
+    town = np.where(has_town, first.written - _TOWN, 0)
+    found_at = np.where(has_town, np.take_along_axis(chunk.ruler_at, town, axis=1), -1)
+    ruler = np.take_along_axis(asked.objects[2], town, axis=1)
     second = _choose(
         rng,
-        good=np.where(found_at >= 0, _RULER + asked.ruler, kept),
+        good=np.where(found_at >= 0, _RULER + ruler, kept),
         bad=kept,
         odds=np.where((found_at >= 0) & (kept == _NOTHING), habits.write_found, 1.0),
         found_at=found_at,

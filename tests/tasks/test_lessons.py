@@ -60,6 +60,21 @@ def test_facts_are_where_retrieval_is_told_to_look():
     np.testing.assert_array_equal(lesson.chunk[b, at - 2], subject)
 
 
+def test_a_fact_that_is_there_is_always_the_label():
+    lesson = draw(size=1024, tails=32)
+    rulers = {}
+    for b, chunk in enumerate(lesson.chunk):
+        for sentence in chunk.reshape(-1, 8):
+            if sentence[2] == vocabulary.ID_OF["proud"]:
+                rulers[b, sentence[4]] = sentence[6]
+    for b, q in np.ndindex(lesson.sees_chunk.shape):
+        text = say(lesson.tail[b, q])
+        if lesson.sees_chunk[b, q] and text[1] == "ruler":
+            at = text.index("<|write|>") + 3
+            known = rulers.get((b, lesson.tail[b, q, at - 2]))
+            assert known in (None, lesson.label[b, q, at])
+
+
 def test_the_asked_are_told_of_once_at_most():
     lesson = draw(size=1024, tails=32)
     for b, q in np.ndindex(lesson.sees_chunk.shape):

@@ -1,0 +1,118 @@
+"""The command line as a user meets it: results, refusals, exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from notepad_jax import cli
+from notepad_jax.tasks.synthetic import make_tasks
+
+ROOT = Path(__file__).parents[2]
+POLICY = ["--policy", str(ROOT / "data" / "starter")]
+
+
+@pytest.fixture
+def story(tmp_path):
+    task = make_tasks(5, tokens=4096, questions=1, unanswerable=0.0, two_hop=0.0)[0]
+    path = tmp_path / "story.txt"
+    path.write_text("".join(task.document.pieces()))
+    return path, task
+
+
+def one_line(capsys) -> str:
+    err = capsys.readouterr().err.strip().splitlines()
+    assert len(err) == 1 and err[0].startswith("notepad-jax: ")
+    return err[0]
+
+
+def test_ask_shows_the_memory_and_answers(story, capsys):
+    path, task = story
+    assert cli.main(["ask", *POLICY, "--json", str(path), task.question]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["chunks"] == 4 and answer["tokens"] == 4096
+    assert answer["answer"]
+    assert answer["changes"][0] == [1, answer["changes"][0][1]]
+
+
+def test_ask_reads_standard_input(story, capsys, monkeypatch):
+    path, task = story
+    with path.open("rb") as file:
+        monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": file}))
+        assert cli.main(["ask", *POLICY, "--json", "-", task.question]) == 0
+    assert json.loads(capsys.readouterr().out)["chunks"] == 4
+
+
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        (b"", "is empty"),
+        (b"PK\x03\x04\x00\x00rest", "binary file"),
+        (b"caf\xe9 au lait " * 9, "not UTF-8 text"),
+        (None, "No such file"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, capsys, content, says):
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_bytes(content)
+    assert cli.main(["ask", *POLICY, "--json", str(path), "code of Ada ?"]) == 1
+    assert says in one_line(capsys)
+
+
+def test_a_question_beyond_its_limit(story, capsys):
+    assert cli.main(["ask", *POLICY, "--json", str(story[0]), "code of Ada ? " * 5]) == 1
+    assert "limit is 8" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--config.grpo.clip_hihg=1"], "did you mean grpo.clip_high?"),
+        (["--config.clip_high=1"], "did you mean grpo.clip_high?"),
+        (["--config.steps=many"], "'many'"),
+        (["--config", "quikstart"], "did you mean quickstart?"),
+        (["--config.policy=/nowhere"], "/nowhere"),
+        (["--config.grpo.advantage=drgrpo"], "dr_grpo"),
+        (["--config.reading.template=nosuch"], "nosuch"),
+        (["--config.engine.pages=3"], "needs"),
+    ],
+)
+def test_configs_that_cannot_work(tmp_path, capsys, monkeypatch, words, says):
+    monkeypatch.chdir(tmp_path)
+    words = words if any("policy" in w for w in words) else [
+        *words, f"--config.policy={ROOT / 'data' / 'starter'}"
+    ]  # fmt: skip
+    assert cli.main(["train", "--json", *words]) == 1
+    assert says in one_line(capsys)
+
+
+def test_a_run_is_never_overwritten(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    assert cli.main(["train", "--json", "--name", "mine"]) == 1
+    assert "--resume" in one_line(capsys)
+    assert cli.main(["train", "--json", "--name", "other", "--resume"]) == 1
+    assert "no run runs/other" in one_line(capsys)
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def interrupted(config, folder, screen, resume):
+        (folder / "checkpoints").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("notepad_jax.programs.train.train", interrupted)
+    assert cli.main(["train", "--json", "--name", "mine"]) == 130
+    assert "train --name mine --resume" in one_line(capsys)
+
+
+def test_the_command_line_itself(capsys):
+    for words in ([], ["frobnicate"], ["ask"], ["train", "--nmae", "x"]):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(words)
+        assert stopped.value.code == 2
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["ask", "--help"])
+    assert stopped.value.code == 0
+    assert "story.txt" in capsys.readouterr().out

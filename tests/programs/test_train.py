@@ -1,0 +1,105 @@
+"""A run that was killed goes on as if nothing had happened."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from notepad_jax.programs import configuration, train
+from notepad_jax.telemetry.metrics import read_metrics
+from notepad_jax.telemetry.progress import SilentScreen
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    f"--config.policy={ROOT / 'data' / 'starter'}",
+    "--config.steps=4",
+    "--config.data.tokens=512",
+    "--config.data.questions=2",
+    "--config.rollout.documents=2",
+    "--config.rollout.group_size=4",
+    "--config.engine.slots=16",
+    "--config.engine.pages=96",
+    "--config.grpo.row_length=512",
+    "--config.grpo.micro_batch_rows=1",
+)
+
+
+def run(folder: Path, *words: str, resume: bool = False) -> list[dict[str, float]]:
+    config = configuration.load("quickstart", [*SMALL, *words])
+    train.train(config, folder, SilentScreen(), resume)
+    return read_metrics(folder)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run(folder)
+    return folder
+
+
+def test_a_run_writes_what_people_look_for(uninterrupted):
+    names = {path.name for path in uninterrupted.iterdir()}
+    assert {"config.json", "metrics.jsonl", "timings.jsonl", "trajectories.jsonl"} <= names
+    metrics = read_metrics(uninterrupted)
+    assert [m["step"] for m in metrics] == [1, 2, 3, 4]
+    for m in metrics:
+        assert m["rollout/prefix_tokens_saved"] > 5 * m["rollout/prefix_tokens"]
+        assert 0 <= m["reward"] <= 1 and m["groups/sampled"] == 4
+    learnt = [m for m in metrics if m["groups/kept"]]
+    assert learnt, "no group carried a signal; choose another seed for this test"
+    for m in learnt:
+        assert m["logprob_gap_max"] < 2e-5  # the sampler reports what the trainer computes
+        assert m["ratio_mean"] == pytest.approx(1, abs=1e-5)
+        assert m["update/prefix_tokens_saved"] > 0
+
+
+def test_a_run_killed_with_sigkill_resumes_with_identical_metrics(uninterrupted, tmp_path):
+    folder = tmp_path / "run"
+    program = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]);"
+        "from notepad_jax.programs import configuration, train;"
+        "from notepad_jax.telemetry.progress import SilentScreen;"
+        "c = configuration.load('quickstart', sys.argv[3:]);"
+        "train.train(c, Path(sys.argv[2]), SilentScreen())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(ROOT), str(folder), *SMALL],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
+    metrics = folder / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while not (metrics.is_file() and metrics.read_text().count("\n") >= 2):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    run(folder, resume=True)
+    assert metrics.read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
+    whole, resumed = (
+        [json.loads(line) for line in (path / "trajectories.jsonl").open()]
+        for path in (uninterrupted, folder)
+    )
+    # A step whose checkpoint was cut off is sampled again; every reading is the same one.
+    assert {json.dumps(r, sort_keys=True) for r in resumed} == {
+        json.dumps(r, sort_keys=True) for r in whole
+    }
+
+
+def test_the_handoff_in_memory_gives_the_same_metrics(uninterrupted, tmp_path):
+    run(tmp_path / "run", "--config.checkpoint.handoff=memory", "--config.checkpoint.every=4")
+    assert read_metrics(tmp_path / "run") == read_metrics(uninterrupted)
+
+
+def test_handoff_through_storage_needs_every_checkpoint(tmp_path):
+    with pytest.raises(ValueError, match="every is 2, but handoff='storage'"):
+        run(tmp_path / "run", "--config.checkpoint.every=2")
+
+
+def test_a_kl_to_the_starting_policy_is_measured(tmp_path):
+    metrics = run(tmp_path / "run", "--config.grpo.kl_weight=0.1", "--config.steps=3")
+    assert [m["kl"] for m in metrics if m["groups/kept"]][-1] > 0
