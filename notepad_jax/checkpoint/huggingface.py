@@ -237,7 +237,8 @@ def export_params(
         (temporary / CONFIG).write_text(text)
         if tokenizer_path is not None:
             shutil.copyfile(tokenizer_path, temporary / TOKENIZER)
-        temporary.chmod(0o755)  # mkdtemp's are private
+        temporary.chmod(0o755)  # mkdtemp's are private, and so is what safetensors writes
+        (temporary / WEIGHTS).chmod(0o644)
         _take_name(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -31,11 +31,12 @@ class CannotRead(ValueError):
     """The document is missing, empty or not text."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class FileDocument:
     """A text file, or standard input where `path` is None; decoded as it is read."""
 
     path: Path | None
+    bytes_read: int = 0  # of the current pass
 
     @property
     def name(self) -> str:
@@ -54,9 +55,9 @@ class FileDocument:
 
     def _decoded(self, file: BinaryIO) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")()
-        at = 0
+        self.bytes_read = 0
         while True:
-            block = file.read(PIECE)
+            at, block = self.bytes_read, file.read(PIECE)
             if b"\0" in block:
                 raise CannotRead(
                     f"{self.name} is a binary file (byte {at + block.index(0):,} is zero); "
@@ -73,7 +74,7 @@ class FileDocument:
                 yield text
             if not block:
                 return
-            at += len(block)
+            self.bytes_read += len(block)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +107,13 @@ def ask(
         raise CannotRead(f"{document.name} is empty; there is nothing to read") from None
 
     size = document.path.stat().st_size if document.path is not None else None
-    bar = screen.bar("reading", None, "chunks")
+    bar = screen.bar("reading", size, "bytes")
+    seen = 0
     changes: list[tuple[int, str]] = []
     shown = policy.tokenizer.decode(template.no_memory)
 
     def on_turn(turn: Turn, state: MemoryState) -> None:
-        nonlocal shown
+        nonlocal shown, seen
         if turn.kind is not TurnKind.UPDATE:
             return
         memory = policy.tokenizer.decode(template.shown_memory(state.memory_tokens))
@@ -119,10 +121,9 @@ def ask(
             shown = memory
             changes.append((turn.chunk + 1, memory))
             screen.say(f"chunk {turn.chunk + 1:,}: {memory}")
-        bar.advance(1, tokens=chunks.tokens_read, memory=shown)
+        bar.advance(document.bytes_read - seen, tokens=chunks.tokens_read, memory=shown)
+        seen = document.bytes_read
 
-    if size is not None:
-        screen.say(f"{document.name}: {size:,} bytes")
     answer = asyncio.run(_answer(config, policy, rules, template, asked, chunks, on_turn))
     bar.finish()
     return Answer(answer, chunks.total_chunks, chunks.tokens_read, tuple(changes))

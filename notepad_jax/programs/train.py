@@ -92,6 +92,7 @@ async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool)
 
 def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.ExitStack) -> Run:
     """Loads the policy and puts the parts together, where the last checkpoint left them."""
+    advantages.of_groups(config.grpo.advantage, ())  # a misspelt name should fail here
     policy = parts.load_policy(config.policy)
     template = Template.load(config.reading.template, policy.tokenizer)
     reading = parts.rules(config.reading)

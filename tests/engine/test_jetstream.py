@@ -1,0 +1,157 @@
+"""JetStream's own verbs, and its stock orchestrator served by our engine."""
+
+import asyncio
+import logging
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from notepad_jax.engine import jetstream_compat
+from notepad_jax.engine.paged_engine import PagedEngine
+from notepad_jax.types import Completion, Finish, Prompt, tokens
+
+PROMPTS = [p.tokens for p in tiny.prompts(per_prefix=1)]
+GREEDY = tiny.sampling(0, temperature=0.0, length=8)
+
+
+class Ids:
+    """Ids as text, one character each: all that the orchestrator needs of a tokenizer."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) - 32 for c in text]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(chr(i + 32) for i in ids)
+
+
+def engine() -> PagedEngine:
+    tokenizer = jetstream_compat.SentencePieceForJetStream(Ids(), tiny.STOPS[0], [16, 64, 96])
+    return PagedEngine(tiny.CONFIG, tiny.SETTINGS, GREEDY, tokenizer)
+
+
+def padded(ids: np.ndarray, size: int = 64) -> np.ndarray:
+    return np.pad(ids, (0, size - len(ids)))
+
+
+def decode(made: PagedEngine, params, prefix, slot: int = 3):
+    """Inserts a prefix, generates until the slot has stopped; (ids, logprobs)."""
+    state = made.insert(prefix, made.init_decode_state(), slot)
+    ids, logps = [], []
+    while state.slots[slot].remaining:
+        state, results = made.generate(params, state)
+        data = results.convert_to_numpy().get_result_at_slot(slot)
+        n = int(data.valid.sum())
+        ids += data.tokens[0, :n].tolist()
+        logps += results.logprobs[slot, :n].tolist()
+        assert data.lengths[0] == len(ids)
+    return ids, logps
+
+
+@pytest.mark.parametrize("ids", PROMPTS, ids=lambda p: f"{len(p)} tokens")
+def test_prefill_insert_generate_report_the_trainers_logprobs(ids):
+    params, made = tiny.params(), engine()
+    prefix = made.prefill(params=params, padded_tokens=padded(ids), true_length=len(ids))
+    new, logps = decode(made, params, prefix)
+    completion = Completion(tokens(new), np.array(logps), Finish.STOP, 0)
+    exact = tiny.trainer_logprobs(params, Prompt(tokens(), tokens(ids)), completion, 0.0)
+    assert np.abs(exact - logps).max() < 1e-5
+    assert len(new) == 8 or new[-1] in tiny.STOPS
+
+
+@pytest.mark.parametrize("cut", [1, 7, 8, 20])
+def test_prefill_continues_an_existing_prefix(cut):
+    params, made, ids = tiny.params(), engine(), PROMPTS[2]
+    whole = made.prefill(params=params, padded_tokens=padded(ids), true_length=len(ids))
+    first = made.prefill(params=params, padded_tokens=padded(ids[:cut]), true_length=cut)
+    both = made.prefill(
+        params=params, existing_prefix=first, padded_tokens=padded(ids[cut:]),
+        true_length=len(ids) - cut,
+    )  # fmt: skip
+    assert decode(made, params, both)[0] == decode(made, params, whole)[0]
+
+
+def test_a_slot_can_be_taken_over_and_keeps_no_pages():
+    params, made = tiny.params(), engine()
+    state = made.init_decode_state()
+    for ids in PROMPTS:
+        prefix = made.prefill(params=params, padded_tokens=padded(ids), true_length=len(ids))
+        state = made.insert(prefix, state, 0)
+    made.free_slot(state, 0)
+    assert state.pool.free == tiny.SETTINGS.pages
+
+
+def test_a_prompt_too_long_is_refused_before_any_work():
+    with pytest.raises(ValueError, match="97 tokens exceeds the engine's 96"):
+        engine().prefill(params=None, padded_tokens=np.zeros(128, np.int32), true_length=97)
+
+
+def test_the_stock_orchestrator_serves_our_engine():
+    """Its threads, queues and detokenisation over our prefill, insert and generate."""
+    orchestrator = jetstream_compat.load_orchestrator()
+    params, made = tiny.params(), engine()
+    for ids in PROMPTS:  # compile first: its threads have no patience
+        prefix = made.prefill(params=params, padded_tokens=padded(ids), true_length=len(ids))
+        decode(made, params, prefix)
+    driver = orchestrator.Driver(
+        prefill_engines=[made], generate_engines=[made], prefill_params=[params],
+        generate_params=[params], jax_padding=False,
+    )  # fmt: skip
+
+    async def serve(ids) -> list[int]:
+        request = orchestrator.ActiveRequest(
+            max_tokens=8,
+            prefill_content=Ids().decode(ids.tolist()),
+            is_client_side_tokenization=True,
+            return_channel=orchestrator.async_multifuture.AsyncMultifuture(),
+        )
+        driver.place_request_on_prefill_queue(request)
+        got: list[int] = []
+        async for samples in request.return_channel:
+            got += samples[0].token_ids
+        return got
+
+    async def serve_all() -> list[list[int]]:
+        return await asyncio.wait_for(asyncio.gather(*map(serve, PROMPTS)), 120)
+
+    try:
+        served = asyncio.run(serve_all())
+    finally:
+        driver.stop()
+    for ids, got in zip(PROMPTS, served, strict=True):
+        prefix = made.prefill(params=params, padded_tokens=padded(ids), true_length=len(ids))
+        exact = decode(made, params, prefix)[0]
+        expected = exact[:-1] if exact[-1] == tiny.STOPS[0] else exact
+        assert got[: len(expected)] == expected  # it drops the stop token
+
+
+def test_importing_the_orchestrator_leaves_logging_alone():
+    level = logging.getLogger().level
+    jetstream_compat.load_orchestrator()
+    assert logging.getLogger().level == level
+
+
+def test_results_are_jetstreams_with_logprobs_beside_them():
+    made = np.array([2, 0])
+    results = jetstream_compat.results(
+        np.array([[7, 8], [0, 0]]), np.array([[-1.0, -2.0], [0, 0]]), made, np.array([5, 0])
+    )
+    slot = results.get_result_at_slot(0)
+    assert slot.tokens.tolist() == [[7, 8]] and slot.valid.tolist() == [[1, 1]]
+    assert slot.lengths.tolist() == [5]
+    assert results.convert_to_numpy().logprobs.tolist() == [[-1.0, -2.0], [0, 0]]
+    assert isinstance(results, jetstream_compat.engine_api.ResultTokens)
+
+
+def test_an_engine_without_a_tokenizer_says_so():
+    with pytest.raises(ValueError, match="without a tokenizer"):
+        tiny.engine().build_tokenizer(None)
+
+
+def test_the_orchestrator_can_delete_a_prefix():
+    """`delete_pytree` is repaired: it used jax.tree_map, which jax removed."""
+    orchestrator = jetstream_compat.load_orchestrator()
+    leaf = jax.numpy.ones(3)
+    orchestrator.delete_pytree({"x": leaf})
+    assert leaf.is_deleted()
