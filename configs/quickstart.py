@@ -66,10 +66,10 @@ def get_config() -> ConfigDict:
     config.optimizer = ConfigDict(
         dict(
             kind="muon",
-            learning_rate=3e-3,  # of the weight matrices
-            adam_learning_rate=6e-4,  # of embedding and norms
+            learning_rate=1.5e-3,  # of the weight matrices
+            adam_learning_rate=3e-4,  # of embedding and norms
             warmup_steps=0,
-            decay_from=40,  # step from which the rates fall linearly; to 2% at decay_steps
+            decay_from=20,  # step from which the rates fall linearly; to 2% at decay_steps
             decay_steps=80,
             weight_decay=0.0,
             max_grad_norm=1.0,
@@ -102,9 +102,9 @@ def get_config() -> ConfigDict:
             lengths=("2k", "8k", "32k", "128k", "512k", "3.5m"),
             lengths_before=("2k", "8k", "32k", "128k"),
             chunk_size=1024,  # tokens, at every length but the training length
-            questions=256,  # per length,
+            questions=256,  # per length
             questions_per_document=32,
-            questions_longest=64,  # at 1m tokens and beyond,
+            questions_longest=64,  # at 1m tokens and beyond
             questions_per_longest=16,
             unanswerable=0.1,
             temperature=0.0,

@@ -42,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = None
     try:
         with choose(quiet=arguments.json) as screen:
-            config = configuration.load(arguments.config, overrides)
             if hasattr(arguments, "name"):
                 folder = run_folder(arguments)
+            config = configuration.load(arguments.config, overrides, saved_config(folder))
             result, text = arguments.run(arguments, config, folder, screen)
     except KeyboardInterrupt:
         again = f"; go on with: notepad-jax {arguments.command} --name {folder.name} --resume" if (
@@ -76,6 +76,12 @@ def run_folder(arguments: argparse.Namespace) -> Path:
         folder = Path("runs") / f"{name}-{number}"
         number += 1
     return folder
+
+
+def saved_config(folder: Path | None) -> dict[str, Any]:
+    """The settings of a run that is resumed: they need not be given again."""
+    path = folder / "config.json" if folder is not None else None
+    return json.loads(path.read_text(encoding="utf-8")) if path and path.is_file() else {}
 
 
 def _plain(value: Any) -> Any:

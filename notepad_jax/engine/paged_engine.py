@@ -59,6 +59,10 @@ class EngineSettings:
     cache_dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"engine.{field.name} is {value}; it must be at least 1")
         need = -(-(self.max_prompt + self.max_new_tokens) // self.page_size)
         if self.pages < need:
             raise ValueError(

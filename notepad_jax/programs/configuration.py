@@ -25,11 +25,14 @@ class ConfigProblem(ValueError):
     """A config file or an override that cannot be used."""
 
 
-def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
+def load(
+    name: str, overrides: Sequence[str] = (), saved: Mapping[str, Any] | None = None
+) -> ConfigDict:
     """Reads a config: a path, or the bare name of one in configs/ (`quickstart`).
 
     Args:
-      overrides: words like `--config.update.clip_high=0.28`.
+      overrides: words like `--config.grpo.clip_high=0.28`; they win over `saved`.
+      saved: the values of a run that goes on, as `plain` wrote them; {} or None for none.
     Raises:
       ConfigProblem: no such file, key or value; the message says what there is.
     """
@@ -40,6 +43,10 @@ def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
     if not hasattr(module, "get_config"):
         raise ConfigProblem(f"{path} has no function get_config(); a config file needs one")
     config = module.get_config()
+    known = flat(config)
+    for key, value in flat(saved or {}).items():
+        if key in known:
+            _set(config, key, tuple(value) if isinstance(known[key], tuple) else value)
     for word in overrides:
         _override(config, word)
     return config.lock()
@@ -89,8 +96,12 @@ def _override(config: ConfigDict, word: str) -> None:
         near = near or [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]][:1]
         hint = f"did you mean {near[0]}?" if near else "see the config file for its keys"
         raise ConfigProblem(f"there is no config key {key!r}; {hint}")
+    _set(config, key, _parse(key, text, known[key]))
+
+
+def _set(config: ConfigDict, key: str, value: Any) -> None:
     section, _, leaf = key.rpartition(".")
-    (config[section] if section else config)[leaf] = _parse(key, text, known[key])
+    (config[section] if section else config)[leaf] = value
 
 
 def _parse(key: str, text: str, old: Any) -> Any:
@@ -104,8 +115,12 @@ def _parse(key: str, text: str, old: Any) -> Any:
             return int(text.replace("_", ""))
         if isinstance(old, float):
             return float(text)
+        if any(isinstance(item, Mapping | ConfigDict) for item in old):
+            raise ConfigProblem(f"{key} holds sections of its own; change it in a config file")
         value = ast.literal_eval(text)
-        return type(old)(value) if isinstance(old, tuple | list) else value
+        return type(old)([value] if isinstance(value, str | int | float) else value)
+    except ConfigProblem:
+        raise
     except (ValueError, KeyError, SyntaxError, TypeError):
         kind = type(old).__name__
         raise ConfigProblem(

@@ -83,13 +83,11 @@ def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) 
     evaluate.save(folder / "eval_after.json", after)
 
     screen.say("4/4  export and report")
-    exported = folder / "hf"
-    if not exported.exists():
-        huggingface.export_params(policy.config, trained.params, exported, policy.tokenizer_path)
+    huggingface.export_params(policy.config, trained.params, folder / "hf", policy.tokenizer_path)
     outcome = Outcome(
         folder=folder,
         report=folder / "report.html",
-        exported=exported,
+        exported=folder / "hf",
         before=lengths.summarise(before),
         after=lengths.summarise(after),
         examples=examples(after),

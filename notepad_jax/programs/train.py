@@ -92,21 +92,47 @@ async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool)
 
 def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.ExitStack) -> Run:
     """Loads the policy and puts the parts together, where the last checkpoint left them."""
-    advantages.of_groups(config.grpo.advantage, ())  # a misspelt name should fail here
+    # What can be wrong with a config is found out before the run's folder exists.
+    advantages.of_groups(config.grpo.advantage, ())
+    if config.rollout.group_size < 2:
+        raise ValueError(
+            f"rollout.group_size is {config.rollout.group_size}; an advantage compares the "
+            f"readings of a group, so use at least 2"
+        )
     policy = parts.load_policy(config.policy)
     template = Template.load(config.reading.template, policy.tokenizer)
     reading = parts.rules(config.reading)
+    reader = collector.Reader(
+        tokenizer=policy.tokenizer,
+        template=template,
+        rules=reading,
+        temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
+        group_size=config.rollout.group_size,
+        max_document=config.data.tokens,
+    )
+    settings = update.UpdateSettings(
+        clip_low=config.grpo.clip_low,
+        clip_high=config.grpo.clip_high,
+        dual_clip=config.grpo.dual_clip,
+        kl_weight=config.grpo.kl_weight,
+        temperature=config.rollout.temperature,
+        micro_batch_rows=config.grpo.micro_batch_rows,
+        remat=config.grpo.remat,
+    )
     optimizer = make_optimizer(OptimizerSettings(**config.optimizer))
-    records = Records(
-        functools.partial(_document, config.data.to_dict()), config.seed,
-        documents=TRAINING_DOCUMENTS,
-    )  # fmt: skip
+    make = functools.partial(_document, config.data.to_dict())
+    make(TRAINING_DOCUMENTS.start)
+    records = Records(make, config.seed, documents=TRAINING_DOCUMENTS)
     state = update.start(policy.params, optimizer)
+    handoff = _handoff(config.checkpoint, folder)
+    driver = parts.driver(config.engine, policy, reading, template, PolicySnapshot(-1, None))
+
     checkpoints = stack.enter_context(
         Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
     )
-    step = 0
-    if resume and checkpoints.latest() is not None:
+    step, fresh = 0, not resume or checkpoints.latest() is None
+    if not fresh:
         saved = checkpoints.restore(abstract(state.params), abstract(state.opt_state))
         records.set_state(saved.data)
         step, done = saved.step, saved.meta["optimizer_steps"]
@@ -114,34 +140,18 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
     run = Run(
         config=config,
         policy=policy,
-        reader=collector.Reader(
-            tokenizer=policy.tokenizer,
-            template=template,
-            rules=reading,
-            temperature=config.rollout.temperature,
-            top_p=config.rollout.top_p,
-            group_size=config.rollout.group_size,
-            max_document=config.data.tokens,
-        ),
+        reader=reader,
         records=records,
-        driver=parts.driver(config.engine, policy, reading, template, PolicySnapshot(-1, None)),
+        driver=driver,
         buffer=GroupBuffer(config.rollout.max_staleness),
         optimizer=optimizer,
-        settings=update.UpdateSettings(
-            clip_low=config.grpo.clip_low,
-            clip_high=config.grpo.clip_high,
-            dual_clip=config.grpo.dual_clip,
-            kl_weight=config.grpo.kl_weight,
-            temperature=config.rollout.temperature,
-            micro_batch_rows=config.grpo.micro_batch_rows,
-            remat=config.grpo.remat,
-        ),
+        settings=settings,
         state=state,
         checkpoints=checkpoints,
-        handoff=_handoff(config.checkpoint, folder),
+        handoff=handoff,
         step=step,
     )
-    if not resume or checkpoints.latest() is None:
+    if fresh:
         _save(run)
     run.driver.start_with(_published(run))
     return run

@@ -62,7 +62,7 @@ def draw(
     tails: int,
     habits: Habits,
     found_share: float = 0.5,
-    answer_share: float = 0.15,
+    answer_share: float = 0.3,
     chapter_share: float = 0.5,
     noted_share: float = 0.55,
 ) -> Lesson:

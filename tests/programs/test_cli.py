@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from notepad_jax import cli
+from notepad_jax.programs import configuration
 from notepad_jax.tasks.synthetic import make_tasks
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +77,9 @@ def test_a_question_beyond_its_limit(story, capsys):
         (["--config.grpo.advantage=drgrpo"], "dr_grpo"),
         (["--config.reading.template=nosuch"], "nosuch"),
         (["--config.engine.pages=3"], "needs"),
+        (["--config.engine.slots=0"], "engine.slots is 0"),
+        (["--config.rollout.group_size=1"], "at least 2"),
+        (["--config.data.questions=99"], "99 questions"),
     ],
 )
 def test_configs_that_cannot_work(tmp_path, capsys, monkeypatch, words, says):
@@ -85,6 +89,7 @@ def test_configs_that_cannot_work(tmp_path, capsys, monkeypatch, words, says):
     ]  # fmt: skip
     assert cli.main(["train", "--json", *words]) == 1
     assert says in one_line(capsys)
+    assert not (tmp_path / "runs").exists()  # the name of a refused run is not taken
 
 
 def test_a_run_is_never_overwritten(tmp_path, capsys, monkeypatch):
@@ -116,3 +121,26 @@ def test_the_command_line_itself(capsys):
         cli.main(["ask", "--help"])
     assert stopped.value.code == 0
     assert "story.txt" in capsys.readouterr().out
+
+
+def test_a_resumed_run_keeps_its_settings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    monkeypatch.setattr(
+        "notepad_jax.programs.train.train",
+        lambda config, folder, screen, resume: seen.append(config) or folder,
+    )
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    saved = {"steps": 7, "evaluate": {"lengths": ["2k"]}, "seed": 3}
+    (folder / "config.json").write_text(json.dumps(saved))
+    words = ["train", "--json", "--name", "mine", "--resume", "--config.seed=4"]
+    assert cli.main(words) == 0
+    assert (seen[0].steps, seen[0].seed, seen[0].evaluate.lengths) == (7, 4, ("2k",))
+
+
+def test_lists_can_be_changed_and_sections_cannot():
+    config = configuration.load("quickstart", ["--config.evaluate.lengths=('2k')"])
+    assert config.evaluate.lengths == ("2k",)
+    with pytest.raises(ValueError, match="change it in a config file"):
+        configuration.load("starter", ["--config.lessons=1"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pathlib
 
@@ -37,6 +38,11 @@ def packed(lesson: lessons.Lesson):
     )
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def whole_forward(config, params, tokens, positions, ends):
+    return policy.forward(config, params, tokens, positions, attention.packed(ends))[0]
+
+
 @pytest.mark.parametrize("heads, kv_heads", [(2, 1), (4, 2)])
 def test_two_streams_equal_the_policys_packed_forward(heads, kv_heads):
     config = PolicyConfig(
@@ -46,9 +52,10 @@ def test_two_streams_equal_the_policys_packed_forward(heads, kv_heads):
     )  # fmt: skip
     params = jax.tree.map(lambda x: 3 * x, init_params(config, jax.random.key(1)))
     lesson = lessons.draw(np.random.default_rng(0), 2, 64, 6, HABITS)
-    hidden, _ = warmup.read_lesson(config, params, lesson.chunk, lesson.tail, lesson.sees_chunk)
+    read = jax.jit(warmup.read_lesson, static_argnums=0)
+    hidden, _ = read(config, params, lesson.chunk, lesson.tail, lesson.sees_chunk)
     tokens, positions, ends = packed(lesson)
-    rows, _, _ = policy.forward(config, params, tokens, positions, attention.packed(ends))
+    rows = whole_forward(config, params, tokens, positions, ends)
     rows = rows[:, 64:].reshape(hidden.shape)
     sees = lesson.sees_chunk
     # Sharp attention (weights times 3) amplifies float32 rounding to 3e-5; a mistake gives 1.
@@ -56,7 +63,7 @@ def test_two_streams_equal_the_policys_packed_forward(heads, kv_heads):
     alone = jnp.asarray(lesson.tail[~sees])  # answer turns: rows of their own
     whole = jnp.full(alone.shape, lessons.TAIL, jnp.int32)
     at = jnp.tile(jnp.arange(lessons.TAIL), (len(alone), 1))
-    rows, _, _ = policy.forward(config, params, alone, at, attention.packed(whole))
+    rows = whole_forward(config, params, alone, at, whole)
     np.testing.assert_allclose(hidden[~sees], rows, atol=1e-4)
 
 
@@ -85,13 +92,18 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+def export_untrained(folder):
+    config, params = huggingface.import_policy(STARTER)
+    huggingface.export_params(config, params, folder)
+
+
 def test_learning_lowers_the_loss_and_keeps_the_readme(tmp_path):
     folder = tmp_path / "starter"
     config = tiny(folder, 30)
-    first = warmup.run(tiny(folder, 1), choose(quiet=True))
+    export_untrained(folder)
     (folder / "README.md").write_text("mine")
     last = warmup.run(config, choose(quiet=True))
-    assert last["loss@64"] < 0.9 * first["loss@64"]
+    assert last["loss@64"] < 0.75 * np.log(len(vocabulary.PIECES))
     assert (folder / "README.md").read_text() == "mine"
 
 
