@@ -46,7 +46,7 @@ def get_config() -> ConfigDict:
             group_size=8,  # G readings of each question
             temperature=1.0,
             top_p=1.0,
-            max_rounds=1,  # 1: uninformative groups are dropped and not replaced
+            max_rounds=3,  # of sampling, to replace uninformative groups; 1 only drops them
             max_staleness=0,  # policy versions between sampling and learning
             archive=2,  # groups a step kept in trajectories.jsonl for people to read
         )
@@ -57,6 +57,9 @@ def get_config() -> ConfigDict:
             clip_low=0.2,
             clip_high=0.2,
             dual_clip=3.0,
+            # Share of informative groups at which a step is taken whole; below it, in proportion.
+            # Muon and Adam step as far on noise as on signal, and noise wears skills down.
+            full_rate_at=0.5,
             kl_weight=0.0,  # k3 to the starting policy; 0 skips its forward pass
             micro_batch_rows=4,
             row_length=768,  # tokens of a packed row

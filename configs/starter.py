@@ -2,8 +2,9 @@
 
     notepad-jax warmup --config configs/starter.py
 
-Expected: a few minutes on one core; data/starter/ (1 MB); it finds 99% of the facts in
-chunks of 64 to 1,024 tokens, and forgets three notes of four when a new chapter begins.
+Expected: 4 to 5 minutes on one core; data/starter/ (0.9 MB), which finds all facts in chunks
+of 64 to 1,024 tokens and forgets three notes of four when a new chapter begins: accuracy
+.48 on documents of 8 x 256 tokens, .38 at 16 x 256, .31 at 64 x 256 (.30 is saying "nothing").
 """
 
 from ml_collections import ConfigDict
@@ -47,9 +48,9 @@ def get_config() -> ConfigDict:
     config.guidance = 0.5  # weight of telling heads where to look, against one nat of loss
     # Chunks a step, tokens each, questions each, and how often such a step is drawn.
     config.lessons = (
-        ConfigDict(dict(chunks=16, chunk_size=64, tails=12, share=0.40)),
-        ConfigDict(dict(chunks=6, chunk_size=256, tails=24, share=0.45)),
-        ConfigDict(dict(chunks=2, chunk_size=1024, tails=32, share=0.15)),
+        ConfigDict(dict(chunks=16, chunk_size=64, tails=12, share=0.35)),
+        ConfigDict(dict(chunks=6, chunk_size=256, tails=24, share=0.40)),
+        ConfigDict(dict(chunks=2, chunk_size=1024, tails=32, share=0.25)),
     )
     # Constant for a quarter of the steps, then linear to 2%.
     config.optimizer = ConfigDict(

@@ -22,7 +22,8 @@ import time
 
 import numpy as np
 
-from notepad_jax.engine.paged_engine import DecodeState, PagedEngine, Started, Tail
+from notepad_jax.engine.layout import Tail
+from notepad_jax.engine.paged_engine import DecodeState, PagedEngine, Started
 from notepad_jax.engine.pages import CachedPrefix, OutOfPages, PrefixCache
 from notepad_jax.types import (
     Completion,

@@ -7,8 +7,8 @@ with many tails in one launch and verifies their drafts, `insert_packed` gives t
 ones a slot. Both paths end in the same slots and the same `generate`.
 
 Parameters are an argument of every call that runs the policy; the engine holds none. Device
-work is in `launches`; this file is the host side: which pages, which rows, which sizes. Sizes
-are rounded up by `bucket`, so that a few compiled shapes serve all batches.
+work is in `launches`, the arrays they take are laid out by `layout`, and page numbers come
+from `pages`; this file decides what is read when, and remembers who sits in which slot.
 """
 
 from __future__ import annotations
@@ -21,28 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from notepad_jax.engine import jetstream_compat, launches
+from notepad_jax.engine import jetstream_compat, launches, layout
+from notepad_jax.engine.layout import Slot, Tail, bucket
 from notepad_jax.engine.pages import CachedPrefix, PagePool, PrefixCache
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
 from notepad_jax.types import SamplingParams, Tokens
-from pallas_kernels import Pages, PageTables
-
-
-def bucket(size: int, smallest: int = 1, per_octave: int = 4) -> int:
-    """Rounds up to a grid with `per_octave` sizes per doubling: at most 1/4 is padding."""
-    if size <= smallest:
-        return smallest
-    step = max(1, 2 ** ((size - 1).bit_length() - 1) // per_octave)
-    return -(-size // step) * step
-
-
-def coarse(size: int) -> int:
-    """Rounds up to 8, 32, 128, 512, ...: decode batches shrink often, and compile slowly."""
-    rounded = 8
-    while rounded < size:
-        rounded *= 4
-    return rounded
+from pallas_kernels import Pages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,16 +72,6 @@ class Prefix:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tail:
-    """One prompt to continue: a cached prefix (or none), private tokens, a draft."""
-
-    prefix: CachedPrefix | None
-    tokens: Tokens
-    draft: Tokens
-    sampling: SamplingParams
-
-
-@dataclasses.dataclass(frozen=True)
 class Started:
     """What a packed prefill found for one tail."""
 
@@ -106,20 +81,6 @@ class Started:
     finished: bool
     first: int  # flat index of the tail's first token in its launch
     kv: Any  # the launch's keys and values
-
-
-@dataclasses.dataclass
-class Slot:
-    """A sequence that is decoding."""
-
-    prefix: CachedPrefix | None
-    pages: tuple[int, ...]
-    private_len: int  # private tokens in the cache
-    position: int  # of `token`
-    token: int  # sampled last, not yet in the cache
-    made: int  # tokens of the completion so far
-    remaining: int
-    sampling: SamplingParams
 
 
 @dataclasses.dataclass
@@ -134,20 +95,6 @@ class DecodeState:
     @property
     def free_slots(self) -> list[int]:
         return [i for i, slot in enumerate(self.slots) if slot is None]
-
-
-def _seed_words(seed: int) -> tuple[int, int]:
-    return seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF
-
-
-def _draws(entries: Sequence[tuple[SamplingParams, int]], size: int) -> launches.Draws:
-    """Packs (sampling, tokens made so far) of each position, padded to `size` greedy ones."""
-    temperature, top_p = np.zeros(size, np.float32), np.ones(size, np.float32)
-    seed, index = np.zeros((size, 2), np.uint32), np.zeros(size, np.int32)
-    for x, (sampling, made) in enumerate(entries):
-        temperature[x], top_p[x] = sampling.temperature, sampling.top_p
-        seed[x], index[x] = _seed_words(sampling.seed), made
-    return launches.Draws(temperature, top_p, seed, index)
 
 
 class PagedEngine(jetstream_compat.Engine):
@@ -229,7 +176,8 @@ class PagedEngine(jetstream_compat.Engine):
         made = np.zeros(len(state.slots), np.int32)
         if active:
             slots = [state.slots[i] for i in active]
-            tables, arrays = self._tables(slots), self._slot_arrays(slots)
+            tables = layout.page_tables(slots, self.settings.page_size)
+            arrays = layout.slot_arrays(slots)
             state.pages, *out = launches.generate(
                 self.config, params, state.pages, tables, arrays, steps
             )
@@ -351,54 +299,18 @@ class PagedEngine(jetstream_compat.Engine):
         self, params: Params, state: DecodeState, tails: Sequence[Tail], width: int
     ) -> list[Started]:
         """One launch for tails whose prefixes take at most `width` pages."""
-        rows: list[tuple[CachedPrefix | None, list[int]]] = []
-        open_rows: dict[int, tuple[int, int]] = {}  # prefix -> (row, tokens used)
-        inputs: list[np.ndarray] = []
-        place: list[tuple[int, int]] = []
-        for i, tail in enumerate(tails):
-            ends = len(tail.draft) and int(tail.draft[-1]) in tail.sampling.stop_ids
-            inputs.append(np.concatenate([tail.tokens, tail.draft[:-1] if ends else tail.draft]))
-            row, used = open_rows.get(id(tail.prefix), (-1, self.settings.row_tokens))
-            if used + len(inputs[i]) > self.settings.row_tokens:
-                row, used = len(rows), 0
-                rows.append((tail.prefix, []))
-            rows[row][1].append(i)
-            place.append((row, used))
-            open_rows[id(tail.prefix)] = row, used + len(inputs[i])
-        R = bucket(len(rows))
-        T = bucket(max(p + len(x) for (_, p), x in zip(place, inputs, strict=True)), 64, 1)
-        tokens, positions = np.zeros((R, T), np.int32), np.zeros((R, T), np.int32)
-        kv_end = np.broadcast_to(np.arange(1, T + 1, dtype=np.int32), (R, T)).copy()
-        table, lens = np.zeros((R, width), np.int32), np.zeros(R, np.int32)
-        for r, (prefix, _) in enumerate(rows):
-            if prefix is not None:
-                table[r, : len(prefix.pages)], lens[r] = prefix.pages, prefix.length
-        sample_at: list[np.ndarray] = []
-        entries: list[tuple[SamplingParams, int]] = []
-        for tail, x, (row, first) in zip(tails, inputs, place, strict=True):
-            here = slice(first, first + len(x))
-            tokens[row, here], kv_end[row, here] = x, first + len(x)
-            positions[row, here] = lens[row] + np.arange(len(x))
-            n = len(x) - len(tail.tokens) + 1
-            sample_at.append(row * T + first + len(tail.tokens) - 1 + np.arange(n))
-            entries += [(tail.sampling, made) for made in range(n)]
-        X = bucket(len(entries), 64, 1)
-        flat = np.zeros(X, np.int32)
-        flat[: len(entries)] = np.concatenate(sample_at)
+        rows = layout.pack_tails(tails, width, self.settings.row_tokens)
         new, logp, kv = launches.prefill_tails(
-            self.config, params, state.pages, table, lens, tokens, positions, kv_end, flat,
-            _draws(entries, X),
+            self.config, params, state.pages, rows.table, rows.lens, rows.tokens, rows.positions,
+            rows.kv_end, rows.sample_at, rows.draws,
         )  # fmt: skip
         new, logp = jax.device_get((new, logp))
-        started, x = [], 0
-        for tail, at, (row, first) in zip(tails, sample_at, place, strict=True):
-            n = _accepted(new[x : x + len(at)], tail)
-            ids = new[x : x + n].tolist()
+        started = []
+        for tail, first, span in zip(tails, rows.first, rows.spans, strict=True):
+            n = layout.accepted(new[span], tail)
+            ids = new[span][:n].tolist()
             finished = ids[-1] in tail.sampling.stop_ids or n == tail.sampling.max_new_tokens
-            started.append(
-                Started(tail, ids, logp[x : x + n].tolist(), finished, row * T + first, kv)
-            )
-            x += len(at)
+            started.append(Started(tail, ids, logp[span][:n].tolist(), finished, first, kv))
         return started
 
     def _private_slot(
@@ -439,45 +351,6 @@ class PagedEngine(jetstream_compat.Engine):
             padded(froms, 64, 0), padded(tos, 64, nowhere),
         )  # fmt: skip
 
-    def _tables(self, slots: Sequence[Slot]) -> PageTables:
-        """Arranges slots in rows that share a prefix; at most 16 to a row bounds the padding."""
-        Z = self.settings.page_size
-        rows: dict[tuple[int, int], list[int]] = {}
-        seen: dict[int, int] = {}
-        for b, slot in enumerate(slots):
-            key = id(slot.prefix)
-            nth = seen[key] = seen.get(key, -1) + 1
-            rows.setdefault((key, nth // 16), []).append(b)
-        B = coarse(len(slots))
-        R, M = coarse(len(rows)), 16
-        shared = [(len(s.prefix.pages) if s.prefix is not None else 0) for s in slots]
-        P = bucket(max(shared)) if any(shared) else 0
-        Q = bucket(max(len(s.pages) for s in slots), 1, 1)
-        table, lens = np.zeros((R, P), np.int32), np.zeros(R, np.int32)
-        members, place = np.zeros((R, M), np.int32), np.zeros(B, np.int32)
-        private = np.zeros((B, Q), np.int32)
-        for r, row in enumerate(rows.values()):
-            prefix = slots[row[0]].prefix
-            if prefix is not None:
-                table[r, : len(prefix.pages)] = prefix.pages
-                lens[r] = prefix.length // Z * Z
-            members[r, : len(row)] = row
-            place[row] = r * M + np.arange(len(row))
-        for b, slot in enumerate(slots):
-            private[b, : len(slot.pages)] = slot.pages
-        return PageTables(table, lens, members, place, private)
-
-    def _slot_arrays(self, slots: Sequence[Slot]) -> launches.SlotArrays:
-        B = coarse(len(slots))
-        token, position, private_len, remaining = np.zeros((4, B), np.int32)
-        stops = np.full((B, max(len(s.sampling.stop_ids) for s in slots) or 1), -1, np.int32)
-        for b, s in enumerate(slots):
-            token[b], position[b] = s.token, s.position
-            private_len[b], remaining[b] = s.private_len, s.remaining
-            stops[b, : len(s.sampling.stop_ids)] = s.sampling.stop_ids
-        draws = _draws([(s.sampling, s.made) for s in slots], B)
-        return launches.SlotArrays(token, position, private_len, remaining, stops, draws)
-
     @staticmethod
     def _advance(slot: Slot, new: np.ndarray) -> None:
         n = len(new)
@@ -486,13 +359,3 @@ class PagedEngine(jetstream_compat.Engine):
         slot.made += n
         slot.token = int(new[-1])
         slot.remaining = 0 if slot.token in slot.sampling.stop_ids else slot.remaining - n
-
-
-def _accepted(sampled: np.ndarray, tail: Tail) -> int:
-    """How many sampled tokens stand: each is right given the draft tokens before it."""
-    n = 1
-    while n < len(sampled) and sampled[n - 1] == tail.draft[n - 1]:
-        if sampled[n - 1] in tail.sampling.stop_ids:
-            break
-        n += 1
-    return min(n, tail.sampling.max_new_tokens)

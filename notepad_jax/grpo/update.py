@@ -102,9 +102,13 @@ def step(
     settings: UpdateSettings,
     state: TrainState,
     batch: TrainBatch,
+    rate_scale: float = 1.0,
 ) -> tuple[TrainState, dict[str, float]]:
     """Takes one optimizer step on `batch`; `state`'s buffers are donated.
 
+    `rate_scale` multiplies what the optimizer would add to the parameters. Muon and Adam
+    move as far for a faint gradient as for a strong one; a caller who knows that a batch
+    carries little signal says so here.
     Returns the new state and metrics: means over all completion tokens (`objective.divide`)
     and the global norms of gradient (before clipping), update and new parameters.
 
@@ -112,7 +116,7 @@ def step(
       ValueError: the rows cannot be split, or no token or a row's first token is trained.
     """
     total = _sum(config, settings, state.params, batch)
-    state, (sums, norms) = _apply(state, total, optimizer=optimizer)
+    state, (sums, norms) = _apply(state, total, rate_scale, optimizer=optimizer)
     sums, norms = jax.device_get((sums, norms))  # the one device-to-host copy of a step
     return state, objectives.divide(sums) | {name: float(norm) for name, norm in norms.items()}
 
@@ -155,9 +159,13 @@ def token_logprobs_of(
 
 
 def bucket(count: int) -> int:
-    """Rounds up to 4, 5, 6 or 7 times a power of two, at least 64: never over 25% too many."""
-    if count <= 64:
-        return 64
+    """Rounds up to a power of two, at least 256; above 4,096 to quarters of one.
+
+    Padded positions cost a row of logits each. For a few thousand, compiling the update once
+    more costs far more than they do; for many, at most 25% are padding.
+    """
+    if count <= 4096:
+        return max(256, 1 << (count - 1).bit_length())
     unit = 1 << (count - 1).bit_length() - 3
     return -(-count // unit) * unit
 
@@ -278,13 +286,17 @@ def _accumulate(
 
 @functools.partial(jax.jit, static_argnames=("optimizer",), donate_argnames=("state",))
 def _apply(
-    state: TrainState, total: Total, optimizer: optax.GradientTransformation
+    state: TrainState,
+    total: Total,
+    rate_scale: float | Array,
+    optimizer: optax.GradientTransformation,
 ) -> tuple[TrainState, tuple[objectives.Sums, dict[str, Array]]]:
     """Divides once by the global token count and lets the optimizer move the parameters."""
     summed, sums = total
     gradient = jax.tree.map(lambda g, p: (g / sums.tokens).astype(p.dtype), summed, state.params)
     with jax.named_scope("optimizer"):
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        updates = jax.tree.map(lambda u: (u * rate_scale).astype(u.dtype), updates)
         params = optax.apply_updates(state.params, updates)
     norms = {
         "grad_norm": optax.tree.norm(gradient),

@@ -203,10 +203,12 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], list[G
     if batch_groups:
         packed = _pack(run, batch_groups)
         packed_tokens = packed.stats.packed_tokens
+        scale = min(1.0, metrics["groups/kept_share"] / config.grpo.full_rate_at)
         run.state, learnt = update.step(
-            run.policy.config, run.optimizer, run.settings, run.state, packed.batch
+            run.policy.config, run.optimizer, run.settings, run.state, packed.batch, scale
         )
         metrics |= learnt | {
+            "update/rate_scale": scale,
             "update/packed_tokens": packed_tokens,
             "update/prefix_tokens_saved": packed.stats.prefix_tokens_saved,
             "update/fill": packed.stats.fill,
@@ -234,6 +236,7 @@ def _pack(run: Run, batch_groups: list[Group]) -> packing.PackedBatch:
         advantages.of_groups(config.grpo.advantage, batch_groups),
         row_length=config.grpo.row_length,
         rows_multiple=config.grpo.micro_batch_rows,
+        length_multiple=config.grpo.row_length,  # one width: each further one compiles anew
     )
     if config.grpo.kl_weight:
         reference = update.token_logprobs_of(

@@ -8,7 +8,8 @@ import pytest
 import tiny
 
 from notepad_jax.engine.driver import EngineDriver, PromptTooLong
-from notepad_jax.engine.paged_engine import EngineSettings, bucket
+from notepad_jax.engine.layout import bucket
+from notepad_jax.engine.paged_engine import EngineSettings
 from notepad_jax.types import Finish, PolicySnapshot, Prompt, SamplingParams, tokens
 
 PROMPTS = tiny.prompts()

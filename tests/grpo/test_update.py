@@ -317,10 +317,11 @@ def test_few_programs_are_compiled(learn, groups, make):
 
 
 def test_buckets():
-    assert [bucket(n) for n in (1, 64, 65, 80, 81, 129, 1000, 1024, 1025)] == [
-        64, 64, 80, 80, 96, 160, 1024, 1024, 1280,
-    ]  # fmt: skip
-    assert all(n <= bucket(n) <= max(64, 1.25 * n) for n in range(1, 5000))
+    sizes = (1, 256, 257, 4096, 4097, 5120, 5121, 8193)
+    assert [bucket(n) for n in sizes] == [256, 256, 512, 4096, 5120, 5120, 6144, 10240]
+    assert all(n <= bucket(n) <= max(256, 2 * n) for n in range(1, 5000))
+    assert all(n <= bucket(n) <= 1.25 * n for n in range(4096, 50000, 7))
+
 
 
 def test_what_cannot_be_run_is_refused(learn, groups):
