@@ -39,7 +39,7 @@ def get_config() -> ConfigDict:
         )
     )
 
-    config.steps = 80  # optimizer steps, one per rollout
+    config.steps = 100  # optimizer steps, one per rollout
     config.rollout = ConfigDict(
         dict(
             documents=5,  # per step; groups = documents * questions
@@ -69,11 +69,11 @@ def get_config() -> ConfigDict:
     config.optimizer = ConfigDict(
         dict(
             kind="muon",
-            learning_rate=1.5e-3,  # of the weight matrices
-            adam_learning_rate=3e-4,  # of embedding and norms
+            learning_rate=2e-3,  # of the weight matrices
+            adam_learning_rate=4e-4,  # of embedding and norms
             warmup_steps=0,
-            decay_from=20,  # step from which the rates fall linearly; to 2% at decay_steps
-            decay_steps=80,
+            decay_from=25,  # step from which the rates fall linearly; to 2% at decay_steps
+            decay_steps=100,
             weight_decay=0.0,
             max_grad_norm=1.0,
         )

@@ -24,6 +24,7 @@ import numpy as np
 from notepad_jax.tasks import synthetic
 from notepad_jax.tasks import vocabulary as words
 
+MANY_CHAPTERS = 0.3  # of the chunks: short ones must show how a long one looks
 TAIL = 14  # <|question|> 4 words <|memory|> 3 words <|write|> 3 words <|end|>
 _NAME, _TOWN, _CODE, _RULER = (
     words.ID_OF[group[0]] for group in (words.NAMES, words.TOWNS, words.CODES, words.RULERS)
@@ -61,7 +62,7 @@ def draw(
     chunk_size: int,
     tails: int,
     habits: Habits,
-    found_share: float = 0.5,
+    found_share: float = 0.4,
     answer_share: float = 0.3,
     chapter_share: float = 0.5,
     noted_share: float = 0.55,
@@ -160,8 +161,9 @@ def _write_chunk(
     """Wanted facts at random sentences, and noise that never mentions the asked."""
     (B, Q), kinds = asked.name.shape, synthetic.KINDS
     n, chapter = size // synthetic.SENTENCE, len(_sentence_ids()) - 1
-    drawn = synthetic.draw_sentences(rng, n, asked.objects, asked.others, 0.5, 1 / 64)
     begins = rng.random((B, 1)) < chapter_share  # then one chapter at least, else none
+    rate = np.where(rng.random((B, 1)) < MANY_CHAPTERS, 1 / 16, 1 / 64)
+    drawn = synthetic.draw_sentences(rng, n, asked.objects, asked.others, 0.5, rate)
     one = np.arange(n) == rng.integers(0, n, (B, 1))
     drawn = np.where(begins & one, chapter, drawn)
     drawn = np.where(~begins & (drawn == chapter), chapter - 1, drawn)

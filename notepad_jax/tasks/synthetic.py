@@ -100,13 +100,13 @@ def draw_sentences(
     objects: np.ndarray,
     subjects: tuple[np.ndarray, np.ndarray],
     distractor_share: float,
-    chapter_rate: float,
+    chapter_rate: float | np.ndarray,
 ) -> np.ndarray:
     """Draws indices into `sentences()`, [R, count]: distractors, fillers, chapter breaks.
 
     R documents at once. `objects` int [3, R, 48] says which code and home each name has,
     and which ruler each town; `subjects` are the names [R, *] and the towns [R, *] that may
-    be the subject of a distractor.
+    be the subject of a distractor; `chapter_rate` may be one per document, [R, 1].
     """
     names, towns = subjects
     shape = (len(names), count)
