@@ -190,13 +190,15 @@ def _packed_backward(residuals: Any, cotangents: tuple[Array, Array]) -> Any:
     ks, vs = _blocked(k, schedule.k_size), _blocked(v, schedule.k_size)
     ends = _ends(kv_end, schedule.k_size)
     d_outs = _queries(d_out, K, schedule.q_size)
+    # Sums over queries are plain matrix products only with the queries' transpose on the left.
+    qs_T, d_outs_T = qs.swapaxes(-1, -2), d_outs.swapaxes(-1, -2)
     lses = _queries(lse[..., None], K, schedule.q_size)[..., 0]
     # d score = weight * (d_out . v - d_out . out + d_lse): the last two are one number a query.
     delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1) - d_lse
     deltas = _queries(delta[..., None], K, schedule.q_size)[..., 0]
 
     def step(e: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        dqs, dks, dvs = state
+        dqs, dks_T, dvs_T = state
         entry = row, qb, kb = schedule.row[e], schedule.q_block[e], schedule.k_block[e]
         q_e, k_e, v_e = _take(qs, row, qb), _take(ks, row, kb), _take(vs, row, kb)
         d_out_e = _take(d_outs, row, qb)
@@ -207,25 +209,29 @@ def _packed_backward(residuals: Any, cotangents: tuple[Array, Array]) -> Any:
         d_scores = (scale * weights * (d_weights - _take(deltas, row, qb)[..., None])).astype(
             q.dtype
         )
-        dv = jnp.einsum(
-            "kqs,kqh->ksh", weights.astype(q.dtype), d_out_e, preferred_element_type=jnp.float32
-        )
         dq = jnp.einsum("kqs,ksh->kqh", d_scores, k_e, preferred_element_type=jnp.float32)
-        dk = jnp.einsum("kqs,kqh->ksh", d_scores, q_e, preferred_element_type=jnp.float32)
+        dk_T = jnp.einsum(
+            "khq,kqs->khs", _take(qs_T, row, qb), d_scores, preferred_element_type=jnp.float32
+        )
+        dv_T = jnp.einsum(
+            "khq,kqs->khs", _take(d_outs_T, row, qb), weights.astype(q.dtype),
+            preferred_element_type=jnp.float32,
+        )  # fmt: skip
         return (
             _put(dqs, _take(dqs, row, qb) + dq, row, qb),
-            _put(dks, _take(dks, row, kb) + dk, row, kb),
-            _put(dvs, _take(dvs, row, kb) + dv, row, kb),
+            _put(dks_T, _take(dks_T, row, kb) + dk_T, row, kb),
+            _put(dvs_T, _take(dvs_T, row, kb) + dv_T, row, kb),
         )
 
-    start = tuple(jnp.zeros(x.shape, jnp.float32) for x in (qs, ks, vs))
+    shapes = qs.shape, ks.swapaxes(-1, -2).shape, vs.swapaxes(-1, -2).shape
+    start = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
     with jax.named_scope("packed_attention_backward"):
-        dqs, dks, dvs = jax.lax.fori_loop(0, schedule.count, step, start)
+        dqs, dks_T, dvs_T = jax.lax.fori_loop(0, schedule.count, step, start)
     no_gradient = functools.partial(jax.tree.map, lambda x: np.zeros(x.shape, jax.dtypes.float0))
     return (
         _unqueries(dqs, N, T).astype(q.dtype),
-        _unblocked(dks, S).astype(k.dtype),
-        _unblocked(dvs, S).astype(v.dtype),
+        _unblocked(dks_T.swapaxes(-1, -2), S).astype(k.dtype),
+        _unblocked(dvs_T.swapaxes(-1, -2), S).astype(v.dtype),
         no_gradient(kv_end),
         no_gradient(schedule),
     )

@@ -1,0 +1,164 @@
+"""What reading costs by document length: CPU seconds and memory from 32K to 3.5M tokens.
+
+    python -m benchmarks.reading_cost [--policy data/starter] [--lengths 32k,...,3.5m] [--json]
+
+Reads synthetic documents through the real loop (agent, driver, paged engine), greedily, in
+chunks of 1,024 tokens, several questions a document, exactly as the quick start's
+evaluation does. Fits seconds = a * length ** b: reading chunk by chunk must give b = 1.00,
+and the peak memory must not grow with the length. Short lengths are read several times, so
+that every point stands on about a second of work. Expected on one core of a 2-core AMD
+EPYC: b = 1.00 +- 0.05 and 130,000 document tokens a CPU second, 16 questions a document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import resource
+import sys
+import time
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from notepad_jax.agent import prompts
+from notepad_jax.agent.chunking import ChunkStream
+from notepad_jax.agent.memory_agent import Rules, TurnSampling
+from notepad_jax.agent.tokenizer import SentencePieceTokenizer
+from notepad_jax.checkpoint import huggingface
+from notepad_jax.engine.driver import EngineDriver
+from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
+from notepad_jax.eval import lengths
+from notepad_jax.tasks.synthetic import make_tasks
+from notepad_jax.types import Chunks, PolicySnapshot, SamplingParams, Task
+
+ANSWER = 8  # tokens, the stop token included; the memory has as many
+
+
+def peak_megabytes() -> float:
+    """Returns the most memory that this process ever held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def exponent(measured_lengths: Sequence[int], seconds: Sequence[float]) -> float:
+    """Returns b of the least-squares fit log(seconds) = log(a) + b log(length)."""
+    return float(np.polyfit(np.log(measured_lengths), np.log(seconds), 1)[0])
+
+
+class Desk:
+    """One policy at one engine, and documents to put before it."""
+
+    def __init__(self, folder: str, chunk_size: int, documents: int, questions: int):
+        self.config, params = huggingface.import_policy(folder)
+        self.tokenizer = SentencePieceTokenizer(f"{folder}/{huggingface.TOKENIZER}")
+        self.template = prompts.Template.load(prompts.find("question_last"), self.tokenizer)
+        self.rules = Rules(
+            max_question=8, chunk_size=chunk_size, max_memory=ANSWER, max_answer=ANSWER,
+            memory_update="overwrite",
+        )  # fmt: skip
+        self.documents, self.questions = documents, questions
+        context = self.rules.context(self.template)
+        slots = documents * questions
+        settings = EngineSettings(
+            slots=slots, page_size=64, pages=slots * 2 + 3 * documents * (-(-context // 64)),
+            max_prompt=context, max_new_tokens=ANSWER, steps_per_launch=4,
+            row_tokens=max(512, context),
+        )  # fmt: skip
+        stops = self.tokenizer.stop_ids
+        engine = PagedEngine(self.config, settings, SamplingParams(0.0, 1.0, ANSWER, stops, 0))
+        self.sampling = TurnSampling(0.0, 1.0, stops, 0)
+        self.driver = EngineDriver(engine, PolicySnapshot(0, jax.tree.map(jnp.asarray, params)))
+
+    async def read(self, length: int, seed: int) -> list[lengths.Result]:
+        """Answers all questions about fresh documents of `length` tokens each."""
+        streams: dict[int, ChunkStream] = {}
+
+        def chunks_of(task: Task) -> Chunks:
+            key = id(task.document)
+            if key not in streams:
+                streams[key] = ChunkStream(self.tokenizer, task.document, self.rules.chunk_size)
+            return streams[key]
+
+        tasks = [
+            task
+            for number in range(self.documents)
+            for task in make_tasks(1000 * seed + number, length, self.questions)
+        ]
+        return await lengths.measure(
+            {length: tasks}, self.driver, self.tokenizer, self.template, self.rules,
+            self.sampling, chunks_of, lambda progress: None,
+        )  # fmt: skip
+
+
+async def cost(desk: Desk, asked: Sequence[int], least_tokens: int) -> list[dict[str, float]]:
+    """Reads documents of every length, short ones often enough for `least_tokens`."""
+    found = []
+    async with desk.driver:
+        await desk.read(max(min(asked), least_tokens // desk.documents), 0)  # compiles
+        for length in sorted(asked):
+            repeats = max(1, least_tokens // (length * desk.documents))
+            results: list[lengths.Result] = []
+            desk.driver.take_stats()
+            wall, cpu = time.perf_counter(), time.process_time()
+            for seed in range(1, repeats + 1):
+                results += await desk.read(length, seed)
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            stats = desk.driver.take_stats()
+            read = sum(result.tokens for result in results) / desk.questions
+            found.append(
+                {
+                    "length": length,
+                    "repeats": repeats,
+                    "cpu_seconds": cpu / repeats,
+                    "wall_seconds": wall / repeats,
+                    "document_tokens_per_cpu_second": read / cpu,
+                    "prefill_share": stats.prefill_seconds / wall,
+                    "decode_share": stats.decode_seconds / wall,
+                    "peak_megabytes": peak_megabytes(),
+                    "accuracy": float(np.mean([result.correct for result in results])),
+                }
+            )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--policy", default="data/starter", help="a Hugging Face folder")
+    parser.add_argument("--lengths", default="32k,128k,512k,1m,3.5m", help="tokens")
+    parser.add_argument("--chunk-size", type=int, default=1024, help="tokens")
+    parser.add_argument("--documents", type=int, default=1, help="read at the same time")
+    parser.add_argument("--questions", type=int, default=16, help="about each document")
+    parser.add_argument("--least-tokens", default="512k", help="to read at every length")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    desk = Desk(options.policy, options.chunk_size, options.documents, options.questions)
+    asked = [lengths.parse_length(text) for text in options.lengths.split(",")]
+    found = asyncio.run(cost(desk, asked, lengths.parse_length(options.least_tokens)))
+    fitted = {"points": found}
+    if len(asked) > 1:
+        fitted["exponent"] = exponent(
+            [point["length"] for point in found], [point["cpu_seconds"] for point in found]
+        )
+    if options.json:
+        print(json.dumps(fitted, indent=2))
+        return
+    print(f"{options.documents} documents x {options.questions} questions")
+    print(f"{'length':>8}{'CPU s':>10}{'wall s':>10}{'tokens/CPU s':>14}{'prefill':>9}{'decode':>8}"
+          f"{'peak MB':>9}{'accuracy':>10}")  # fmt: skip
+    for p in found:
+        print(
+            f"{lengths.format_length(p['length']):>8}{p['cpu_seconds']:10.2f}"
+            f"{p['wall_seconds']:10.2f}{p['document_tokens_per_cpu_second']:14,.0f}"
+            f"{p['prefill_share']:9.0%}{p['decode_share']:8.0%}{p['peak_megabytes']:9.0f}"
+            f"{p['accuracy']:10.3f}"
+        )
+    if "exponent" in fitted:
+        print(f"seconds ~ length ** {fitted['exponent']:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The benchmarks at toy size: that they run and that what they compare is exact, not how fast."""
+
+import asyncio
+
+import pytest
+
+from benchmarks import grpo_step, reading_cost, sharing
+
+
+@pytest.mark.slow
+def test_sharing_is_exact_and_saves_the_tokens_it_should():
+    config = sharing.policy_config(width=32, layers=2, heads=2, kv_heads=1, vocab=64)
+    sizes = sharing.Sizes(groups=1, members=4, prefix=96, tail=8, completion=4)
+    found = sharing.compare(config, sizes, repeats=2)  # asserts equal completions and gradients
+    assert found["prefill_tokens_on"] == 96 + 4 * 8
+    assert found["prefill_tokens_off"] == 4 * (96 + 8)
+    assert found["update_tokens_on"] == 96 + 4 * 12
+
+
+@pytest.mark.slow
+def test_a_step_learns_from_what_it_sampled():
+    (measured,) = asyncio.run(grpo_step.ours(steps=3, share_prefixes=True))
+    assert measured["logprob_gap_max"] < 1e-5  # on policy, in the third step too
+    assert 0 < measured["rollout"] < measured["step"]
+
+
+def test_exponent_of_a_straight_line():
+    assert reading_cost.exponent([1, 2, 4], [3.0, 6.0, 12.0]) == pytest.approx(1)
+    assert reading_cost.exponent([1, 2, 4], [3.0, 12.0, 48.0]) == pytest.approx(2)
+
+
+@pytest.mark.slow
+def test_reading_cost_reads_every_token():
+    desk = reading_cost.Desk("data/starter", chunk_size=64, documents=2, questions=3)
+    points = asyncio.run(reading_cost.cost(desk, [256, 512], least_tokens=1024))
+    assert [point["repeats"] for point in points] == [2, 1]
+    for point in points:
+        read = point["document_tokens_per_cpu_second"] * point["cpu_seconds"]
+        assert read == pytest.approx(2 * point["length"])

@@ -1,0 +1,122 @@
+"""The decoder: numbers done by hand, and that packing and caching change nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tiny
+
+from notepad_jax.model import attention, layers, policy
+from notepad_jax.model.config import PolicyConfig
+
+
+def test_rms_norm_by_hand():
+    x = jnp.array([3.0, 4.0])  # mean square 12.5
+    got = layers.rms_norm(x, jnp.array([1.0, 2.0]), 0.0)
+    np.testing.assert_allclose(got, [3 / 12.5**0.5, 8 / 12.5**0.5], rtol=1e-6)
+    half = layers.rms_norm(x.astype(jnp.bfloat16), jnp.ones(2), 0.0)
+    assert half.dtype == jnp.bfloat16  # computed in float32, handed back as it came
+
+
+def test_rotation_by_hand():
+    """Head size 4, theta 100: pairs (0, 2) turn by p, pairs (1, 3) by p / 10."""
+    positions = jnp.array([[0, 2]])
+    x = jnp.array([1.0, 2.0, 3.0, 4.0])
+    x_BTNH = jnp.broadcast_to(x, (1, 2, 1, 4))
+    got = np.asarray(layers.rotate(x_BTNH, layers.rope_angles(positions, 4, 100.0)))[0, :, 0]
+    np.testing.assert_allclose(got[0], x)
+    c, s, c10, s10 = np.cos(2), np.sin(2), np.cos(0.2), np.sin(0.2)
+    want = [1 * c - 3 * s, 2 * c10 - 4 * s10, 3 * c + 1 * s, 4 * c10 + 2 * s10]
+    np.testing.assert_allclose(got[1], want, rtol=1e-6)
+
+
+def test_a_policy_of_one_layer_by_hand():
+    """Width 2, one head of 2, no rotation at position 0: every number fits on a card."""
+    config = PolicyConfig(
+        vocab_size=2, width=2, layers=1, heads=1, kv_heads=1, head_size=2, feed_forward=1,
+        rope_theta=1e4, rms_eps=0.0, qk_norm=False, attention_bias=False, tied_embeddings=True,
+        valid_vocab=2,
+    )  # fmt: skip
+    one = jnp.eye(2)[None]
+    params = {
+        "embed": jnp.array([[3.0, 4.0], [5.0, 12.0]]),
+        "layers": {
+            "attn_norm": jnp.ones((1, 2)), "mlp_norm": jnp.ones((1, 2)),
+            "q": one[:, :, None], "k": one[:, :, None], "v": one[:, :, None],
+            "o": one[:, None],
+            "gate": jnp.array([[[1.0], [0.0]]]), "up": jnp.array([[[0.0], [1.0]]]),
+            "down": jnp.array([[[2.0, -2.0]]]),
+        },
+        "final_norm": jnp.ones(2),
+    }  # fmt: skip
+    kv_end = jnp.ones((1, 1), jnp.int32)
+    hidden, _, _ = policy.forward(
+        config, params, jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32),
+        attention.packed(kv_end),
+    )  # fmt: skip
+    norm = lambda x: x / np.sqrt(np.mean(x * x))  # noqa: E731
+    h = np.array([3.0, 4.0])
+    h = h + norm(h)  # one key, so attention hands its value on
+    gate, up = norm(h)
+    h = h + gate / (1 + np.exp(-gate)) * up * np.array([2.0, -2.0])
+    np.testing.assert_allclose(hidden[0, 0], norm(h), rtol=1e-5)
+
+
+def contexts():
+    """Three contexts: the first two share their first 9 tokens."""
+    rng = np.random.default_rng(0)
+    shared, tails = rng.integers(0, 60, 9), [rng.integers(0, 60, n) for n in (5, 8)]
+    return shared, tails, rng.integers(0, 60, 12)
+
+
+LENGTH = 36  # of every row, so that one program serves all
+
+
+@jax.jit
+def hidden_states(params, tokens, positions, kv_end):
+    attend = attention.packed(kv_end[None])
+    return policy.forward(tiny.CONFIG, params, tokens[None], positions[None], attend)[0][0]
+
+
+def row(*parts):
+    """Joins the parts to one row of `LENGTH` int32, zero padded."""
+    joined = np.concatenate(parts)
+    return np.pad(joined, (0, LENGTH - len(joined))).astype(np.int32)
+
+
+def one_context(params, tokens):
+    n = len(tokens)
+    kv_end = row([n] * n, np.arange(n, LENGTH) + 1)
+    return np.asarray(hidden_states(params, row(tokens), row(np.arange(n)), kv_end))[:n]
+
+
+def test_a_packed_row_is_its_contexts_one_by_one():
+    params, (shared, tails, other) = tiny.params(), contexts()
+    tokens = row(shared, *tails, other)
+    positions = row(np.arange(9), 9 + np.arange(5), 9 + np.arange(8), np.arange(12))
+    kv_end = row([22] * 9, [14] * 5, [22] * 8, [34] * 12, [35, 36])
+    packed = np.asarray(hidden_states(params, tokens, positions, kv_end))
+    for tail, here in zip(tails, (slice(9, 14), slice(14, 22)), strict=True):
+        want = one_context(params, np.concatenate([shared, tail]))
+        np.testing.assert_allclose(packed[:9], want[:9], atol=1e-5)
+        np.testing.assert_allclose(packed[here], want[9:], atol=1e-5)
+    np.testing.assert_allclose(packed[22:34], one_context(params, other), atol=1e-5)
+
+
+def test_cache_entries_are_the_keys_and_values_of_the_forward_pass():
+    params = tiny.params()
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 60, (2, 16)), jnp.int32)
+    positions = jnp.broadcast_to(jnp.arange(16), (2, 16))
+    attend = attention.packed(jnp.full((2, 16), 16, jnp.int32))
+
+    def with_keys(layer, q, k, v, carry):
+        out, carry, _ = attend(layer, q, k, v, carry)
+        return out, carry, (k, v)
+
+    want = jax.jit(
+        lambda params: policy.forward(tiny.CONFIG, params, tokens, positions, with_keys)[2]
+    )(params)
+    got = jax.jit(
+        lambda params: policy.Policy(tiny.CONFIG, params).cache_entries(tokens, positions, attend)
+    )(params)
+    assert got[0].shape == (3, 2, 16, 2, 8)  # [L, B, T, K, H]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)

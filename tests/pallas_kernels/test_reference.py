@@ -1,0 +1,197 @@
+"""The jnp kernels against mathematics without blocks, pages or tricks."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels import (
+    Pages,
+    PageTables,
+    packed_attention,
+    packed_schedule,
+    paged_attention,
+    token_logprob,
+)
+from pallas_kernels.reference import dense_attention
+
+ROWS, KEYS, HEAD = 2, 200, 8  # two blocks of 128 an axis, the second one ragged
+
+
+def packed_kv_end(rng: np.random.Generator, length: int) -> np.ndarray:
+    """A packed row: bundles of a prefix and its tails, then padding, all of random lengths."""
+    ends, at = np.arange(1, length + 1), 0
+    while at < length and rng.random() < 0.9:
+        prefix = int(rng.integers(0, min(150, length - at) + 1))
+        tails = [int(n) for n in rng.integers(1, 40, rng.integers(0, 5))]
+        bundle = min(at + prefix + sum(tails), length)
+        ends[at : at + prefix] = bundle
+        at += prefix
+        for tail in tails:
+            ends[at : at + tail] = min(at + tail, length)
+            at = min(at + tail, length)
+    return ends
+
+
+def kv_ends(seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.stack([packed_kv_end(rng, KEYS) for _ in range(ROWS)]).astype(np.int32)
+
+
+def blocked(q, k, v, kv_end):
+    return packed_attention(q, k, v, kv_end, packed_schedule(kv_end, q.shape[1]))
+
+
+@functools.partial(jax.jit, static_argnames="attention")
+def results_and_gradients(attention, q, k, v, kv_end, d_out, d_lse):
+    (out, lse), backward = jax.vjp(lambda *qkv: attention(*qkv, kv_end), q, k, v)
+    return out, lse, *backward((d_out, d_lse))
+
+
+def assert_blocked_is_dense(kv_end, queries, heads, kv_heads):
+    rng = np.random.default_rng(queries + heads)
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    B, S = kv_end.shape
+    arguments = (
+        draw(B, queries, heads, HEAD), 3 * draw(B, S, kv_heads, HEAD), draw(B, S, kv_heads, HEAD),
+        kv_end, draw(B, queries, heads, HEAD), draw(B, queries, heads),
+    )  # fmt: skip
+    got = results_and_gradients(blocked, *arguments)
+    want = results_and_gradients(dense_attention, *arguments)
+    for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-4, err_msg=name)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6))
+def test_blocked_attention_is_dense_attention_for_any_packing(seed):
+    assert_blocked_is_dense(kv_ends(seed), KEYS, 4, 1)
+
+
+@pytest.mark.parametrize("queries, heads, kv_heads", [(1, 7, 1), (72, 2, 2), (KEYS, 8, 1)])
+def test_every_ratio_of_heads_and_fewer_queries_than_keys(queries, heads, kv_heads):
+    """The queries are the row's last; every one of them sees at least itself."""
+    for seed in range(3):
+        assert_blocked_is_dense(kv_ends(seed), queries, heads, kv_heads)
+
+
+def test_a_row_of_padding_sees_only_itself():
+    ends = np.tile(np.arange(1, KEYS + 1, dtype=np.int32), (ROWS, 1))
+    assert_blocked_is_dense(ends, KEYS, 4, 1)
+
+
+def test_the_schedule_lists_only_blocks_with_something_in_them():
+    padding = jnp.arange(1, 513)[None]
+    assert int(packed_schedule(padding, 512).count) == 4  # the diagonal of 4 x 4
+    causal = jnp.full((1, 512), 512)
+    assert int(packed_schedule(causal, 512).count) == 4 + 3 + 2 + 1
+    assert int(packed_schedule(causal, 128).count) == 4  # the last queries, all keys
+
+
+def test_heads_that_cannot_be_shared_are_refused():
+    q, k = jnp.zeros((1, 8, 3, 4)), jnp.zeros((1, 8, 2, 4))
+    with pytest.raises(ValueError, match="3 query heads .* 2 kv heads"):
+        blocked(q, k, k, jnp.full((1, 8), 8))
+
+
+# ---------------------------------------------------------------- paged attention
+
+Z, K, N, H, LAYERS, PAGES = 4, 2, 6, 8, 2, 24
+
+
+def paged_case():
+    """Five slots: three share a prefix of two pages, one has one of its own, one has none.
+
+    Every page that no slot reads, and every place beyond a length, holds NaN.
+    """
+    rng = np.random.default_rng(0)
+    lens = np.array([0, 3, 5, 7, 9], np.int32)  # private tokens before the new one
+    shared = np.array([[1, 2, 0], [7, 8, 9], [0, 0, 0]], np.int32)  # two rows and an empty one
+    shared_lens = np.array([2 * Z, 3 * Z, 0], np.int32)
+    members = np.array([[0, 1, 2], [3, 3, 3], [4, 4, 4]], np.int32)
+    place = np.array([0, 1, 2, 3, 6], np.int32)
+    private = np.array([[10, 0, 0], [11, 0, 0], [12, 13, 0], [14, 15, 0], [16, 17, 18]], np.int32)
+    data = np.full((LAYERS * PAGES, 2, K, Z, H), np.nan, np.float32)
+    for pages, lengths in ((shared, shared_lens), (private, lens)):
+        for row, length in zip(pages, lengths, strict=True):
+            for t in range(length):
+                for layer in range(LAYERS):
+                    data[layer * PAGES + row[t // Z], :, :, t % Z] = rng.normal(size=(2, K, H))
+    write = np.array([private[b, n // Z] * Z + n % Z for b, n in enumerate(lens)], np.int32)
+    q, k, v = (rng.normal(size=(5, heads, H)).astype(np.float32) for heads in (N, K, K))
+    tables = PageTables(shared, shared_lens, members, place, private)
+    rows = [0, 0, 0, 1, 2]
+    contexts = [(shared[rows[b]], shared_lens[rows[b]], private[b], lens[b]) for b in range(5)]
+    return data, tables, lens, write, (q, k, v), contexts
+
+
+def test_paged_attention_sees_shared_and_private_tokens_and_itself():
+    data, tables, lens, write, (q, k, v), contexts = paged_case()
+    layer = 1
+    attend = jax.jit(paged_attention)
+    out, _ = attend(q, k, v, Pages(jnp.asarray(data), PAGES), jnp.int32(layer), tables, lens, write)
+    for b, (shared, shared_len, private, length) in enumerate(contexts):
+        tokens = [data[layer * PAGES + shared[t // Z], :, :, t % Z] for t in range(shared_len)]
+        tokens += [data[layer * PAGES + private[t // Z], :, :, t % Z] for t in range(length)]
+        keys, values = np.stack([*tokens, np.stack([k[b], v[b]])]).transpose(1, 2, 0, 3)
+        for n in range(N):
+            scores = keys[n * K // N] @ q[b, n] / np.sqrt(H)
+            weights = np.exp(scores - scores.max())
+            want = weights @ values[n * K // N] / weights.sum()
+            np.testing.assert_allclose(out[b, n], want, atol=1e-5)
+
+
+def test_paged_attention_writes_the_new_token_and_nothing_else():
+    data, tables, lens, write, (q, k, v), _ = paged_case()
+    write[4] = PAGES * Z  # past the end: this slot is idle
+    attend = jax.jit(paged_attention)
+    _, pages = attend(q, k, v, Pages(jnp.asarray(data), PAGES), jnp.int32(0), tables, lens, write)
+    want = data.copy()
+    for b in range(4):
+        want[write[b] // Z, :, :, write[b] % Z] = np.stack([k[b], v[b]])
+    assert np.asarray(pages.data).tobytes() == want.tobytes()  # NaN included
+
+
+# ---------------------------------------------------------------- token logprobs
+
+D, V, VALID = 6, 11, 9
+
+
+@pytest.mark.parametrize("count, temperature", [(1, 1.0), (4, 0.7), (5, 1.0), (8, 0.7), (9, 1.0)])
+def test_token_logprob_is_log_softmax_with_its_gradient(count, temperature):
+    rng = np.random.default_rng(count)
+    x, w = rng.normal(size=(count, D)).astype(np.float32), rng.normal(size=(D, V)).astype("f")
+    labels = jnp.asarray(rng.integers(0, VALID, count), jnp.int32)
+    weights = rng.normal(size=(3, count)).astype(np.float32)
+
+    def ours(x, w):
+        found = token_logprob(x, w, labels, temperature=temperature, valid_vocab=VALID, block=4)
+        return sum(jnp.vdot(a, b) for a, b in zip(found, weights, strict=True)), found
+
+    def plain(x, w):
+        logits = (x @ w)[:, :VALID] / temperature
+        logp = jax.nn.log_softmax(logits)
+        entropy = -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+        found = logp[jnp.arange(count), labels], jax.nn.logsumexp(logits, axis=-1), entropy
+        return sum(jnp.vdot(a, b) for a, b in zip(found, weights, strict=True)), found
+
+    got, want = (jax.jit(jax.grad(f, (0, 1), has_aux=True))(x, w) for f in (ours, plain))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), got, want)
+
+
+def test_token_logprob_of_huge_logits_is_finite():
+    x, w = jnp.array([[3e4], [-3e4]]), jnp.array([[1.0, -1.0, 0.5, 9.0]])
+    label = jnp.array([1, 1])
+    found = token_logprob(x, w, label, temperature=0.5, valid_vocab=3)
+    np.testing.assert_allclose(found[0], [-1.2e5, 0.0])
+    np.testing.assert_allclose(found[2], [0.0, 0.0], atol=1e-3)
+
+
+def test_token_logprob_refuses_a_greedy_temperature():
+    x = jnp.zeros((1, 2))
+    with pytest.raises(ValueError, match="temperature is 0"):
+        token_logprob(x, x.T, jnp.zeros(1, jnp.int32), temperature=0.0, valid_vocab=1)
