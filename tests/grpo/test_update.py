@@ -323,7 +323,6 @@ def test_buckets():
     assert all(n <= bucket(n) <= 1.25 * n for n in range(4096, 50000, 7))
 
 
-
 def test_what_cannot_be_run_is_refused(learn, groups):
     batch = packed(groups)
     with pytest.raises(ValueError, match="rows_multiple=5"):
