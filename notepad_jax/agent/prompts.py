@@ -181,8 +181,8 @@ def _update_cut(segments: tuple[Segment, ...]) -> int:
     between is a token or two, and a prefix that ends with the chunk tends to fill its pages.
     """
     names = [part if isinstance(part, str) else "" for part in segments]
-    chunk, memory = names.index("chunk"), names.index("memory")
-    return chunk + 1 if chunk < min(memory, names.index("question")) else memory
+    chunk, question, memory = (names.index(name) for name in ("chunk", "question", "memory"))
+    return chunk + 1 if chunk < question < memory else memory
 
 
 def _answer_cut(segments: tuple[Segment, ...]) -> int:

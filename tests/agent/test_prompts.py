@@ -32,7 +32,7 @@ def test_question_last_by_hand():
     nothing = int(tok.encode("nothing")[0])
     update = template.update_prompt(QUESTION, CHUNK, tokens())
     assert update.shared.tolist() == [300, 301, 302]
-    assert update.tail.tolist() == [310, 311, memory, nothing, write_]
+    assert update.tail.tolist() == [question, 310, 311, memory, nothing, write_]
     assert update.draft.tolist() == [nothing, tok.stop_ids[0]]
     last = template.answer_prompt(QUESTION, MEMORY)
     assert last.shared.tolist() == [question]
