@@ -5,8 +5,8 @@
 2 layers, width 64, 4 heads of 16 (as many kv heads), feed-forward 128, 256 ids, float32,
 AdamW; 4 prompts x 8 samples, 64 prompt + 64 completion tokens, every length the same (the
 stop id is never sampled). A step is one rollout through the driver, packing, one update
-and the adoption of the new policy. Expected on one core of a 2-core AMD EPYC: 0.10 CPU
-seconds, 0.13 with prefix sharing off; google-tunix 0.1.7 (vanilla rollout) 0.28.
+and the adoption of the new policy. Expected on one busy core of a 2-core AMD EPYC: 0.11 CPU
+seconds, 0.15 with prefix sharing off; google-tunix 0.1.7 (vanilla rollout) 0.18.
 
 `--peer-venv` is an environment made by `pip install google-tunix==0.1.7 jax==0.10.2`; the
 peer (`peer_grpo_step`) then runs as a process of its own, in turns with ours.
