@@ -7,7 +7,7 @@ chunks of 1,024 tokens, 4 documents x 16 questions at once, as the quick start's
 evaluation does. Fits seconds = a * length ** b: reading chunk by chunk must give b = 1.00,
 and the peak memory must not grow with the length. Short lengths are read several times, so
 that every point stands on about a second of work. Expected on one core of a 2-core AMD
-EPYC: b = 1.00 +- 0.05 and 130,000 document tokens a CPU second, 16 questions a document.
+EPYC: b = 0.95 to 0.96 and 130,000 document tokens a CPU second, 16 questions a document.
 """
 
 from __future__ import annotations
