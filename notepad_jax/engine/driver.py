@@ -239,7 +239,7 @@ class EngineDriver:
         """Gives started requests their slots; those that find no page wait and start again."""
         placed: list[tuple[Started, int]] = []
         free = iter(self._state.free_slots)
-        room = self._state.pool.free + sum(len(p.pages) for p in self._state.prefixes.unused())
+        room = self._state.prefixes.room
         for request, result in unfinished:
             need = self.engine.private_pages(result.tail)
             if need > room:
@@ -263,7 +263,7 @@ class EngineDriver:
         missing: dict[tuple[int, bytes], Tokens] = {}
         users: list[tuple[Request, tuple[int, bytes]]] = []
         page_size = self.engine.settings.page_size
-        room = self._state.pool.free + sum(len(p.pages) for p in prefixes.unused())
+        room = prefixes.room
         while self._waiting and len(batch) < limit:
             request = self._waiting[0]
             shared = request.prompt.shared

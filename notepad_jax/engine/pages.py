@@ -120,6 +120,11 @@ class PrefixCache:
         """Prefixes that nobody reads now: their pages can be had."""
         return [entry for entry in self._entries.values() if not entry.users]
 
+    @property
+    def room(self) -> int:
+        """Pages that can be had: free ones, and those of prefixes that nobody reads."""
+        return self._pool.free + sum(len(entry.pages) for entry in self.unused())
+
     def remove(self, entry: CachedPrefix) -> None:
         del self._entries[entry.key]
         self._pool.release(entry.pages)

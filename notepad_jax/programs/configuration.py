@@ -53,7 +53,7 @@ def load(
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns {"update.clip_low": 0.2, ...}."""
+    """Returns {"grpo.clip_low": 0.2, ...}."""
     out: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping | ConfigDict):

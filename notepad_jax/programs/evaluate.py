@@ -2,8 +2,8 @@
 
 Questions are about synthetic documents that training never draws. The training length is
 read exactly as in training; longer documents in larger chunks. The agent, the engine and
-the prompts are those of training: what is trained is what is measured. Results go to
-`eval.json`. Above: cli and quickstart; below: eval.lengths and the engine.
+the prompts are those of training: what is trained is what is measured. Above: cli and
+quickstart; below: eval.lengths and the engine.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from notepad_jax.agent.memory_agent import Rules, TurnSampling
 from notepad_jax.agent.prompts import Template
 from notepad_jax.eval import lengths
 from notepad_jax.programs import parts
+from notepad_jax.programs.train import TRAINING_DOCUMENTS
 from notepad_jax.tasks.synthetic import make_tasks
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import Chunks, Finish, PolicySnapshot, Task
 
-HELD_OUT = 2**30  # document seeds from here on are never trained on
+HELD_OUT = TRAINING_DOCUMENTS.stop  # document seeds from here on are never trained on
 LONG = 2**20  # tokens from which on the config asks fewer questions
 
 # Questions of one document read at nearly the same pace; a window this wide never restarts.
@@ -85,10 +86,10 @@ async def _read(
     streams: dict[int, ChunkStream] = {}
 
     def chunks_of(task: Task) -> Chunks:
-        return streams.setdefault(
-            id(task.document),
-            ChunkStream(policy.tokenizer, task.document, rules.chunk_size, WINDOW),
-        )
+        key = id(task.document)
+        if key not in streams:
+            streams[key] = ChunkStream(policy.tokenizer, task.document, rules.chunk_size, WINDOW)
+        return streams[key]
 
     driver = parts.driver(config.engine, policy, rules, template, PolicySnapshot(0, policy.params))
     turns = len(tasks) * (-(-length // rules.chunk_size) + 1)
