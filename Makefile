@@ -23,10 +23,15 @@ $(VENV)/installed: pyproject.toml constraints.txt
 quickstart: install ## measure, train, measure again up to 3.5 million tokens (about 10 minutes)
 	$(BIN)/notepad-jax quickstart
 
+# libtpu (0.7 GB) compiles for TPUs where there is none. Not on x86_64 Linux: nothing to install.
+$(VENV)/aot: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[aot]'
+	@touch $@
+
 test: install ## the default tests: no network, no accelerator
 	$(BIN)/python -m pytest
 
-test-slow: install ## the tests marked slow
+test-slow: $(VENV)/aot ## the tests marked slow, compiling for TPUs among them
 	$(BIN)/python -m pytest -m slow
 
 lint: install ## style and the floors of the architecture

@@ -13,6 +13,7 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.seed = 0
     config.policy = "data/starter"  # a Hugging Face folder with a tokenizer.model
+    config.kernels = "auto"  # by machine; see pallas_kernels.BACKENDS
 
     # How a document is read. Context of a turn = chunk + question + memory + a few marks.
     config.reading = ConfigDict(

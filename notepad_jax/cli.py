@@ -18,6 +18,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+import pallas_kernels
 from notepad_jax import __version__
 from notepad_jax.eval import lengths
 from notepad_jax.programs import ask, configuration, evaluate, parts, quickstart, train, warmup
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if hasattr(arguments, "name"):
                 folder = run_folder(arguments)
             config = configuration.load(arguments.config, overrides, saved_config(folder))
+            pallas_kernels.use(config.get("kernels", "auto"))
             result, text = arguments.run(arguments, config, folder, screen)
     except KeyboardInterrupt:
         again = f"; go on with: notepad-jax {arguments.command} --name {folder.name} --resume" if (

@@ -21,9 +21,12 @@ from jaxtyping import Array, Float, Int
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pages:
-    """The cache: `data` is [layers * pages_per_layer, 2, K, Z, H]."""
+    """The cache: `data` is [layers * pages_per_layer, 2, K, Z, C].
 
-    data: Any  # float [LP, 2, K, Z, H]
+    C is the head size H, or more (see `dispatch.cache_head_size`); the rest is zeros.
+    """
+
+    data: Any  # float [LP, 2, K, Z, C]
     pages_per_layer: int = dataclasses.field(metadata=dict(static=True))
 
     @classmethod
@@ -42,20 +45,21 @@ class Pages:
         return self.data.shape[0] // self.pages_per_layer
 
     def read_heads(
-        self, layer: Array, table_BP: Int[Array, "B P"]
+        self, layer: Array, table_BP: Int[Array, "B P"], head_size: int
     ) -> tuple[Float[Array, "B K S H"], Float[Array, "B K S H"]]:
         """Returns the keys and values of each row's pages, S = P * Z, heads before tokens."""
-        _, _, K, Z, H = self.data.shape
+        _, _, K, Z, C = self.data.shape
         B, P = table_BP.shape
         rows = (layer * self.pages_per_layer + table_BP)[:, None, :]  # [B, 1, P]
         k, v = (self.data[rows, kind, jnp.arange(K)[:, None]] for kind in (0, 1))
-        return k.reshape(B, K, P * Z, H), v.reshape(B, K, P * Z, H)
+        k, v = k.reshape(B, K, P * Z, C), v.reshape(B, K, P * Z, C)
+        return k[..., :head_size], v[..., :head_size]
 
     def read(
-        self, layer: Array, table_BP: Int[Array, "B P"]
+        self, layer: Array, table_BP: Int[Array, "B P"], head_size: int
     ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
         """Returns the keys and values of each row's pages, S = P * Z, tokens before heads."""
-        k, v = self.read_heads(layer, table_BP)
+        k, v = self.read_heads(layer, table_BP, head_size)
         return k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
 
     def write_pages(
@@ -68,7 +72,7 @@ class Pages:
         L, B, T, K, H = k_LBTKH.shape
         Z, P = self.page_size, table_BP.shape[1]
         kv = jnp.stack([k_LBTKH, v_LBTKH], 3).reshape(L, B, P, Z, 2, K, H)
-        kv = kv.transpose(0, 1, 2, 4, 5, 3, 6).astype(self.data.dtype)
+        kv = self._entries(kv.transpose(0, 1, 2, 4, 5, 3, 6))
         rows = self._rows(table_BP[None], jnp.arange(L)[:, None, None])
         return dataclasses.replace(self, data=self.data.at[rows].set(kv, mode="drop"))
 
@@ -82,7 +86,7 @@ class Pages:
         """Writes single tokens of the given layers at flat indices `page * Z + offset`."""
         Z = self.page_size
         rows = self._rows(index_X[None] // Z, layers_L[:, None])
-        kv = jnp.stack([k_LXKH, v_LXKH], 2).astype(self.data.dtype)  # [L, X, 2, K, H]
+        kv = self._entries(jnp.stack([k_LXKH, v_LXKH], 2))  # [L, X, 2, K, C]
         data = self.data.at[rows, :, :, jnp.broadcast_to(index_X % Z, rows.shape), :]
         return dataclasses.replace(self, data=data.set(kv, mode="drop"))
 
@@ -93,6 +97,11 @@ class Pages:
         rows = layers_L[:, None] * self.pages_per_layer + source_X[None] // Z
         kv = self.data[rows, :, :, jnp.broadcast_to(source_X % Z, rows.shape), :]
         return self.write_tokens(kv[:, :, 0], kv[:, :, 1], layers_L, target_X)
+
+    def _entries(self, kv: Array) -> Array:
+        """Keys and values as they lie in the cache: its dtype, its width."""
+        beyond = self.data.shape[-1] - kv.shape[-1]
+        return jnp.pad(kv, ((0, 0),) * (kv.ndim - 1) + ((0, beyond),)).astype(self.data.dtype)
 
     def _rows(self, page: Array, layer: Array) -> Array:
         """Row numbers in `data`; a page past the layer's end goes past the array's end."""
@@ -114,3 +123,29 @@ class PageTables:
     members_RM: Any  # int32 [R, M]: the slot at each place of a row; any slot at unused places
     place_B: Any  # int32 [B]: each slot's place, r * M + m
     private_BQ: Any  # int32 [B, Q]: page numbers of each slot's private tokens
+
+    @classmethod
+    def unshared(cls, pages_BP: Int[Array, "B P"]) -> PageTables:
+        """Tables of sequences that each read their own list of pages."""
+        B = pages_BP.shape[0]
+        slot_B = jnp.arange(B, dtype=jnp.int32)
+        none = jnp.zeros((1, 0), jnp.int32)
+        return cls(none, jnp.zeros(1, jnp.int32), slot_B[None], slot_B, pages_BP)
+
+    @property
+    def shared_lens_B(self) -> Int[Array, " B"]:
+        """Tokens of each slot's shared prefix."""
+        return self.shared_lens_R[self.place_B // self.members_RM.shape[1]]
+
+    def whole_BP(self, page_size: int) -> Int[Array, "B P"]:
+        """The page numbers of each slot's whole context, shared pages first."""
+        row_B = self.place_B // self.members_RM.shape[1]
+        shared_BP = self.shared_RP[row_B]
+        P, Q = shared_BP.shape[1], self.private_BQ.shape[1]
+        first_B1 = (self.shared_lens_B // page_size)[:, None]
+        at = jnp.arange(P + Q)[None, :]
+        private = jnp.take_along_axis(self.private_BQ, jnp.clip(at - first_B1, 0, Q - 1), axis=1)
+        if P == 0:
+            return private
+        shared = jnp.take_along_axis(shared_BP, jnp.minimum(at, P - 1), axis=1)
+        return jnp.where(at < first_B1, shared, private).astype(jnp.int32)

@@ -2,9 +2,11 @@
 
 `packed_attention` walks a block list (`schedule`), so packed rows with shared prefixes cost
 what their mask needs and not what their rectangle holds; its backward walks the same list.
-`dense_attention` is the same mathematics without blocks, for tests. `paged_attention` reads
-a shared prefix once for all slots that share it and merges the two partial softmaxes by
-their logsumexps. `token_logprob` never holds more than one block of logits.
+`dense_attention` is the same mathematics without blocks: the oracle of tests, and in slices
+(`dense_packed_attention`) the path of GPUs. `paged_attention`, decoding, reads a shared
+prefix once for all slots that share it and merges the two partial softmaxes by their
+logsumexps; `ragged_paged_attention` takes any mix of query lengths, one context at a time.
+`token_logprob` never holds more than one block of logits.
 """
 
 from __future__ import annotations
@@ -18,14 +20,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.pages import Pages, PageTables
-from pallas_kernels.schedule import Schedule
+from pallas_kernels.schedule import Schedule, blocks
 
+_QUERIES = 32  # of a ragged batch, handled together
 _NEGATIVE = -1e30  # a finite stand-in for -inf: differences of two of them stay finite
-
-
-def _check_heads(q_heads: int, kv_heads: int) -> None:
-    if q_heads % kv_heads:
-        raise ValueError(f"{q_heads} query heads cannot be split over {kv_heads} kv heads")
 
 
 def dense_attention(
@@ -37,7 +35,6 @@ def dense_attention(
     """The oracle of `packed_attention`: every score, one mask, one softmax in float32."""
     B, T, N, H = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
-    _check_heads(N, K)
     q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
     scores = jnp.einsum("btkgh,bskh->bkgts", q_BTKGH, k_BSKH, preferred_element_type=jnp.float32)
     i, j = S - T + jnp.arange(T)[:, None], jnp.arange(S)[None, :]
@@ -56,188 +53,174 @@ def packed_attention(
     q_BTNH: Float[Array, "B T N H"],
     k_BSKH: Float[Array, "B S K H"],
     v_BSKH: Float[Array, "B S K H"],
-    kv_end_BS: Int[Array, "B S"],
     schedule: Schedule,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
-    """Attention of packed rows: query i sees key j iff j <= i < kv_end[j].
-
-    The T queries are the last T of the row's S packed positions (S - T keys come from a
-    cache; S == T in training). Differentiable in q, k and v.
-
-    Returns:
-      (out, lse): out in q's dtype, lse the float32 logsumexp of each query's scores.
-    Raises:
-      ValueError: query heads are not a multiple of kv heads.
-    """
-    _check_heads(q_BTNH.shape[2], k_BSKH.shape[2])
-    return _packed(q_BTNH, k_BSKH, v_BSKH, kv_end_BS, schedule)
-
-
-@jax.custom_vjp
-def _packed(q: Array, k: Array, v: Array, kv_end: Array, schedule: Schedule) -> Any:
-    return _packed_forward(q, k, v, kv_end, schedule)[0]
+    """`pallas_kernels.packed_attention`, one block after the other: right for a few cores."""
+    B, T, N, _ = q_BTNH.shape
+    K = k_BSKH.shape[2]
+    q = _queries(q_BTNH, K, schedule.q_size)
+    k, v = (_blocked(x, schedule.k_size) for x in (k_BSKH, v_BSKH))
+    out, lse = _packed(q, k, v, schedule)
+    return _unqueries(out, B, N, T), _unqueries(lse[..., None], B, N, T)[..., 0]
 
 
 def _blocked(x_BTKH: Array, size: int) -> Array:
-    """[B, T, K, H] -> [B, blocks, K, size, H], zero padded."""
+    """[B, T, K, H] -> [B * blocks, K, size, H], zero padded."""
     B, T, K, H = x_BTKH.shape
-    blocks = -(-T // size)
-    x = jnp.pad(x_BTKH, ((0, 0), (0, blocks * size - T), (0, 0), (0, 0)))
-    return x.reshape(B, blocks, size, K, H).transpose(0, 1, 3, 2, 4)
-
-
-def _unblocked(x: Array, length: int) -> Array:
-    """[B, blocks, K, size, H] -> [B, length, K, H]."""
-    B, blocks, K, size, H = x.shape
-    return x.transpose(0, 1, 3, 2, 4).reshape(B, blocks * size, K, H)[:, :length]
+    x = jnp.pad(x_BTKH, ((0, 0), (0, -T % size), (0, 0), (0, 0)))
+    return x.reshape(-1, size, K, H).transpose(0, 2, 1, 3)
 
 
 def _queries(q_BTNH: Array, kv_heads: int, size: int) -> Array:
-    """[B, T, N, H] -> [B, blocks, K, G * size, H]: a kv head's queries in one matrix."""
+    """[B, T, N, H] -> [B * blocks, K, G * size, H]: a kv head's queries in one matrix."""
     x = _blocked(q_BTNH, size)
-    B, blocks, N, _, H = x.shape
-    return x.reshape(B, blocks, kv_heads, N // kv_heads * size, H)
+    return x.reshape(x.shape[0], kv_heads, -1, x.shape[-1])
 
 
-def _unqueries(x: Array, heads: int, length: int) -> Array:
-    B, blocks, _, _, H = x.shape
-    return _unblocked(x.reshape(B, blocks, heads, -1, H), length)
+def _unqueries(x: Array, rows: int, heads: int, length: int) -> Array:
+    """[B * blocks, K, G * size, H] -> [B, T, N, H]."""
+    H = x.shape[-1]
+    x = x.reshape(x.shape[0], heads, -1, H).transpose(0, 2, 1, 3)
+    return x.reshape(rows, -1, heads, H)[:, :length]
 
 
-def _take(x: Array, row: Array, block: Array) -> Array:
-    """x[row, block] of a blocked array."""
-    start = (row, block) + (0,) * (x.ndim - 2)
-    return jax.lax.dynamic_slice(x, start, (1, 1, *x.shape[2:]))[0, 0]
+def _take(x: Array, block: Array) -> Array:
+    return jax.lax.dynamic_index_in_dim(x, block, keepdims=False)
 
 
-def _put(x: Array, value: Array, row: Array, block: Array) -> Array:
-    return jax.lax.dynamic_update_slice(x, value[None, None], (row, block) + (0,) * (x.ndim - 2))
+def _put(x: Array, value: Array, block: Array) -> Array:
+    return jax.lax.dynamic_update_index_in_dim(x, value, block, 0)
 
 
-def _visible(
-    ends: Array, schedule: Schedule, entry: tuple[Array, Array, Array], offset: int, groups: int
-) -> Array:
+def _visible(schedule: Schedule, q_block: Array, k_block: Array, groups: int) -> Array:
     """The mask of one block: [G * q_size, k_size]."""
-    row, q_block, k_block = entry
-    i = offset + q_block * schedule.q_size + jnp.arange(schedule.q_size)[:, None]
+    i = _take(schedule.q_start, q_block) + jnp.arange(schedule.q_size)[:, None]
     j = k_block * schedule.k_size + jnp.arange(schedule.k_size)[None, :]
-    visible = (j <= i) & (i < _take(ends, row, k_block)[None, :])
-    return jnp.tile(visible, (groups, 1))
+    ends = _take(schedule.kv_end.reshape(-1, schedule.k_size), k_block)
+    return jnp.tile((j <= i) & (i < ends[None, :]), (groups, 1))
 
 
-def _ends(kv_end_BS: Array, size: int) -> Array:
-    B, S = kv_end_BS.shape
-    blocks = -(-S // size)
-    return jnp.pad(kv_end_BS, ((0, 0), (0, blocks * size - S))).reshape(B, blocks, size)
+@jax.custom_vjp
+def _packed(q: Array, k: Array, v: Array, schedule: Schedule) -> Any:
+    return _packed_forward(q, k, v, schedule)[0]
 
 
-def _packed_forward(q: Array, k: Array, v: Array, kv_end: Array, schedule: Schedule) -> Any:
-    B, T, N, H = q.shape
-    S, K = k.shape[1:3]
-    G = N // K
-    qs = _queries(q, K, schedule.q_size) * jnp.asarray(H**-0.5, q.dtype)
-    ks, vs = _blocked(k, schedule.k_size), _blocked(v, schedule.k_size)
-    ends = _ends(kv_end, schedule.k_size)
+def _packed_forward(q: Array, k: Array, v: Array, schedule: Schedule) -> Any:
+    H, groups = q.shape[-1], q.shape[2] // schedule.q_size
+    scaled = q * jnp.asarray(H**-0.5, q.dtype)
+    entries = schedule.by_query
 
     def step(e: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         peaks, sums, outs = state
-        entry = row, qb, kb = schedule.row[e], schedule.q_block[e], schedule.k_block[e]
+        qb, kb = entries.q_block[e], entries.k_block[e]
         scores = jnp.einsum(
-            "kqh,ksh->kqs", _take(qs, row, qb), _take(ks, row, kb),
-            preferred_element_type=jnp.float32,
-        )  # fmt: skip
-        visible = _visible(ends, schedule, entry, S - T, G)
+            "kqh,ksh->kqs", _take(scaled, qb), _take(k, kb), preferred_element_type=jnp.float32
+        )
+        visible = _visible(schedule, qb, kb, groups)
         scores = jnp.where(visible, scores, _NEGATIVE)
-        peak, total, out = _take(peaks, row, qb), _take(sums, row, qb), _take(outs, row, qb)
+        peak, total, out = _take(peaks, qb), _take(sums, qb), _take(outs, qb)
         new_peak = jnp.maximum(peak, scores.max(axis=-1))
         # A block may hide everything from some query: its weights must be 0, not exp(0).
         weights = jnp.where(visible, jnp.exp(scores - new_peak[..., None]), 0)
         keep = jnp.exp(peak - new_peak)
         total = total * keep + weights.sum(axis=-1)
         out = out * keep[..., None] + jnp.einsum(
-            "kqs,ksh->kqh", weights.astype(v.dtype), _take(vs, row, kb),
+            "kqs,ksh->kqh", weights.astype(v.dtype), _take(v, kb),
             preferred_element_type=jnp.float32,
         )  # fmt: skip
-        return (
-            _put(peaks, new_peak, row, qb),
-            _put(sums, total, row, qb),
-            _put(outs, out, row, qb),
-        )
+        return _put(peaks, new_peak, qb), _put(sums, total, qb), _put(outs, out, qb)
 
-    shape = qs.shape[:-1]
+    shape = q.shape[:-1]
     start = (
         jnp.full(shape, _NEGATIVE, jnp.float32),
         jnp.zeros(shape, jnp.float32),
-        jnp.zeros(qs.shape, jnp.float32),
+        jnp.zeros(q.shape, jnp.float32),
     )
     with jax.named_scope("packed_attention"):
-        peaks, sums, outs = jax.lax.fori_loop(0, schedule.count, step, start)
+        peaks, sums, outs = jax.lax.fori_loop(0, entries.count, step, start)
     sums = jnp.maximum(sums, 1e-30)  # queries of the zero padding see nothing
-    out = _unqueries(outs / sums[..., None], N, T).astype(q.dtype)
-    lse_blocks = peaks + jnp.log(sums)
-    lse = _unqueries(lse_blocks[..., None], N, T)[..., 0]
-    return (out, lse), (q, k, v, kv_end, schedule, out, lse)
+    poison = schedule.poison
+    out = (outs / sums[..., None] + poison).astype(q.dtype)
+    lse = peaks + jnp.log(sums) + poison
+    return (out, lse), (q, k, v, schedule, out, lse)
 
 
 def _packed_backward(residuals: Any, cotangents: tuple[Array, Array]) -> Any:
-    q, k, v, kv_end, schedule, out, lse = residuals
+    q, k, v, schedule, out, lse = residuals
     d_out, d_lse = cotangents
-    B, T, N, H = q.shape
-    S, K = k.shape[1:3]
-    G = N // K
+    H, groups = q.shape[-1], q.shape[2] // schedule.q_size
     scale = H**-0.5
-    qs = _queries(q, K, schedule.q_size)
-    ks, vs = _blocked(k, schedule.k_size), _blocked(v, schedule.k_size)
-    ends = _ends(kv_end, schedule.k_size)
-    d_outs = _queries(d_out, K, schedule.q_size)
+    entries = schedule.by_query
     # Sums over queries are plain matrix products only with the queries' transpose on the left.
-    qs_T, d_outs_T = qs.swapaxes(-1, -2), d_outs.swapaxes(-1, -2)
-    lses = _queries(lse[..., None], K, schedule.q_size)[..., 0]
+    q_T, d_out_T = q.swapaxes(-1, -2), d_out.swapaxes(-1, -2)
     # d score = weight * (d_out . v - d_out . out + d_lse): the last two are one number a query.
     delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1) - d_lse
-    deltas = _queries(delta[..., None], K, schedule.q_size)[..., 0]
 
     def step(e: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        dqs, dks_T, dvs_T = state
-        entry = row, qb, kb = schedule.row[e], schedule.q_block[e], schedule.k_block[e]
-        q_e, k_e, v_e = _take(qs, row, qb), _take(ks, row, kb), _take(vs, row, kb)
-        d_out_e = _take(d_outs, row, qb)
+        d_q, d_k_T, d_v_T = state
+        qb, kb = entries.q_block[e], entries.k_block[e]
+        q_e, k_e, v_e, d_out_e = _take(q, qb), _take(k, kb), _take(v, kb), _take(d_out, qb)
         scores = scale * jnp.einsum("kqh,ksh->kqs", q_e, k_e, preferred_element_type=jnp.float32)
-        visible = _visible(ends, schedule, entry, S - T, G)
-        weights = jnp.where(visible, jnp.exp(scores - _take(lses, row, qb)[..., None]), 0)
+        visible = _visible(schedule, qb, kb, groups)
+        weights = jnp.where(visible, jnp.exp(scores - _take(lse, qb)[..., None]), 0)
         d_weights = jnp.einsum("kqh,ksh->kqs", d_out_e, v_e, preferred_element_type=jnp.float32)
-        d_scores = (scale * weights * (d_weights - _take(deltas, row, qb)[..., None])).astype(
-            q.dtype
+        d_scores = (scale * weights * (d_weights - _take(delta, qb)[..., None])).astype(q.dtype)
+        d_q_e = jnp.einsum("kqs,ksh->kqh", d_scores, k_e, preferred_element_type=jnp.float32)
+        d_k_e = jnp.einsum(
+            "khq,kqs->khs", _take(q_T, qb), d_scores, preferred_element_type=jnp.float32
         )
-        dq = jnp.einsum("kqs,ksh->kqh", d_scores, k_e, preferred_element_type=jnp.float32)
-        dk_T = jnp.einsum(
-            "khq,kqs->khs", _take(qs_T, row, qb), d_scores, preferred_element_type=jnp.float32
-        )
-        dv_T = jnp.einsum(
-            "khq,kqs->khs", _take(d_outs_T, row, qb), weights.astype(q.dtype),
+        d_v_e = jnp.einsum(
+            "khq,kqs->khs", _take(d_out_T, qb), weights.astype(q.dtype),
             preferred_element_type=jnp.float32,
         )  # fmt: skip
         return (
-            _put(dqs, _take(dqs, row, qb) + dq, row, qb),
-            _put(dks_T, _take(dks_T, row, kb) + dk_T, row, kb),
-            _put(dvs_T, _take(dvs_T, row, kb) + dv_T, row, kb),
+            _put(d_q, _take(d_q, qb) + d_q_e, qb),
+            _put(d_k_T, _take(d_k_T, kb) + d_k_e, kb),
+            _put(d_v_T, _take(d_v_T, kb) + d_v_e, kb),
         )
 
-    shapes = qs.shape, ks.swapaxes(-1, -2).shape, vs.swapaxes(-1, -2).shape
+    shapes = q.shape, k.swapaxes(-1, -2).shape, v.swapaxes(-1, -2).shape
     start = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
     with jax.named_scope("packed_attention_backward"):
-        dqs, dks_T, dvs_T = jax.lax.fori_loop(0, schedule.count, step, start)
-    no_gradient = functools.partial(jax.tree.map, lambda x: np.zeros(x.shape, jax.dtypes.float0))
+        d_q, d_k_T, d_v_T = jax.lax.fori_loop(0, entries.count, step, start)
     return (
-        _unqueries(dqs, N, T).astype(q.dtype),
-        _unblocked(dks_T.swapaxes(-1, -2), S).astype(k.dtype),
-        _unblocked(dvs_T.swapaxes(-1, -2), S).astype(v.dtype),
-        no_gradient(kv_end),
-        no_gradient(schedule),
+        d_q.astype(q.dtype),
+        d_k_T.swapaxes(-1, -2).astype(k.dtype),
+        d_v_T.swapaxes(-1, -2).astype(v.dtype),
+        jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), schedule),
     )
 
 
 _packed.defvjp(_packed_forward, _packed_backward)
+
+
+def dense_packed_attention(
+    q_BTNH: Float[Array, "B T N H"],
+    k_BSKH: Float[Array, "B S K H"],
+    v_BSKH: Float[Array, "B S K H"],
+    schedule: Schedule,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+    """`pallas_kernels.packed_attention` as large dense products: right for GPUs.
+
+    A thousand small steps one after the other would leave a GPU idle, so each block of
+    queries meets all keys that causality leaves at once, masked, and is recomputed in the
+    backward. Memory holds the scores of one block of queries, [B, N, q_size, S].
+    """
+    T, S = q_BTNH.shape[1], k_BSKH.shape[1]
+    padded = blocks(S, schedule.k_size) * schedule.k_size
+    B = q_BTNH.shape[0]
+    kv_end_BS = schedule.kv_end.reshape(B, padded)[:, :S] - jnp.arange(B)[:, None] * padded
+    attend = jax.checkpoint(dense_attention)
+    outs, lses = [], []
+    for first in range(0, T, schedule.q_size):
+        last = min(first + schedule.q_size, T)
+        reach = S - T + last
+        out, lse = attend(
+            q_BTNH[:, first:last], k_BSKH[:, :reach], v_BSKH[:, :reach], kv_end_BS[:, :reach]
+        )
+        outs.append(out)
+        lses.append(lse)
+    return jnp.concatenate(outs, axis=1), jnp.concatenate(lses, axis=1)
 
 
 # ---------------------------------------------------------------- paged attention
@@ -250,27 +233,24 @@ def paged_attention(
     pages: Pages,
     layer: Int[Array, ""],
     tables: PageTables,
-    lens_B: Int[Array, " B"],
-    write_B: Int[Array, " B"],
+    kv_lens_B: Int[Array, " B"],
 ) -> tuple[Float[Array, "B N H"], Pages]:
-    """One decode step of B slots: writes the new keys and values, then attends.
-
-    Args:
-      lens_B: private tokens already cached; the new one makes it lens_B + 1.
-      write_B: flat index (page * Z + offset) of the new token; past the end writes nothing.
-    Returns:
-      (out, pages): slot b sees its row's shared prefix, its private tokens and itself.
-    """
-    _check_heads(q_BNH.shape[1], k_BKH.shape[1])
+    """The decode step of `pallas_kernels.paged_attention`, reading shared pages once a row."""
+    Z, Q = pages.page_size, tables.private_BQ.shape[1]
+    lens_B = jnp.maximum(kv_lens_B - tables.shared_lens_B, 0)  # private tokens, the new one too
+    idle_B = kv_lens_B == 0
+    last_B = jnp.clip((lens_B - 1) // Z, 0, Q - 1)
+    page_B = jnp.take_along_axis(tables.private_BQ, last_B[:, None], axis=1)[:, 0]
+    write_B = jnp.where(idle_B, pages.pages_per_layer * Z, page_B * Z + (lens_B - 1) % Z)
     pages = pages.write_tokens(k_BKH[None], v_BKH[None], layer[None], write_B)
     with jax.named_scope("paged_attention"):
-        k, v = pages.read_heads(layer, tables.private_BQ)
-        private = _attend_to(q_BNH[:, None], k, v, lens_B + 1)
-        k, v = pages.read_heads(layer, tables.shared_RP)
+        k, v = pages.read_heads(layer, tables.private_BQ, q_BNH.shape[2])
+        private = _attend_to(q_BNH[:, None], k, v, lens_B)
+        k, v = pages.read_heads(layer, tables.shared_RP, q_BNH.shape[2])
         shared = _attend_to(q_BNH[tables.members_RM], k, v, tables.shared_lens_R)
         shared = tuple(x.reshape(-1, *x.shape[2:])[tables.place_B] for x in shared)
         out_BNH = _merge(tuple(x[:, 0] for x in private), shared)
-    return out_BNH.astype(q_BNH.dtype), pages
+    return jnp.where(idle_B[:, None, None], 0, out_BNH).astype(q_BNH.dtype), pages
 
 
 def _attend_to(
@@ -311,42 +291,138 @@ def _merge(a: tuple[Array, Array], b: tuple[Array, Array]) -> Array:
     return out_a * (weight_a / total)[..., None] + out_b * (weight_b / total)[..., None]
 
 
+# ---------------------------------------------------------------- ragged paged attention
+
+
+def ragged_paged_attention(
+    q_TNH: Float[Array, "T N H"],
+    k_TKH: Float[Array, "T K H"],
+    v_TKH: Float[Array, "T K H"],
+    data: Float[Array, "rows 2 K Z C"],
+    rows_BP: Int[Array, "B P"],
+    kv_lens_B: Int[Array, " B"],
+    cu_q_lens_B1: Int[Array, " B+1"],
+    distribution_3: Any = None,
+    *,
+    scale: float | None = None,
+) -> tuple[Float[Array, "T N H"], Float[Array, "rows 2 K Z C"]]:
+    """The operation of `paged.ragged_paged_attention`, same arguments and results.
+
+    Of `distribution_3` only the last number, how many sequences count, changes anything.
+    """
+    (T, N, H), (R, _, K, Z, _) = q_TNH.shape, data.shape
+    B, P = rows_BP.shape
+    if N % K:
+        raise ValueError(f"{N} query heads cannot be split over {K} kv heads")
+    count = B if distribution_3 is None else distribution_3[2]
+    scale = H**-0.5 if scale is None else scale
+    exact = data.dtype == jnp.float32
+    precision = jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT
+    begin_B, end_B = cu_q_lens_B1[:-1], cu_q_lens_B1[1:]
+
+    with jax.named_scope("ragged_paged_attention"):
+        t = jnp.arange(T)
+        owner = jnp.sum(end_B[None, :] <= t[:, None], axis=1)  # [T]; B for padding
+        seq = jnp.minimum(owner, B - 1)
+        position = t - end_B[seq] + kv_lens_B[seq]
+        live = (owner < count) & (kv_lens_B[seq] > 0)
+        row = jnp.where(live, rows_BP[seq, jnp.clip(position // Z, 0, P - 1)], R)
+        new = jnp.stack([k_TKH, v_TKH], 1).astype(data.dtype)  # [T, 2, K, H]
+        new = jnp.pad(new, ((0, 0),) * 3 + ((0, data.shape[4] - H),))
+        data = data.at[row, :, :, position % Z].set(new, mode="drop")
+
+        def context(b: Array) -> tuple[Array, Array]:
+            """[K, S, H] keys and values of a sequence, zeros past its length."""
+            kv = data[rows_BP[b]].transpose(1, 2, 0, 3, 4).reshape(2, K, P * Z, -1)[..., :H]
+            # Slots past the length may hold NaN, and 0 * NaN would spread.
+            kv = jnp.where((jnp.arange(P * Z) < kv_lens_B[b])[:, None], kv, 0)
+            return kv[0], kv[1]
+
+        size = min(_QUERIES, T)
+        wide = jnp.pad(q_TNH, ((0, -T % size), (0, 0), (0, 0))).astype(data.dtype)
+        t_wide = jnp.arange(wide.shape[0])
+
+        def sequence(b: Array, out: Array) -> Array:
+            keys, values = context(b)
+
+            def block(i: Array, out: Array) -> Array:
+                cut = lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size)  # noqa: E731
+                # Heads first: the CPU multiplies bfloat16 only as plain batched products.
+                q_KXH = cut(wide).swapaxes(0, 1).reshape(K, N // K * size, H)
+                scores = jnp.einsum(
+                    "kxh,ksh->kxs", q_KXH, keys,
+                    precision=precision, preferred_element_type=jnp.float32,
+                )  # fmt: skip
+                t = cut(t_wide)
+                mine = (t >= begin_B[b]) & (t < end_B[b]) & (b < count) & (kv_lens_B[b] > 0)
+                last = t - end_B[b] + kv_lens_B[b]
+                visible = mine[:, None] & (jnp.arange(P * Z) <= last[:, None])
+                visible = jnp.tile(visible, (N // K, 1))
+                weights = jax.nn.softmax(jnp.where(visible, scores * scale, _NEGATIVE), axis=-1)
+                new = jnp.einsum(
+                    "kxs,ksh->kxh", weights.astype(values.dtype), values,
+                    precision=precision, preferred_element_type=jnp.float32,
+                )  # fmt: skip
+                new = new.reshape(N, size, H).swapaxes(0, 1)
+                new = jnp.where(mine[:, None, None], new, cut(out))
+                return jax.lax.dynamic_update_slice_in_dim(out, new, i * size, 0)
+
+            blocks = jnp.where(end_B[b] > begin_B[b], (end_B[b] - 1) // size + 1, 0)
+            return jax.lax.fori_loop(begin_B[b] // size, blocks, block, out)
+
+        out = jax.lax.fori_loop(0, B, sequence, jnp.zeros(wide.shape, jnp.float32))
+    return out[:T].astype(q_TNH.dtype), data
+
+
 # ---------------------------------------------------------------- token logprobs
 
 
 def token_logprob(
     x_TD: Float[Array, "T D"],
-    w_DV: Float[Array, "D V"],
+    w: Float[Array, "M N"],
     labels_T: Int[Array, " T"],
     *,
     temperature: float,
     valid_vocab: int,
+    transposed: bool = False,
+    axis_name: str | None = None,
     block: int = 1024,
 ) -> tuple[Float[Array, " T"], Float[Array, " T"], Float[Array, " T"]]:
-    """Logprob of each label, logsumexp and entropy of softmax(x w / temperature), in float32.
+    """`pallas_kernels.token_logprob`, one block of tokens after the other.
 
-    Ids at or above `valid_vocab` get no probability. Only [block, V] logits exist at a time,
-    forward and (by recomputation) backward.
+    Only [block, V] logits exist at a time, forward and (by recomputation) backward.
     """
     if temperature <= 0:
         raise ValueError(f"temperature is {temperature}; logprobs need one above 0")
     T, D = x_TD.shape
-    V = w_DV.shape[1]
+    V, width = w.shape if transposed else w.shape[::-1]
+    if width != D:
+        raise ValueError(f"hidden states are {D} wide, the output matrix {width}")
     blocks = -(-T // block)
     size = -(-T // blocks)
     x = jnp.pad(x_TD, ((0, blocks * size - T), (0, 0))).reshape(blocks, size, D)
     labels = jnp.pad(labels_T, (0, blocks * size - T)).reshape(blocks, size)
+    # Over a mesh axis, every shard holds V consecutive ids; alone, sums are over one shard.
+    total = largest = lambda a: a  # noqa: E731
+    if axis_name is not None:
+        total = functools.partial(jax.lax.psum, axis_name=axis_name)
+        largest = functools.partial(jax.lax.pmax, axis_name=axis_name)
+    first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * V
 
     @jax.checkpoint
     def one(x_TD: Array, labels_T: Array) -> tuple[Array, Array, Array]:
-        logits = jnp.matmul(x_TD, w_DV.astype(x_TD.dtype), preferred_element_type=jnp.float32)
-        logits = logits / temperature
-        if valid_vocab < V:
-            logits = jnp.where(jnp.arange(V) < valid_vocab, logits, _NEGATIVE)
-        lse = jax.nn.logsumexp(logits, axis=-1)
-        label = jnp.take_along_axis(logits, labels_T[:, None], axis=-1)[:, 0]
+        logits = jax.lax.dot_general(
+            x_TD, w.astype(x_TD.dtype), (((1,), (int(transposed),)), ((), ())),
+            preferred_element_type=jnp.float32,
+        ) / temperature  # fmt: skip
+        ids = first + jnp.arange(V)
+        logits = jnp.where(ids < valid_vocab, logits, _NEGATIVE)
+        peak = largest(jax.lax.stop_gradient(logits.max(axis=-1)))
+        lse = peak + jnp.log(total(jnp.exp(logits - peak[:, None]).sum(axis=-1)))
+        mine = ids == labels_T[:, None]
+        label = total(jnp.where(mine, logits, 0).sum(axis=-1))
         probability = jnp.exp(logits - lse[:, None])
-        entropy = lse - jnp.sum(probability * logits, axis=-1)
+        entropy = lse - total(jnp.sum(probability * logits, axis=-1))
         return label - lse, lse, entropy
 
     with jax.named_scope("token_logprob"):

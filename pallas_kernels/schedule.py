@@ -1,59 +1,156 @@
 """Block lists: which blocks of a packed attention contain anything to compute.
 
 The mask "query i sees key j iff j <= i < kv_end[j]" is almost empty for packed rows with a
-shared prefix. `packed_schedule` turns it into a list of (row, query block, key block) once
-per batch, on device; every layer, forward and backward, walks the same list. A block is
-listed if any of its keys can be seen by any of its queries.
+shared prefix. `packed_schedule` turns it into a list of (query block, key block) once per
+batch, on device; every layer, forward and backward, walks the same list. A block is listed
+exactly if one of its queries sees one of its keys.
+
+The rows of a batch lie behind each other: block numbers count through all rows, and so do
+the positions that the mask compares (row b's keys start at b * S, S a multiple of the key
+block). kv_end never reaches into the next row, so one formula serves the whole batch.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+# What a kernel does at an entry, as bits of `flags`.
+FIRST = 1  # of its run: start a new accumulator
+LAST = 2  # of its run: write the accumulator out
+PARTIAL = 4  # some query of the block does not see some key: apply the mask
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BlockList:
+    """One order of the blocks; its first `count` entries are real, the rest are zero.
+
+    Entries of one query block (or one key block) follow each other: a run.
+    """
+
+    q_block: Any  # int32 [E]
+    k_block: Any  # int32 [E]
+    flags: Any  # int32 [E]: FIRST | LAST | PARTIAL
+    count: Any  # int32 []: at most E, also if more blocks were needed
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The first `count` entries of the lists are real; they are sorted by row, then query."""
+    """The blocks of a batch of packed rows, sorted both ways."""
 
-    row: Any  # int32 [E]
-    q_block: Any  # int32 [E]
-    k_block: Any  # int32 [E]
-    count: Any  # int32 []
+    by_query: BlockList  # forward and dq; within a run the keys ascend
+    by_key: BlockList  # dk and dv; every key block has a run, so that its zeros get written
+    q_start: Any  # int32 [query blocks]: the position of each query block's first query
+    kv_end: Any  # int32 [B * S, S padded]: kv_end in positions of the batch, 0 for padding
+    needed: Any  # int32 []: entries that the longer list needs
     q_size: int = dataclasses.field(metadata=dict(static=True))  # queries per block
     k_size: int = dataclasses.field(metadata=dict(static=True))  # keys per block
 
+    @property
+    def room(self) -> int:
+        """Entries that the lists have room for."""
+        return self.by_query.flags.shape[0]
 
-def block_size(length: int, largest: int = 128) -> int:
-    """Returns the block size for an axis: 128, or the whole axis rounded up to 8 if shorter."""
-    return min(largest, -(-length // 8) * 8)
+    @property
+    def overflowed(self) -> Bool[Array, ""]:
+        """True if the room was too small for the mask."""
+        return self.needed > self.room
+
+    @property
+    def poison(self) -> Float[Array, ""]:
+        """0, or NaN after an overflow; added to every result.
+
+        A list too short for its mask would silently drop keys; NaN cannot be overlooked.
+        """
+        return jnp.where(self.overflowed, jnp.nan, 0.0)
 
 
-def packed_schedule(kv_end_BS: Int[Array, "B S"], queries: int) -> Schedule:
+def blocks(length: int, size: int) -> int:
+    """Returns how many blocks of `size` cover `length`."""
+    return -(-length // size)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def packed_schedule(
+    kv_end_BS: Int[Array, "B S"],
+    queries: int,
+    q_size: int,
+    k_size: int,
+    max_entries: int | None = None,
+) -> Schedule:
     """Lists the blocks that `kv_end_BS` makes visible to the last `queries` tokens of each row.
 
-    The list has room for every block there is, so it can never overflow.
+    Args:
+      kv_end_BS: key j of a row is seen by the queries j <= i < kv_end[j]. Every query must
+        see itself (kv_end[i] > i); keys before the queries may have any end, 0 hides them.
+      queries: T; the queries are the last T of the S positions.
+      q_size, k_size: tokens per block.
+      max_entries: room of the lists. The default has room for every causal block, so it
+        cannot overflow; a smaller one saves the kernels scalar memory. If it is too small,
+        `overflowed` says so and the results are NaN, never wrong numbers.
+    Raises:
+      ValueError: there are no queries, or more than keys.
     """
     B, S = kv_end_BS.shape
     if not 0 < queries <= S:
         raise ValueError(f"{queries} queries cannot be the end of rows of {S} tokens")
-    bq, bk = block_size(queries), block_size(S)
-    nq, nk = -(-queries // bq), -(-S // bk)
-    ends = jnp.pad(kv_end_BS, ((0, 0), (0, nk * bk - S))).reshape(B, nk, bk).max(axis=2)
-    first_query = S - queries + jnp.arange(nq) * bq
-    last_query = jnp.minimum(first_query + bq, S) - 1
-    first_key = jnp.arange(nk) * bk
-    needed = (first_key[None, None, :] <= last_query[None, :, None]) & (
-        first_query[None, :, None] < ends[:, None, :]
-    )
-    entries = jnp.nonzero(needed.reshape(-1), size=B * nq * nk, fill_value=0)[0]
-    row, rest = entries // (nq * nk), entries % (nq * nk)
-    as_int = lambda x: x.astype(jnp.int32)  # noqa: E731
+    bq, bk = q_size, k_size
+    nq, nk = blocks(queries, bq), blocks(S, bk)
+    kv_end = jnp.pad(kv_end_BS, ((0, 0), (0, nk * bk - S))).reshape(B, nk, bk)
+    q_first = S - queries + jnp.arange(nq)[:, None] * bq
+    q_last = jnp.minimum(q_first + bq, S) - 1
+    k_first = jnp.arange(nk) * bk
+    k_last = k_first + bk - 1
+    causal = k_first <= q_last
+    needed = causal & (q_first < kv_end.max(axis=2)[:, None, :])  # [B, nq, nk]
+    full = (k_last <= q_first) & (q_last < kv_end.min(axis=2)[:, None, :])
+    unseen = ~needed.any(axis=1, keepdims=True) & (jnp.arange(nq) == nq - 1)[:, None]
+    room = max_entries or B * _causal_blocks(S, queries, bq, bk)
+    by_key = needed | unseen
+    row_start = (jnp.arange(B) * nk * bk)[:, None]
+    in_row = jnp.arange(nk * bk) < S
     return Schedule(
-        as_int(row), as_int(rest // nk), as_int(rest % nk), as_int(needed.sum()), bq, bk
+        _block_list(needed, full, room),
+        _block_list(by_key, full, room, keys_first=True),
+        (row_start + q_first[:, 0]).reshape(-1).astype(jnp.int32),
+        jnp.where(in_row, row_start + kv_end.reshape(B, -1), 0).reshape(-1).astype(jnp.int32),
+        by_key.sum().astype(jnp.int32),
+        bq,
+        bk,
     )
+
+
+def _causal_blocks(S: int, T: int, bq: int, bk: int) -> int:
+    """Blocks of one row that causality leaves, whatever kv_end says."""
+    q_last = np.minimum(S - T + np.arange(1, blocks(T, bq) + 1) * bq, S) - 1
+    return int((q_last // bk + 1).sum())
+
+
+def _block_list(
+    needed_BQK: Bool[Array, "B Q K"], full_BQK: Bool[Array, "B Q K"], room: int, keys_first=False
+) -> BlockList:
+    B, nq, nk = needed_BQK.shape
+    if keys_first:
+        needed_BQK, full_BQK = needed_BQK.swapaxes(1, 2), full_BQK.swapaxes(1, 2)
+    inner, outer = (nq, nk) if keys_first else (nk, nq)
+    entry = jnp.nonzero(needed_BQK.reshape(-1), size=room, fill_value=0)[0]
+    count = jnp.minimum(needed_BQK.sum(), room)
+    real = jnp.arange(room) < count
+    row, run = entry // (outer * inner), entry // inner
+    # A run's neighbours: `run` differs from the entry before, or there is none.
+    first = real & (run != jnp.concatenate([jnp.full(1, -1, run.dtype), run[:-1]]))
+    last = real & jnp.concatenate([(run[1:] != run[:-1]) | ~real[1:], jnp.ones(1, bool)])
+    partial = real & ~full_BQK.reshape(-1)[entry]
+    flags = FIRST * first + LAST * last + PARTIAL * partial
+    major, minor = jnp.where(real, run, 0), jnp.where(real, row * inner + entry % inner, 0)
+    q_block, k_block = (minor, major) if keys_first else (major, minor)
+    as_int = lambda x: x.astype(jnp.int32)  # noqa: E731
+    return BlockList(as_int(q_block), as_int(k_block), as_int(flags), as_int(count))

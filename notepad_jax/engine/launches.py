@@ -63,7 +63,7 @@ def prefill_prefixes(
     """Fills whole pages with the keys and values of R prefixes that start a context."""
     R, T = tokens_RT.shape
     # Padding follows the prefix, so causality alone hides it from every real token.
-    attend = attention.packed(jnp.full((R, T), T, jnp.int32))
+    attend = attention.packed(config, jnp.full((R, T), T, jnp.int32))
     positions_RT = jnp.broadcast_to(jnp.arange(T), (R, T))
     k, v = policy.Policy(config, params).cache_entries(tokens_RT, positions_RT, attend)
     return pages.write_pages(k, v, table_RP)
@@ -87,7 +87,7 @@ def prefill_tails(
     `sample_at_X` are flat indices into [R, T]. Returns (sampled tokens, their logprobs, the
     tails' keys and values, both [L, R, T, K, H]).
     """
-    attend = attention.packed_after_prefix(pages, table_RP, lens_R, kv_end_RT)
+    attend = attention.packed_after_prefix(config, pages, table_RP, lens_R, kv_end_RT)
     hidden_RTD, _, kv = policy.forward(config, params, tokens_RT, positions_RT, attend)
     hidden_XD = hidden_RTD.reshape(-1, config.width)[sample_at_X]
     logits_XV = logprobs.logits(config, params, hidden_XD)
@@ -105,7 +105,7 @@ def prefill_dense(
 ) -> tuple[Array, Array]:
     """Keys and values [L, 1, start + T, K, H] of a prompt whose first `start` tokens are known."""
     positions_1T = start + jnp.arange(tokens_1T.shape[1])[None]
-    attend = attention.packed_after_dense(kv_before, start, tokens_1T.shape[1])
+    attend = attention.packed_after_dense(config, kv_before, start, tokens_1T.shape[1])
     k, v = policy.Policy(config, params).cache_entries(tokens_1T, positions_1T, attend)
     if kv_before is None:
         return k, v
@@ -147,8 +147,6 @@ def generate(
     Returns (cache, tokens, logprobs, how many of each row's tokens are real).
     """
     B = slots.token.shape[0]
-    page_size = pages.page_size
-    nowhere = pages.pages_per_layer * page_size
 
     def more(state: tuple) -> Array:
         step, _, _, remaining, *_ = state
@@ -157,10 +155,8 @@ def generate(
     def one(state: tuple) -> tuple:
         step, pages, token, remaining, made, tokens, logps = state
         active = remaining > 0
-        lens = slots.private_len + made
-        page = jnp.take_along_axis(tables.private_BQ, (lens // page_size)[:, None], 1)[:, 0]
-        write = jnp.where(active, page * page_size + lens % page_size, nowhere)
-        attend = attention.paged(tables, lens, write)
+        lens = tables.shared_lens_B + slots.private_len + made + 1
+        attend = attention.paged(tables, jnp.where(active, lens, 0))
         hidden_B1D, pages, _ = policy.forward(
             config, params, token[:, None], (slots.position + made)[:, None], attend, pages
         )

@@ -27,7 +27,7 @@ from notepad_jax.engine.pages import CachedPrefix, PagePool, PrefixCache
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
 from notepad_jax.types import SamplingParams, Tokens
-from pallas_kernels import Pages
+from pallas_kernels import Pages, cache_head_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,8 @@ class PagedEngine(jetstream_compat.Engine):
 
     def init_decode_state(self) -> DecodeState:
         c, s = self.config, self.settings
-        pages = Pages.zeros(c.layers, s.pages, c.kv_heads, s.page_size, c.head_size, s.cache_dtype)
+        size = cache_head_size(c.head_size)
+        pages = Pages.zeros(c.layers, s.pages, c.kv_heads, s.page_size, size, s.cache_dtype)
         pool = PagePool(s.pages)
         return DecodeState(pages, pool, PrefixCache(pool, s.page_size), [None] * s.slots)
 

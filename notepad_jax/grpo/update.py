@@ -225,7 +225,7 @@ def _run(
     params: Any, micro: _MicroBatch, config: PolicyConfig, temperature: float, remat: bool
 ) -> tuple[Float[Array, " X"], Float[Array, " X"]]:
     """Returns (logprob, entropy) of the micro-batch's trained tokens."""
-    attend = attention.packed(micro.kv_end)
+    attend = attention.packed(config, micro.kv_end)
     hidden_BTD, _, _ = policy.forward(
         config, params, micro.tokens, micro.positions, attend, remat=remat
     )

@@ -36,10 +36,12 @@ def token_logprobs(
     temperature: float,
 ) -> tuple[Float[Array, " X"], Float[Array, " X"], Float[Array, " X"]]:
     """Returns (logprob of the label, logsumexp, entropy) of softmax(logits / temperature)."""
+    tied = config.tied_embeddings
     return pallas_kernels.token_logprob(
         hidden_XD,
-        output_matrix(config, params),
+        params["embed"] if tied else params["unembed"],
         labels_X,
         temperature=temperature,
         valid_vocab=config.valid_vocab,
+        transposed=tied,
     )

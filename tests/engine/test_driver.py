@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny
 
+import pallas_kernels
 from notepad_jax.engine.driver import EngineDriver, PromptTooLong
 from notepad_jax.engine.layout import bucket
 from notepad_jax.engine.paged_engine import EngineSettings
@@ -204,3 +205,17 @@ def test_bucket_pads_by_at_most_a_quarter(size):
 def test_sampling_params_are_checked():
     with pytest.raises(ValueError, match="top_p is 0"):
         SamplingParams(1.0, 0, 1, (), 0)
+
+
+def test_the_tpu_kernels_give_the_engine_the_same_tokens(shared_run):
+    """Prefill, tails and decoding through the Pallas kernels, in TPU interpret mode."""
+    prompts, samples = PROMPTS[:4], samplings()[:4]  # one group: a shared prefix, four tails
+    jax.clear_caches()  # the backend is chosen while tracing
+    try:
+        with pallas_kernels.using("interpret"):
+            done, _ = run(prompts, samples=samples)
+    finally:
+        jax.clear_caches()
+    assert ids(done) == ids(shared_run[0][:4])
+    for a, b in zip(done, shared_run[0], strict=False):
+        np.testing.assert_allclose(a.behaviour_logprobs, b.behaviour_logprobs, atol=1e-5)

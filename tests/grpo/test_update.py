@@ -90,7 +90,7 @@ def alone(config, params, groups):
     positions = np.tile(np.arange(width, dtype=np.int32), (len(turns), 1))
 
     def logprobs(params, temperature):
-        attend = attention.packed(jnp.full(tokens.shape, width, jnp.int32))
+        attend = attention.packed(config, jnp.full(tokens.shape, width, jnp.int32))
         at = jnp.asarray(tokens), jnp.asarray(positions)
         hidden, _, _ = policy.forward(config, params, *at, attend)
         logits = hidden @ policy.output_matrix(config, params) / temperature

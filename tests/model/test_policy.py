@@ -51,7 +51,7 @@ def test_a_policy_of_one_layer_by_hand():
     kv_end = jnp.ones((1, 1), jnp.int32)
     hidden, _, _ = policy.forward(
         config, params, jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32),
-        attention.packed(kv_end),
+        attention.packed(config, kv_end),
     )  # fmt: skip
     norm = lambda x: x / np.sqrt(np.mean(x * x))  # noqa: E731
     h = np.array([3.0, 4.0])
@@ -73,7 +73,7 @@ LENGTH = 36  # of every row, so that one program serves all
 
 @jax.jit
 def hidden_states(params, tokens, positions, kv_end):
-    attend = attention.packed(kv_end[None])
+    attend = attention.packed(tiny.CONFIG, kv_end[None])
     return policy.forward(tiny.CONFIG, params, tokens[None], positions[None], attend)[0][0]
 
 
@@ -106,7 +106,7 @@ def test_cache_entries_are_the_keys_and_values_of_the_forward_pass():
     params = tiny.params()
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 60, (2, 16)), jnp.int32)
     positions = jnp.broadcast_to(jnp.arange(16), (2, 16))
-    attend = attention.packed(jnp.full((2, 16), 16, jnp.int32))
+    attend = attention.packed(tiny.CONFIG, jnp.full((2, 16), 16, jnp.int32))
 
     def with_keys(layer, q, k, v, carry):
         out, carry, _ = attend(layer, q, k, v, carry)

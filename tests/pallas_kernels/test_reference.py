@@ -4,17 +4,20 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import layouts
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pallas_kernels
 from pallas_kernels import (
     Pages,
     PageTables,
     packed_attention,
     packed_schedule,
     paged_attention,
+    reference,
     token_logprob,
 )
 from pallas_kernels.reference import dense_attention
@@ -22,28 +25,14 @@ from pallas_kernels.reference import dense_attention
 ROWS, KEYS, HEAD = 2, 200, 8  # two blocks of 128 an axis, the second one ragged
 
 
-def packed_kv_end(rng: np.random.Generator, length: int) -> np.ndarray:
-    """A packed row: bundles of a prefix and its tails, then padding, all of random lengths."""
-    ends, at = np.arange(1, length + 1), 0
-    while at < length and rng.random() < 0.9:
-        prefix = int(rng.integers(0, min(150, length - at) + 1))
-        tails = [int(n) for n in rng.integers(1, 40, rng.integers(0, 5))]
-        bundle = min(at + prefix + sum(tails), length)
-        ends[at : at + prefix] = bundle
-        at += prefix
-        for tail in tails:
-            ends[at : at + tail] = min(at + tail, length)
-            at = min(at + tail, length)
-    return ends
-
-
 def kv_ends(seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return np.stack([packed_kv_end(rng, KEYS) for _ in range(ROWS)]).astype(np.int32)
+    return np.stack([layouts.kv_end(rng, KEYS) for _ in range(ROWS)]).astype(np.int32)
 
 
 def blocked(q, k, v, kv_end):
-    return packed_attention(q, k, v, kv_end, packed_schedule(kv_end, q.shape[1]))
+    like = dict(head_size=q.shape[-1], dtype=q.dtype)
+    return packed_attention(q, k, v, packed_schedule(kv_end, q.shape[1], **like))
 
 
 @functools.partial(jax.jit, static_argnames="attention")
@@ -84,14 +73,6 @@ def test_a_row_of_padding_sees_only_itself():
     assert_blocked_is_dense(ends, KEYS, 4, 1)
 
 
-def test_the_schedule_lists_only_blocks_with_something_in_them():
-    padding = jnp.arange(1, 513)[None]
-    assert int(packed_schedule(padding, 512).count) == 4  # the diagonal of 4 x 4
-    causal = jnp.full((1, 512), 512)
-    assert int(packed_schedule(causal, 512).count) == 4 + 3 + 2 + 1
-    assert int(packed_schedule(causal, 128).count) == 4  # the last queries, all keys
-
-
 def test_heads_that_cannot_be_shared_are_refused():
     q, k = jnp.zeros((1, 8, 3, 4)), jnp.zeros((1, 8, 2, 4))
     with pytest.raises(ValueError, match="3 query heads .* 2 kv heads"):
@@ -100,7 +81,7 @@ def test_heads_that_cannot_be_shared_are_refused():
 
 # ---------------------------------------------------------------- paged attention
 
-Z, K, N, H, LAYERS, PAGES = 4, 2, 6, 8, 2, 24
+Z, K, N, H, LAYERS, PAGES = 8, 2, 6, 8, 2, 24
 
 
 def paged_case():
@@ -121,19 +102,19 @@ def paged_case():
             for t in range(length):
                 for layer in range(LAYERS):
                     data[layer * PAGES + row[t // Z], :, :, t % Z] = rng.normal(size=(2, K, H))
-    write = np.array([private[b, n // Z] * Z + n % Z for b, n in enumerate(lens)], np.int32)
+    kv_lens = np.array([2 * Z, 2 * Z, 2 * Z, 3 * Z, 0], np.int32) + lens + 1
     q, k, v = (rng.normal(size=(5, heads, H)).astype(np.float32) for heads in (N, K, K))
     tables = PageTables(shared, shared_lens, members, place, private)
     rows = [0, 0, 0, 1, 2]
     contexts = [(shared[rows[b]], shared_lens[rows[b]], private[b], lens[b]) for b in range(5)]
-    return data, tables, lens, write, (q, k, v), contexts
+    return data, tables, kv_lens, (q, k, v), contexts
 
 
 def test_paged_attention_sees_shared_and_private_tokens_and_itself():
-    data, tables, lens, write, (q, k, v), contexts = paged_case()
+    data, tables, kv_lens, (q, k, v), contexts = paged_case()
     layer = 1
     attend = jax.jit(paged_attention)
-    out, _ = attend(q, k, v, Pages(jnp.asarray(data), PAGES), jnp.int32(layer), tables, lens, write)
+    out, _ = attend(q, k, v, Pages(jnp.asarray(data), PAGES), jnp.int32(layer), tables, kv_lens)
     for b, (shared, shared_len, private, length) in enumerate(contexts):
         tokens = [data[layer * PAGES + shared[t // Z], :, :, t % Z] for t in range(shared_len)]
         tokens += [data[layer * PAGES + private[t // Z], :, :, t % Z] for t in range(length)]
@@ -146,13 +127,14 @@ def test_paged_attention_sees_shared_and_private_tokens_and_itself():
 
 
 def test_paged_attention_writes_the_new_token_and_nothing_else():
-    data, tables, lens, write, (q, k, v), _ = paged_case()
-    write[4] = PAGES * Z  # past the end: this slot is idle
+    data, tables, kv_lens, (q, k, v), contexts = paged_case()
+    kv_lens[4] = 0  # this slot is idle
     attend = jax.jit(paged_attention)
-    _, pages = attend(q, k, v, Pages(jnp.asarray(data), PAGES), jnp.int32(0), tables, lens, write)
+    out, pages = attend(q, k, v, Pages(jnp.asarray(data), PAGES), jnp.int32(0), tables, kv_lens)
     want = data.copy()
-    for b in range(4):
-        want[write[b] // Z, :, :, write[b] % Z] = np.stack([k[b], v[b]])
+    for b, (_, _, private, length) in enumerate(contexts[:4]):
+        want[private[length // Z], :, :, length % Z] = np.stack([k[b], v[b]])
+    assert not out[4].any()
     assert np.asarray(pages.data).tobytes() == want.tobytes()  # NaN included
 
 
@@ -169,7 +151,9 @@ def test_token_logprob_is_log_softmax_with_its_gradient(count, temperature):
     weights = rng.normal(size=(3, count)).astype(np.float32)
 
     def ours(x, w):
-        found = token_logprob(x, w, labels, temperature=temperature, valid_vocab=VALID, block=4)
+        found = reference.token_logprob(
+            x, w, labels, temperature=temperature, valid_vocab=VALID, block=4
+        )
         return sum(jnp.vdot(a, b) for a, b in zip(found, weights, strict=True)), found
 
     def plain(x, w):
@@ -195,3 +179,29 @@ def test_token_logprob_refuses_a_greedy_temperature():
     x = jnp.zeros((1, 2))
     with pytest.raises(ValueError, match="temperature is 0"):
         token_logprob(x, x.T, jnp.zeros(1, jnp.int32), temperature=0.0, valid_vocab=1)
+
+
+@pytest.mark.parametrize("lanes", [H, 128])
+def test_decoding_over_shared_prefixes_is_the_same_on_every_backend(lanes):
+    """With a cache of the head's width, and of the width that TPUs want."""
+    data, tables, kv_lens, (q, k, v), _ = paged_case()
+    kv_lens[4] = 0
+    data = np.nan_to_num(data) if lanes == H else np.nan_to_num(
+        np.pad(data, ((0, 0),) * 4 + ((0, lanes - H),))
+    )  # fmt: skip
+    attend = jax.jit(paged_attention)
+    cache = lambda: Pages(jnp.asarray(data), PAGES)  # noqa: E731
+    want, written = attend(q, k, v, cache(), jnp.int32(1), tables, kv_lens)
+    starts = jnp.arange(6, dtype=jnp.int32)
+    ragged = functools.partial(paged_attention, cu_q_lens_B1=starts, decode=2)
+    for backend, function in (
+        ("reference", ragged),
+        ("interpret", paged_attention),
+        ("interpret", ragged),
+    ):
+        with pallas_kernels.using(backend):
+            out, pages = jax.jit(lambda *a, f=function: f(*a))(
+                q, k, v, cache(), jnp.int32(1), tables, kv_lens
+            )
+        np.testing.assert_allclose(out, want, atol=1e-5)
+        assert np.asarray(pages.data).tobytes() == np.asarray(written.data).tobytes()

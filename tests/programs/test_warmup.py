@@ -40,7 +40,7 @@ def packed(lesson: lessons.Lesson):
 
 @functools.partial(jax.jit, static_argnums=0)
 def whole_forward(config, params, tokens, positions, ends):
-    return policy.forward(config, params, tokens, positions, attention.packed(ends))[0]
+    return policy.forward(config, params, tokens, positions, attention.packed(config, ends))[0]
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(2, 1), (4, 2)])

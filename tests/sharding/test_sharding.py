@@ -29,7 +29,7 @@ def spread(params, table):
 
 def loss(params):
     tokens = jax.numpy.arange(4, 52).reshape(2, 24)
-    attend = attention.packed(jax.numpy.full((2, 24), 24, np.int32))
+    attend = attention.packed(config, jax.numpy.full((2, 24), 24, np.int32))
     positions = jax.numpy.broadcast_to(jax.numpy.arange(24), (2, 24))
     hidden, _, _ = policy.forward(config, params, tokens, positions, attend)
     # A loss on the hidden states themselves would be mostly rounding: their norm is fixed.

@@ -1,0 +1,88 @@
+"""Compiles for TPUs on a machine that has none.
+
+libtpu, an ordinary package, holds the whole compiler, and jax can describe a slice of chips
+that is not there. A kernel that compiles here compiles on the chip: the tests
+(`tests/pallas_kernels/test_aot.py`) and `report` rest on that. Interpret mode proves the
+numbers and not that the compiler accepts a kernel; this module proves the other half.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+
+# The smallest slice of each generation that libtpu describes under a name of its own.
+TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x4x4", "v6e": "v6e:16x16", "tpu7x": "tpu7x:2x2x1"}
+
+# libtpu reads these once, when it is loaded.
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",  # or jax looks for a TPU to run on, and complains that there is none
+    "TPU_SKIP_MDS_QUERY": "1",  # or libtpu asks Google Cloud's metadata server who it is
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # any; the topology's name is what counts
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is held, so no lock file is needed
+}
+
+
+class MissingCompiler(RuntimeError):
+    """libtpu is not installed."""
+
+
+def missing_compiler() -> str:
+    """Returns what is missing and how to get it, in one line; "" if libtpu is installed."""
+    if importlib.util.find_spec("libtpu") is not None:
+        return ""
+    return (
+        "compiling for TPU needs libtpu, which is not installed: "
+        "pip install 'notepad-jax[aot]' (x86_64 Linux only; no TPU is needed)"
+    )
+
+
+@functools.cache
+def devices(chip: str) -> tuple[Any, ...]:
+    """Returns compile-only devices of a slice of `chip`; one device is one core on tpu7x.
+
+    On v5p a device is a chip, whose two cores the compiler drives as one.
+
+    Raises:
+      ValueError: an unknown chip.
+      MissingCompiler: libtpu is not installed.
+    """
+    if chip not in TOPOLOGIES:
+        raise ValueError(f"chip {chip!r} is not one of {', '.join(TOPOLOGIES)}")
+    if problem := missing_compiler():
+        raise MissingCompiler(problem)
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    return tuple(
+        topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGIES[chip]).devices
+    )
+
+
+def targeting(chip: str) -> Any:
+    """A context in which Pallas, and whoever asks it, sees one device of `chip`."""
+    return jax.set_mesh(jax.sharding.Mesh(np.asarray(devices(chip)[:1]), ("device",)))
+
+
+def compile_for(
+    chip: str, function: Callable[..., Any], *avals: Any, donate: tuple[int, ...] = ()
+) -> jax.stages.Compiled:
+    """Compiles `function` for one device of `chip`; never runs it.
+
+    Args:
+      avals: `jax.ShapeDtypeStruct`s, or pytrees of them, one for each argument.
+      donate: positions of the arguments whose memory the results may take.
+    Returns:
+      The compiled program: `.memory_analysis()` and `.as_text()` work, calling it does not.
+    Raises:
+      what `devices` raises, and whatever the compiler has to say about the function.
+    """
+    with targeting(chip):
+        return jax.jit(function, donate_argnums=donate).trace(*avals).lower().compile()

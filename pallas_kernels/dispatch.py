@@ -1,0 +1,225 @@
+"""Which implementation runs: one decision, made while a program is traced.
+
+On TPUs the Pallas kernels, on GPUs large dense products through XLA, on CPUs block lists in
+plain jnp. `use` forces one of them, for tests, for comparisons and for compiling ahead of
+time for a chip that is not here. Arguments are checked here, before anything compiles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels import logprob, packed, paged, reference, schedule, tuning
+from pallas_kernels.pages import Pages, PageTables
+
+BACKENDS = ("auto", "pallas", "interpret", "xla", "reference")
+_forced = "auto"
+
+
+def use(name: str) -> None:
+    """Forces a backend for everything that is traced from now on; "auto" undoes it.
+
+    "pallas" is the TPU kernels, "interpret" the same kernels on the CPU in TPU interpret mode
+    (slow, for tests), "xla" dense products, "reference" block lists in plain jnp.
+    """
+    global _forced
+    if name not in BACKENDS:
+        raise ValueError(f"no kernel backend {name!r}; there are {', '.join(BACKENDS)}")
+    _forced = name
+
+
+@contextlib.contextmanager
+def using(name: str) -> Iterator[None]:
+    """`use` for the length of a with block."""
+    before = _forced
+    use(name)
+    try:
+        yield
+    finally:
+        use(before)
+
+
+def backend() -> str:
+    """Returns the backend in use: one of `BACKENDS` but "auto"."""
+    if _forced != "auto":
+        return _forced
+    return {"tpu": "pallas", "gpu": "xla"}.get(jax.default_backend(), "reference")
+
+
+def _pallas() -> bool:
+    return backend() in ("pallas", "interpret")
+
+
+def packed_schedule(
+    kv_end_BS: Int[Array, "B S"],
+    queries: int,
+    *,
+    head_size: int,
+    dtype: DTypeLike,
+    max_entries: int | None = None,
+) -> schedule.Schedule:
+    """Builds the block list of a batch of packed rows, once for all layers.
+
+    Args:
+      kv_end_BS: the mask: query i sees key j iff j <= i < kv_end[j]. A prefix token's entry is
+        the end of its group, a tail token's the end of its tail, padding's its own index + 1.
+        Every query must see itself; keys before the queries may have any end, 0 hides them.
+      queries: T; the queries are the last T of each row's S positions.
+      head_size, dtype: of the queries that will come; they choose the block sizes.
+      max_entries: see `schedule.packed_schedule`.
+    Raises:
+      ValueError: there are no queries, or more than keys.
+    """
+    if _pallas():
+        sizes, multiple = tuning.packed_blocks(head_size, dtype), 128
+    else:
+        sizes, multiple = (1024, 128) if backend() == "xla" else (128, 128), 8
+    shorter = [
+        schedule.blocks(max(n, 1), multiple) * multiple for n in (queries, kv_end_BS.shape[1])
+    ]
+    q_size, k_size = map(min, sizes, shorter)
+    return schedule.packed_schedule(kv_end_BS, queries, q_size, k_size, max_entries)
+
+
+def packed_attention(
+    q_BTNH: Float[Array, "B T N H"],
+    k_BSKH: Float[Array, "B S K H"],
+    v_BSKH: Float[Array, "B S K H"],
+    blocks: schedule.Schedule,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+    """Attention of packed rows: query i sees key j iff j <= i < kv_end[j].
+
+    The T queries are the last T of the row's S packed positions (S - T keys come from a
+    cache; S == T in training). Differentiable in q, k and v. float32 or bfloat16.
+
+    Returns:
+      (out, lse): out in q's dtype, lse the float32 logsumexp of each query's scores. Both
+      NaN if the schedule overflowed the room it was given.
+    Raises:
+      ValueError: query heads are not a multiple of kv heads, keys and values differ in
+        shape, or the schedule was built for other lengths.
+    """
+    B, T, N, H = q_BTNH.shape
+    S, K = k_BSKH.shape[1:3]
+    check_heads(N, K)
+    if k_BSKH.shape != v_BSKH.shape or k_BSKH.shape != (B, S, K, H):
+        raise ValueError(
+            f"keys {k_BSKH.shape} and values {v_BSKH.shape} do not fit queries {q_BTNH.shape}"
+        )
+    rows = blocks.q_start.shape[0], blocks.kv_end.shape[0] // blocks.k_size
+    want = B * schedule.blocks(T, blocks.q_size), B * schedule.blocks(S, blocks.k_size)
+    if rows != want:
+        raise ValueError(
+            f"the schedule has {rows[0]} query and {rows[1]} key blocks; "
+            f"{B} rows of {T} queries and {S} keys have {want[0]} and {want[1]}"
+        )
+    if _pallas():
+        return packed.packed_attention(q_BTNH, k_BSKH, v_BSKH, blocks, backend() == "interpret")
+    if backend() == "xla":
+        return reference.dense_packed_attention(q_BTNH, k_BSKH, v_BSKH, blocks)
+    return reference.packed_attention(q_BTNH, k_BSKH, v_BSKH, blocks)
+
+
+def check_heads(q_heads: int, kv_heads: int) -> None:
+    if kv_heads < 1 or q_heads % kv_heads:
+        raise ValueError(f"{q_heads} query heads cannot be split over {kv_heads} kv heads")
+
+
+def paged_attention(
+    q_TNH: Float[Array, "T N H"],
+    k_TKH: Float[Array, "T K H"],
+    v_TKH: Float[Array, "T K H"],
+    pages: Pages,
+    layer: Int[Array, ""],
+    tables: PageTables,
+    kv_lens_B: Int[Array, " B"],
+    cu_q_lens_B1: Int[Array, " B+1"] | None = None,
+    decode: int = 0,
+) -> tuple[Float[Array, "T N H"], Pages]:
+    """Writes the new keys and values of B sequences into the paged cache, then attends.
+
+    Sequence b's queries are the last tokens of its context, and each sees the context up to
+    and including itself. Shared prefixes are read, never written.
+
+    Args:
+      q_TNH, k_TKH, v_TKH: the new tokens of all sequences, one after the other.
+      pages: the cache; donate it, it is updated in place.
+      layer: int32, which layer's pages.
+      tables: where each sequence finds its context.
+      kv_lens_B: int32, tokens of each context, the new ones included. 0 is an idle slot: it
+        writes nothing and its output is 0.
+      cu_q_lens_B1: int32; sequence b has queries cu_q_lens[b] .. cu_q_lens[b + 1], and what
+        lies past cu_q_lens[B] is padding. None: decoding, one query a sequence, T == B.
+      decode: how many leading sequences have at most one query (static): they take the
+        kernel that is made for it. Only read with `cu_q_lens_B1`.
+    Raises:
+      ValueError: shapes, head counts or dtypes do not fit each other, or a page size does not
+        tile (the TPU kernels need a multiple of 16 tokens in bfloat16, 8 in float32).
+    """
+    T, N, _ = q_TNH.shape
+    check_heads(N, k_TKH.shape[1])
+    B = kv_lens_B.shape[0]
+    if cu_q_lens_B1 is None and T != B:
+        raise ValueError(f"{T} queries for {B} sequences: give cu_q_lens if they are not decoding")
+    if cu_q_lens_B1 is None and not _pallas():
+        return reference.paged_attention(q_TNH, k_TKH, v_TKH, pages, layer, tables, kv_lens_B)
+    if cu_q_lens_B1 is None:
+        cu_q_lens_B1, decode = jnp.arange(B + 1, dtype=jnp.int32), B
+    rows_BP = layer * pages.pages_per_layer + tables.whole_BP(pages.page_size)
+    ragged = reference.ragged_paged_attention
+    if _pallas():
+        ragged = functools.partial(paged.ragged_paged_attention, interpret=backend() == "interpret")
+    out, data = ragged(
+        q_TNH, k_TKH, v_TKH, pages.data, rows_BP, kv_lens_B, cu_q_lens_B1, (decode, decode, B)
+    )
+    return out, dataclasses.replace(pages, data=data)
+
+
+def cache_head_size(head_size: int) -> int:
+    """Returns the head size to give the paged cache.
+
+    TPU memory has lanes of 128. A narrower cache would be stored densely by XLA and copied
+    whole, at every step, into the padded layout that the kernels read.
+    """
+    return max(head_size, 128) if _pallas() else head_size
+
+
+def token_logprob(
+    x_TD: Float[Array, "T D"],
+    w: Float[Array, "M N"],
+    labels_T: Int[Array, " T"],
+    *,
+    temperature: float,
+    valid_vocab: int,
+    transposed: bool = False,
+    axis_name: str | None = None,
+) -> tuple[Float[Array, " T"], Float[Array, " T"], Float[Array, " T"]]:
+    """Logprob of each label, logsumexp and entropy of softmax(x w / temperature), in float32.
+
+    Nothing of size [T, V] is ever held. Differentiable in x and w through all three results.
+
+    Args:
+      x_TD: hidden states, bfloat16 or float32.
+      w: the output matrix [D, V], or with `transposed` an embedding table [V, D] as it is.
+      labels_T: ids below `valid_vocab`.
+      temperature: divides the logits.
+      valid_vocab: ids at or above it get no probability.
+      axis_name: inside `jax.shard_map`, the mesh axis over which the vocabulary is cut: w is
+        this shard's slice, labels and valid_vocab are global, every shard gets the answer.
+    Raises:
+      ValueError: widths differ, or the temperature is not above 0.
+    """
+    how = dict(temperature=temperature, valid_vocab=valid_vocab, transposed=transposed)
+    if _pallas():
+        return logprob.token_logprob(
+            x_TD, w, labels_T, **how, axis_name=axis_name, interpret=backend() == "interpret"
+        )
+    return reference.token_logprob(x_TD, w, labels_T, **how, axis_name=axis_name)

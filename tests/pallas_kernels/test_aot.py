@@ -1,0 +1,61 @@
+"""Every kernel of ours compiles, forward and backward, for every TPU, at real shapes.
+
+The programs are those that `pallas_kernels.report` measures, at the shapes of Qwen2.5-7B. No
+TPU is needed. Interpret mode accepts what the compiler refuses (unaligned DMAs, blocks that
+overflow VMEM), so these tests and the numeric ones need each other.
+"""
+
+import dataclasses
+import re
+
+import jax
+import pytest
+
+from pallas_kernels import aot, report
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler()),
+]
+
+MODEL = report.MODELS["qwen2.5-7b"]
+
+
+def compiled(
+    name: str, model: report.Model, chip: str
+) -> tuple[report.Program, jax.stages.Compiled]:
+    program = report.OURS[name](model, chip)
+    return program, aot.compile_for(chip, program.function, *program.avals, donate=program.donate)
+
+
+def bytes_of(tree: object) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("chip", aot.TOPOLOGIES)
+@pytest.mark.parametrize("name", report.OURS)
+def test_compiles_at_real_shapes_in_little_memory(name: str, chip: str) -> None:
+    program, result = compiled(name, MODEL, chip)
+    for part in program.parts:  # the kernel itself, not some fallback
+        assert re.search(part.pattern, result.as_text()), part.pattern
+    memory = result.memory_analysis()
+    # Less than anything that must not be there: a second cache, scores, logits.
+    assert memory.temp_size_in_bytes < 200 * 2**20
+    # The cache is updated in place.
+    assert memory.alias_size_in_bytes >= bytes_of([program.avals[i] for i in program.donate])
+
+
+# The oldest chip has the fewest vector instructions: what compiles there compiles elsewhere.
+@pytest.mark.parametrize("name", ["packed", "paged-mixed", "paged-decode"])
+@pytest.mark.parametrize(
+    "change",
+    [dict(H=64), dict(H=256, dtype="float32")],
+    ids=["head-64", "head-256-float32"],
+)
+def test_compiles_for_other_heads_and_dtypes(name: str, change: dict) -> None:
+    compiled(name, dataclasses.replace(MODEL, **change), "v5e")
+
+
+def test_an_unknown_chip_is_refused_with_the_names_of_those_there_are() -> None:
+    with pytest.raises(ValueError, match="'v4' is not one of v5e, v5p, v6e, tpu7x"):
+        aot.devices("v4")
