@@ -82,6 +82,7 @@ def get_config() -> ConfigDict:
     config.checkpoint = ConfigDict(
         dict(
             handoff="storage",  # the engine loads each step's params through orbax; or "memory"
+            rollout_dtype="float32",  # of the engine's weights; "bfloat16" is half the memory
             every=1,  # steps between checkpoints; must be 1 with handoff="storage"
             keep=2,
         )

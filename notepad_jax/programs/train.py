@@ -23,7 +23,7 @@ import jax
 from ml_collections import ConfigDict
 
 from notepad_jax.agent.prompts import Template
-from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage, checksum
+from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.manager import Checkpoints, abstract
 from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.grpo import advantages, packing, update
@@ -158,6 +158,10 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
 
 
 def _handoff(checkpoint: ConfigDict, folder: Path) -> Handoff:
+    if checkpoint.rollout_dtype not in ("float32", "bfloat16"):
+        raise ValueError(
+            f"checkpoint.rollout_dtype is {checkpoint.rollout_dtype!r}; use 'float32' or 'bfloat16'"
+        )
     if checkpoint.handoff == "memory":
         return InProcess()
     if checkpoint.handoff != "storage":
@@ -269,15 +273,19 @@ def _save(run: Run) -> None:
 
 
 def _published(run: Run) -> PolicySnapshot:
-    """Hands the trainer's parameters over; what arrives must have the published checksum."""
-    published = run.handoff.publish(PolicySnapshot(run.step, run.state.params))
-    snapshot = run.handoff.adopt(abstract(run.state.params))
-    arrived = checksum(snapshot.params)
-    if arrived != published or snapshot.version != run.step:
-        raise RuntimeError(
-            f"step {run.step} was published with checksum {published}, and version "
-            f"{snapshot.version} arrived with {arrived}"
-        )
+    """Hands the trainer's parameters to the engine, in the dtype that it keeps them in.
+
+    The hand-off compares checksums before it casts.
+    """
+    run.handoff.publish(PolicySnapshot(run.step, run.state.params))
+    dtype = run.config.checkpoint.rollout_dtype
+    wanted = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding),
+        abstract(run.state.params),
+    )
+    snapshot = run.handoff.adopt(wanted)
+    if snapshot.version != run.step:
+        raise RuntimeError(f"step {run.step} was published and step {snapshot.version} arrived")
     return snapshot
 
 

@@ -103,3 +103,14 @@ def test_handoff_through_storage_needs_every_checkpoint(tmp_path):
 def test_a_kl_to_the_starting_policy_is_measured(tmp_path):
     metrics = run(tmp_path / "run", "--config.grpo.kl_weight=0.1", "--config.steps=3")
     assert [m["kl"] for m in metrics if m["groups/kept"]][-1] > 0
+
+
+def test_the_engine_may_keep_its_weights_in_bfloat16(uninterrupted, tmp_path):
+    """Half the bytes, other roundings: the gap to the trainer grows, and is reported."""
+    metrics = run(
+        tmp_path / "run", "--config.steps=2", "--config.checkpoint.rollout_dtype=bfloat16"
+    )
+    gaps = [m["logprob_gap_max"] for m in metrics if m["groups/kept"]]
+    assert gaps and 1e-4 < max(gaps) < 0.5
+    with pytest.raises(ValueError, match="rollout_dtype is 'int4'; use 'float32' or 'bfloat16'"):
+        run(tmp_path / "other", "--config.checkpoint.rollout_dtype=int4")
