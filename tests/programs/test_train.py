@@ -105,7 +105,7 @@ def test_a_kl_to_the_starting_policy_is_measured(tmp_path):
     assert [m["kl"] for m in metrics if m["groups/kept"]][-1] > 0
 
 
-def test_the_engine_may_keep_its_weights_in_bfloat16(uninterrupted, tmp_path):
+def test_the_engine_may_keep_its_weights_in_bfloat16(tmp_path):
     """Half the bytes, other roundings: the gap to the trainer grows, and is reported."""
     metrics = run(
         tmp_path / "run", "--config.steps=2", "--config.checkpoint.rollout_dtype=bfloat16"
