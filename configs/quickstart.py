@@ -19,6 +19,7 @@ def get_config() -> ConfigDict:
     config.reading = ConfigDict(
         dict(
             template="question_last",  # all questions about a document share its chunks
+            chat="model",  # turn markers: the model's own template if it has one, or the "file"'s
             max_question=8,  # tokens
             chunk_size=256,  # tokens per turn in training; evaluation has its own
             max_memory=8,  # tokens, the stop token included
@@ -65,6 +66,8 @@ def get_config() -> ConfigDict:
             micro_batch_rows=4,
             row_length=768,  # tokens of a packed row
             remat=False,
+            # Train low-rank adapters instead of the weights; rank 0 trains the weights.
+            lora=ConfigDict(dict(rank=0, alpha=16.0, targets=("q", "k", "v", "o"))),
         )
     )
     config.optimizer = ConfigDict(

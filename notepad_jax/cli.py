@@ -21,7 +21,16 @@ from ml_collections import ConfigDict
 import pallas_kernels
 from notepad_jax import __version__
 from notepad_jax.eval import lengths
-from notepad_jax.programs import ask, configuration, evaluate, parts, quickstart, train, warmup
+from notepad_jax.programs import (
+    ask,
+    configuration,
+    convert,
+    evaluate,
+    parts,
+    quickstart,
+    train,
+    warmup,
+)
 from notepad_jax.telemetry.progress import Screen, choose
 
 EXIT_CODES = "exit codes: 0 done, 1 bad input, 2 bad command line, 130 stopped with Ctrl-C"
@@ -45,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with choose(quiet=arguments.json) as screen:
             if hasattr(arguments, "name"):
                 folder = run_folder(arguments)
-            config = configuration.load(arguments.config, overrides, saved_config(folder))
+            config = ConfigDict()
+            if arguments.config:
+                config = configuration.load(arguments.config, overrides, saved_config(folder))
             pallas_kernels.use(config.get("kernels", "auto"))
             result, text = arguments.run(arguments, config, folder, screen)
     except KeyboardInterrupt:
@@ -144,6 +155,34 @@ def _ask(
     return answer, text
 
 
+def _import_hf(
+    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
+) -> tuple[Any, str]:
+    made = convert.import_hf(
+        arguments.source, arguments.target, screen, arguments.dtype, arguments.overwrite
+    )
+    return made, (
+        f"{made.folder}: {made.parameters:,} parameters of a {made.family} in {made.dtype}, "
+        f"over {made.devices} device(s), in {made.seconds:.1f} s"
+    )
+
+
+def _export_hf(
+    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
+) -> tuple[Any, str]:
+    if arguments.part_size <= 0:
+        raise ValueError(f"--part-size is {arguments.part_size}; a part needs room, in GB")
+    made = convert.export_hf(
+        arguments.source, arguments.target, screen, arguments.dtype,
+        int(arguments.part_size * 1e9), arguments.step, arguments.like, arguments.overwrite,
+    )  # fmt: skip
+    return made, (
+        f"{made.folder}: step {made.step} of {made.source} as a {made.family}, "
+        f"{made.tensors:,} tensors in {made.dtype}, {made.bytes / 1e6:,.1f} MB, "
+        f"{len(made.files)} files, in {made.seconds:.1f} s"
+    )
+
+
 # ---------------------------------------------------------------- the parser
 
 
@@ -214,6 +253,45 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("file", help="a text file, or - for standard input")
     sub.add_argument("question")
     sub.add_argument("--policy", help="a Hugging Face folder (default: the config's)")
+
+    def conversion(
+        name: str, run: Callable[..., tuple[Any, str]], short: str, long: str
+    ) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name,
+            help=short,
+            description=long,
+            epilog=EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.set_defaults(run=run, config=None)
+        sub.add_argument("--json", action="store_true", help="print one JSON object, no progress")
+        sub.add_argument("--overwrite", action="store_true", help="replace the policy there")
+        return sub
+
+    sub = conversion(
+        "import-hf", _import_hf, "a published model, as a checkpoint of ours",
+        "Reads config.json, safetensors and tokenizer of a Qwen2/2.5, Qwen3, Qwen3-MoE, Llama or\n"
+        "Mistral folder or bucket by byte range, each device its own slices, and writes a folder\n"
+        "that `train`, `eval` and `ask` take as --policy. (They take a local Hugging Face folder\n"
+        "as it is; import what lies in a bucket, or what is too large to hold twice.)\n\n"
+        "example: notepad-jax import-hf gs://bucket/Qwen2.5-7B-Instruct policies/qwen",
+    )  # fmt: skip
+    sub.add_argument("source", metavar="SRC", help="a local Hugging Face folder or a gs:// URL")
+    sub.add_argument("target", metavar="DST", help="a new local folder")
+    sub.add_argument("--dtype", help="of the checkpoint: bfloat16 or float32 (default: as stored)")
+    sub = conversion(
+        "export-hf", _export_hf, "a trained checkpoint, as transformers and vLLM load it",
+        "Streams one step out as sharded safetensors with index, config.json, generation_config\n"
+        "and tokenizer. Interrupted, it leaves the old folder or none.\n\n"
+        "example: notepad-jax export-hf runs/mine exported --dtype bfloat16",
+    )  # fmt: skip
+    sub.add_argument("source", metavar="SRC", help="a run (runs/NAME) or what import-hf wrote")
+    sub.add_argument("target", metavar="DST", help="a new local folder or a gs:// URL")
+    sub.add_argument("--dtype", default="bfloat16", help="bfloat16 (default) or float32")
+    sub.add_argument("--part-size", type=float, default=5.0, metavar="GB", help="of a file (5)")
+    sub.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
+    sub.add_argument("--like", help="the Hugging Face folder whose tokenizer and ids to copy")
     return parser
 
 

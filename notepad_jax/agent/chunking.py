@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from notepad_jax.agent.tokenizer import SentencePieceTokenizer
+from notepad_jax.agent.tokenizer import Tokenizer
 from notepad_jax.types import Chunks, Document, Task, Tokens, tokens
 
 
@@ -57,7 +57,7 @@ class ChunkStream:
 
     def __init__(
         self,
-        tokenizer: SentencePieceTokenizer,
+        tokenizer: Tokenizer,
         document: Document,
         chunk_size: int,
         window: int = 64,
@@ -110,9 +110,7 @@ class DocumentChunks:
     it holds on to the documents, because it knows them by identity.
     """
 
-    def __init__(
-        self, tokenizer: SentencePieceTokenizer, chunk_size: int, max_document: int
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, chunk_size: int, max_document: int) -> None:
         _check_size(chunk_size)
         self._tokenizer = tokenizer
         self._chunk_size = chunk_size

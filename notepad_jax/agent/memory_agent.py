@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import numpy as np
 
 from notepad_jax.agent.prompts import Template
-from notepad_jax.agent.tokenizer import SentencePieceTokenizer
+from notepad_jax.agent.tokenizer import Tokenizer
 from notepad_jax.types import (
     NO_TOKENS,
     Chunks,
@@ -96,7 +96,7 @@ def turn_seed(base_seed: int, turn_index: int) -> int:
     return hashed_seed("turn", int(base_seed), int(turn_index))
 
 
-def encode_question(tokenizer: SentencePieceTokenizer, question: str, max_question: int) -> Tokens:
+def encode_question(tokenizer: Tokenizer, question: str, max_question: int) -> Tokens:
     """Returns the question's ids; ValueError if there are more than `max_question`."""
     ids = tokenizer.encode(question)
     if len(ids) > max_question:
@@ -191,7 +191,7 @@ OnTurn = Callable[[Turn, MemoryState], None]
 
 async def read_through(
     completer: Completer,
-    tokenizer: SentencePieceTokenizer,
+    tokenizer: Tokenizer,
     template: Template,
     rules: Rules,
     state: MemoryState,

@@ -2,12 +2,13 @@
 
 A file has the sections `[update]` (one turn over a chunk), `[answer]` (the last turn),
 `[no_memory]` (shown while nothing was ever written), `[keep]` (the marker by which a
-policy keeps its memory; may be empty) and, if wanted, `[chat]`, the model's own turn
-markers around `{turn}`. What stands before the first section is a comment; blank lines
-around a section's text are dropped, and `\\n` at its very end is a line break. `{question}`,
-`{chunk}` and `{memory}` are replaced by token ids that are never decoded on the way, so
-a document cannot become a special token; control pieces like `<|end|>` may stand in the
-template itself. Other braces (`\\boxed{...}`) are ordinary text.
+policy keeps its memory; may be empty) and, if wanted, `[chat]`, turn markers around
+`{turn}`, for which the model's own chat template can stand in (`chat.frame`). What stands
+before the first section is a comment; blank lines around a section's text are dropped,
+and `\\n` at its very end is a line break. `{question}`, `{chunk}` and `{memory}` are
+replaced by token ids that are never decoded on the way, so a document cannot become a
+special token; control pieces like `<|end|>` may stand in the template itself. Other
+braces (`\\boxed{...}`) are ordinary text.
 
 The order of placeholders decides how much a group shares (`Prompt.shared`): everything
 before the memory; and where the question comes after the chunk, everything before the
@@ -24,11 +25,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from notepad_jax.agent.tokenizer import SentencePieceTokenizer
+from notepad_jax.agent.chat import Frame
+from notepad_jax.agent.tokenizer import Tokenizer
 from notepad_jax.types import NO_TOKENS, Prompt, Tokens, tokens
 
 SHIPPED = pathlib.Path(__file__).parent / "templates"
 
+NO_CHAT = "{turn}"
 _SECTIONS = ("update", "answer", "no_memory", "keep", "chat")
 _HEADER = re.compile(r"^\[([a-z_]+)\][ \t]*$", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
@@ -48,14 +51,20 @@ class Template:
     stop_ids: tuple[int, ...]
 
     @classmethod
-    def load(cls, path: str | pathlib.Path, tokenizer: SentencePieceTokenizer) -> Template:
+    def load(
+        cls, path: str | pathlib.Path, tokenizer: Tokenizer, frame: Frame | None = None
+    ) -> Template:
         """Reads a template file, or a shipped one by its bare name (`question_last`).
 
-        Raises ValueError for a missing file, section or placeholder, or for a control
-        piece that the tokenizer does not have.
+        A frame, what the model's own chat template writes around a turn, takes the place of
+        the file's [chat] section; a file without one is for models that do not chat.
+        Raises ValueError for a missing file, section or placeholder, or for a control piece
+        that the tokenizer does not have.
         """
         path = find(path)
-        sections = _split(path)
+        sections, stop_ids = _split(path), tokenizer.stop_ids
+        if frame is not None and sections["chat"] != NO_CHAT:
+            sections, stop_ids = {**sections, "chat": frame.chat}, frame.stop_ids
         try:
             return cls(
                 name=path.stem,
@@ -63,7 +72,7 @@ class Template:
                 answer=_parse(sections, "answer", {"question", "memory"}, tokenizer),
                 no_memory=_marker(sections, "no_memory", tokenizer),
                 keep=_marker(sections, "keep", tokenizer),
-                stop_ids=tokenizer.stop_ids,
+                stop_ids=stop_ids,
             )
         except ValueError as error:
             raise ValueError(f"template {path}: {error}") from error
@@ -137,14 +146,14 @@ def _split(path: pathlib.Path) -> Mapping[str, str]:
     missing = [name for name in _SECTIONS[:4] if name not in sections]
     if missing:
         raise ValueError(f"template {path}: section [{missing[0]}] is missing")
-    return {"chat": "{turn}"} | sections
+    return {"chat": NO_CHAT} | sections
 
 
 def _parse(
     sections: Mapping[str, str],
     name: str,
     wanted: set[str],
-    tokenizer: SentencePieceTokenizer,
+    tokenizer: Tokenizer,
 ) -> tuple[Segment, ...]:
     if sections["chat"].count("{turn}") != 1:
         raise ValueError("section [chat] needs the placeholder {turn}, once")
@@ -167,7 +176,7 @@ def _braced(names: Sequence[str]) -> str:
     return ", ".join("{" + name + "}" for name in names) or "none"
 
 
-def _marker(sections: Mapping[str, str], name: str, tokenizer: SentencePieceTokenizer) -> Tokens:
+def _marker(sections: Mapping[str, str], name: str, tokenizer: Tokenizer) -> Tokens:
     ids = tokenizer.encode_template(sections[name])
     if name == "no_memory" and not len(ids):
         raise ValueError("section [no_memory] is empty; a reading needs a marker to start from")

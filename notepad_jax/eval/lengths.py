@@ -20,7 +20,7 @@ import numpy as np
 from notepad_jax.agent import memory_agent
 from notepad_jax.agent.memory_agent import Rules, TurnSampling
 from notepad_jax.agent.prompts import Template
-from notepad_jax.agent.tokenizer import SentencePieceTokenizer
+from notepad_jax.agent.tokenizer import Tokenizer
 from notepad_jax.tasks.scoring import METRICS, wilson_interval
 from notepad_jax.types import Chunks, Completer, Finish, Task, Tokens, Turn, TurnKind
 
@@ -74,7 +74,7 @@ OnProgress = Callable[[Progress], None]
 async def measure(
     tasks_by_length: Mapping[int, Sequence[Task]],
     completer: Completer,
-    tokenizer: SentencePieceTokenizer,
+    tokenizer: Tokenizer,
     template: Template,
     rules: Rules,
     sampling: TurnSampling,
@@ -131,7 +131,7 @@ class _Reader:
     """Reads the tasks of one length."""
 
     completer: Completer
-    tokenizer: SentencePieceTokenizer
+    tokenizer: Tokenizer
     template: Template
     rules: Rules
     sampling: TurnSampling

@@ -59,6 +59,9 @@ MATRICES: dict[str, MuonDimensionNumbers] = {
     "gate": MuonDimensionNumbers((1,), (2,)),
     "up": MuonDimensionNumbers((1,), (2,)),
     "down": MuonDimensionNumbers((1,), (2,)),
+    "expert_gate": MuonDimensionNumbers((2,), (3,)),  # axis 1 is the expert
+    "expert_up": MuonDimensionNumbers((2,), (3,)),
+    "expert_down": MuonDimensionNumbers((2,), (3,)),
 }
 
 

@@ -28,8 +28,9 @@ import optax
 from jaxtyping import Array, Float
 
 from notepad_jax.grpo import objective as objectives
-from notepad_jax.model import attention, logprobs, policy
+from notepad_jax.model import attention, logprobs, lora, policy
 from notepad_jax.model.config import PolicyConfig
+from notepad_jax.model.lora import Lora
 from notepad_jax.types import TrainBatch
 
 Leaf = Any  # an array, or whatever jax puts in its place when it maps over a tree
@@ -44,6 +45,15 @@ class TrainState:
     step: Any  # int32 scalar: optimizer steps taken
     params: Any
     opt_state: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """What stays as it is when only adapters are trained."""
+
+    base: Any  # the policy's parameters
+    lora: Lora = dataclasses.field(metadata=dict(static=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,37 +113,48 @@ def step(
     state: TrainState,
     batch: TrainBatch,
     rate_scale: float = 1.0,
+    frozen: Frozen | None = None,
 ) -> tuple[TrainState, dict[str, float]]:
     """Takes one optimizer step on `batch`; `state`'s buffers are donated.
 
     `rate_scale` multiplies what the optimizer would add to the parameters. Muon and Adam
     move as far for a faint gradient as for a strong one; a caller who knows that a batch
-    carries little signal says so here.
+    carries little signal says so here. With `frozen`, the state's parameters are adapters.
     Returns the new state and metrics: means over all completion tokens (`objective.divide`)
     and the global norms of gradient (before clipping), update and new parameters.
 
     Raises:
       ValueError: the rows cannot be split, or no token or a row's first token is trained.
     """
-    total = _sum(config, settings, state.params, batch)
+    total = _sum(config, settings, state.params, batch, frozen)
     state, (sums, norms) = _apply(state, total, rate_scale, optimizer=optimizer)
     sums, norms = jax.device_get((sums, norms))  # the one device-to-host copy of a step
     return state, objectives.divide(sums) | {name: float(norm) for name, norm in norms.items()}
 
 
 def loss_and_gradient(
-    config: PolicyConfig, settings: UpdateSettings, params: Any, batch: TrainBatch
+    config: PolicyConfig,
+    settings: UpdateSettings,
+    params: Any,
+    batch: TrainBatch,
+    frozen: Frozen | None = None,
 ) -> tuple[Float[Array, ""], Any]:
     """Returns what `step` gives the optimizer: mean loss and its gradient, float32."""
-    gradient, sums = _sum(config, settings, params, batch)
+    gradient, sums = _sum(config, settings, params, batch, frozen)
     return sums.loss / sums.tokens, jax.tree.map(lambda g: g / sums.tokens, gradient)
 
 
-def _sum(config: PolicyConfig, settings: UpdateSettings, params: Any, batch: TrainBatch) -> Total:
+def _sum(
+    config: PolicyConfig,
+    settings: UpdateSettings,
+    params: Any,
+    batch: TrainBatch,
+    frozen: Frozen | None,
+) -> Total:
     """Returns the gradient and the sums over the whole batch, micro-batch by micro-batch."""
     s = settings
     clip = (s.clip_low, s.clip_high, s.dual_clip, s.kl_weight)
-    fixed = dict(config=config, temperature=s.temperature, remat=s.remat)
+    fixed = dict(config=config, temperature=s.temperature, remat=s.remat, frozen=frozen)
     total = _nothing_yet(params)
     for micro in micro_batches(batch, s.micro_batch_rows):
         total = _accumulate(total, params, micro, *clip, **fixed)
@@ -257,10 +278,13 @@ def _accumulate(
     config: PolicyConfig,
     temperature: float,
     remat: bool,
+    frozen: Frozen | None,
 ) -> Total:
     """Adds the micro-batch's summed gradient and sums to `total`."""
 
     def loss(params: Any) -> tuple[Float[Array, ""], objectives.Sums]:
+        if frozen is not None:
+            params = lora.attach(frozen.lora, frozen.base, params)
         logprob_X, entropy_X = _run(params, micro, config, temperature, remat)
         with jax.named_scope("objective"):
             sums = objectives.objective(

@@ -1,13 +1,33 @@
 """The sizes of a policy, and nothing else.
 
 `PolicyConfig` is a frozen, hashable value, so it can be a static argument of `jax.jit`.
-It describes Qwen2, Qwen3 and Llama style decoders; `checkpoint.huggingface` reads one
-from a published config.json. Above: `policy` builds parameters and runs them.
+It describes Qwen2, Qwen3, Qwen3-MoE, Llama and Mistral decoders; `checkpoint.families` reads
+one from a published config.json and writes it back. Above: `policy` builds parameters and
+runs them. Below: `rope` has the kinds of rotary scaling.
 """
 
 from __future__ import annotations
 
 import dataclasses
+
+from notepad_jax.model.rope import UNSCALED, Scaling
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """Sizes of a mixture of experts, which takes the place of every layer's feed-forward."""
+
+    count: int  # [E]
+    per_token: int  # [A] experts that each token is sent to
+    feed_forward: int  # [F] of each expert
+    normalize: bool  # the A chosen probabilities are divided by their sum
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.per_token <= self.count:
+            raise ValueError(
+                f"every token is sent to {self.per_token} of {self.count} experts; "
+                f"per_token must be in 1..{self.count}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +40,7 @@ class PolicyConfig:
     heads: int  # [N] query heads
     kv_heads: int  # [K]
     head_size: int  # [H]
-    feed_forward: int  # [F]
+    feed_forward: int  # [F]; not used by any layer if there are `experts`
     rope_theta: float
     rms_eps: float
     qk_norm: bool  # Qwen3: RMSNorm of each query and key head before RoPE
@@ -28,6 +48,11 @@ class PolicyConfig:
     tied_embeddings: bool  # the output matrix is the embedding, transposed
     valid_vocab: int  # ids at or above this exist in no tokenizer and are never sampled
     dtype: str = "float32"  # of activations; logits, softmax and norms are always float32
+    output_bias: bool = False  # a bias on the attention's output projection, too
+    rope: Scaling = UNSCALED
+    experts: Experts | None = None  # None: one dense feed-forward per layer
+    max_positions: int = 32768  # tokens of context that are promised on export; nothing is cut
+    family: str = ""  # model_type on export, where the sizes do not tell: "mistral" or ""
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:

@@ -1,4 +1,4 @@
-"""The pieces of a decoder layer: RMSNorm, rotary embedding, attention block, SwiGLU.
+"""The pieces of a decoder layer: RMSNorm, rotary embedding, attention block, feed-forward.
 
 These are Flax NNX modules built around arrays that already exist: a module never owns the
 master copy of a parameter, it wraps one layer's slice of the plain parameter tree for the
@@ -17,6 +17,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from notepad_jax.model.config import PolicyConfig
+from notepad_jax.model.moe import RoutedSwiGLU
+from notepad_jax.model.rope import UNSCALED, Scaling, frequencies
 
 
 def rms_norm(x: Float[Array, "... D"], weight: Float[Array, " D"], eps: float) -> Array:
@@ -27,13 +29,14 @@ def rms_norm(x: Float[Array, "... D"], weight: Float[Array, " D"], eps: float) -
 
 
 def rope_angles(
-    positions_BT: Int[Array, "B T"], head_size: int, theta: float
+    positions_BT: Int[Array, "B T"], head_size: int, theta: float, scaling: Scaling = UNSCALED
 ) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
     """Returns (cos, sin) of the rotary angles, float32, computed once for all layers."""
-    half = head_size // 2
-    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions_BT[..., None].astype(jnp.float32) * frequency
-    return jnp.cos(angle), jnp.sin(angle)
+    per_position, loudness = frequencies(head_size, theta, scaling)
+    angle = positions_BT[..., None].astype(jnp.float32) * per_position
+    if loudness == 1.0:
+        return jnp.cos(angle), jnp.sin(angle)
+    return jnp.cos(angle) * loudness, jnp.sin(angle) * loudness
 
 
 def rotate(x_BTNH: Array, cos_sin: tuple[Array, Array]) -> Array:
@@ -50,6 +53,7 @@ class Attention(nnx.Module):
         self.config = config
         names = ["q", "k", "v", "o"]
         names += ["q_bias", "k_bias", "v_bias"] if config.attention_bias else []
+        names += ["o_bias"] if config.output_bias else []
         names += ["q_norm", "k_norm"] if config.qk_norm else []
         for name in names:
             setattr(self, name, nnx.Param(params[name]))
@@ -72,7 +76,10 @@ class Attention(nnx.Module):
         return rotate(self.project(x_BTD, "q"), cos_sin)
 
     def output(self, out_BTNH: Array) -> Array:
-        return jnp.einsum("btnh,nhd->btd", out_BTNH, self.o[...].astype(out_BTNH.dtype))
+        out_BTD = jnp.einsum("btnh,nhd->btd", out_BTNH, self.o[...].astype(out_BTNH.dtype))
+        return (
+            out_BTD + self.o_bias[...].astype(out_BTD.dtype) if self.config.output_bias else out_BTD
+        )
 
 
 class SwiGLU(nnx.Module):
@@ -93,7 +100,9 @@ class DecoderLayer(nnx.Module):
     def __init__(self, config: PolicyConfig, params: Mapping[str, Array]):
         self.config = config
         self.attention = Attention(config, params)
-        self.mlp = SwiGLU(params)
+        self.mlp = (
+            SwiGLU(params) if config.experts is None else RoutedSwiGLU(config.experts, params)
+        )
         self.attn_norm = nnx.Param(params["attn_norm"])
         self.mlp_norm = nnx.Param(params["mlp_norm"])
 
@@ -101,5 +110,16 @@ class DecoderLayer(nnx.Module):
         return rms_norm(hidden_BTD, self.attn_norm[...], self.config.rms_eps)
 
     def after_attention(self, hidden_BTD: Array, out_BTNH: Array) -> Array:
+        return self.after_attention_with_routes(hidden_BTD, out_BTNH)[0]
+
+    def after_attention_with_routes(
+        self, hidden_BTD: Array, out_BTNH: Array
+    ) -> tuple[Array, Int[Array, "B T A"]]:
+        """Also returns which experts each token was sent to; A is 0 in a dense layer."""
         hidden_BTD = hidden_BTD + self.attention.output(out_BTNH)
-        return hidden_BTD + self.mlp(rms_norm(hidden_BTD, self.mlp_norm[...], self.config.rms_eps))
+        normed_BTD = rms_norm(hidden_BTD, self.mlp_norm[...], self.config.rms_eps)
+        if self.config.experts is None:
+            routes_BTA = jnp.zeros((*hidden_BTD.shape[:2], 0), jnp.int32)
+            return hidden_BTD + self.mlp(normed_BTD), routes_BTA
+        out_BTD, routes_BTA = self.mlp(normed_BTD)
+        return hidden_BTD + out_BTD, routes_BTA

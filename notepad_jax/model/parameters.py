@@ -46,10 +46,18 @@ def specs(config: PolicyConfig) -> dict[str, Any]:
         "v": Spec((L, D, K, H), ("layer", "embed", "kv_heads", None), D**-0.5),
         "o": Spec((L, N, H, D), ("layer", "heads", None, "embed"), (N * H) ** -0.5),
         "mlp_norm": Spec((L, D), ("layer", None), 0.0, 1.0),
-        "gate": Spec((L, D, F), ("layer", "embed", "mlp"), D**-0.5),
-        "up": Spec((L, D, F), ("layer", "embed", "mlp"), D**-0.5),
-        "down": Spec((L, F, D), ("layer", "mlp", "embed"), F**-0.5),
     }
+    if c.experts is None:
+        layers["gate"] = Spec((L, D, F), ("layer", "embed", "mlp"), D**-0.5)
+        layers["up"] = Spec((L, D, F), ("layer", "embed", "mlp"), D**-0.5)
+        layers["down"] = Spec((L, F, D), ("layer", "mlp", "embed"), F**-0.5)
+    else:  # an expert is small: experts are spread over devices, none is cut
+        E, F = c.experts.count, c.experts.feed_forward
+        inwards, outwards = ("layer", "expert", "embed", None), ("layer", "expert", None, "embed")
+        layers["router"] = Spec((L, D, E), ("layer", "embed", None), D**-0.5)
+        layers["expert_gate"] = Spec((L, E, D, F), inwards, D**-0.5)
+        layers["expert_up"] = Spec((L, E, D, F), inwards, D**-0.5)
+        layers["expert_down"] = Spec((L, E, F, D), outwards, F**-0.5)
     if c.qk_norm:
         layers["q_norm"] = Spec((L, H), ("layer", None), 0.0, 1.0)
         layers["k_norm"] = Spec((L, H), ("layer", None), 0.0, 1.0)
@@ -57,6 +65,8 @@ def specs(config: PolicyConfig) -> dict[str, Any]:
         layers["q_bias"] = Spec((L, N, H), ("layer", "heads", None), 0.0)
         layers["k_bias"] = Spec((L, K, H), ("layer", "kv_heads", None), 0.0)
         layers["v_bias"] = Spec((L, K, H), ("layer", "kv_heads", None), 0.0)
+    if c.output_bias:
+        layers["o_bias"] = Spec((L, D), ("layer", None), 0.0)
     tree: dict[str, Any] = {
         "embed": Spec((c.vocab_size, D), ("vocab", "embed"), 0.02),
         "layers": layers,

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from notepad_jax.model import lora
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
 from notepad_jax.model.parameters import Params
@@ -42,32 +43,34 @@ class Policy(nnx.Module):
         attend: Attend,
         carry: Any = (),
         remat: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Any, Any]:
+    ) -> tuple[Float[Array, "B T D"], Any, Any, Int[Array, "L B T A"]]:
+        """See `forward_with_routes`."""
         c = self.config
         with jax.named_scope("embed"):
             hidden_BTD = self.embed[...].astype(c.dtype)[tokens_BT]
-        cos_sin = rope_angles(positions_BT, c.head_size, c.rope_theta)
+        cos_sin = rope_angles(positions_BT, c.head_size, c.rope_theta, c.rope)
 
         def body(state: tuple[Array, Any], xs: tuple[Any, Array]) -> tuple[Any, Any]:
             hidden_BTD, carry = state
             params, index = xs
-            layer = DecoderLayer(c, params)
+            layer = DecoderLayer(c, lora.merged(params))
             normed_BTD = layer.before_attention(hidden_BTD)
             with jax.named_scope("attention"):
                 q_BTNH = layer.attention.queries(normed_BTD, cos_sin)
                 k_BTKH, v_BTKH = layer.attention.keys_values(normed_BTD, cos_sin)
                 out_BTNH, carry, extra = attend(index, q_BTNH, k_BTKH, v_BTKH, carry)
             with jax.named_scope("feed_forward"):
-                hidden_BTD = layer.after_attention(hidden_BTD, out_BTNH)
-            return (hidden_BTD, carry), extra
+                hidden_BTD, routes_BTA = layer.after_attention_with_routes(hidden_BTD, out_BTNH)
+            return (hidden_BTD, carry), (extra, routes_BTA)
 
         if remat:
             body = jax.checkpoint(body)
         layers = {name: leaf[...] for name, leaf in self.layers.items()}
-        (hidden_BTD, carry), extras = jax.lax.scan(
+        (hidden_BTD, carry), (extras, routes_LBTA) = jax.lax.scan(
             body, (hidden_BTD, carry), (layers, jnp.arange(c.layers))
         )
-        return rms_norm(hidden_BTD, self.final_norm[...], c.rms_eps), carry, extras
+        hidden_BTD = rms_norm(hidden_BTD, self.final_norm[...], c.rms_eps)
+        return hidden_BTD, carry, extras, routes_LBTA
 
     def cache_entries(
         self, tokens_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"], attend: Attend
@@ -79,11 +82,11 @@ class Policy(nnx.Module):
         """
         c = self.config
         hidden_BTD = self.embed[...].astype(c.dtype)[tokens_BT]
-        cos_sin = rope_angles(positions_BT, c.head_size, c.rope_theta)
+        cos_sin = rope_angles(positions_BT, c.head_size, c.rope_theta, c.rope)
 
         def body(hidden_BTD: Array, xs: tuple[Any, Array]) -> tuple[Array, Any]:
             params, index = xs
-            layer = DecoderLayer(c, params)
+            layer = DecoderLayer(c, lora.merged(params))
             normed_BTD = layer.before_attention(hidden_BTD)
             k_BTKH, v_BTKH = layer.attention.keys_values(normed_BTD, cos_sin)
 
@@ -109,6 +112,22 @@ def forward(
     remat: bool = False,
 ) -> tuple[Float[Array, "B T D"], Any, Any]:
     """Runs the decoder; returns (hidden states after the final norm, carry, stacked extras)."""
+    return Policy(config, params)(tokens_BT, positions_BT, attend, carry, remat)[:3]
+
+
+def forward_with_routes(
+    config: PolicyConfig,
+    params: Params,
+    tokens_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+    attend: Attend,
+    carry: Any = (),
+    remat: bool = False,
+) -> tuple[Float[Array, "B T D"], Any, Any, Int[Array, "L B T A"]]:
+    """`forward`, and which experts every token was sent to in every layer (A is 0 if dense).
+
+    `moe.load` makes load statistics of the routes.
+    """
     return Policy(config, params)(tokens_BT, positions_BT, attend, carry, remat)
 
 

@@ -96,7 +96,7 @@ def ask(
 ) -> Answer:
     """Reads the document and answers. Raises ValueError for input that cannot be read."""
     rules = dataclasses.replace(parts.rules(config.reading), chunk_size=config.evaluate.chunk_size)
-    template = Template.load(config.reading.template, policy.tokenizer)
+    template = parts.template(config.reading, policy)
     asked = memory_agent.encode_question(policy.tokenizer, question, rules.max_question)
     if not len(asked):
         raise ValueError("the question is empty; ask something, for example 'code of Ada ?'")
@@ -139,7 +139,7 @@ async def _answer(
     on_turn: Callable[[Turn, MemoryState], None],
 ) -> str:
     e = config.evaluate
-    sampling = TurnSampling(e.temperature, e.top_p, policy.tokenizer.stop_ids, config.seed)
+    sampling = TurnSampling(e.temperature, e.top_p, template.stop_ids, config.seed)
     driver = parts.driver(config.engine, policy, rules, template, PolicySnapshot(0, policy.params))
     start = memory_agent.start(question, chunks)
     async with driver:

@@ -80,7 +80,7 @@ def _find(name: str) -> Path:
     shipped = folder / f"{path.name.removesuffix('.py')}.py"
     if str(path.parent) in (".", "configs") and shipped.is_file():
         return shipped
-    names = sorted(p.stem for p in folder.glob("*.py") if p.stem != "__init__")
+    names = sorted(p.stem for p in folder.glob("*.py") if p.stem not in ("__init__", "models"))
     near = difflib.get_close_matches(path.stem, names, 1)
     hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
     raise ConfigProblem(f"there is no config {name}{hint}")

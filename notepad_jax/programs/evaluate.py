@@ -19,7 +19,6 @@ from ml_collections import ConfigDict
 
 from notepad_jax.agent.chunking import ChunkStream
 from notepad_jax.agent.memory_agent import Rules, TurnSampling
-from notepad_jax.agent.prompts import Template
 from notepad_jax.eval import lengths
 from notepad_jax.programs import parts
 from notepad_jax.programs.train import TRAINING_DOCUMENTS
@@ -82,7 +81,7 @@ async def _read(
     label: str,
     screen: Screen,
 ) -> list[lengths.Result]:
-    template = Template.load(config.reading.template, policy.tokenizer)
+    template = parts.template(config.reading, policy)
     streams: dict[int, ChunkStream] = {}
 
     def chunks_of(task: Task) -> Chunks:
@@ -103,7 +102,7 @@ async def _read(
         before = progress.turns
 
     sampling = TurnSampling(
-        config.evaluate.temperature, config.evaluate.top_p, policy.tokenizer.stop_ids, config.seed
+        config.evaluate.temperature, config.evaluate.top_p, template.stop_ids, config.seed
     )
     async with driver:
         results = await lengths.measure(

@@ -13,13 +13,16 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from notepad_jax.agent import chat
 from notepad_jax.agent.memory_agent import Rules
 from notepad_jax.agent.prompts import Template
-from notepad_jax.agent.tokenizer import SentencePieceTokenizer
-from notepad_jax.checkpoint import huggingface
+from notepad_jax.agent.tokenizer import Tokenizer, open_tokenizer
+from notepad_jax.checkpoint import handoff, huggingface
 from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
+from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
+from notepad_jax.programs import convert
 from notepad_jax.types import PolicySnapshot, SamplingParams
 
 
@@ -29,24 +32,38 @@ class LoadedPolicy:
 
     config: PolicyConfig
     params: Any
-    tokenizer: SentencePieceTokenizer
-    tokenizer_path: Path
+    tokenizer: Tokenizer
+    folder: Path
 
 
 def load_policy(folder: str | Path) -> LoadedPolicy:
-    """Reads config, weights and tokenizer.model of a Hugging Face folder."""
-    config, params = huggingface.import_policy(folder)
-    path = Path(folder) / "tokenizer.model"
-    if not path.is_file():
-        raise ValueError(f"{folder} has no tokenizer.model; a sentencepiece model must lie there")
-    tokenizer = SentencePieceTokenizer(path)
+    """Reads config, weights and tokenizer of a Hugging Face folder, or of what import-hf wrote."""
+    steps = Path(folder) / convert.CHECKPOINTS
+    if steps.is_dir():
+        config = huggingface.import_config(folder)
+        like = parameters.abstract_params(config, config.dtype)
+        params, _ = handoff.load_params(steps, 0, like)
+    else:
+        config, params = huggingface.import_policy(folder)
+    tokenizer = open_tokenizer(folder)
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
-            f"{path} has {tokenizer.vocab_size} pieces and the policy's embedding "
+            f"{tokenizer.path} has {tokenizer.vocab_size} ids and the policy's embedding "
             f"{config.vocab_size} rows; this tokenizer belongs to another policy"
         )
     config = dataclasses.replace(config, valid_vocab=tokenizer.vocab_size)
-    return LoadedPolicy(config, jax.tree.map(jax.numpy.asarray, params), tokenizer, path)
+    params = jax.tree.map(jax.numpy.asarray, params)
+    return LoadedPolicy(config, params, tokenizer, Path(folder))
+
+
+def template(reading: ConfigDict, policy: LoadedPolicy) -> Template:
+    """Returns the prompts of a reading, in the turn markers of the model or of the file."""
+    if reading.chat not in ("model", "file"):
+        raise ValueError(f"reading.chat is {reading.chat!r}; use 'model' or 'file'")
+    frame = None
+    if reading.chat == "model" and chat.has_template(policy.folder):
+        frame = chat.frame(chat.ChatTemplate.read(policy.folder), policy.tokenizer)
+    return Template.load(reading.template, policy.tokenizer, frame)
 
 
 def rules(reading: ConfigDict) -> Rules:
@@ -77,7 +94,7 @@ def driver(
         row_tokens=engine.row_tokens,
         cache_dtype=engine.cache_dtype,
     )
-    default = SamplingParams(1.0, 1.0, answer, policy.tokenizer.stop_ids, 0)
+    default = SamplingParams(1.0, 1.0, answer, template.stop_ids, 0)
     return EngineDriver(
         PagedEngine(policy.config, settings, default),
         snapshot,

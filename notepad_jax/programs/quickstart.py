@@ -83,7 +83,7 @@ def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) 
     evaluate.save(folder / "eval_after.json", after)
 
     screen.say("4/4  export and report")
-    huggingface.export_params(policy.config, trained.params, folder / "hf", policy.tokenizer_path)
+    huggingface.export_params(policy.config, trained.params, folder / "hf", policy.tokenizer.path)
     outcome = Outcome(
         folder=folder,
         report=folder / "report.html",

@@ -22,12 +22,12 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from notepad_jax.agent.prompts import Template
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.manager import Checkpoints, abstract
 from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.grpo import advantages, packing, update
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
+from notepad_jax.model import lora
 from notepad_jax.programs import configuration, parts
 from notepad_jax.rollout import archive, collector, groups
 from notepad_jax.rollout.buffer import GroupBuffer
@@ -53,7 +53,8 @@ class Run:
     buffer: GroupBuffer
     optimizer: Any
     settings: update.UpdateSettings
-    state: update.TrainState
+    state: update.TrainState  # of the policy's parameters, or of adapters
+    frozen: update.Frozen | None  # what the adapters adapt
     checkpoints: Checkpoints
     handoff: Handoff
     step: int  # steps done
@@ -100,7 +101,7 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
             f"readings of a group, so use at least 2"
         )
     policy = parts.load_policy(config.policy)
-    template = Template.load(config.reading.template, policy.tokenizer)
+    template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)
     reader = collector.Reader(
         tokenizer=policy.tokenizer,
@@ -124,7 +125,8 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
     make = functools.partial(_document, config.data.to_dict())
     make(TRAINING_DOCUMENTS.start)
     records = Records(make, config.seed, documents=TRAINING_DOCUMENTS)
-    state = update.start(policy.params, optimizer)
+    frozen, trained = _adapters(config.grpo.lora, config.seed, policy)
+    state = update.start(trained, optimizer)
     handoff = _handoff(config.checkpoint, folder)
     driver = parts.driver(config.engine, policy, reading, template, PolicySnapshot(-1, None))
 
@@ -133,10 +135,12 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
     )
     step, fresh = 0, not resume or checkpoints.latest() is None
     if not fresh:
-        saved = checkpoints.restore(abstract(state.params), abstract(state.opt_state))
+        like = abstract(policy.params), abstract(_beside_params(frozen, state))
+        saved = checkpoints.restore(*like)
         records.set_state(saved.data)
         step, done = saved.step, saved.meta["optimizer_steps"]
-        state = update.TrainState(jax.numpy.int32(done), saved.params, saved.opt)
+        trained, opt_state = (saved.params, saved.opt) if frozen is None else saved.opt
+        state = update.TrainState(jax.numpy.int32(done), trained, opt_state)
     run = Run(
         config=config,
         policy=policy,
@@ -147,14 +151,27 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
         optimizer=optimizer,
         settings=settings,
         state=state,
+        frozen=frozen,
         checkpoints=checkpoints,
         handoff=handoff,
         step=step,
     )
+    params = _whole(run)
     if fresh:
-        _save(run)
-    run.driver.start_with(_published(run))
+        _save(run, params)
+    run.driver.start_with(_published(run, params))
     return run
+
+
+def _adapters(
+    settings: ConfigDict, seed: int, policy: parts.LoadedPolicy
+) -> tuple[update.Frozen | None, Any]:
+    """Returns what is frozen, if anything, and what is trained."""
+    if not settings.rank:
+        return None, policy.params
+    chosen = lora.Lora(settings.rank, settings.alpha, tuple(settings.targets))
+    adapters = lora.init(policy.config, chosen, jax.random.key(seed))
+    return update.Frozen(policy.params, chosen), adapters
 
 
 def _handoff(checkpoint: ConfigDict, folder: Path) -> Handoff:
@@ -209,8 +226,9 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], list[G
         packed_tokens = packed.stats.packed_tokens
         scale = min(1.0, metrics["groups/kept_share"] / config.grpo.full_rate_at)
         run.state, learnt = update.step(
-            run.policy.config, run.optimizer, run.settings, run.state, packed.batch, scale
-        )
+            run.policy.config, run.optimizer, run.settings, run.state, packed.batch, scale,
+            run.frozen,
+        )  # fmt: skip
         metrics |= learnt | {
             "update/rate_scale": scale,
             "update/packed_tokens": packed_tokens,
@@ -256,32 +274,45 @@ def _pack(run: Run, batch_groups: list[Group]) -> packing.PackedBatch:
 
 async def save_and_hand_over(run: Run) -> None:
     """Saves the step if it is due; the engine adopts its parameters either way."""
+    params = _whole(run)
     if run.step % run.config.checkpoint.every == 0 or run.step == run.config.steps:
-        _save(run)
-    await run.driver.adopt(_published(run))
+        _save(run, params)
+    await run.driver.adopt(_published(run, params))
 
 
-def _save(run: Run) -> None:
+def _whole(run: Run) -> Any:
+    """The policy's parameters as of now, adapters added in."""
+    if run.frozen is None:
+        return run.state.params
+    return lora.whole(run.frozen.lora, run.frozen.base, run.state.params)
+
+
+def _beside_params(frozen: update.Frozen | None, state: update.TrainState) -> Any:
+    """What a checkpoint keeps as `opt`: with adapters, them too, for `params` is the sum."""
+    return state.opt_state if frozen is None else (state.params, state.opt_state)
+
+
+def _save(run: Run, params: Any) -> None:
     meta = {
         "seed": run.config.seed,
         "optimizer_steps": int(run.state.step),
         "policy": dataclasses.asdict(run.policy.config),
     }
     run.checkpoints.save(
-        run.step, run.state.params, run.state.opt_state, run.records.get_state(), meta
+        run.step, params, _beside_params(run.frozen, run.state), run.records.get_state(), meta
     )
 
 
-def _published(run: Run) -> PolicySnapshot:
+def _published(run: Run, params: Any) -> PolicySnapshot:
     """Hands the trainer's parameters to the engine, in the dtype that it keeps them in.
 
     The hand-off compares checksums before it casts.
     """
-    run.handoff.publish(PolicySnapshot(run.step, run.state.params))
+    run.handoff.publish(PolicySnapshot(run.step, params))
     dtype = run.config.checkpoint.rollout_dtype
     wanted = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding),
-        abstract(run.state.params),
+        abstract(params),
     )
     snapshot = run.handoff.adopt(wanted)
     if snapshot.version != run.step:

@@ -94,8 +94,10 @@ def read_lesson(
     c = config
     (B, C), (_, Q, T) = chunk_BC.shape, tail_BQT.shape
     positions_BT = (jnp.where(sees_BQ, C, 0)[:, :, None] + jnp.arange(T)).reshape(B, Q * T)
-    chunk_angles = rope_angles(jnp.broadcast_to(jnp.arange(C), (B, C)), c.head_size, c.rope_theta)
-    tail_angles = rope_angles(positions_BT, c.head_size, c.rope_theta)
+    chunk_angles = rope_angles(
+        jnp.broadcast_to(jnp.arange(C), (B, C)), c.head_size, c.rope_theta, c.rope
+    )
+    tail_angles = rope_angles(positions_BT, c.head_size, c.rope_theta, c.rope)
     chunk, tail = params["embed"][chunk_BC], params["embed"][tail_BQT.reshape(B, Q * T)]
 
     def full(heads):  # every query head its own keys and values

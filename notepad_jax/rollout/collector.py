@@ -17,7 +17,7 @@ from notepad_jax.agent import memory_agent
 from notepad_jax.agent.chunking import DocumentChunks
 from notepad_jax.agent.memory_agent import Rules, TurnSampling
 from notepad_jax.agent.prompts import Template
-from notepad_jax.agent.tokenizer import SentencePieceTokenizer
+from notepad_jax.agent.tokenizer import Tokenizer
 from notepad_jax.rollout import rewards
 from notepad_jax.types import Chunks, Completer, Group, MemoryState, Task, Tokens, Trajectory, Turn
 
@@ -28,7 +28,7 @@ OnTurn = Callable[[Task, int, Turn, MemoryState], None]  # task, sample, turn, s
 class Reader:
     """How a rollout reads: what all readings of a run have in common."""
 
-    tokenizer: SentencePieceTokenizer
+    tokenizer: Tokenizer
     template: Template
     rules: Rules
     temperature: float  # 1 in training: behaviour logprobs are those of the policy itself

@@ -18,6 +18,7 @@ TRAINING: Mapping[str, str | None] = {
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
+    "expert": "tensor",  # whole experts; none is cut
     "vocab": "tensor",
 }
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from notepad_jax.agent import prompts
+from notepad_jax.agent.chat import Frame
 from notepad_jax.agent.prompts import Template
 from notepad_jax.types import tokens
 
@@ -95,6 +96,19 @@ def test_chat_wraps_both_turns_and_ends_with_a_line_break(tmp_path):
     prompt = Template.load(path, tok).update_prompt(QUESTION, CHUNK, MEMORY)
     assert prompt.tokens[0] == tok.control_id("<|im_start|>")
     assert prompt.tokens[-1] == tok.encode("\n")[-1]
+
+
+def test_a_frame_takes_the_place_of_the_chat_section_and_of_nothing_else():
+    tok, frame = fakes.tokenizer(), Frame("<|im_end|>", "\n<|answer|>\n", (7, 8))
+    template = Template.load("chunk_first", tok, frame)
+    prompt = template.update_prompt(QUESTION, CHUNK, MEMORY)
+    assert prompt.tokens[0] == tok.control_id("<|im_end|>")
+    assert prompt.tokens[-1] == tok.encode("\n")[-1]
+    assert template.stop_ids == (7, 8) and prompt.draft[-1] == 7
+    assert tok.control_id("<|im_start|>") not in prompt.tokens
+    raw = Template.load("question_last", tok, frame)
+    assert raw.stop_ids == tok.stop_ids
+    assert [*map(str, raw.update)] == [*map(str, fakes.template().update)]
 
 
 GOOD = {

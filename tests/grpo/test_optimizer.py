@@ -9,6 +9,7 @@ import pytest
 from notepad_jax.grpo import optimizer
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer, matrix_axes, schedule
 from notepad_jax.model import parameters
+from notepad_jax.model.config import Experts
 
 ADAMW = OptimizerSettings("adamw", 1e-2, 0.0, warmup_steps=4)
 MUON = OptimizerSettings("muon", 1e-2, 2e-3, warmup_steps=0, weight_decay=0.0)
@@ -54,16 +55,25 @@ def test_gradients_are_clipped_by_their_global_norm():
     np.testing.assert_allclose(optax.tree.norm(got), 1.0, rtol=1e-5)
 
 
-def test_muon_orthogonalises_each_layers_matrix(config, params):
+def mixture(config):
+    return dataclasses.replace(config, experts=Experts(4, 2, 24, normalize=True))
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_muon_orthogonalises_each_layers_matrix(config, experts):
+    config = mixture(config) if experts else config
+    params = parameters.init_params(config, jax.random.key(0))
     gradient = random_like(params)
     axes = matrix_axes(params)
     got = one_update(MUON, params, gradient)
     for name, dims in optimizer.MATRICES.items():
+        if name.startswith("expert_") != experts:  # the others are checked without experts
+            continue
         assert axes["layers"][name] == dims
         update = np.asarray(got["layers"][name])
         rows = int(np.prod([update.shape[i] for i in dims.reduction_axis]))
-        for layer in update:  # singular values of every layer's own matrix are all alike
-            matrix = layer.reshape(rows, -1)
+        # Singular values of every layer's (and expert's) own matrix are all alike.
+        for matrix in update.reshape(-1, rows, int(np.prod(update.shape[dims.output_axis[0] :]))):
             values = np.linalg.svd(matrix, compute_uv=False) / 1e-2
             scale = max(1, matrix.shape[1] / matrix.shape[0]) ** 0.5
             assert (0.5 < values / scale).all() and (values / scale < 1.5).all(), name
@@ -82,11 +92,13 @@ def test_muon_leaves_embeddings_and_norms_to_adam(params):
 
 def test_every_parameter_has_its_place(config):
     """A new matrix must be listed: muon would silently leave it to Adam."""
-    for biased in (False, True):
-        tree = parameters.specs(dataclasses.replace(config, attention_bias=biased))["layers"]
-        rest = set(tree) - set(optimizer.MATRICES)
+    seen = set()
+    for sizes in (config, dataclasses.replace(config, attention_bias=True), mixture(config)):
+        tree = parameters.specs(sizes)["layers"]
+        rest = set(tree) - set(optimizer.MATRICES) - {"router"}  # a router is Adam's
         assert all(name.endswith(("_norm", "_bias")) for name in rest)
-        assert set(optimizer.MATRICES) <= set(tree)
+        seen |= set(tree)
+    assert set(optimizer.MATRICES) <= seen
 
 
 def test_equal_settings_are_one_optimizer():

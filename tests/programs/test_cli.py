@@ -144,3 +144,33 @@ def test_lists_can_be_changed_and_sections_cannot():
     assert config.evaluate.lengths == ("2k",)
     with pytest.raises(ValueError, match="change it in a config file"):
         configuration.load("starter", ["--config.lessons=1"])
+
+
+def test_a_policy_goes_in_and_out_and_reads_the_same(story, tmp_path, capsys):
+    path, task = story
+    ours, theirs = str(tmp_path / "ours"), tmp_path / "theirs"
+    assert cli.main(["import-hf", POLICY[1], ours, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 225_024
+    out = ["export-hf", ours, str(theirs), "--dtype", "float32", "--part-size", "0.0003"]
+    assert cli.main([*out, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["files"]) > 4
+    answers = []
+    for policy in (POLICY[1], ours, str(theirs)):
+        assert cli.main(["ask", "--policy", policy, "--json", str(path), task.question]) == 0
+        answers.append(json.loads(capsys.readouterr().out)["changes"])
+    assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["import-hf", "nowhere", "{}/x"], "nowhere is not a folder"),
+        (["import-hf", POLICY[1], "{}", "--dtype", "int4"], "dtype is 'int4'"),
+        (["export-hf", "{}", "{}/x"], "has no finished checkpoint"),
+        (["export-hf", "{}", "{}/x", "--part-size", "0"], "--part-size is 0"),
+    ],
+)
+def test_conversions_refuse_in_one_line(words, says, tmp_path, capsys):
+    assert cli.main([word.format(tmp_path / "here") for word in words]) == 1
+    assert says in one_line(capsys)
+    assert not (tmp_path / "here").exists()

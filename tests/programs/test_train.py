@@ -114,3 +114,15 @@ def test_the_engine_may_keep_its_weights_in_bfloat16(tmp_path):
     assert gaps and 1e-4 < max(gaps) < 0.5
     with pytest.raises(ValueError, match="rollout_dtype is 'int4'; use 'float32' or 'bfloat16'"):
         run(tmp_path / "other", "--config.checkpoint.rollout_dtype=int4")
+
+
+def test_adapters_train_resume_and_are_saved_added_in(tmp_path):
+    """The base stays, the saved parameters move, and a run cut in two is the whole run."""
+    words = ("--config.grpo.lora.rank=4", "--config.optimizer.kind=adamw")
+    whole = run(tmp_path / "whole", *words)
+    assert any(m.get("update_norm", 0) > 0 for m in whole)
+    assert all(m["logprob_gap_max"] < 2e-5 for m in whole if m["groups/kept"])
+    run(tmp_path / "half", *words, "--config.steps=2")
+    assert run(tmp_path / "half", *words, resume=True) == whole
+    with pytest.raises(ValueError, match="lora.targets has 'x'"):
+        run(tmp_path / "bad", *words, '--config.grpo.lora.targets=("x",)')

@@ -1,0 +1,125 @@
+"""A mixture of experts in the place of a layer's feed-forward: Qwen3-MoE's.
+
+A router sends each token to A of E small SwiGLUs and sums their outputs, weighted by the
+router's probabilities. Tokens are sorted by expert, so that each of the three projections is
+one grouped matrix product over the whole batch: jax's megablox kernel on TPUs,
+`jax.lax.ragged_dot` elsewhere. No token is dropped and there is no capacity; a token's
+result does not depend on what else is in the batch. `layers.DecoderLayer` calls it.
+
+Letters of this file: E experts, A experts per token, X tokens, M = X * A sorted rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.experimental.pallas.ops.tpu import megablox
+from jaxtyping import Array, Bool, Float, Int
+
+import pallas_kernels
+from notepad_jax.model.config import Experts
+
+NAMES = ("router", "expert_gate", "expert_up", "expert_down")
+
+
+def route(
+    x_XD: Float[Array, "X D"], router_DE: Float[Array, "D E"], experts: Experts
+) -> tuple[Int[Array, "X A"], Float[Array, "X A"]]:
+    """Returns which experts each token goes to, best first, and their float32 weights."""
+    logits_XE = jnp.matmul(x_XD, router_DE.astype(x_XD.dtype), preferred_element_type=jnp.float32)
+    weights_XA, chosen_XA = jax.lax.top_k(jax.nn.softmax(logits_XE, axis=-1), experts.per_token)
+    if experts.normalize:
+        weights_XA = weights_XA / jnp.sum(weights_XA, axis=-1, keepdims=True)
+    return chosen_XA, weights_XA
+
+
+def grouped_matmul(
+    x_MD: Float[Array, "M D"], w_EDF: Float[Array, "E D F"], sizes_E: Int[Array, " E"]
+) -> Float[Array, "M F"]:
+    """Multiplies the first sizes[0] rows by w[0], the next sizes[1] by w[1], and so on.
+
+    Differentiable in x and w. Sizes must sum to M.
+    """
+    if pallas_kernels.backend() not in ("pallas", "interpret"):
+        return jax.lax.ragged_dot(x_MD, w_EDF, sizes_E)
+    rows, tile = x_MD.shape[0], _tile(x_MD.shape[0])
+    # megablox wants whole tiles of rows. Padding belongs to no expert: never computed.
+    padded_MD = jnp.pad(x_MD, ((0, -rows % tile), (0, 0)))
+    interpret = pallas_kernels.backend() == "interpret"
+    tiling = (tile, min(512, w_EDF.shape[1]), min(512, w_EDF.shape[2]))
+    return megablox.gmm(padded_MD, w_EDF, sizes_E, x_MD.dtype, tiling, interpret=interpret)[:rows]
+
+
+def _tile(rows: int) -> int:
+    """Rows of a tile: small in decoding, where every expert has a handful of tokens."""
+    return 128 if rows < 8192 else 512
+
+
+class RoutedSwiGLU(nnx.Module):
+    """Sum over a token's experts of weight * down(silu(gate x) * up x)."""
+
+    def __init__(self, experts: Experts, params: Mapping[str, Array]):
+        self.experts = experts
+        for name in NAMES:
+            setattr(self, name, nnx.Param(params[name]))
+
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"]
+    ) -> tuple[Float[Array, "B T D"], Int[Array, "B T A"]]:
+        """Returns (output in x's dtype, which experts each token was sent to)."""
+        B, T, D = x_BTD.shape
+        E, A = self.experts.count, self.experts.per_token
+        x_XD = x_BTD.reshape(B * T, D)
+        with jax.named_scope("route"):
+            chosen_XA, weights_XA = route(x_XD, self.router[...], self.experts)
+            flat_M = chosen_XA.reshape(-1)
+            order_M = jnp.argsort(flat_M)
+            sizes_E = jnp.bincount(flat_M, length=E).astype(jnp.int32)
+        sorted_MD = x_XD[order_M // A]
+        gate, up, down = (
+            w[...].astype(x_BTD.dtype) for w in (self.expert_gate, self.expert_up, self.expert_down)
+        )
+        with jax.named_scope("experts"):
+            hidden_MF = jax.nn.silu(grouped_matmul(sorted_MD, gate, sizes_E))
+            hidden_MF = hidden_MF * grouped_matmul(sorted_MD, up, sizes_E)
+            out_MD = grouped_matmul(hidden_MF, down, sizes_E)
+        # A gather by the inverse permutation: a scatter-add would sum in no fixed order.
+        out_XAD = out_MD[jnp.argsort(order_M)].reshape(B * T, A, D)
+        out_XD = jnp.einsum("xad,xa->xd", out_XAD.astype(jnp.float32), weights_XA)
+        return out_XD.astype(x_BTD.dtype).reshape(B, T, D), chosen_XA.reshape(B, T, A)
+
+
+# ---------------------------------------------------------------- load statistics
+
+
+def load(
+    routes_LBTA: Int[Array, "L B T A"], counted_BT: Bool[Array, "B T"], experts: int
+) -> Float[Array, "L E"]:
+    """Counts the tokens each expert of each layer was given, float32; sums over batches add up.
+
+    `routes` come from `policy.forward_with_routes`; `counted` leaves padding out.
+    """
+
+    def one(routes_BTA: Array) -> Array:
+        weight_BTA = jnp.broadcast_to(counted_BT[..., None], routes_BTA.shape)
+        return jnp.bincount(
+            routes_BTA.reshape(-1), weight_BTA.reshape(-1).astype(jnp.float32), length=experts
+        )
+
+    return jax.vmap(one)(routes_LBTA)
+
+
+def load_metrics(load_LE: Float[Array, "L E"]) -> dict[str, Float[Array, ""]]:
+    """Returns what to watch of a summed `load`: means over layers.
+
+    `moe_load_max`: the busiest expert's tokens over the average expert's; 1 is balance, E is
+    collapse. `moe_load_idle`: the share of experts that were given nothing.
+    """
+    mean_L = jnp.maximum(jnp.mean(load_LE, axis=1), 1e-9)
+    return {
+        "moe_load_max": jnp.mean(jnp.max(load_LE, axis=1) / mean_L),
+        "moe_load_idle": jnp.mean(load_LE == 0),
+    }

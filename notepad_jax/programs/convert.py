@@ -1,0 +1,248 @@
+"""`notepad-jax import-hf` and `export-hf`: published checkpoints in, trained ones out.
+
+An imported policy is a folder with the published config.json and tokenizer files, and
+`checkpoints/0`: an orbax step with `params` and `meta`, which `checkpoint.handoff.load_params`
+reads onto any mesh, as it reads a run's steps. `export_hf` takes such a folder, a run
+(runs/NAME), or a folder of steps, and streams the newest step out, one tensor at a time,
+without restoring the tree. Both write beside their destination and take its name at the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from notepad_jax.checkpoint import handoff, huggingface, safetensors_store, stored
+from notepad_jax.model import parameters
+from notepad_jax.model.config import PolicyConfig
+from notepad_jax.sharding import mesh, rules
+from notepad_jax.telemetry.progress import Bar, Screen
+
+CHECKPOINTS = "checkpoints"
+DTYPES = ("bfloat16", "float32")
+MEGABYTE = 10**6
+
+
+@dataclasses.dataclass(frozen=True)
+class Imported:
+    """What `import_hf` made."""
+
+    source: str
+    folder: str
+    family: str  # model_type
+    parameters: int
+    dtype: str  # of the parameters that were written
+    bytes: int
+    devices: int  # over which the parameters were laid out
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What `export_hf` wrote."""
+
+    source: str
+    step: int
+    folder: str
+    family: str  # model_type
+    files: tuple[str, ...]
+    tensors: int
+    dtype: str
+    bytes: int  # of tensors
+    seconds: float
+
+
+# ---------------------------------------------------------------- in
+
+
+def import_hf(
+    source: str, folder: str | Path, screen: Screen,
+    dtype: str | None = None, overwrite: bool = False, tensor: int = 1,
+) -> Imported:  # fmt: skip
+    """Reads a Hugging Face folder or URL and writes it as step 0 of a policy of ours.
+
+    Parameters are laid out over all devices as in training (`tensor` devices share a head)
+    and every device's slices are read by byte range. `dtype` None keeps config.json's.
+    Raises ValueError for anything wrong with source or destination.
+    """
+    began = time.perf_counter()
+    _local(folder, "an import")
+    config, store = huggingface.open_policy(source)
+    dtype = _known(dtype or config.dtype, (*DTYPES, "float16"))
+    layout = parameters.shardings(config, mesh.make(tensor), rules.TRAINING)
+    text = safetensors_store.read_json(source, store.kvstore, huggingface.CONFIG)
+    beside = huggingface.companions(source)
+    beside[huggingface.CONFIG] = (json.dumps(text, indent=2) + "\n").encode()
+    total = sum(leaf.size * leaf.dtype.itemsize for leaf in _abstract(config, dtype))
+    with safetensors_store.new_folder(folder, total, overwrite) as temporary:
+        bar = screen.bar("import", _megabytes(total), "MB")
+        params = huggingface.import_params(config, store, layout, dtype, _counter(bar))
+        bar.finish()
+        for name, content in beside.items():
+            (temporary / name).write_bytes(content)
+        screen.say("writing the checkpoint")
+        _save(temporary / CHECKPOINTS, config, params)
+    return Imported(
+        source=str(source),
+        folder=str(folder),
+        family=text["model_type"],
+        parameters=parameters.count(config),
+        dtype=dtype,
+        bytes=total,
+        devices=jax.device_count(),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _save(folder: Path, config: PolicyConfig, params: Any) -> None:
+    """Writes step 0: what a hand-off publishes, and the sizes of the policy."""
+    leaves = handoff.leaf_checksums(params)
+    meta = {
+        "step": 0,
+        "checksum": handoff.combine(leaves),
+        "leaf_checksums": leaves,
+        "policy": dataclasses.asdict(config),
+    }
+    with handoff.writer(folder, keep=1, keep_every=None) as steps:
+        steps.save_checkpointables(0, {"params": params, "meta": meta}, force=True)
+
+
+# ---------------------------------------------------------------- out
+
+
+def export_hf(
+    source: str | Path, target: str, screen: Screen,
+    dtype: str = "bfloat16", part_bytes: int = safetensors_store.PART_BYTES,
+    step: int | None = None, like: str | None = None, overwrite: bool = False,
+) -> Exported:  # fmt: skip
+    """Writes one step (the newest) of a policy of ours as a Hugging Face folder or bucket.
+
+    config.json's token ids, generation_config.json and the tokenizer's files come from
+    `like`, a Hugging Face folder or URL: by default the imported folder itself, or the policy
+    that the run started from. Raises ValueError for anything wrong with either side.
+    """
+    began = time.perf_counter()
+    _known(dtype, DTYPES)
+    where, step = _step(Path(source), step)
+    if Path(target).absolute() in (Path(source).absolute(), where.absolute()):
+        raise ValueError(f"{target} is the source; choose another destination")
+    like = like or _origin(Path(source))
+    kvstore = safetensors_store.open_kvstore(like)
+    text = safetensors_store.read_json(like, kvstore, huggingface.CONFIG)
+    config = _sizes(where, like, step)
+    params = stored.open_params(where / str(step))
+    total = sum(leaf.size * leaf.dtype.itemsize for leaf in _abstract(config, dtype))
+    bar = screen.bar("export", _megabytes(total), "MB")
+    written = huggingface.export(
+        config, params, target, dtype, huggingface.companions(like), text, part_bytes, overwrite,
+        _counter(bar),
+    )  # fmt: skip
+    bar.finish()
+    return Exported(
+        source=str(source),
+        step=step,
+        folder=written.folder,
+        family=huggingface.write_config(config, dtype)["model_type"],
+        files=written.files,
+        tensors=written.tensors,
+        dtype=dtype,
+        bytes=written.bytes,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _abstract(config: PolicyConfig, dtype: str) -> list[jax.ShapeDtypeStruct]:
+    return jax.tree.leaves(parameters.abstract_params(config, dtype))
+
+
+def _step(source: Path, step: int | None) -> tuple[Path, int]:
+    """Returns the folder of steps under `source` and the step asked for, or the newest."""
+    _local(source, "a checkpoint of ours")
+    where = source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else source
+    steps = handoff.steps_in(where)
+    if not steps:
+        raise ValueError(
+            f"{source} has no finished checkpoint; give a run (runs/NAME) or what import-hf wrote"
+        )
+    if step is not None and step not in steps:
+        raise ValueError(f"{where} has no step {step}; there: {', '.join(map(str, steps))}")
+    return where, steps[-1] if step is None else step
+
+
+def _origin(source: Path) -> str:
+    """Returns the Hugging Face folder whose policy `source` holds."""
+    folder = source.parent if source.name == CHECKPOINTS else source
+    try:
+        text = json.loads((folder / huggingface.CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        text = {}
+    if "model_type" in text:
+        return str(folder)
+    if isinstance(text.get("policy"), str):  # a run's settings
+        return text["policy"]
+    raise ValueError(
+        f"{source} does not say which policy it started from; name that Hugging Face folder "
+        f"(like), whose tokenizer and config.json belong to the export"
+    )
+
+
+def _sizes(where: Path, like: str, step: int) -> PolicyConfig:
+    """Returns the sizes of the policy that `like` describes.
+
+    The step's own record of them must agree: the tokenizer of another policy is no help.
+    """
+    config = huggingface.import_config(like)
+    try:
+        meta = json.loads((where / str(step) / "meta" / "data.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return config  # shapes are compared by the export
+    recorded = meta.get("policy") or {}
+    ours = json.loads(json.dumps(dataclasses.asdict(config)))
+    for key in sorted(set(recorded) & set(ours) - {"dtype", "valid_vocab", "family"}):
+        if recorded[key] != ours[key]:
+            raise ValueError(
+                f"{where}/{step} has {key}={recorded[key]}, and {like} {ours[key]}; name the "
+                f"Hugging Face folder of this policy (like)"
+            )
+    if "valid_vocab" in recorded:
+        config = dataclasses.replace(config, valid_vocab=recorded["valid_vocab"])
+    return config
+
+
+# ---------------------------------------------------------------- both
+
+
+def _known(dtype: str, known: tuple[str, ...]) -> str:
+    if dtype not in known:
+        raise ValueError(f"dtype is {dtype!r}; choose one of {', '.join(known)}")
+    return dtype
+
+
+def _local(folder: str | Path, what: str) -> None:
+    if "://" in str(folder):
+        raise ValueError(f"{folder}: {what} lies in a local folder; only Hugging Face sides may "
+                         f"be buckets")  # fmt: skip
+
+
+def _megabytes(size: int) -> int:
+    return -(-size // MEGABYTE)
+
+
+def _counter(bar: Bar) -> Callable[[int], None]:
+    """Returns a function that is told bytes and advances a bar of whole megabytes."""
+    done = 0
+
+    def advance(size: int) -> None:
+        nonlocal done
+        before, done = done, done + size
+        moved = _megabytes(done) - _megabytes(before)
+        if moved:
+            bar.advance(moved)
+
+    return advance

@@ -1,0 +1,193 @@
+"""import-hf and export-hf: a policy goes in, comes out the same, and mistakes cost one line."""
+
+import dataclasses
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from notepad_jax.checkpoint import handoff, huggingface, stored
+from notepad_jax.checkpoint import safetensors_store as store
+from notepad_jax.model import parameters
+from notepad_jax.programs import convert
+from notepad_jax.telemetry.progress import LineScreen, SilentScreen
+
+SCREEN = SilentScreen()
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A Hugging Face folder in several parts, with everything that travels along."""
+    beside = {
+        "generation_config.json": b'{"eos_token_id": 3}\n',
+        "tokenizer.json": b"{}",
+        "chat_template.jinja": b"{{ messages }}",
+    }
+    huggingface.export(
+        tiny.CONFIG, tiny.params(), tmp_path / "published", "bfloat16", beside,
+        {"eos_token_id": 3, "dtype": "float64"}, part_bytes=10_000,
+    )  # fmt: skip
+    return tmp_path / "published"
+
+
+def contents(folder: Path):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_in_and_out_again_is_byte_identical(published, tmp_path):
+    imported = convert.import_hf(str(published), tmp_path / "mine", SCREEN)
+    assert (imported.family, imported.dtype) == ("qwen3", "bfloat16")
+    assert imported.parameters == parameters.count(tiny.CONFIG)
+    exported = convert.export_hf(
+        tmp_path / "mine", str(tmp_path / "back"), SCREEN, part_bytes=10_000
+    )
+    assert contents(tmp_path / "back") == contents(published)
+    assert sorted(exported.files) == sorted(os.listdir(published))
+    assert (exported.step, exported.tensors) == (0, 2 + 3 * 11)
+    json.dumps([dataclasses.asdict(imported), dataclasses.asdict(exported)])
+    assert sorted(os.listdir(tmp_path)) == ["back", "mine", "published"]
+    text = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert text["eos_token_id"] == 3 and "dtype" not in text and text["torch_dtype"] == "bfloat16"
+
+
+def test_progress_ends_at_its_total(published, tmp_path):
+    stream = io.StringIO()
+    screen = LineScreen(stream, every=0.0)
+    convert.import_hf(str(published), tmp_path / "mine", screen)
+    convert.export_hf(tmp_path / "mine", str(tmp_path / "back"), screen)
+    lines = stream.getvalue().splitlines()
+    assert [line for line in lines if "1/1 MB" in line and line.startswith("import")]
+    assert "export: 1/1 MB" in lines[-1]
+
+
+def test_an_import_is_what_the_engine_adopts(published, tmp_path):
+    convert.import_hf(str(published), tmp_path / "mine", SCREEN, dtype="float32")
+    abstract = parameters.abstract_params(tiny.CONFIG)
+    params, meta = handoff.load_params(tmp_path / "mine" / "checkpoints", 0, abstract)
+    _, expected = huggingface.import_policy(published)
+    jax.tree.map(
+        lambda found, was: np.testing.assert_array_equal(found, was.astype(np.float32)),
+        params, expected,
+    )  # fmt: skip
+    assert meta["policy"]["valid_vocab"] == 60
+
+
+def test_a_runs_newest_step_is_exported_with_the_tokenizer_it_started_from(published, tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps({"policy": str(published)}))
+    meta = {"policy": dataclasses.asdict(tiny.CONFIG), "leaf_checksums": {}}
+    with handoff.writer(run / "checkpoints", 5, None) as steps:
+        for step in (3, 12):
+            parts = {"params": tiny.params(step), "meta": meta}
+            steps.save_checkpointables(step, parts, force=True)
+    for source, step in ((run, None), (run / "checkpoints", 3)):
+        found = convert.export_hf(
+            source, str(tmp_path / f"out{step}"), SCREEN, "float32", step=step
+        )
+        config, params = huggingface.import_policy(tmp_path / f"out{step}")
+        assert found.step == (step or 12) and config.valid_vocab == 60
+        jax.tree.map(np.testing.assert_array_equal, params, tiny.params(found.step))
+        assert (tmp_path / f"out{step}" / "chat_template.jinja").read_bytes() == b"{{ messages }}"
+    with pytest.raises(ValueError, match="has no step 4; there: 3, 12"):
+        convert.export_hf(run, str(tmp_path / "x"), SCREEN, step=4)
+    (run / "config.json").unlink()
+    with pytest.raises(ValueError, match="does not say which policy it started from; name"):
+        convert.export_hf(run, str(tmp_path / "x"), SCREEN)
+    convert.export_hf(run, str(tmp_path / "x"), SCREEN, like=str(published))
+    with pytest.raises(ValueError, match="x is not empty"):
+        convert.export_hf(run, str(tmp_path / "x"), SCREEN, like=str(published))
+    convert.export_hf(run, str(tmp_path / "x"), SCREEN, like=str(published), overwrite=True)
+    other = dataclasses.replace(tiny.CONFIG, heads=2)
+    huggingface.export_params(other, tiny.params(0, other), tmp_path / "other")
+    with pytest.raises(ValueError, match="has heads=4, and .*other 2; name the Hugging Face"):
+        convert.export_hf(run, str(tmp_path / "y"), SCREEN, like=str(tmp_path / "other"))
+
+
+def test_layers_that_share_a_chunk_are_read_once(tmp_path):
+    params = {"layers": {"q": np.arange(24.0, dtype=np.float32).reshape(4, 2, 3)}}
+    with handoff.writer(tmp_path, 1, None) as steps:
+        steps.save_checkpointables(0, {"params": params, "meta": {}}, force=True)
+    leaf = stored.open_params(tmp_path / "0")["layers"]["q"]
+    reads = []
+
+    class Counted:
+        chunk_layout = leaf._array.chunk_layout
+
+        def __getitem__(self, index):
+            reads.append(index)
+            return array[index]
+
+    array, leaf._array = leaf._array, Counted()
+    for layer in (0, 1, 2, 3):
+        np.testing.assert_array_equal(leaf[(layer,)], params["layers"]["q"][layer])
+    np.testing.assert_array_equal(leaf[(2, 1)], params["layers"]["q"][2, 1])
+    assert reads == [slice(0, 4)]
+    with pytest.raises(ValueError, match="has no params that can be read"):
+        stored.open_params(tmp_path / "1")
+
+
+def test_bad_input_ends_in_one_line_and_leaves_nothing(published, tmp_path):
+    def refused(says, call):
+        before = sorted(os.listdir(tmp_path))
+        with pytest.raises(ValueError, match=says) as raised:
+            call()
+        assert "\n" not in str(raised.value)
+        assert sorted(os.listdir(tmp_path)) == before
+
+    def import_to(name="new", **options):
+        return lambda: convert.import_hf(str(published), tmp_path / name, SCREEN, **options)
+
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("years of work")
+    refused("full is not empty", import_to("full"))
+    refused("holds something that is no exported policy", import_to("full", overwrite=True))
+    refused("dtype is 'int4'; choose one of bfloat16", import_to(dtype="int4"))
+    refused("cannot be split into tensor groups of 3", import_to(tensor=3))
+    refused("lies in a local folder", lambda: convert.import_hf(str(published), "gs://b/p", SCREEN))
+    refused("has no finished checkpoint", lambda: convert.export_hf(published, "x", SCREEN))
+    refused(
+        "nowhere is not a folder",
+        lambda: convert.import_hf(str(tmp_path / "nowhere"), tmp_path / "new", SCREEN),
+    )
+    text = (published / "config.json").read_text()
+    changed = json.loads(text)
+    for change, says in (
+        ({"model_type": "gpt2", "architectures": ["GPT2"]}, "'gpt2' is not supported; supported"),
+        ({"vocab_size": 65}, r"has shape \(64, 32\), its config.json asks for \(65, 32\)"),
+        ({"num_hidden_layers": 4}, "model.layers.3.* is missing"),
+        ({"num_hidden_layers": 2}, "there is a tensor 'model.layers.2"),
+    ):
+        (published / "config.json").write_text(json.dumps(changed | change))
+        refused(says, import_to())
+    (published / "config.json").write_text(text)
+    part = sorted(published.glob("*.safetensors"))[1]
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-2])
+    refused(f"{part.name} is cut short", import_to())
+    part.unlink()
+    refused(f"{part.name} is missing", import_to())
+    part.write_bytes(whole)
+    (published / "config.json").unlink()
+    refused("config.json is missing", import_to())
+    shutil.rmtree(published)
+    published.mkdir()
+    (published / "config.json").write_text(text)
+    (published / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    refused("pytorch_model.bin is a pickle", import_to())
+
+
+def test_a_disk_that_fills_up_while_orbax_writes(published, tmp_path, monkeypatch):
+    def full(*_):
+        raise RuntimeError("RESOURCE_EXHAUSTED: write failed: No space left on device\nat file.cc")
+
+    monkeypatch.setattr(convert, "_save", full)
+    with pytest.raises(store.StoreProblem, match="the disk is full"):
+        convert.import_hf(str(published), tmp_path / "mine", SCREEN)
+    assert os.listdir(tmp_path) == ["published"]
