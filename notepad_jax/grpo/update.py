@@ -28,13 +28,14 @@ import optax
 from jaxtyping import Array, Float
 
 from notepad_jax.grpo import objective as objectives
-from notepad_jax.model import attention, logprobs, lora, policy
+from notepad_jax.model import attention, logprobs, lora, moe, policy
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.lora import Lora
 from notepad_jax.types import TrainBatch
 
 Leaf = Any  # an array, or whatever jax puts in its place when it maps over a tree
-Total = tuple[Any, objectives.Sums]  # summed gradient (float32) and sums
+# Summed gradient (float32), sums, and tokens per layer and expert [L, E] (E is 0 if dense).
+Total = tuple[Any, objectives.Sums, Array]
 
 
 @jax.tree_util.register_dataclass
@@ -121,7 +122,8 @@ def step(
     move as far for a faint gradient as for a strong one; a caller who knows that a batch
     carries little signal says so here. With `frozen`, the state's parameters are adapters.
     Returns the new state and metrics: means over all completion tokens (`objective.divide`)
-    and the global norms of gradient (before clipping), update and new parameters.
+    and the global norms of gradient (before clipping), update and new parameters; for a
+    mixture of experts also how evenly the trained tokens were spread (`moe.load_metrics`).
 
     Raises:
       ValueError: the rows cannot be split, or no token or a row's first token is trained.
@@ -140,7 +142,7 @@ def loss_and_gradient(
     frozen: Frozen | None = None,
 ) -> tuple[Float[Array, ""], Any]:
     """Returns what `step` gives the optimizer: mean loss and its gradient, float32."""
-    gradient, sums = _sum(config, settings, params, batch, frozen)
+    gradient, sums, _ = _sum(config, settings, params, batch, frozen)
     return sums.loss / sums.tokens, jax.tree.map(lambda g: g / sums.tokens, gradient)
 
 
@@ -155,7 +157,7 @@ def _sum(
     s = settings
     clip = (s.clip_low, s.clip_high, s.dual_clip, s.kl_weight)
     fixed = dict(config=config, temperature=s.temperature, remat=s.remat, frozen=frozen)
-    total = _nothing_yet(params)
+    total = _nothing_yet(params, config)
     for micro in micro_batches(batch, s.micro_batch_rows):
         total = _accumulate(total, params, micro, *clip, **fixed)
     return total
@@ -237,31 +239,38 @@ def micro_batches(batch: TrainBatch, rows: int) -> list[_MicroBatch]:
 # ---------------------------------------------------------------- on the device
 
 
-@jax.jit
-def _nothing_yet(params: Any) -> Total:
-    return jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), objectives.zero()
+@functools.partial(jax.jit, static_argnames="config")
+def _nothing_yet(params: Any, config: PolicyConfig) -> Total:
+    gradient = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+    experts = 0 if config.experts is None else config.experts.count
+    return gradient, objectives.zero(), jnp.zeros((config.layers, experts))
 
 
 def _run(
     params: Any, micro: _MicroBatch, config: PolicyConfig, temperature: float, remat: bool
-) -> tuple[Float[Array, " X"], Float[Array, " X"]]:
-    """Returns (logprob, entropy) of the micro-batch's trained tokens."""
+) -> tuple[Float[Array, " X"], Float[Array, " X"], Float[Array, "L E"]]:
+    """Returns (logprob, entropy, load of the experts) of the micro-batch's trained tokens."""
     attend = attention.packed(config, micro.kv_end)
-    hidden_BTD, _, _ = policy.forward(
+    hidden_BTD, _, _, routes_LBTA = policy.forward_with_routes(
         config, params, micro.tokens, micro.positions, attend, remat=remat
     )
     hidden_XD = hidden_BTD.reshape(-1, config.width)[micro.before]
     logprob_X, _, entropy_X = logprobs.token_logprobs(
         config, params, hidden_XD, micro.labels, temperature
     )
-    return logprob_X, entropy_X
+    trained_BT = jnp.zeros(micro.tokens.size).at[micro.before].add(micro.mask) > 0
+    experts = 0 if config.experts is None else config.experts.count
+    load_LE = jnp.zeros((config.layers, 0))
+    if experts:
+        load_LE = moe.load(routes_LBTA, trained_BT.reshape(micro.tokens.shape), experts)
+    return logprob_X, entropy_X, load_LE
 
 
 @functools.partial(jax.jit, static_argnames=("config", "temperature"))
 def _logprobs(
     params: Any, micro: _MicroBatch, config: PolicyConfig, temperature: float
 ) -> tuple[Float[Array, " X"], Float[Array, " X"]]:
-    return _run(params, micro, config, temperature, remat=False)
+    return _run(params, micro, config, temperature, remat=False)[:2]
 
 
 @functools.partial(
@@ -282,10 +291,10 @@ def _accumulate(
 ) -> Total:
     """Adds the micro-batch's summed gradient and sums to `total`."""
 
-    def loss(params: Any) -> tuple[Float[Array, ""], objectives.Sums]:
+    def loss(params: Any) -> tuple[Float[Array, ""], tuple[objectives.Sums, Array]]:
         if frozen is not None:
             params = lora.attach(frozen.lora, frozen.base, params)
-        logprob_X, entropy_X = _run(params, micro, config, temperature, remat)
+        logprob_X, entropy_X, load_LE = _run(params, micro, config, temperature, remat)
         with jax.named_scope("objective"):
             sums = objectives.objective(
                 logprob_X,
@@ -300,12 +309,12 @@ def _accumulate(
                 dual_clip,
                 kl_weight,
             )
-        return sums.loss, sums
+        return sums.loss, (sums, load_LE)
 
-    gradient, sums = jax.grad(loss, has_aux=True)(params)
-    summed, sums_so_far = total
+    gradient, (sums, load_LE) = jax.grad(loss, has_aux=True)(params)
+    summed, sums_so_far, load_so_far = total
     summed = jax.tree.map(lambda t, g: t + g.astype(jnp.float32), summed, gradient)
-    return summed, objectives.merge(sums_so_far, sums)
+    return summed, objectives.merge(sums_so_far, sums), load_so_far + load_LE
 
 
 @functools.partial(jax.jit, static_argnames=("optimizer",), donate_argnames=("state",))
@@ -316,7 +325,7 @@ def _apply(
     optimizer: optax.GradientTransformation,
 ) -> tuple[TrainState, tuple[objectives.Sums, dict[str, Array]]]:
     """Divides once by the global token count and lets the optimizer move the parameters."""
-    summed, sums = total
+    summed, sums, load_LE = total
     gradient = jax.tree.map(lambda g, p: (g / sums.tokens).astype(p.dtype), summed, state.params)
     with jax.named_scope("optimizer"):
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
@@ -327,4 +336,6 @@ def _apply(
         "update_norm": optax.tree.norm(updates),
         "param_norm": optax.tree.norm(params),
     }
+    if load_LE.shape[1]:
+        norms |= moe.load_metrics(load_LE)
     return TrainState(state.step + 1, params, opt_state), (sums, norms)

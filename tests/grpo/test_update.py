@@ -10,7 +10,8 @@ import pytest
 from notepad_jax.grpo import advantages, update
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
 from notepad_jax.grpo.packing import add_reference, pack
-from notepad_jax.model import attention, policy
+from notepad_jax.model import attention, parameters, policy
+from notepad_jax.model.config import Experts
 from notepad_jax.types import Group, TurnKind
 
 SETTINGS = update.UpdateSettings(
@@ -335,3 +336,18 @@ def test_what_cannot_be_run_is_refused(learn, groups):
         dataclasses.replace(SETTINGS, temperature=0.0)
     with pytest.raises(ValueError, match="clip range"):
         dataclasses.replace(SETTINGS, dual_clip=1.0)
+
+
+def test_a_mixture_of_experts_learns_the_same_however_it_is_packed(config, groups, packed_once):
+    """No capacity, no dropped token: neighbours in a row decide nothing."""
+    config = dataclasses.replace(config, experts=Experts(4, 2, 24, normalize=True))
+    params = parameters.init_params(config, jax.random.key(0))
+    once = update.loss_and_gradient(
+        config, dataclasses.replace(SETTINGS, micro_batch_rows=1), params, packed_once
+    )
+    rows = packed(groups)
+    assert_same(once, update.loss_and_gradient(config, SETTINGS, params, rows), 1e-5)
+    optimizer = make_optimizer(OptimizerSettings("adamw", 1e-3, 0, 0))
+    _, metrics = update.step(config, optimizer, SETTINGS, update.start(params, optimizer), rows)
+    assert 1 <= metrics["moe_load_max"] <= 2  # two of four experts a token: at most twice the mean
+    assert 0 <= metrics["moe_load_idle"] <= 0.5
