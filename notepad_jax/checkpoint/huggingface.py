@@ -189,15 +189,11 @@ def export_params(
     config: PolicyConfig,
     params: Any,
     folder: str | Path,
-    tokenizer_path: str | Path | None = None,
+    beside: Mapping[str, bytes] | None = None,
+    like: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes `params` (arrays of any sharding) as a Hugging Face folder; returns its path.
-
-    The tokenizer's sentencepiece model is copied to tokenizer.model. An older export of the
-    same name is replaced; see `export` for the rest.
-    """
-    beside = {} if tokenizer_path is None else {TOKENIZER: Path(tokenizer_path).read_bytes()}
-    export(config, params, Path(folder).absolute(), beside=beside, overwrite=True)
+    """Writes `params` as a local Hugging Face folder, replacing an older export; see `export`."""
+    export(config, params, Path(folder).absolute(), beside=beside, like=like, overwrite=True)
     return Path(folder).absolute()
 
 

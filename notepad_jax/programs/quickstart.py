@@ -10,6 +10,7 @@ how good a language model gets. Above: cli; below: train, evaluate, eval.report.
 from __future__ import annotations
 
 import dataclasses
+import json
 import resource
 import time
 from collections.abc import Sequence
@@ -83,7 +84,10 @@ def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) 
     evaluate.save(folder / "eval_after.json", after)
 
     screen.say("4/4  export and report")
-    huggingface.export_params(policy.config, trained.params, folder / "hf", policy.tokenizer.path)
+    huggingface.export_params(
+        policy.config, trained.params, folder / "hf", huggingface.companions(policy.folder),
+        json.loads((policy.folder / huggingface.CONFIG).read_text(encoding="utf-8")),
+    )  # fmt: skip
     outcome = Outcome(
         folder=folder,
         report=folder / "report.html",

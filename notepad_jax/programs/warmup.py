@@ -276,7 +276,8 @@ def _write(policy: PolicyConfig, params: Params, folder: Path) -> Path:
     tokenizer = folder.parent / f".{folder.name}.tokenizer.model"
     vocabulary.build_sentencepiece(tokenizer)
     try:
-        huggingface.export_params(policy, params, folder, tokenizer)
+        beside = {huggingface.TOKENIZER: tokenizer.read_bytes()}
+        huggingface.export_params(policy, params, folder, beside)
     finally:
         tokenizer.unlink()
     if kept is not None:

@@ -187,9 +187,8 @@ def test_weights_in_several_files_are_found_through_their_index(folder):
 
 
 def test_export_is_all_or_nothing(tmp_path, monkeypatch):
-    (tmp_path / "sp.model").write_bytes(b"pieces")
     params = random_params(QWEN3)
-    folder = hf.export_params(QWEN3, params, tmp_path / "p", tmp_path / "sp.model")
+    folder = hf.export_params(QWEN3, params, tmp_path / "p", {hf.TOKENIZER: b"pieces"})
     assert (folder / hf.TOKENIZER).read_bytes() == b"pieces"
     before = (folder / hf.WEIGHTS).read_bytes()
     with monkeypatch.context() as patch:
@@ -199,7 +198,7 @@ def test_export_is_all_or_nothing(tmp_path, monkeypatch):
     assert (folder / hf.WEIGHTS).read_bytes() == before
     hf.export_params(QWEN3, jax.tree.map(lambda x: x + 1, params), folder)
     assert (folder / hf.WEIGHTS).read_bytes() != before
-    assert sorted(os.listdir(tmp_path)) == ["p", "sp.model"]
+    assert os.listdir(tmp_path) == ["p"]
 
 
 def test_export_overwrites_no_other_folder(tmp_path):
