@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -33,11 +32,10 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import tuning
+from pallas_kernels.tiles import LANES, LOG2E, Interpret, dot, interpret_mode
 
 _NEGATIVE = -1e30  # a finite stand-in for -inf: differences of two of them stay finite
-_LANES = 128
 _ROWS = 256  # tokens a matrix product at a time: the next one hides this one's softmax
-_LOG2E = math.log2(math.e)
 _VMEM_LIMIT = 56 << 20  # what a kernel may use: v5p and tpu7x have 64 MiB a core, others 128
 _VMEM_BLOCKS = 48 << 20  # what its blocks may use: the compiler wants some for itself
 
@@ -73,10 +71,10 @@ class _Vmem:
         # A float32 product splits both operands; the compiler keeps six copies (seen: 70 MiB
         # where the blocks alone are 26, D 3584).
         split = 6 * self.D * (tokens + vocab) * 4 if self.x_bytes == 4 else 0
-        return moved + self.D * vocab * cast + split + 2 * 2 * tokens * _LANES * 4
+        return moved + self.D * vocab * cast + split + 2 * 2 * tokens * LANES * 4
 
     def forward(self, tokens: int, vocab: int) -> int:
-        partials = 2 * 4 * tokens * _LANES * 4
+        partials = 2 * 4 * tokens * LANES * 4
         return self._inputs(tokens, vocab) + partials + 2 * min(tokens, _ROWS) * vocab * 4
 
     def dx(self, tokens: int, vocab: int) -> int:
@@ -115,12 +113,12 @@ def fit_sizes(D: int, x_bytes: int, w_bytes: int) -> Sizes:
 
 def _fit(bytes_of: Callable[[int, int], int], tokens: int, vocab: int) -> tuple[int, int]:
     while bytes_of(tokens, vocab) > _VMEM_BLOCKS:
-        if tokens == 16 and vocab == _LANES:
+        if tokens == 16 and vocab == LANES:
             raise ValueError(
                 f"even blocks of {tokens} tokens x {vocab} ids need {bytes_of(tokens, vocab)} "
                 f"bytes of VMEM; kernels have {_VMEM_BLOCKS}"
             )
-        if tokens > vocab or vocab == _LANES:
+        if tokens > vocab or vocab == LANES:
             tokens //= 2
         else:
             vocab //= 2
@@ -141,7 +139,7 @@ class _Setup:
     @property
     def scale(self) -> float:
         """Softmax in base 2: exp(a / temperature) = exp2(a * scale)."""
-        return _LOG2E / self.temperature
+        return LOG2E / self.temperature
 
     def vocab(self, w: Any) -> int:
         return w.shape[0 if self.transposed else 1]
@@ -160,7 +158,7 @@ def token_logprob(
     transposed: bool = False,
     axis_name: str | None = None,
     sizes: Sizes | None = None,
-    interpret: bool | pltpu.InterpretParams = False,
+    interpret: Interpret = False,
 ) -> tuple[Float[Array, " T"], Float[Array, " T"], Float[Array, " T"]]:
     """Logprob of each label, logsumexp and entropy of softmax(x w / temperature), in float32.
 
@@ -251,12 +249,12 @@ def _setup(
     ):
         if tokens % 16 or tokens < 16 or (tokens > _ROWS and tokens % _ROWS):
             raise ValueError(f"blocks of {tokens} tokens: need a multiple of 16, of {_ROWS} above")
-        if vocab % _LANES or vocab < _LANES:
-            raise ValueError(f"blocks of {vocab} ids: need a multiple of {_LANES}")
+        if vocab % LANES or vocab < LANES:
+            raise ValueError(f"blocks of {vocab} ids: need a multiple of {LANES}")
     needs = _Vmem(*widths).needed(sizes)
     if needs > _VMEM_LIMIT:
         raise ValueError(f"{sizes} need {needs} bytes of VMEM; kernels have {_VMEM_LIMIT}")
-    interpret = pltpu.InterpretParams() if interpret is True else interpret
+    interpret = interpret_mode(interpret)
     return _Setup(float(temperature), valid_vocab, transposed, axis_name, sizes, interpret)
 
 
@@ -311,7 +309,7 @@ def _merge(setup: _Setup, peak_TL: Array, sum_TL: Array, weighted_TL: Array, lab
     # A lane that saw no valid id has peak -1e30 and weight 0; it must not become 0 * inf.
     weighted_TL = jnp.where(weight_TL > 0, weighted_TL + down_TL * sum_TL, 0)
     total = across(lax.psum, jnp.sum(weight_TL * sum_TL, axis=-1))
-    weighted = across(lax.psum, jnp.sum(weight_TL * weighted_TL, axis=-1)) / _LOG2E
+    weighted = across(lax.psum, jnp.sum(weight_TL * weighted_TL, axis=-1)) / LOG2E
     label = across(lax.pmax, label_TL.max(axis=-1))  # all others hold -1e30
     log_total = jnp.log(total)
     logprob = (label - peak) / setup.temperature - log_total
@@ -332,9 +330,9 @@ def _forward_call(
             # Blocks past the last valid id are not even read.
             grid=(T // tokens, pl.cdiv(min(V, setup.valid_vocab), size)),
             in_specs=[row(1), row(D), _weight_spec(setup, D, size, lambda t, v, _: v)],
-            out_specs=[row(_LANES)] * 4,
+            out_specs=[row(LANES)] * 4,
         ),
-        out_shape=[_like((T, _LANES), jnp.float32, x_TD)] * 4,
+        out_shape=[_like((T, LANES), jnp.float32, x_TD)] * 4,
         compiler_params=_compiler_params(),
         cost_estimate=pl.CostEstimate(
             flops=2 * T * D * V,
@@ -366,16 +364,6 @@ def _compiler_params() -> pltpu.CompilerParams:
     )
 
 
-def _product(a: Array, b: Array, contract: tuple[int, int]) -> Array:
-    """a b over the given axes, summed in float32; float32 operands are not rounded first."""
-    exact = a.dtype == jnp.float32
-    return lax.dot_general(
-        a, b, (((contract[0],), (contract[1],)), ((), ())),
-        precision=lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT,
-        preferred_element_type=jnp.float32,
-    )  # fmt: skip
-
-
 def _row_slices(tokens: int) -> list[Any]:
     rows = min(tokens, _ROWS)
     return [pl.ds(start, rows) for start in range(0, tokens, rows)]
@@ -403,14 +391,14 @@ def _forward_kernel(
     # Unrolled on purpose: the scheduler runs one slice's softmax under the next one's product.
     for rows in _row_slices(x.shape[0]):
         x_rows = x[rows, :]
-        logits = _product(x_rows, w[...].astype(x.dtype), (1, 1 if setup.transposed else 0))
-        lane = first + lax.broadcasted_iota(jnp.int32, (x_rows.shape[0], _LANES), 1)
+        logits = dot(x_rows, w[...].astype(x.dtype), 1, 1 if setup.transposed else 0)
+        lane = first + lax.broadcasted_iota(jnp.int32, (x_rows.shape[0], LANES), 1)
         to_label, to_end = labels[rows, :] - lane, bounds[1] - lane
         # Masking always costs 1% (the matrix unit is the bottleneck); a second, unmasked copy
         # of the code would double the time to compile.
         chunks = [
-            (at, jnp.where(to_end > at, logits[:, at : at + _LANES], _NEGATIVE))
-            for at in range(0, size, _LANES)
+            (at, jnp.where(to_end > at, logits[:, at : at + LANES], _NEGATIVE))
+            for at in range(0, size, LANES)
         ]
         old_peak, old_total = peak[rows, :], total[rows, :]
         new_peak = functools.reduce(jnp.maximum, (c for _, c in chunks), old_peak)
@@ -439,7 +427,7 @@ def _backward(setup: _Setup, residuals: Any, cotangents: Any) -> Any:
     x, w, labels, lse, entropy = residuals
     d_logprob, d_lse, d_entropy = (d / setup.temperature for d in cotangents)
     factors_T4 = jnp.stack(
-        [lse * _LOG2E, d_lse - d_logprob - d_entropy * entropy, -d_entropy / _LOG2E, d_logprob], 1
+        [lse * LOG2E, d_lse - d_logprob - d_entropy * entropy, -d_entropy / LOG2E, d_logprob], 1
     )
     # Cotangents of results that all shards share are shared, too; the kernels' arguments vary.
     factors_T4 = _vary(factors_T4, _varying(x))
@@ -528,7 +516,7 @@ def _d_logits(
     x_RD: Array, w: Array,
 ) -> Array:  # fmt: skip
     """The cotangents of one tile of logits, float32 [R, vocab]; invalid ids get 0."""
-    logits = _product(x_RD, w, (1, 1 if setup.transposed else 0))
+    logits = dot(x_RD, w, 1, 1 if setup.transposed else 0)
     ids = first + lax.broadcasted_iota(jnp.int32, logits.shape, 1)
     lse, a, b, c = (factors_R4[:, i : i + 1] for i in range(4))
     log_p = logits * setup.scale - lse
@@ -566,9 +554,7 @@ def _dx_kernel(
         d_logits = _d_logits(
             setup, first, bounds[1], labels[rows, :], factors[rows, :], x[rows, :], weights
         )
-        sums[rows, :] += _product(
-            d_logits.astype(x.dtype), weights, (1, 0 if setup.transposed else 1)
-        )
+        sums[rows, :] += dot(d_logits.astype(x.dtype), weights, 1, 0 if setup.transposed else 1)
 
     @pl.when(step == pl.num_programs(1) - 1)
     def _():
@@ -599,7 +585,7 @@ def _dw_kernel(
         )
         # Transposing this small tile is free; a product with x transposed costs half the speed.
         d_logits_VT[:, rows] = d_logits.astype(x.dtype).T
-    sums[...] += _product(d_logits_VT[...], x[...], (1, 0))
+    sums[...] += dot(d_logits_VT[...], x[...], 1, 0)
 
     @pl.when(step == pl.num_programs(1) - 1)
     def _():

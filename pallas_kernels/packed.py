@@ -29,16 +29,13 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
 from pallas_kernels.schedule import FIRST, LAST, PARTIAL, BlockList, Schedule
+from pallas_kernels.tiles import LANES, LOG2E, Interpret, dot, interpret_mode, wide
 
-_LANES = 128
 _HIDDEN = -1e30  # the score of a hidden key: finite, so that differences stay finite
-_LOG2E = math.log2(math.e)
 _LN2 = math.log(2)
 
-Interpret = bool | pltpu.InterpretParams  # True: on the CPU, in TPU interpret mode
-
-_A_BT = (((1,), (1,)), ((), ()))  # a @ b.T
-_A_B = (((1,), (0,)), ((), ()))  # a @ b
+_A_BT = (1, 1)  # the axes that a @ b.T contracts
+_A_B = (1, 0)
 
 
 def packed_attention(
@@ -53,8 +50,8 @@ def packed_attention(
     `schedule` must have been built for these T and S, with blocks that are multiples of 128.
     """
     for name, size in (("q_size", schedule.q_size), ("k_size", schedule.k_size)):
-        if size % _LANES:
-            raise ValueError(f"{name} is {size}; the TPU kernels need a multiple of {_LANES}")
+        if size % LANES:
+            raise ValueError(f"{name} is {size}; the TPU kernels need a multiple of {LANES}")
     # Three tables of int32 in a core's 1 MiB of scalar memory, which holds other things too.
     if schedule.room > 75_000:
         raise ValueError(
@@ -98,7 +95,7 @@ def _attend_backward(interpret: Interpret, residuals: Any, cotangents: Any) -> A
     # d score = weight * (d_out . v - d_out . out + d_lse): the last two are one number a query.
     delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1) - d_lse
     # One operand, not two: each costs a grid step some twenty bundles of bookkeeping.
-    stats = jnp.stack([lse * _LOG2E, delta], axis=1)
+    stats = jnp.stack([lse * LOG2E, delta], axis=1)
     operands = (q, k, v, d_out, stats, schedule, interpret)
     d_q, (d_k, d_v) = backward_q(*operands), backward_kv(*operands)
     no_gradient = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), schedule)
@@ -111,24 +108,13 @@ _attend.defvjp(_attend_forward, _attend_backward)
 # ---------------------------------------------------------------- inside the kernels
 
 
-def _dot(a: Array, b: Array, dims: Any) -> Array:
-    # float32 operands would otherwise be rounded to bfloat16 on their way into the MXU.
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return jax.lax.dot_general(a, b, dims, precision, preferred_element_type=jnp.float32)
-
-
 def _scale(head_size: int) -> float:
-    return _LOG2E * head_size**-0.5
-
-
-def _wide(x: Array, width: int) -> Array:
-    """[rows, 128] of equal lanes -> [rows, width] of equal lanes."""
-    return x[:, :width] if width <= _LANES else jnp.tile(x, (1, width // _LANES))
+    return LOG2E * head_size**-0.5
 
 
 def _column(row: Array) -> Array:
     """[1, n] -> [n, 128]: a number per lane becomes a number per row, in every lane."""
-    return jnp.broadcast_to(row, (_LANES, row.shape[1])).T
+    return jnp.broadcast_to(row, (LANES, row.shape[1])).T
 
 
 def _visible(i: Array, j: Array, kv_end: Array) -> Array:
@@ -185,7 +171,7 @@ def _forward_kernel(
         peak, total, acc = peak_ref[head], total_ref[head], acc_ref[head]
         for start in range(0, bk, chunk):
             keys = pl.ds(start, chunk)
-            scores = _dot(q, k_ref[keys, :], _A_BT) * _scale(q.shape[1])
+            scores = dot(q, k_ref[keys, :], *_A_BT) * _scale(q.shape[1])
             if masked:
                 visible = _visible(
                     jax.lax.broadcasted_iota(jnp.int32, (bq, chunk), 0) + q_start[q_block[entry]],
@@ -198,11 +184,11 @@ def _forward_kernel(
             # first visible key wipes with a factor exp2(-1e30). The diagonal comes last, and
             # there every query sees itself.
             new_peak = jnp.maximum(peak, scores.max(axis=1, keepdims=True))
-            weights = jnp.exp2(scores - _wide(new_peak, chunk))
+            weights = jnp.exp2(scores - wide(new_peak, chunk))
             keep = jnp.exp2(peak - new_peak)
             v = v_ref[keys, :]
             total = keep * total + weights.sum(axis=1, keepdims=True)
-            acc = _wide(keep, v.shape[1]) * acc + _dot(weights.astype(v.dtype), v, _A_B)
+            acc = wide(keep, v.shape[1]) * acc + dot(weights.astype(v.dtype), v, *_A_B)
             peak = new_peak
         peak_ref[head], total_ref[head], acc_ref[head] = peak, total, acc
 
@@ -213,7 +199,7 @@ def _forward_kernel(
         @_each(heads)
         def _(head: Array) -> None:
             total = total_ref[head]
-            out_ref[head] = (acc_ref[head] / _wide(total, out_ref.shape[2])).astype(out_ref.dtype)
+            out_ref[head] = (acc_ref[head] / wide(total, out_ref.shape[2])).astype(out_ref.dtype)
             lse_ref[head] = ((peak_ref[head] + jnp.log2(total)) * _LN2).T[:1]
 
 
@@ -223,24 +209,17 @@ def forward(
     """Returns (out [N, T, H], lse float32 [N, T])."""
     N, T, H = q_NTH.shape
     heads, steps = heads_per_step(N, k_KSH.shape[0])
-    bq, bk = schedule.q_size, schedule.k_size
-    blocks = schedule.by_query
-    per_query = lambda n, e, q_block, *_: (n, q_block[e], 0)  # noqa: E731
-    per_key = lambda n, e, q_block, k_block, *_: (n // steps, k_block[e], 0)  # noqa: E731
+    bq, bk, blocks = schedule.q_size, schedule.k_size, schedule.by_query
+    queries, keys, kv_end = _specs_by_query(schedule, heads, steps, H)
     out, lse = _call(
         functools.partial(_forward_kernel, chunk=min(bk, 512)),
         "packed_attention_forward",
         grid=(N // heads, blocks.count),
         blocks=blocks,
         schedule=schedule,
-        in_specs=[
-            pl.BlockSpec((heads, bq, H), per_query),
-            pl.BlockSpec((None, bk, H), per_key),
-            pl.BlockSpec((None, bk, H), per_key),
-            _kv_end_spec(bk),
-        ],
+        in_specs=[queries, keys, keys, kv_end],
         out_specs=[
-            pl.BlockSpec((heads, bq, H), per_query),
+            queries,
             pl.BlockSpec((heads, 1, bq), lambda n, e, q_block, *_: (n, 0, q_block[e])),
         ],
         out_shape=[
@@ -248,8 +227,8 @@ def forward(
             jax.ShapeDtypeStruct((N, 1, T), jnp.float32),
         ],
         scratch_shapes=[
-            pltpu.VMEM((heads, bq, _LANES), jnp.float32),
-            pltpu.VMEM((heads, bq, _LANES), jnp.float32),
+            pltpu.VMEM((heads, bq, LANES), jnp.float32),
+            pltpu.VMEM((heads, bq, LANES), jnp.float32),
             pltpu.VMEM((heads, bq, H), jnp.float32),
         ],
         interpret=interpret,
@@ -268,8 +247,16 @@ def heads_per_step(q_heads: int, kv_heads: int) -> tuple[int, int]:
     return heads, group // heads
 
 
-def _kv_end_spec(k_size: int) -> pl.BlockSpec:
-    return pl.BlockSpec((1, k_size), lambda n, e, q_block, k_block, *_: (0, k_block[e]))
+def _specs_by_query(schedule: Schedule, heads: int, steps: int, head_size: int) -> list:
+    """Blocks of queries, of keys (or values) and of kv_end on a grid (heads, entries)."""
+    bq, bk = schedule.q_size, schedule.k_size
+    return [
+        pl.BlockSpec((heads, bq, head_size), lambda n, e, q_block, *_: (n, q_block[e], 0)),
+        pl.BlockSpec(
+            (None, bk, head_size), lambda n, e, q_block, k_block, *_: (n // steps, k_block[e], 0)
+        ),
+        pl.BlockSpec((1, bk), lambda n, e, q_block, k_block, *_: (0, k_block[e])),
+    ]
 
 
 def _call(
@@ -293,7 +280,7 @@ def _call(
             disable_bounds_checks=True,
             vmem_limit_bytes=_VMEM_BYTES,
         ),
-        interpret=pltpu.InterpretParams() if interpret is True else interpret,
+        interpret=interpret_mode(interpret),
         name=name,
     )
     return functools.partial(call, blocks.q_block, blocks.k_block, blocks.flags, schedule.q_start)
@@ -330,7 +317,7 @@ def _backward_q_kernel(
 
     def compute(masked: bool, head: Array) -> None:
         k = k_ref[...]
-        scores = _dot(q_ref[head], k, _A_BT) * _scale(k.shape[1])
+        scores = dot(q_ref[head], k, *_A_BT) * _scale(k.shape[1])
         if masked:
             visible = _visible(
                 jax.lax.broadcasted_iota(jnp.int32, (bq, bk), 0) + q_start[q_block[entry]],
@@ -338,10 +325,10 @@ def _backward_q_kernel(
                 kv_end_ref[...],
             )
             scores = jnp.where(visible, scores, _HIDDEN)
-        weights = jnp.exp2(scores - _wide(lse_column[head], bk))
-        d_weights = _dot(d_out_ref[head], v_ref[...], _A_BT)
-        d_scores = weights * (d_weights - _wide(delta_column[head], bk))
-        acc_ref[head] += _dot(d_scores.astype(k.dtype), k, _A_B)
+        weights = jnp.exp2(scores - wide(lse_column[head], bk))
+        d_weights = dot(d_out_ref[head], v_ref[...], *_A_BT)
+        d_scores = weights * (d_weights - wide(delta_column[head], bk))
+        acc_ref[head] += dot(d_scores.astype(k.dtype), k, *_A_B)
 
     _masked_and_not(flag, heads, compute)
 
@@ -357,10 +344,8 @@ def backward_q(
     """Returns the gradient of the queries, [N, T, H]; stats_N2T: lse in base 2, and delta."""
     N, T, H = q_NTH.shape
     heads, steps = heads_per_step(N, k_KSH.shape[0])
-    bq, bk = schedule.q_size, schedule.k_size
-    blocks = schedule.by_query
-    per_query = lambda n, e, q_block, *_: (n, q_block[e], 0)  # noqa: E731
-    per_key = lambda n, e, q_block, k_block, *_: (n // steps, k_block[e], 0)  # noqa: E731
+    bq, blocks = schedule.q_size, schedule.by_query
+    queries, keys, kv_end = _specs_by_query(schedule, heads, steps, H)
     return _call(
         functools.partial(_backward_q_kernel, scale=H**-0.5),
         "packed_attention_dq",
@@ -368,18 +353,18 @@ def backward_q(
         blocks=blocks,
         schedule=schedule,
         in_specs=[
-            pl.BlockSpec((heads, bq, H), per_query),
-            pl.BlockSpec((None, bk, H), per_key),
-            pl.BlockSpec((None, bk, H), per_key),
-            pl.BlockSpec((heads, bq, H), per_query),
+            queries,
+            keys,
+            keys,
+            queries,
             pl.BlockSpec((heads, 2, bq), lambda n, e, q_block, *_: (n, 0, q_block[e])),
-            _kv_end_spec(bk),
+            kv_end,
         ],
-        out_specs=pl.BlockSpec((heads, bq, H), per_query),
+        out_specs=queries,
         out_shape=jax.ShapeDtypeStruct((N, T, H), q_NTH.dtype),
         scratch_shapes=[
-            pltpu.VMEM((heads, bq, _LANES), jnp.float32),
-            pltpu.VMEM((heads, bq, _LANES), jnp.float32),
+            pltpu.VMEM((heads, bq, LANES), jnp.float32),
+            pltpu.VMEM((heads, bq, LANES), jnp.float32),
             pltpu.VMEM((heads, bq, H), jnp.float32),
         ],
         interpret=interpret,
@@ -411,19 +396,19 @@ def _backward_kv_kernel(
         # Keys down, queries across: both products below are then plain, and the queries'
         # lse and delta are rows, which broadcast down for nothing.
         q, d_out = q_ref[head], d_out_ref[head]
-        scores = _dot(k_ref[...], q, _A_BT) * _scale(q.shape[1])
+        scores = dot(k_ref[...], q, *_A_BT) * _scale(q.shape[1])
         if masked:
             visible = _visible(
                 jax.lax.broadcasted_iota(jnp.int32, (1, bq), 1) + q_start[q_block[entry]],
                 jax.lax.broadcasted_iota(jnp.int32, (bk, 1), 0) + k_block[entry] * bk,
-                _wide(kv_end_column[...], bq),
+                wide(kv_end_column[...], bq),
             )
             scores = jnp.where(visible, scores, _HIDDEN)
         weights = jnp.exp2(scores - stats_ref[head, :1])
-        d_v_acc[...] += _dot(weights.astype(d_out.dtype), d_out, _A_B)
-        d_weights = _dot(v_ref[...], d_out, _A_BT)
+        d_v_acc[...] += dot(weights.astype(d_out.dtype), d_out, *_A_B)
+        d_weights = dot(v_ref[...], d_out, *_A_BT)
         d_scores = weights * (d_weights - stats_ref[head, 1:])
-        d_k_acc[...] += _dot(d_scores.astype(q.dtype), q, _A_B)
+        d_k_acc[...] += dot(d_scores.astype(q.dtype), q, *_A_B)
 
     _masked_and_not(flag, heads, compute)
 
@@ -467,7 +452,7 @@ def backward_kv(
             jax.ShapeDtypeStruct((K, S, H), v_KSH.dtype),
         ],
         scratch_shapes=[
-            pltpu.VMEM((bk, _LANES), jnp.int32),
+            pltpu.VMEM((bk, LANES), jnp.int32),
             pltpu.VMEM((bk, H), jnp.float32),
             pltpu.VMEM((bk, H), jnp.float32),
         ],

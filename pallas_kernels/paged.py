@@ -40,9 +40,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import tuning
+from pallas_kernels.tiles import LANES, LOG2E, Interpret, dot, interpret_mode, wide
 
-_LOG2E = 1.4426950408889634
-_LANES = 128
 # A running maximum starts far above a masked score and far below a real one: a query that has
 # seen no key yet then gives masked keys the weight exp2(_MASK - _START) = 0, not exp2(0) = 1.
 _START, _MASK = -1e20, -1e30
@@ -76,8 +75,8 @@ def default_sizes(q_heads: int, kv_heads: int, head_size: int, dtype: Any) -> Pa
     q_tokens = 16
     while 2 * q_tokens <= min(1024 * kv_heads // q_heads, 8192 * split // q_heads):
         q_tokens *= 2
-    token_bytes = 2 * kv_heads // split * max(head_size, _LANES) * jnp.dtype(dtype).itemsize
-    kv_tokens = min(sizes.kv_tokens, max(_LANES, 4 * _MIB // token_bytes // _LANES * _LANES))
+    token_bytes = 2 * kv_heads // split * max(head_size, LANES) * jnp.dtype(dtype).itemsize
+    kv_tokens = min(sizes.kv_tokens, max(LANES, 4 * _MIB // token_bytes // LANES * LANES))
     return dataclasses.replace(
         sizes,
         q_tokens=q_tokens,
@@ -93,10 +92,10 @@ def _ceil(a: Any, b: int) -> Any:
 
 def _page_count(tokens: int, page_size: int) -> int:
     """Pages that hold about `tokens` tokens: at most one lane tile or a multiple of it, else 1."""
-    unit = math.lcm(page_size, _LANES)
+    unit = math.lcm(page_size, LANES)
     if tokens >= unit:
         return tokens // unit * unit // page_size
-    return max(1, min(tokens, _LANES) // page_size)
+    return max(1, min(tokens, LANES) // page_size)
 
 
 def _tile_rows(dtype: Any) -> int:
@@ -104,35 +103,16 @@ def _tile_rows(dtype: Any) -> int:
     return 32 // jnp.dtype(dtype).itemsize
 
 
-def _dot(a: Array, b: Array, contract_b: int) -> Array:
-    """a [M, X] times b, contracting a's last axis, in float32; float32 inputs exactly."""
-    exact = a.dtype == jnp.float32
-    return lax.dot_general(
-        a,
-        b,
-        (((1,), (contract_b,)), ((), ())),
-        precision=lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT,
-        preferred_element_type=jnp.float32,
-    )
-
-
-def _to_width(x: Array, width: int) -> Array:
-    """A [M, 128] array of equal lanes at another width."""
-    if width <= _LANES:
-        return x[:, :width]
-    return jnp.tile(x, (1, width // _LANES))
-
-
 def _online(s: Array, v: Array, m_ref: Any, l_ref: Any, acc_ref: Any, at: Any) -> None:
     """One step of the online softmax, base 2: scores s [M, C] against values v [C, H]."""
     m_old = m_ref[at]
     m_new = jnp.maximum(m_old, s.max(axis=1, keepdims=True))
-    p = jnp.exp2(s - _to_width(m_new, s.shape[1]))
+    p = jnp.exp2(s - wide(m_new, s.shape[1]))
     keep = jnp.exp2(m_old - m_new)
     l_ref[at] = keep * l_ref[at] + p.sum(axis=1, keepdims=True)
     m_ref[at] = m_new
-    pv = _dot(p.astype(v.dtype), v, 0)
-    acc_ref[at] = _to_width(keep, pv.shape[1]) * acc_ref[at] + pv
+    pv = dot(p.astype(v.dtype), v, 1, 0)
+    acc_ref[at] = wide(keep, pv.shape[1]) * acc_ref[at] + pv
 
 
 def _reset(m_ref: Any, l_ref: Any, acc_ref: Any) -> None:
@@ -146,7 +126,7 @@ def _normalised(l_ref: Any, acc_ref: Any, at: Any) -> Array:
     total = l_ref[at]
     inverse = 1 / jnp.where(total == 0, 1, total)
     acc = acc_ref[at]
-    return acc * _to_width(inverse, acc.shape[1])
+    return acc * wide(inverse, acc.shape[1])
 
 
 # ---------------------------------------------------------------- decode
@@ -260,7 +240,7 @@ def _decode_kernel(
             for k in [i * unroll + j for j in range(unroll)]:
                 keys = buffer_ref[slot, pl.ds(at, count), 0, k].reshape(size, H)
                 values = buffer_ref[slot, pl.ds(at, count), 1, k].reshape(size, H)
-                s = _dot(q_ref[token, k], keys, 1)
+                s = dot(q_ref[token, k], keys, 1, 1)
                 if masked:
                     s = jnp.where(lax.broadcasted_iota(jnp.int32, s.shape, 1) < valid, s, _MASK)
                     # Slots past the length may hold NaN, and 0 * NaN would spread.
@@ -411,8 +391,8 @@ def _decode(
             ],
             scratch_shapes=[
                 pltpu.VMEM((sizes.decode_buffers, pages + chunk - 1, 2, k_heads, Z, H), data.dtype),
-                pltpu.VMEM((k_heads, rows, _LANES), jnp.float32),
-                pltpu.VMEM((k_heads, rows, _LANES), jnp.float32),
+                pltpu.VMEM((k_heads, rows, LANES), jnp.float32),
+                pltpu.VMEM((k_heads, rows, LANES), jnp.float32),
                 pltpu.VMEM((k_heads, rows, H), jnp.float32),
                 pltpu.SemaphoreType.DMA((sizes.decode_buffers,)),
                 pltpu.SemaphoreType.DMA((sizes.decode_buffers,)),
@@ -643,7 +623,7 @@ def _mixed_kernel(
                 last = limits() - c * size
             part = M // q_parts
             for at in range(0, M, part):
-                s = _dot(q[at : at + part], keys, 1)
+                s = dot(q[at : at + part], keys, 1, 1)
                 if masked:
                     column = lax.broadcasted_iota(jnp.int32, s.shape, 1)
                     s = jnp.where(column <= last[at : at + part], s, _MASK)
@@ -725,8 +705,8 @@ def _mixed(
             out_specs=q_spec,
             scratch_shapes=[
                 pltpu.VMEM((2, pages, 2, k_heads, Z, H), data.dtype),
-                pltpu.VMEM((k_heads, G * size, _LANES), jnp.float32),
-                pltpu.VMEM((k_heads, G * size, _LANES), jnp.float32),
+                pltpu.VMEM((k_heads, G * size, LANES), jnp.float32),
+                pltpu.VMEM((k_heads, G * size, LANES), jnp.float32),
                 pltpu.VMEM((k_heads, G * size, H), jnp.float32),
                 pltpu.SemaphoreType.DMA((2,)),
             ],
@@ -767,7 +747,7 @@ def check_arguments(
         raise ValueError(f"axis 1 of the cache has size {kinds}; keys and values make it 2")
     if N % K:
         raise ValueError(f"{N} query heads cannot be split over {K} kv heads")
-    if not (H == cache_H or H < cache_H == _LANES):
+    if not (H == cache_H or H < cache_H == LANES):
         raise ValueError(f"queries have head size {H}, the cache has {cache_H}")
     for name, x in (("k", k_TKH), ("v", v_TKH)):
         if x.shape != (T, K, H):
@@ -795,16 +775,16 @@ def check_sizes(sizes: PagedSizes, data: Any, rows_BP: Any) -> None:
         raise ValueError(
             f"pages of {Z} tokens do not tile: {data.dtype} needs a multiple of {tile}"
         )
-    if H > _LANES and H % _LANES:
-        raise ValueError(f"head size {H} is above {_LANES} and no multiple of it")
+    if H > LANES and H % LANES:
+        raise ValueError(f"head size {H} is above {LANES} and no multiple of it")
     if sizes.q_tokens < 16 or sizes.q_tokens & (sizes.q_tokens - 1):
         raise ValueError(f"q_tokens is {sizes.q_tokens}; it must be a power of two, at least 16")
     if sizes.q_parts < 1 or sizes.q_tokens % (16 * sizes.q_parts):
         raise ValueError(
             f"{sizes.q_tokens} queries cannot be cut into {sizes.q_parts} parts of 16s"
         )
-    if Z > _LANES and Z % _LANES:
-        raise ValueError(f"pages of {Z} tokens are above {_LANES} and no multiple of it")
+    if Z > LANES and Z % LANES:
+        raise ValueError(f"pages of {Z} tokens are above {LANES} and no multiple of it")
     if K % sizes.head_split:
         raise ValueError(f"{K} kv heads cannot be split over {sizes.head_split} cores")
     if sizes.decode_buffers < 2:
@@ -844,7 +824,7 @@ def ragged_paged_attention(
     *,
     scale: float | None = None,
     sizes: PagedSizes | None = None,
-    interpret: bool | pltpu.InterpretParams = False,
+    interpret: Interpret = False,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "rows 2 K Z C"]]:
     """Writes the new keys and values of B sequences into the cache, then attends.
 
@@ -887,11 +867,11 @@ def ragged_paged_attention(
     sizes = default_sizes(N, K, H, data.dtype) if sizes is None else sizes
     check_sizes(sizes, data, rows_BP)
     decode, end, has_decode, has_mixed = _split(distribution_3, rows_BP.shape[0])
-    mode = pltpu.InterpretParams() if interpret is True else interpret
+    mode = interpret_mode(interpret)
     scale = H**-0.5 if scale is None else scale
 
     lanes = ((0, 0), (0, 0), (0, data.shape[4] - H))
-    q = jnp.pad((q_TNH.astype(jnp.float32) * (scale * _LOG2E)).astype(data.dtype), lanes)
+    q = jnp.pad((q_TNH.astype(jnp.float32) * (scale * LOG2E)).astype(data.dtype), lanes)
     k, v = (jnp.pad(x.astype(data.dtype), lanes) for x in (k_TKH, v_TKH))
     tables = (rows_BP, kv_lens_B, cu_q_lens_B1)
     t = jnp.arange(T)[:, None, None]

@@ -242,8 +242,11 @@ def micro_batches(batch: TrainBatch, rows: int) -> list[_MicroBatch]:
 @functools.partial(jax.jit, static_argnames="config")
 def _nothing_yet(params: Any, config: PolicyConfig) -> Total:
     gradient = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-    experts = 0 if config.experts is None else config.experts.count
-    return gradient, objectives.zero(), jnp.zeros((config.layers, experts))
+    return gradient, objectives.zero(), jnp.zeros((config.layers, _experts(config)))
+
+
+def _experts(config: PolicyConfig) -> int:
+    return 0 if config.experts is None else config.experts.count
 
 
 def _run(
@@ -258,11 +261,10 @@ def _run(
     logprob_X, _, entropy_X = logprobs.token_logprobs(
         config, params, hidden_XD, micro.labels, temperature
     )
+    if config.experts is None:
+        return logprob_X, entropy_X, jnp.zeros((config.layers, 0))
     trained_BT = jnp.zeros(micro.tokens.size).at[micro.before].add(micro.mask) > 0
-    experts = 0 if config.experts is None else config.experts.count
-    load_LE = jnp.zeros((config.layers, 0))
-    if experts:
-        load_LE = moe.load(routes_LBTA, trained_BT.reshape(micro.tokens.shape), experts)
+    load_LE = moe.load(routes_LBTA, trained_BT.reshape(micro.tokens.shape), _experts(config))
     return logprob_X, entropy_X, load_LE
 
 
