@@ -124,14 +124,6 @@ class PageTables:
     place_B: Any  # int32 [B]: each slot's place, r * M + m
     private_BQ: Any  # int32 [B, Q]: page numbers of each slot's private tokens
 
-    @classmethod
-    def unshared(cls, pages_BP: Int[Array, "B P"]) -> PageTables:
-        """Tables of sequences that each read their own list of pages."""
-        B = pages_BP.shape[0]
-        slot_B = jnp.arange(B, dtype=jnp.int32)
-        none = jnp.zeros((1, 0), jnp.int32)
-        return cls(none, jnp.zeros(1, jnp.int32), slot_B[None], slot_B, pages_BP)
-
     @property
     def shared_lens_B(self) -> Int[Array, " B"]:
         """Tokens of each slot's shared prefix."""

@@ -102,12 +102,6 @@ def open_tokenizer(folder: str | pathlib.Path) -> Tokenizer:
     )
 
 
-def tokenizer_files(folder: str | pathlib.Path) -> tuple[pathlib.Path, ...]:
-    """Returns the files of `folder` that make its tokenizer and chat template."""
-    paths = (pathlib.Path(folder) / name for name in FILES)
-    return tuple(path for path in paths if path.is_file())
-
-
 class SentencePieceTokenizer:
     """A sentencepiece model that keeps special pieces out of ordinary text.
 

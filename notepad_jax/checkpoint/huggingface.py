@@ -8,7 +8,6 @@ Memory: an import holds `budget` bytes beside what the devices hold, an export o
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -19,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from notepad_jax.agent import tokenizer
 from notepad_jax.checkpoint import families, safetensors_store
 from notepad_jax.checkpoint.families import ImportProblem, read_config, write_config
 from notepad_jax.checkpoint.safetensors_store import (
@@ -38,18 +38,7 @@ __all__ = ["CONFIG", "INDEX", "WEIGHTS", "ImportProblem", "read_config", "write_
 
 TOKENIZER = "tokenizer.model"
 # What belongs to a policy beside weights and config.json; copied as it is.
-COMPANIONS = (
-    "generation_config.json",
-    "tokenizer.json",
-    TOKENIZER,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
+COMPANIONS = ("generation_config.json", *tokenizer.FILES)
 # Spellings of transformers 5 for what `write_config` says in those of transformers 4.
 NEWER = ("dtype", "rope_parameters", "num_local_experts", "layer_types")
 
@@ -96,27 +85,6 @@ def open_policy(source: str | Path) -> tuple[PolicyConfig, Safetensors]:
     for layout in layouts(config).values():
         safetensors_store.check(store, layout)
     return config, store
-
-
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """One published tensor, not read yet."""
-
-    store: Safetensors
-    name: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.store.tensors[self.name].shape
-
-    def read(self) -> np.ndarray:
-        return self.store.read(self.name)
-
-
-def locate(source: str | Path) -> dict[str, Found]:
-    """Returns every tensor of a folder by its published name; reads headers only."""
-    store = Safetensors.open(source)
-    return {name: Found(store, name) for name in store.tensors}
 
 
 def import_policy(source: str | Path) -> tuple[PolicyConfig, Tree]:

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from notepad_jax.agent import tokenizer as tokenizer_module
 from notepad_jax.agent.tokenizer import (
+    FILES,
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
     open_tokenizer,
-    tokenizer_files,
 )
 from notepad_jax.types import tokens
 
@@ -343,7 +343,7 @@ def test_open_tokenizer_goes_by_the_files(tmp_path):
     assert isinstance(open_tokenizer(tmp_path), SentencePieceTokenizer)
     tiny_bpe.folder(tmp_path)
     assert isinstance(open_tokenizer(tmp_path), HuggingFaceTokenizer)
-    names = [path.name for path in tokenizer_files(tmp_path)]
+    names = [name for name in FILES if (tmp_path / name).is_file()]
     assert names == ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"]
 
 

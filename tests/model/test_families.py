@@ -22,6 +22,7 @@ import pytest
 import pallas_kernels
 from configs.models import MODELS
 from notepad_jax.checkpoint import families, huggingface
+from notepad_jax.checkpoint.safetensors_store import Safetensors
 from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
 from notepad_jax.model import attention, logprobs, moe, parameters, policy, rope
@@ -134,11 +135,14 @@ def test_export_of_an_import_is_the_same_tensors(case, tmp_path):
     assert again == config
     assert jax.tree.structure(back) == jax.tree.structure(params)
     jax.tree.map(np.testing.assert_array_equal, back, params)
-    read = huggingface.locate(GOLDENS / case)
-    written = huggingface.locate(tmp_path / "back")
-    assert {n: t.shape for n, t in read.items()} == {n: t.shape for n, t in written.items()}
-    for name, tensor in read.items():
-        assert tensor.read().tobytes() == written[name].read().tobytes(), name
+    read, written = Safetensors.open(GOLDENS / case), Safetensors.open(tmp_path / "back")
+    assert shapes_of(read) == shapes_of(written)
+    for name in read.tensors:
+        assert read.read(name).tobytes() == written.read(name).tobytes(), name
+
+
+def shapes_of(store):
+    return {name: tensor.shape for name, tensor in store.tensors.items()}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -153,10 +157,10 @@ def test_config_json_comes_back(case):
 
 def test_experts_are_stacked_by_layer_and_number():
     config, params = huggingface.import_policy(GOLDENS / "moe_top8")
-    located = huggingface.locate(GOLDENS / "moe_top8")
-    up = located["model.layers.1.mlp.experts.10.up_proj.weight"].read()
+    store = Safetensors.open(GOLDENS / "moe_top8")
+    up = store.read("model.layers.1.mlp.experts.10.up_proj.weight")
     np.testing.assert_array_equal(params["layers"]["expert_up"][1, 10], up.T)
-    router = located["model.layers.0.mlp.gate.weight"].read()
+    router = store.read("model.layers.0.mlp.gate.weight")
     np.testing.assert_array_equal(params["layers"]["router"][0], router.T)
 
 
@@ -294,8 +298,7 @@ def test_combinations_that_no_family_has_are_refused():
 
 
 def test_a_config_json_that_disagrees_with_the_tensors_is_refused():
-    located = huggingface.locate(GOLDENS / "moe_top2")
-    shapes = {name: found.shape for name, found in located.items()}
+    shapes = shapes_of(Safetensors.open(GOLDENS / "moe_top2"))
     config = load("moe_top2")[0]
     families.check(config, shapes)
 
