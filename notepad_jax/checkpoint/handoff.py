@@ -7,14 +7,13 @@ folder that `manager.Checkpoints` writes, a hand-off at every step costs one sav
 
 Nobody should have to wonder whether weights really arrived: the checksum of every leaf is
 recorded at publication and compared at adoption, after the leaf was laid out for its new
-devices and before it is cast to the engine's dtype. Orbax v1 is marked experimental, so
-only this module and `manager` (the neighbour above) import it.
+devices and before it is cast to the engine's dtype, or quantised. Orbax v1 is marked
+experimental, so only this module and `manager` (the neighbour above) import it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import re
@@ -24,9 +23,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from orbax.checkpoint import v1 as ocp
 
+from notepad_jax.model.matrices import Quantized, quantize
 from notepad_jax.types import PolicySnapshot
 
 
@@ -48,18 +49,23 @@ class Handoff(Protocol):
         """Returns the newest snapshot in the dtypes and shardings of `abstract_params`.
 
         `abstract_params` is a tree of `jax.ShapeDtypeStruct`s (or of arrays); a leaf with
-        no sharding goes to the default device. Raises HandoffError.
+        no sharding goes to the default device, and in the place of a matrix that is to be
+        quantised stands a `Quantized` of two of them. Raises HandoffError.
         """
 
 
 # ---------------------------------------------------------------- checksums
 
 
-def _mix(x: Array) -> Array:
-    """Scrambles uint32s one to one (the finaliser of MurmurHash3)."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+def _mix(x: Any) -> Any:
+    """Scrambles uint32s of jax or numpy one to one (the finaliser of MurmurHash3)."""
+    x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
+
+
+_SHIFT = np.uint32(0x9E3779B9)  # element 0 must not be scrambled to 0
+_BLOCK = 1 << 16  # elements that numpy scrambles at once, small enough for a core's cache
 
 
 def _leaf_sum(leaf: Array) -> Array:
@@ -76,7 +82,27 @@ def _leaf_sum(leaf: Array) -> Array:
         position = position * jnp.uint32(size % 2**32) + jax.lax.broadcasted_iota(
             jnp.uint32, leaf.shape, axis
         )
-    return jnp.sum(_mix(bits + _mix(position + jnp.uint32(0x9E3779B9))), dtype=jnp.uint32)
+    return jnp.sum(_mix(bits + _mix(position + _SHIFT)), dtype=jnp.uint32)
+
+
+def part_sum(part: np.ndarray, first: int) -> int:
+    """Returns what a part adds to its leaf's sum, for those who read a leaf part by part.
+
+    `first` is the row-major position in the leaf of the part's first element; the others
+    follow it without a gap. Parts' sums add up modulo 2**32.
+    """
+    flat = np.ascontiguousarray(part).reshape(-1)
+    bits, total = flat.view(f"uint{flat.dtype.itemsize * 8}"), 0
+    for start in range(0, flat.size, _BLOCK):
+        block = bits[start : start + _BLOCK].astype(np.uint32)
+        position = np.arange(block.size, dtype=np.uint32) + np.uint32((first + start) % 2**32)
+        total += int(_mix(block + _mix(position + _SHIFT)).sum(dtype=np.uint64))
+    return total % 2**32
+
+
+def described(leaf: Any, total: int) -> str:
+    """Returns a leaf's checksum from its sum; `leaf` has a dtype and a shape."""
+    return f"{leaf.dtype}[{'x'.join(map(str, leaf.shape))}]:{total:08x}"
 
 
 @jax.jit
@@ -103,9 +129,8 @@ def leaf_checksums(params: Any) -> dict[str, str]:
     if not named:
         return {}
     sums = jax.device_get(_leaf_sums(params))  # device to host, 4 bytes per leaf
-    shapes = {n: "x".join(map(str, leaf.shape)) for n, leaf in named.items()}
     return {
-        name: f"{leaf.dtype}[{shapes[name]}]:{int(value):08x}"
+        name: described(leaf, int(value))
         for (name, leaf), value in zip(named.items(), sums, strict=True)
     }
 
@@ -139,13 +164,27 @@ def compare(published: Mapping[str, str], found: Mapping[str, str], where: str) 
 
 
 def context() -> ocp.Context:
-    """Returns the orbax context in which `data` and `meta` are readable JSON files."""
+    """Returns the orbax context in which `data` and `meta` are readable JSON files.
+
+    Large leaves that are stacked over layers are written a layer at a time, so that an
+    export (`stored`) can read them so.
+    """
     registry = ocp.handlers.local_registry()
     for name in ("data", "meta"):
         registry.add(ocp.handlers.JsonHandler, checkpointable_name=name)
     made = ocp.Context()
     made.checkpointables.registry = registry
+    made.array_options.saving.scoped_storage_options_creator = _by_layer
     return made
+
+
+def _by_layer(path: Any, leaf: Any) -> ocp.options.ArrayOptions.Saving.StorageOptions | None:
+    """A chunk for each layer where that is a megabyte or more; a small leaf stays whole."""
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    stacked = name.startswith("layers/") and leaf.ndim > 1
+    if not stacked or leaf.nbytes < leaf.shape[0] * 2**20:
+        return None
+    return ocp.options.ArrayOptions.Saving.StorageOptions(shard_axes=(0,))
 
 
 def steps_in(folder: str | Path) -> list[int]:
@@ -200,18 +239,36 @@ def check_shapes(saved: Any, wanted: Any, where: str) -> None:
             )
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _cast(leaves: list[Array], dtypes: tuple[Any, ...]) -> list[Array]:
-    return [leaf.astype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
+def as_published(target: Any) -> Any:
+    """Returns `target` without quantisation: shapes and places as weights are published."""
+    return jax.tree.map(
+        lambda x: x.values if isinstance(x, Quantized) else x,
+        target,
+        is_leaf=lambda x: isinstance(x, Quantized),
+    )
+
+
+_quantize = jax.jit(quantize, static_argnums=1)
+
+
+def _in_form(leaf: Array, wanted: Any) -> Any:
+    if not isinstance(wanted, Quantized):
+        return leaf if leaf.dtype == wanted.dtype else leaf.astype(wanted.dtype)
+    inputs = tuple(axis for axis, size in enumerate(wanted.scale.shape) if size == 1)
+    return jax.device_put(_quantize(leaf, inputs), jax.tree.map(lambda x: x.sharding, wanted))
 
 
 def cast(params: Any, target: Any) -> Any:
-    """Returns `params` in the dtypes of `target`, each leaf where it already is."""
+    """Returns `params` in the dtypes of `target`, quantised where `target` is.
+
+    `params` lie where `as_published(target)` says. One leaf is cast at a time and then let
+    go, so where nobody else holds `params` the devices never hold both policies whole.
+    """
     leaves, tree = jax.tree.flatten(params)
-    dtypes = tuple(jnp.dtype(x.dtype) for x in jax.tree.leaves(target))
-    if all(leaf.dtype == dtype for leaf, dtype in zip(leaves, dtypes, strict=True)):
-        return params
-    return jax.tree.unflatten(tree, _cast(leaves, dtypes))
+    del params
+    for i, wanted in enumerate(tree.flatten_up_to(target)):
+        leaves[i] = _in_form(leaves[i], wanted)
+    return jax.tree.unflatten(tree, leaves)
 
 
 def load_params(folder: str | Path, step: int, abstract_params: Any) -> tuple[Any, dict[str, Any]]:
@@ -222,19 +279,20 @@ def load_params(folder: str | Path, step: int, abstract_params: Any) -> tuple[An
     """
     path = Path(folder).absolute() / str(step)
     target = placed(abstract_params)
+    plain = as_published(target)
     with context():
         saved = ocp.checkpointables_metadata(path).metadata["params"]
-        check_shapes(saved, target, str(path))
+        check_shapes(saved, plain, str(path))
         kinds = named_leaves(saved)
         as_saved = [
             jax.ShapeDtypeStruct(leaf.shape, kinds[name].dtype, sharding=leaf.sharding)
-            for name, leaf in named_leaves(target).items()
+            for name, leaf in named_leaves(plain).items()
         ]
-        as_saved = jax.tree.unflatten(jax.tree.structure(target), as_saved)
+        as_saved = jax.tree.unflatten(jax.tree.structure(plain), as_saved)
         loaded = ocp.load_checkpointables(path, {"params": as_saved, "meta": None})
-    params, meta = loaded["params"], loaded["meta"]
-    compare(meta["leaf_checksums"], leaf_checksums(params), str(path))
-    return cast(params, target), meta
+    meta = loaded["meta"]
+    compare(meta["leaf_checksums"], leaf_checksums(loaded["params"]), str(path))
+    return cast(loaded.pop("params"), target), meta
 
 
 # ---------------------------------------------------------------- the two paths
@@ -274,9 +332,10 @@ class InProcess:
         if self._published is None:
             raise HandoffError("no policy was published yet; publish one before adopting")
         snapshot, target = self._published.snapshot, placed(abstract_params)
+        plain = as_published(target)
         where = f"policy version {snapshot.version}"
-        check_shapes(snapshot.params, target, where)
-        shardings = jax.tree.map(lambda x: x.sharding, target)
+        check_shapes(snapshot.params, plain, where)
+        shardings = jax.tree.map(lambda x: x.sharding, plain)
         params = jax.device_put(snapshot.params, shardings)
         compare(self._published.leaf_checksums, leaf_checksums(params), where)
         return PolicySnapshot(snapshot.version, cast(params, target))

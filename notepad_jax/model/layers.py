@@ -17,6 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from notepad_jax.model.config import PolicyConfig
+from notepad_jax.model.matrices import Matrix, apply
 from notepad_jax.model.moe import RoutedSwiGLU
 from notepad_jax.model.rope import UNSCALED, Scaling, frequencies
 
@@ -49,7 +50,7 @@ def rotate(x_BTNH: Array, cos_sin: tuple[Array, Array]) -> Array:
 class Attention(nnx.Module):
     """Projections, optional biases and per-head norms around an `attend` function."""
 
-    def __init__(self, config: PolicyConfig, params: Mapping[str, Array]):
+    def __init__(self, config: PolicyConfig, params: Mapping[str, Matrix]):
         self.config = config
         names = ["q", "k", "v", "o"]
         names += ["q_bias", "k_bias", "v_bias"] if config.attention_bias else []
@@ -61,7 +62,7 @@ class Attention(nnx.Module):
     def project(self, x_BTD: Array, name: str) -> Array:
         """Returns the q, k or v heads of x: [B, T, N or K, H], before RoPE, after any norm."""
         c = self.config
-        x_BTNH = jnp.einsum("btd,dnh->btnh", x_BTD, getattr(self, name)[...].astype(x_BTD.dtype))
+        x_BTNH = apply(x_BTD, getattr(self, name).get_value())
         if c.attention_bias:
             x_BTNH += getattr(self, f"{name}_bias")[...].astype(x_BTD.dtype)
         if c.qk_norm and name in ("q", "k"):
@@ -76,7 +77,7 @@ class Attention(nnx.Module):
         return rotate(self.project(x_BTD, "q"), cos_sin)
 
     def output(self, out_BTNH: Array) -> Array:
-        out_BTD = jnp.einsum("btnh,nhd->btd", out_BTNH, self.o[...].astype(out_BTNH.dtype))
+        out_BTD = apply(out_BTNH, self.o.get_value(), inputs=2)
         return (
             out_BTD + self.o_bias[...].astype(out_BTD.dtype) if self.config.output_bias else out_BTD
         )
@@ -85,19 +86,19 @@ class Attention(nnx.Module):
 class SwiGLU(nnx.Module):
     """down(silu(gate x) * up x) (Shazeer 2020)."""
 
-    def __init__(self, params: Mapping[str, Array]):
+    def __init__(self, params: Mapping[str, Matrix]):
         for name in ("gate", "up", "down"):
             setattr(self, name, nnx.Param(params[name]))
 
     def __call__(self, x_BTD: Array) -> Array:
-        gate, up, down = (w[...].astype(x_BTD.dtype) for w in (self.gate, self.up, self.down))
-        return (jax.nn.silu(x_BTD @ gate) * (x_BTD @ up)) @ down
+        gate, up, down = (w.get_value() for w in (self.gate, self.up, self.down))
+        return apply(jax.nn.silu(apply(x_BTD, gate)) * apply(x_BTD, up), down)
 
 
 class DecoderLayer(nnx.Module):
     """Pre-norm attention and feed-forward, each with its residual."""
 
-    def __init__(self, config: PolicyConfig, params: Mapping[str, Array]):
+    def __init__(self, config: PolicyConfig, params: Mapping[str, Matrix]):
         self.config = config
         self.attention = Attention(config, params)
         self.mlp = (

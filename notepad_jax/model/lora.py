@@ -21,8 +21,8 @@ from jaxtyping import Array
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params, specs
 
-# Matrices that can be adapted, and how many of their axes (after the layer's) are inputs.
-TARGETS = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1}
+# Matrices that can be adapted.
+TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 _IN, _OUT = "{}_lora_in", "{}_lora_out"
 
 
@@ -56,7 +56,8 @@ def init(config: PolicyConfig, lora: Lora, key: Array) -> Params:
         if name not in sizes:
             raise ValueError(f"lora.targets has {name!r}, which this policy's layers do not have")
         layer, *axes = sizes[name].shape
-        inputs, outputs = axes[: TARGETS[name]], axes[TARGETS[name] :]
+        split = len(sizes[name].inputs)
+        inputs, outputs = axes[:split], axes[split:]
         fan_in = math.prod(inputs)
         shape = (layer, *inputs, lora.rank)
         layers[_IN.format(name)] = jax.random.normal(subkey, shape) * fan_in**-0.5

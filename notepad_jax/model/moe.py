@@ -12,6 +12,7 @@ Letters of this file: E experts, A experts per token, X tokens, M = X * A sorted
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 import pallas_kernels
 from notepad_jax.model.config import Experts
+from notepad_jax.model.matrices import Matrix, Quantized
 
 NAMES = ("router", "expert_gate", "expert_up", "expert_down")
 
@@ -37,20 +39,33 @@ def route(
 
 
 def grouped_matmul(
-    x_MD: Float[Array, "M D"], w_EDF: Float[Array, "E D F"], sizes_E: Int[Array, " E"]
+    x_MD: Float[Array, "M D"], w_EDF: Matrix, sizes_E: Int[Array, " E"]
 ) -> Float[Array, "M F"]:
     """Multiplies the first sizes[0] rows by w[0], the next sizes[1] by w[1], and so on.
 
-    Differentiable in x and w. Sizes must sum to M.
+    Differentiable in x and in w where that is an array. Sizes must sum to M. The result has
+    x's dtype; for int8 experts see `matrices.apply`.
     """
+    if not isinstance(w_EDF, Quantized):
+        return _grouped(x_MD, w_EDF.astype(x_MD.dtype), sizes_E, x_MD.dtype)
+    product_MF = _grouped(x_MD, w_EDF.values.astype(x_MD.dtype), sizes_E, jnp.float32)
+    rows = x_MD.shape[0]
+    scale_MF = jnp.repeat(w_EDF.scale[:, 0], sizes_E, axis=0, total_repeat_length=rows)
+    return (product_MF * scale_MF).astype(x_MD.dtype)
+
+
+def _grouped(
+    x_MD: Float[Array, "M D"], w_EDF: Float[Array, "E D F"], sizes_E: Int[Array, " E"], dtype: Any
+) -> Float[Array, "M F"]:
+    """The product of arrays of one dtype, summed in float32 and returned in `dtype`."""
     if pallas_kernels.backend() not in ("pallas", "interpret"):
-        return jax.lax.ragged_dot(x_MD, w_EDF, sizes_E)
+        return jax.lax.ragged_dot(x_MD, w_EDF, sizes_E, preferred_element_type=dtype)
     rows, tile = x_MD.shape[0], _tile(x_MD.shape[0])
     # megablox wants whole tiles of rows. Padding belongs to no expert: never computed.
     padded_MD = jnp.pad(x_MD, ((0, -rows % tile), (0, 0)))
     interpret = pallas_kernels.backend() == "interpret"
     tiling = (tile, min(512, w_EDF.shape[1]), min(512, w_EDF.shape[2]))
-    return megablox.gmm(padded_MD, w_EDF, sizes_E, x_MD.dtype, tiling, interpret=interpret)[:rows]
+    return megablox.gmm(padded_MD, w_EDF, sizes_E, dtype, tiling, interpret=interpret)[:rows]
 
 
 def _tile(rows: int) -> int:
@@ -61,7 +76,7 @@ def _tile(rows: int) -> int:
 class RoutedSwiGLU(nnx.Module):
     """Sum over a token's experts of weight * down(silu(gate x) * up x)."""
 
-    def __init__(self, experts: Experts, params: Mapping[str, Array]):
+    def __init__(self, experts: Experts, params: Mapping[str, Matrix]):
         self.experts = experts
         for name in NAMES:
             setattr(self, name, nnx.Param(params[name]))
@@ -80,7 +95,7 @@ class RoutedSwiGLU(nnx.Module):
             sizes_E = jnp.bincount(flat_M, length=E).astype(jnp.int32)
         sorted_MD = x_XD[order_M // A]
         gate, up, down = (
-            w[...].astype(x_BTD.dtype) for w in (self.expert_gate, self.expert_up, self.expert_down)
+            w.get_value() for w in (self.expert_gate, self.expert_up, self.expert_down)
         )
         with jax.named_scope("experts"):
             hidden_MF = jax.nn.silu(grouped_matmul(sorted_MD, gate, sizes_E))

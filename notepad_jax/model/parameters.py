@@ -2,8 +2,9 @@
 
 `specs(config)` is the single list of a policy's parameters. Initial values, shardings
 (`sharding.rules` maps the logical axes to mesh axes), abstract targets for restoring a
-checkpoint and the Hugging Face name table all read it. Leaves under "layers" are stacked:
-their first axis is the layer, and the forward pass scans over it.
+checkpoint or for adopting it as an engine does, and the Hugging Face name table all read it.
+Leaves under "layers" are stacked: their first axis is the layer, and the forward pass scans
+over it.
 """
 
 from __future__ import annotations
@@ -14,25 +15,30 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from notepad_jax.model.config import PolicyConfig
+from notepad_jax.model.matrices import Quantized
 from notepad_jax.sharding.rules import sharding
 
-Params = Any  # nested dict of arrays
+Params = Any  # nested dict of arrays; an engine's may hold `Quantized` matrices
+
+ROLLOUT_DTYPES = ("float32", "bfloat16", "int8")
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
     """Shape, logical axis of each dimension, and the standard deviation of the initial value.
 
-    `scale` 0 means a constant: ones for norms, zeros for biases (`fill`).
+    `scale` 0 means a constant: ones for norms, zeros for biases (`fill`). `inputs` are the
+    axes that a product with a layer's matrix sums over; what has none is no such matrix.
     """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     scale: float
     fill: float = 0.0
+    inputs: tuple[int, ...] = ()
 
 
 def specs(config: PolicyConfig) -> dict[str, Any]:
@@ -41,23 +47,23 @@ def specs(config: PolicyConfig) -> dict[str, Any]:
     L, D, N, K, H, F = c.layers, c.width, c.heads, c.kv_heads, c.head_size, c.feed_forward
     layers: dict[str, Spec] = {
         "attn_norm": Spec((L, D), ("layer", None), 0.0, 1.0),
-        "q": Spec((L, D, N, H), ("layer", "embed", "heads", None), D**-0.5),
-        "k": Spec((L, D, K, H), ("layer", "embed", "kv_heads", None), D**-0.5),
-        "v": Spec((L, D, K, H), ("layer", "embed", "kv_heads", None), D**-0.5),
-        "o": Spec((L, N, H, D), ("layer", "heads", None, "embed"), (N * H) ** -0.5),
+        "q": Spec((L, D, N, H), ("layer", "embed", "heads", None), D**-0.5, inputs=(1,)),
+        "k": Spec((L, D, K, H), ("layer", "embed", "kv_heads", None), D**-0.5, inputs=(1,)),
+        "v": Spec((L, D, K, H), ("layer", "embed", "kv_heads", None), D**-0.5, inputs=(1,)),
+        "o": Spec((L, N, H, D), ("layer", "heads", None, "embed"), (N * H) ** -0.5, inputs=(1, 2)),
         "mlp_norm": Spec((L, D), ("layer", None), 0.0, 1.0),
     }
     if c.experts is None:
-        layers["gate"] = Spec((L, D, F), ("layer", "embed", "mlp"), D**-0.5)
-        layers["up"] = Spec((L, D, F), ("layer", "embed", "mlp"), D**-0.5)
-        layers["down"] = Spec((L, F, D), ("layer", "mlp", "embed"), F**-0.5)
+        layers["gate"] = Spec((L, D, F), ("layer", "embed", "mlp"), D**-0.5, inputs=(1,))
+        layers["up"] = Spec((L, D, F), ("layer", "embed", "mlp"), D**-0.5, inputs=(1,))
+        layers["down"] = Spec((L, F, D), ("layer", "mlp", "embed"), F**-0.5, inputs=(1,))
     else:  # an expert is small: experts are spread over devices, none is cut
         E, F = c.experts.count, c.experts.feed_forward
         inwards, outwards = ("layer", "expert", "embed", None), ("layer", "expert", None, "embed")
         layers["router"] = Spec((L, D, E), ("layer", "embed", None), D**-0.5)
-        layers["expert_gate"] = Spec((L, E, D, F), inwards, D**-0.5)
-        layers["expert_up"] = Spec((L, E, D, F), inwards, D**-0.5)
-        layers["expert_down"] = Spec((L, E, F, D), outwards, F**-0.5)
+        layers["expert_gate"] = Spec((L, E, D, F), inwards, D**-0.5, inputs=(2,))
+        layers["expert_up"] = Spec((L, E, D, F), inwards, D**-0.5, inputs=(2,))
+        layers["expert_down"] = Spec((L, E, F, D), outwards, F**-0.5, inputs=(2,))
     if c.qk_norm:
         layers["q_norm"] = Spec((L, H), ("layer", None), 0.0, 1.0)
         layers["k_norm"] = Spec((L, H), ("layer", None), 0.0, 1.0)
@@ -112,3 +118,36 @@ def count(config: PolicyConfig) -> int:
 def shardings(config: PolicyConfig, mesh: Mesh, rules: Mapping[str, str | None]) -> Any:
     """Returns the tree of shardings of the parameters on `mesh` under a table of rules."""
     return map_specs(lambda s: sharding(mesh, s.axes, s.shape, rules), config)
+
+
+def rollout_target(config: PolicyConfig, params: Params, dtype: str) -> Params:
+    """Returns what an engine asks a hand-off for when it keeps its weights in `dtype`.
+
+    "int8" quantises the layers' matrices; embeddings, norms, biases and routers are bfloat16
+    then. `params` are arrays or `jax.ShapeDtypeStruct`s: every leaf keeps their shape and
+    place, and a scale is split as its matrix's output axes are. Raises ValueError for
+    another dtype than `ROLLOUT_DTYPES`.
+    """
+    if dtype not in ROLLOUT_DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; choose one of {', '.join(ROLLOUT_DTYPES)}")
+
+    def leaf(spec: Spec, like: Any) -> jax.ShapeDtypeStruct | Quantized:
+        if dtype != "int8" or not spec.inputs:
+            kept = "bfloat16" if dtype == "int8" else dtype
+            return jax.ShapeDtypeStruct(like.shape, kept, sharding=like.sharding)
+        shape = tuple(1 if i in spec.inputs else n for i, n in enumerate(like.shape))
+        whole = _undivided(like.sharding, spec.inputs)
+        return Quantized(
+            values=jax.ShapeDtypeStruct(like.shape, "int8", sharding=like.sharding),
+            scale=jax.ShapeDtypeStruct(shape, "float32", sharding=whole),
+        )
+
+    return jax.tree.map(leaf, specs(config), params, is_leaf=lambda x: isinstance(x, Spec))
+
+
+def _undivided(sharding: Any, axes: tuple[int, ...]) -> Any:
+    """Returns `sharding` with `axes` on every device whole."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    spec = (None if i in axes else name for i, name in enumerate(sharding.spec))
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec))

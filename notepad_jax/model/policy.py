@@ -65,7 +65,7 @@ class Policy(nnx.Module):
 
         if remat:
             body = jax.checkpoint(body)
-        layers = {name: leaf[...] for name, leaf in self.layers.items()}
+        layers = {name: leaf.get_value() for name, leaf in self.layers.items()}
         (hidden_BTD, carry), (extras, routes_LBTA) = jax.lax.scan(
             body, (hidden_BTD, carry), (layers, jnp.arange(c.layers))
         )
@@ -98,7 +98,7 @@ class Policy(nnx.Module):
             hidden_BTD = jax.lax.cond(index < c.layers - 1, rest, lambda h: h, hidden_BTD)
             return hidden_BTD, (k_BTKH, v_BTKH)
 
-        layers = {name: leaf[...] for name, leaf in self.layers.items()}
+        layers = {name: leaf.get_value() for name, leaf in self.layers.items()}
         return jax.lax.scan(body, hidden_BTD, (layers, jnp.arange(c.layers)))[1]
 
 

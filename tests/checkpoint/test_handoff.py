@@ -9,8 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from notepad_jax.checkpoint import handoff, manager
+from notepad_jax.model.matrices import Quantized
 from notepad_jax.types import PolicySnapshot
 
 
@@ -74,6 +77,33 @@ def test_the_checksum_knows_the_dtype():
         handoff.checksum({"a": np.zeros(4)})
 
 
+@given(
+    st.sampled_from(["float32", "bfloat16", "float16", "int8"]),
+    st.integers(0, 2**32 - 1), st.lists(st.integers(0, 3 * 70_000), max_size=3),
+)  # fmt: skip
+@settings(max_examples=20, deadline=None)
+def test_a_leafs_checksum_is_the_sum_of_its_parts(dtype, seed, cuts):
+    """Wherever it is cut, in any order; parts longer than a block of 65,536 included."""
+    bits = np.random.default_rng(seed).integers(0, 256, (3, 70_000, np.dtype(dtype).itemsize))
+    leaf = bits.astype(np.uint8).view(dtype).reshape(3, 70_000)
+    edges = [0, *sorted(cuts), leaf.size]
+    parts = [
+        handoff.part_sum(leaf.reshape(-1)[a:b], a)
+        for a, b in zip(edges[:-1], edges[1:], strict=True)
+    ]
+    whole = handoff.leaf_checksums({"a": jnp.asarray(leaf)})["a"]
+    assert handoff.described(leaf, sum(reversed(parts)) % 2**32) == whole
+
+
+def test_positions_of_parts_count_modulo_2_to_the_32():
+    """A leaf of more elements than 32 bits count, such as the experts of a large policy."""
+    part = np.arange(10, dtype=np.float32)
+    early, late = handoff.part_sum(part, 2**32 - 5), handoff.part_sum(part, 2**33 - 5)
+    assert early == late != handoff.part_sum(part, 0)
+    halves = handoff.part_sum(part[:5], 2**32 - 5) + handoff.part_sum(part[5:], 0)
+    assert halves % 2**32 == early
+
+
 @pytest.fixture(params=["in_process", "through_storage"])
 def bridge(request, tmp_path):
     if request.param == "in_process":
@@ -98,6 +128,51 @@ def test_adopting_casts_to_the_engines_dtype(bridge):
     adopted = bridge.adopt(abstract(small(), jnp.bfloat16)).params
     expected = jax.tree.map(lambda x: x.astype(jnp.bfloat16), small())
     assert handoff.checksum(adopted) == handoff.checksum(expected)
+
+
+def test_adopting_quantises_what_arrived(bridge):
+    """A matrix of ones and its double: largest element 127 scales; the rest as asked."""
+    matrix = jnp.ones((2, 8, 4)).at[1].multiply(2.0)
+    params = {"layers": {"q": matrix, "norm": jnp.full(3, 1.01)}}
+    bridge.publish(PolicySnapshot(0, params))
+    wanted = {
+        "layers": {
+            "q": Quantized(
+                jax.ShapeDtypeStruct((2, 8, 4), jnp.int8),
+                jax.ShapeDtypeStruct((2, 1, 4), jnp.float32),
+            ),
+            "norm": jax.ShapeDtypeStruct((3,), jnp.bfloat16),
+        }
+    }
+    adopted = bridge.adopt(wanted).params["layers"]
+    assert (adopted["q"].values == 127).all() and adopted["q"].values.dtype == jnp.int8
+    scale = np.broadcast_to(np.float32([1, 2])[:, None, None] / np.float32(127), (2, 1, 4))
+    np.testing.assert_array_equal(adopted["q"].scale, scale)
+    assert (adopted["norm"] == jnp.bfloat16(1.01)).all()
+    wrong = {"layers": wanted["layers"] | {"q": jax.ShapeDtypeStruct((2, 4, 8), jnp.int8)}}
+    with pytest.raises(ValueError, match="'layers/q' has shape"):
+        bridge.adopt(wrong)
+
+
+def test_the_published_copy_is_let_go_leaf_by_leaf(tmp_path, monkeypatch):
+    """Four matrices of 1 MB: when the last is quantised, three exist in int8 alone."""
+    matrices = {name: jnp.ones((4, 256, 256)) for name in "abcd"}
+    bridge = handoff.ThroughStorage(tmp_path)
+    bridge.publish(PolicySnapshot(0, {"layers": matrices}))
+    target = Quantized(
+        jax.ShapeDtypeStruct((4, 256, 256), jnp.int8), jax.ShapeDtypeStruct((4, 1, 256), "float32")
+    )
+    wanted, held, quantize = {"layers": dict.fromkeys("abcd", target)}, [], handoff._quantize
+    del matrices
+
+    def counted(leaf, inputs):
+        held.append(sum(x.shape == leaf.shape and x.dtype == "float32" for x in jax.live_arrays()))
+        return quantize(leaf, inputs)
+
+    before = sum(x.shape == (4, 256, 256) for x in jax.live_arrays())
+    monkeypatch.setattr(handoff, "_quantize", counted)
+    bridge.adopt(wanted)
+    assert [count - before for count in held] == [4, 3, 2, 1]
 
 
 def test_another_models_shapes_are_refused(bridge):

@@ -521,12 +521,18 @@ def test_megablox_compiles_for_the_smallest_tpu(rows):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_transformers_reads_our_export_and_computes_the_same(case, tmp_path):
+    """In several files, as a policy of many gigabytes is written."""
     torch = pytest.importorskip("torch", reason="needs torch and transformers")
     transformers = pytest.importorskip("transformers", reason="needs torch and transformers")
     config, params, golden = load(case)
     # other weights than the goldens': an export that copied a file would not pass
     params = jax.tree.map(lambda x: x * 0.75, params)
-    folder = huggingface.export_params(config, params, tmp_path / "export")
+    folder = tmp_path / "export"
+    size = 4 * parameters.count(config)
+    written = huggingface.export(config, params, folder, part_bytes=size // 3)
+    parts = [name for name in written.files if name.endswith(".safetensors")]
+    assert len(parts) >= 3 and (folder / huggingface.INDEX).exists()
+    assert max((folder / name).stat().st_size for name in parts) < size / 2
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import tensorstore as ts
 import tiny
 
 from notepad_jax.checkpoint import handoff, huggingface, stored
@@ -110,6 +111,17 @@ def test_a_runs_newest_step_is_exported_with_the_tokenizer_it_started_from(publi
         convert.export_hf(run, str(tmp_path / "y"), SCREEN, like=str(tmp_path / "other"))
 
 
+class Counted:
+    """A stored array that remembers what was read of it."""
+
+    def __init__(self, array, reads):
+        self.array, self.reads, self.chunk_layout = array, reads, array.chunk_layout
+
+    def __getitem__(self, index):
+        self.reads.append(index)
+        return self.array[index]
+
+
 def test_layers_that_share_a_chunk_are_read_once(tmp_path):
     params = {"layers": {"q": np.arange(24.0, dtype=np.float32).reshape(4, 2, 3)}}
     with handoff.writer(tmp_path, 1, None) as steps:
@@ -117,20 +129,96 @@ def test_layers_that_share_a_chunk_are_read_once(tmp_path):
     leaf = stored.open_params(tmp_path / "0")["layers"]["q"]
     reads = []
 
-    class Counted:
-        chunk_layout = leaf._array.chunk_layout
-
-        def __getitem__(self, index):
-            reads.append(index)
-            return array[index]
-
-    array, leaf._array = leaf._array, Counted()
+    leaf._array = Counted(leaf._array, reads)
     for layer in (0, 1, 2, 3):
         np.testing.assert_array_equal(leaf[(layer,)], params["layers"]["q"][layer])
     np.testing.assert_array_equal(leaf[(2, 1)], params["layers"]["q"][2, 1])
     assert reads == [slice(0, 4)]
     with pytest.raises(ValueError, match="has no params that can be read"):
         stored.open_params(tmp_path / "1")
+
+
+def test_a_large_leaf_is_read_a_layer_at_a_time(tmp_path):
+    """2 MB a layer. What a reader holds is one layer of one leaf, whatever else there is."""
+    rng = np.random.default_rng(0)
+    params = {
+        "layers": {name: rng.normal(size=(3, 2, 256, 1024)).astype(np.float32) for name in "ab"}
+    }
+    leaves = handoff.leaf_checksums(params)
+    with handoff.writer(tmp_path, 1, None) as steps:
+        parts = {"params": params, "meta": {"leaf_checksums": leaves}}
+        steps.save_checkpointables(0, parts, force=True)
+    found, reads = stored.open_params(tmp_path / "0")["layers"], []
+    for leaf in found.values():
+        assert leaf._array.chunk_layout.read_chunk.shape == (1, 2, 256, 1024)
+        leaf._array = Counted(leaf._array, reads)
+    for name in "ab":
+        for index in np.ndindex(3, 2):  # an entry for each layer and expert
+            np.testing.assert_array_equal(found[name][index], params["layers"][name][index])
+    assert reads == [slice(0, 1), slice(1, 2), slice(2, 3)] * 2
+    assert found["a"]._held is found["b"]._held and found["b"]._held.rows.nbytes == 2**21
+    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    back, _ = handoff.load_params(tmp_path, 0, target)
+    jax.tree.map(np.testing.assert_array_equal, back, params)
+
+
+def test_a_damaged_step_is_refused_in_one_line_and_nothing_is_left(published, tmp_path):
+    convert.import_hf(str(published), tmp_path / "mine", SCREEN)
+    step = tmp_path / "mine" / "checkpoints" / "0"
+
+    def refused(says):
+        with pytest.raises(ValueError, match=says) as raised:
+            convert.export_hf(tmp_path / "mine", str(tmp_path / "out"), SCREEN)
+        assert "\n" not in str(raised.value)
+        assert sorted(os.listdir(tmp_path)) == ["mine", "published"]
+
+    # one element of one layer is another number, in a file that is otherwise sound
+    leaf = stored.open_params(step)["layers"]["down"]
+    array = ts.open(leaf._array.spec(), open=True).result()
+    was = array[1, 7, 3].read().result()
+    array[1, 7, 3].write(-was).result()
+    refused(r"0: layers/down was saved as bfloat16\[3x48x32\]:\w{8} and reads as .*is damaged; exp")
+    array[1, 7, 3].write(was).result()
+    convert.export_hf(tmp_path / "mine", str(tmp_path / "sound"), SCREEN)
+    shutil.rmtree(tmp_path / "sound")
+    for path in (step / "params").rglob("*"):
+        if path.is_file() and path.stat().st_size > 10_000:
+            path.write_bytes(path.read_bytes()[:5000])
+    refused("0: .* cannot be read, so the step is damaged; export another step")
+
+
+def test_flipped_bits_are_refused_or_harm_no_weight(tmp_path):
+    """Anywhere in a step's files; half of them in the largest, which holds the weights."""
+    params = tiny.params()
+    meta = {"leaf_checksums": handoff.leaf_checksums(params)}
+    with handoff.writer(tmp_path, 1, None) as steps:
+        steps.save_checkpointables(0, {"params": params, "meta": meta}, force=True)
+
+    def read():
+        found = stored.open_params(tmp_path / "0")
+        layers = found.pop("layers")
+        stacked = {
+            n: np.stack([leaf[(i,)] for i in range(len(params["layers"][n]))])
+            for n, leaf in layers.items()
+        }
+        return {n: leaf[()] for n, leaf in found.items()} | {"layers": stacked}
+
+    rng, refused = np.random.default_rng(0), 0
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size)
+    largest = max(files, key=lambda path: path.stat().st_size)
+    for attempt in range(60):
+        path = largest if attempt % 2 else files[rng.integers(len(files))]
+        sound = path.read_bytes()
+        damaged = bytearray(sound)
+        damaged[rng.integers(len(sound))] ^= 1 << rng.integers(8)
+        path.write_bytes(damaged)
+        try:
+            jax.tree.map(np.testing.assert_array_equal, read(), params)
+        except ValueError as problem:
+            assert "\n" not in str(problem)
+            refused += 1
+        path.write_bytes(sound)
+    assert refused > 20
 
 
 def test_bad_input_ends_in_one_line_and_leaves_nothing(published, tmp_path):
