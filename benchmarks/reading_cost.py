@@ -26,15 +26,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from notepad_jax.agent import prompts
-from notepad_jax.agent.chunking import ChunkStream
+from notepad_jax.agent.chunking import DocumentStreams
 from notepad_jax.agent.memory_agent import Rules, TurnSampling
 from notepad_jax.agent.tokenizer import SentencePieceTokenizer
 from notepad_jax.checkpoint import huggingface
 from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
 from notepad_jax.eval import lengths
+from notepad_jax.eval.measure import Item, Reader, Result, measure
+from notepad_jax.eval.methods import NOTEPAD, Excerpts
 from notepad_jax.tasks.synthetic import make_tasks
-from notepad_jax.types import Chunks, PolicySnapshot, SamplingParams, Task
+from notepad_jax.types import PolicySnapshot, SamplingParams
 
 ANSWER = 8  # tokens, the stop token included; the memory has as many
 
@@ -74,25 +76,19 @@ class Desk:
         self.sampling = TurnSampling(0.0, 1.0, stops, 0)
         self.driver = EngineDriver(engine, PolicySnapshot(0, jax.tree.map(jnp.asarray, params)))
 
-    async def read(self, length: int, seed: int) -> list[lengths.Result]:
+    async def read(self, length: int, seed: int) -> list[Result]:
         """Answers all questions about fresh documents of `length` tokens each."""
-        streams: dict[int, ChunkStream] = {}
-
-        def chunks_of(task: Task) -> Chunks:
-            key = id(task.document)
-            if key not in streams:
-                streams[key] = ChunkStream(self.tokenizer, task.document, self.rules.chunk_size)
-            return streams[key]
-
         tasks = [
             task
             for number in range(self.documents)
             for task in make_tasks(1000 * seed + number, length, self.questions)
         ]
-        return await lengths.measure(
-            {length: tasks}, self.driver, self.tokenizer, self.template, self.rules,
-            self.sampling, chunks_of, lambda progress: None,
+        reader = Reader(
+            self.driver, self.tokenizer, self.template, self.rules, self.sampling,
+            DocumentStreams(self.tokenizer, self.rules.chunk_size),
+            Excerpts(self.tokenizer, self.rules.chunk_size),
         )  # fmt: skip
+        return await measure([Item(task, NOTEPAD, length, 0) for task in tasks], reader)
 
 
 async def cost(desk: Desk, asked: Sequence[int], least_tokens: int) -> list[dict[str, float]]:
@@ -107,7 +103,7 @@ async def cost(desk: Desk, asked: Sequence[int], least_tokens: int) -> list[dict
                 await desk.read(length, 0)
         for length in sorted(asked):
             repeats = max(1, least_tokens // (length * desk.documents))
-            results: list[lengths.Result] = []
+            results: list[Result] = []
             walls, cpus = [], []
             desk.driver.take_stats()
             for seed in range(1, repeats + 1):

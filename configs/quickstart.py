@@ -41,6 +41,15 @@ def get_config() -> ConfigDict:
         )
     )
 
+    # Instead of these documents: task files, which `notepad-jax build` writes.
+    config.tasks = ConfigDict(
+        dict(
+            files=(),
+            weights=(),  # of sources, as "ruler-qa/hotpotqa=2"; one that is not named has 1
+            reward="",  # a metric instead of each task's own: "boxed" is that of memory agents
+        )
+    )
+
     config.steps = 100  # optimizer steps, one per rollout
     config.rollout = ConfigDict(
         dict(
@@ -85,7 +94,8 @@ def get_config() -> ConfigDict:
     config.checkpoint = ConfigDict(
         dict(
             handoff="storage",  # the engine loads each step's params through orbax; or "memory"
-            rollout_dtype="float32",  # of the engine's weights; "bfloat16" is half the memory
+            # Of the engine's weights; "bfloat16" is half the memory, "int8" a quarter and a bit.
+            rollout_dtype="float32",
             every=1,  # steps between checkpoints; must be 1 with handoff="storage"
             keep=2,
         )
@@ -107,9 +117,14 @@ def get_config() -> ConfigDict:
     # Greedy reading of documents never trained on. The training length is read as in training.
     config.evaluate = ConfigDict(
         dict(
+            suite="synthetic",  # documents as in `data`; the other suites are for config ruler
+            methods=("notepad",),
             lengths=("2k", "8k", "32k", "128k", "512k", "3.5m"),
             lengths_before=("2k", "8k", "32k", "128k"),
+            repeats=1,  # readings of each question; more than one needs a temperature
             chunk_size=1024,  # tokens, at every length but the training length
+            context=8192,  # document tokens that a method without a memory may show at once
+            at_once=256,  # readings under way
             questions=256,  # per length
             questions_per_document=32,
             questions_longest=64,  # at 1m tokens and beyond

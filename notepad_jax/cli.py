@@ -12,7 +12,7 @@ import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from ml_collections import ConfigDict
 
 import pallas_kernels
 from notepad_jax import __version__
-from notepad_jax.eval import lengths
+from notepad_jax.eval import methods
 from notepad_jax.programs import (
     ask,
+    build,
     configuration,
     convert,
     evaluate,
@@ -31,6 +32,7 @@ from notepad_jax.programs import (
     train,
     warmup,
 )
+from notepad_jax.tasks import files
 from notepad_jax.telemetry.progress import Screen, choose
 
 EXIT_CODES = "exit codes: 0 done, 1 bad input, 2 bad command line, 130 stopped with Ctrl-C"
@@ -38,6 +40,27 @@ OVERRIDES = """\
 Any value of the config can be changed on the command line:
   --config.steps=20 --config.grpo.clip_high=0.28
 A key that does not exist is an error that names the nearest one."""
+
+
+BY_SUITE = "by suite"  # stands for --config where it was not given
+# Options of the commands `eval`, `ask` and `build` that stand for a config key.
+SHORTHAND = {
+    "policy": "policy",
+    "suite": "evaluate.suite",
+    "tasks": "evaluate.tasks",
+    "lengths": "evaluate.lengths",
+    "methods": "evaluate.methods",
+    "samples": "evaluate.samples",
+    "repeats": "evaluate.repeats",
+    "train_length": "evaluate.train_length",
+    "seed": "seed",
+    "text": "sources.text",
+    "hotpotqa": "sources.hotpotqa",
+    "squad": "sources.squad",
+    "endpoint": "endpoint.url",
+    "model": "endpoint.model",
+    "tokenizer": "endpoint.tokenizer",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if hasattr(arguments, "name"):
                 folder = run_folder(arguments)
             config = ConfigDict()
-            if arguments.config:
-                config = configuration.load(arguments.config, overrides, saved_config(folder))
+            if name := config_name(arguments, saved := saved_config(folder)):
+                config = configuration.load(name, shorthand(arguments) + overrides, saved)
             pallas_kernels.use(config.get("kernels", "auto"))
             result, text = arguments.run(arguments, config, folder, screen)
     except KeyboardInterrupt:
@@ -89,6 +112,25 @@ def run_folder(arguments: argparse.Namespace) -> Path:
         folder = Path("runs") / f"{name}-{number}"
         number += 1
     return folder
+
+
+def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str | None:
+    """The config of a command: what --config says, or the one that suits the suite."""
+    if arguments.config != BY_SUITE:
+        return arguments.config
+    suite = arguments.suite or saved.get("evaluate", {}).get("suite", evaluate.SYNTHETIC)
+    elsewhere = suite != evaluate.SYNTHETIC or getattr(arguments, "endpoint", None)
+    return "ruler" if elsewhere else "quickstart"
+
+
+def shorthand(arguments: argparse.Namespace) -> list[str]:
+    """Options that stand for a config key, as overrides of it."""
+    given = vars(arguments)
+    return [
+        f"{configuration.FLAG}{key}={given[option]}"
+        for option, key in SHORTHAND.items()
+        if given.get(option) is not None
+    ]
 
 
 def saved_config(folder: Path | None) -> dict[str, Any]:
@@ -129,21 +171,26 @@ def _warmup(
 
 
 def _eval(
+    arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
+) -> tuple[Any, str]:
+    outcome = evaluate.run(config, evaluate.subject(config, screen), folder, screen)
+    return outcome, evaluate.text(outcome)
+
+
+def _build(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
-    policy = parts.load_policy(arguments.policy or config.policy)
-    wanted = arguments.lengths.split(",") if arguments.lengths else config.evaluate.lengths
-    results = evaluate.measure(config, policy, wanted, "eval", screen)
-    if arguments.out:
-        evaluate.save(Path(arguments.out), results)
-    summaries = lengths.summarise(results)
-    return summaries, evaluate.table(summaries)
+    made = build.run(
+        config, Path(arguments.out), arguments.form, arguments.paragraphs, arguments.rows,
+        arguments.drop_known, screen,
+    )  # fmt: skip
+    return made, build.text(made)
 
 
 def _ask(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
-    policy = parts.load_policy(arguments.policy or config.policy)
+    policy = parts.load_policy(config.policy)
     document = ask.FileDocument(None if arguments.file == "-" else Path(arguments.file))
     answer = ask.ask(config, policy, document, arguments.question, screen)
     where = ", ".join(f"{chunk:,}" for chunk, _ in answer.changes) or "none"
@@ -219,6 +266,20 @@ def build_parser() -> argparse.ArgumentParser:
             "--resume", action="store_true", help="go on where the run's last checkpoint stands"
         )
 
+    def suite_options(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--tasks", help="some of the suite's tasks: vt,cwe (all)")
+        sub.add_argument("--lengths", help="tokens, as 2k,32k,3.5m (the config's)")
+        sub.add_argument("--samples", type=int, help="questions per task and length")
+        sub.add_argument("--text", help="haystack: stdlib, noise, a text file or folder")
+        sub.add_argument("--hotpotqa", metavar="FILE", help="HotpotQA's json, here or in gs://")
+        sub.add_argument("--squad", metavar="FILE", help="SQuAD's json, here or in gs://")
+
+    def reader_options(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--policy", help="a Hugging Face folder (the config's)")
+        sub.add_argument("--endpoint", metavar="URL", help="read through this server instead")
+        sub.add_argument("--model", help="at the endpoint; may be left out if it has one")
+        sub.add_argument("--tokenizer", help="a folder with a tokenizer that counts tokens")
+
     run_options(command(
         "quickstart", _quickstart, "quickstart", "the whole claim at laptop scale, in 10 minutes",
         "Measures the starter policy by document length, trains it with GRPO on short documents,\n"
@@ -236,14 +297,49 @@ def build_parser() -> argparse.ArgumentParser:
         "reinforcement learning to mend. Writes a Hugging Face folder.",
     )  # fmt: skip
     sub = command(
-        "eval", _eval, "quickstart", "accuracy by document length",
-        "Reads synthetic documents that training never draws, greedily, and prints accuracy with\n"
-        "95% intervals.\n\n"
-        "example: notepad-jax eval --policy runs/quickstart/hf --lengths 2k,32k,512k",
+        "eval", _eval, BY_SUITE, "how well a policy reads documents of growing length",
+        "Reads a suite of tasks at each length with each method, and reports scores with 95%\n"
+        "intervals, what was lost since the training length, and where. A suite is synthetic\n"
+        "(the starter's language), ruler, ruler-qa, memory, or a file or folder of tasks. The\n"
+        "reader is a policy on our engine, or any OpenAI-compatible endpoint. Everything goes\n"
+        "to runs/NAME: readings.jsonl, traces.jsonl, report.json, report.html.\n\n"
+        "examples: notepad-jax eval --policy runs/quickstart/hf --lengths 2k,32k,512k\n"
+        "          notepad-jax eval --suite ruler-qa --hotpotqa hotpot_dev_distractor_v1.json \\\n"
+        "              --policy Qwen2.5-7B-Instruct --methods notepad,full-context --repeats 4\n"
+        "          notepad-jax eval --suite ruler --endpoint http://localhost:8000/v1",
     )  # fmt: skip
-    sub.add_argument("--policy", help="a Hugging Face folder (default: the config's)")
-    sub.add_argument("--lengths", help="tokens, as 2k,32k,3.5m (default: the config's)")
-    sub.add_argument("--out", help="also write every reading to this JSON file")
+    run_options(sub)
+    sub.add_argument("--suite", help="synthetic, ruler, ruler-qa, memory, or a path (synthetic)")
+    sub.add_argument("--methods", help=f"how documents are shown: {', '.join(methods.METHODS)}")
+    sub.add_argument("--repeats", type=int, help="readings of each question")
+    sub.add_argument("--train-length", help="of the policy, as 32k: losses are counted from there")
+    suite_options(sub)
+    reader_options(sub)
+    sub = command(
+        "build", _build, "ruler", "task files, to evaluate or to train on",
+        "Makes the tasks of a suite at each length, one file each, and goes on with those that\n"
+        "are missing. SUITE is ruler (13 tasks), ruler-qa, memory, or golongrl, which converts\n"
+        "the rows of --rows. Lengths are tokens of --tokenizer; without one, of a stand-in that\n"
+        "counts words and their parts.\n\n"
+        "examples: notepad-jax build ruler --lengths 8k,32k,128k --samples 50 --out data/ruler\n"
+        "          notepad-jax build ruler-qa --hotpotqa hotpot_train_v1.1.json --out train \\\n"
+        "              --paragraphs 200 --samples 8192 --form array_record \\\n"
+        "              --drop-known --endpoint http://localhost:8000/v1",
+    )  # fmt: skip
+    sub.add_argument("suite", metavar="SUITE", help="ruler, ruler-qa, memory or golongrl")
+    sub.add_argument("--out", required=True, help="the folder for the files")
+    sub.add_argument("--form", default="jsonl", help=f"{' or '.join(files.FORMS)} (jsonl)")
+    sub.add_argument("--seed", type=int, help="another seed makes other samples (0)")
+    sub.add_argument(
+        "--paragraphs", help="of ruler-qa, instead of lengths: 50,200 (published: 50 to 25,600)"
+    )
+    sub.add_argument("--rows", help="of golongrl: a parquet or jsonl file, or a gs:// URL")
+    sub.add_argument(
+        "--drop-known", action="store_true",
+        help="leave out questions that the policy or endpoint answers without the document",
+    )  # fmt: skip
+    suite_options(sub)
+    reader_options(sub)
     sub = command(
         "ask", _ask, "quickstart", "one question about a file of any size",
         "Reads the file chunk by chunk in constant memory and shows the memory as it changes,\n"

@@ -61,15 +61,25 @@ class TextDocument:
 
 
 @dataclasses.dataclass(frozen=True)
+class Evidence:
+    """A fact that the answer rests on: the words by which a memory that kept it is known."""
+
+    text: str  # found in a memory as whole words, after normalisation
+    place: float  # where the fact stands: share of the document's characters before it, [0, 1)
+
+
+@dataclasses.dataclass(frozen=True)
 class Task:
     """One question about one document. Tasks about the same document share the object."""
 
     id: str
     question: str
     document: Document = dataclasses.field(repr=False)
-    answers: tuple[str, ...]  # any one of them is right; never empty
+    answers: tuple[str, ...]  # never empty; whether one or all are wanted, the metric says
     source: str  # the dataset or generator, e.g. "synthetic/two_hop"
-    metric: str  # a name in notepad_jax.tasks.scoring.METRICS
+    metric: str  # a name in notepad_jax.scoring.metrics.METRICS
+    contract: str = "plain"  # where in the completion the answer stands: scoring.extraction
+    evidence: tuple[Evidence, ...] = ()  # where the facts are known, in the document's order
 
     def __post_init__(self) -> None:
         if not self.answers:

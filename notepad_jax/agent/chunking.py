@@ -3,8 +3,9 @@
 `ChunkList` is for documents whose ids fit in memory (training); `ChunkStream` tokenises
 as the reading goes on and keeps only a window of chunks, so that a document of any length
 is read in constant memory. Both are `Chunks`: indexing past the end raises IndexError.
-The readings of one document share one of these objects (`DocumentChunks`), so the text
-is tokenised once however many questions and samples there are. Above: memory_agent and
+The readings of one document share one of these objects (`DocumentChunks` in training,
+`DocumentStreams` in evaluation), so the text is tokenised once however many questions and
+samples there are. Above: memory_agent and
 the collector; below: the tokenizer.
 """
 
@@ -12,12 +13,15 @@ from __future__ import annotations
 
 import collections
 import itertools
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
 
 from notepad_jax.agent.tokenizer import Tokenizer
 from notepad_jax.types import Chunks, Document, Task, Tokens, tokens
+
+WINDOW = 2**18  # tokens of a streamed document that are kept
 
 
 def centre_truncate(ids: Tokens, limit: int) -> Tokens:
@@ -129,6 +133,29 @@ class DocumentChunks:
         ids = tokens(np.concatenate(parts)) if parts else tokens()
         self.truncated += len(ids) > self._max_document
         return ChunkList(centre_truncate(ids, self._max_document), self._chunk_size)
+
+
+class DocumentStreams:
+    """Task -> Chunks for documents of any length, in constant memory.
+
+    All readings of a document that are under way share one stream; when the last of them
+    ends, it goes. They read at nearly the same pace, so that a window of WINDOW tokens
+    hardly ever makes a document start again.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, chunk_size: int) -> None:
+        _check_size(chunk_size)
+        self._tokenizer = tokenizer
+        self._chunk_size = chunk_size
+        self._live: weakref.WeakValueDictionary[int, ChunkStream] = weakref.WeakValueDictionary()
+
+    def __call__(self, task: Task) -> Chunks:
+        stream = self._live.get(id(task.document))
+        if stream is None:
+            window = max(2, WINDOW // self._chunk_size)
+            stream = ChunkStream(self._tokenizer, task.document, self._chunk_size, window)
+            self._live[id(task.document)] = stream
+        return stream
 
 
 def _check_size(chunk_size: int) -> None:

@@ -2,7 +2,8 @@
 
 A file has the sections `[update]` (one turn over a chunk), `[answer]` (the last turn),
 `[no_memory]` (shown while nothing was ever written), `[keep]` (the marker by which a
-policy keeps its memory; may be empty) and, if wanted, `[chat]`, turn markers around
+policy keeps its memory; may be empty) and, if wanted, `[direct]` (document and question in
+one turn, for the methods that a memory is compared with) and `[chat]`, turn markers around
 `{turn}`, for which the model's own chat template can stand in (`chat.frame`). What stands
 before the first section is a comment; blank lines around a section's text are dropped,
 and `\\n` at its very end is a line break. `{question}`, `{chunk}` and `{memory}` are
@@ -32,7 +33,8 @@ from notepad_jax.types import NO_TOKENS, Prompt, Tokens, tokens
 SHIPPED = pathlib.Path(__file__).parent / "templates"
 
 NO_CHAT = "{turn}"
-_SECTIONS = ("update", "answer", "no_memory", "keep", "chat")
+_SECTIONS = ("update", "answer", "no_memory", "keep")
+_IF_WANTED = ("direct", "chat")
 _HEADER = re.compile(r"^\[([a-z_]+)\][ \t]*$", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
@@ -46,6 +48,7 @@ class Template:
     name: str
     update: tuple[Segment, ...]
     answer: tuple[Segment, ...]
+    direct: tuple[Segment, ...]  # empty: this template has no [direct] section
     no_memory: Tokens  # never empty
     keep: Tokens  # empty: this template has no keep marker
     stop_ids: tuple[int, ...]
@@ -70,6 +73,9 @@ class Template:
                 name=path.stem,
                 update=_parse(sections, "update", {"question", "chunk", "memory"}, tokenizer),
                 answer=_parse(sections, "answer", {"question", "memory"}, tokenizer),
+                direct=_parse(sections, "direct", {"question", "chunk"}, tokenizer)
+                if "direct" in sections
+                else (),
                 no_memory=_marker(sections, "no_memory", tokenizer),
                 keep=_marker(sections, "keep", tokenizer),
                 stop_ids=stop_ids,
@@ -110,13 +116,28 @@ class Template:
         """Returns what answer prompts share: the literal text before any placeholder."""
         return _fill(self.answer[: _answer_cut(self.answer)], {})
 
+    def direct_prompt(self, question: Tokens, text: Tokens) -> Prompt:
+        """Returns one turn that shows `text`, a document or what fits of it, and the question.
+
+        Raises ValueError if the template has no [direct] section.
+        """
+        if not self.direct:
+            raise ValueError(
+                f"template {self.name} has no [direct] section, which shows {{chunk}} and "
+                "{question} in one turn; add one, or measure the method notepad alone"
+            )
+        values = {"question": question, "chunk": text}
+        names = [part if isinstance(part, str) else "" for part in self.direct]
+        cut = min(names.index("chunk") + 1, len(names) - 1)  # all questions share the text
+        return Prompt(_fill(self.direct[:cut], values), _fill(self.direct[cut:], values))
+
     def longest_prompt(self, max_question: int, chunk_size: int, max_memory: int) -> int:
         """Returns the most tokens a prompt can have under these limits."""
         memory = max(max_memory, len(self.no_memory))
         sizes = {"question": max_question, "chunk": chunk_size, "memory": memory}
         return max(
             sum(sizes[part] if isinstance(part, str) else len(part) for part in parts)
-            for parts in (self.update, self.answer)
+            for parts in (self.update, self.answer, self.direct)
         )
 
 
@@ -137,13 +158,14 @@ def _split(path: pathlib.Path) -> Mapping[str, str]:
     parts = _HEADER.split(path.read_text(encoding="utf-8"))[1:]
     sections: dict[str, str] = {}
     for name, body in zip(parts[::2], parts[1::2], strict=True):
-        if name not in _SECTIONS or name in sections:
-            problem = "twice" if name in sections else f"unknown; sections are {_SECTIONS}"
+        if name not in (*_SECTIONS, *_IF_WANTED) or name in sections:
+            known = ", ".join((*_SECTIONS, *_IF_WANTED))
+            problem = "twice" if name in sections else f"unknown; sections are {known}"
             raise ValueError(f"template {path}: section [{name}] is {problem}")
         text = body.strip("\n")
         bare = re.sub(r"(\\n)+\Z", "", text)
         sections[name] = bare + "\n" * ((len(text) - len(bare)) // 2)
-    missing = [name for name in _SECTIONS[:4] if name not in sections]
+    missing = [name for name in _SECTIONS if name not in sections]
     if missing:
         raise ValueError(f"template {path}: section [{missing[0]}] is missing")
     return {"chat": NO_CHAT} | sections

@@ -117,6 +117,8 @@ def _parse(key: str, text: str, old: Any) -> Any:
             return float(text)
         if any(isinstance(item, Mapping | ConfigDict) for item in old):
             raise ConfigProblem(f"{key} holds sections of its own; change it in a config file")
+        if all(isinstance(item, str) for item in old) and text[:1] not in ("(", "["):
+            return type(old)(item.strip() for item in text.split(",") if item.strip())
         value = ast.literal_eval(text)
         return type(old)([value] if isinstance(value, str | int | float) else value)
     except ConfigProblem:

@@ -1,36 +1,144 @@
 """`notepad-jax eval`: how well a policy reads documents of growing length.
 
-Questions are about synthetic documents that training never draws. The training length is
-read exactly as in training; longer documents in larger chunks. The agent, the engine and
-the prompts are those of training: what is trained is what is measured. Above: cli and
-quickstart; below: eval.lengths and the engine.
+A suite gives the tasks, a method says how a document is put before the reader, and the
+reader is an engine of ours or somebody's endpoint: the agent and its prompts are those of
+training either way. Every reading is on disk as soon as it ends, so a killed evaluation
+goes on where it stood and reports the same numbers. The suite `synthetic` asks about
+documents that training never draws, and reads the training length exactly as in training.
+Above: cli and quickstart; below: eval, tasks.suites and the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import itertools
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from notepad_jax.agent.chunking import ChunkStream
+from notepad_jax.agent.approximate import ApproximateTokenizer
+from notepad_jax.agent.chunking import DocumentStreams
+from notepad_jax.agent.endpoint import EndpointCompleter, bare_turn
 from notepad_jax.agent.memory_agent import Rules, TurnSampling
-from notepad_jax.eval import lengths
-from notepad_jax.programs import parts
+from notepad_jax.agent.prompts import Template
+from notepad_jax.agent.tokenizer import Tokenizer, open_tokenizer
+from notepad_jax.eval import methods, suite_report, summary
+from notepad_jax.eval.lengths import format_length, parse_length
+from notepad_jax.eval.measure import Item, Progress, Reader, Result, check, measure
+from notepad_jax.eval.page import Example
+from notepad_jax.eval.readings import Readings
+from notepad_jax.programs import configuration, parts
 from notepad_jax.programs.train import TRAINING_DOCUMENTS
+from notepad_jax.tasks import suites
 from notepad_jax.tasks.synthetic import make_tasks
+from notepad_jax.telemetry.metrics import save_config
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.types import Chunks, Finish, PolicySnapshot, Task
+from notepad_jax.types import Completer, PolicySnapshot, Task
 
+TasksByLength = dict[int, list[Task]]
+
+SYNTHETIC = "synthetic"
+REPORT = "report.json"
 HELD_OUT = TRAINING_DOCUMENTS.stop  # document seeds from here on are never trained on
-LONG = 2**20  # tokens from which on the config asks fewer questions
+LONG = 2**20  # tokens from which on the synthetic suite asks fewer questions
 
-# Questions of one document read at nearly the same pace; a window this wide never restarts.
-WINDOW = 256  # chunks
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """Who reads. `opened` gives a completer for readings within the limits of `rules`."""
+
+    name: str
+    tokenizer: Tokenizer
+    template: Template
+    opened: Callable[[Rules], contextlib.AbstractAsyncContextManager[Completer]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One method at one length."""
+
+    method: str
+    length: int
+    rules: Rules
+    items: tuple[Item, ...]
+
+    @property
+    def turns(self) -> int:
+        chunks = -(-self.length // self.rules.chunk_size) if self.method == methods.NOTEPAD else 0
+        return len(self.items) * (chunks + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What an evaluation found, and where it lies."""
+
+    folder: Path
+    report: Path
+    by_length: list[summary.Summary]
+    by_task: list[summary.Summary]
+
+
+def engine_subject(config: ConfigDict, policy: parts.LoadedPolicy) -> Subject:
+    """Our engine over a policy."""
+    template = parts.template(config.reading, policy)
+    snapshot = PolicySnapshot(0, policy.params)
+    return Subject(
+        name=str(policy.folder),
+        tokenizer=policy.tokenizer,
+        template=template,
+        opened=lambda rules: parts.driver(config.engine, policy, rules, template, snapshot),
+    )
+
+
+def endpoint_subject(config: ConfigDict, screen: Screen) -> Subject:
+    """An OpenAI-compatible server, which puts its own turn markers around our prompts."""
+    e = config.endpoint
+    tokenizer = open_tokenizer(e.tokenizer) if e.tokenizer else ApproximateTokenizer()
+
+    @contextlib.asynccontextmanager
+    async def opened(rules: Rules) -> AsyncIterator[Completer]:
+        async with EndpointCompleter(
+            e.url, e.model, tokenizer, e.key_variable or None, e.at_once, e.timeout
+        ) as completer:
+            yield completer
+            told = dataclasses.asdict(completer.stats)
+            screen.say("endpoint: " + ", ".join(f"{n:,} {what}" for what, n in told.items() if n))
+
+    return Subject(
+        name=e.model or e.url,
+        tokenizer=tokenizer,
+        template=Template.load(config.reading.template, tokenizer, bare_turn(tokenizer)),
+        opened=opened,
+    )
+
+
+def subject(config: ConfigDict, screen: Screen) -> Subject:
+    """Returns the reader that the config names; ValueError if it names none."""
+    if config.get("endpoint") and config.endpoint.url:
+        return endpoint_subject(config, screen)
+    if not config.policy:
+        raise ValueError("there is nobody to read; give --policy FOLDER or --endpoint URL")
+    return engine_subject(config, parts.load_policy(config.policy))
+
+
+def counter(tokenizer: Tokenizer) -> suites.Count:
+    """Returns the function that counts a text's tokens."""
+    return lambda text: len(tokenizer.encode(text))
+
+
+def sampling(config: ConfigDict, reader: Subject) -> TurnSampling:
+    """Returns how an evaluation samples; each reading gets a seed of its own from it."""
+    e = config.evaluate
+    return TurnSampling(e.temperature, e.top_p, reader.template.stop_ids, config.seed)
+
+
+# ---------------------------------------------------------------- what is read
 
 
 def tasks_of_length(config: ConfigDict, length: int) -> list[Task]:
@@ -53,101 +161,214 @@ def tasks_of_length(config: ConfigDict, length: int) -> list[Task]:
     return tasks
 
 
-def measure(
+def tasks_of(
+    config: ConfigDict, lengths: Sequence[int], count: suites.Count, screen: Screen
+) -> TasksByLength:
+    """Returns the tasks of the config's suite at each length; recipes, not yet texts."""
+    e = config.evaluate
+    if e.suite == SYNTHETIC:
+        if "data" not in config:
+            raise ValueError("suite synthetic needs a config with `data`; use --config quickstart")
+        return {length: tasks_of_length(config, length) for length in lengths}
+    if "sources" not in config:
+        raise ValueError(f"suite {e.suite} needs a config with `sources`; use --config ruler")
+    if Path(e.suite).exists():
+        return suites.from_files(Path(e.suite), lengths, e.tasks, e.samples, count)
+    sources = suites.Sources(count, **config.sources)
+    names = suites.names(e.suite, e.tasks, sources)
+    bar = screen.bar(f"making {e.suite}", len(lengths) * len(names) * e.samples, "tasks")
+    tasks: TasksByLength = {length: [] for length in lengths}
+    for length, name in itertools.product(lengths, names):
+        numbers = range(e.samples)
+        for task in suites.make(e.suite, name, length, numbers, config.seed, sources):
+            tasks[length].append(task)
+            bar.advance()
+    bar.finish()
+    return tasks
+
+
+def jobs(config: ConfigDict, tasks: TasksByLength) -> list[Job]:
+    """Returns what is to be read: every method at every length."""
+    e = config.evaluate
+    limits = parts.rules(config.reading)
+    found = []
+    for method, (length, of_length) in itertools.product(e.methods, sorted(tasks.items())):
+        items = (Item(task, method, length, k) for task in of_length for k in range(e.repeats))
+        size = e.chunk_size if method == methods.NOTEPAD else e.context
+        if method == methods.NOTEPAD and e.suite == SYNTHETIC and length <= config.data.tokens:
+            size = config.reading.chunk_size
+        rules = dataclasses.replace(limits, chunk_size=size)
+        found.append(Job(method, length, rules, tuple(items)))
+    return found
+
+
+# ---------------------------------------------------------------- reading
+
+# What may change between two halves of an evaluation: how much is read, and how fast.
+_FREE = (
+    "lengths", "lengths_before", "methods", "repeats", "samples", "tasks", "at_once",
+    "train_length",
+)  # fmt: skip
+
+
+def identity(config: ConfigDict) -> dict[str, Any]:
+    """Returns what all readings of a folder have in common, for `Readings`."""
+    free = {f"evaluate.{name}" for name in _FREE}
+    free |= {"endpoint.at_once", "endpoint.timeout", "endpoint.key_variable"}
+    return {
+        name: configuration.plain(value)
+        for name, value in configuration.flat(config).items()
+        if name not in free
+        and name.split(".")[0]
+        in ("seed", "policy", "reading", "data", "sources", "endpoint", "evaluate")
+    }
+
+
+def read(
     config: ConfigDict,
-    policy: parts.LoadedPolicy,
-    names: Sequence[str],
+    subject: Subject,
+    planned: Sequence[Job],
     label: str,
+    readings: Readings,
     screen: Screen,
-) -> list[lengths.Result]:
-    """Reads documents of the lengths `names` ("2k", "3.5m"), one length after the other."""
-    results: list[lengths.Result] = []
-    for name in names:
-        length = lengths.parse_length(name)
-        short = length <= config.data.tokens
-        size = config.reading.chunk_size if short else config.evaluate.chunk_size
-        rules = dataclasses.replace(parts.rules(config.reading), chunk_size=size)
-        tasks = tasks_of_length(config, length)
-        results += asyncio.run(_read(config, policy, rules, length, tasks, label, screen))
-    return results
+) -> list[Result]:
+    """Makes the readings that `readings` lacks; returns those of all jobs, in their order."""
+    everything = [item for job in planned for item in job.items]
+    check(everything)
+    asyncio.run(_read(config, subject, planned, label, readings, screen))
+    return readings.of(everything)
 
 
 async def _read(
     config: ConfigDict,
-    policy: parts.LoadedPolicy,
-    rules: Rules,
-    length: int,
-    tasks: Sequence[Task],
+    subject: Subject,
+    planned: Sequence[Job],
     label: str,
+    readings: Readings,
     screen: Screen,
-) -> list[lengths.Result]:
-    template = parts.template(config.reading, policy)
-    streams: dict[int, ChunkStream] = {}
+) -> None:
+    e = config.evaluate
+    excerpts = methods.Excerpts(subject.tokenizer, e.context)
+    left = [(job, readings.missing(job.items)) for job in planned]
+    left = [(job, items) for job, items in left if items]
+    for rules, group in itertools.groupby(left, lambda pair: pair[0].rules):
+        async with subject.opened(rules) as completer:
+            chunks_of = DocumentStreams(subject.tokenizer, rules.chunk_size)
+            reader = Reader(
+                completer, subject.tokenizer, subject.template, rules, sampling(config, subject),
+                chunks_of, excerpts, e.at_once,
+            )  # fmt: skip
+            for job, items in group:
+                job = dataclasses.replace(job, items=tuple(items))
+                with _progress(job, label, len(e.methods) > 1, screen) as on_progress:
+                    await measure(items, reader, on_progress, readings.trace_of, readings.add)
 
-    def chunks_of(task: Task) -> Chunks:
-        key = id(task.document)
-        if key not in streams:
-            streams[key] = ChunkStream(policy.tokenizer, task.document, rules.chunk_size, WINDOW)
-        return streams[key]
 
-    driver = parts.driver(config.engine, policy, rules, template, PolicySnapshot(0, policy.params))
-    turns = len(tasks) * (-(-length // rules.chunk_size) + 1)
-    bar = screen.bar(f"{label} {lengths.format_length(length)}", turns, "turns")
+@contextlib.contextmanager
+def _progress(
+    job: Job, label: str, several: bool, screen: Screen
+) -> Iterator[Callable[[Progress], None]]:
+    name = f"{label} {job.method}" if several else label
+    bar = screen.bar(f"{name} {format_length(job.length)}", job.turns, "turns")
     before = 0
 
-    def on_progress(progress: lengths.Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         nonlocal before
         shown = {"right": f"{progress.correct:.0f}/{progress.done}"} if progress.done else {}
         bar.advance(progress.turns - before, **shown)
         before = progress.turns
 
-    sampling = TurnSampling(
-        config.evaluate.temperature, config.evaluate.top_p, template.stop_ids, config.seed
-    )
-    async with driver:
-        results = await lengths.measure(
-            {length: tasks}, driver, policy.tokenizer, template, rules, sampling, chunks_of,
-            on_progress,
-        )  # fmt: skip
+    yield on_progress
     bar.finish()
-    return results
 
 
-def save(path: Path, results: Sequence[lengths.Result]) -> None:
-    """Writes summaries and every reading as JSON."""
-    content: dict[str, Any] = {
-        "summary": [dataclasses.asdict(s) for s in lengths.summarise(results)],
-        "readings": [dataclasses.asdict(r) | {"finish": r.finish.value} for r in results],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1, default=dict) + "\n", encoding="utf-8")
+# ---------------------------------------------------------------- the program
 
 
-def load(path: Path) -> list[lengths.Result]:
-    """Reads back the readings that `save` wrote."""
-    readings = json.loads(path.read_text(encoding="utf-8"))["readings"]
-    return [
-        lengths.Result(
-            **{
-                **reading,
-                "gold": tuple(reading["gold"]),
-                "finish": Finish(reading["finish"]),
-                "memory_changes": tuple(
-                    lengths.MemoryChange(**change) for change in reading["memory_changes"]
-                ),
-            }
+def run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Outcome:
+    """Evaluates into `folder` (or goes on there): readings, traces, report.json, report.html."""
+    e = config.evaluate
+    lengths = [parse_length(name) for name in e.lengths]
+    methods.check(e.methods)
+    _train_length(config)
+    if e.repeats > 1 and e.temperature == 0:
+        raise ValueError(
+            f"{e.repeats} repeats at temperature 0 would all be the same; raise "
+            "evaluate.temperature, or read once"
         )
-        for reading in readings
+    planned = jobs(config, tasks_of(config, lengths, counter(reader.tokenizer), screen))
+    save_config(folder, configuration.plain(config))
+    with Readings(folder, identity(config)) as readings:
+        results = read(config, reader, planned, "eval", readings, screen)
+        outcome = suite_report.SuiteReport(
+            title=f"Reading {e.suite}, by length",
+            summary=_summary(reader, lengths, config),
+            suite=e.suite,
+            policy=reader.name,
+            train_length=_train_length(config),
+            by_length=summary.by_length(results),
+            by_task=summary.by_task(results),
+            examples=examples(results, readings),
+            settings=configuration.flat(configuration.plain(config)),
+            published=True,
+        )
+    page = suite_report.write(folder, outcome)
+    write_json(folder / REPORT, suite_report.report_json(outcome))
+    return Outcome(folder, page, list(outcome.by_length), list(outcome.by_task))
+
+
+def _summary(reader: Subject, lengths: Sequence[int], config: ConfigDict) -> str:
+    e, r = config.evaluate, config.reading
+    longest = format_length(max(lengths))
+    told = f"{reader.name} read documents of up to {longest} tokens"
+    if methods.NOTEPAD in e.methods:
+        told += f" in chunks of {e.chunk_size:,}, with a memory of {r.max_memory:,} tokens"
+    if set(e.methods) - {methods.NOTEPAD}:
+        told += f"; methods without a memory saw {e.context:,} tokens at once"
+    return told + "."
+
+
+def _train_length(config: ConfigDict) -> int | None:
+    if config.evaluate.suite == SYNTHETIC:
+        return config.data.tokens
+    told = config.evaluate.get("train_length")
+    return parse_length(told) if told else None
+
+
+def examples(results: Sequence[Result], readings: Readings) -> list[Example]:
+    """Picks readings to look at: of the longest documents, one right and one of each loss."""
+    there = [r for r in results if r.method == methods.NOTEPAD] or list(results)
+    there = [r for r in there if r.length == max(r.length for r in there)]
+    chosen: dict[str, Result] = {}
+    for result in there:
+        kind = "right" if result.correct == 1 else result.lost or "wrong"
+        chosen.setdefault(kind, result)
+    return [
+        Example(f"{kind}: {r.method}, {r.source}", r, list(readings.trace(r)))
+        for kind, r in chosen.items()
     ]
 
 
-def table(summaries: Sequence[lengths.LengthSummary]) -> str:
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file at once or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def text(outcome: Outcome) -> str:
+    """Returns what the command prints at the end."""
+    return f"{table(outcome.by_length)}\n\nreport  {outcome.report}"
+
+
+def table(summaries: Sequence[summary.Summary]) -> str:
     """Returns a plain-text table of accuracies with 95% intervals."""
-    lines = [f"{'tokens':>8}  {'n':>4}  {'accuracy':>8}  95% interval    seconds"]
+    lines = [f"{'method':<15}  {'tokens':>8}  {'n':>5}  {'accuracy':>8}  95% interval    seconds"]
     for s in summaries:
         a = s.accuracy
         lines.append(
-            f"{lengths.format_length(s.length):>8}  {s.n:>4}  {100 * a.mean:7.1f}%  "
+            f"{s.method:<15}  {format_length(s.length):>8}  {s.n:>5}  {100 * a.mean:7.1f}%  "
             f"{100 * a.low:5.1f} - {100 * a.high:5.1f}%  {s.seconds:8.1f}"
         )
     return "\n".join(lines)

@@ -22,11 +22,14 @@ from ml_collections import ConfigDict
 from notepad_jax.checkpoint import huggingface
 from notepad_jax.checkpoint.handoff import ThroughStorage
 from notepad_jax.checkpoint.manager import abstract
-from notepad_jax.eval import lengths, report
+from notepad_jax.eval import lengths, page, report, summary
+from notepad_jax.eval.measure import Result
+from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, evaluate, parts, train
-from notepad_jax.telemetry.metrics import read_metrics
+from notepad_jax.telemetry.metrics import read_metrics, save_config
 from notepad_jax.telemetry.progress import Screen
 
+STEP = "readings/step_{}"  # where the readings of the policy after that many steps lie
 STARTER = (
     "The starting policy is a network of 225 thousand parameters that was taught, on purpose, "
     "sound skills and bad habits: it finds facts and copies notes, but often does not write down "
@@ -42,9 +45,9 @@ class Outcome:
     folder: Path
     report: Path
     exported: Path
-    before: list[lengths.LengthSummary]
-    after: list[lengths.LengthSummary]
-    examples: list[report.Example]
+    before: list[summary.Summary]
+    after: list[summary.Summary]
+    examples: list[page.Example]
     timings: dict[str, float]
     peak_memory: float  # bytes
 
@@ -61,27 +64,27 @@ def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) 
 
     policy = parts.load_policy(config.policy)
     e = config.evaluate
+    save_config(folder, configuration.plain(config))
     screen.say("1/4  the starter, before reinforcement learning")
-    kept = folder / "eval_before.json"
-    if resume and kept.is_file():
-        before = evaluate.load(kept)
-    else:
-        before = timed(
-            "measure before",
-            lambda: evaluate.measure(config, policy, e.lengths_before, "before", screen),
-        )
-        evaluate.save(kept, before)
-    screen.say(evaluate.table(lengths.summarise(before)))
+    before, _ = timed(
+        "measure before",
+        lambda: measured(
+            config, policy, e.lengths_before, "before", folder / STEP.format(0), screen
+        ),
+    )
+    screen.say(evaluate.table(summary.by_length(before)))
 
     screen.say(f"2/4  GRPO on documents of {config.data.tokens:,} tokens")
     checkpoints = timed("train", lambda: train.train(config, folder, screen, resume))
 
     screen.say("3/4  the trained policy")
     trained = dataclasses.replace(policy, params=_last_params(checkpoints, policy))
-    after = timed(
-        "measure after", lambda: evaluate.measure(config, trained, e.lengths, "after", screen)
-    )  # fmt: skip
-    evaluate.save(folder / "eval_after.json", after)
+    after, read = timed(
+        "measure after",
+        lambda: measured(
+            config, trained, e.lengths, "after", folder / STEP.format(config.steps), screen
+        ),
+    )
 
     screen.say("4/4  export and report")
     huggingface.export_params(
@@ -92,9 +95,9 @@ def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) 
         folder=folder,
         report=folder / "report.html",
         exported=folder / "hf",
-        before=lengths.summarise(before),
-        after=lengths.summarise(after),
-        examples=examples(after),
+        before=summary.by_length(before),
+        after=summary.by_length(after),
+        examples=read,
         timings=timings,
         peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0,
     )
@@ -107,7 +110,24 @@ def _last_params(checkpoints: Path, policy: parts.LoadedPolicy) -> Any:
     return ThroughStorage(checkpoints).adopt(abstract(policy.params)).params
 
 
-def examples(results: Sequence[lengths.Result]) -> list[report.Example]:
+def measured(
+    config: ConfigDict,
+    policy: parts.LoadedPolicy,
+    names: Sequence[str],
+    label: str,
+    folder: Path,
+    screen: Screen,
+) -> tuple[list[Result], list[page.Example]]:
+    """Reads at the lengths `names` ("2k", "3.5m"); the readings stay in `folder`."""
+    subject = evaluate.engine_subject(config, policy)
+    tasks = {n: evaluate.tasks_of_length(config, n) for n in map(lengths.parse_length, names)}
+    planned = evaluate.jobs(config, tasks)
+    with Readings(folder, evaluate.identity(config)) as readings:
+        results = evaluate.read(config, subject, planned, label, readings, screen)
+        return results, examples(results, readings)
+
+
+def examples(results: Sequence[Result], readings: Readings) -> list[page.Example]:
     """Picks three readings of the longest documents: one hop, two hops, no answer."""
     longest = max(r.length for r in results)
     there = [r for r in results if r.length == longest]
@@ -117,7 +137,7 @@ def examples(results: Sequence[lengths.Result]) -> list[report.Example]:
         "no answer in the document": lambda r: r.gold == ("nothing",),
     }
     chosen = ((kind, next(filter(fits, there), None)) for kind, fits in kinds.items())
-    return [report.Example(kind, result) for kind, result in chosen if result is not None]
+    return [page.Example(kind, r, list(readings.trace(r))) for kind, r in chosen if r is not None]
 
 
 def _report(config: ConfigDict, outcome: Outcome) -> None:
@@ -138,7 +158,7 @@ def _report(config: ConfigDict, outcome: Outcome) -> None:
             after=outcome.after,
             metrics=read_metrics(outcome.folder),
             examples=outcome.examples,
-            config=configuration.plain(config),
+            config=configuration.flat(configuration.plain(config)),
             timings=outcome.timings,
         ),
     )
@@ -156,10 +176,10 @@ def text(outcome: Outcome) -> str:
     for example in outcome.examples:
         r = example.result
         lines += ["", f"{example.label}, {r.length:,} tokens: {r.question}"]
-        lines += [f"  chunk {c.chunk + 1:>5,}: {c.memory}" for c in r.memory_changes[:8]]
+        lines += [f"  chunk {c.chunk + 1:>5,}: {c.memory}" for c in example.memory_changes[:8]]
         right = "right" if r.correct else f"wrong, it is {r.gold[0]}"
         lines.append(f"  answer: {r.answer} ({right})")
-    spent = ", ".join(f"{name} {report.duration(s)}" for name, s in outcome.timings.items())
+    spent = ", ".join(f"{name} {page.duration(s)}" for name, s in outcome.timings.items())
     lines += [
         "",
         f"report    {outcome.report}",
@@ -171,7 +191,7 @@ def text(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def _share(summary: lengths.LengthSummary | None) -> str:
+def _share(summary: summary.Summary | None) -> str:
     if summary is None:
         return "-"
     a = summary.accuracy

@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,11 @@ from notepad_jax.checkpoint.manager import Checkpoints, abstract
 from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.grpo import advantages, packing, update
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
-from notepad_jax.model import lora
+from notepad_jax.model import lora, parameters
 from notepad_jax.programs import configuration, parts
-from notepad_jax.rollout import archive, collector, groups
+from notepad_jax.rollout import archive, collector, groups, rewards
 from notepad_jax.rollout.buffer import GroupBuffer
-from notepad_jax.tasks.records import Records
+from notepad_jax.tasks.records import FileRecords, Records, by_source
 from notepad_jax.tasks.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import RunLog
 from notepad_jax.telemetry.progress import Screen
@@ -48,7 +48,8 @@ class Run:
     config: ConfigDict
     policy: parts.LoadedPolicy
     reader: collector.Reader
-    records: Records
+    score: rewards.Score
+    records: Records | FileRecords
     driver: EngineDriver
     buffer: GroupBuffer
     optimizer: Any
@@ -122,9 +123,7 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
         remat=config.grpo.remat,
     )
     optimizer = make_optimizer(OptimizerSettings(**config.optimizer))
-    make = functools.partial(_document, config.data.to_dict())
-    make(TRAINING_DOCUMENTS.start)
-    records = Records(make, config.seed, documents=TRAINING_DOCUMENTS)
+    records, score = _records(config), rewards.by(config.tasks.reward)
     frozen, trained = _adapters(config.grpo.lora, config.seed, policy)
     state = update.start(trained, optimizer)
     handoff = _handoff(config.checkpoint, folder)
@@ -145,6 +144,7 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
         config=config,
         policy=policy,
         reader=reader,
+        score=score,
         records=records,
         driver=driver,
         buffer=GroupBuffer(config.rollout.max_staleness),
@@ -175,9 +175,10 @@ def _adapters(
 
 
 def _handoff(checkpoint: ConfigDict, folder: Path) -> Handoff:
-    if checkpoint.rollout_dtype not in ("float32", "bfloat16"):
+    if checkpoint.rollout_dtype not in parameters.ROLLOUT_DTYPES:
+        known = ", ".join(map(repr, parameters.ROLLOUT_DTYPES))
         raise ValueError(
-            f"checkpoint.rollout_dtype is {checkpoint.rollout_dtype!r}; use 'float32' or 'bfloat16'"
+            f"checkpoint.rollout_dtype is {checkpoint.rollout_dtype!r}; use one of {known}"
         )
     if checkpoint.handoff == "memory":
         return InProcess()
@@ -189,6 +190,27 @@ def _handoff(checkpoint: ConfigDict, folder: Path) -> Handoff:
             f"checkpoint; use every=1, or handoff='memory'"
         )
     return ThroughStorage(folder / "checkpoints")
+
+
+def _records(config: ConfigDict) -> Records | FileRecords:
+    """Returns where the run draws its tasks: the files that are named, or the generator."""
+    if config.tasks.files:
+        sources = by_source(config.tasks.files)
+        return FileRecords(sources, config.seed, _weights(config.tasks.weights))
+    make = functools.partial(_document, config.data.to_dict())
+    make(TRAINING_DOCUMENTS.start)
+    return Records(make, config.seed, documents=TRAINING_DOCUMENTS)
+
+
+def _weights(words: Sequence[str]) -> dict[str, float]:
+    weights = {}
+    for word in words:
+        name, _, weight = word.rpartition("=")
+        try:
+            weights[name] = float(weight)
+        except ValueError:
+            raise ValueError(f"tasks.weights has {word!r}; write SOURCE=NUMBER") from None
+    return weights
 
 
 def _document(data: dict[str, Any], seed: int) -> tuple[Task, ...]:
@@ -204,8 +226,10 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], list[G
     began = time.perf_counter()
     kept, stats = await groups.collect_informative(
         lambda missing: _draw(run.records, config.rollout.documents),
-        lambda tasks: collector.collect(tasks, run.driver, run.reader, config.seed, run.step),
-        wanted_groups=config.rollout.documents * config.data.questions,
+        lambda tasks: collector.collect(
+            tasks, run.driver, run.reader, config.seed, run.step, score=run.score
+        ),
+        wanted_groups=config.rollout.documents * _questions(config),
         max_rounds=config.rollout.max_rounds,
     )
     rolled = time.perf_counter()
@@ -245,6 +269,11 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], list[G
         "update_tokens_per_second": packed_tokens / (ended - rolled),
     }
     return metrics, timings, batch_groups
+
+
+def _questions(config: ConfigDict) -> int:
+    """Returns how many questions a sample asks; task files have one a document."""
+    return 1 if config.tasks.files else config.data.questions
 
 
 def _draw(records: Iterator[tuple[Task, ...]], documents: int) -> list[Task]:
@@ -306,13 +335,11 @@ def _save(run: Run, params: Any) -> None:
 def _published(run: Run, params: Any) -> PolicySnapshot:
     """Hands the trainer's parameters to the engine, in the dtype that it keeps them in.
 
-    The hand-off compares checksums before it casts.
+    The hand-off compares checksums before it casts or quantises.
     """
     run.handoff.publish(PolicySnapshot(run.step, params))
-    dtype = run.config.checkpoint.rollout_dtype
-    wanted = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding),
-        abstract(params),
+    wanted = parameters.rollout_target(
+        run.policy.config, params, run.config.checkpoint.rollout_dtype
     )
     snapshot = run.handoff.adopt(wanted)
     if snapshot.version != run.step:

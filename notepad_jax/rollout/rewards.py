@@ -1,37 +1,56 @@
 """A reading and its task make a trajectory: the reward and what it consists of.
 
-The reward is the task's own metric on the final answer; what the memory said on the way
-earns nothing. A truncated answer is scored as it is, a cancelled reading scores 0, and
-both are counted. Used by the collector; below is tasks.scoring.
+The reward is the task's own metric on the final answer, found by the task's contract; what
+the memory said on the way earns nothing. A truncated answer is scored as it is, a malformed
+one and a cancelled reading score 0, and all three are counted. Used by the collector; below
+is scoring.metrics.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 
-from notepad_jax.tasks import scoring
+from notepad_jax.scoring import metrics
 from notepad_jax.types import Reading, Status, Task, Trajectory
 
 Score = Callable[[Reading, Task], Trajectory]
 
 
-def score(reading: Reading, task: Task) -> Trajectory:
-    """Returns the scored reading; ValueError if the task names an unknown metric.
+def by(metric: str) -> Score:
+    """Returns how a run rewards: by one metric on the whole answer, or "" by each task's own.
 
-    Parts, each 0 or 1 unless said otherwise: `answered` (stopped by itself), `truncated`,
-    `empty` (said nothing), `em` and `normalised_em` of the answer.
+    Raises ValueError for a metric that there is not.
     """
-    metric = scoring.metric(task.metric)
+    if not metric:
+        return score
+    metrics.score("", ("",), metric, "plain")
+    return lambda reading, task: score(
+        reading, dataclasses.replace(task, metric=metric, contract="plain")
+    )
+
+
+def score(reading: Reading, task: Task) -> Trajectory:
+    """Returns the scored reading; ValueError for a task's unknown metric or contract.
+
+    Parts, each 0 or 1: `answered` (stopped by itself), `truncated`, `empty` (said nothing),
+    `malformed` (holds no answer of the kind asked for), `em` and `normalised_em` of the
+    answer.
+    """
     cancelled = reading.status is Status.CANCELLED
+    judge = functools.partial(metrics.score, reading.answer, task.answers, contract=task.contract)
+    worth = judge(metric=task.metric)
     parts = {
         "answered": float(reading.status is Status.ANSWERED),
         "truncated": float(reading.status is Status.TRUNCATED),
         "empty": float(not reading.answer.strip()),
-        "em": 0.0 if cancelled else scoring.em(reading.answer, task.answers),
-        "normalised_em": 0.0 if cancelled else scoring.normalised_em(reading.answer, task.answers),
+        "malformed": float(not cancelled and bool(worth.problem)),
+        "em": 0.0 if cancelled else judge(metric="em").value,
+        "normalised_em": 0.0 if cancelled else judge(metric="normalised_em").value,
     }
     return Trajectory(
         reading=reading,
-        reward=0.0 if cancelled else metric(reading.answer, task.answers),
+        reward=0.0 if cancelled else worth.value,
         reward_parts=parts,
     )

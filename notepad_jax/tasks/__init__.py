@@ -1,1 +1,1 @@
-"""Where questions come from (records, synthetic) and how answers are judged (scoring)."""
+"""Where questions come from: generated (suites), from files (files), or as a stream (records)."""

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from notepad_jax.tasks import vocabulary as words
-from notepad_jax.types import Task
+from notepad_jax.types import Evidence, Task
 
 SENTENCE = 8  # tokens in every sentence
 SUBJECT, OBJECT = 4, 6  # where a fact names whom it is about, and what it says of them
@@ -176,7 +176,8 @@ def make_tasks(
 
     `unanswerable` and `two_hop` are probabilities of a question, `distractor_share` and
     `chapter_rate` of a sentence. An unanswerable question misses its last fact; of the
-    two-hop ones, half miss the first fact too. Facts lie uniformly over the document.
+    two-hop ones, half miss the first fact too. Facts lie uniformly over the document;
+    evidence is what each says of its subject, where the question can be answered.
 
     Raises ValueError for more questions than there are names, or facts than sentences.
     """
@@ -207,9 +208,17 @@ def make_tasks(
     length = max(1, tokens // SENTENCE)
     free = _places(rng, length, sum(map(len, told)))
     placed: list[tuple[int, str]] = []
+    evidence: list[tuple[Evidence, ...]] = []
     for facts in told:
         spots, free = sorted(free[: len(facts)]), free[len(facts) :]
         placed.extend(zip(spots, facts, strict=True))
+        # Sentences differ by a few letters in length: a place counted in them is near enough.
+        evidence.append(
+            tuple(
+                Evidence(fact.split()[OBJECT], spot / length)
+                for spot, fact in zip(spots, facts, strict=True)
+            )
+        )
 
     document = SyntheticDocument(
         seed=seed,
@@ -232,6 +241,7 @@ def make_tasks(
                 answers=(right if answerable[i] else NOTHING,),
                 source="synthetic/two_hop" if two[i] else "synthetic/one_hop",
                 metric="em",
+                evidence=evidence[i] if answerable[i] else (),
             )
         )
     return tuple(tasks)

@@ -59,10 +59,7 @@ class RunLog:
             )
 
     def config(self, config: Mapping[str, Any]) -> None:
-        """Writes config.json, replacing it in one rename."""
-        temporary = self.folder / (CONFIG + ".tmp")
-        temporary.write_text(json.dumps(config, indent=2, default=str) + "\n")
-        os.replace(temporary, self.folder / CONFIG)
+        save_config(self.folder, config)
 
     def write(
         self,
@@ -91,6 +88,14 @@ class RunLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def save_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Writes a run's config.json, replacing it in one rename."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / (CONFIG + ".tmp")
+    temporary.write_text(json.dumps(config, indent=2, default=str) + "\n")
+    os.replace(temporary, folder / CONFIG)
 
 
 def _open(path: Path) -> TextIO:

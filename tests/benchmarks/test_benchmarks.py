@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from benchmarks import grpo_step, reading_cost, sharing
+from benchmarks import evaluation_cost, grpo_step, reading_cost, sharing
 
 
 @pytest.mark.slow
@@ -37,3 +37,11 @@ def test_reading_cost_reads_every_token():
     for point in points:
         read = point["document_tokens_per_cpu_second"] * point["cpu_seconds"]
         assert read == pytest.approx(2 * point["length"])
+
+
+def test_an_evaluation_without_a_policy_reads_every_token_in_constant_memory():
+    points = evaluation_cost.cost([8192, 65536], documents=2)
+    assert [point["turns"] for point in points] == [2 * (2 + 1), 2 * (14 + 1)]
+    for point in points:
+        read = point["document_tokens_per_cpu_second"] * point["cpu_seconds"]
+        assert 0.98 * 2 * point["length"] < read <= 2 * point["length"]

@@ -7,34 +7,35 @@ import re
 import pytest
 from PIL import Image
 
-from notepad_jax.eval import plots, report
-from notepad_jax.eval.lengths import LengthSummary, MemoryChange, Result, share
-from notepad_jax.eval.report import Example, Report
+from notepad_jax.eval import page, plots, report
+from notepad_jax.eval.measure import MemoryChange, Result
+from notepad_jax.eval.page import Example
+from notepad_jax.eval.report import Report
+from notepad_jax.eval.summary import ALL, Summary, share
 from notepad_jax.types import Finish
 
 
-def summary(length: int, right: int, n: int, failed: int = 0) -> LengthSummary:
+def summary(length: int, right: int, n: int, failed: int = 0) -> Summary:
     values = share([1.0] * right + [0.0] * (n - right))
-    return LengthSummary(length, n, values, {"em": values}, failed, 0, n, n * length, 61.0)
+    return Summary(
+        method="notepad", source=ALL, length=length, questions=n, n=n, accuracy=values,
+        scores={"em": values}, recall=None, lost={}, failed=failed, truncated=0, turns=n,
+        tokens=n * length, seconds=61.0,
+    )  # fmt: skip
 
 
-def reading(changes: int, answer: str = "4711") -> Result:
+def reading(answer: str = "4711") -> Result:
     return Result(
-        task_id="a",
-        length=8192,
-        question="code of ann <ann@example.org> ?",
-        gold=("4711",),
-        answer=answer,
-        correct=float(answer == "4711"),
-        scores={},
-        finish=Finish.STOP,
-        problem="",
-        turns=9,
-        tokens=8192,
-        began=0.0,
-        seconds=1.0,
-        memory_changes=tuple(MemoryChange(i, f"code is {i}") for i in range(changes)),
-    )
+        task_id="a", source="synthetic/one_hop", method="notepad", length=8192, repeat=0,
+        question="code of ann <ann@example.org> ?", gold=("4711",), answer=answer,
+        correct=float(answer == "4711"), problem="", scores={}, finish=Finish.STOP, failed=False,
+        turns=9, tokens=8192, recall=None, lost="", began=0.0, seconds=1.0, changes=3,
+    )  # fmt: skip
+
+
+def example(changes: int, answer: str = "4711") -> Example:
+    memories = [MemoryChange(i, f"code is {i}", 3, 0.1 * i, None) for i in range(changes)]
+    return Example("before RL", reading(answer), memories)
 
 
 METRICS = [
@@ -52,8 +53,8 @@ def full_report(**changed) -> Report:
         before=[summary(2048, 30, 64), summary(8192, 3, 64, failed=2)],
         after=[summary(2048, 64, 64), summary(3670016, 63, 64)],
         metrics=METRICS,
-        examples=[Example("before RL", reading(3, "<script>alert(1)</script>"))],
-        config={"model": {"width": 128}, "seed": 0},
+        examples=[example(3, "<script>alert(1)</script>")],
+        config={"model.width": 128, "seed": 0},
         timings={"train": 241.0, "measure": 9.5},
     )
     return Report(**(parts | changed))
@@ -69,7 +70,7 @@ class Tags(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.sources += [value for name, value in attrs if name in ("src", "href")]
-        if tag not in ("meta", "img"):
+        if tag not in ("meta", "img", "br"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -77,37 +78,37 @@ class Tags(html.parser.HTMLParser):
 
 
 def test_the_page_is_whole_and_needs_no_other_file(tmp_path):
-    page = report.write(tmp_path / "run", full_report()).read_text()
+    text = report.write(tmp_path / "run", full_report()).read_text()
     tags = Tags()
-    tags.feed(page)
-    assert not tags.open and "script" not in re.findall(r"<(\w+)", page)
+    tags.feed(text)
+    assert not tags.open and "script" not in re.findall(r"<(\w+)", text)
     assert len(tags.sources) == 2
     for source in tags.sources:
         kind, data = source.split(",", 1)
         assert kind == "data:image/png;base64"
         assert base64.b64decode(data).startswith(b"\x89PNG")
-    assert not re.search(r"(https?:)?//[a-z]", re.sub(r"base64,[^\"]*", "", page))
+    assert not re.search(r"(https?:)?//[a-z]", re.sub(r"base64,[^\"]*", "", text))
 
 
 def test_the_page_says_what_was_measured(tmp_path):
-    page = report.write(tmp_path, full_report()).read_text()
-    for text in ("Before &amp; after", "spoilt on purpose", "46.9%", "98.4%", "91.7 to 99.7",
+    text = report.write(tmp_path, full_report()).read_text()
+    for words in ("Before &amp; after", "spoilt on purpose", "46.9%", "98.4%", "91.7 to 99.7",
                  "not measured", "3,670,016", "model.width", "4 min 01 s", "1 min 01 s",
                  "2 readings before RL failed and count as wrong", "chunk 3", "expected 4711",
                  "&lt;script&gt;", "ann &lt;ann@example.org&gt;"):  # fmt: skip
-        assert text in page, text
+        assert words in text, words
 
 
 def test_a_restless_memory_is_shown_in_part(tmp_path):
-    page = report.write(tmp_path, full_report(examples=[Example("x", reading(500))])).read_text()
-    assert "488 more changes" in page and "code is 7<" in page and "code is 8<" not in page
-    assert "code is 496<" in page and "code is 499<" in page
+    text = report.write(tmp_path, full_report(examples=[example(500)])).read_text()
+    assert "488 more changes" in text and "code is 7<" in text and "code is 8<" not in text
+    assert "code is 496<" in text and "code is 499<" in text
 
 
 def test_parts_without_content_are_left_out(tmp_path):
     bare = full_report(metrics=[], examples=[], config={}, timings={}, before=[])
-    page = report.write(tmp_path, bare).read_text()
-    assert "Training" not in page and "How it read" not in page and page.count("<img") == 1
+    text = report.write(tmp_path, bare).read_text()
+    assert "Training" not in text and "How it read" not in text and text.count("<img") == 1
     assert not (tmp_path / report.TRAINING).exists()
 
 
@@ -131,5 +132,5 @@ def test_one_length_and_one_step_can_be_drawn(tmp_path):
 
 
 def test_durations_are_readable():
-    told = [report.duration(s) for s in (0.84, 12.3, 59.7, 125, 3720)]
+    told = [page.duration(s) for s in (0.84, 12.3, 59.7, 125, 3720)]
     assert told == ["0.8 s", "12 s", "1 min 00 s", "2 min 05 s", "1 h 02 min"]

@@ -30,7 +30,7 @@ def test_every_test_file_that_is_said_to_hold_a_promise_exists():
     assert named and [name for name in named if not (ROOT / name).is_file()] == []
 
 
-@pytest.mark.parametrize("name", ["quickstart", "starter"])
+@pytest.mark.parametrize("name", ["quickstart", "ruler", "starter"])
 def test_every_config_key_is_explained(name):
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     keys = configuration.flat(configuration.load(name))
@@ -41,7 +41,7 @@ def test_no_config_key_is_explained_that_is_not_there():
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     first_cells = re.findall(r"^\| (`[^|]+) \|", page, re.MULTILINE)
     told = {key for cell in first_cells for key in re.findall(r"`([a-z_]+(?:\.[a-z_]+)?)`", cell)}
-    known = {key for name in ("quickstart", "starter") for key in
+    known = {key for name in ("quickstart", "ruler", "starter") for key in
              configuration.flat(configuration.load(name))}  # fmt: skip
     assert told - known == set()
 

@@ -1,13 +1,12 @@
 """The quick start at toy sizes: every step runs, every promised file is there."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from notepad_jax.checkpoint import huggingface
-from notepad_jax.eval import lengths
+from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, evaluate, parts, quickstart
 from notepad_jax.telemetry.progress import SilentScreen
 
@@ -39,7 +38,7 @@ def outcome(tmp_path_factory):
 def test_it_leaves_everything_it_promises(outcome):
     names = {path.name for path in outcome.folder.iterdir()}
     assert {"report.html", "accuracy.png", "training.png", "hf", "checkpoints", "metrics.jsonl",
-            "eval_before.json", "eval_after.json", "trajectories.jsonl"} <= names  # fmt: skip
+            "readings", "trajectories.jsonl", "config.json"} <= names  # fmt: skip
     assert [s.length for s in outcome.after] == [512, 4096]
     assert [s.n for s in outcome.after] == [6, 6]
     assert outcome.after[1].turns == 6 * (4096 // 512 + 1)
@@ -49,13 +48,15 @@ def test_it_leaves_everything_it_promises(outcome):
     assert str(outcome.report) in text and "before RL" in text
 
 
-def test_what_is_exported_is_what_was_measured(outcome):
+def test_what_is_exported_is_what_was_measured(outcome, tmp_path):
     """The folder's weights read like the trained ones: same answers to the same questions."""
     config = configuration.load("quickstart", SMALL)
     policy = parts.load_policy(outcome.exported)
-    again = evaluate.measure(config, policy, ["512"], "again", SilentScreen())
-    kept = [r for r in evaluate.load(outcome.folder / "eval_after.json") if r.length == 512]
-    assert [(r.task_id, r.answer) for r in again] == [(r.task_id, r.answer) for r in kept]
+    again, _ = quickstart.measured(config, policy, ["512"], "again", tmp_path, SilentScreen())
+    with Readings(outcome.folder / "readings/step_2", evaluate.identity(config)) as readings:
+        kept = [r for r in readings.all() if r.length == 512]
+    answers = [{(r.task_id, r.answer) for r in results} for results in (again, kept)]
+    assert answers[0] == answers[1] and len(answers[0]) == 6
     trained = huggingface.import_policy(outcome.exported)[1]
     starter = huggingface.import_policy(ROOT / "data" / "starter")[1]
     assert not np.array_equal(trained["embed"], starter["embed"])
@@ -76,10 +77,10 @@ def test_long_documents_get_fewer_questions_over_several_documents():
     assert len({id(task.document) for task in tasks}) == 4
 
 
-def test_saved_readings_come_back(outcome):
-    path = outcome.folder / "eval_after.json"
-    loaded = evaluate.load(path)
-    summary = json.loads(path.read_text())["summary"]
-    assert [s.accuracy.mean for s in lengths.summarise(loaded)] == [
-        s["accuracy"]["mean"] for s in summary
-    ]
+def test_it_goes_on_without_reading_anything_twice(outcome):
+    """The training is done and every reading is there: the second run measures the same."""
+    config = configuration.load("quickstart", SMALL)
+    lines = (outcome.folder / "readings/step_2/readings.jsonl").read_bytes()
+    again = quickstart.run(config, outcome.folder, SilentScreen(), resume=True)
+    assert (again.before, again.after) == (outcome.before, outcome.after)
+    assert (outcome.folder / "readings/step_2/readings.jsonl").read_bytes() == lines

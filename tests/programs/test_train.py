@@ -1,5 +1,6 @@
 """A run that was killed goes on as if nothing had happened."""
 
+import itertools
 import json
 import os
 import signal
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from notepad_jax.programs import configuration, train
+from notepad_jax.tasks import files
+from notepad_jax.tasks.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.progress import SilentScreen
 
@@ -112,8 +115,36 @@ def test_the_engine_may_keep_its_weights_in_bfloat16(tmp_path):
     )
     gaps = [m["logprob_gap_max"] for m in metrics if m["groups/kept"]]
     assert gaps and 1e-4 < max(gaps) < 0.5
-    with pytest.raises(ValueError, match="rollout_dtype is 'int4'; use 'float32' or 'bfloat16'"):
+    known = "use one of 'float32', 'bfloat16', 'int8'"
+    with pytest.raises(ValueError, match=f"rollout_dtype is 'int4'; {known}"):
         run(tmp_path / "other", "--config.checkpoint.rollout_dtype=int4")
+
+
+INT8 = "--config.checkpoint.rollout_dtype=int8"
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("int8") / "run"
+    run(folder, "--config.steps=2", INT8)
+    return folder
+
+
+def test_the_engine_may_keep_its_weights_in_int8(quantised):
+    """A coarser sampler still: the gap is what the importance ratio corrects, and is reported."""
+    metrics = [m for m in read_metrics(quantised) if m["groups/kept"]]
+    assert metrics, "no group carried a signal; choose another seed for this test"
+    assert all(1e-3 < m["logprob_gap_max"] < 0.3 for m in metrics)
+    assert all(m["ratio_mean"] == pytest.approx(1, abs=0.05) for m in metrics)
+
+
+def test_int8_weights_are_the_same_by_memory_by_storage_and_after_resuming(quantised, tmp_path):
+    """Checkpoints hold what the trainer holds, and quantising is a function of it."""
+    whole = read_metrics(quantised)
+    words = ("--config.steps=2", INT8, "--config.checkpoint.handoff=memory")
+    assert run(tmp_path / "memory", *words) == whole
+    run(tmp_path / "half", "--config.steps=1", INT8)
+    assert run(tmp_path / "half", "--config.steps=2", INT8, resume=True) == whole
 
 
 def test_adapters_train_resume_and_are_saved_added_in(tmp_path):
@@ -126,3 +157,38 @@ def test_adapters_train_resume_and_are_saved_added_in(tmp_path):
     assert run(tmp_path / "half", *words, resume=True) == whole
     with pytest.raises(ValueError, match="lora.targets has 'x'"):
         run(tmp_path / "bad", *words, '--config.grpo.lora.targets=("x",)')
+
+
+def test_tasks_may_come_from_files_and_a_resumed_run_draws_the_next_ones(tmp_path):
+    """The generator's own tasks, written to two files: fewer of one kind than of the other."""
+    tasks = [task for seed in range(30) for task in make_tasks(seed, 512, 2)]
+    for kind, count in (("one_hop", 20), ("two_hop", 9)):
+        chosen = [task for task in tasks if task.source.endswith(kind)][:count]
+        files.write(tmp_path / f"{kind}.jsonl", chosen, itertools.repeat(512))
+    words = [
+        f"--config.tasks.files={tmp_path / 'one_hop.jsonl'},{tmp_path / 'two_hop.jsonl'}",
+        "--config.tasks.weights=synthetic/one_hop=3",
+        "--config.rollout.documents=4",
+    ]
+    whole = run(tmp_path / "whole", *words, "--config.steps=3")
+    run(tmp_path / "parts", *words, "--config.steps=2")
+    assert run(tmp_path / "parts", *words, "--config.steps=3", resume=True) == whole
+    assert all(m["groups/sampled"] == 4 * m["groups/rounds"] for m in whole)
+    drawn = {json.loads(line)["task"] for line in (tmp_path / "whole/trajectories.jsonl").open()}
+    assert drawn <= {task.id for task in tasks}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--config.tasks.files=nowhere.jsonl",), "nowhere.jsonl"),
+        (("--config.tasks.files={0}", "--config.tasks.weights=one"), "has 'one'; write SOURCE="),
+        (("--config.tasks.files={0}", "--config.tasks.weights=vt=2"), "no source 'vt' to weigh"),
+    ],
+)
+def test_files_that_cannot_be_trained_on_are_named(tmp_path, words, message):
+    path = tmp_path / "tasks.jsonl"
+    files.write(path, make_tasks(0, 512, 2), itertools.repeat(512))
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path / "run", *(word.format(path) for word in words))
+    assert not (tmp_path / "run").exists()

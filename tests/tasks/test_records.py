@@ -73,3 +73,13 @@ def test_settings_are_checked():
         Records(make, -1)
     with pytest.raises(ValueError, match="2 documents cannot be split over 3 shards"):
         Records(make, 0, 0, 3, documents=range(2))
+
+
+def test_the_stream_and_its_state_are_what_they_always_were():
+    # Checkpoints of earlier versions hold such states, and runs are repeated from their seed.
+    records = Records(make, 3)
+    assert draw(records, 4) == ["686117158/0", "830828735/0", "167877518/0", "325443087/0"]
+    assert records.get_state() == (
+        b'{"identity": {"seed": 3, "shard_index": 0, "shard_count": 1, '
+        b'"documents": [0, 2147483648, 1]}, "grain": {"next_index": 4}}'
+    )

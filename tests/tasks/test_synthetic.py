@@ -114,3 +114,17 @@ def test_impossible_wishes_are_named():
         synthetic.make_tasks(0, 1024, 40)
     with pytest.raises(ValueError, match="facts do not fit into a document of 2 sentences"):
         synthetic.make_tasks(0, 16, 8, unanswerable=0.0)
+
+
+def test_evidence_is_what_the_needed_facts_say_and_where():
+    tasks = synthetic.make_tasks(seed=3, tokens=8_000, questions=20, unanswerable=0.3)
+    text = "".join(tasks[0].document.pieces())
+    for task in tasks:
+        assert len(task.evidence) == (
+            0 if task.answers == ("nothing",) else 1 + task.question.startswith("ruler")
+        )
+        if task.evidence:
+            assert task.evidence[-1].text == task.answers[0]
+        for fact in task.evidence:  # the sentence that holds it is near the place told
+            near = text[int((fact.place - 0.02) * len(text)) :][: int(0.04 * len(text)) + 60]
+            assert fact.text in near

@@ -1,0 +1,80 @@
+"""Evaluation of real models: RULER, RULER-QA and the memory suite, at any length.
+
+    notepad-jax eval --config ruler --policy path/to/Qwen2.5-7B-Instruct --suite ruler-qa \
+        --hotpotqa hotpot_dev_distractor_v1.json --lengths 7k,28k,112k,448k,3.5m
+
+The limits and the sampling are those of the published memory agents (chunk 5,000, memory
+and answer 1,024, T = 0.7, top-p 0.95), so a turn's context is about 8K at every length.
+Published, 128 questions, sub-EM: 83.6% at 7K and 78.1% at 3.5M (14B); see docs/evaluation.md.
+With --endpoint, the same agent reads through any OpenAI-compatible server instead.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    config = ConfigDict()
+    config.seed = 0
+    config.policy = ""  # a Hugging Face folder; or an endpoint, below
+    config.kernels = "auto"
+
+    # Context of a turn = instruction + question + chunk + memory, then memory or answer again.
+    config.reading = ConfigDict(
+        dict(
+            template="chunk_first",
+            chat="model",
+            max_question=1024,
+            chunk_size=5000,  # tokens per turn
+            max_memory=1024,
+            max_answer=1024,
+            memory_update="overwrite",
+        )
+    )
+    # Instead of `policy`. A key is read from the environment and never written down.
+    config.endpoint = ConfigDict(
+        dict(
+            url="",  # such as http://localhost:8000/v1
+            model="",  # may be left out where the server has one model
+            tokenizer="",  # a folder with the model's tokenizer; "" counts words and their parts
+            key_variable="",  # "": OPENAI_API_KEY, if it is set
+            at_once=32,  # requests under way
+            timeout=600.0,  # seconds for one request
+        )
+    )
+    config.sources = ConfigDict(
+        dict(
+            text="stdlib",  # haystack: stdlib, noise, or a text file or folder
+            hotpotqa="",  # HotpotQA's json, a path or gs:// URL; "" asks built-in questions
+            squad="",  # SQuAD's json
+        )
+    )
+    config.evaluate = ConfigDict(
+        dict(
+            suite="ruler-qa",  # ruler, ruler-qa, memory, or a task file or folder
+            tasks=(),  # of the suite; none named: all
+            methods=("notepad",),
+            lengths=("7k", "14k", "28k", "56k", "112k", "224k", "448k", "896k", "1.75m", "3.5m"),
+            train_length="",  # of the policy, such as "32k": losses are counted from there
+            samples=128,  # questions per task and length
+            repeats=1,  # readings of each question
+            chunk_size=5000,
+            context=32768,  # document tokens that a method without a memory may show at once
+            at_once=256,  # readings under way
+            temperature=0.7,
+            top_p=0.95,
+        )
+    )
+    config.engine = ConfigDict(
+        dict(
+            slots=32,
+            page_size=128,
+            pages=2304,  # 295K tokens; at Qwen2.5-7B's 57 KB a token, 17 GB
+            steps_per_launch=16,
+            row_tokens=8192,
+            cache_dtype="bfloat16",
+            share_prefixes=True,
+            read_ahead=False,
+            use_drafts=True,
+        )
+    )
+    return config

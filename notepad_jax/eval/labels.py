@@ -1,0 +1,155 @@
+"""Where the words at the ends of lines go, so that they cover neither each other nor a line.
+
+Plain geometry in points (1/72 inch) from the lower left corner of the axes; nothing here
+draws. Lines that end at the right share one column, in which `spread` moves labels apart
+as little as possible. A line that ends earlier has its label where it covers least, near
+the end. Used by `plots`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+NEAR, FAR = 9.0, 16.0  # from the end of a line to its label; far where labels had to move
+AIR = 2.0  # kept free around a label
+COLUMN = 60.0  # a line that ends this near to the longest one has its label in the same column
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+    """Words for the end of a line."""
+
+    words: str
+    size: float  # of the letters
+    x: float  # the end of the line
+    y: float
+
+    @property
+    def width(self) -> float:
+        """Roughly: a letter is 0.62 of its size wide."""
+        return 0.62 * self.size * max(map(len, self.words.split("\n")))
+
+    @property
+    def height(self) -> float:
+        """With a little air."""
+        return 1.3 * self.size * len(self.words.split("\n"))
+
+    def beside(self, x: float, middle: float) -> Box:
+        """Returns the words' box with its left edge at `x` and its middle at `middle`."""
+        return Box(x, middle - self.height / 2, x + self.width, middle + self.height / 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """A rectangle on the picture."""
+
+    left: float
+    bottom: float
+    right: float
+    top: float
+
+    @property
+    def middle(self) -> float:
+        return (self.bottom + self.top) / 2
+
+    def covers(self, other: Box) -> bool:
+        """Whether two boxes have an area in common."""
+        return (
+            self.left < other.right
+            and other.left < self.right
+            and self.bottom < other.top
+            and other.bottom < self.top
+        )
+
+    def counts(self, points: np.ndarray) -> int:
+        """Returns how many of the points [n, 2] lie in the box or touch its air."""
+        x, y = points.T
+        across = (self.left - AIR < x) & (x < self.right + AIR)
+        return int(np.sum(across & (self.bottom - AIR < y) & (y < self.top + AIR)))
+
+    def distance(self, x: float, y: float) -> float:
+        """Returns how far a point outside the box is from it."""
+        dx = max(self.left - x, 0.0, x - self.right)
+        return math.hypot(dx, max(self.bottom - y, 0.0, y - self.top))
+
+
+def place(
+    labels: Sequence[Label], ink: np.ndarray, taken: Sequence[Box], axes: Box, highest: float
+) -> list[Box]:
+    """Returns a box for each label.
+
+    Args:
+      labels: those placed first have the better places.
+      ink: points [n, 2] on lines, close enough together that a line does not slip through.
+      taken: boxes that hold other words already.
+      axes: where labels of lines that end early may stand; also the lower edge of the column.
+      highest: how far up the column at the right may reach.
+    """
+    if not labels:
+        return []
+    edge = max(label.x for label in labels)
+    boxes: dict[int, Box] = {}
+    column = [k for k, label in enumerate(labels) if label.x > edge - COLUMN]
+    wanted, heights = [labels[k].y for k in column], [labels[k].height for k in column]
+    found = spread(wanted, heights, axes.bottom, highest)
+    moved = any(abs(a - b) > heights[0] / 4 for a, b in zip(wanted, found, strict=True))
+    for k, middle in zip(column, found, strict=True):
+        boxes[k] = labels[k].beside(edge + (FAR if moved else NEAR), middle)
+    for k, label in enumerate(labels):
+        if k not in boxes:
+            boxes[k] = _quietest(label, ink, [*taken, *boxes.values()], axes)
+    return [boxes[k] for k in range(len(labels))]
+
+
+def _quietest(label: Label, ink: np.ndarray, taken: Sequence[Box], axes: Box) -> Box:
+    """Returns the box near a line's end that covers no words and as little ink as can be."""
+    lefts = (NEAR, FAR, 2 * FAR, -label.width / 2, -label.width - NEAR)
+    rises = sorted((4.0 * k for k in range(-30, 31)), key=abs)
+    here = [label.beside(label.x + left, label.y + rise) for left in lefts for rise in rises]
+    inside = [b for b in here if b.bottom >= axes.bottom and b.top <= axes.top] or here
+
+    def cost(box: Box) -> float:
+        words = sum(box.covers(other) for other in taken)
+        return 1e6 * words + 20 * box.counts(ink) + abs(box.distance(label.x, label.y) - NEAR)
+
+    return min(inside, key=cost)
+
+
+def spread(
+    wanted: Sequence[float], heights: Sequence[float], low: float, high: float
+) -> list[float]:
+    """Moves the middles of labels apart until none covers another, as little as possible.
+
+    Keeps their order (the first of equals comes out on top), minimises the sum of squared
+    moves, and keeps the labels between `low` and `high`; those that are together too high
+    for it stand out evenly at both ends. With the room below each label subtracted this is
+    isotonic regression, solved by pooling neighbours that are out of order (Barlow et al.
+    1972, Statistical Inference under Order Restrictions).
+    """
+    if not wanted:
+        return []
+    order = sorted(range(len(wanted)), key=lambda k: (wanted[k], -k))
+    below = [0.0]
+    for k, after in itertools.pairwise(order):
+        below.append(below[-1] + (heights[k] + heights[after]) / 2)
+    pools: list[tuple[float, int]] = []  # (mean, labels in it)
+    for k, room in zip(order, below, strict=True):
+        mean, n = wanted[k] - room, 1
+        while pools and pools[-1][0] > mean:
+            before, m = pools.pop()
+            mean, n = (before * m + mean * n) / (m + n), m + n
+        pools.append((mean, n))
+    found = [mean for mean, n in pools for _ in range(n)]
+    bottom = low + heights[order[0]] / 2
+    top = high - heights[order[-1]] / 2 - below[-1]
+    if bottom > top:
+        bottom = top = (bottom + top) / 2
+    places = [0.0] * len(wanted)
+    for k, mean, room in zip(order, found, below, strict=True):
+        places[k] = min(max(mean, bottom), top) + room
+    return places

@@ -1,0 +1,49 @@
+"""Published figures of the memory agent, to be drawn in grey behind what was measured.
+
+They are RULER-QA built on HotpotQA: sub-EM over 128 questions, read once, so each carries
+a standard error of 3 to 4 points. That sub-EM is the two-way one (`sub_em_two_way`),
+which is kinder than ours: only that metric is to be compared with them. Read by
+suite_report and plots; imports nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+SUITE = "ruler-qa"  # the suite whose questions are those of the figures
+METRIC = "sub_em_two_way"
+SOURCE = (
+    "MemAgent (Yu et al. 2025, arXiv 2507.02259), RULER-QA on HotpotQA, two-way sub-EM of "
+    "128 questions read once, standard error 3 to 4 points"
+)
+SHORTEST = 7 * 1024  # tokens, called 7K; each length after it is the double: 14K ... 3.5M
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """What one model reached, by length."""
+
+    model: str
+    shares: tuple[float, ...]  # in [0, 1], at SHORTEST and its doublings
+
+    @property
+    def points(self) -> tuple[tuple[int, float], ...]:
+        """Returns (length in tokens, share), ascending in length."""
+        return tuple((SHORTEST * 2**k, share) for k, share in enumerate(self.shares))
+
+
+def _published(model: str, *per_cent: float) -> Published:
+    return Published(model, tuple(round(value / 100, 3) for value in per_cent))
+
+
+FIGURES = (
+    _published("RL-MemAgent-14B", 83.6, 82.0, 84.4, 80.5, 76.6, 81.3, 75.0, 77.3, 76.6, 78.1),
+    _published("RL-MemAgent-7B", 82.0, 79.7, 78.9, 77.3, 79.7, 72.7, 74.2, 76.6, 75.8, 71.1),
+    _published("14B memory, no RL", 64.1, 57.0, 55.5, 49.2, 42.2, 38.3, 30.5, 24.2),
+    _published("Qwen2.5-14B, whole", 75.0, 67.2, 57.0, 54.7, 44.5, 21.9, 10.9, 2.3),
+)
+
+
+def of_suite(suite: str) -> tuple[Published, ...]:
+    """Returns the figures that belong to a suite; none for all but RULER-QA."""
+    return FIGURES if suite == SUITE else ()

@@ -1,0 +1,132 @@
+"""Readings summed up: means with honest intervals, by method, task and length.
+
+A question that was read several times counts once, with the mean of its scores, because
+its repeats are not independent: the intervals are over questions. Questions about one
+document are not quite independent either; trust an interval less where few documents
+stand behind it. Below is measure; above are the pages and the programs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+from notepad_jax.eval.measure import Result
+from notepad_jax.types import Finish
+
+ALL = "all"  # the source of a summary over all tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """A mean of values in [0, 1] over n questions, with Wilson's 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """All readings of one method, task source and length."""
+
+    method: str  # of methods.METHODS
+    source: str  # Task.source, or ALL
+    length: int  # tokens asked for
+    questions: int
+    n: int  # readings: questions times repeats
+    accuracy: Share  # by each task's own metric
+    scores: Mapping[str, Share]  # by every metric of measure.REPORTED
+    recall: Share | None  # evidence in the last memory; None where no evidence is known
+    lost: Mapping[str, int]  # readings with a wrong answer by what became of the evidence
+    failed: int  # readings without an answer, counted as wrong
+    truncated: int  # answers cut at their limit, scored as they are
+    turns: int
+    tokens: int  # document tokens read
+    seconds: float  # wall, while at least one of them was under way
+
+
+def share(values: Sequence[float]) -> Share:
+    """Returns the mean of values in [0, 1] and its interval; (0, 0, 1) for no values."""
+    total, n = float(sum(values)), len(values)
+    low, high = wilson_interval(total, n)
+    return Share(total / n if n else 0.0, low, high)
+
+
+def wilson_interval(successes: float, n: int) -> tuple[float, float]:
+    """Returns Wilson's 95% interval of a share: honest at 0, at n and for small n.
+
+    Wilson (1927), score interval without continuity correction; (0, 1) for n = 0.
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n} is no share; need 0 <= successes <= n")
+    if n == 0:
+        return 0.0, 1.0
+    z2 = 1.959963984540054**2
+    share = successes / n
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = math.sqrt(share * (1 - share) / n * z2 + (z2 / (2 * n)) ** 2) / (1 + z2 / n)
+    low = 0.0 if successes == 0 else max(0.0, middle - half)
+    high = 1.0 if successes == n else min(1.0, middle + half)
+    return low, high
+
+
+def by_length(results: Sequence[Result]) -> list[Summary]:
+    """Returns one summary over all tasks per method and length, ascending in length."""
+    return _summaries(results, lambda r: (r.method, ALL, r.length))
+
+
+def by_task(results: Sequence[Result]) -> list[Summary]:
+    """Returns one summary per method, task source and length."""
+    return _summaries(results, lambda r: (r.method, r.source, r.length))
+
+
+def _summaries(
+    results: Sequence[Result], key: Callable[[Result], tuple[str, str, int]]
+) -> list[Summary]:
+    groups: dict[tuple[str, str, int], list[Result]] = defaultdict(list)
+    for result in results:
+        groups[key(result)].append(result)
+    return [_summary(*name, groups[name]) for name in sorted(groups)]
+
+
+def _summary(method: str, source: str, length: int, results: Sequence[Result]) -> Summary:
+    recalls = [r for r in results if r.recall is not None]
+    return Summary(
+        method=method,
+        source=source,
+        length=length,
+        questions=len({r.task_id for r in results}),
+        n=len(results),
+        accuracy=_over_questions(results, lambda r: r.correct),
+        scores={
+            name: _over_questions(results, lambda r, name=name: r.scores[name])
+            for name in results[0].scores
+        },
+        recall=_over_questions(recalls, lambda r: r.recall) if recalls else None,
+        lost=dict(sorted(Counter(r.lost for r in results if r.lost).items())),
+        failed=sum(r.finish is Finish.CANCELLED for r in results),
+        truncated=sum(r.finish is Finish.LENGTH for r in results),
+        turns=sum(r.turns for r in results),
+        tokens=sum(r.tokens for r in results),
+        seconds=_busy(results),
+    )
+
+
+def _over_questions(results: Sequence[Result], value: Callable[[Result], float]) -> Share:
+    """Returns the mean over questions of the mean over a question's repeats."""
+    questions: dict[Hashable, list[float]] = defaultdict(list)
+    for result in results:
+        questions[result.task_id].append(value(result))
+    return share([sum(values) / len(values) for values in questions.values()])
+
+
+def _busy(results: Sequence[Result]) -> float:
+    """Returns how long at least one reading was under way: a pause between two runs is none."""
+    total, until = 0.0, 0.0
+    for began, seconds in sorted((r.began, r.seconds) for r in results):
+        total += max(0.0, began + seconds - max(began, until))
+        until = max(until, began + seconds)
+    return total

@@ -1,0 +1,267 @@
+"""`notepad-jax build`: task files, to evaluate or to train on.
+
+One file per task and length, written through to the end or not at all, so a build that was
+stopped goes on with the files that are missing. Each sample is made by itself from its
+seed and its document written piece by piece, so a file of 3.5M-token documents needs the
+memory of one block of text. With a reader, questions that it answers without any document
+are left out: it is asked as in any reading, over a document that has no text. Above: cli;
+below: tasks.suites, tasks.files, and `evaluate` for the reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from notepad_jax.agent import approximate
+from notepad_jax.agent.tokenizer import open_tokenizer
+from notepad_jax.eval.lengths import format_length, parse_length
+from notepad_jax.eval.measure import Item, Reader, measure
+from notepad_jax.eval.methods import NOTEPAD, Excerpts
+from notepad_jax.programs import configuration, evaluate, parts
+from notepad_jax.scoring import metrics
+from notepad_jax.tasks import files, golongrl, suites
+from notepad_jax.telemetry.progress import Bar, Screen
+from notepad_jax.types import Task
+
+SETTINGS = "build.json"
+GOLONGRL = "golongrl"
+ASKED_AT_ONCE = 256  # questions put to the reader between two looks at what is left
+TOKENS, PARAGRAPHS = "tokens", "paragraphs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """What lies in the folder now."""
+
+    folder: Path
+    files: tuple[Path, ...]
+    written: int  # of the files; the others were there already
+    tasks: int  # in the files that were written
+    left_out: Mapping[str, int]  # questions, by reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How long the documents of a file are: tokens, or paragraphs."""
+
+    amount: int
+    unit: str
+
+    @property
+    def name(self) -> str:
+        if self.unit == PARAGRAPHS:
+            return f"{self.amount}paragraphs"
+        return format_length(self.amount).lower()
+
+
+def run(
+    config: ConfigDict, folder: Path, form: str, paragraphs: str | None, rows: str | None,
+    drop_known: bool, screen: Screen,
+) -> Built:  # fmt: skip
+    """Builds what the options of the command ask for."""
+    if form not in files.FORMS:
+        raise ValueError(f"there is no form {form!r}; use {' or '.join(files.FORMS)}")
+    if (config.evaluate.suite == GOLONGRL) != bool(rows):
+        raise ValueError("the suite golongrl is made from --rows FILE, and no other suite is")
+    if rows:
+        return convert(rows, folder, form, screen)
+    if paragraphs and config.evaluate.suite != "ruler-qa":
+        raise ValueError("--paragraphs is for the suite ruler-qa; give --lengths")
+    sizes = [Size(parse_length(name), TOKENS) for name in config.evaluate.lengths]
+    if paragraphs:
+        sizes = [Size(_whole(number), PARAGRAPHS) for number in paragraphs.split(",")]
+    reader = evaluate.subject(config, screen) if drop_known else None
+    return build(config, folder, form, sizes, reader, screen)
+
+
+def build(
+    config: ConfigDict,
+    folder: Path,
+    form: str,
+    sizes: Sequence[Size],
+    reader: evaluate.Subject | None,
+    screen: Screen,
+) -> Built:
+    """Builds the config's suite in each size, without the questions that `reader` knows.
+
+    Raises ValueError if the folder holds another build, or a length cannot be reached.
+    """
+    e = config.evaluate
+    tokenizer = config.endpoint.tokenizer
+    count = evaluate.counter(open_tokenizer(tokenizer)) if tokenizer else approximate.count
+    sources = suites.Sources(count, **config.sources)
+    names = suites.names(e.suite, e.tasks, sources)
+    _settle(folder, _settings(config, form, reader))
+    left_out: dict[str, int] = {}
+    paths: list[Path] = []
+    written = tasks = 0
+    bar = screen.bar(f"building {e.suite}", len(names) * len(sizes) * e.samples, "tasks")
+    for name in names:
+        numbers: Sequence[int] = range(e.samples)
+        missing = [size for size in sizes if not _path(folder, name, size, form).exists()]
+        if reader is not None and missing:
+            numbers = asyncio.run(unknown(config, name, sources, reader, screen))
+            left_out[f"{name}: known to {reader.name}"] = numbers[-1] + 1 - len(numbers)
+        for size in sizes:
+            paths.append(_path(folder, name, size, form))
+            if size not in missing:
+                bar.advance(e.samples)
+                continue
+            lengths: collections.deque[int] = collections.deque()
+            made = _made(config, name, size, numbers, sources, lengths, bar)
+            tasks += files.write(paths[-1], made, iter(lengths.popleft, None))
+            written += 1
+    bar.finish()
+    return Built(folder, tuple(paths), written, tasks, left_out)
+
+
+def _made(
+    config: ConfigDict,
+    name: str,
+    size: Size,
+    numbers: Sequence[int],
+    sources: suites.Sources,
+    lengths: collections.deque[int],
+    bar: Bar,
+) -> Iterator[Task]:
+    """Yields the tasks of a file, having put each one's tokens into `lengths`."""
+    e = config.evaluate
+    if size.unit == TOKENS:
+        tasks = suites.make(e.suite, name, size.amount, numbers, config.seed, sources)
+    else:
+        tasks = suites.make_of_paragraphs(name, size.amount, numbers, config.seed, sources)
+    for task in tasks:
+        counted = size.unit == PARAGRAPHS
+        lengths.append(sum(map(sources.count, task.document.pieces())) if counted else size.amount)
+        yield task
+        bar.advance()
+
+
+def convert(rows: str, folder: Path, form: str, screen: Screen) -> Built:
+    """Converts GoLongRL's rows (parquet or jsonl) to a task file.
+
+    Rows whose own gold answer would score nothing (a broken table, a formula that cannot be
+    read) are left out and counted: nobody could earn their reward.
+    """
+    _settle(folder, {"suite": GOLONGRL, "rows": rows, "form": form})
+    path = folder / f"{GOLONGRL}.{form}"
+    if path.exists():
+        return Built(folder, (path,), 0, 0, {})
+    bar = screen.bar(f"converting {rows}", None, "tasks")
+    left_out: collections.Counter[str] = collections.Counter()
+
+    def earnable() -> Iterator[Task]:
+        for task in golongrl.read(rows):
+            try:
+                metrics.check_gold(task.answers, task.metric)
+            except ValueError as problem:
+                if not left_out[task.metric]:
+                    screen.say(f"{task.id} is left out: {problem}")
+                left_out[task.metric] += 1
+                continue
+            yield task
+            bar.advance()
+
+    count = files.write(path, earnable(), itertools.repeat(0))
+    bar.finish()
+    told = {f"gold answers that {metric} gives nothing for": n for metric, n in left_out.items()}
+    return Built(folder, (path,), 1, count, told)
+
+
+def text(built: Built) -> str:
+    """Returns what the command prints at the end."""
+    there = len(built.files) - built.written
+    lines = [f"{built.folder}: {built.tasks:,} tasks in {built.written} files"]
+    lines[0] += f" ({there} were there already)" if there else ""
+    lines += [f"left out: {n:,} ({reason})" for reason, n in built.left_out.items()]
+    return "\n".join(lines)
+
+
+def _path(folder: Path, name: str, size: Size, form: str) -> Path:
+    return folder / f"{name}-{size.name}.{form}"
+
+
+def _whole(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError(f"{text!r} is no number of paragraphs; write --paragraphs 50,200")
+    return int(text)
+
+
+def _settings(config: ConfigDict, form: str, reader: evaluate.Subject | None) -> dict[str, Any]:
+    """What the files of a folder have in common; tasks and lengths may be added later."""
+    e = config.evaluate
+    return {
+        "suite": e.suite,
+        "samples": e.samples,
+        "seed": config.seed,
+        "form": form,
+        "tokenizer": config.endpoint.tokenizer,
+        "sources": configuration.plain(config.sources),
+        "unknown_to": reader.name if reader else "",
+    }
+
+
+def _settle(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Writes down what a folder is built from, or makes sure that it is the same."""
+    path = folder / SETTINGS
+    if not path.is_file():
+        evaluate.write_json(path, settings)
+        return
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    for name in sorted(saved.keys() | settings.keys()):
+        if saved.get(name) != settings.get(name):
+            raise ValueError(
+                f"{folder} was built with {name} = {saved.get(name)!r} and this is "
+                f"{settings.get(name)!r}; choose another --out"
+            )
+
+
+# ---------------------------------------------------------------- questions nobody knows
+
+
+async def unknown(
+    config: ConfigDict,
+    name: str,
+    sources: suites.Sources,
+    subject: evaluate.Subject,
+    screen: Screen,
+) -> list[int]:
+    """Returns the numbers of the first questions that the reader never answers unaided.
+
+    Each is asked `evaluate.repeats` times; one right answer and it is known. ValueError if
+    the questions come to an end before there are `evaluate.samples`.
+    """
+    e, rules = config.evaluate, parts.rules(config.reading)
+    found: list[int] = []
+    bar = screen.bar(f"asking {subject.name} without a document", e.samples, "unknown")
+    async with subject.opened(rules) as completer:
+        reader = Reader(
+            completer, subject.tokenizer, subject.template, rules,
+            evaluate.sampling(config, subject), lambda task: (),
+            Excerpts(subject.tokenizer, e.context), e.at_once,
+        )  # fmt: skip
+        for first in itertools.count(0, ASKED_AT_ONCE):
+            numbers = range(first, first + ASKED_AT_ONCE)
+            batch = dict(suites.unaided(e.suite, name, numbers, sources))
+            if not batch:
+                raise ValueError(
+                    f"{subject.name} does not know {len(found)} of the {first} questions of "
+                    f"{name}; ask for as many --samples at most, or use a larger file"
+                )
+            items = [Item(t, NOTEPAD, 0, k) for t in batch.values() for k in range(e.repeats)]
+            right = {r.task_id for r in await measure(items, reader) if r.correct > 0}
+            left = [number for number, task in batch.items() if task.id not in right]
+            bar.advance(min(len(left), e.samples - len(found)))
+            found += left
+            if len(found) >= e.samples:
+                bar.finish()
+                return found[: e.samples]

@@ -1,0 +1,1 @@
+"""How an answer is judged: where it stands (extraction), what it is worth (metrics)."""

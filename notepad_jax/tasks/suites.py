@@ -1,0 +1,202 @@
+"""Suites: which tasks belong together, and a sample of any of them at any length.
+
+`ruler` is RULER's thirteen tasks, `ruler-qa` questions among so many paragraphs that they
+fill the length (what the published memory agents were measured on), `memory` what a memory
+in particular may get wrong. A sample is a function of (seed, task, number) and the length,
+so building files, evaluating without files, and going on after a kill all see the same one.
+Its facts and its question are the same at every length: lengths are compared over the same
+questions. Above: the programs `build` and `evaluate`; below: the generators.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from notepad_jax.tasks import (
+    corpus,
+    files,
+    formats,
+    haystack,
+    invented,
+    memory_tasks,
+    questions,
+    ruler,
+)
+from notepad_jax.types import Task, TextDocument
+
+Count = Callable[[str], int]
+
+RULER_QA = ("qa_1", "qa_2")  # SQuAD, HotpotQA
+BUILT_IN_QA = "multi_hop"
+_NAMES = {
+    "ruler": (*ruler.NAMES, *RULER_QA),
+    "ruler-qa": ("hotpotqa", "squad", BUILT_IN_QA),
+    "memory": memory_tasks.NAMES,
+}
+SUITES = tuple(_NAMES)
+BUILT_IN_SEED = 0  # of the questions that need no file
+
+
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """What the tasks are made from. Paths may be local or gs:// URLs; "" is not given.
+
+    `text` fills a haystack: "stdlib" (documentation strings of the installed Python), or
+    "noise", or a text file or folder. Where RULER's qa_1 and qa_2 have no SQuAD or HotpotQA
+    file, they ask the built-in questions of `invented.synthetic_corpus`.
+    """
+
+    count: Count  # tokens of a text
+    text: str = "stdlib"
+    hotpotqa: str = ""
+    squad: str = ""
+
+    @functools.cached_property
+    def haystack(self) -> haystack.Haystack:
+        if self.text == "stdlib":
+            return haystack.stdlib_prose()
+        if self.text == "noise":
+            return haystack.noise()
+        return haystack.text_files([self.text])
+
+    @functools.cached_property
+    def _hotpotqa(self) -> corpus.Corpus:
+        return corpus.read_hotpotqa(self.hotpotqa)
+
+    @functools.cached_property
+    def _squad(self) -> corpus.Corpus:
+        return corpus.read_squad(self.squad)
+
+    @functools.cached_property
+    def _built_in(self) -> corpus.Corpus:
+        return invented.synthetic_corpus(BUILT_IN_SEED)
+
+    def corpus(self, suite: str, name: str) -> corpus.Corpus:
+        """Returns the questions of a task of `ruler` or `ruler-qa`."""
+        if name in ("qa_1", "squad") and self.squad:
+            return self._squad
+        if name in ("qa_2", "hotpotqa") and self.hotpotqa:
+            return self._hotpotqa
+        if suite == "ruler" or name == BUILT_IN_QA:
+            return self._built_in
+        raise ValueError(
+            f"{suite}/{name} asks the questions of a file; give it with --{name}, or ask the "
+            f"built-in ones with --tasks {BUILT_IN_QA}"
+        )
+
+
+def names(suite: str, wanted: Sequence[str], sources: Sources) -> tuple[str, ...]:
+    """Returns the tasks of a suite, or those of them that are `wanted`.
+
+    Unasked, `ruler-qa` is made from the files that are given, or else from built-in
+    questions. Raises ValueError for a suite or task that there is not, naming those that
+    there are.
+    """
+    if suite not in _NAMES:
+        raise ValueError(f"there is no suite {suite!r}; use one of {', '.join(SUITES)}")
+    for name in wanted:
+        if name not in _NAMES[suite]:
+            raise ValueError(
+                f"suite {suite} has no task {name!r}; its tasks are {', '.join(_NAMES[suite])}"
+            )
+    if wanted:
+        return tuple(name for name in _NAMES[suite] if name in wanted)
+    if suite != "ruler-qa":
+        return _NAMES[suite]
+    given = [name for name in ("hotpotqa", "squad") if getattr(sources, name)]
+    return tuple(given) or (BUILT_IN_QA,)
+
+
+def make(
+    suite: str, name: str, length: int, numbers: Iterable[int], seed: int, sources: Sources
+) -> Iterator[Task]:
+    """Makes the samples `numbers` of a task, documents of `length` tokens or up to 2% fewer.
+
+    Raises ValueError where the length cannot be reached or there are too few questions.
+    """
+    for number in numbers:
+        own = _sample_seed(seed, f"{suite}/{name}", number)
+        if suite == "memory":
+            yield memory_tasks.make_task(name, own, length, sources.haystack, sources.count)
+        elif suite == "ruler" and name not in RULER_QA:
+            yield ruler.make_task(name, own, length, sources.haystack, sources.count)
+        else:
+            yield questions.make_task(
+                sources.corpus(suite, name), number, own, length, sources.count, f"{suite}/{name}"
+            )
+
+
+def make_of_paragraphs(
+    name: str, paragraphs: int, numbers: Iterable[int], seed: int, sources: Sources
+) -> Iterator[Task]:
+    """Makes samples of a `ruler-qa` task by paragraphs, as the published figures count."""
+    source = f"ruler-qa/{name}"
+    for number in numbers:
+        own = _sample_seed(seed, source, number)
+        pool = sources.corpus("ruler-qa", name)
+        yield questions.make_task_of_paragraphs(pool, number, own, paragraphs, source)
+
+
+def unaided(suite: str, name: str, numbers: range, sources: Sources) -> Iterator[tuple[int, Task]]:
+    """Yields those of the questions `numbers` that there are, over a document of no text.
+
+    Raises ValueError for a task whose questions cannot be known without its document.
+    """
+    if suite != "ruler-qa" and name not in RULER_QA:
+        raise ValueError(f"nobody knows the answers of {suite}/{name} without its document")
+    pool = sources.corpus(suite, name)
+    for number in range(numbers.start, min(numbers.stop, len(pool.questions))):
+        paragraphs = len(pool.questions[number].gold)
+        source = f"{suite}/{name}"
+        task = questions.make_task_of_paragraphs(pool, number, 0, paragraphs, source)
+        yield number, dataclasses.replace(task, document=TextDocument(""), evidence=())
+
+
+def from_files(
+    path: Path, lengths: Sequence[int], wanted: Sequence[str], samples: int, count: Count
+) -> dict[int, list[Task]]:
+    """Returns the tasks of a task file, or of all of a folder, by the length they belong to.
+
+    A row belongs to the shortest of `lengths` that it fills to 85% at least and exceeds by
+    2% at most, for RULER counts the prompt and the answer, too. Of each source the first
+    `samples` are taken. Raises ValueError if there is no file, no such task, or no row of
+    a length that was asked for.
+    """
+    paths = [path]
+    if path.is_dir():
+        paths = sorted(file for form in files.FORMS for file in path.rglob(f"*.{form}"))
+    if not paths:
+        raise ValueError(f"{path} holds no task files ({' or '.join(files.FORMS)})")
+    found: dict[int, list[Task]] = {length: [] for length in lengths}
+    taken: collections.Counter[tuple[str, int]] = collections.Counter()
+    seen: set[int] = set()
+    for file in paths:
+        for task, said in formats.read_any(file):
+            if wanted and not {task.source, task.source.rpartition("/")[2]} & set(wanted):
+                continue
+            length = said or sum(map(count, task.document.pieces()))
+            seen.add(length)
+            at = next((n for n in sorted(lengths) if 0.85 * n <= length <= 1.02 * n), None)
+            if at is not None and taken[task.source, at] < samples:
+                taken[task.source, at] += 1
+                found[at].append(task)
+    if not seen:
+        raise ValueError(f"{path} has no task of {', '.join(wanted)}")
+    if not taken:
+        raise ValueError(
+            f"the documents of {path} have {min(seen):,} to {max(seen):,} tokens, which is none "
+            "of the lengths asked for; give --lengths"
+        )
+    return {length: tasks for length, tasks in found.items() if tasks}
+
+
+def _sample_seed(seed: int, name: str, number: int) -> int:
+    parts = [seed, zlib.crc32(name.encode()), number]
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])

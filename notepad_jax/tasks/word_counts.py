@@ -1,0 +1,122 @@
+"""Two of RULER's tasks are about how often words occur: `cwe` and `fwe`.
+
+Their documents are shuffled word lists whose counts are fixed beforehand, so that no two
+words can tie where it matters. The list is never made: `draws.Shuffle` says which item
+stands at a position, and the item says which word it is. Below is recipe.py; ruler.py
+makes tasks of these.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from notepad_jax.tasks import recipe
+from notepad_jax.tasks.draws import Draws
+from notepad_jax.tasks.haystack import Count
+from notepad_jax.tasks.recipe import RecipeDocument, Written
+
+COMMON = 10  # words of cwe that are asked for
+COMMON_TIMES, UNCOMMON_TIMES = 30, 3
+LEAST_UNCOMMON = 10  # with fewer, the list is hardly anything but the answer
+ALPHA = 2.0  # fwe: the k-th most frequent word occurs in proportion to k**-ALPHA
+FREQUENT = slice(1, 4)  # words of fwe that are asked for; the most frequent of all is NOISE
+CODED_LETTERS = 6
+NOISE = "..."
+
+_ORDER = 6  # the purpose of the shuffle of a list's items
+_ZETA = math.pi**2 / 6  # sum of k**-2
+
+
+def common_words(
+    task: str, draws: Draws, length: int, count: Count
+) -> tuple[RecipeDocument, tuple[str, ...]]:
+    """A numbered list in which 10 words come 30 times and all others 3 times; those 10.
+
+    The number of other words makes the length: a step adds one of them, three items at a
+    time. Raises ValueError if the list does not fit, or without LEAST_UNCOMMON others.
+    """
+    words = tuple(draws.names(np.arange(COMMON)))
+    numbers = " ".join(f"{i}." for i in range(1, COMMON * COMMON_TIMES + 1))
+    least = recipe.FIRST_WORD + count(" " + numbers)
+    least += COMMON_TIMES * count(" " + " ".join(words))
+    uncommon, left = recipe.fitting(functools.partial(_steps, draws), length - least, count)
+    if uncommon < LEAST_UNCOMMON:
+        raise recipe.too_short(
+            task,
+            length,
+            f"{COMMON} words {COMMON_TIMES} times each take {least:,}, "
+            f"and {LEAST_UNCOMMON} others {UNCOMMON_TIMES} times each have to fit, too",
+        )
+    recipe.check_length(task, length - recipe.FIRST_WORD - left, length)
+    size = COMMON * COMMON_TIMES + uncommon * UNCOMMON_TIMES
+    return RecipeDocument(Written(functools.partial(_items, draws, size), size)), words
+
+
+def frequent_words(
+    task: str, draws: Draws, length: int, count: Count
+) -> tuple[RecipeDocument, tuple[str, ...]]:
+    """Coded words among dots, with Zipf's frequencies; the three most frequent words.
+
+    The k-th word comes floor(n k**-2 / zeta(2)) times, the first being dots, which also
+    fill the last gap; n makes the length. Raises ValueError where the third and the fourth
+    coded word would tie.
+    """
+    most = 2 * length  # of n: a word takes a token or more, and dots are 0.6 of all words
+    ranks = np.arange(1, math.isqrt(int(most / _ZETA)) + 2)
+    words = (NOISE, *draws.coded(ranks, CODED_LETTERS)[1:])
+    shares = ranks**-ALPHA / _ZETA
+    tokens = np.array([count(" " + word) for word in words])
+    if tokens.min() < 1:
+        raise ValueError(f"{task}: the token counter finds no tokens in {NOISE!r}; use another")
+    room = length - recipe.FIRST_WORD
+
+    def times(n: int) -> np.ndarray:
+        return np.floor(n * shares).astype(np.int64)
+
+    low, high = 0, most  # the largest n that fits, by bisection
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if times(middle) @ tokens <= room else (low, middle - 1)
+    counts = times(low)
+    counts[0] += (room - counts @ tokens) // tokens[0]
+    last = FREQUENT.stop
+    if len(words) <= last or counts[last - 1] <= counts[last]:
+        raise recipe.too_short(task, length, "the words that are asked for would tie with others")
+    recipe.check_length(task, int(counts @ tokens), length)
+    ends = np.cumsum(counts)
+    size = int(ends[-1])
+    write = functools.partial(_coded, np.array(words, dtype=object), ends, draws, size)
+    return RecipeDocument(Written(write, size)), words[FREQUENT]
+
+
+def _steps(draws: Draws, start: int, stop: int) -> list[str]:
+    """What the uncommon words start..stop-1 add to a list: their items, in any order."""
+    words = draws.names(np.arange(start, stop) + COMMON)
+    first = COMMON * COMMON_TIMES + 1 + UNCOMMON_TIMES * start
+    return list(_three_items(words, first))
+
+
+def _three_items(words: list[str], number: int) -> Iterator[str]:
+    for word in words:
+        yield " ".join(f"{number + i}. {word}" for i in range(UNCOMMON_TIMES))
+        number += UNCOMMON_TIMES
+
+
+def _items(draws: Draws, size: int, start: int, stop: int) -> list[str]:
+    """Items start..stop-1 of the shuffled list, numbered from 1."""
+    items = draws.shuffle(_ORDER, size).at(np.arange(start, stop))
+    beyond = COMMON + (items - COMMON * COMMON_TIMES) // UNCOMMON_TIMES
+    words = draws.names(np.where(items < COMMON * COMMON_TIMES, items // COMMON_TIMES, beyond))
+    return [f"{number}. {word}" for number, word in enumerate(words, start=start + 1)]
+
+
+def _coded(
+    words: np.ndarray, ends: np.ndarray, draws: Draws, size: int, start: int, stop: int
+) -> list[str]:
+    """Words start..stop-1 of the shuffled text: item i is the first word whose end is past i."""
+    items = draws.shuffle(_ORDER, size).at(np.arange(start, stop))
+    return words[np.searchsorted(ends, items, "right")].tolist()

@@ -1,0 +1,37 @@
+"""Tasks about words that the tiny tokenizer knows, and a reader of them, for these tests."""
+
+import asyncio
+
+from notepad_jax.agent.chunking import ChunkList
+from notepad_jax.agent.memory_agent import TurnSampling
+from notepad_jax.eval.measure import Item, Reader, measure
+from notepad_jax.eval.methods import Excerpts
+from notepad_jax.types import Task, TextDocument
+from tests import fakes
+
+
+def task(name: str, words: str, answer: str = "red", **more) -> Task:
+    return Task(name, "code of ann ?", TextDocument(words), (answer,), "test", "em", **more)
+
+
+def items(*tasks: Task, length: int = 4, method: str = "notepad", repeats: int = 1) -> list[Item]:
+    return [Item(one, method, length, k) for one in tasks for k in range(repeats)]
+
+
+def reader(completer, chunk_size: int = 2, at_once: int = 9, context: int = 4) -> Reader:
+    tokenizer = fakes.tokenizer()
+    return Reader(
+        completer=completer,
+        tokenizer=tokenizer,
+        template=fakes.template(),
+        rules=fakes.rules(chunk_size),
+        sampling=TurnSampling(0.0, 1.0, tuple(tokenizer.stop_ids), 7),
+        chunks_of=lambda t: ChunkList(tokenizer.encode(t.document.text), chunk_size),
+        excerpts=Excerpts(tokenizer, context),
+        at_once=at_once,
+    )
+
+
+def read(planned, completer, on_progress=lambda progress: None, **more):
+    how = {name: more.pop(name) for name in ("trace_of", "on_result") if name in more}
+    return asyncio.run(measure(planned, reader(completer, **more), on_progress, **how))

@@ -1,0 +1,132 @@
+"""Measuring readings: what is kept of one, how it is scored, what is traced."""
+
+import pytest
+
+from notepad_jax.eval.measure import REPORTED, MemoryChange
+from notepad_jax.types import Evidence, Finish
+from tests import fakes
+from tests.eval.reading import items, read, task
+
+
+class Trace(list):
+    """Keeps what it is told."""
+
+    def add(self, change: MemoryChange) -> None:
+        self.append(change)
+
+
+def test_a_reading_is_kept_as_its_answer_and_its_memories_go_to_a_trace():
+    # The fake writes each chunk's first word into its memory, and answers with it.
+    trace = Trace()
+    one = task("a", "blue is blue of red ann red", evidence=(Evidence("red", 0.6),))
+    (result,) = read(items(one, length=7), fakes.first_of_chunk(), trace_of=lambda item: trace)
+    assert [(c.chunk, c.memory, c.tokens, c.recall) for c in trace] == [
+        (0, "blue", 1, 0.0),
+        (2, "red", 1, 1.0),
+    ]
+    assert 0 <= trace[0].seconds <= trace[1].seconds <= result.seconds
+    assert (result.answer, result.correct, result.gold) == ("red", 1.0, ("red",))
+    assert (result.turns, result.tokens, result.finish) == (5, 7, Finish.STOP)
+    assert (result.changes, result.recall, result.lost) == (2, 1.0, "")
+    assert set(result.scores) == set(REPORTED) and set(result.scores.values()) == {1.0}
+
+
+def test_where_an_answer_was_lost_is_told():
+    # The memory ends as the last chunk's first word: "green" was there, and is overwritten.
+    lost = task("a", "green is blue of", "green", evidence=(Evidence("green", 0.0),))
+    never = task("b", "is green blue of", "green", evidence=(Evidence("green", 0.2),))
+    unused = task("c", "is red green of", "red", evidence=(Evidence("green", 0.5),))
+    results = read(items(lost, never, unused), fakes.first_of_chunk())
+    assert [r.lost for r in results] == ["overwritten", "never written", "not used"]
+    assert [r.recall for r in results] == [0.0, 0.0, 1.0]
+
+
+def test_results_come_in_the_order_of_items_whatever_runs_at_once():
+    planned = items(task("c", "red is"), task("b", "blue is ann of red who"), task("a", "green is"))
+    for at_once in (1, 3):
+        ended = []
+        results = read(planned, fakes.first_of_chunk(), at_once=at_once, on_result=ended.append)
+        assert [(r.task_id, r.answer) for r in results] == [
+            ("c", "red"),
+            ("b", "red"),
+            ("a", "green"),
+        ]
+        assert sorted(r.task_id for r in ended) == ["a", "b", "c"]
+
+
+def test_readings_never_share_noise_and_repeats_are_readings():
+    completer = fakes.empty()
+    both = (task("a", "red is ann of"), task("b", "red is ann of"))
+    planned = items(*both, repeats=2) + items(*both, length=9) + items(*both, method="recent-only")
+    read(planned, completer)
+    seeds = [sampling.seed for _, sampling in completer.calls]
+    assert len(set(seeds)) == len(seeds) == 6 * 3 + 2
+
+
+def test_progress_tells_turns_readings_and_hits():
+    told = []
+    planned = items(task("a", "red is"), task("b", "blue is"))
+    read(planned, fakes.first_of_chunk(), told.append)
+    assert (told[-1].turns, told[-1].done, told[-1].total, told[-1].correct) == (4, 2, 2, 1.0)
+
+
+class Failing:
+    """Answers like `first_of_chunk`, but fails on update turns whose chunk begins with `word`."""
+
+    def __init__(self, word: str) -> None:
+        self._inner, self._id = fakes.first_of_chunk(), fakes.tokenizer().encode(word)[0]
+
+    async def complete(self, prompt, sampling):
+        if not fakes.is_answer(prompt) and prompt.shared[0] == self._id:
+            raise RuntimeError("the engine is gone")
+        return await self._inner.complete(prompt, sampling)
+
+
+def test_a_failed_reading_counts_as_wrong_and_says_why():
+    right, failed = read(items(task("a", "red is"), task("b", "ann is")), Failing("ann"))
+    assert (right.correct, failed.correct, right.failed, failed.failed) == (1.0, 0.0, False, True)
+    assert failed.problem == "RuntimeError: the engine is gone"
+    assert failed.finish is Finish.CANCELLED and set(failed.scores.values()) == {0.0}
+
+
+def test_when_every_reading_fails_the_failure_is_raised():
+    with pytest.raises(RuntimeError, match="the engine is gone"):
+        read(items(task("a", "ann is"), task("b", "ann of")), Failing("ann"))
+
+
+def test_mistakes_are_named_before_anything_is_read():
+    with pytest.raises(ValueError, match="two tasks of length 4 are called 'a'"):
+        read(items(task("a", "red"), task("a", "red")), fakes.empty())
+    with pytest.raises(ValueError, match="no method 'guess'; use one of notepad, full-context"):
+        read(items(task("a", "red"), method="guess"), fakes.empty())
+
+
+def test_a_question_that_is_too_long_is_named():
+    from dataclasses import replace
+
+    long = replace(task("a", "red"), question="is " * 9)
+    with pytest.raises(ValueError, match="task 'a': the question has 9 tokens and the limit is 8"):
+        read(items(long), fakes.empty())
+
+
+def test_methods_of_one_turn_see_what_fits():
+    # Context 4: the whole of `short`; of `long` its ends, or its end, or nothing.
+    short, long = task("s", "red is ann of"), task("l", "ann is blue of green red who")
+    seen = {}
+    for method in ("full-context", "truncate-middle", "recent-only"):
+        completer = fakes.empty()
+        results = read(items(short, long, method=method), completer)
+        seen[method] = [fakes.tokenizer().decode(p.shared) for p, _ in completer.calls]
+        assert [r.turns for r in results] == [1, 0 if method == "full-context" else 1]
+    assert seen == {
+        "full-context": ["red is ann of"],
+        "truncate-middle": ["red is ann of", "ann is red who"],
+        "recent-only": ["red is ann of", "of green red who"],
+    }
+
+
+def test_a_document_that_does_not_fit_is_a_wrong_answer_and_no_failure():
+    long = task("l", "ann is blue of green red who")
+    (result,) = read(items(long, method="full-context"), fakes.empty())
+    assert result.problem.startswith("the document has 7 tokens and a prompt may show 4 of it")
+    assert (result.correct, result.failed, result.finish) == (0.0, False, Finish.CANCELLED)

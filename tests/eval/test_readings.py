@@ -1,0 +1,64 @@
+"""Readings on disk: nothing lost, nothing twice, traces that belong to their readings."""
+
+import json
+
+import pytest
+
+from notepad_jax.eval.readings import READINGS, TRACES, Readings
+from tests import fakes
+from tests.eval.reading import items, read, task
+from tests.eval.test_measure import Failing
+
+PLANNED = items(task("a", "red is blue of"), task("b", "blue is red of"), task("c", "ann is"))
+
+
+def read_into(folder, planned, completer):
+    with Readings(folder, {"policy": "fake"}) as readings:
+        left = readings.missing(planned)
+        read(left, completer, trace_of=readings.trace_of, on_result=readings.add)
+        return left, readings.of(planned), [list(readings.trace(r)) for r in readings.of(planned)]
+
+
+def test_readings_and_traces_come_back(tmp_path):
+    _, results, traces = read_into(tmp_path, PLANNED, fakes.first_of_chunk())
+    assert [[c.memory for c in trace] for trace in traces] == [
+        ["red", "blue"],
+        ["blue", "red"],
+        ["ann"],
+    ]
+    left, again, same = read_into(tmp_path, PLANNED, fakes.empty())
+    assert left == [] and again == results and same == traces
+    assert len((tmp_path / TRACES).read_text().splitlines()) == 5
+
+
+def test_after_a_kill_only_what_is_missing_is_read_again(tmp_path):
+    _, results, traces = read_into(tmp_path, PLANNED, fakes.first_of_chunk())
+    lines = (tmp_path / READINGS).read_bytes().splitlines(keepends=True)
+    first = json.loads(lines[0])["task_id"]  # the one that ended first
+    for cut in (0, 1, 17, len(lines[1]) - 1):
+        (tmp_path / READINGS).write_bytes(lines[0] + lines[1][:cut])
+        left, again, same = read_into(tmp_path, PLANNED, fakes.first_of_chunk())
+        assert [item.task.id for item in left] == [n for n in "abc" if n != first]
+        timeless = lambda r: r.__class__(**{**vars(r), "began": 0, "seconds": 0})  # noqa: E731
+        assert list(map(timeless, again)) == list(map(timeless, results))
+        assert [[c.memory for c in t] for t in same] == [[c.memory for c in t] for t in traces]
+        assert len((tmp_path / TRACES).read_text().splitlines()) == 5
+
+
+def test_what_failed_is_read_again(tmp_path):
+    _, results, _ = read_into(tmp_path, PLANNED, Failing("ann"))
+    assert [r.failed for r in results] == [False, False, True]
+    left, results, _ = read_into(tmp_path, PLANNED, fakes.first_of_chunk())
+    assert [item.task.id for item in left] == ["c"] and not any(r.failed for r in results)
+
+
+def test_a_line_that_is_no_reading_is_named(tmp_path):
+    (tmp_path / READINGS).write_text(json.dumps({"answer": "red"}) + "\n")
+    with pytest.raises(ValueError, match="line 1 of .*readings.jsonl is no reading"):
+        Readings(tmp_path, {})
+
+
+def test_readings_of_another_kind_are_not_mixed_in(tmp_path):
+    read_into(tmp_path, PLANNED, fakes.first_of_chunk())
+    with pytest.raises(ValueError, match="made with policy = 'fake', and now it is 'other'; begin"):
+        Readings(tmp_path, {"policy": "other"})

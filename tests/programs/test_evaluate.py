@@ -1,0 +1,196 @@
+"""The whole evaluation with readers that can be predicted: right, silent, guessing, killed."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import signal
+
+import pytest
+
+from notepad_jax.agent.approximate import ApproximateTokenizer
+from notepad_jax.agent.endpoint import bare_turn
+from notepad_jax.agent.prompts import Template
+from notepad_jax.eval import summary
+from notepad_jax.programs import configuration, evaluate
+from notepad_jax.scoring import metrics
+from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.types import Completion, Finish, tokens
+
+SMALL = (
+    "--config.evaluate.suite=ruler",
+    "--config.evaluate.lengths=1k,2k",
+    "--config.evaluate.samples=3",
+    "--config.evaluate.repeats=2",
+    "--config.evaluate.chunk_size=500",
+    "--config.evaluate.train_length=1k",
+    "--config.sources.text=noise",
+)
+
+
+BEGINNING = 60  # characters
+
+
+def silence(question, note, seed):
+    return ""
+
+
+def config_of(*words):
+    return configuration.load("ruler", [*SMALL, *words])
+
+
+class Agent:
+    """Answers with `say(question, note, seed)`; its note is how the document began.
+
+    Knows nothing else. At turn `killed_at` somebody presses Ctrl-C.
+    """
+
+    def __init__(self, tokenizer, say, killed_at=None):
+        self._tokenizer, self._say, self._killed_at = tokenizer, say, killed_at
+        self.calls = 0
+
+    async def complete(self, prompt, sampling):
+        self.calls += 1
+        if self.calls == self._killed_at:
+            signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(0)
+        text = self._tokenizer.decode(prompt.tokens)
+        note = text.partition("<note>\n")[2].partition("\n</note>")[0]
+        shown = "<piece>\n" if "<piece>" in text else "<text>\n"
+        began = text.partition(shown)[2][:BEGINNING].strip()
+        if "<piece>" in text:
+            said = began if note.startswith("(the note is") else note
+        else:
+            said = self._say(_question(text), note or began, sampling.seed)
+        ids = [*self._tokenizer.encode(said), sampling.stop_ids[0]]
+        return Completion(tokens(ids), [0.0] * len(ids), Finish.STOP, 0)
+
+
+def _question(text):
+    return text.split("Question:\n")[1].split("\n\n")[0]
+
+
+def subject(say, killed_at=None):
+    tokenizer = ApproximateTokenizer()
+    agent = Agent(tokenizer, say, killed_at)
+
+    @contextlib.asynccontextmanager
+    async def opened(rules):
+        yield agent
+
+    template = Template.load("chunk_first", tokenizer, bare_turn(tokenizer))
+    return evaluate.Subject("a fake", tokenizer, template, opened)
+
+
+def oracle(config):
+    """Knows every gold answer by the question and how the document began."""
+    count = evaluate.counter(ApproximateTokenizer())
+    lengths = map(evaluate.parse_length, config.evaluate.lengths)
+    tasks = evaluate.tasks_of(config, list(lengths), count, SilentScreen())
+    gold = {}
+    for task in itertools.chain(*tasks.values()):
+        wanted = task.answers if task.metric in metrics.ALL_WANTED else task.answers[:1]
+        began = next(iter(task.document.pieces()))[:BEGINNING].strip()
+        gold[task.question, began] = "\\boxed{" + "\n".join(wanted) + "}"
+    return lambda question, note, seed: gold[question, note]
+
+
+def run(config, reader, folder):
+    return evaluate.run(config, reader, folder, SilentScreen())
+
+
+@pytest.mark.parametrize("suite", ["ruler", "ruler-qa", "memory"])
+def test_who_knows_everything_scores_100_and_who_says_nothing_0(tmp_path, suite):
+    config = config_of(f"--config.evaluate.suite={suite}", "--config.evaluate.lengths=4k")
+    known = run(config, subject(oracle(config)), tmp_path / "oracle")
+    silent = run(config, subject(silence), tmp_path / "silent")
+    assert {s.accuracy.mean for s in known.by_task} == {1.0}
+    assert {s.accuracy.mean for s in silent.by_task} == {0.0}
+    assert all(s.n == 6 and s.questions == 3 and not s.failed for s in known.by_task)
+    assert (
+        len(known.by_task)
+        == len(silent.by_task)
+        == {"ruler": 13, "ruler-qa": 1, "memory": 7}[suite]
+    )
+
+
+def test_a_fair_coin_gets_its_interval(tmp_path):
+    config = config_of(
+        "--config.evaluate.tasks=vt", "--config.evaluate.lengths=1k",
+        "--config.evaluate.samples=400", "--config.evaluate.repeats=1",
+    )  # fmt: skip
+    right = oracle(config)
+    coin = subject(lambda *asked: right(*asked) if asked[-1] % 2 else "")
+    (found,) = run(config, coin, tmp_path / "coin").by_length
+    heads = round(400 * found.accuracy.mean)
+    assert 160 <= heads <= 240  # four standard deviations of ten
+    assert found.accuracy == summary.share([1.0] * heads + [0.0] * (400 - heads))
+    assert found.accuracy.low < 0.5 < found.accuracy.high or abs(heads - 200) > 18
+
+
+def test_a_killed_evaluation_goes_on_and_reports_the_same(tmp_path):
+    config = config_of("--config.evaluate.tasks=vt,niah_single_1,niah_multivalue",
+                       "--config.evaluate.methods=notepad,recent-only")  # fmt: skip
+    right = oracle(config)
+    coin = lambda *asked: right(*asked) if asked[-1] % 2 else "no idea"  # noqa: E731
+    run(config, subject(coin), tmp_path / "whole")
+    for killed_at in (3, 40, 5):
+        with pytest.raises(KeyboardInterrupt):
+            run(config, subject(coin, killed_at), tmp_path / "parts")
+    run(config, subject(coin), tmp_path / "parts")
+    whole, parts = (tmp_path / name / "report.json" for name in ("whole", "parts"))
+    assert whole.read_bytes() == parts.read_bytes()
+    found = json.loads(whole.read_text())["by_task"]
+    assert len(found) == 2 * 3 * 2 and not any(s["failed"] for s in found)
+    lines = (tmp_path / "parts" / "readings.jsonl").read_text().splitlines()
+    assert len(lines) == 3 * 2 * 3 * 2 * 2  # tasks, lengths, samples, repeats, methods
+
+
+def test_everything_a_run_promises_is_there(tmp_path):
+    config = config_of("--config.evaluate.tasks=vt")
+    outcome = run(config, subject(oracle(config)), tmp_path / "run")
+    assert {"config.json", "readings.jsonl", "traces.jsonl", "report.json", "report.html",
+            "accuracy.png"} <= {path.name for path in outcome.folder.iterdir()}  # fmt: skip
+    trace = [json.loads(line) for line in (tmp_path / "run/traces.jsonl").open()]
+    assert {"task", "chunk", "memory", "tokens", "seconds", "recall"} <= trace[0].keys()
+    readings = [json.loads(line) for line in (tmp_path / "run/readings.jsonl").open()]
+    assert max(r["turns"] for r in readings) == 6  # 2,048 tokens in chunks of 500, the answer
+    assert all(r["changes"] == 1 and not r["failed"] for r in readings)
+    assert "ruler/vt" in outcome.report.read_text()
+    assert "100.0%" in evaluate.text(outcome)
+
+
+def test_readers_of_two_kinds_are_not_mixed_in_one_run(tmp_path):
+    run(config_of("--config.evaluate.tasks=vt"), subject(silence), tmp_path)
+    other = config_of("--config.evaluate.tasks=vt", "--config.reading.max_memory=64")
+    with pytest.raises(ValueError, match="reading.max_memory = 1024, and now it is 64"):
+        run(other, subject(silence), tmp_path)
+    more = config_of(
+        "--config.evaluate.tasks=vt,niah_single_2", "--config.evaluate.lengths=1k,2k,4k"
+    )
+    assert len(run(more, subject(silence), tmp_path).by_task) == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--config.evaluate.tasks=vtt",), "suite ruler has no task 'vtt'; its tasks are niah"),
+        (("--config.evaluate.suite=rulr",), "there is no suite 'rulr'; use one of ruler, "),
+        (("--config.evaluate.methods=guess",), "there is no method 'guess'; use one of notepad"),
+        (("--config.evaluate.lengths=8x",), "'8x' is no length"),
+        (("--config.evaluate.train_length=long",), "'long' is no length"),
+        (("--config.evaluate.temperature=0",), "2 repeats at temperature 0 would"),
+        (("--config.evaluate.suite=ruler-qa", "--config.evaluate.tasks=squad"), "with --squad"),
+        (("--config.sources.text=/nowhere",), "/nowhere"),
+    ],
+)  # fmt: skip
+def test_mistakes_end_in_one_line(tmp_path, words, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        run(config_of(*words), subject(silence), tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_reader_both_ways_to_name_one_are_told():
+    with pytest.raises(ValueError, match="give --policy FOLDER or --endpoint URL"):
+        evaluate.subject(config_of(), SilentScreen())

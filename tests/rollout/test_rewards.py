@@ -1,0 +1,63 @@
+"""The reward is the task's metric of the answer that its contract finds; the rest is counted."""
+
+import pytest
+
+from notepad_jax.rollout import rewards
+from notepad_jax.rollout.rewards import score
+from notepad_jax.types import Reading, Status, Task, TextDocument
+
+
+def scored(answer, metric="em", contract="plain", status=Status.ANSWERED, answers=("ann",)):
+    task = Task("t", "who ?", TextDocument("ann"), answers, "test", metric, contract)
+    return score(Reading("t", 0, (), answer, status), task)
+
+
+@pytest.mark.parametrize(
+    ("answer", "metric", "contract", "reward", "malformed"),
+    [
+        ("ann", "em", "plain", 1, 0),
+        ("bob", "em", "plain", 0, 0),
+        ("", "em", "plain", 0, 0),
+        (r"\boxed{ann}", "em", "boxed", 1, 0),
+        ("ann", "em", "boxed", 0, 1),
+        ("<think>ann", "sub_em", "plain", 0, 1),
+        ("ann", "numeric", "plain", 1, 0),  # the very words
+        ("bob", "numeric", "plain", 0, 1),
+    ],
+)
+def test_rewards_and_malformed_answers(answer, metric, contract, reward, malformed):
+    trajectory = scored(answer, metric, contract)
+    assert trajectory.reward == reward
+    assert trajectory.reward_parts["malformed"] == malformed
+    assert trajectory.reward_parts["empty"] == (answer == "")
+
+
+def test_parts_are_of_the_answer_found():
+    parts = scored("<think>bob</think> The ANN!").reward_parts
+    assert (parts["em"], parts["normalised_em"]) == (0.0, 1.0)
+    assert scored(r"it is \boxed{ann}", contract="boxed").reward_parts["em"] == 1.0
+
+
+def test_a_cancelled_reading_is_worth_nothing_and_not_malformed():
+    trajectory = scored("ann", contract="boxed", status=Status.CANCELLED)
+    assert trajectory.reward == 0.0
+    assert not any(trajectory.reward_parts.values())
+    truncated = scored("ann", status=Status.TRUNCATED)
+    assert truncated.reward == truncated.reward_parts["truncated"] == 1.0
+
+
+@pytest.mark.parametrize("status", Status)
+def test_an_unknown_metric_or_contract_is_an_error_whatever_was_read(status):
+    with pytest.raises(ValueError, match="no metric 'bleu'"):
+        scored("ann", metric="bleu", status=status)
+    with pytest.raises(ValueError, match="no contract 'json'"):
+        scored("ann", contract="json", status=status)
+
+
+def test_a_run_may_reward_all_tasks_by_one_metric():
+    task = Task("t", "who ?", TextDocument("ann"), ("ann",), "test", "sub_em", "tag")
+    reading = Reading("t", 0, (), r"it is \boxed{ann}", Status.ANSWERED)
+    assert rewards.by("")(reading, task).reward == 0.0  # its own: no <answer>
+    assert rewards.by("boxed")(reading, task).reward == 1.0
+    with pytest.raises(ValueError, match="no metric 'blue'; use one of em"):
+        rewards.by("blue")
