@@ -3,6 +3,8 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Test processes, of up to 2 GB each; a file's tests stay together, they share what is compiled.
+JOBS ?= 2
 # JetStream without its dependencies: they would bring TensorFlow (see jetstream_compat.py).
 JETSTREAM := $(shell sed -n 's/^\(google-jetstream==[0-9.]*\).*/\1/p' constraints.txt)
 
@@ -29,7 +31,7 @@ $(VENV)/aot: $(VENV)/installed
 	@touch $@
 
 test: install ## the default tests: no network, no accelerator
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 test-slow: $(VENV)/aot ## the tests marked slow, compiling for TPUs among them
 	$(BIN)/python -m pytest -m slow

@@ -29,6 +29,7 @@ from notepad_jax.types import (
     Reading,
     SamplingParams,
     Status,
+    Task,
     Tokens,
     Turn,
     TurnKind,
@@ -105,6 +106,14 @@ def encode_question(tokenizer: Tokenizer, question: str, max_question: int) -> T
             "ask a shorter one or raise max_question"
         )
     return ids
+
+
+def question_of(task: Task, tokenizer: Tokenizer, max_question: int) -> Tokens:
+    """Returns the ids of a task's question; ValueError naming the task if it is too long."""
+    try:
+        return encode_question(tokenizer, task.question, max_question)
+    except ValueError as error:
+        raise ValueError(f"task {task.id!r}: {error}") from error
 
 
 def start(question_tokens: Tokens, chunks: Chunks) -> MemoryState:

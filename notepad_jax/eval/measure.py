@@ -223,7 +223,7 @@ async def _read(
     clock, began = time.time(), time.perf_counter()
     facts = item.task.evidence if item.method == methods.NOTEPAD else ()
     course = _Course(_CountedChunks(reader.chunks_of(item.task)), Recall(facts))
-    question = _question(item.task, reader)
+    question = memory_agent.question_of(item.task, reader.tokenizer, reader.rules.max_question)
     try:
         await _follow(item, question, reader, course, trace, began, turned)
     except methods.DoesNotFit as outcome:  # a result of the method, not a failure of ours
@@ -233,15 +233,6 @@ async def _read(
         course.failed, course.finish, course.answer = True, Finish.CANCELLED, ""
         course.problem = f"{type(failure).__name__}: {failure}"
     return _result(item, course, clock, time.perf_counter() - began)
-
-
-def _question(task: Task, reader: Reader) -> Tokens:
-    try:
-        return memory_agent.encode_question(
-            reader.tokenizer, task.question, reader.rules.max_question
-        )
-    except ValueError as error:
-        raise ValueError(f"task {task.id!r}: {error}") from error
 
 
 async def _follow(

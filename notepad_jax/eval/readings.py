@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from notepad_jax.eval.measure import Item, Key, MemoryChange, Result
+from notepad_jax.telemetry.identity import settle
 from notepad_jax.types import Finish
 
 READINGS, TRACES, IDENTITY = "readings.jsonl", "traces.jsonl", "identity.json"
@@ -37,8 +37,7 @@ class Readings:
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        _identify(folder, identity)
+        settle(folder / IDENTITY, identity, "begin a run of another name")
         self._traces: dict[Key, _Spool] = {}
         self._where: dict[Key, tuple[int, int]] = {}
         self._done: dict[Key, Result] = {}
@@ -115,23 +114,6 @@ class Readings:
             file.truncate(whole)
         with (self._folder / TRACES).open("ab") as file:
             file.truncate(traced)
-
-
-def _identify(folder: Path, identity: Mapping[str, Any]) -> None:
-    path = folder / IDENTITY
-    ours = json.loads(json.dumps(identity))
-    if not path.is_file():
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(ours, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-        return
-    theirs = json.loads(path.read_text(encoding="utf-8"))
-    for name in sorted(ours.keys() | theirs.keys()):
-        if ours.get(name) != theirs.get(name):
-            raise ValueError(
-                f"the readings in {folder} were made with {name} = {theirs.get(name)!r}, and now "
-                f"it is {ours.get(name)!r}; begin a run of another name"
-            )
 
 
 _CHANGE_FIELDS = dataclasses.fields(MemoryChange)

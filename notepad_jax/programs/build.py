@@ -14,7 +14,6 @@ import asyncio
 import collections
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,11 @@ from notepad_jax.eval.methods import NOTEPAD, Excerpts
 from notepad_jax.programs import configuration, evaluate, parts
 from notepad_jax.scoring import metrics
 from notepad_jax.tasks import files, golongrl, suites
+from notepad_jax.telemetry.identity import settle
 from notepad_jax.telemetry.progress import Bar, Screen
 from notepad_jax.types import Task
 
-SETTINGS = "build.json"
+SETTINGS, ELSEWHERE = "build.json", "choose another --out"
 GOLONGRL = "golongrl"
 ASKED_AT_ONCE = 256  # questions put to the reader between two looks at what is left
 TOKENS, PARAGRAPHS = "tokens", "paragraphs"
@@ -100,7 +100,7 @@ def build(
     count = evaluate.counter(open_tokenizer(tokenizer)) if tokenizer else approximate.count
     sources = suites.Sources(count, **config.sources)
     names = suites.names(e.suite, e.tasks, sources)
-    _settle(folder, _settings(config, form, reader))
+    settle(folder / SETTINGS, _settings(config, form, reader), ELSEWHERE)
     left_out: dict[str, int] = {}
     paths: list[Path] = []
     written = tasks = 0
@@ -152,7 +152,7 @@ def convert(rows: str, folder: Path, form: str, screen: Screen) -> Built:
     Rows whose own gold answer would score nothing (a broken table, a formula that cannot be
     read) are left out and counted: nobody could earn their reward.
     """
-    _settle(folder, {"suite": GOLONGRL, "rows": rows, "form": form})
+    settle(folder / SETTINGS, {"suite": GOLONGRL, "rows": rows, "form": form}, ELSEWHERE)
     path = folder / f"{GOLONGRL}.{form}"
     if path.exists():
         return Built(folder, (path,), 0, 0, {})
@@ -208,21 +208,6 @@ def _settings(config: ConfigDict, form: str, reader: evaluate.Subject | None) ->
         "sources": configuration.plain(config.sources),
         "unknown_to": reader.name if reader else "",
     }
-
-
-def _settle(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Writes down what a folder is built from, or makes sure that it is the same."""
-    path = folder / SETTINGS
-    if not path.is_file():
-        evaluate.write_json(path, settings)
-        return
-    saved = json.loads(path.read_text(encoding="utf-8"))
-    for name in sorted(saved.keys() | settings.keys()):
-        if saved.get(name) != settings.get(name):
-            raise ValueError(
-                f"{folder} was built with {name} = {saved.get(name)!r} and this is "
-                f"{settings.get(name)!r}; choose another --out"
-            )
 
 
 # ---------------------------------------------------------------- questions nobody knows

@@ -14,8 +14,6 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-import json
-import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,8 @@ from notepad_jax.programs import configuration, parts
 from notepad_jax.programs.train import TRAINING_DOCUMENTS
 from notepad_jax.tasks import suites
 from notepad_jax.tasks.synthetic import make_tasks
-from notepad_jax.telemetry.metrics import save_config
+from notepad_jax.telemetry.identity import write_json
+from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import Completer, PolicySnapshot, Task
 
@@ -297,7 +296,7 @@ def run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Ou
             "evaluate.temperature, or read once"
         )
     planned = jobs(config, tasks_of(config, lengths, counter(reader.tokenizer), screen))
-    save_config(folder, configuration.plain(config))
+    write_json(folder / CONFIG, configuration.plain(config))
     with Readings(folder, identity(config)) as readings:
         results = read(config, reader, planned, "eval", readings, screen)
         outcome = suite_report.SuiteReport(
@@ -347,14 +346,6 @@ def examples(results: Sequence[Result], readings: Readings) -> list[Example]:
         Example(f"{kind}: {r.method}, {r.source}", r, list(readings.trace(r)))
         for kind, r in chosen.items()
     ]
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file at once or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def text(outcome: Outcome) -> str:

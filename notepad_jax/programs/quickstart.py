@@ -26,7 +26,8 @@ from notepad_jax.eval import lengths, page, report, summary
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, evaluate, parts, train
-from notepad_jax.telemetry.metrics import read_metrics, save_config
+from notepad_jax.telemetry.identity import write_json
+from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import Screen
 
 STEP = "readings/step_{}"  # where the readings of the policy after that many steps lie
@@ -64,7 +65,7 @@ def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) 
 
     policy = parts.load_policy(config.policy)
     e = config.evaluate
-    save_config(folder, configuration.plain(config))
+    write_json(folder / CONFIG, configuration.plain(config))
     screen.say("1/4  the starter, before reinforcement learning")
     before, _ = timed(
         "measure before",

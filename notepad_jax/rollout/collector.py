@@ -64,7 +64,10 @@ async def collect(
     """
     _check_ids(tasks)
     chunks_of = DocumentChunks(reader.tokenizer, reader.rules.chunk_size, reader.max_document)
-    questions = [_question(task, reader) for task in tasks]
+    questions = [
+        memory_agent.question_of(task, reader.tokenizer, reader.rules.max_question)
+        for task in tasks
+    ]
 
     async def one(task: Task, question: Tokens, sample: int) -> Trajectory:
         seed = trajectory_seed(run_seed, step, task.id, sample)
@@ -124,15 +127,6 @@ async def _read_one(
         raise ReadingFailed(
             f"task {task.id!r}, sample {sample}: {type(error).__name__}: {error}"
         ) from error
-
-
-def _question(task: Task, reader: Reader) -> Tokens:
-    try:
-        return memory_agent.encode_question(
-            reader.tokenizer, task.question, reader.rules.max_question
-        )
-    except ValueError as error:
-        raise ValueError(f"task {task.id!r}: {error}") from error
 
 
 def _check_ids(tasks: Sequence[Task]) -> None:

@@ -19,6 +19,8 @@ from typing import Any, TextIO
 
 from tensorboardX import SummaryWriter
 
+from notepad_jax.telemetry.identity import write_json
+
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
 CONFIG = "config.json"
@@ -59,7 +61,8 @@ class RunLog:
             )
 
     def config(self, config: Mapping[str, Any]) -> None:
-        save_config(self.folder, config)
+        """Writes config.json, replacing it in one rename."""
+        write_json(self.folder / CONFIG, config)
 
     def write(
         self,
@@ -88,14 +91,6 @@ class RunLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def save_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Writes a run's config.json, replacing it in one rename."""
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / (CONFIG + ".tmp")
-    temporary.write_text(json.dumps(config, indent=2, default=str) + "\n")
-    os.replace(temporary, folder / CONFIG)
 
 
 def _open(path: Path) -> TextIO:

@@ -53,7 +53,9 @@ def test_another_seed_makes_other_documents_and_not_in_the_same_folder(tmp_path,
     one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
     assert one["vt-4k.jsonl"] != two["vt-4k.jsonl"]
     assert run(tmp_path / "one", "--tasks", "vt", "--seed", "1") == 1
-    assert "was built with seed = 0 and this is 1; choose another --out" in capsys.readouterr().err
+    assert (
+        "was made with seed = 0, and now it is 1; choose another --out" in capsys.readouterr().err
+    )
 
 
 def test_a_built_file_is_a_suite(tmp_path):
