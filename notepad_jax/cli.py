@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 folder = run_folder(arguments)
             config = ConfigDict()
             if name := config_name(arguments, saved := saved_config(folder)):
-                config = configuration.load(name, shorthand(arguments) + overrides, saved)
+                config = configuration.load(name, shorthand(arguments, name) + overrides, saved)
             pallas_kernels.use(config.get("kernels", "auto"))
             result, text = arguments.run(arguments, config, folder, screen)
     except KeyboardInterrupt:
@@ -123,14 +123,20 @@ def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str 
     return "ruler" if elsewhere else "quickstart"
 
 
-def shorthand(arguments: argparse.Namespace) -> list[str]:
-    """Options that stand for a config key, as overrides of it."""
-    given = vars(arguments)
-    return [
-        f"{configuration.FLAG}{key}={given[option]}"
-        for option, key in SHORTHAND.items()
-        if given.get(option) is not None
-    ]
+def shorthand(arguments: argparse.Namespace, name: str) -> list[str]:
+    """Options that stand for a key of the config `name`, as overrides of it."""
+    given, known = vars(arguments), configuration.flat(configuration.load(name))
+    words = []
+    for option, key in SHORTHAND.items():
+        if given.get(option) is None:
+            continue
+        if key not in known:
+            raise ValueError(
+                f"--{option.replace('_', '-')} stands for {key}, which config {name} does not "
+                "have; it is for the suites of config ruler"
+            )
+        words.append(f"{configuration.FLAG}{key}={given[option]}")
+    return words
 
 
 def saved_config(folder: Path | None) -> dict[str, Any]:

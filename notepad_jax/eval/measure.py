@@ -180,7 +180,10 @@ def check(items: Sequence[Item]) -> None:
                 f"two tasks of length {item.length} are called {task.id!r}; ids are unique"
             )
         seen.add(item.key)
-        metrics.score("", task.answers, task.metric, task.contract)  # raises if there is none
+        try:
+            metrics.score("", task.answers, task.metric, task.contract)
+        except ValueError as error:
+            raise ValueError(f"task {task.id!r}: {error}") from error
     methods.check(item.method for item in items)
 
 

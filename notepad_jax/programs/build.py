@@ -76,6 +76,7 @@ def run(
         return convert(rows, folder, form, screen)
     if paragraphs and config.evaluate.suite != "ruler-qa":
         raise ValueError("--paragraphs is for the suite ruler-qa; give --lengths")
+    evaluate.check_samples(config.evaluate.samples)
     sizes = [Size(parse_length(name), TOKENS) for name in config.evaluate.lengths]
     if paragraphs:
         sizes = [Size(_whole(number), PARAGRAPHS) for number in paragraphs.split(",")]

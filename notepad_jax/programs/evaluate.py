@@ -171,7 +171,13 @@ def tasks_of(
         return {length: tasks_of_length(config, length) for length in lengths}
     if "sources" not in config:
         raise ValueError(f"suite {e.suite} needs a config with `sources`; use --config ruler")
-    if Path(e.suite).exists():
+    check_samples(e.samples)
+    if e.suite not in suites.SUITES and not Path(e.suite).exists():
+        known = ", ".join((SYNTHETIC, *suites.SUITES))
+        raise ValueError(
+            f"there is no suite {e.suite!r}; use one of {known}, or the path of a task file"
+        )
+    if e.suite not in suites.SUITES:
         return suites.from_files(Path(e.suite), lengths, e.tasks, e.samples, count)
     sources = suites.Sources(count, **config.sources)
     names = suites.names(e.suite, e.tasks, sources)
@@ -186,8 +192,16 @@ def tasks_of(
     return tasks
 
 
+def check_samples(samples: int) -> None:
+    if samples < 1:
+        raise ValueError(f"there are {samples} samples of each task to be made; ask for 1 or more")
+
+
 def jobs(config: ConfigDict, tasks: TasksByLength) -> list[Job]:
-    """Returns what is to be read: every method at every length."""
+    """Returns what is to be read: every method at every length.
+
+    Raises ValueError for two tasks of one id, an unknown metric or method.
+    """
     e = config.evaluate
     limits = parts.rules(config.reading)
     found = []
@@ -198,6 +212,7 @@ def jobs(config: ConfigDict, tasks: TasksByLength) -> list[Job]:
             size = config.reading.chunk_size
         rules = dataclasses.replace(limits, chunk_size=size)
         found.append(Job(method, length, rules, tuple(items)))
+    check([item for job in found for item in job.items])
     return found
 
 
@@ -232,10 +247,8 @@ def read(
     screen: Screen,
 ) -> list[Result]:
     """Makes the readings that `readings` lacks; returns those of all jobs, in their order."""
-    everything = [item for job in planned for item in job.items]
-    check(everything)
     asyncio.run(_read(config, subject, planned, label, readings, screen))
-    return readings.of(everything)
+    return readings.of(item for job in planned for item in job.items)
 
 
 async def _read(

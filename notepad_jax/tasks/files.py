@@ -246,7 +246,9 @@ class ArrayRecords(Sequence):
 def task_of(columns: dict[str, Any], document: Any, where: str) -> Pair:
     """Makes a task from the columns of a row; ValueError saying what is wrong with which."""
     text = {name: _text(columns, name, where) for name in ("id", "question", "source", "metric")}
-    answers = columns.get("answers")
+    if "answers" not in columns:
+        raise ValueError(f"{where} has no column 'answers'; it has {', '.join(columns) or 'none'}")
+    answers = columns["answers"]
     if not isinstance(answers, list) or not all(isinstance(gold, str) for gold in answers):
         raise ValueError(f"{where}: 'answers' must be a list of strings, it is {answers!r:.80}")
     if not answers:

@@ -175,9 +175,10 @@ def test_readers_of_two_kinds_are_not_mixed_in_one_run(tmp_path):
     ("words", "message"),
     [
         (("--config.evaluate.tasks=vtt",), "suite ruler has no task 'vtt'; its tasks are niah"),
-        (("--config.evaluate.suite=rulr",), "there is no suite 'rulr'; use one of ruler, "),
+        (("--config.evaluate.suite=rulr",), "there is no suite 'rulr'; use one of synthetic, "),
         (("--config.evaluate.methods=guess",), "there is no method 'guess'; use one of notepad"),
         (("--config.evaluate.lengths=8x",), "'8x' is no length"),
+        (("--config.evaluate.samples=0",), "there are 0 samples of each task"),
         (("--config.evaluate.train_length=long",), "'long' is no length"),
         (("--config.evaluate.temperature=0",), "2 repeats at temperature 0 would"),
         (("--config.evaluate.suite=ruler-qa", "--config.evaluate.tasks=squad"), "with --squad"),
