@@ -2,15 +2,20 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import json
 import signal
 
 import pytest
+import tiny
+import tiny_bpe
 
 from notepad_jax.agent.approximate import ApproximateTokenizer
 from notepad_jax.agent.endpoint import bare_turn
 from notepad_jax.agent.prompts import Template
+from notepad_jax.agent.tokenizer import open_tokenizer
+from notepad_jax.checkpoint import huggingface
 from notepad_jax.eval import summary
 from notepad_jax.programs import configuration, evaluate
 from notepad_jax.scoring import metrics
@@ -29,6 +34,10 @@ SMALL = (
 
 
 BEGINNING = 60  # characters
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 def silence(question, note, seed):
@@ -195,3 +204,34 @@ def test_mistakes_end_in_one_line(tmp_path, words, message):
 def test_without_a_reader_both_ways_to_name_one_are_told():
     with pytest.raises(ValueError, match="give --policy FOLDER or --endpoint URL"):
         evaluate.subject(config_of(), SilentScreen())
+
+
+def test_our_engine_reads_a_suite_by_every_method_and_only_what_is_missing(tmp_path):
+    """A random chat model: what it says is nonsense, but every part of the path is real."""
+    words_only = tiny_bpe.folder(tmp_path / "tokenizer", chat_template=CHAT)
+    vocabulary = open_tokenizer(words_only).vocab_size
+    model = dataclasses.replace(tiny.CONFIG, vocab_size=vocabulary, valid_vocab=vocabulary)
+    beside = {path.name: path.read_bytes() for path in words_only.iterdir()}
+    folder = huggingface.export_params(model, tiny.params(0, model), tmp_path / "policy", beside)
+    words = (
+        f"--config.policy={folder}", "--config.evaluate.tasks=niah_single_1",
+        "--config.evaluate.methods=notepad,full-context,truncate-middle,recent-only",
+        "--config.evaluate.context=600", "--config.reading.max_question=200",
+        "--config.reading.max_memory=16", "--config.reading.max_answer=8",
+        "--config.engine.slots=8", "--config.engine.page_size=32", "--config.engine.pages=512",
+        "--config.engine.cache_dtype=float32", "--config.evaluate.repeats=1",
+        "--config.evaluate.samples=2",
+    )  # fmt: skip
+    first = config_of(*words, "--config.evaluate.lengths=1k")
+    run(first, evaluate.subject(first, SilentScreen()), tmp_path / "run")
+    both = config_of(*words, "--config.evaluate.lengths=1k,2k")
+    outcome = run(both, evaluate.subject(both, SilentScreen()), tmp_path / "run")
+    turns = {(s.method, s.length): s.turns for s in outcome.by_length}
+    assert turns == {
+        ("notepad", 1024): 2 * 4, ("notepad", 2048): 2 * 6,  # chunks of 500, and the answer
+        ("full-context", 1024): 0, ("full-context", 2048): 0,  # 600 tokens do not hold them
+        ("truncate-middle", 1024): 2, ("truncate-middle", 2048): 2,
+        ("recent-only", 1024): 2, ("recent-only", 2048): 2,
+    }  # fmt: skip
+    lines = (tmp_path / "run" / "readings.jsonl").read_text().splitlines()
+    assert len(lines) == 2 * 4 * 2 and not any(json.loads(line)["failed"] for line in lines)
