@@ -59,7 +59,7 @@ def get_config() -> ConfigDict:
             repeats=1,  # readings of each question
             chunk_size=5000,
             context=32768,  # document tokens that a method without a memory may show at once
-            at_once=256,  # readings under way
+            at_once=32,  # readings under way: they end about together, and a kill loses them
             temperature=0.7,
             top_p=0.95,
         )

@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             result, text = arguments.run(arguments, config, folder, screen)
     except KeyboardInterrupt:
         again = f"; go on with: notepad-jax {arguments.command} --name {folder.name} --resume" if (
-            folder is not None and (folder / "checkpoints").is_dir()
+            folder is not None and folder.is_dir()
         ) else ""  # fmt: skip
         print(f"notepad-jax: stopped{again}", file=sys.stderr)
         return 130
@@ -268,9 +268,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     def run_options(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("--name", help="name of the run; its folder is runs/NAME")
-        sub.add_argument(
-            "--resume", action="store_true", help="go on where the run's last checkpoint stands"
-        )
+        sub.add_argument("--resume", action="store_true", help="go on where the run stopped")
 
     def suite_options(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("--tasks", help="some of the suite's tasks: vt,cwe (all)")
@@ -315,7 +313,10 @@ def build_parser() -> argparse.ArgumentParser:
         "          notepad-jax eval --suite ruler --endpoint http://localhost:8000/v1",
     )  # fmt: skip
     run_options(sub)
-    sub.add_argument("--suite", help="synthetic, ruler, ruler-qa, memory, or a path (synthetic)")
+    sub.add_argument(
+        "--suite",
+        help="synthetic, ruler, ruler-qa, memory, or a path (synthetic; of an endpoint, ruler-qa)",
+    )
     sub.add_argument("--methods", help=f"how documents are shown: {', '.join(methods.METHODS)}")
     sub.add_argument("--repeats", type=int, help="readings of each question")
     sub.add_argument("--train-length", help="of the policy, as 32k: losses are counted from there")

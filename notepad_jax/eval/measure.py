@@ -138,16 +138,17 @@ async def measure(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     trace_of: Callable[[Item], Trace] | None = None,
     on_result: Callable[[Result], None] = lambda result: None,
+    on_failure: Callable[[Exception], None] = lambda failure: None,
 ) -> list[Result]:
     """Makes all readings, `reader.at_once` at a time; results come in the order of items.
 
     `on_result` is called as each reading ends. A reading whose completer fails counts as
-    wrong and says why; when all fail, and for the same reason, that failure is raised.
+    wrong and says why; `on_failure` is told. What is wrong with the items themselves is
+    raised before anything is read (`check`).
     """
-    check(items)
+    check(items, reader.tokenizer, reader.rules.max_question)
     gate = asyncio.Semaphore(reader.at_once)
     now = Progress(0, 0, len(items), 0.0)
-    failures: list[Exception] = []
 
     def turned() -> None:
         nonlocal now
@@ -158,20 +159,21 @@ async def measure(
         nonlocal now
         async with gate:
             trace = trace_of(item) if trace_of else None
-            result = await _read(item, reader, trace, turned, failures)
+            result = await _read(item, reader, trace, turned, on_failure)
         on_result(result)
         now = dataclasses.replace(now, done=now.done + 1, correct=now.correct + result.correct)
         on_progress(now)
         return result
 
-    results = list(await asyncio.gather(*(one(item) for item in items)))
-    if failures and len(failures) == len(items):
-        raise failures[0]
-    return results
+    return list(await asyncio.gather(*(one(item) for item in items)))
 
 
-def check(items: Sequence[Item]) -> None:
-    """Raises ValueError for two readings of one name, an unknown metric or method."""
+def check(items: Sequence[Item], tokenizer: Tokenizer, max_question: int) -> None:
+    """Finds out what is wrong with items before any of them is read.
+
+    Raises ValueError for two of one name, an unknown metric, contract or method, a question
+    over the limit, and evidence without words.
+    """
     seen: set[Key] = set()
     for item in items:
         task = item.task
@@ -184,6 +186,8 @@ def check(items: Sequence[Item]) -> None:
             metrics.score("", task.answers, task.metric, task.contract)
         except ValueError as error:
             raise ValueError(f"task {task.id!r}: {error}") from error
+        memory_agent.question_of(task, tokenizer, max_question)
+        Recall(task.evidence)
     methods.check(item.method for item in items)
 
 
@@ -221,7 +225,7 @@ async def _read(
     reader: Reader,
     trace: Trace | None,
     turned: Callable[[], None],
-    failures: list[Exception],
+    on_failure: Callable[[Exception], None],
 ) -> Result:
     clock, began = time.time(), time.perf_counter()
     facts = item.task.evidence if item.method == methods.NOTEPAD else ()
@@ -232,7 +236,7 @@ async def _read(
     except methods.DoesNotFit as outcome:  # a result of the method, not a failure of ours
         course.problem = str(outcome)
     except Exception as failure:  # one broken reading must not cost the others
-        failures.append(failure)
+        on_failure(failure)
         course.failed, course.finish, course.answer = True, Finish.CANCELLED, ""
         course.problem = f"{type(failure).__name__}: {failure}"
     return _result(item, course, clock, time.perf_counter() - began)
@@ -286,7 +290,9 @@ def _turns(
 def _result(item: Item, course: _Course, began: float, seconds: float) -> Result:
     task, answered = item.task, course.finish is not Finish.CANCELLED
     score = metrics.score(course.answer, task.answers, task.metric, task.contract)
-    said = extraction.extract(course.answer, task.contract).answer or ""
+    # RULER's own scores look at all of an answer; the others at what stands in its box.
+    contract = "auto" if task.contract == "plain" else task.contract
+    said = extraction.extract(course.answer, contract).answer or ""
     correct = score.value if answered else 0.0
     return Result(
         task_id=task.id,

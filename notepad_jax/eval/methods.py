@@ -79,8 +79,7 @@ async def read_at_once(
 class Excerpts:
     """(document, method) -> what is shown of it, and how many tokens the document has.
 
-    Remembers the ends of the last few documents, because questions about one document, and
-    methods, come one after the other.
+    Remembers the ends of the last few documents: questions about one come one after the other.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: int) -> None:

@@ -12,6 +12,7 @@ what all readings of a folder have in common. Above: programs; beside: measure.
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import shutil
 import tempfile
@@ -24,6 +25,7 @@ from notepad_jax.telemetry.identity import settle
 from notepad_jax.types import Finish
 
 READINGS, TRACES, IDENTITY = "readings.jsonl", "traces.jsonl", "identity.json"
+LOCK = ".lock"
 IN_MEMORY = 1 << 14  # bytes of an unfinished trace held before it moves to a temporary file
 
 
@@ -41,6 +43,7 @@ class Readings:
         self._traces: dict[Key, _Spool] = {}
         self._where: dict[Key, tuple[int, int]] = {}
         self._done: dict[Key, Result] = {}
+        self._lock = _locked(folder)
         self._take_up()
         self._readings_file = (folder / READINGS).open("ab")
         self._traces_file = (folder / TRACES).open("ab")
@@ -53,10 +56,24 @@ class Readings:
             trace.file.close()
         self._readings_file.close()
         self._traces_file.close()
+        self._lock.close()
 
     def missing(self, items: Iterable[Item]) -> list[Item]:
-        """Returns the items that have no result yet, in their order."""
-        return [item for item in items if item.key not in self._done]
+        """Returns the items that have no result yet, in their order.
+
+        Raises ValueError for a result whose question or gold answers are not the item's.
+        """
+        left = []
+        for item in items:
+            done = self._done.get(item.key)
+            if done is None:
+                left.append(item)
+            elif (done.question, done.gold) != (item.task.question, item.task.answers):
+                raise ValueError(
+                    f"task {item.task.id!r} was read in {self._folder} with another question or "
+                    "other gold answers; begin a run of another name"
+                )
+        return left
 
     def of(self, items: Iterable[Item]) -> list[Result]:
         """Returns the results of `items`, in their order; KeyError if one is missing."""
@@ -96,24 +113,39 @@ class Readings:
                 yield MemoryChange(**{f.name: line[f.name] for f in _CHANGE_FIELDS})
 
     def _take_up(self) -> None:
-        path, whole, traced = self._folder / READINGS, 0, 0
+        path, traces = self._folder / READINGS, self._folder / TRACES
+        whole, traced = 0, 0
         if not path.is_file():
-            (self._folder / TRACES).unlink(missing_ok=True)
+            traces.unlink(missing_ok=True)
             return
+        there = traces.stat().st_size if traces.is_file() else 0
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     break  # killed in the middle of a line
                 result, place = _parse(path, number, line)
-                whole, traced = whole + len(line), max(traced, place[1])
-                if result.failed:
+                whole, traced = whole + len(line), max(traced, min(there, place[1]))
+                if result.failed or place[1] > there:
                     self._done.pop(result.key, None)
                     continue
                 self._done[result.key], self._where[result.key] = result, place
         with path.open("r+b") as file:
             file.truncate(whole)
-        with (self._folder / TRACES).open("ab") as file:
+        with traces.open("ab") as file:
             file.truncate(traced)
+
+
+def _locked(folder: Path) -> IO[str]:
+    """Returns an open file that keeps other evaluations out of the folder until it is closed."""
+    file = (folder / LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ValueError(
+            f"another evaluation is writing to {folder}; wait for it, or choose another name"
+        ) from None
+    return file
 
 
 _CHANGE_FIELDS = dataclasses.fields(MemoryChange)

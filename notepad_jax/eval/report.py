@@ -106,7 +106,10 @@ def _failures(report: Report) -> str:
     """Says what was counted as wrong for another reason than a wrong answer."""
     told = []
     for name, summaries in (("before", report.before), ("after", report.after)):
-        failed, truncated = sum(s.failed for s in summaries), sum(s.truncated for s in summaries)
+        failed, truncated = (
+            sum(s.unanswered for s in summaries),
+            sum(s.truncated for s in summaries),
+        )
         if failed:
             told.append(f"{failed} readings {name} RL failed and count as wrong")
         if truncated:

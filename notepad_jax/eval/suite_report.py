@@ -198,7 +198,7 @@ def _failures(report: SuiteReport) -> str:
     for method in _methods(report.by_length):
         there = [s for s in report.by_length if s.method == method]
         readings = page.counted(sum(s.n for s in there), "reading", "readings")
-        failed, truncated = sum(s.failed for s in there), sum(s.truncated for s in there)
+        failed, truncated = sum(s.unanswered for s in there), sum(s.truncated for s in there)
         parts = [
             f"{failed:,} without an answer (failed, or the document did not fit), counted as wrong"
             if failed

@@ -41,7 +41,7 @@ class Summary:
     scores: Mapping[str, Share]  # by every metric of measure.REPORTED
     recall: Share | None  # evidence in the last memory; None where no evidence is known
     lost: Mapping[str, int]  # readings with a wrong answer by what became of the evidence
-    failed: int  # readings without an answer, counted as wrong
+    unanswered: int  # readings that failed or could not be shown; they count as wrong
     truncated: int  # answers cut at their limit, scored as they are
     turns: int
     tokens: int  # document tokens read
@@ -107,7 +107,7 @@ def _summary(method: str, source: str, length: int, results: Sequence[Result]) -
         },
         recall=_over_questions(recalls, lambda r: r.recall) if recalls else None,
         lost=dict(sorted(Counter(r.lost for r in results if r.lost).items())),
-        failed=sum(r.finish is Finish.CANCELLED for r in results),
+        unanswered=sum(r.finish is Finish.CANCELLED for r in results),
         truncated=sum(r.finish is Finish.LENGTH for r in results),
         turns=sum(r.turns for r in results),
         tokens=sum(r.tokens for r in results),

@@ -14,6 +14,7 @@ import asyncio
 import collections
 import dataclasses
 import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,11 @@ from notepad_jax.eval.methods import NOTEPAD, Excerpts
 from notepad_jax.programs import configuration, evaluate, parts
 from notepad_jax.scoring import metrics
 from notepad_jax.tasks import files, golongrl, suites
-from notepad_jax.telemetry.identity import settle
+from notepad_jax.telemetry.identity import settle, write_json
 from notepad_jax.telemetry.progress import Bar, Screen
 from notepad_jax.types import Task
 
-SETTINGS, ELSEWHERE = "build.json", "choose another --out"
+SETTINGS = "build.json"
 GOLONGRL = "golongrl"
 ASKED_AT_ONCE = 256  # questions put to the reader between two looks at what is left
 TOKENS, PARAGRAPHS = "tokens", "paragraphs"
@@ -60,7 +61,8 @@ class Size:
     def name(self) -> str:
         if self.unit == PARAGRAPHS:
             return f"{self.amount}paragraphs"
-        return format_length(self.amount).lower()
+        short = format_length(self.amount).lower()  # 8,000 and 8,192 are both short for 8K
+        return short if parse_length(short) == self.amount else str(self.amount)
 
 
 def run(
@@ -101,7 +103,7 @@ def build(
     count = evaluate.counter(open_tokenizer(tokenizer)) if tokenizer else approximate.count
     sources = suites.Sources(count, **config.sources)
     names = suites.names(e.suite, e.tasks, sources)
-    settle(folder / SETTINGS, _settings(config, form, reader), ELSEWHERE)
+    _settle(folder, _settings(config, form, reader))
     left_out: dict[str, int] = {}
     paths: list[Path] = []
     written = tasks = 0
@@ -110,7 +112,7 @@ def build(
         numbers: Sequence[int] = range(e.samples)
         missing = [size for size in sizes if not _path(folder, name, size, form).exists()]
         if reader is not None and missing:
-            numbers = asyncio.run(unknown(config, name, sources, reader, screen))
+            numbers = _unknown_numbers(config, folder, name, sources, reader, screen)
             left_out[f"{name}: known to {reader.name}"] = numbers[-1] + 1 - len(numbers)
         for size in sizes:
             paths.append(_path(folder, name, size, form))
@@ -153,7 +155,7 @@ def convert(rows: str, folder: Path, form: str, screen: Screen) -> Built:
     Rows whose own gold answer would score nothing (a broken table, a formula that cannot be
     read) are left out and counted: nobody could earn their reward.
     """
-    settle(folder / SETTINGS, {"suite": GOLONGRL, "rows": rows, "form": form}, ELSEWHERE)
+    _settle(folder, {"suite": GOLONGRL, "rows": rows, "form": form})
     path = folder / f"{GOLONGRL}.{form}"
     if path.exists():
         return Built(folder, (path,), 0, 0, {})
@@ -207,11 +209,33 @@ def _settings(config: ConfigDict, form: str, reader: evaluate.Subject | None) ->
         "form": form,
         "tokenizer": config.endpoint.tokenizer,
         "sources": configuration.plain(config.sources),
-        "unknown_to": reader.name if reader else "",
+        "unknown_to": [reader.name, e.repeats, e.temperature, e.top_p] if reader else [],
     }
 
 
+def _settle(folder: Path, settings: Mapping[str, Any]) -> None:
+    """What a folder is built from; one that holds no file yet may be begun anew."""
+    if not any(path for form in files.FORMS for path in folder.glob(f"*.{form}")):
+        (folder / SETTINGS).unlink(missing_ok=True)
+    settle(folder / SETTINGS, settings, "choose another --out")
+
+
 # ---------------------------------------------------------------- questions nobody knows
+
+
+def _unknown_numbers(
+    config: ConfigDict,
+    folder: Path,
+    name: str,
+    sources: suites.Sources,
+    reader: evaluate.Subject,
+    screen: Screen,
+) -> list[int]:
+    """As `unknown`, but asked once for a folder: all its files hold the same questions."""
+    path = folder / f"unknown-{name}.json"
+    if not path.is_file():
+        write_json(path, asyncio.run(unknown(config, name, sources, reader, screen)))
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 async def unknown(
@@ -224,7 +248,7 @@ async def unknown(
     """Returns the numbers of the first questions that the reader never answers unaided.
 
     Each is asked `evaluate.repeats` times; one right answer and it is known. ValueError if
-    the questions come to an end before there are `evaluate.samples`.
+    the questions come to an end before there are `evaluate.samples`, or a request fails.
     """
     e, rules = config.evaluate, parts.rules(config.reading)
     found: list[int] = []
@@ -237,14 +261,20 @@ async def unknown(
         )  # fmt: skip
         for first in itertools.count(0, ASKED_AT_ONCE):
             numbers = range(first, first + ASKED_AT_ONCE)
-            batch = dict(suites.unaided(e.suite, name, numbers, sources))
+            batch = dict(suites.unaided(e.suite, name, numbers, config.seed, sources))
             if not batch:
                 raise ValueError(
                     f"{subject.name} does not know {len(found)} of the {first} questions of "
                     f"{name}; ask for as many --samples at most, or use a larger file"
                 )
             items = [Item(t, NOTEPAD, 0, k) for t in batch.values() for k in range(e.repeats)]
-            right = {r.task_id for r in await measure(items, reader) if r.correct > 0}
+            results = await measure(items, reader)
+            if failed := [r for r in results if r.failed]:
+                raise ValueError(
+                    f"{len(failed)} of {len(results)} questions got no answer, so it is not known "
+                    f"whether they are known; try again ({failed[0].problem})"
+                )
+            right = {r.task_id for r in results if r.correct > 0}
             left = [number for number, task in batch.items() if task.id not in right]
             bar.advance(min(len(left), e.samples - len(found)))
             found += left

@@ -44,6 +44,7 @@ TasksByLength = dict[int, list[Task]]
 
 SYNTHETIC = "synthetic"
 REPORT = "report.json"
+HOPELESS = 256  # readings, all failed, after which an evaluation stops before its end
 HELD_OUT = TRAINING_DOCUMENTS.stop  # document seeds from here on are never trained on
 LONG = 2**20  # tokens from which on the synthetic suite asks fewer questions
 
@@ -81,6 +82,7 @@ class Outcome:
     report: Path
     by_length: list[summary.Summary]
     by_task: list[summary.Summary]
+    failed: int  # readings whose completer failed; going on makes them again
 
 
 def engine_subject(config: ConfigDict, policy: parts.LoadedPolicy) -> Subject:
@@ -105,12 +107,18 @@ def endpoint_subject(config: ConfigDict, screen: Screen) -> Subject:
         async with EndpointCompleter(
             e.url, e.model, tokenizer, e.key_variable or None, e.at_once, e.timeout
         ) as completer:
-            yield completer
-            told = dataclasses.asdict(completer.stats)
-            screen.say("endpoint: " + ", ".join(f"{n:,} {what}" for what, n in told.items() if n))
+            try:
+                yield completer
+            finally:
+                told = dataclasses.asdict(completer.stats).items()
+                screen.say("endpoint: " + ", ".join(f"{n:,} {what}" for what, n in told if n))
+
+    async def model() -> str:
+        async with EndpointCompleter(e.url, e.model, tokenizer, e.key_variable or None) as found:
+            return found.model
 
     return Subject(
-        name=e.model or e.url,
+        name=f"{e.model or asyncio.run(model())} at {e.url}",
         tokenizer=tokenizer,
         template=Template.load(config.reading.template, tokenizer, bare_turn(tokenizer)),
         opened=opened,
@@ -166,8 +174,6 @@ def tasks_of(
     """Returns the tasks of the config's suite at each length; recipes, not yet texts."""
     e = config.evaluate
     if e.suite == SYNTHETIC:
-        if "data" not in config:
-            raise ValueError("suite synthetic needs a config with `data`; use --config quickstart")
         return {length: tasks_of_length(config, length) for length in lengths}
     if "sources" not in config:
         raise ValueError(f"suite {e.suite} needs a config with `sources`; use --config ruler")
@@ -198,10 +204,7 @@ def check_samples(samples: int) -> None:
 
 
 def jobs(config: ConfigDict, tasks: TasksByLength) -> list[Job]:
-    """Returns what is to be read: every method at every length.
-
-    Raises ValueError for two tasks of one id, an unknown metric or method.
-    """
+    """Returns what is to be read: every method at every length."""
     e = config.evaluate
     limits = parts.rules(config.reading)
     found = []
@@ -212,12 +215,12 @@ def jobs(config: ConfigDict, tasks: TasksByLength) -> list[Job]:
             size = config.reading.chunk_size
         rules = dataclasses.replace(limits, chunk_size=size)
         found.append(Job(method, length, rules, tuple(items)))
-    check([item for job in found for item in job.items])
     return found
 
 
 # ---------------------------------------------------------------- reading
 
+_IDENTITY = ("seed", "policy", "reading", "data", "sources", "endpoint", "evaluate")
 # What may change between two halves of an evaluation: how much is read, and how fast.
 _FREE = (
     "lengths", "lengths_before", "methods", "repeats", "samples", "tasks", "at_once",
@@ -233,8 +236,7 @@ def identity(config: ConfigDict) -> dict[str, Any]:
         name: configuration.plain(value)
         for name, value in configuration.flat(config).items()
         if name not in free
-        and name.split(".")[0]
-        in ("seed", "policy", "reading", "data", "sources", "endpoint", "evaluate")
+        and (name.split(".")[0] in _IDENTITY or name in ("kernels", "engine.cache_dtype"))
     }
 
 
@@ -263,6 +265,12 @@ async def _read(
     excerpts = methods.Excerpts(subject.tokenizer, e.context)
     left = [(job, readings.missing(job.items)) for job in planned]
     left = [(job, items) for job, items in left if items]
+    failures: list[Exception] = []  # the first; more would keep their readings alive
+
+    def on_failure(failure: Exception) -> None:
+        if not failures:
+            failures.append(failure)
+
     for rules, group in itertools.groupby(left, lambda pair: pair[0].rules):
         async with subject.opened(rules) as completer:
             chunks_of = DocumentStreams(subject.tokenizer, rules.chunk_size)
@@ -273,7 +281,22 @@ async def _read(
             for job, items in group:
                 job = dataclasses.replace(job, items=tuple(items))
                 with _progress(job, label, len(e.methods) > 1, screen) as on_progress:
-                    await measure(items, reader, on_progress, readings.trace_of, readings.add)
+                    await measure(
+                        items, reader, on_progress, readings.trace_of, readings.add, on_failure
+                    )
+                _give_up(readings, failures, HOPELESS)
+    _give_up(readings, failures, 1)
+
+
+def _give_up(readings: Readings, failures: Sequence[Exception], after: int) -> None:
+    """Raises the first failure where nothing else came of `after` readings or more.
+
+    A reading that fails is a result, and so is a method that always does; but where nothing
+    succeeds at all, nobody is reading.
+    """
+    results = readings.all()
+    if failures and len(results) >= after and all(result.failed for result in results):
+        raise failures[0]
 
 
 @contextlib.contextmanager
@@ -290,8 +313,10 @@ def _progress(
         bar.advance(progress.turns - before, **shown)
         before = progress.turns
 
-    yield on_progress
-    bar.finish()
+    try:
+        yield on_progress
+    finally:
+        bar.finish()
 
 
 # ---------------------------------------------------------------- the program
@@ -300,21 +325,22 @@ def _progress(
 def run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Outcome:
     """Evaluates into `folder` (or goes on there): readings, traces, report.json, report.html."""
     e = config.evaluate
-    lengths = [parse_length(name) for name in e.lengths]
-    methods.check(e.methods)
-    _train_length(config)
+    _check_amounts(config)
+    lengths = list(dict.fromkeys(parse_length(name) for name in e.lengths))
     if e.repeats > 1 and e.temperature == 0:
         raise ValueError(
             f"{e.repeats} repeats at temperature 0 would all be the same; raise "
             "evaluate.temperature, or read once"
         )
     planned = jobs(config, tasks_of(config, lengths, counter(reader.tokenizer), screen))
-    write_json(folder / CONFIG, configuration.plain(config))
-    with Readings(folder, identity(config)) as readings:
+    everything = [item for job in planned for item in job.items]
+    check(everything, reader.tokenizer, config.reading.max_question)
+    with Readings(folder, identity(config) | {"reader": reader.name}) as readings:
+        write_json(folder / CONFIG, configuration.plain(config))
         results = read(config, reader, planned, "eval", readings, screen)
         outcome = suite_report.SuiteReport(
             title=f"Reading {e.suite}, by length",
-            summary=_summary(reader, lengths, config),
+            summary=_summary(reader, results, config),
             suite=e.suite,
             policy=reader.name,
             train_length=_train_length(config),
@@ -326,12 +352,31 @@ def run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Ou
         )
     page = suite_report.write(folder, outcome)
     write_json(folder / REPORT, suite_report.report_json(outcome))
-    return Outcome(folder, page, list(outcome.by_length), list(outcome.by_task))
+    failed = sum(result.failed for result in results)
+    return Outcome(folder, page, list(outcome.by_length), list(outcome.by_task), failed)
 
 
-def _summary(reader: Subject, lengths: Sequence[int], config: ConfigDict) -> str:
+def _check_amounts(config: ConfigDict) -> None:
+    """Raises ValueError for a config that leaves nothing to read, or nothing to read it with."""
+    e = config.evaluate
+    for name in ("lengths", "methods"):
+        if not e[name]:
+            raise ValueError(f"evaluate.{name} is empty; name at least one")
+    for name in ("repeats", "at_once"):
+        if e[name] < 1:
+            raise ValueError(f"evaluate.{name} is {e[name]}; it must be at least 1")
+    if e.suite == SYNTHETIC and "data" not in config:
+        raise ValueError(
+            "the suite synthetic is in the starter's language, which a policy on our engine may "
+            "know (--policy) and no endpoint; choose another --suite"
+        )
+    methods.check(e.methods)
+    _train_length(config)
+
+
+def _summary(reader: Subject, results: Sequence[Result], config: ConfigDict) -> str:
     e, r = config.evaluate, config.reading
-    longest = format_length(max(lengths))
+    longest = format_length(max(result.length for result in results))
     told = f"{reader.name} read documents of up to {longest} tokens"
     if methods.NOTEPAD in e.methods:
         told += f" in chunks of {e.chunk_size:,}, with a memory of {r.max_memory:,} tokens"
@@ -363,16 +408,23 @@ def examples(results: Sequence[Result], readings: Readings) -> list[Example]:
 
 def text(outcome: Outcome) -> str:
     """Returns what the command prints at the end."""
-    return f"{table(outcome.by_length)}\n\nreport  {outcome.report}"
+    lines = [table(outcome.by_length), ""]
+    if outcome.failed:
+        again = f"notepad-jax eval --name {outcome.folder.name} --resume"
+        lines.append(f"{outcome.failed:,} readings failed and count as wrong; again with: {again}")
+    return "\n".join([*lines, f"report  {outcome.report}"])
 
 
 def table(summaries: Sequence[summary.Summary]) -> str:
     """Returns a plain-text table of accuracies with 95% intervals."""
-    lines = [f"{'method':<15}  {'tokens':>8}  {'n':>5}  {'accuracy':>8}  95% interval    seconds"]
+    head = f"{'method':<15}  {'tokens':>8}  {'n':>5}  {'accuracy':>8}  95% interval    seconds"
+    unanswered = any(s.unanswered for s in summaries)
+    lines = [head + ("  unanswered" if unanswered else "")]
     for s in summaries:
         a = s.accuracy
         lines.append(
             f"{s.method:<15}  {format_length(s.length):>8}  {s.n:>5}  {100 * a.mean:7.1f}%  "
             f"{100 * a.low:5.1f} - {100 * a.high:5.1f}%  {s.seconds:8.1f}"
+            + (f"  {s.unanswered:10,}" if unanswered else "")
         )
     return "\n".join(lines)

@@ -21,14 +21,19 @@ Score = Callable[[Reading, Task], Trajectory]
 def by(metric: str) -> Score:
     """Returns how a run rewards: by one metric on the whole answer, or "" by each task's own.
 
-    Raises ValueError for a metric that there is not.
+    Tasks that want all of their answers keep their own: any one of them would do for most
+    other metrics. Raises ValueError for a metric that there is not.
     """
     if not metric:
         return score
     metrics.score("", ("",), metric, "plain")
-    return lambda reading, task: score(
-        reading, dataclasses.replace(task, metric=metric, contract="plain")
-    )
+
+    def judged(task: Task) -> Task:
+        if task.metric in metrics.ALL_WANTED:
+            return task
+        return dataclasses.replace(task, metric=metric, contract="plain")
+
+    return lambda reading, task: score(reading, judged(task))
 
 
 def score(reading: Reading, task: Task) -> Trajectory:

@@ -24,6 +24,9 @@ _BOX = "\\boxed{"
 _TAG, _TAG_END = "<answer>", "</answer>"
 _MARKERS = ("[Answer]", "[答案]")  # the second in the Chinese half of LongBench Pro
 _BRACE = re.compile(r"[{}]")
+_WRAPPER = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt)?|math(?:bf|it|rm|sf|tt)|mbox|emph)\s?\{([^{}]*)\}"
+)
 
 
 class Malformed(Exception):
@@ -66,7 +69,7 @@ def plain(said: str) -> Extracted:
 
 
 def boxed(said: str) -> Extracted:
-    r"""The content of the last `\boxed{...}`, its braces matched."""
+    r"""The content of the last `\boxed{...}`, its braces matched, `\text{...}` unwrapped."""
     start = said.rfind(_BOX)
     if start < 0:
         return Extracted(None, "no_box")
@@ -75,8 +78,16 @@ def boxed(said: str) -> Extracted:
     for brace in _BRACE.finditer(said, start, start + LONGEST + 1):
         depth += 1 if brace[0] == "{" else -1
         if depth == 0:
-            return Extracted(said[start : brace.start()])
+            return Extracted(unwrapped(said[start : brace.start()]))
     return Extracted(None, "unclosed_box")
+
+
+def unwrapped(text: str) -> str:
+    r"""The text without the LaTeX around words: `\text{Ann}` is `Ann`; nested ones, too."""
+    before = ""
+    while before != text:
+        before, text = text, _WRAPPER.sub(r"\1", text)
+    return text
 
 
 def tag(said: str) -> Extracted:

@@ -30,7 +30,8 @@ _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10
 _VARIABLES = frozenset("x y z n i e π pi xy yz xz xyz".split())  # no units, unlike m and s
 _SAME = str.maketrans({"−": "-", "–": "-", "％": "%", "，": ",", "．": "."})
 _THOUSANDS_GAP = re.compile(r"(?<=\d)(?:\\,|\{,\}|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
-_WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\{([^{}]*)\}")
+_WRAPPER = re.compile(r"\\(?:text\w{0,2}|math(?:rm|bf|it|tt|sf)|boxed)\{([^{}]*)\}")
+_BOLD = re.compile(r"\*\*([^*]+)\*\*")
 _NOISE = re.compile(r"\\[()\[\],;:! ]|\\(?:left|right)(?![a-z])|\\?\$|[€£¥₹`\"]")
 _PROSE = re.compile(r"\bis\b|:(?!\S)")
 _SIDES = re.compile(r"(?<![<>!])=|≈|\\approx")
@@ -134,7 +135,7 @@ def _line(text: str) -> str:
     if len(line) > LONGEST_LINE:
         return line
     line = _THOUSANDS_GAP.sub(",", line.translate(_SAME)).replace("\\%", "%")
-    line = _NOISE.sub(" ", _WRAPPER.sub(r" \1 ", line))
+    line = _NOISE.sub(" ", _WRAPPER.sub(r" \1 ", _BOLD.sub(r"\1", line)))
     line = _PROSE.split(line)[-1]
     if not _SEVERAL.search(line):  # x = 5, but of x = 3, y = 5 nothing is dropped
         line = _SIDES.split(line)[-1]

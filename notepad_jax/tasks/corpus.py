@@ -42,6 +42,7 @@ class Question:
     text: str
     answers: tuple[str, ...]
     gold: tuple[int, ...]  # numbers of paragraphs in the corpus
+    near: tuple[int, ...]  # paragraphs that came with the question: the hardest distractors
     facts: tuple[Fact, ...]  # those that are known; none for yes-or-no questions
 
 
@@ -86,14 +87,16 @@ def read_hotpotqa(path: str | Path) -> Corpus:
             Fact(found, numbers[titles[title]], start)
             for title, sentences in gold.items()
             for found, start in _known_fact(title, sentences, supporting, answer, gold)
-            if not _named(found, text)
+            if not _named(found, text) and answer.lower() not in ("yes", "no")
         ]
+        own = tuple(dict.fromkeys(numbers[titles[title]] for title in gold))
         questions.append(
             Question(
                 id=_string(row, "_id" if "_id" in row else "id", where),
                 text=text,
                 answers=(answer,),
-                gold=tuple(dict.fromkeys(numbers[titles[title]] for title in gold)),
+                gold=own,
+                near=tuple(sorted(set(numbers) - set(own))),
                 facts=tuple(facts),
             )
         )
@@ -211,12 +214,16 @@ def read_squad(path: str | Path) -> Corpus:
     """
     pool = _Pool()
     questions: list[Question] = []
+    articles: dict[str, dict[int, None]] = {}  # paragraphs by article, each once, in order
+    places: list[str] = []  # the article of each question
     dropped = {"unanswerable": 0}
     published = str(path).lower().endswith(".json")
     for where, row in _squad_articles(path) if published else _squad_rows(path):
         answers = _squad_answers(row, where)
         context = _string(row, "context", where)
         number = pool.add("", context.strip())
+        article = articles.setdefault(str(row.get("title") or number), {})
+        article[number] = None
         if not answers:
             dropped["unanswerable"] += 1
             continue
@@ -229,11 +236,17 @@ def read_squad(path: str | Path) -> Corpus:
                 text=text.strip(),
                 answers=tuple(dict.fromkeys(answer for answer, _ in answers)),
                 gold=(number,),
+                near=(),  # the rest of the article, once all of it is known
                 facts=tuple(Fact(found, number, max(0, at - lead)) for found, at in known),
             )
         )
+        places.append(str(row.get("title") or number))
     if not questions:
         raise ValueError(f"{path} has no answerable question; use the train or dev file")
+    questions = [
+        dataclasses.replace(q, near=tuple(n for n in articles[place] if n not in q.gold))
+        for q, place in zip(questions, places, strict=True)
+    ]
     return Corpus(Path(str(path)).stem, questions, pool.paragraphs, dropped)
 
 
@@ -255,7 +268,7 @@ def _squad_articles(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
             for qa in _list_of_objects(paragraph, "qas", where):
                 yield (
                     f"{where} question {str(qa.get('id'))[:40]!r}",
-                    {**qa, "context": paragraph.get("context")},
+                    {**qa, "context": paragraph.get("context"), "title": f"article {number}"},
                 )
 
 

@@ -57,6 +57,8 @@ def write(path: str | Path, tasks: Iterable[Task], lengths: Iterable[int]) -> in
     """
     writing = _write_lines if _kind(path) == "jsonl" else _write_records
     path = Path(_local(path))
+    for stale in path.parent.glob(f".{path.name}.*.part"):  # of a writer that was killed
+        stale.unlink(missing_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

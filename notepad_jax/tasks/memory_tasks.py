@@ -185,7 +185,7 @@ def _conflicts(cast: Cast) -> Story:
             "says which of them to trust. Answer with the number alone."
         ),
         answers=(prices[0],),
-        metric="normalised_em",
+        metric="numeric",
     )
 
 

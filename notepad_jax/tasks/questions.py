@@ -14,10 +14,11 @@ Above: suites.
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -118,7 +119,7 @@ class ParagraphDocument:
     """Numbered paragraphs of a corpus in a given order, written when they are read."""
 
     corpus: Corpus = dataclasses.field(repr=False)
-    order: tuple[int, ...] = dataclasses.field(repr=False)
+    order: Sequence[int] = dataclasses.field(repr=False)  # compact: 45,000 at 3.5M tokens
     cut: tuple[int, int]  # a paragraph that is cut and after how many characters, or (-1, 0)
 
     def pieces(self) -> Iterator[str]:
@@ -167,7 +168,7 @@ def _task(
     judged: tuple[str, str],
     suffix: str,
 ) -> Task:
-    document = ParagraphDocument(corpus, tuple(order.tolist()), cut)
+    document = ParagraphDocument(corpus, array.array("i", order.tolist()), cut)
     return Task(
         id=f"{source}-{question.id}-{suffix}",
         question=question.text,
@@ -205,10 +206,12 @@ def _question(corpus: Corpus, number: int) -> Question:
     return corpus.questions[number]
 
 
-def _distractors(corpus: Corpus, question: Question, rng: np.random.Generator) -> Iterable[int]:
+def _distractors(corpus: Corpus, question: Question, rng: np.random.Generator) -> Iterator[int]:
+    """The paragraphs that came with the question first, then all others; both shuffled."""
     shuffled = rng.permutation(len(corpus.paragraphs)).tolist()
-    gold = set(question.gold)
-    return (number for number in shuffled if number not in gold)
+    gold, near = set(question.gold), set(question.near)
+    yield from (number for number in shuffled if number in near)
+    yield from (number for number in shuffled if number not in gold and number not in near)
 
 
 class _Sizes:

@@ -25,6 +25,7 @@ FAMILIES = ("niah", "vt", "cwe", "fwe", "qa")
 LONGEST_ROW = 64 << 20  # bytes: a row is parsed whole, and 64 MB are about 16M tokens
 
 _SPLITS = ("validation", "test", "train", "dev")
+_MARKERS = re.compile(r"<\||\[/?INST\]|<(?:start|end)_of_turn>|</?s>")
 _QUESTION = re.compile(r"question:\s*", re.IGNORECASE)
 
 
@@ -39,7 +40,7 @@ def read(path: str | Path, source: str = "", length: int = 0) -> list[tuple[Task
     source = source or f"ruler/{_task_name(path)}"
     name = source.rpartition("/")[2]
     metric = "ruler_part" if name.startswith("qa") else "ruler_all"
-    length = length or _length_of(path)
+    folder = _length_of(path)
     tasks: list[tuple[Task, int]] = []
     known: dict[str, int] = {}
     for number, start, line in sources.open_lines(path, LONGEST_ROW):
@@ -49,8 +50,10 @@ def read(path: str | Path, source: str = "", length: int = 0) -> list[tuple[Task
         row = _checked(sources.parse(line, path, number, start), where)
         _, question = split(row["input"], where)
         prefix = str(row.get("answer_prefix") or "").strip()
+        # A folder of another number, such as a year, is no length.
+        aimed = length or max(folder, row["length"])
         task = Task(
-            id=f"{source}-{length or row['length']}-{row['index']}",
+            id=f"{source}-{aimed}-{row['index']}",
             question=f"{question} {prefix}".strip(),
             document=RulerDocument(str(path), number, start, start + len(line)),
             answers=tuple(row["outputs"]),
@@ -62,7 +65,7 @@ def read(path: str | Path, source: str = "", length: int = 0) -> list[tuple[Task
             raise ValueError(
                 f"{where} has the index {row['index']!r:.80} of row {first}; renumber one"
             )
-        tasks.append((task, length or row["length"]))
+        tasks.append((task, aimed))
     if not tasks:
         raise ValueError(f"{path} has no rows")
     return tasks
@@ -90,7 +93,13 @@ def split(text: str, where: str) -> tuple[str, str]:
     document, _, question = text.rstrip().rpartition("\n")
     if not document.strip():
         raise ValueError(f"{where}: 'input' has no line break, so its question cannot be told")
-    return document.rstrip("\n"), _QUESTION.sub("", question.strip(), count=1)
+    question = _QUESTION.sub("", question.strip(), count=1)
+    if _MARKERS.search(question) or question.lower() in ("answer:", "assistant"):
+        raise ValueError(
+            f"{where}: 'input' ends in a chat template's markers, not in its question; generate "
+            "the file with RULER's template `base`"
+        )
+    return document.rstrip("\n"), question
 
 
 def _checked(row: Any, where: str) -> dict[str, Any]:

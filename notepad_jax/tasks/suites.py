@@ -41,7 +41,7 @@ _NAMES = {
     "memory": memory_tasks.NAMES,
 }
 SUITES = tuple(_NAMES)
-BUILT_IN_SEED = 0  # of the questions that need no file
+WORLD = 2**32  # the number of no sample: it seeds the world that built-in questions are about
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,18 +74,17 @@ class Sources:
     def _squad(self) -> corpus.Corpus:
         return corpus.read_squad(self.squad)
 
-    @functools.cached_property
-    def _built_in(self) -> corpus.Corpus:
-        return invented.synthetic_corpus(BUILT_IN_SEED)
+    def corpus(self, suite: str, name: str, seed: int) -> corpus.Corpus:
+        """Returns the questions of a task of `ruler` or `ruler-qa`.
 
-    def corpus(self, suite: str, name: str) -> corpus.Corpus:
-        """Returns the questions of a task of `ruler` or `ruler-qa`."""
+        Built-in ones are about a world that belongs to the task and the seed alone.
+        """
         if name in ("qa_1", "squad") and self.squad:
             return self._squad
         if name in ("qa_2", "hotpotqa") and self.hotpotqa:
             return self._hotpotqa
         if suite == "ruler" or name == BUILT_IN_QA:
-            return self._built_in
+            return _world(_sample_seed(seed, f"{suite}/{name}", WORLD))
         raise ValueError(
             f"{suite}/{name} asks the questions of a file; give it with --{name}, or ask the "
             f"built-in ones with --tasks {BUILT_IN_QA}"
@@ -129,7 +128,12 @@ def make(
             yield ruler.make_task(name, own, length, sources.haystack, sources.count)
         else:
             yield questions.make_task(
-                sources.corpus(suite, name), number, own, length, sources.count, f"{suite}/{name}"
+                sources.corpus(suite, name, seed),
+                number,
+                own,
+                length,
+                sources.count,
+                f"{suite}/{name}",
             )
 
 
@@ -140,18 +144,20 @@ def make_of_paragraphs(
     source = f"ruler-qa/{name}"
     for number in numbers:
         own = _sample_seed(seed, source, number)
-        pool = sources.corpus("ruler-qa", name)
+        pool = sources.corpus("ruler-qa", name, seed)
         yield questions.make_task_of_paragraphs(pool, number, own, paragraphs, source)
 
 
-def unaided(suite: str, name: str, numbers: range, sources: Sources) -> Iterator[tuple[int, Task]]:
+def unaided(
+    suite: str, name: str, numbers: range, seed: int, sources: Sources
+) -> Iterator[tuple[int, Task]]:
     """Yields those of the questions `numbers` that there are, over a document of no text.
 
     Raises ValueError for a task whose questions cannot be known without its document.
     """
     if suite != "ruler-qa" and name not in RULER_QA:
         raise ValueError(f"nobody knows the answers of {suite}/{name} without its document")
-    pool = sources.corpus(suite, name)
+    pool = sources.corpus(suite, name, seed)
     for number in range(numbers.start, min(numbers.stop, len(pool.questions))):
         paragraphs = len(pool.questions[number].gold)
         source = f"{suite}/{name}"
@@ -166,8 +172,8 @@ def from_files(
 
     A row belongs to the shortest of `lengths` that it fills to 85% at least and exceeds by
     2% at most, for RULER counts the prompt and the answer, too. Of each source the first
-    `samples` are taken. Raises ValueError if there is no file, no such task, or no row of
-    a length that was asked for.
+    `samples` are taken. Raises ValueError if there is no file, no such task, or a length
+    that was asked for has no row.
     """
     paths = [path]
     if path.is_dir():
@@ -189,12 +195,23 @@ def from_files(
                 found[at].append(task)
     if not seen:
         raise ValueError(f"{path} has no task of {', '.join(wanted)}")
-    if not taken:
-        raise ValueError(
-            f"the documents of {path} have {min(seen):,} to {max(seen):,} tokens, which is none "
-            "of the lengths asked for; give --lengths"
-        )
-    return {length: tasks for length, tasks in found.items() if tasks}
+    for length, tasks in found.items():
+        if not tasks:
+            raise ValueError(
+                f"{path} has no document of {length:,} tokens; they have {_some(seen)}; "
+                "give --lengths"
+            )
+    return found
+
+
+def _some(lengths: Iterable[int]) -> str:
+    ordered = [f"{length:,}" for length in sorted(lengths)]
+    return ", ".join(ordered if len(ordered) < 7 else [*ordered[:3], "...", *ordered[-3:]])
+
+
+@functools.lru_cache(maxsize=4)
+def _world(seed: int) -> corpus.Corpus:
+    return invented.synthetic_corpus(seed)
 
 
 def _sample_seed(seed: int, name: str, number: int) -> int:

@@ -33,5 +33,5 @@ def reader(completer, chunk_size: int = 2, at_once: int = 9, context: int = 4) -
 
 
 def read(planned, completer, on_progress=lambda progress: None, **more):
-    how = {name: more.pop(name) for name in ("trace_of", "on_result") if name in more}
+    how = {name: more.pop(name) for name in ("trace_of", "on_result", "on_failure") if name in more}
     return asyncio.run(measure(planned, reader(completer, **more), on_progress, **how))

@@ -52,6 +52,21 @@ def test_what_failed_is_read_again(tmp_path):
     assert [item.task.id for item in left] == ["c"] and not any(r.failed for r in results)
 
 
+def test_readings_of_changed_gold_answers_are_refused(tmp_path):
+    read_into(tmp_path, PLANNED, fakes.first_of_chunk())
+    changed = items(task("a", "red is blue of", "blue"))
+    with pytest.raises(ValueError, match="'a' was read in .* with another question or other gold"):
+        read_into(tmp_path, changed, fakes.first_of_chunk())
+
+
+def test_readings_whose_traces_are_lost_are_made_again(tmp_path):
+    _, results, _ = read_into(tmp_path, PLANNED, fakes.first_of_chunk())
+    (tmp_path / TRACES).write_bytes(b"")
+    left, again, traces = read_into(tmp_path, PLANNED, fakes.first_of_chunk())
+    assert len(left) == 3 and [r.answer for r in again] == [r.answer for r in results]
+    assert [len(trace) for trace in traces] == [2, 2, 1]
+
+
 def test_a_line_that_is_no_reading_is_named(tmp_path):
     (tmp_path / READINGS).write_text(json.dumps({"answer": "red"}) + "\n")
     with pytest.raises(ValueError, match="line 1 of .*readings.jsonl is no reading"):

@@ -19,7 +19,7 @@ def summary(length: int, right: int, n: int, failed: int = 0) -> Summary:
     values = share([1.0] * right + [0.0] * (n - right))
     return Summary(
         method="notepad", source=ALL, length=length, questions=n, n=n, accuracy=values,
-        scores={"em": values}, recall=None, lost={}, failed=failed, truncated=0, turns=n,
+        scores={"em": values}, recall=None, lost={}, unanswered=failed, truncated=0, turns=n,
         tokens=n * length, seconds=61.0,
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ def summary(method, length, right, n=64, **changed) -> Summary:
     accuracy = share([1.0] * right + [0.0] * (n - right))
     fields = dict(
         method=method, source=ALL, length=length, questions=n, n=n, accuracy=accuracy,
-        scores={"em": accuracy}, recall=None, lost={}, failed=0, truncated=0, turns=9 * n,
+        scores={"em": accuracy}, recall=None, lost={}, unanswered=0, truncated=0, turns=9 * n,
         tokens=n * length, seconds=123.456,
     )  # fmt: skip
     return Summary(**(fields | changed))
@@ -45,9 +45,9 @@ def example(**changed) -> Example:
 
 BY_LENGTH = [
     summary("notepad", 32768, 56, 70, recall=share([1.0, 0.5]), lost={"overwritten": 5}),
-    summary("notepad", 131072, 48, 80, failed=2, truncated=3),
+    summary("notepad", 131072, 48, 80, unanswered=2, truncated=3),
     summary("full-context", 32768, 40),
-    summary("full-context", 131072, 0, failed=64),
+    summary("full-context", 131072, 0, unanswered=64),
 ]
 
 
@@ -198,7 +198,7 @@ def test_the_json_has_everything_but_the_clock():
 
 def test_the_json_does_not_depend_on_who_ended_first():
     slower = [summary(s.method, s.length, 0, accuracy=s.accuracy, scores=s.scores, n=s.n,
-                      questions=s.questions, recall=s.recall, lost=s.lost, failed=s.failed,
+                      questions=s.questions, recall=s.recall, lost=s.lost, unanswered=s.unanswered,
                       truncated=s.truncated, turns=s.turns, tokens=s.tokens, seconds=9.9)
               for s in reversed(BY_LENGTH)]  # fmt: skip
     late = example(began=1.0, seconds=2.0)

@@ -1,6 +1,7 @@
 """Building task files: the same bytes, restarts, what is known is left out, one-line errors."""
 
 import contextlib
+import dataclasses
 import json
 
 import pytest
@@ -47,6 +48,17 @@ def test_a_stopped_build_goes_on_to_the_same_bytes(tmp_path, capsys):
     assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
 
 
+def test_lengths_that_look_alike_have_files_of_their_own(tmp_path, capsys):
+    run(tmp_path, "--tasks", "vt", "--lengths", "4k")
+    run(tmp_path, "--tasks", "vt", "--lengths", "4000")
+    assert sorted(p.name for p in tmp_path.glob("*.jsonl")) == ["vt-4000.jsonl", "vt-4k.jsonl"]
+
+
+def test_a_folder_in_which_nothing_was_built_may_be_begun_anew(tmp_path, capsys):
+    assert run(tmp_path, "--tasks", "vt", "--lengths", "10") == 1
+    assert run(tmp_path, "--tasks", "vt", "--seed", "3") == 0
+
+
 def test_another_seed_makes_other_documents_and_not_in_the_same_folder(tmp_path, capsys):
     run(tmp_path / "one", "--tasks", "vt")
     assert run(tmp_path / "two", "--tasks", "vt", "--seed", "1") == 0
@@ -68,7 +80,7 @@ def test_a_built_file_is_a_suite(tmp_path):
     config = configuration.load("ruler", words)
     tasks = evaluate.tasks_of(config, [4096], approximate.count, SilentScreen())
     assert sorted(task.source for task in tasks[4096]) == ["ruler/niah_single_1", "ruler/vt"]
-    with pytest.raises(ValueError, match="have 4,096 to 5,120 tokens, which is none of the"):
+    with pytest.raises(ValueError, match="no document of 1,024 tokens; they have 4,096, 5,120"):
         evaluate.tasks_of(config, [1024], approximate.count, SilentScreen())
 
 
@@ -111,6 +123,26 @@ def test_questions_that_a_reader_knows_are_left_out(tmp_path):
     assert [t.question for t, _ in left[:2]] == [everything[0].question, everything[3].question]
     for task, length in left:  # paragraphs are counted in tokens
         assert length == approximate.count("".join(task.document.pieces()))
+
+
+def test_questions_without_a_reply_are_not_taken_for_unknown(tmp_path):
+    class Gone(KnowsSome):
+        async def complete(self, prompt, sampling):
+            raise RuntimeError("the server is gone")
+
+    subject = knower({})
+
+    @contextlib.asynccontextmanager
+    async def opened(rules):
+        yield Gone(subject.tokenizer, {})
+
+    config = configuration.load(
+        "ruler", ["--config.evaluate.suite=ruler-qa", "--config.evaluate.samples=4"]
+    )
+    gone = dataclasses.replace(subject, opened=opened)
+    size = [build.Size(5, build.PARAGRAPHS)]
+    with pytest.raises(ValueError, match="256 of 256 questions got no answer"):
+        build.build(config, tmp_path, "jsonl", size, gone, SilentScreen())
 
 
 def test_golongrl_rows_are_converted(tmp_path, capsys):

@@ -17,6 +17,7 @@ from notepad_jax.agent.prompts import Template
 from notepad_jax.agent.tokenizer import open_tokenizer
 from notepad_jax.checkpoint import huggingface
 from notepad_jax.eval import summary
+from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, evaluate
 from notepad_jax.scoring import metrics
 from notepad_jax.telemetry.progress import SilentScreen
@@ -115,7 +116,7 @@ def test_who_knows_everything_scores_100_and_who_says_nothing_0(tmp_path, suite)
     silent = run(config, subject(silence), tmp_path / "silent")
     assert {s.accuracy.mean for s in known.by_task} == {1.0}
     assert {s.accuracy.mean for s in silent.by_task} == {0.0}
-    assert all(s.n == 6 and s.questions == 3 and not s.failed for s in known.by_task)
+    assert all(s.n == 6 and s.questions == 3 and not s.unanswered for s in known.by_task)
     assert (
         len(known.by_task)
         == len(silent.by_task)
@@ -150,7 +151,7 @@ def test_a_killed_evaluation_goes_on_and_reports_the_same(tmp_path):
     whole, parts = (tmp_path / name / "report.json" for name in ("whole", "parts"))
     assert whole.read_bytes() == parts.read_bytes()
     found = json.loads(whole.read_text())["by_task"]
-    assert len(found) == 2 * 3 * 2 and not any(s["failed"] for s in found)
+    assert len(found) == 2 * 3 * 2 and not any(s["unanswered"] for s in found)
     lines = (tmp_path / "parts" / "readings.jsonl").read_text().splitlines()
     assert len(lines) == 3 * 2 * 3 * 2 * 2  # tasks, lengths, samples, repeats, methods
 
@@ -187,6 +188,10 @@ def test_readers_of_two_kinds_are_not_mixed_in_one_run(tmp_path):
         (("--config.evaluate.suite=rulr",), "there is no suite 'rulr'; use one of synthetic, "),
         (("--config.evaluate.methods=guess",), "there is no method 'guess'; use one of notepad"),
         (("--config.evaluate.lengths=8x",), "'8x' is no length"),
+        (("--config.evaluate.at_once=0",), "evaluate.at_once is 0; it must be at least 1"),
+        (("--config.evaluate.lengths=",), "evaluate.lengths is empty"),
+        (("--config.evaluate.suite=synthetic",), "in the starter's language"),
+        (("--config.evaluate.tasks=vt", "--config.reading.max_question=3"), "vt.* limit is 3"),
         (("--config.evaluate.samples=0",), "there are 0 samples of each task"),
         (("--config.evaluate.train_length=long",), "'long' is no length"),
         (("--config.evaluate.temperature=0",), "2 repeats at temperature 0 would"),
@@ -199,6 +204,61 @@ def test_mistakes_end_in_one_line(tmp_path, words, message):
         run(config_of(*words), subject(silence), tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def refusing(word, say):
+    """A subject whose completer refuses every prompt that holds a word."""
+    inner = subject(say)
+
+    class Refusing:
+        def __init__(self, completer):
+            self._completer = completer
+
+        async def complete(self, prompt, sampling):
+            if word in inner.tokenizer.decode(prompt.tokens):
+                raise RuntimeError("refused")
+            return await self._completer.complete(prompt, sampling)
+
+    @contextlib.asynccontextmanager
+    async def opened(rules):
+        async with inner.opened(rules) as completer:
+            yield Refusing(completer)
+
+    return dataclasses.replace(inner, opened=opened)
+
+
+def test_what_fails_is_a_result_and_stops_nothing_and_all_failing_stops(tmp_path):
+    config = config_of(
+        "--config.evaluate.tasks=vt", "--config.evaluate.methods=full-context,notepad"
+    )
+    right = oracle(config)
+    for _ in range(2):  # all of full-context fails, in the second run as the only ones left
+        outcome = run(config, refusing("<text>", right), tmp_path / "some")
+        shares = {(s.method, s.length): (s.accuracy.mean, s.unanswered) for s in outcome.by_length}
+        assert shares == {
+            ("full-context", 1024): (0.0, 6), ("full-context", 2048): (0.0, 6),
+            ("notepad", 1024): (1.0, 0), ("notepad", 2048): (1.0, 0),
+        }  # fmt: skip
+        assert outcome.failed == 12
+        assert "12 readings failed" in evaluate.text(outcome)
+    with pytest.raises(RuntimeError, match="refused"):
+        run(config, refusing("e", right), tmp_path / "all")
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path):
+    config = config_of("--config.evaluate.tasks=vt")
+    run(config, subject(silence), tmp_path)
+    before = (tmp_path / "config.json").read_bytes()
+    with pytest.raises(ValueError, match="begin a run of another name"):
+        run(config_of("--config.evaluate.tasks=vt", "--config.seed=5"), subject(silence), tmp_path)
+    assert (tmp_path / "config.json").read_bytes() == before
+
+
+def test_two_evaluations_do_not_write_into_one_folder(tmp_path):
+    with Readings(tmp_path, {}):
+        with pytest.raises(ValueError, match="another evaluation is writing to"):
+            Readings(tmp_path, {})
+    Readings(tmp_path, {}).__exit__()
 
 
 def test_without_a_reader_both_ways_to_name_one_are_told():

@@ -61,3 +61,9 @@ def test_a_run_may_reward_all_tasks_by_one_metric():
     assert rewards.by("boxed")(reading, task).reward == 1.0
     with pytest.raises(ValueError, match="no metric 'blue'; use one of em"):
         rewards.by("blue")
+
+
+def test_a_task_that_wants_all_its_answers_keeps_its_metric():
+    task = Task("t", "who ?", TextDocument("ann"), ("ann", "bob"), "test", "set_f1", "auto")
+    reading = Reading("t", 0, (), r"\boxed{ann}", Status.ANSWERED)
+    assert rewards.by("boxed")(reading, task).reward == pytest.approx(2 / 3)

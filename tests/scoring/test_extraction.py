@@ -134,3 +134,12 @@ def test_ten_megabytes_cost_little(contract, bomb):
 def test_an_unknown_contract_is_named():
     with pytest.raises(ValueError, match="no contract 'json'; use one of plain, auto, "):
         extract("", "json")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [r"\boxed{\text{Hugo Marwick}}", r"\boxed{\textbf{\mathrm{Hugo} Marwick}}",
+     r"\boxed{\mbox{Hugo} \emph{Marwick}}"],
+)  # fmt: skip
+def test_latex_around_words_is_no_part_of_a_boxed_answer(said):
+    assert extract(said, "boxed").answer == extract(said, "auto").answer == "Hugo Marwick"

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notepad_jax.scoring import lists
+from notepad_jax.scoring.lists import ndcg, pairwise, set_f1, sub_em_lines
 
 ABC = ("a", "b", "c")
 ITEMS = st.lists(st.text("abcdé ", min_size=1).filter(str.strip), min_size=1, max_size=6)
@@ -117,3 +118,27 @@ def test_many_items_take_little_time():
     gold = [str(i) for i in np.random.default_rng(0).permutation(8000)]
     for metric in ALL:  # quadratic counting would take 32 million comparisons
         assert metric("\n".join(gold), gold) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ann\nbob\ncleo",
+        "ann, bob, cleo",
+        "Ann, bob, and cleo",
+        r"ann \\ bob \\ cleo",
+        "1. ann\n2. bob\n3. cleo",
+        "- ann\n- bob\n- cleo",
+        "**ann**\n**bob**\n**cleo**",
+        r"\begin{array}{l} ann \\ bob \\ cleo \end{array}",
+    ],
+)
+def test_a_list_is_a_list_however_a_model_writes_it_in_a_box(said):
+    for metric in (set_f1, sub_em_lines, ndcg, pairwise):
+        assert metric(said, ["ann", "bob", "cleo"]) == 1.0
+
+
+def test_commas_cut_nothing_where_gold_items_have_them_or_lines_are_right():
+    assert set_f1("Oslo, Norway", ["Oslo, Norway", "Rome, Italy"]) == pytest.approx(2 / 3)
+    assert set_f1("oslo, rome", ["Oslo, Norway"]) == 0.0
+    assert set_f1("ann\nbob, cleo", ["ann", "bob", "cleo"]) == pytest.approx(2 / 5)

@@ -169,3 +169,8 @@ def test_any_text_is_judged(said, golds):
         assert numeric(said, golds) in (0.0, 1.0)
     except Malformed as malformed:
         assert malformed.reason in {"no_number", "too_long", "unreadable_formula", "too_hard"}
+
+
+@pytest.mark.parametrize("said", ["The total is **470** sacks.", r"\texttt{470}", "470 crowns"])
+def test_decoration_and_units_of_one_side_are_no_part_of_a_number(said):
+    assert numeric(said, ["470"]) == 1.0

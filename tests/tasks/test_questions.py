@@ -34,7 +34,7 @@ def text_of(task) -> str:
 def small(paragraphs: int, words: int = 20) -> Corpus:
     """A question about paragraph 0 of `paragraphs` equal ones."""
     pool = [Paragraph(f"T{k}", f"key{k} " + "word " * (words - 1)) for k in range(paragraphs)]
-    question = Question("q", "Which key?", ("key0",), (0,), (Fact("key0", 0, 0),))
+    question = Question("q", "Which key?", ("key0",), (0,), (), (Fact("key0", 0, 0),))
     return Corpus("small", [question], pool, {})
 
 
