@@ -208,7 +208,8 @@ def jobs(config: ConfigDict, tasks: TasksByLength) -> list[Job]:
     e = config.evaluate
     limits = parts.rules(config.reading)
     found = []
-    for method, (length, of_length) in itertools.product(e.methods, sorted(tasks.items())):
+    several = itertools.product(dict.fromkeys(e.methods), sorted(tasks.items()))
+    for method, (length, of_length) in several:
         items = (Item(task, method, length, k) for task in of_length for k in range(e.repeats))
         size = e.chunk_size if method == methods.NOTEPAD else e.context
         if method == methods.NOTEPAD and e.suite == SYNTHETIC and length <= config.data.tokens:
