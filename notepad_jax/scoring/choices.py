@@ -2,9 +2,9 @@
 
 `The correct answer is (B)`, `b`, `B) Paris`, `**C**` and `\\text{D}` all choose. The
 strongest kind of statement decides, and among equals the last: a letter that is all of
-the answer; then a letter named as answer, option or choice; then a letter set off by
-brackets or at the beginning of a line; then a capital that stands alone, unless it is
-the article "A", the pronoun "I" or follows "not". Used by metrics.
+the answer; then a letter named as the answer; then one named as an option; then one set
+off by brackets or at the beginning of a line; then a capital that stands alone, unless it
+is the article "A", the pronoun "I" or follows "not". Used by metrics.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from notepad_jax.scoring.extraction import Malformed
 
 _DECORATION = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\b|[*_$`{}]")
 _ALONE = re.compile(r"""[\s(\["']*([A-Za-z])[\s)\]"'.:]*""")
+_SAID = (  # the letter behind such words; bounded repeats, so linear time
+    r"(?i: is| would be| must be)?[ :=]{0,3}"
+    r"(?!I [a-z])(?:[\[\"']?([A-Z])|[\[(]([A-Za-z])[\])])(?![\w'’])"
+)
 _KINDS = (
-    re.compile(  # "the answer is B", "Option: (c)"; bounded repeats, so linear time
-        r"\b(?i:answer|option|choice|choose|select|pick)(?i: is| would be| must be)?"
-        r"[ :=]{0,3}(?!I [a-z])(?:[\[\"']?([A-Z])|[\[(]([A-Za-z])[\])])(?![\w'’])"
-    ),
+    re.compile(r"\b(?i:answer|choose|select|pick|choice(?= is))" + _SAID),  # "the answer is B"
+    re.compile(r"\b(?i:option|choice)" + _SAID),  # "Option: (c)"
     re.compile(r"(?:\(([A-Z])\)|^ ?\[?([A-Z])[.):\]])(?!\w)", re.MULTILINE),
     re.compile(r"(?<![\w'’-])(?<!\bnot )(?:A(?! [a-z])|[B-HJ-Z])(?![\w'’-])"),
 )

@@ -69,3 +69,15 @@ def test_any_text_chooses_one_letter_or_none(said, golds):
         assert choice(said, golds) in (0.0, 1.0)
     except Malformed as malformed:
         assert malformed.reason == "no_letter"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "The answer is A, because option B is wrong.",
+        "**Answer: A**\n\nOption B is wrong because it is too long.",
+        "The best choice is A. Option B is too narrow.",
+    ],
+)
+def test_what_is_said_of_other_options_does_not_outweigh_the_answer(said):
+    assert choice(said, ["A"]) == 1.0
