@@ -21,7 +21,12 @@ _SAID = (  # the letter behind such words; bounded repeats, so linear time
     r"(?!I [a-z])(?:[\[\"']?([A-Z])|[\[(]([A-Za-z])[\])])(?![\w'’])"
 )
 _KINDS = (
-    re.compile(r"\b(?i:answer|choose|select|pick|choice(?= is))" + _SAID),  # "the answer is B"
+    # "the answer is B", "the answer is b."
+    re.compile(
+        r"\b(?i:answer|choose|select|pick|choice(?= is))(?:"
+        + _SAID
+        + r"|(?i: is|:) ?([b-z])(?=[.)]?(?:\s|\Z)))"
+    ),
     re.compile(r"\b(?i:option|choice)" + _SAID),  # "Option: (c)"
     re.compile(r"(?:\(([A-Z])\)|^ ?\[?([A-Z])[.):\]])(?!\w)", re.MULTILINE),
     re.compile(r"(?<![\w'’-])(?<!\bnot )(?:A(?! [a-z])|[B-HJ-Z])(?![\w'’-])"),

@@ -1,21 +1,25 @@
 """Answers that are tables, written as JSON: which rows are right, counted as a multiset.
 
 A table is a list of rows, or an object whose `data` is that list (the form of GoLongRL's
-tables), with or without a Markdown fence around it. A row is a list of cells, a single
-cell, or an object; objects are compared by their keys where every row of both tables is
-one, and by their values in the order written otherwise. Cells are compared as folded
-text, except that numbers are numbers: 1, 1.0, "1" and 1e0 are one cell. Used by metrics.
+tables), alone or in a Markdown fence; of several fences the last counts. A row is a list of
+cells, a single cell, or an object; objects are compared by their keys where every row of
+both tables is one, and by their values in the order written otherwise. Cells are compared
+as folded text, except that numbers are numbers: 1, 1.0, "1" and 1e0 are one cell. Used by
+metrics.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from notepad_jax.scoring import quantities
 from notepad_jax.scoring.extraction import Malformed
+
+_FENCE = re.compile(r"```[A-Za-z]{0,10}\s(.*?)```", re.DOTALL)
 
 
 def row_iou(prediction: str, answers: Sequence[str]) -> float:
@@ -56,10 +60,9 @@ def _rows(text: str) -> list[Any]:
 
 
 def _unfenced(text: str) -> str:
-    text = text.strip()
-    if text.startswith("```") and text.endswith("```"):
-        return text.partition("\n")[2].removesuffix("```")
-    return text
+    """The content of the last Markdown fence, if there is one, whatever stands around it."""
+    fenced = _FENCE.findall(text)
+    return fenced[-1] if fenced else text
 
 
 def _row(row: Any, by_key: bool) -> Hashable:

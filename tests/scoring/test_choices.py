@@ -81,3 +81,8 @@ def test_any_text_chooses_one_letter_or_none(said, golds):
 )
 def test_what_is_said_of_other_options_does_not_outweigh_the_answer(said):
     assert choice(said, ["A"]) == 1.0
+
+
+@pytest.mark.parametrize("said", ["The answer is b.", "Answer: b) Paris", "the answer is b"])
+def test_a_small_letter_that_is_named_as_the_answer_is_chosen(said):
+    assert choice(said, ["B"]) == 1.0

@@ -94,3 +94,8 @@ def test_jaccard_of_multisets_by_counting(said, gold):
     union = sum(max(said.count(x), gold.count(x)) for x in "abc")
     expected = common / union if union else 1.0
     assert row_iou(json.dumps(said), [json.dumps(gold)]) == pytest.approx(expected)
+
+
+def test_prose_around_a_fenced_table_does_not_hide_it():
+    said = 'First ```x = 1``` then:\n```json\n[["a", 1]]\n```\nThat is all.'
+    assert row_iou(said, ['[["a", 1]]']) == 1.0
