@@ -29,6 +29,7 @@ from notepad_jax.programs import (
     evaluate,
     parts,
     quickstart,
+    subjects,
     train,
     warmup,
 )
@@ -179,7 +180,7 @@ def _warmup(
 def _eval(
     arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
-    outcome = evaluate.run(config, evaluate.subject(config, screen), folder, screen)
+    outcome = evaluate.run(config, subjects.named(config, screen), folder, screen)
     return outcome, evaluate.text(outcome)
 
 

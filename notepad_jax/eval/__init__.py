@@ -1,1 +1,1 @@
-"""How well a policy reads: accuracy by length (lengths), pictures (plots), report.html."""
+"""How well a policy reads: measured (measure), summed up (summary), shown (suite_report)."""

@@ -26,7 +26,7 @@ from notepad_jax.agent.tokenizer import open_tokenizer
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item, Reader, measure
 from notepad_jax.eval.methods import NOTEPAD, Excerpts
-from notepad_jax.programs import configuration, evaluate, parts
+from notepad_jax.programs import configuration, evaluate, parts, subjects
 from notepad_jax.scoring import metrics
 from notepad_jax.tasks import files, golongrl, suites
 from notepad_jax.telemetry.identity import settle, write_json
@@ -82,7 +82,7 @@ def run(
     sizes = [Size(parse_length(name), TOKENS) for name in config.evaluate.lengths]
     if paragraphs:
         sizes = [Size(_whole(number), PARAGRAPHS) for number in paragraphs.split(",")]
-    reader = evaluate.subject(config, screen) if drop_known else None
+    reader = subjects.named(config, screen) if drop_known else None
     return build(config, folder, form, sizes, reader, screen)
 
 
@@ -91,7 +91,7 @@ def build(
     folder: Path,
     form: str,
     sizes: Sequence[Size],
-    reader: evaluate.Subject | None,
+    reader: subjects.Subject | None,
     screen: Screen,
 ) -> Built:
     """Builds the config's suite in each size, without the questions that `reader` knows.
@@ -100,7 +100,7 @@ def build(
     """
     e = config.evaluate
     tokenizer = config.endpoint.tokenizer
-    count = evaluate.counter(open_tokenizer(tokenizer)) if tokenizer else approximate.count
+    count = subjects.counter(open_tokenizer(tokenizer)) if tokenizer else approximate.count
     sources = suites.Sources(count, **config.sources)
     names = suites.names(e.suite, e.tasks, sources)
     _settle(folder, _settings(config, form, reader))
@@ -199,7 +199,7 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _settings(config: ConfigDict, form: str, reader: evaluate.Subject | None) -> dict[str, Any]:
+def _settings(config: ConfigDict, form: str, reader: subjects.Subject | None) -> dict[str, Any]:
     """What the files of a folder have in common; tasks and lengths may be added later."""
     e = config.evaluate
     return {
@@ -228,7 +228,7 @@ def _unknown_numbers(
     folder: Path,
     name: str,
     sources: suites.Sources,
-    reader: evaluate.Subject,
+    reader: subjects.Subject,
     screen: Screen,
 ) -> list[int]:
     """As `unknown`, but asked once for a folder: all its files hold the same questions."""
@@ -242,7 +242,7 @@ async def unknown(
     config: ConfigDict,
     name: str,
     sources: suites.Sources,
-    subject: evaluate.Subject,
+    subject: subjects.Subject,
     screen: Screen,
 ) -> list[int]:
     """Returns the numbers of the first questions that the reader never answers unaided.

@@ -14,31 +14,28 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from notepad_jax.agent.approximate import ApproximateTokenizer
 from notepad_jax.agent.chunking import DocumentStreams
-from notepad_jax.agent.endpoint import EndpointCompleter, bare_turn
 from notepad_jax.agent.memory_agent import Rules, TurnSampling
-from notepad_jax.agent.prompts import Template
-from notepad_jax.agent.tokenizer import Tokenizer, open_tokenizer
 from notepad_jax.eval import methods, suite_report, summary
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item, Progress, Reader, Result, check, measure
 from notepad_jax.eval.page import Example
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, parts
+from notepad_jax.programs.subjects import Subject, counter
 from notepad_jax.programs.train import TRAINING_DOCUMENTS
 from notepad_jax.tasks import suites
 from notepad_jax.tasks.synthetic import make_tasks
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.types import Completer, PolicySnapshot, Task
+from notepad_jax.types import Task
 
 TasksByLength = dict[int, list[Task]]
 
@@ -47,16 +44,6 @@ REPORT = "report.json"
 HOPELESS = 256  # readings, all failed, after which an evaluation stops before its end
 HELD_OUT = TRAINING_DOCUMENTS.stop  # document seeds from here on are never trained on
 LONG = 2**20  # tokens from which on the synthetic suite asks fewer questions
-
-
-@dataclasses.dataclass(frozen=True)
-class Subject:
-    """Who reads. `opened` gives a completer for readings within the limits of `rules`."""
-
-    name: str
-    tokenizer: Tokenizer
-    template: Template
-    opened: Callable[[Rules], contextlib.AbstractAsyncContextManager[Completer]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,60 +70,6 @@ class Outcome:
     by_length: list[summary.Summary]
     by_task: list[summary.Summary]
     failed: int  # readings whose completer failed; going on makes them again
-
-
-def engine_subject(config: ConfigDict, policy: parts.LoadedPolicy) -> Subject:
-    """Our engine over a policy."""
-    template = parts.template(config.reading, policy)
-    snapshot = PolicySnapshot(0, policy.params)
-    return Subject(
-        name=str(policy.folder),
-        tokenizer=policy.tokenizer,
-        template=template,
-        opened=lambda rules: parts.driver(config.engine, policy, rules, template, snapshot),
-    )
-
-
-def endpoint_subject(config: ConfigDict, screen: Screen) -> Subject:
-    """An OpenAI-compatible server, which puts its own turn markers around our prompts."""
-    e = config.endpoint
-    tokenizer = open_tokenizer(e.tokenizer) if e.tokenizer else ApproximateTokenizer()
-
-    @contextlib.asynccontextmanager
-    async def opened(rules: Rules) -> AsyncIterator[Completer]:
-        async with EndpointCompleter(
-            e.url, e.model, tokenizer, e.key_variable or None, e.at_once, e.timeout
-        ) as completer:
-            try:
-                yield completer
-            finally:
-                told = dataclasses.asdict(completer.stats).items()
-                screen.say("endpoint: " + ", ".join(f"{n:,} {what}" for what, n in told if n))
-
-    async def model() -> str:
-        async with EndpointCompleter(e.url, e.model, tokenizer, e.key_variable or None) as found:
-            return found.model
-
-    return Subject(
-        name=f"{e.model or asyncio.run(model())} at {e.url}",
-        tokenizer=tokenizer,
-        template=Template.load(config.reading.template, tokenizer, bare_turn(tokenizer)),
-        opened=opened,
-    )
-
-
-def subject(config: ConfigDict, screen: Screen) -> Subject:
-    """Returns the reader that the config names; ValueError if it names none."""
-    if config.get("endpoint") and config.endpoint.url:
-        return endpoint_subject(config, screen)
-    if not config.policy:
-        raise ValueError("there is nobody to read; give --policy FOLDER or --endpoint URL")
-    return engine_subject(config, parts.load_policy(config.policy))
-
-
-def counter(tokenizer: Tokenizer) -> suites.Count:
-    """Returns the function that counts a text's tokens."""
-    return lambda text: len(tokenizer.encode(text))
 
 
 def sampling(config: ConfigDict, reader: Subject) -> TurnSampling:

@@ -25,7 +25,7 @@ from notepad_jax.checkpoint.manager import abstract
 from notepad_jax.eval import lengths, page, report, summary
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
-from notepad_jax.programs import configuration, evaluate, parts, train
+from notepad_jax.programs import configuration, evaluate, parts, subjects, train
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import Screen
@@ -120,7 +120,7 @@ def measured(
     screen: Screen,
 ) -> tuple[list[Result], list[page.Example]]:
     """Reads at the lengths `names` ("2k", "3.5m"); the readings stay in `folder`."""
-    subject = evaluate.engine_subject(config, policy)
+    subject = subjects.engine(config, policy)
     tasks = {n: evaluate.tasks_of_length(config, n) for n in map(lengths.parse_length, names)}
     planned = evaluate.jobs(config, tasks)
     with Readings(folder, evaluate.identity(config)) as readings:

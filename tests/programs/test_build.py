@@ -10,7 +10,7 @@ from notepad_jax import cli
 from notepad_jax.agent import approximate
 from notepad_jax.agent.endpoint import bare_turn
 from notepad_jax.agent.prompts import Template
-from notepad_jax.programs import build, configuration, evaluate
+from notepad_jax.programs import build, configuration, evaluate, subjects
 from notepad_jax.tasks import formats
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.types import Completion, Finish, tokens
@@ -106,7 +106,7 @@ def knower(known):
         yield KnowsSome(tokenizer, known)
 
     template = Template.load("chunk_first", tokenizer, bare_turn(tokenizer))
-    return evaluate.Subject("a fake", tokenizer, template, opened)
+    return subjects.Subject("a fake", tokenizer, template, opened)
 
 
 def test_questions_that_a_reader_knows_are_left_out(tmp_path):

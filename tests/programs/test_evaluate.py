@@ -18,7 +18,7 @@ from notepad_jax.agent.tokenizer import open_tokenizer
 from notepad_jax.checkpoint import huggingface
 from notepad_jax.eval import summary
 from notepad_jax.eval.readings import Readings
-from notepad_jax.programs import configuration, evaluate
+from notepad_jax.programs import configuration, evaluate, subjects
 from notepad_jax.scoring import metrics
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.types import Completion, Finish, tokens
@@ -89,12 +89,12 @@ def subject(say, killed_at=None):
         yield agent
 
     template = Template.load("chunk_first", tokenizer, bare_turn(tokenizer))
-    return evaluate.Subject("a fake", tokenizer, template, opened)
+    return subjects.Subject("a fake", tokenizer, template, opened)
 
 
 def oracle(config):
     """Knows every gold answer by the question and how the document began."""
-    count = evaluate.counter(ApproximateTokenizer())
+    count = subjects.counter(ApproximateTokenizer())
     lengths = map(evaluate.parse_length, config.evaluate.lengths)
     tasks = evaluate.tasks_of(config, list(lengths), count, SilentScreen())
     gold = {}
@@ -263,7 +263,7 @@ def test_two_evaluations_do_not_write_into_one_folder(tmp_path):
 
 def test_without_a_reader_both_ways_to_name_one_are_told():
     with pytest.raises(ValueError, match="give --policy FOLDER or --endpoint URL"):
-        evaluate.subject(config_of(), SilentScreen())
+        subjects.named(config_of(), SilentScreen())
 
 
 def test_our_engine_reads_a_suite_by_every_method_and_only_what_is_missing(tmp_path):
@@ -283,9 +283,9 @@ def test_our_engine_reads_a_suite_by_every_method_and_only_what_is_missing(tmp_p
         "--config.evaluate.samples=2",
     )  # fmt: skip
     first = config_of(*words, "--config.evaluate.lengths=1k")
-    run(first, evaluate.subject(first, SilentScreen()), tmp_path / "run")
+    run(first, subjects.named(first, SilentScreen()), tmp_path / "run")
     both = config_of(*words, "--config.evaluate.lengths=1k,2k")
-    outcome = run(both, evaluate.subject(both, SilentScreen()), tmp_path / "run")
+    outcome = run(both, subjects.named(both, SilentScreen()), tmp_path / "run")
     turns = {(s.method, s.length): s.turns for s in outcome.by_length}
     assert turns == {
         ("notepad", 1024): 2 * 4, ("notepad", 2048): 2 * 6,  # chunks of 500, and the answer

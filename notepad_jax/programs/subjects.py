@@ -1,0 +1,87 @@
+"""Who reads in an evaluation: our engine over a policy, or somebody's endpoint.
+
+Both are a completer behind the same agent, with the tokenizer that counts and the template
+that asks. Above: evaluate, build and quickstart; below: parts and agent.endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+
+from ml_collections import ConfigDict
+
+from notepad_jax.agent.approximate import ApproximateTokenizer
+from notepad_jax.agent.endpoint import EndpointCompleter, bare_turn
+from notepad_jax.agent.memory_agent import Rules
+from notepad_jax.agent.prompts import Template
+from notepad_jax.agent.tokenizer import Tokenizer, open_tokenizer
+from notepad_jax.programs import parts
+from notepad_jax.telemetry.progress import Screen
+from notepad_jax.types import Completer, PolicySnapshot
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """Who reads. `opened` gives a completer for readings within the limits of `rules`."""
+
+    name: str
+    tokenizer: Tokenizer
+    template: Template
+    opened: Callable[[Rules], contextlib.AbstractAsyncContextManager[Completer]]
+
+
+def engine(config: ConfigDict, policy: parts.LoadedPolicy) -> Subject:
+    """Our engine over a policy."""
+    template = parts.template(config.reading, policy)
+    snapshot = PolicySnapshot(0, policy.params)
+    return Subject(
+        name=str(policy.folder),
+        tokenizer=policy.tokenizer,
+        template=template,
+        opened=lambda rules: parts.driver(config.engine, policy, rules, template, snapshot),
+    )
+
+
+def endpoint(config: ConfigDict, screen: Screen) -> Subject:
+    """An OpenAI-compatible server, which puts its own turn markers around our prompts."""
+    e = config.endpoint
+    tokenizer = open_tokenizer(e.tokenizer) if e.tokenizer else ApproximateTokenizer()
+
+    @contextlib.asynccontextmanager
+    async def opened(rules: Rules) -> AsyncIterator[Completer]:
+        async with EndpointCompleter(
+            e.url, e.model, tokenizer, e.key_variable or None, e.at_once, e.timeout
+        ) as completer:
+            try:
+                yield completer
+            finally:
+                told = dataclasses.asdict(completer.stats).items()
+                screen.say("endpoint: " + ", ".join(f"{n:,} {what}" for what, n in told if n))
+
+    async def model() -> str:
+        async with EndpointCompleter(e.url, e.model, tokenizer, e.key_variable or None) as found:
+            return found.model
+
+    return Subject(
+        name=f"{e.model or asyncio.run(model())} at {e.url}",
+        tokenizer=tokenizer,
+        template=Template.load(config.reading.template, tokenizer, bare_turn(tokenizer)),
+        opened=opened,
+    )
+
+
+def named(config: ConfigDict, screen: Screen) -> Subject:
+    """Returns the reader that the config names; ValueError if it names none."""
+    if config.get("endpoint") and config.endpoint.url:
+        return endpoint(config, screen)
+    if not config.policy:
+        raise ValueError("there is nobody to read; give --policy FOLDER or --endpoint URL")
+    return engine(config, parts.load_policy(config.policy))
+
+
+def counter(tokenizer: Tokenizer) -> Callable[[str], int]:
+    """Returns the function that counts a text's tokens."""
+    return lambda text: len(tokenizer.encode(text))
