@@ -328,10 +328,11 @@ def build_parser() -> argparse.ArgumentParser:
         "Makes the tasks of a suite at each length, one file each, and goes on with those that\n"
         "are missing. SUITE is ruler (13 tasks), ruler-qa, memory, or golongrl, which converts\n"
         "the rows of --rows. Lengths are tokens of --tokenizer; without one, of a stand-in that\n"
-        "counts words and their parts.\n\n"
+        "counts words and their parts. `eval` asks the samples of seed 0 without any files: a\n"
+        "training set needs a --seed of its own, or other questions.\n\n"
         "examples: notepad-jax build ruler --lengths 8k,32k,128k --samples 50 --out data/ruler\n"
         "          notepad-jax build ruler-qa --hotpotqa hotpot_train_v1.1.json --out train \\\n"
-        "              --paragraphs 200 --samples 8192 --form array_record \\\n"
+        "              --paragraphs 200 --samples 8192 --seed 1 --form array_record \\\n"
         "              --drop-known --endpoint http://localhost:8000/v1",
     )  # fmt: skip
     sub.add_argument("suite", metavar="SUITE", help="ruler, ruler-qa, memory or golongrl")
