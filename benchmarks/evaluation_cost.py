@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.reading_cost import exponent, peak_megabytes
+from benchmarks.reading_cost import fit, peak_megabytes
 from notepad_jax.agent import approximate, endpoint
 from notepad_jax.agent.chunking import DocumentStreams
 from notepad_jax.agent.memory_agent import Rules, TurnSampling
@@ -88,11 +88,7 @@ def main() -> None:
     options = parser.parse_args()
     asked = [parse_length(text) for text in options.lengths.split(",")]
     found = cost(asked, options.documents)
-    fitted = {"points": found}
-    if len(asked) > 1:
-        fitted["exponent"] = exponent(
-            [point["length"] for point in found], [point["cpu_seconds"] for point in found]
-        )
+    fitted = fit(found)
     if options.json:
         print(json.dumps(fitted, indent=2))
         return

@@ -19,7 +19,8 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,15 @@ def peak_megabytes() -> float:
 def exponent(measured_lengths: Sequence[int], seconds: Sequence[float]) -> float:
     """Returns b of the least-squares fit log(seconds) = log(a) + b log(length)."""
     return float(np.polyfit(np.log(measured_lengths), np.log(seconds), 1)[0])
+
+
+def fit(points: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Returns the points, and the exponent of CPU seconds where there are two or more."""
+    fitted: dict[str, Any] = {"points": list(points)}
+    if len(points) > 1:
+        lengths_of, seconds = ([p[name] for p in points] for name in ("length", "cpu_seconds"))
+        fitted["exponent"] = exponent(lengths_of, seconds)
+    return fitted
 
 
 class Desk:
@@ -142,11 +152,7 @@ def main() -> None:
     desk = Desk(options.policy, options.chunk_size, options.documents, options.questions)
     asked = [lengths.parse_length(text) for text in options.lengths.split(",")]
     found = asyncio.run(cost(desk, asked, lengths.parse_length(options.least_tokens)))
-    fitted = {"points": found}
-    if len(asked) > 1:
-        fitted["exponent"] = exponent(
-            [point["length"] for point in found], [point["cpu_seconds"] for point in found]
-        )
+    fitted = fit(found)
     if options.json:
         print(json.dumps(fitted, indent=2))
         return

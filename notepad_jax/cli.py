@@ -126,18 +126,16 @@ def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str 
 
 def shorthand(arguments: argparse.Namespace, name: str) -> list[str]:
     """Options that stand for a key of the config `name`, as overrides of it."""
-    given, known = vars(arguments), configuration.flat(configuration.load(name))
-    words = []
-    for option, key in SHORTHAND.items():
-        if given.get(option) is None:
-            continue
+    said = vars(arguments)
+    given = {option: key for option, key in SHORTHAND.items() if said.get(option) is not None}
+    known = configuration.flat(configuration.load(name)) if given else {}
+    for option, key in given.items():
         if key not in known:
             raise ValueError(
                 f"--{option.replace('_', '-')} stands for {key}, which config {name} does not "
                 "have; it is for the suites of config ruler"
             )
-        words.append(f"{configuration.FLAG}{key}={given[option]}")
-    return words
+    return [f"{configuration.FLAG}{key}={said[option]}" for option, key in given.items()]
 
 
 def saved_config(folder: Path | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
 from notepad_jax.model import attention, logprobs, parameters, policy
 from notepad_jax.model.config import PolicyConfig
+from notepad_jax.model.matrices import Quantized
 from notepad_jax.types import Completion, Prompt, SamplingParams, tokens
 
 STOPS = (2, 3)
@@ -27,6 +28,19 @@ def params(seed: int = 0, config: PolicyConfig = CONFIG):
     """Random parameters, scaled so that distributions are far from uniform."""
     drawn = parameters.init_params(config, jax.random.key(seed))
     return jax.tree.map(lambda x: x * 3 if x.ndim > 1 else x, drawn)
+
+
+def multiplied_out(params):
+    """The float32 weights that int8 ones stand for, made without our code; of a tree or one."""
+    return jax.tree.map(
+        lambda x: (
+            x.values.astype("float32") * x.scale
+            if isinstance(x, Quantized)
+            else x.astype("float32")
+        ),
+        params,
+        is_leaf=lambda x: isinstance(x, Quantized),
+    )
 
 
 def engine(settings: EngineSettings = SETTINGS, config: PolicyConfig = CONFIG) -> PagedEngine:

@@ -176,12 +176,12 @@ def check(items: Sequence[Item], tokenizer: Tokenizer, max_question: int) -> Non
     """
     seen: set[Key] = set()
     for item in items:
-        task = item.task
         if item.key in seen:
             raise ValueError(
-                f"two tasks of length {item.length} are called {task.id!r}; ids are unique"
+                f"two tasks of length {item.length} are called {item.task.id!r}; ids are unique"
             )
         seen.add(item.key)
+    for task in {id(item.task): item.task for item in items}.values():
         try:
             metrics.score("", task.answers, task.metric, task.contract)
         except ValueError as error:

@@ -48,11 +48,6 @@ def quantize(matrix: Array, inputs: tuple[int, ...]) -> Quantized:
     return Quantized(values.astype(jnp.int8), scale)
 
 
-def dequantize(matrix: Quantized) -> Array:
-    """Returns the float32 matrix that `apply` multiplies by."""
-    return matrix.values.astype(jnp.float32) * matrix.scale
-
-
 def apply(x: Array, matrix: Matrix, inputs: int = 1) -> Array:
     """Returns x's last `inputs` axes summed against the matrix's first, in x's dtype.
 

@@ -329,7 +329,8 @@ def _train_length(config: ConfigDict) -> int | None:
 def examples(results: Sequence[Result], readings: Readings) -> list[Example]:
     """Picks readings to look at: of the longest documents, one right and one of each loss."""
     there = [r for r in results if r.method == methods.NOTEPAD] or list(results)
-    there = [r for r in there if r.length == max(r.length for r in there)]
+    longest = max(r.length for r in there)
+    there = [r for r in there if r.length == longest]
     chosen: dict[str, Result] = {}
     for result in there:
         kind = "right" if result.correct == 1 else result.lost or "wrong"

@@ -31,7 +31,7 @@ from notepad_jax.model import lora, parameters
 from notepad_jax.programs import configuration, parts
 from notepad_jax.rollout import archive, collector, groups, rewards
 from notepad_jax.rollout.buffer import GroupBuffer
-from notepad_jax.tasks.records import FileRecords, Records, by_source
+from notepad_jax.tasks.records import Records, by_source, generated, of_files
 from notepad_jax.tasks.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import RunLog
 from notepad_jax.telemetry.progress import Screen
@@ -49,7 +49,7 @@ class Run:
     policy: parts.LoadedPolicy
     reader: collector.Reader
     score: rewards.Score
-    records: Records | FileRecords
+    records: Records
     driver: EngineDriver
     buffer: GroupBuffer
     optimizer: Any
@@ -192,14 +192,14 @@ def _handoff(checkpoint: ConfigDict, folder: Path) -> Handoff:
     return ThroughStorage(folder / "checkpoints")
 
 
-def _records(config: ConfigDict) -> Records | FileRecords:
+def _records(config: ConfigDict) -> Records:
     """Returns where the run draws its tasks: the files that are named, or the generator."""
     if config.tasks.files:
         sources = by_source(config.tasks.files)
-        return FileRecords(sources, config.seed, _weights(config.tasks.weights))
+        return of_files(sources, config.seed, _weights(config.tasks.weights))
     make = functools.partial(_document, config.data.to_dict())
     make(TRAINING_DOCUMENTS.start)
-    return Records(make, config.seed, documents=TRAINING_DOCUMENTS)
+    return generated(make, config.seed, documents=TRAINING_DOCUMENTS)
 
 
 def _weights(words: Sequence[str]) -> dict[str, float]:

@@ -25,7 +25,7 @@ _TAG, _TAG_END = "<answer>", "</answer>"
 _MARKERS = ("[Answer]", "[答案]")  # the second in the Chinese half of LongBench Pro
 _BRACE = re.compile(r"[{}]")
 _WRAPPER = re.compile(
-    r"\\(?:text(?:bf|it|rm|sf|tt)?|math(?:bf|it|rm|sf|tt)|mbox|emph)\s?\{([^{}]*)\}"
+    r"(?<!\\)\\(?:text(?:bf|it|rm|sf|tt)?|math(?:bf|it|rm|sf|tt)|mbox|emph)\s?\{([^{}]*)\}"
 )
 
 

@@ -32,7 +32,6 @@ Metric = Callable[[str, Sequence[str]], float]
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_LATEX_WRAPPER = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf)\{([^{}]*)\}")
 _LATEX_NOISE = re.compile(r"\\left|\\right|\\[!,;: ]|\\?\$|\s+")
 _CONTROL = re.compile("[\x00-\x1f]")
 
@@ -213,5 +212,5 @@ def _glues(character: str) -> bool:
 
 def _plain_latex(text: str) -> str:
     text = text.replace("\\tfrac", "\\frac").replace("\\dfrac", "\\frac")
-    text = _LATEX_WRAPPER.sub(r"\1", text).replace("\\%", "%")
+    text = extraction.unwrapped(text).replace("\\%", "%")
     return _LATEX_NOISE.sub("", text).lower()

@@ -156,13 +156,18 @@ def _named(words: str, question: str) -> bool:
     return find_word(words.lower(), question.lower()) >= 0
 
 
+def _pairs(value: Any, first: str, second: str) -> Any:
+    """The hub's form, an object of two lists, as the published one, a list of pairs."""
+    if not isinstance(value, dict):
+        return value
+    a, b = value.get(first), value.get(second)
+    lists = isinstance(a, list) and isinstance(b, list) and len(a) == len(b)
+    return list(zip(a, b, strict=True)) if lists else None
+
+
 def _context(row: Mapping[str, Any], where: str) -> list[tuple[str, list[str]]]:
     """[(title, sentences)] from either published form."""
-    context = row.get("context")
-    if isinstance(context, dict):
-        titles, texts = context.get("title"), context.get("sentences")
-        lists = isinstance(titles, list) and isinstance(texts, list) and len(titles) == len(texts)
-        context = list(zip(titles, texts, strict=True)) if lists else None
+    context = _pairs(row.get("context"), "title", "sentences")
     ok = isinstance(context, list) and all(
         isinstance(pair, list | tuple)
         and len(pair) == 2
@@ -178,11 +183,7 @@ def _context(row: Mapping[str, Any], where: str) -> list[tuple[str, list[str]]]:
 
 def _supporting(row: Mapping[str, Any], where: str) -> list[tuple[str, int]]:
     """[(title, sentence number)] from either published form."""
-    facts = row.get("supporting_facts")
-    if isinstance(facts, dict):
-        titles, places = facts.get("title"), facts.get("sent_id")
-        lists = isinstance(titles, list) and isinstance(places, list) and len(titles) == len(places)
-        facts = list(zip(titles, places, strict=True)) if lists else None
+    facts = _pairs(row.get("supporting_facts"), "title", "sent_id")
     ok = isinstance(facts, list) and all(
         isinstance(fact, list | tuple)
         and len(fact) == 2

@@ -18,16 +18,16 @@ import array
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from notepad_jax.tasks.corpus import Corpus, Paragraph, Question
+from notepad_jax.tasks.haystack import Count
+from notepad_jax.tasks.recipe import LOWEST
 from notepad_jax.types import Evidence, Task
 
-Count = Callable[[str], int]  # tokens of a text
-
-SHORTFALL = 0.02  # a document's length lies in ((1 - SHORTFALL) * length, length]
+SHORTFALL = 1 - LOWEST  # a document's length lies in (LOWEST * length, length]
 _TRIES = 32  # paragraphs in a row that do not fit any more, before one is cut
 _TOGETHER = 64  # paragraphs in one piece of text
 _JUDGED_BY = {"ruler-qa": ("sub_em", "auto"), "ruler": ("ruler_part", "plain")}
@@ -79,7 +79,7 @@ def make_task(
         if characters:
             chosen.append(last)
             cut, used = (last, characters), used + heading + size
-    if used <= (1 - SHORTFALL) * length:
+    if used <= LOWEST * length:
         raise ValueError(
             f"{source}: {corpus.name} cannot fill {length} tokens to within {SHORTFALL:.0%}: "
             f"{len(chosen)} of its {len(corpus.paragraphs)} paragraphs come to {int(used)}; use "

@@ -1,7 +1,7 @@
 """Where a run draws its questions: an endless, seeded, resumable stream of documents.
 
-`Records` makes a sample, one document's questions, on the spot from a document seed;
-`FileRecords` draws it from task files, each source by its weight and not by its size.
+`generated` makes a sample, one document's questions, on the spot from a document seed;
+`of_files` draws it from task files, each source by its weight and not by its size.
 Either way the state is a position, and a position is all it takes to go on with the very
 next sample after a restart. Grain shuffles, shards, mixes and repeats numbers in this
 process (no workers: making or reading a document is cheap, and a worker would be one more
@@ -31,120 +31,111 @@ _IN_PROCESS = grain.ReadOptions(num_threads=0, prefetch_buffer_size=1)
 
 
 class Records:
-    """An endless iterator of samples: `make(document_seed)` in a seeded, shuffled order.
+    """An endless iterator of samples, and a position in it; `generated` and `of_files` make one."""
+
+    def __init__(self, samples: grain.MapDataset, identity: Mapping[str, Any]) -> None:
+        self._identity = identity
+        self._samples = iter(samples.to_iter_dataset(_IN_PROCESS))
+
+    def __iter__(self) -> Iterator[tuple[Task, ...]]:
+        return self
+
+    def __next__(self) -> tuple[Task, ...]:
+        return next(self._samples)
+
+    def get_state(self) -> bytes:
+        """Returns the position and what it is a position in, as JSON bytes."""
+        return json.dumps({"identity": self._identity, "grain": self._samples.get_state()}).encode()
+
+    def set_state(self, state: bytes) -> None:
+        """Goes to a position: the next sample is the one that came next at `get_state`.
+
+        Raises ValueError if the state belongs to another seed, shard, mix or set of documents.
+        """
+        saved = json.loads(state)
+        for name, ours in self._identity.items():
+            theirs = saved["identity"].get(name)
+            if theirs != ours:
+                raise ValueError(
+                    f"this data position was saved with {name} = {theirs} and the run has {ours}; "
+                    "resume with the settings of the saved run"
+                )
+        self._samples.set_state(saved["grain"])
+
+
+def generated(
+    make: Callable[[int], tuple[Task, ...]],
+    seed: int,
+    shard_index: int = 0,
+    shard_count: int = 1,
+    documents: range = ALL_DOCUMENTS,
+) -> Records:
+    """Samples `make(document_seed)` in a seeded, shuffled order.
 
     `make` gets every seed of `documents` once per epoch, reshuffled each epoch; shard i
     of n sees every n-th seed, so shards are disjoint and together complete. Two samples
     of one epoch never have the same document seed. `make` must be a pure function.
     """
-
-    def __init__(
-        self,
-        make: Callable[[int], tuple[Task, ...]],
-        seed: int,
-        shard_index: int = 0,
-        shard_count: int = 1,
-        documents: range = ALL_DOCUMENTS,
-    ) -> None:
-        _check(seed, shard_index, shard_count)
-        if len(documents) < shard_count:
-            raise ValueError(
-                f"{len(documents)} documents cannot be split over {shard_count} shards; "
-                "use more documents or fewer shards"
-            )
-        self._identity = {
-            "seed": seed,
-            "shard_index": shard_index,
-            "shard_count": shard_count,
-            "documents": [documents.start, documents.stop, documents.step],
-        }
-        shard = grain.MapDataset.range(documents.start, documents.stop, documents.step)
-        shard = shard[shard_index::shard_count].seed(seed).shuffle().repeat()
-        self._samples = iter(shard.map(make).to_iter_dataset(_IN_PROCESS))
-
-    def __iter__(self) -> Iterator[tuple[Task, ...]]:
-        return self
-
-    def __next__(self) -> tuple[Task, ...]:
-        return next(self._samples)
-
-    def get_state(self) -> bytes:
-        """Returns the position and what it is a position in, as JSON bytes."""
-        return _position(self._identity, self._samples)
-
-    def set_state(self, state: bytes) -> None:
-        """Goes to a position: the next sample is the one that came next at `get_state`.
-
-        Raises ValueError if the state belongs to another seed, shard or set of documents.
-        """
-        _go_to(state, self._identity, self._samples)
+    _check(seed, shard_index, shard_count)
+    if len(documents) < shard_count:
+        raise ValueError(
+            f"{len(documents)} documents cannot be split over {shard_count} shards; "
+            "use more documents or fewer shards"
+        )
+    identity = {
+        "seed": seed,
+        "shard_index": shard_index,
+        "shard_count": shard_count,
+        "documents": [documents.start, documents.stop, documents.step],
+    }
+    shard = grain.MapDataset.range(documents.start, documents.stop, documents.step)
+    shard = shard[shard_index::shard_count].seed(seed).shuffle().repeat()
+    return Records(shard.map(make), identity)
 
 
-class FileRecords:
-    """An endless iterator of samples out of task files: one task each, in a seeded order.
+def of_files(
+    sources: Mapping[str, Sequence[tuple[Task, int]]],
+    seed: int,
+    weights: Mapping[str, float] | None = None,
+    shard_index: int = 0,
+    shard_count: int = 1,
+) -> Records:
+    """Samples out of task files, one task each, in a seeded order; `sources` as of `by_source`.
 
-    Sources take turns by their weights, whatever their sizes: with weights 2 and 1, every
-    three samples have two of the first. Each source is shuffled anew when it has been gone
-    through. Shard i of n has every n-th task of every source, so shards are disjoint and
-    together complete, and all of them draw from the same source at the same step.
+    Sources take turns by their weights (1 if not given), whatever their sizes: with weights
+    2 and 1, every three samples have two of the first. Each source is shuffled anew when it
+    has been gone through. Shard i of n has every n-th task of every source, so shards are
+    disjoint and together complete, and all of them draw from the same source at the same
+    step. A source of weight 0 is left out.
+
+    Raises ValueError for a weight of nothing, or below 0, or a source with fewer tasks than
+    shards.
     """
-
-    def __init__(
-        self,
-        sources: Mapping[str, Sequence[tuple[Task, int]]],
-        seed: int,
-        weights: Mapping[str, float] | None = None,
-        shard_index: int = 0,
-        shard_count: int = 1,
-    ) -> None:
-        """`sources` as `by_source` returns them; a source without a weight has weight 1.
-
-        Raises ValueError for a weight of nothing, or below 0, or a source with fewer tasks
-        than shards. A source of weight 0 is left out.
-        """
-        _check(seed, shard_index, shard_count)
-        shares = _shares(sources, weights or {})
-        for name in shares:
-            if len(sources[name]) < shard_count:
-                raise ValueError(
-                    f"{len(sources[name])} tasks of {name!r} cannot be split over {shard_count} "
-                    f"shards; use more tasks or fewer shards"
-                )
-        self._identity = {
-            "seed": seed,
-            "shard_index": shard_index,
-            "shard_count": shard_count,
-            "weights": shares,
-            "tasks": {name: len(sources[name]) for name in shares},
-            "files": _digest(sources[name] for name in shares),
-        }
-        parts = [
-            grain.MapDataset.range(len(sources[name]))[shard_index::shard_count]
-            .seed(_own_seed(seed, name))
-            .shuffle()
-            .repeat()
-            .map(functools.partial(_sample, sources[name]))
-            for name in shares
-        ]
-        mixed = grain.MapDataset.mix(parts, weights=list(shares.values()))
-        self._samples = iter(mixed.to_iter_dataset(_IN_PROCESS))
-
-    def __iter__(self) -> Iterator[tuple[Task, ...]]:
-        return self
-
-    def __next__(self) -> tuple[Task, ...]:
-        return next(self._samples)
-
-    def get_state(self) -> bytes:
-        """Returns the position and what it is a position in, as JSON bytes."""
-        return _position(self._identity, self._samples)
-
-    def set_state(self, state: bytes) -> None:
-        """Goes to a position: the next sample is the one that came next at `get_state`.
-
-        Raises ValueError if the state belongs to another seed, shard, mix or set of files.
-        """
-        _go_to(state, self._identity, self._samples)
+    _check(seed, shard_index, shard_count)
+    shares = _shares(sources, weights or {})
+    for name in shares:
+        if len(sources[name]) < shard_count:
+            raise ValueError(
+                f"{len(sources[name])} tasks of {name!r} cannot be split over {shard_count} "
+                f"shards; use more tasks or fewer shards"
+            )
+    identity = {
+        "seed": seed,
+        "shard_index": shard_index,
+        "shard_count": shard_count,
+        "weights": shares,
+        "tasks": {name: len(sources[name]) for name in shares},
+        "files": _digest(sources[name] for name in shares),
+    }
+    parts = [
+        grain.MapDataset.range(len(sources[name]))[shard_index::shard_count]
+        .seed(_own_seed(seed, name))
+        .shuffle()
+        .repeat()
+        .map(functools.partial(_sample, sources[name]))
+        for name in shares
+    ]
+    return Records(grain.MapDataset.mix(parts, weights=list(shares.values())), identity)
 
 
 def by_source(paths: Iterable[str | Path]) -> dict[str, Sequence[tuple[Task, int]]]:
@@ -222,19 +213,3 @@ def _check(seed: int, shard_index: int, shard_count: int) -> None:
         )
     if not 0 <= seed < 2**32:
         raise ValueError(f"the data seed is {seed}; it must be in 0..{2**32 - 1}")
-
-
-def _position(identity: Mapping[str, Any], samples: Any) -> bytes:
-    return json.dumps({"identity": identity, "grain": samples.get_state()}).encode()
-
-
-def _go_to(state: bytes, identity: Mapping[str, Any], samples: Any) -> None:
-    saved = json.loads(state)
-    for name, ours in identity.items():
-        theirs = saved["identity"].get(name)
-        if theirs != ours:
-            raise ValueError(
-                f"this data position was saved with {name} = {theirs} and the run has {ours}; "
-                "resume with the settings of the saved run"
-            )
-    samples.set_state(saved["grain"])

@@ -14,7 +14,7 @@ import collections
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +29,8 @@ from notepad_jax.tasks import (
     questions,
     ruler,
 )
+from notepad_jax.tasks.haystack import Count
 from notepad_jax.types import Task, TextDocument
-
-Count = Callable[[str], int]
 
 RULER_QA = ("qa_1", "qa_2")  # SQuAD, HotpotQA
 BUILT_IN_QA = "multi_hop"

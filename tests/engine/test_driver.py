@@ -16,7 +16,6 @@ from notepad_jax.engine.layout import bucket
 from notepad_jax.engine.paged_engine import EngineSettings
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import Experts
-from notepad_jax.model.matrices import Quantized
 from notepad_jax.types import Finish, PolicySnapshot, Prompt, SamplingParams, tokens
 
 PROMPTS = tiny.prompts()
@@ -237,24 +236,11 @@ def adopted_as_int8(params, config=tiny.CONFIG):
     return bridge.adopt(parameters.rollout_target(config, params, "int8")).params
 
 
-def multiplied_out(params):
-    """The float32 policy that an int8 one stands for."""
-    return jax.tree.map(
-        lambda x: (
-            x.values.astype("float32") * x.scale
-            if isinstance(x, Quantized)
-            else x.astype("float32")
-        ),
-        params,
-        is_leaf=lambda x: isinstance(x, Quantized),
-    )
-
-
 def test_int8_logprobs_are_the_trainers_of_the_weights_multiplied_out():
     """All paths: prefixes, packed tails, drafts, decoding; sampled and greedy."""
     params = adopted_as_int8(tiny.params())
     done, _ = run(params=params)
-    assert worst_gap(multiplied_out(params), PROMPTS, done, samplings()) < 1e-5
+    assert worst_gap(tiny.multiplied_out(params), PROMPTS, done, samplings()) < 1e-5
     # What an importance ratio corrects: the sampler is another policy than the trainer's.
     assert 0.01 < worst_gap(tiny.params(), PROMPTS, done, samplings()) < 0.2  # measured: 0.095
 
@@ -270,7 +256,7 @@ def test_int8_experts_report_the_trainers_logprobs():
             pairs = zip(prompts, samples, strict=True)
             return await asyncio.gather(*[driver.complete(p, s) for p, s in pairs])
 
-    whole = multiplied_out(params)
+    whole = tiny.multiplied_out(params)
     for prompt, done in zip(prompts, asyncio.run(go()), strict=True):
         exact = tiny.trainer_logprobs(whole, prompt, done, 1.0, config)
         np.testing.assert_allclose(done.behaviour_logprobs, exact, atol=1e-5)
@@ -291,7 +277,7 @@ def on_the_grid(path, leaf):
 def test_weights_on_the_grid_give_the_same_completions_in_int8():
     exact = jax.tree.map_with_path(on_the_grid, tiny.params())
     params = adopted_as_int8(exact)
-    jax.tree.map(np.testing.assert_array_equal, multiplied_out(params), exact)
+    jax.tree.map(np.testing.assert_array_equal, tiny.multiplied_out(params), exact)
     (small, _), (whole, _) = run(params=params), run(params=exact)
     assert ids(small) == ids(whole)
     for a, b in zip(small, whole, strict=True):
@@ -308,8 +294,8 @@ def test_adapters_are_added_before_weights_are_quantised():
     merged = lora.whole(chosen, base, adapters)
     params = adopted_as_int8(merged)
     for name in ("q", "o", "down"):
-        off = jnp.abs(multiplied_out(params)["layers"][name] - merged["layers"][name])
+        off = jnp.abs(tiny.multiplied_out(params)["layers"][name] - merged["layers"][name])
         assert (off <= params["layers"][name].scale * 0.50001).all()
     samples = [tiny.sampling(i) for i in range(4)]
     done, _ = run(PROMPTS[:4], params, samples)
-    assert worst_gap(multiplied_out(params), PROMPTS[:4], done, samples) < 1e-5
+    assert worst_gap(tiny.multiplied_out(params), PROMPTS[:4], done, samples) < 1e-5

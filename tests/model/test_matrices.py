@@ -20,7 +20,7 @@ from configs.models import MODELS
 from notepad_jax.checkpoint import handoff
 from notepad_jax.model import attention, moe, parameters, policy
 from notepad_jax.model.config import Experts
-from notepad_jax.model.matrices import Quantized, apply, dequantize, quantize
+from notepad_jax.model.matrices import Quantized, apply, quantize
 from notepad_jax.sharding import mesh, rules
 
 MOE = dataclasses.replace(tiny.CONFIG, experts=Experts(4, 2, 24, True))
@@ -32,19 +32,6 @@ def int8(config, params):
     return handoff.cast(params, handoff.placed(parameters.rollout_target(config, params, "int8")))
 
 
-def multiplied_out(params):
-    """The float32 policy that an int8 one stands for, made without our code."""
-    return jax.tree.map(
-        lambda x: (
-            x.values.astype("float32") * x.scale
-            if isinstance(x, Quantized)
-            else x.astype("float32")
-        ),
-        params,
-        is_leaf=lambda x: isinstance(x, Quantized),
-    )
-
-
 # ---------------------------------------------------------------- rounding
 
 
@@ -54,7 +41,9 @@ def test_a_matrix_by_hand():
     made = quantize(matrix, (0,))
     np.testing.assert_allclose(made.scale, [[2.0, 1 / 127]], rtol=1e-7)
     np.testing.assert_array_equal(made.values, [[127, 64], [-2, -127], [0, 0]])  # 63.5 to even
-    np.testing.assert_allclose(dequantize(made), [[254, 64 / 127], [-4, -1], [0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(
+        tiny.multiplied_out(made), [[254, 64 / 127], [-4, -1], [0, 0]], rtol=1e-6
+    )
     assert (made.values.dtype, made.scale.dtype) == (jnp.int8, jnp.float32)
 
 
@@ -83,7 +72,7 @@ def test_every_element_is_off_by_at_most_half_a_scale(seed, shape_and_inputs, dt
     peak = np.abs(np.asarray(made.values, int)).max(axis=inputs, keepdims=True)
     zero = np.abs(exact).max(axis=inputs, keepdims=True) == 0
     assert (peak == np.where(zero, 0, 127)).all()
-    again = quantize(dequantize(made), inputs)
+    again = quantize(tiny.multiplied_out(made), inputs)
     np.testing.assert_array_equal(again.values, made.values)
 
 
@@ -102,12 +91,12 @@ def on_the_grid(rng, shape, inputs, powers=False):
 @pytest.mark.parametrize("inputs", [(0,), (1,), (0, 1), (1, 2)])
 def test_a_matrix_on_the_grid_comes_back_exactly(inputs):
     matrix = on_the_grid(np.random.default_rng(0), (5, 6, 7), inputs)
-    np.testing.assert_array_equal(dequantize(quantize(matrix, inputs)), matrix)
+    np.testing.assert_array_equal(tiny.multiplied_out(quantize(matrix, inputs)), matrix)
 
 
 def test_weights_that_are_not_numbers_stay_so():
     matrix = jnp.ones((3, 3)).at[1, 1].set(jnp.nan).at[2, 2].set(jnp.inf)
-    back = np.asarray(dequantize(quantize(matrix, (0,))))
+    back = np.asarray(tiny.multiplied_out(quantize(matrix, (0,))))
     assert np.isfinite(back[:, 0]).all() and np.isnan(back[1, 1]) and np.isnan(back[2, 2])
 
 
@@ -124,9 +113,9 @@ def test_a_product_is_that_of_the_matrix_multiplied_out(x_axes, shape, inputs, r
     keys = jax.random.split(jax.random.key(0))
     x, w = jax.random.normal(keys[0], (*rows, *x_axes)), jax.random.normal(keys[1], shape)
     made = quantize(w, tuple(range(inputs)))
-    want = np.tensordot(np.asarray(x, np.float64), np.asarray(dequantize(made)), inputs)
+    want = np.tensordot(np.asarray(x, np.float64), np.asarray(tiny.multiplied_out(made)), inputs)
     np.testing.assert_allclose(jax.jit(apply, static_argnums=2)(x, made, inputs), want, atol=1e-5)
-    np.testing.assert_allclose(apply(x, dequantize(made), inputs), want, atol=1e-5)
+    np.testing.assert_allclose(apply(x, tiny.multiplied_out(made), inputs), want, atol=1e-5)
 
 
 def test_narrow_products_are_summed_in_float32():
@@ -145,7 +134,7 @@ def test_a_grouped_product_takes_every_experts_own_scales(backend):
     x = jax.random.normal(keys[0], (150, 16))
     w = jax.random.normal(keys[1], (5, 16, 24)) * 10.0 ** jnp.arange(-2, 3)[:, None, None]
     sizes, made = jnp.array([70, 0, 3, 77, 0], jnp.int32), quantize(w, (1,))
-    whole = np.asarray(dequantize(made))
+    whole = np.asarray(tiny.multiplied_out(made))
     expert = np.repeat(np.arange(5), sizes)
     want = np.einsum("md,mdf->mf", np.asarray(x), whole[expert])
     with pallas_kernels.using(backend):
@@ -172,7 +161,7 @@ def test_an_int8_policy_computes_what_its_multiplied_out_weights_compute(config)
     drawn = parameters.init_params(config, jax.random.key(0))
     made = int8(config, drawn)
     found = hidden(config, made)
-    np.testing.assert_allclose(found, hidden(config, multiplied_out(made)), atol=2e-5)
+    np.testing.assert_allclose(found, hidden(config, tiny.multiplied_out(made)), atol=2e-5)
     # A few tokens are sent to another expert, hence the mean.
     assert 1e-3 < np.abs(found - hidden(config, drawn)).mean() < 0.03
 
