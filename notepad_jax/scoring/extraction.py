@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 
 LONGEST = 50_000  # characters of an answer, about 12 thousand tokens; a longer one is none
 
+DEEPEST = 8  # LaTeX wrappers within each other that are taken off
+LATEX = ("boxed", "auto")  # contracts whose answers are written in LaTeX, or may be
 _BOX = "\\boxed{"
 _TAG, _TAG_END = "<answer>", "</answer>"
 _MARKERS = ("[Answer]", "[答案]")  # the second in the Chinese half of LongBench Pro
@@ -58,6 +60,8 @@ def extract(text: str, contract: str) -> Extracted:
     if "<think>" in said:
         return Extracted(None, "unclosed_thinking")
     found = CONTRACTS[contract](said)
+    if found.answer is not None and contract in LATEX:
+        found = Extracted(unwrapped(found.answer[: LONGEST + 1]))
     if found.answer is not None and len(found.answer) > LONGEST:
         return Extracted(None, "too_long")
     return found
@@ -69,7 +73,7 @@ def plain(said: str) -> Extracted:
 
 
 def boxed(said: str) -> Extracted:
-    r"""The content of the last `\boxed{...}`, its braces matched, `\text{...}` unwrapped."""
+    r"""The content of the last `\boxed{...}`, its braces matched."""
     start = said.rfind(_BOX)
     if start < 0:
         return Extracted(None, "no_box")
@@ -78,15 +82,16 @@ def boxed(said: str) -> Extracted:
     for brace in _BRACE.finditer(said, start, start + LONGEST + 1):
         depth += 1 if brace[0] == "{" else -1
         if depth == 0:
-            return Extracted(unwrapped(said[start : brace.start()]))
+            return Extracted(said[start : brace.start()])
     return Extracted(None, "unclosed_box")
 
 
 def unwrapped(text: str) -> str:
     r"""The text without the LaTeX around words: `\text{Ann}` is `Ann`; nested ones, too."""
-    before = ""
-    while before != text:
+    for _ in range(DEEPEST):
         before, text = text, _WRAPPER.sub(r"\1", text)
+        if text == before:
+            break
     return text
 
 

@@ -54,6 +54,8 @@ def score(text: str, answers: Sequence[str], metric: str, contract: str) -> Scor
     found = extraction.extract(text, contract)
     if found.answer is None:
         return Score(0.0, found.problem)
+    if contract in extraction.LATEX:  # both sides without \text{}, or neither
+        answers = [extraction.unwrapped(gold) for gold in answers]
     try:
         return Score(_JUDGES[metric](found.answer, answers), "")
     except Malformed as malformed:

@@ -288,3 +288,11 @@ def test_unknown_metric_and_contract_are_named():
         metrics.score("", ["x"], "bleu", "plain")
     with pytest.raises(ValueError, match="no contract 'json'; use one of plain, "):
         metrics.score("", ["x"], "em", "json")
+
+
+@pytest.mark.parametrize("said", [r"\boxed{\text{Evelyn}}", r"\boxed{Evelyn}"])
+@pytest.mark.parametrize("gold", [r"\text{Evelyn}", "Evelyn"])
+@pytest.mark.parametrize("contract", ["boxed", "auto"])
+def test_latex_around_words_counts_on_neither_side(said, gold, contract):
+    assert metrics.score(said, [gold], "em", contract) == Score(1.0, "")
+    assert metrics.score(said, [gold], "boxed", "plain") == Score(1.0, "")
