@@ -42,4 +42,4 @@ lint: install ## style and the floors of the architecture
 	$(BIN)/lint-imports
 
 clean: ## remove the environment, caches and runs
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .cache runs build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -22,15 +22,16 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.reading_cost import fit, peak_megabytes
-from notepad_jax.agent import approximate, endpoint
-from notepad_jax.agent.chunking import DocumentStreams
-from notepad_jax.agent.memory_agent import Rules, TurnSampling
-from notepad_jax.agent.prompts import Template
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item, Reader, measure
 from notepad_jax.eval.methods import NOTEPAD, Excerpts
 from notepad_jax.eval.readings import Readings
+from notepad_jax.reading import endpoint
+from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.tasks import suites
+from notepad_jax.text import approximate
+from notepad_jax.text.chunking import DocumentStreams
+from notepad_jax.text.prompts import Template
 from notepad_jax.types import Completion, Finish, Prompt, SamplingParams, tokens
 
 CHUNK, MEMORY, QUESTION = 5_000, 1_024, 1_024  # tokens, those of the published memory agents

@@ -39,11 +39,11 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from notepad_jax.checkpoint import huggingface, safetensors_store
+from notepad_jax.checkpoint.hf import huggingface, safetensors_store
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
+from notepad_jax.parallel import mesh, rules
 from notepad_jax.programs import convert
-from notepad_jax.sharding import mesh, rules
 from notepad_jax.telemetry.progress import SilentScreen
 
 CONFIG = PolicyConfig(

@@ -26,17 +26,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from notepad_jax.agent import prompts
-from notepad_jax.agent.chunking import DocumentStreams
-from notepad_jax.agent.memory_agent import Rules, TurnSampling
-from notepad_jax.agent.tokenizer import SentencePieceTokenizer
-from notepad_jax.checkpoint import huggingface
+from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
 from notepad_jax.eval import lengths
 from notepad_jax.eval.measure import Item, Reader, Result, measure
 from notepad_jax.eval.methods import NOTEPAD, Excerpts
-from notepad_jax.tasks.synthetic import make_tasks
+from notepad_jax.reading.memory_agent import Rules, TurnSampling
+from notepad_jax.starter.synthetic import make_tasks
+from notepad_jax.text import prompts
+from notepad_jax.text.chunking import DocumentStreams
+from notepad_jax.text.tokenizer import SentencePieceTokenizer
 from notepad_jax.types import PolicySnapshot, SamplingParams
 
 ANSWER = 8  # tokens, the stop token included; the memory has as many

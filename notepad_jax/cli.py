@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 
 import pallas_kernels
 from notepad_jax import __version__
+from notepad_jax.data import files
 from notepad_jax.eval import methods
 from notepad_jax.programs import (
     ask,
@@ -33,7 +34,6 @@ from notepad_jax.programs import (
     train,
     warmup,
 )
-from notepad_jax.tasks import files
 from notepad_jax.telemetry.progress import Screen, choose
 
 EXIT_CODES = "exit codes: 0 done, 1 bad input, 2 bad command line, 130 stopped with Ctrl-C"

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import numpy as np
 from sentencepiece import sentencepiece_model_pb2
 
-from notepad_jax.agent.memory_agent import Rules
-from notepad_jax.agent.prompts import Template
-from notepad_jax.agent.tokenizer import SentencePieceTokenizer
+from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.text.prompts import Template
+from notepad_jax.text.tokenizer import SentencePieceTokenizer
 from notepad_jax.types import Completion, Finish, Prompt, SamplingParams, Tokens, tokens
 
 CONTROLS = (

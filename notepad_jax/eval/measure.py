@@ -18,13 +18,13 @@ from typing import Protocol
 
 import numpy as np
 
-from notepad_jax.agent import memory_agent
-from notepad_jax.agent.memory_agent import Rules, TurnSampling
-from notepad_jax.agent.prompts import Template
-from notepad_jax.agent.tokenizer import Tokenizer
 from notepad_jax.eval import methods
 from notepad_jax.eval.recall import Recall
+from notepad_jax.reading import memory_agent
+from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.scoring import extraction, metrics
+from notepad_jax.text.prompts import Template
+from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import (
     NO_TOKENS,
     Chunks,

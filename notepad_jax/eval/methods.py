@@ -1,6 +1,6 @@
 """How a document is put before a policy: by the memory agent, or in one turn.
 
-`notepad` reads all of it in chunks (agent.memory_agent). The others are what it is
+`notepad` reads all of it in chunks (reading.memory_agent). The others are what it is
 compared with, each one turn over at most `context` tokens: `full-context` shows the whole
 document and fails where it does not fit, `truncate-middle` its first and last halves,
 `recent-only` its end. All are coroutines of the same shape: turns, each with the memory
@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator, Iterable
 
 import numpy as np
 
-from notepad_jax.agent import memory_agent
-from notepad_jax.agent.memory_agent import Rules, TurnSampling
-from notepad_jax.agent.prompts import Template
-from notepad_jax.agent.tokenizer import Tokenizer
+from notepad_jax.reading import memory_agent
+from notepad_jax.reading.memory_agent import Rules, TurnSampling
+from notepad_jax.text.prompts import Template
+from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import (
     NO_TOKENS,
     Chunks,

@@ -1,7 +1,7 @@
 """One declaration per parameter: its shape, its logical axes and its initial scale.
 
 `specs(config)` is the single list of a policy's parameters. Initial values, shardings
-(`sharding.rules` maps the logical axes to mesh axes), abstract targets for restoring a
+(`parallel.rules` maps the logical axes to mesh axes), abstract targets for restoring a
 checkpoint or for adopting it as an engine does, and the Hugging Face name table all read it.
 Leaves under "layers" are stacked: their first axis is the layer, and the forward pass scans
 over it.
@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.matrices import Quantized
-from notepad_jax.sharding.rules import sharding
+from notepad_jax.parallel.rules import sharding
 
 Params = Any  # nested dict of arrays; an engine's may hold `Quantized` matrices
 

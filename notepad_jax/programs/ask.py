@@ -16,12 +16,12 @@ from typing import BinaryIO
 
 from ml_collections import ConfigDict
 
-from notepad_jax.agent import memory_agent
-from notepad_jax.agent.chunking import ChunkStream
-from notepad_jax.agent.memory_agent import TurnSampling
-from notepad_jax.agent.prompts import Template
 from notepad_jax.programs import parts
+from notepad_jax.reading import memory_agent
+from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.telemetry.progress import Screen
+from notepad_jax.text.chunking import ChunkStream
+from notepad_jax.text.prompts import Template
 from notepad_jax.types import MemoryState, PolicySnapshot, Turn, TurnKind
 
 PIECE = 1 << 16  # bytes read at a time

@@ -5,7 +5,7 @@ stopped goes on with the files that are missing. Each sample is made by itself f
 seed and its document written piece by piece, so a file of 3.5M-token documents needs the
 memory of one block of text. With a reader, questions that it answers without any document
 are left out: it is asked as in any reading, over a document that has no text. Above: cli;
-below: tasks.suites, tasks.files, and `evaluate` for the reader.
+below: tasks.suites, data.files, and `evaluate` for the reader.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from notepad_jax.agent import approximate
-from notepad_jax.agent.tokenizer import open_tokenizer
+from notepad_jax.data import files
+from notepad_jax.data.foreign import golongrl
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item, Reader, measure
 from notepad_jax.eval.methods import NOTEPAD, Excerpts
 from notepad_jax.programs import configuration, evaluate, parts, subjects
 from notepad_jax.scoring import metrics
-from notepad_jax.tasks import files, golongrl, suites
+from notepad_jax.tasks import suites
 from notepad_jax.telemetry.identity import settle, write_json
 from notepad_jax.telemetry.progress import Bar, Screen
+from notepad_jax.text import approximate
+from notepad_jax.text.tokenizer import open_tokenizer
 from notepad_jax.types import Task
 
 SETTINGS = "build.json"

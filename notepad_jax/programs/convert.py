@@ -18,10 +18,11 @@ from typing import Any
 
 import jax
 
-from notepad_jax.checkpoint import handoff, huggingface, safetensors_store, stored
+from notepad_jax.checkpoint import handoff, stored
+from notepad_jax.checkpoint.hf import huggingface, safetensors_store
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
-from notepad_jax.sharding import mesh, rules
+from notepad_jax.parallel import mesh, rules
 from notepad_jax.telemetry.progress import Bar, Screen
 
 CHECKPOINTS = "checkpoints"

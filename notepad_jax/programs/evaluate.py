@@ -20,21 +20,22 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from notepad_jax.agent.chunking import DocumentStreams
-from notepad_jax.agent.memory_agent import Rules, TurnSampling
-from notepad_jax.eval import methods, suite_report, summary
+from notepad_jax.eval import methods, summary
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item, Progress, Reader, Result, check, measure
-from notepad_jax.eval.page import Example
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, parts
 from notepad_jax.programs.subjects import Subject, counter
 from notepad_jax.programs.train import TRAINING_DOCUMENTS
+from notepad_jax.reading.memory_agent import Rules, TurnSampling
+from notepad_jax.report import suite_report
+from notepad_jax.report.page import Example
+from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.tasks import suites
-from notepad_jax.tasks.synthetic import make_tasks
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import Screen
+from notepad_jax.text.chunking import DocumentStreams
 from notepad_jax.types import Task
 
 TasksByLength = dict[int, list[Task]]

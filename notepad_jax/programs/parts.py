@@ -13,16 +13,17 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from notepad_jax.agent import chat
-from notepad_jax.agent.memory_agent import Rules
-from notepad_jax.agent.prompts import Template
-from notepad_jax.agent.tokenizer import Tokenizer, open_tokenizer
-from notepad_jax.checkpoint import handoff, huggingface
+from notepad_jax.checkpoint import handoff
+from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.programs import convert
+from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.text import chat
+from notepad_jax.text.prompts import Template
+from notepad_jax.text.tokenizer import Tokenizer, open_tokenizer
 from notepad_jax.types import PolicySnapshot, SamplingParams
 
 

@@ -4,7 +4,7 @@ Measure the starter by length; teach it with GRPO on short documents, handing ev
 policy to the engine through an orbax checkpoint; measure again up to 3.5 million tokens;
 export to Hugging Face layout; print the table and where the report lies. The starter is a
 tiny network whose habits were spoilt on purpose: this shows that the machinery learns, not
-how good a language model gets. Above: cli; below: train, evaluate, eval.report.
+how good a language model gets. Above: cli; below: train, evaluate, report.report.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from notepad_jax.checkpoint import huggingface
 from notepad_jax.checkpoint.handoff import ThroughStorage
+from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.manager import abstract
-from notepad_jax.eval import lengths, page, report, summary
+from notepad_jax.eval import lengths, summary
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, evaluate, parts, subjects, train
+from notepad_jax.report import page, report
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import Screen

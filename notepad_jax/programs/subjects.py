@@ -1,7 +1,7 @@
 """Who reads in an evaluation: our engine over a policy, or somebody's endpoint.
 
 Both are a completer behind the same agent, with the tokenizer that counts and the template
-that asks. Above: evaluate, build and quickstart; below: parts and agent.endpoint.
+that asks. Above: evaluate, build and quickstart; below: parts and reading.endpoint.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Callable
 
 from ml_collections import ConfigDict
 
-from notepad_jax.agent.approximate import ApproximateTokenizer
-from notepad_jax.agent.endpoint import EndpointCompleter, bare_turn
-from notepad_jax.agent.memory_agent import Rules
-from notepad_jax.agent.prompts import Template
-from notepad_jax.agent.tokenizer import Tokenizer, open_tokenizer
 from notepad_jax.programs import parts
+from notepad_jax.reading.endpoint import EndpointCompleter, bare_turn
+from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.telemetry.progress import Screen
+from notepad_jax.text.approximate import ApproximateTokenizer
+from notepad_jax.text.prompts import Template
+from notepad_jax.text.tokenizer import Tokenizer, open_tokenizer
 from notepad_jax.types import Completer, PolicySnapshot
 
 

@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.manager import Checkpoints, abstract
+from notepad_jax.data.records import Records, by_source, generated, of_files
 from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.grpo import advantages, packing, update
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
@@ -31,8 +32,7 @@ from notepad_jax.model import lora, parameters
 from notepad_jax.programs import configuration, parts
 from notepad_jax.rollout import archive, collector, groups, rewards
 from notepad_jax.rollout.buffer import GroupBuffer
-from notepad_jax.tasks.records import Records, by_source, generated, of_files
-from notepad_jax.tasks.synthetic import make_tasks
+from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import RunLog
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import Group, PolicySnapshot, Task

@@ -27,14 +27,14 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from notepad_jax.checkpoint import huggingface
+from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.manager import Checkpoints, abstract
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
 from notepad_jax.model.logprobs import logits
 from notepad_jax.model.parameters import Params, count, init_params
-from notepad_jax.tasks import lessons, vocabulary
+from notepad_jax.starter import lessons, vocabulary
 from notepad_jax.telemetry.progress import Screen
 
 NEVER = -1e30  # the score of a key that a query must not see

@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from notepad_jax.agent import memory_agent
+from notepad_jax.reading import memory_agent
 from notepad_jax.rollout.collector import Reader
 from notepad_jax.types import Group, Task, Tokens, Trajectory, Turn
 

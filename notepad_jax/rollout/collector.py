@@ -4,7 +4,7 @@ There is no turn barrier: a reading asks for its next turn as soon as its last o
 back, and the completer (the engine's driver, or a fake) sees all waiting turns together.
 Everything runs in one thread of asyncio, so nothing here needs a lock. If one reading
 fails or the caller is cancelled, all the others are cancelled and awaited before
-`collect` returns. Above: programs and groups; below: agent.memory_agent and rewards.
+`collect` returns. Above: programs and groups; below: reading.memory_agent and rewards.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from notepad_jax.agent import memory_agent
-from notepad_jax.agent.chunking import DocumentChunks
-from notepad_jax.agent.memory_agent import Rules, TurnSampling
-from notepad_jax.agent.prompts import Template
-from notepad_jax.agent.tokenizer import Tokenizer
+from notepad_jax.reading import memory_agent
+from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.rollout import rewards
+from notepad_jax.text.chunking import DocumentChunks
+from notepad_jax.text.prompts import Template
+from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import Chunks, Completer, Group, MemoryState, Task, Tokens, Trajectory, Turn
 
 OnTurn = Callable[[Task, int, Turn, MemoryState], None]  # task, sample, turn, state after it

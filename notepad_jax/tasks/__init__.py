@@ -1,1 +1,1 @@
-"""Where questions come from: generated (suites), from files (files), or as a stream (records)."""
+"""Generated tasks: RULER, memory tasks, questions among paragraphs; any length."""

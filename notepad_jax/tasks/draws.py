@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from notepad_jax.tasks import vocabulary
+from notepad_jax.starter import vocabulary
 
 QUALITIES = tuple(
     "ancient bashful bitter brave brisk broad calm careful cheerful clever curious dapper deep "

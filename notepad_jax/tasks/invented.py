@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from notepad_jax.tasks.corpus import Corpus, Fact, Paragraph, Question, find_word
+from notepad_jax.data.foreign.corpus import Corpus, Fact, Paragraph, Question, find_word
 
 PEOPLE, COMPANIES, TOWNS = 56_000, 10_000, 4_000
 KINDS = 7  # of questions; one is asked about each person

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from notepad_jax.tasks.corpus import Corpus, Paragraph, Question
+from notepad_jax.data.foreign.corpus import Corpus, Paragraph, Question
 from notepad_jax.tasks.haystack import Count
 from notepad_jax.tasks.recipe import LOWEST
 from notepad_jax.types import Evidence, Task

@@ -19,16 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from notepad_jax.tasks import (
-    corpus,
-    files,
-    formats,
-    haystack,
-    invented,
-    memory_tasks,
-    questions,
-    ruler,
-)
+from notepad_jax.data import files, formats
+from notepad_jax.data.foreign import corpus
+from notepad_jax.tasks import haystack, invented, memory_tasks, questions, ruler
 from notepad_jax.tasks.haystack import Count
 from notepad_jax.types import Task, TextDocument
 

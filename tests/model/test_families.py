@@ -21,8 +21,8 @@ import pytest
 
 import pallas_kernels
 from configs.models import MODELS
-from notepad_jax.checkpoint import families, huggingface
-from notepad_jax.checkpoint.safetensors_store import Safetensors
+from notepad_jax.checkpoint.hf import families, huggingface
+from notepad_jax.checkpoint.hf.safetensors_store import Safetensors
 from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
 from notepad_jax.model import attention, logprobs, moe, parameters, policy, rope
@@ -458,7 +458,7 @@ SPREAD = """
 import numpy as np, jax, jax.numpy as jnp
 from notepad_jax.model import attention, parameters, policy
 from notepad_jax.model.config import Experts, PolicyConfig
-from notepad_jax.sharding import mesh as meshes, rules
+from notepad_jax.parallel import mesh as meshes, rules
 
 config = PolicyConfig(
     vocab_size=24, width=8, layers=2, heads=4, kv_heads=2, head_size=6, feed_forward=12,

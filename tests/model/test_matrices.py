@@ -21,7 +21,7 @@ from notepad_jax.checkpoint import handoff
 from notepad_jax.model import attention, moe, parameters, policy
 from notepad_jax.model.config import Experts
 from notepad_jax.model.matrices import Quantized, apply, quantize
-from notepad_jax.sharding import mesh, rules
+from notepad_jax.parallel import mesh, rules
 
 MOE = dataclasses.replace(tiny.CONFIG, experts=Experts(4, 2, 24, True))
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 60, (2, 16)), jnp.int32)
@@ -233,7 +233,7 @@ import tiny
 from test_matrices import MOE, hidden, int8
 from notepad_jax.checkpoint import handoff
 from notepad_jax.model import parameters
-from notepad_jax.sharding import mesh as meshes, rules
+from notepad_jax.parallel import mesh as meshes, rules
 from notepad_jax.types import PolicySnapshot
 
 assert jax.device_count() == 4

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from notepad_jax import cli
-from notepad_jax.agent import approximate
-from notepad_jax.agent.endpoint import bare_turn
-from notepad_jax.agent.prompts import Template
+from notepad_jax.data import formats
 from notepad_jax.programs import build, configuration, evaluate, subjects
-from notepad_jax.tasks import formats
+from notepad_jax.reading.endpoint import bare_turn
 from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.text import approximate
+from notepad_jax.text.prompts import Template
 from notepad_jax.types import Completion, Finish, tokens
 
 RULER = ("build", "ruler", "--text", "noise", "--lengths", "4k,5k", "--samples", "2", "--json")

@@ -7,7 +7,7 @@ import pytest
 
 from notepad_jax import cli
 from notepad_jax.programs import configuration
-from notepad_jax.tasks.synthetic import make_tasks
+from notepad_jax.starter.synthetic import make_tasks
 
 ROOT = Path(__file__).parents[2]
 POLICY = ["--policy", str(ROOT / "data" / "starter")]

@@ -13,8 +13,9 @@ import pytest
 import tensorstore as ts
 import tiny
 
-from notepad_jax.checkpoint import handoff, huggingface, stored
-from notepad_jax.checkpoint import safetensors_store as store
+from notepad_jax.checkpoint import handoff, stored
+from notepad_jax.checkpoint.hf import huggingface
+from notepad_jax.checkpoint.hf import safetensors_store as store
 from notepad_jax.model import parameters
 from notepad_jax.programs import convert
 from notepad_jax.telemetry.progress import LineScreen, SilentScreen

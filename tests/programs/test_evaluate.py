@@ -11,16 +11,16 @@ import pytest
 import tiny
 import tiny_bpe
 
-from notepad_jax.agent.approximate import ApproximateTokenizer
-from notepad_jax.agent.endpoint import bare_turn
-from notepad_jax.agent.prompts import Template
-from notepad_jax.agent.tokenizer import open_tokenizer
-from notepad_jax.checkpoint import huggingface
+from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.eval import summary
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, evaluate, subjects
+from notepad_jax.reading.endpoint import bare_turn
 from notepad_jax.scoring import metrics
 from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.text.approximate import ApproximateTokenizer
+from notepad_jax.text.prompts import Template
+from notepad_jax.text.tokenizer import open_tokenizer
 from notepad_jax.types import Completion, Finish, tokens
 
 SMALL = (

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from notepad_jax.checkpoint import huggingface
+from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, evaluate, parts, quickstart
 from notepad_jax.telemetry.progress import SilentScreen

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from notepad_jax.data import files
 from notepad_jax.programs import configuration, train
-from notepad_jax.tasks import files
-from notepad_jax.tasks.synthetic import make_tasks
+from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.progress import SilentScreen
 

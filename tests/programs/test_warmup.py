@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from notepad_jax.agent.tokenizer import SentencePieceTokenizer
-from notepad_jax.checkpoint import huggingface
+from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.model import attention, policy
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import init_params
 from notepad_jax.programs import warmup
-from notepad_jax.tasks import lessons, vocabulary
+from notepad_jax.starter import lessons, vocabulary
 from notepad_jax.telemetry.progress import choose
+from notepad_jax.text.tokenizer import SentencePieceTokenizer
 
 STARTER = pathlib.Path(__file__).parents[2] / "data" / "starter"
 HABITS = lessons.Habits(0.75, 0.98, 0.25)

@@ -13,7 +13,8 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notepad_jax.tasks import haystack, vocabulary
+from notepad_jax.starter import vocabulary
+from notepad_jax.tasks import haystack
 
 _PIECE = re.compile(r"\w+|[^\w\s]")
 

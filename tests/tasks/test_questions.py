@@ -14,9 +14,9 @@ import tokenizers.pre_tokenizers
 import tokenizers.trainers
 from scipy import stats
 
+from notepad_jax.data.foreign.corpus import Corpus, Fact, Paragraph, Question, find_word
 from notepad_jax.scoring import metrics
 from notepad_jax.tasks import invented, questions
-from notepad_jax.tasks.corpus import Corpus, Fact, Paragraph, Question, find_word
 
 WORLD = invented.synthetic_corpus(0)
 SOURCE = "ruler-qa/invented"

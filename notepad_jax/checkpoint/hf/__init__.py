@@ -1,0 +1,1 @@
+"""Hugging Face folders: names, configs, weights in and out."""

@@ -1,0 +1,144 @@
+"""RULER's own files, as NVIDIA's scripts write them, read as tasks.
+
+A row is {"index", "input", "outputs", "length", and in newer files "answer_prefix"}. The
+input is one prompt: an instruction, the text, and the question as its last line. The
+document is everything up to that line, so RULER's instruction stays in front of the text
+and its one-shot examples stay where they were; the question is the line without its
+"Question:". Older files end that line with the first words of the answer, newer ones keep
+them apart as `answer_prefix`; they are joined, so both give the same task. The scores are
+RULER's: all gold strings wanted (`ruler_all`), for qa tasks any one (`ruler_part`).
+Below: sources. Above: formats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from notepad_jax.data import sources
+from notepad_jax.types import Task
+
+FAMILIES = ("niah", "vt", "cwe", "fwe", "qa")
+LONGEST_ROW = 64 << 20  # bytes: a row is parsed whole, and 64 MB are about 16M tokens
+
+_SPLITS = ("validation", "test", "train", "dev")
+_MARKERS = re.compile(r"<\||\[/?INST\]|<(?:start|end)_of_turn>|</?s>")
+_QUESTION = re.compile(r"question:\s*", re.IGNORECASE)
+
+
+def read(path: str | Path, source: str = "", length: int = 0) -> list[tuple[Task, int]]:
+    """Returns the tasks of a file with their lengths in tokens, in the file's order.
+
+    `source` ("ruler/niah_single_1") and `length` are told by the path if not given: RULER
+    writes .../8192/data/niah_single_1/validation.jsonl. Where no folder names a length it is
+    the row's own. Texts are not kept: a document reads its row again. Raises ValueError
+    naming file and row for a missing column, a wrong type, an empty input or no outputs.
+    """
+    source = source or f"ruler/{_task_name(path)}"
+    name = source.rpartition("/")[2]
+    metric = "ruler_part" if name.startswith("qa") else "ruler_all"
+    folder = _length_of(path)
+    tasks: list[tuple[Task, int]] = []
+    known: dict[str, int] = {}
+    for number, start, line in sources.open_lines(path, LONGEST_ROW):
+        if not line.strip():
+            continue
+        where = f"{path} row {number}"
+        row = _checked(sources.parse(line, path, number, start), where)
+        _, question = split(row["input"], where)
+        prefix = str(row.get("answer_prefix") or "").strip()
+        # A folder of another number, such as a year, is no length.
+        aimed = length or max(folder, row["length"])
+        task = Task(
+            id=f"{source}-{aimed}-{row['index']}",
+            question=f"{question} {prefix}".strip(),
+            document=RulerDocument(str(path), number, start, start + len(line)),
+            answers=tuple(row["outputs"]),
+            source=source,
+            metric=metric,
+        )
+        first = known.setdefault(task.id, number)
+        if first != number:
+            raise ValueError(
+                f"{where} has the index {row['index']!r:.80} of row {first}; renumber one"
+            )
+        tasks.append((task, aimed))
+    if not tasks:
+        raise ValueError(f"{path} has no rows")
+    return tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class RulerDocument:
+    """The text of one row, in a file's bytes [start, stop): parsed again when it is read."""
+
+    path: str
+    line: int
+    start: int
+    stop: int
+
+    def pieces(self) -> Iterator[str]:
+        """Yields the text at once; ValueError if the file has changed since it was read."""
+        raw = b"".join(sources.blocks(self.path, self.start, self.stop))
+        where = f"{self.path} row {self.line}"
+        row = _checked(sources.parse(raw, self.path, self.line, self.start), where)
+        yield split(row["input"], where)[0]
+
+
+def split(text: str, where: str) -> tuple[str, str]:
+    """Splits an input into (document, question); ValueError if it has only one line."""
+    document, _, question = text.rstrip().rpartition("\n")
+    if not document.strip():
+        raise ValueError(f"{where}: 'input' has no line break, so its question cannot be told")
+    question = _QUESTION.sub("", question.strip(), count=1)
+    if _MARKERS.search(question) or question.lower() in ("answer:", "assistant"):
+        raise ValueError(
+            f"{where}: 'input' ends in a chat template's markers, not in its question; generate "
+            "the file with RULER's template `base`"
+        )
+    return document.rstrip("\n"), question
+
+
+def _checked(row: Any, where: str) -> dict[str, Any]:
+    """Returns the row with `outputs` as strings and `length` a number, or says what is wrong."""
+    if not isinstance(row, dict):
+        raise ValueError(f"{where} is {type(row).__name__}, not an object with named columns")
+    for name in ("index", "input", "outputs"):
+        if name not in row:
+            raise ValueError(f"{where} has no column {name!r}; it has {sources.columns_of(row)}")
+    if not isinstance(row["index"], int | str):
+        raise ValueError(f"{where}: 'index' must be a number, it is {row['index']!r:.80}")
+    if not isinstance(row["input"], str) or not row["input"].strip():
+        raise ValueError(f"{where} has an empty 'input'; generate the file again")
+    outputs = row["outputs"] if isinstance(row["outputs"], list) else [row["outputs"]]
+    if not outputs:
+        raise ValueError(f"{where} has no gold answer: 'outputs' is empty")
+    if not all(isinstance(gold, str | int | float) and str(gold).strip() for gold in outputs):
+        raise ValueError(f"{where}: 'outputs' must be a list of texts, it is {outputs!r:.80}")
+    length = row.get("length", 0)
+    if type(length) is not int or length < 0:
+        raise ValueError(f"{where}: 'length' must be a number of tokens, it is {length!r:.80}")
+    return {**row, "outputs": [str(gold) for gold in outputs], "length": length}
+
+
+def _task_name(path: str | Path) -> str:
+    """The task's name, told by the file's or its folder's."""
+    parts = str(path).replace("\\", "/").split("/")
+    stem = parts[-1].rpartition(".")[0]
+    folder = parts[-2] if len(parts) > 1 else ""
+    for name in (stem, folder) if stem not in _SPLITS else (folder,):
+        if name.split("_")[0] in FAMILIES:
+            return name
+    raise ValueError(
+        f"{path}: neither the file's name nor its folder's begins with one of "
+        f"{', '.join(FAMILIES)}; say which RULER task it is by giving a source"
+    )
+
+
+def _length_of(path: str | Path) -> int:
+    """The number that a folder above is named after, the innermost; 0 if there is none."""
+    numbers = [part for part in str(path).replace("\\", "/").split("/")[:-1] if part.isdecimal()]
+    return int(numbers[-1]) if numbers else 0

@@ -1,0 +1,1 @@
+"""Readings: the memory agent, and the completers that answer it."""

@@ -1,0 +1,1 @@
+"""The little language of the quick start: vocabulary, documents, lessons."""

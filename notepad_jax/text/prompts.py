@@ -1,0 +1,227 @@
+"""Prompts built from token-level templates: a template is a text file, read once.
+
+A file has the sections `[update]` (one turn over a chunk), `[answer]` (the last turn),
+`[no_memory]` (shown while nothing was ever written), `[keep]` (the marker by which a
+policy keeps its memory; may be empty) and, if wanted, `[direct]` (document and question in
+one turn, for the methods that a memory is compared with) and `[chat]`, turn markers around
+`{turn}`, for which the model's own chat template can stand in (`chat.frame`). What stands
+before the first section is a comment; blank lines around a section's text are dropped,
+and `\\n` at its very end is a line break. `{question}`, `{chunk}` and `{memory}` are
+replaced by token ids that are never decoded on the way, so a document cannot become a
+special token; control pieces like `<|end|>` may stand in the template itself. Other
+braces (`\\boxed{...}`) are ordinary text.
+
+The order of placeholders decides how much a group shares (`Prompt.shared`): everything
+before the memory; and where the question comes after the chunk, everything before the
+question, so that all questions about a document share its chunk. The same builder serves
+training, evaluation and serving. Above: memory_agent; below: the tokenizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from notepad_jax.text.chat import Frame
+from notepad_jax.text.tokenizer import Tokenizer
+from notepad_jax.types import NO_TOKENS, Prompt, Tokens, tokens
+
+SHIPPED = pathlib.Path(__file__).parent / "templates"
+
+NO_CHAT = "{turn}"
+_SECTIONS = ("update", "answer", "no_memory", "keep")
+_IF_WANTED = ("direct", "chat")
+_HEADER = re.compile(r"^\[([a-z_]+)\][ \t]*$", re.MULTILINE)
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+
+Segment = Tokens | str  # literal ids, or the name of a placeholder
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Template:
+    """The token-level form of a template file; `load` makes one."""
+
+    name: str
+    update: tuple[Segment, ...]
+    answer: tuple[Segment, ...]
+    direct: tuple[Segment, ...]  # empty: this template has no [direct] section
+    no_memory: Tokens  # never empty
+    keep: Tokens  # empty: this template has no keep marker
+    stop_ids: tuple[int, ...]
+
+    @classmethod
+    def load(
+        cls, path: str | pathlib.Path, tokenizer: Tokenizer, frame: Frame | None = None
+    ) -> Template:
+        """Reads a template file, or a shipped one by its bare name (`question_last`).
+
+        A frame, what the model's own chat template writes around a turn, takes the place of
+        the file's [chat] section; a file without one is for models that do not chat.
+        Raises ValueError for a missing file, section or placeholder, or for a control piece
+        that the tokenizer does not have.
+        """
+        path = find(path)
+        sections, stop_ids = _split(path), tokenizer.stop_ids
+        if frame is not None and sections["chat"] != NO_CHAT:
+            sections, stop_ids = {**sections, "chat": frame.chat}, frame.stop_ids
+        try:
+            return cls(
+                name=path.stem,
+                update=_parse(sections, "update", {"question", "chunk", "memory"}, tokenizer),
+                answer=_parse(sections, "answer", {"question", "memory"}, tokenizer),
+                direct=_parse(sections, "direct", {"question", "chunk"}, tokenizer)
+                if "direct" in sections
+                else (),
+                no_memory=_marker(sections, "no_memory", tokenizer),
+                keep=_marker(sections, "keep", tokenizer),
+                stop_ids=stop_ids,
+            )
+        except ValueError as error:
+            raise ValueError(f"template {path}: {error}") from error
+
+    def shown_memory(self, memory: Tokens) -> Tokens:
+        """Returns the memory as a prompt shows it: the marker where nothing was written."""
+        return memory if len(memory) else self.no_memory
+
+    def update_prompt(
+        self, question: Tokens, chunk: Tokens, memory: Tokens, ahead: Tokens = NO_TOKENS
+    ) -> Prompt:
+        """Returns the prompt of an update turn; the old memory plus stop is its draft."""
+        shown = self.shown_memory(memory)
+        values = {"question": question, "chunk": chunk, "memory": shown}
+        cut = _update_cut(self.update)
+        return Prompt(
+            shared=_fill(self.update[:cut], values),
+            tail=_fill(self.update[cut:], values),
+            draft=tokens(np.append(shown, self.stop_ids[0])),
+            ahead=ahead,
+        )
+
+    def update_shared(self, question: Tokens, chunk: Tokens) -> Tokens:
+        """Returns what an update turn's prompt shares, known before its memory is."""
+        shared = self.update[: _update_cut(self.update)]
+        return _fill(shared, {"question": question, "chunk": chunk})
+
+    def answer_prompt(self, question: Tokens, memory: Tokens) -> Prompt:
+        """Returns the prompt of the answer turn."""
+        values = {"question": question, "memory": self.shown_memory(memory)}
+        cut = _answer_cut(self.answer)
+        return Prompt(_fill(self.answer[:cut], values), _fill(self.answer[cut:], values))
+
+    def answer_shared(self) -> Tokens:
+        """Returns what answer prompts share: the literal text before any placeholder."""
+        return _fill(self.answer[: _answer_cut(self.answer)], {})
+
+    def direct_prompt(self, question: Tokens, text: Tokens) -> Prompt:
+        """Returns one turn that shows `text`, a document or what fits of it, and the question.
+
+        Raises ValueError if the template has no [direct] section.
+        """
+        if not self.direct:
+            raise ValueError(
+                f"template {self.name} has no [direct] section, which shows {{chunk}} and "
+                "{question} in one turn; add one, or measure the method notepad alone"
+            )
+        values = {"question": question, "chunk": text}
+        names = [part if isinstance(part, str) else "" for part in self.direct]
+        cut = min(names.index("chunk") + 1, len(names) - 1)  # all questions share the text
+        return Prompt(_fill(self.direct[:cut], values), _fill(self.direct[cut:], values))
+
+    def longest_prompt(self, max_question: int, chunk_size: int, max_memory: int) -> int:
+        """Returns the most tokens a prompt can have under these limits."""
+        memory = max(max_memory, len(self.no_memory))
+        sizes = {"question": max_question, "chunk": chunk_size, "memory": memory}
+        return max(
+            sum(sizes[part] if isinstance(part, str) else len(part) for part in parts)
+            for parts in (self.update, self.answer, self.direct)
+        )
+
+
+def find(path: str | pathlib.Path) -> pathlib.Path:
+    """Returns `path` if it is a file, else the shipped template of that name."""
+    path = pathlib.Path(path)
+    shipped = SHIPPED / f"{path.name}.txt"
+    if path.is_file():
+        return path
+    if str(path) == path.name and shipped.is_file():
+        return shipped
+    names = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.txt")))
+    raise ValueError(f"there is no template {path}; give a file, or one of {names}")
+
+
+def _split(path: pathlib.Path) -> Mapping[str, str]:
+    """Returns section -> text, without the blank lines around it."""
+    parts = _HEADER.split(path.read_text(encoding="utf-8"))[1:]
+    sections: dict[str, str] = {}
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        if name not in (*_SECTIONS, *_IF_WANTED) or name in sections:
+            known = ", ".join((*_SECTIONS, *_IF_WANTED))
+            problem = "twice" if name in sections else f"unknown; sections are {known}"
+            raise ValueError(f"template {path}: section [{name}] is {problem}")
+        text = body.strip("\n")
+        bare = re.sub(r"(\\n)+\Z", "", text)
+        sections[name] = bare + "\n" * ((len(text) - len(bare)) // 2)
+    missing = [name for name in _SECTIONS if name not in sections]
+    if missing:
+        raise ValueError(f"template {path}: section [{missing[0]}] is missing")
+    return {"chat": NO_CHAT} | sections
+
+
+def _parse(
+    sections: Mapping[str, str],
+    name: str,
+    wanted: set[str],
+    tokenizer: Tokenizer,
+) -> tuple[Segment, ...]:
+    if sections["chat"].count("{turn}") != 1:
+        raise ValueError("section [chat] needs the placeholder {turn}, once")
+    text = sections["chat"].replace("{turn}", sections[name])
+    parts = _PLACEHOLDER.split(text)  # literal, name, literal, name, ..., literal
+    if sorted(parts[1::2]) != sorted(wanted):
+        raise ValueError(
+            f"section [{name}] needs {_braced(sorted(wanted))}, once each, "
+            f"and has {_braced(parts[1::2])}"
+        )
+    literal = [tokenizer.encode_template(part) for part in parts[::2]]
+    segments: list[Segment] = []
+    for ids, placeholder in zip(literal, [*parts[1::2], None], strict=True):
+        segments += [ids] if len(ids) else []
+        segments += [placeholder] if placeholder else []
+    return tuple(segments)
+
+
+def _braced(names: Sequence[str]) -> str:
+    return ", ".join("{" + name + "}" for name in names) or "none"
+
+
+def _marker(sections: Mapping[str, str], name: str, tokenizer: Tokenizer) -> Tokens:
+    ids = tokenizer.encode_template(sections[name])
+    if name == "no_memory" and not len(ids):
+        raise ValueError("section [no_memory] is empty; a reading needs a marker to start from")
+    return ids
+
+
+def _update_cut(segments: tuple[Segment, ...]) -> int:
+    """Index of the first segment that is not shared (never past the end).
+
+    A question after the chunk ends the shared part at the chunk itself: literal text in
+    between is a token or two, and a prefix that ends with the chunk tends to fill its pages.
+    """
+    names = [part if isinstance(part, str) else "" for part in segments]
+    chunk, question, memory = (names.index(name) for name in ("chunk", "question", "memory"))
+    return chunk + 1 if chunk < question < memory else memory
+
+
+def _answer_cut(segments: tuple[Segment, ...]) -> int:
+    return next(i for i, part in enumerate(segments) if isinstance(part, str))
+
+
+def _fill(segments: tuple[Segment, ...], values: Mapping[str, Tokens]) -> Tokens:
+    parts = [values[part] if isinstance(part, str) else part for part in segments]
+    if len(parts) == 1:
+        return tokens(parts[0])  # the very same array: equal prefixes are cheap to recognise
+    return tokens(np.concatenate(parts)) if parts else NO_TOKENS

@@ -1,0 +1,156 @@
+"""Samples out of task files: balanced by weight, exact to resume, disjoint and complete."""
+
+import collections
+import itertools
+
+import pytest
+
+from notepad_jax.data import files
+from notepad_jax.data.records import Records, by_source, of_files
+from notepad_jax.types import Task, TextDocument
+
+
+def pairs(source: str, count: int) -> list[tuple[Task, int]]:
+    document = TextDocument("text")
+    return [(Task(f"{source}{k}", "q?", document, ("x",), source, "em"), 1) for k in range(count)]
+
+
+def mix(**counts: int) -> dict[str, list[tuple[Task, int]]]:
+    return {name: pairs(name, count) for name, count in counts.items()}
+
+
+def draw(records: Records, count: int) -> list[str]:
+    return [sample[0].id for sample in itertools.islice(records, count)]
+
+
+# ---------------------------------------------------------------- balance
+
+
+def test_sources_take_turns_whatever_their_size():
+    drawn = draw(of_files(mix(a=3, b=400, c=40), 0), 300)
+    assert collections.Counter(name[0] for name in drawn) == {"a": 100, "b": 100, "c": 100}
+    for start in range(0, 300, 30):  # and not only in the end
+        part = collections.Counter(name[0] for name in drawn[start : start + 30])
+        assert part == {"a": 10, "b": 10, "c": 10}
+
+
+def test_weights_are_shares():
+    records = of_files(mix(a=40, b=40, c=40, d=40), 0, {"a": 2, "b": 0.5, "d": 0})
+    drawn = collections.Counter(name[0] for name in draw(records, 350))
+    assert drawn == {"a": 200, "b": 50, "c": 100}  # 2 : 0.5 : 1 of 3.5
+
+
+def test_every_task_of_a_source_comes_once_before_one_comes_twice_and_anew_shuffled():
+    drawn = draw(of_files(mix(a=12, b=5), 7), 120)
+    for name, count in (("a", 12), ("b", 5)):
+        own = [task for task in drawn if task[0] == name]
+        rounds = [own[k : k + count] for k in range(0, 60, count)]
+        assert all(sorted(one) == sorted(rounds[0]) for one in rounds)
+        assert len(set(map(tuple, rounds))) > 1
+
+
+def test_sources_of_one_size_are_not_shuffled_alike():
+    drawn = draw(of_files(mix(a=30, b=30), 1), 60)
+    assert [name[1:] for name in drawn[::2]] != [name[1:] for name in drawn[1::2]]
+
+
+def test_seeds_differ_and_are_all_there_is_to_it():
+    first, again, other = (of_files(mix(a=50, b=50), seed) for seed in (1, 1, 2))
+    drawn = draw(first, 100)
+    assert drawn == draw(again, 100)
+    assert sum(x == y for x, y in zip(drawn, draw(other, 100), strict=True)) < 20  # expected: 2
+
+
+# ---------------------------------------------------------------- resume
+
+
+def test_resume_is_exact_at_every_position():
+    sources, weights = mix(a=2, b=3, c=1), {"b": 2}
+    records = of_files(sources, 5, weights)
+    states, drawn = [], []
+    for _ in range(25):  # several rounds of every source
+        states.append(records.get_state())
+        drawn += draw(records, 1)
+    fresh = of_files(sources, 5, weights)
+    for place, state in enumerate(states):
+        fresh.set_state(state)
+        assert draw(fresh, 25 - place) == drawn[place:]
+
+
+def test_a_foreign_state_is_refused_by_name():
+    state = of_files(mix(a=4, b=4), 5).get_state()
+    for other, name in (
+        (of_files(mix(a=4, b=4), 6), "seed = 5 and the run has 6"),
+        (of_files(mix(a=4, b=4), 5, {"a": 2}), "weights"),
+        (of_files(mix(a=4, b=5), 5), "tasks"),
+        (of_files(mix(a=4, b=4), 5, shard_index=1, shard_count=2), "shard_index = 0"),
+        (of_files({"a": pairs("x", 4), "b": pairs("b", 4)}, 5), "files"),
+    ):
+        with pytest.raises(ValueError, match=f"saved with {name}"):
+            other.set_state(state)
+
+
+# ---------------------------------------------------------------- shards
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_shards_are_disjoint_and_together_complete(hosts):
+    sources = mix(a=7, b=6)
+    seen: list[str] = []
+    for host in range(hosts):
+        records = of_files(sources, 3, shard_index=host, shard_count=hosts)
+        own = {name: len(range(host, len(tasks), hosts)) for name, tasks in sources.items()}
+        drawn = draw(records, 2 * max(own.values()))
+        for name, count in own.items():  # this host's round of each source
+            seen += [task for task in drawn if task[0] == name][:count]
+    assert sorted(seen) == sorted(task.id for tasks in sources.values() for task, _ in tasks)
+
+
+def test_all_shards_draw_from_the_same_source_at_the_same_step():
+    sources, weights = mix(a=8, b=8), {"a": 3}
+    drawn = [draw(of_files(sources, 0, weights, host, 2), 40) for host in range(2)]
+    assert [name[0] for name in drawn[0]] == [name[0] for name in drawn[1]]
+    assert not set(drawn[0]) & set(drawn[1])
+
+
+# ---------------------------------------------------------------- settings and files
+
+
+@pytest.mark.parametrize(
+    "sources, weights, shards, message",
+    [
+        (mix(a=2), {"z": 1}, (0, 1), "no source 'z' to weigh; there are a"),
+        (mix(a=2), {"a": -1}, (0, 1), "the weight of 'a' is -1"),
+        (mix(a=2), {"a": float("nan")}, (0, 1), "the weight of 'a' is nan"),
+        (mix(a=2), {"a": 0}, (0, 1), "no source to draw from"),
+        ({}, {}, (0, 1), "no source to draw from"),
+        (mix(a=2, b=9), {}, (0, 3), "2 tasks of 'a' cannot be split over 3 shards"),
+        (mix(a=2), {}, (2, 2), "shard 2 of 2"),
+    ],
+)
+def test_settings_are_checked(sources, weights, shards, message):
+    with pytest.raises(ValueError, match=message):
+        of_files(sources, 0, weights, *shards)
+    with pytest.raises(ValueError, match="the data seed is -1"):
+        of_files(mix(a=2), -1)
+
+
+def test_files_are_sorted_by_source_and_read_lazily(tmp_path):
+    mixed = [task for both in zip(pairs("a", 3), pairs("b", 3), strict=True) for task, _ in both]
+    files.write(tmp_path / "mixed.jsonl", mixed, itertools.repeat(1))
+    files.write(tmp_path / "c.array_record", [task for task, _ in pairs("c", 4)], [1] * 4)
+    sources = by_source([tmp_path / "mixed.jsonl", tmp_path / "c.array_record"])
+    assert {name: len(tasks) for name, tasks in sources.items()} == {"a": 3, "b": 3, "c": 4}
+    records = of_files(sources, 0)
+    samples = list(itertools.islice(records, 12))
+    assert {sample[0].source for sample in samples} == {"a", "b", "c"}
+    assert all("".join(sample[0].document.pieces()) == "text" for sample in samples)
+
+
+def test_a_task_in_two_files_is_named(tmp_path):
+    for name in ("1", "2"):
+        files.write(tmp_path / f"{name}.jsonl", [pairs("a", 1)[0][0]], [1])
+    with pytest.raises(ValueError, match="2.jsonl has task 'a0', and so has .*1.jsonl"):
+        by_source([tmp_path / "1.jsonl", tmp_path / "2.jsonl"])
+    with pytest.raises(ValueError, match="1.jsonl"):
+        by_source([tmp_path / "1.jsonl", tmp_path / "1.jsonl"])

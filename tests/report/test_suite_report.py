@@ -1,0 +1,264 @@
+"""The evaluation's page says what was measured, safely; its JSON says it without a clock."""
+
+import html.parser
+import json
+import re
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+from PIL import Image
+
+from notepad_jax.eval import published
+from notepad_jax.eval.measure import MemoryChange, Result
+from notepad_jax.eval.summary import ALL, Summary, share
+from notepad_jax.report import page, plots, suite_report
+from notepad_jax.report.page import Example
+from notepad_jax.report.suite_report import SuiteReport
+from notepad_jax.types import Finish
+
+HOSTILE = "</q><script>alert(1)</script>"
+
+
+def summary(method, length, right, n=64, **changed) -> Summary:
+    accuracy = share([1.0] * right + [0.0] * (n - right))
+    fields = dict(
+        method=method, source=ALL, length=length, questions=n, n=n, accuracy=accuracy,
+        scores={"em": accuracy}, recall=None, lost={}, unanswered=0, truncated=0, turns=9 * n,
+        tokens=n * length, seconds=123.456,
+    )  # fmt: skip
+    return Summary(**(fields | changed))
+
+
+def reading(**changed) -> Result:
+    fields = dict(
+        task_id="a", source="ruler-qa/hotpotqa", method="notepad", length=8192, repeat=0,
+        question="Where?", gold=("Paris",), answer="Paris", correct=1.0, problem="", scores={},
+        finish=Finish.STOP, failed=False, turns=3, tokens=8192, recall=1.0, lost="",
+        began=654.321, seconds=123.456, changes=1,
+    )  # fmt: skip
+    return Result(**(fields | changed))
+
+
+def example(**changed) -> Example:
+    return Example("notepad", reading(**changed), [MemoryChange(0, "Paris.", 2, 123.456, 0.5)])
+
+
+BY_LENGTH = [
+    summary("notepad", 32768, 56, 70, recall=share([1.0, 0.5]), lost={"overwritten": 5}),
+    summary("notepad", 131072, 48, 80, unanswered=2, truncated=3),
+    summary("full-context", 32768, 40),
+    summary("full-context", 131072, 0, unanswered=64),
+]
+
+
+def full(**changed) -> SuiteReport:
+    parts = dict(
+        title="RULER & more",
+        summary="Short.",
+        suite="ruler-qa",
+        policy="runs/one/hf",
+        train_length=32768,
+        by_length=BY_LENGTH,
+        by_task=[
+            summary("notepad", length, 32, source=f"ruler/{task}")
+            for task in ("vt", "cwe")
+            for length in (32768, 131072)
+        ],
+        examples=[example()],
+        settings={"reading.max_memory": 1024, "evaluate.lengths": ("32k", "128k")},
+        published=True,
+    )
+    return SuiteReport(**(parts | changed))
+
+
+def written(folder, **changed) -> str:
+    return suite_report.write(folder, full(**changed)).read_text()
+
+
+class Tags(html.parser.HTMLParser):
+    """Checks that tags are closed in order; keeps the links."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.sources: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.sources += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_the_page_is_whole_and_needs_no_other_file(tmp_path):
+    text = written(tmp_path / "new")
+    tags = Tags()
+    tags.feed(text)
+    assert not tags.open and "script" not in re.findall(r"<(\w+)", text)
+    (source,) = tags.sources
+    assert source.startswith("data:image/png;base64,")
+    assert not re.search(r"(https?:)?//[a-z]", re.sub(r"base64,[^\"]*", "", text))
+
+
+def test_the_page_says_what_was_measured(tmp_path):
+    text = written(tmp_path)
+    for words in (
+        "RULER &amp; more", "runs/one/hf on the suite ruler-qa", "80.0%", "n = 70",
+        "reference", "\N{MINUS SIGN}20.0 points", "\N{MINUS SIGN}33.4 to \N{MINUS SIGN}5.2",
+        "relative \N{MINUS SIGN}25.0%", "ruler/cwe", "Evidence in the last memory", "Overwritten",
+        "notepad, 150 readings: 2 without an answer", "3 with an answer cut at its limit",
+        "full-context, 128 readings: 64 without an answer", "2 min 03 s", "576 turns",
+        "RL-MemAgent-14B", "arXiv 2507.02259", "chunk 1<small>50% of evidence", "2 settings",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_what_a_policy_wrote_is_escaped_and_bounded(tmp_path):
+    hostile = example(question=HOSTILE, answer=HOSTILE + "x" * 10**7, gold=(HOSTILE,),
+                      problem=HOSTILE, correct=0.0)  # fmt: skip
+    memories = [MemoryChange(0, "half a pair \ud800, a bell \x07" + HOSTILE, 9, 0.0, None)]
+    text = written(
+        tmp_path,
+        title=HOSTILE, summary=HOSTILE, policy=HOSTILE, suite=HOSTILE, settings={HOSTILE: HOSTILE},
+        examples=[Example(HOSTILE, hostile.result, memories)],
+        by_length=[summary(HOSTILE, 8192, 3, lost={"overwritten": 1}, scores={HOSTILE: share([])})],
+        by_task=[summary(HOSTILE, 8192, 3, source=HOSTILE)],
+    )  # fmt: skip
+    assert "<script" not in text and text.count("&lt;script&gt;") > 12
+    assert "half a pair ?, a bell \ufffd" in text and "more characters" in text
+    assert len(re.sub(r"base64,[^\"]*", "", text)) < 100_000
+    tags = Tags()
+    tags.feed(text)
+    assert not tags.open
+
+
+def test_parts_without_content_are_left_out(tmp_path):
+    bare = [summary("notepad", 32768, 32), summary("notepad", 131072, 30)]
+    text = written(tmp_path, by_length=bare, by_task=[], examples=[], settings={},
+                   train_length=None, published=False)  # fmt: skip
+    headings = re.findall(r"<h2>(.*?)</h2>", text)
+    assert headings == ["Accuracy by length", "Against the training length", "What it cost"]
+    assert "say it with --train-length" in text
+    assert "Every reading gave an answer, and none was cut" in text and "Trained" not in text
+
+
+def test_published_figures_are_those_of_their_suite_only(tmp_path):
+    assert "MemAgent" not in written(tmp_path, suite="memory")
+    assert "MemAgent" not in written(tmp_path, published=False)
+    assert suite_report.report_json(full(suite="memory"))["published"] == []
+
+
+def test_a_stand_in_for_the_training_length_is_named(tmp_path):
+    text = written(tmp_path, train_length=40000)
+    assert "the longest length below it (32K) stands in" in text
+    text = written(tmp_path, train_length=8192)
+    assert "nothing to compare the longer documents with" in text and "relative" not in text
+
+
+def test_repeats_are_told_apart_from_questions(tmp_path):
+    one = [summary("notepad", 32768, 32, n=64, questions=16)]
+    assert "n = 16, read 4 times each" in written(tmp_path, by_length=one)
+
+
+def test_shades_are_darker_for_more_and_light_enough_to_read(tmp_path):
+    rows = [summary("notepad", 2**k, k, n=10, source="t") for k in range(11)]
+    text = written(tmp_path, by_task=rows)
+    shades = [int(shade, 16) for shade in re.findall(r"background:#([0-9a-f]{6})", text)]
+    grey = [0.3 * (s >> 16) + 0.59 * (s >> 8 & 255) + 0.11 * (s & 255) for s in shades]
+    assert len(grey) == 11 and grey == sorted(grey, reverse=True)
+    assert all(a - b > 4 for a, b in zip(grey, grey[1:], strict=False)) and grey[-1] > 150
+
+
+# ---------------------------------------------------------------- the JSON
+
+
+def test_the_json_has_everything_but_the_clock():
+    told = suite_report.report_json(full())
+    text = json.dumps(told, allow_nan=False)
+    assert "seconds" not in text and "began" not in text and "123.456" not in text
+    assert told == json.loads(text)  # nothing but what JSON can say
+    first = told["by_length"][0]
+    assert (first["method"], first["length"], first["accuracy"]["mean"]) == ("notepad", 32768, 0.8)
+    loss = told["degradation"][1]
+    assert loss["absolute"]["mean"] == pytest.approx(0.2)
+    assert loss["absolute"]["low"] == pytest.approx(0.0524, abs=5e-5)
+    assert told["examples"][0]["result"]["finish"] == "stop"
+    assert told["examples"][0]["memory_changes"][0]["memory"] == "Paris."
+    assert told["settings"]["evaluate.lengths"] == ["32k", "128k"]
+    best = told["published"][0]
+    assert best["accuracy"][0] == {"length": 7168, "mean": 0.836}
+    assert best["accuracy"][-1] == {"length": 3670016, "mean": 0.781}
+    assert "2507.02259" in best["source"] and best["metric"] == "sub_em_two_way"
+
+
+def test_the_json_does_not_depend_on_who_ended_first():
+    slower = [summary(s.method, s.length, 0, accuracy=s.accuracy, scores=s.scores, n=s.n,
+                      questions=s.questions, recall=s.recall, lost=s.lost, unanswered=s.unanswered,
+                      truncated=s.truncated, turns=s.turns, tokens=s.tokens, seconds=9.9)
+              for s in reversed(BY_LENGTH)]  # fmt: skip
+    late = example(began=1.0, seconds=2.0)
+    one, two = full(), full(by_length=slower, by_task=full().by_task[::-1], examples=[late])
+    assert json.dumps(suite_report.report_json(one)) == json.dumps(suite_report.report_json(two))
+
+
+def test_published_lengths_double_from_7k_to_3_5m():
+    points = published.FIGURES[0].points
+    assert [x for x, _ in points] == [7 * 1024 * 2**k for k in range(10)]
+    assert published.FIGURES[3].points[-1] == (896 * 1024, 0.023)
+
+
+# ---------------------------------------------------------------- the picture
+
+
+METHODS = ("notepad", "full-context", "truncate-middle", "recent-only", "another")
+LENGTHS = (8192, 32768, 131072, 524288, 1048576, 3670016)
+CASES = {
+    "one method": {("notepad", k): 56 - k for k in range(6)},
+    "nearly equal": {(m, k): 55 - i for i, m in enumerate(METHODS[:3]) for k in range(6)},
+    "all at the floor": {(m, k): i == 0 for i, m in enumerate(METHODS) for k in range(6)},
+    "all at the ceiling": {(m, k): 64 - i for i, m in enumerate(METHODS) for k in range(6)},
+    "ending early": {(m, k): 50 - 9 * k for i, m in enumerate(METHODS) for k in range(6 - i)},
+    "one length": {(m, 2): 40 + i for i, m in enumerate(METHODS)},
+    "two lengths": {(m, k): 40 + i for i, m in enumerate(METHODS) for k in (0, 1)},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("train_length", [None, 32768, 3670016])
+def test_no_two_words_of_a_picture_overlap(case, train_length, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    rows = [summary(m, LENGTHS[k], int(right)) for (m, k), right in CASES[case].items()]
+    plots.accuracy_by_method("x.png", rows, train_length, published.FIGURES)
+    (axes,) = figures[0].axes
+    canvas = FigureCanvasAgg(figures[0])
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    words = [*axes.texts, axes.xaxis.label, *axes.get_xticklabels()]
+    # Of the words alone: an annotation's own extent includes the line that leads to it.
+    boxes = [Text.get_window_extent(word, renderer).padded(-1) for word in words]
+    whole = figures[0].bbox
+    for i, box in enumerate(boxes):
+        over = [words[k].get_text() for k in range(i) if box.overlaps(boxes[k])]
+        assert not over, words[i].get_text()
+        assert box.x0 >= 0 and box.x1 <= whole.x1 and box.y0 >= 0 and box.y1 <= whole.y1
+
+
+def test_the_picture_of_methods_is_a_picture(tmp_path):
+    plots.accuracy_by_method(tmp_path / "a.png", BY_LENGTH, 32768, published.FIGURES)
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.size == (1280, 720) and len(image.convert("RGB").getcolors(10**6)) > 20
+    with pytest.raises(ValueError, match="no accuracy to draw"):
+        plots.accuracy_by_method(tmp_path / "a.png", [], 32768)
+
+
+def test_numbers_are_written_as_people_do():
+    assert page.counted(1, "turn", "turns") == "1 turn"
+    assert page.counted(1200, "turn", "turns") == "1,200 turns"
+    assert page.shortened("a" * (page.LONGEST_TEXT + 5)).endswith("... (5 more characters)")
