@@ -29,8 +29,10 @@ import numpy as np
 from benchmarks.sharing import make_groups
 from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
-from notepad_jax.grpo import packing, update
+from notepad_jax.grpo import update
+from notepad_jax.grpo.batch import pack
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
+from notepad_jax.grpo.state import start
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.types import PolicySnapshot, Prompt, SamplingParams, tokens
@@ -59,10 +61,10 @@ OPTIMIZER = OptimizerSettings(
 async def ours(steps: int, share_prefixes: bool) -> list[dict[str, float]]:
     """Takes `steps` whole steps; returns CPU seconds and the sampler-trainer gap of each."""
     optimizer = make_optimizer(OPTIMIZER)
-    state = update.start(parameters.init_params(POLICY, jax.random.key(0)), optimizer)
+    state = start(parameters.init_params(POLICY, jax.random.key(0)), optimizer)
     engine = PagedEngine(POLICY, ENGINE, SamplingParams(1.0, 1.0, COMPLETION, (STOP,), 0))
     driver = EngineDriver(
-        engine, PolicySnapshot(0, jax.tree.map(jnp.copy, state.params)),
+        engine, PolicySnapshot(0, jax.tree.map(jnp.copy, state.masters)),
         share_prefixes=share_prefixes,
     )  # fmt: skip
     rng = np.random.default_rng(0)
@@ -83,12 +85,12 @@ async def ours(steps: int, share_prefixes: bool) -> list[dict[str, float]]:
             )
             assert all(len(completion.tokens) == COMPLETION for completion in completions)
             rolled_out = time.process_time()
-            packed = packing.pack(
+            packed = pack(
                 *make_groups(prompts, completions, step), row_length=row,
                 share_prefixes=share_prefixes, rows_multiple=UPDATE.micro_batch_rows,
             )  # fmt: skip
-            state, metrics = update.step(POLICY, optimizer, UPDATE, state, packed.batch)
-            await driver.adopt(PolicySnapshot(step + 1, jax.tree.map(jnp.copy, state.params)))
+            state, metrics = update.learn(POLICY, optimizer, UPDATE, state, {}, [packed.batch])
+            await driver.adopt(PolicySnapshot(step + 1, jax.tree.map(jnp.copy, state.masters)))
             end = time.process_time()
             measured.append(
                 {

@@ -27,7 +27,8 @@ import numpy as np
 
 from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
-from notepad_jax.grpo import packing, update
+from notepad_jax.grpo import update
+from notepad_jax.grpo.batch import PackedBatch, pack
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.types import (
@@ -144,7 +145,7 @@ def compare(config: PolicyConfig, sizes: Sizes, repeats: int) -> dict[str, float
     first = make_prompts(sizes, config.vocab_size, 0)
 
     completions: dict[bool, list[Completion]] = {}
-    batches: dict[bool, packing.PackedBatch] = {}
+    batches: dict[bool, PackedBatch] = {}
     totals: dict[bool, tuple] = {}
     prefilled: dict[bool, int] = {}
     for share in (True, False):
@@ -152,10 +153,10 @@ def compare(config: PolicyConfig, sizes: Sizes, repeats: int) -> dict[str, float
         completions[share] = complete(driver, first, sizes.completion, stop)
         prefilled[share] = driver.stats.prefix_tokens + driver.stats.tail_tokens
         row = sizes.prefix + sizes.members * (sizes.tail + sizes.completion)
-        batches[share] = packing.pack(
+        batches[share] = pack(
             *make_groups(first, completions[True], 0), row_length=row, share_prefixes=share
         )
-        totals[share] = update.loss_and_gradient(config, UPDATE, params, batches[share].batch)
+        totals[share] = update.loss_and_gradient(config, UPDATE, params, {}, batches[share].batch)
     for on, off in zip(completions[True], completions[False], strict=True):
         assert on.tokens.tolist() == off.tokens.tolist(), "sharing changed a completion"
         np.testing.assert_allclose(on.behaviour_logprobs, off.behaviour_logprobs, atol=2e-5)
@@ -172,7 +173,7 @@ def compare(config: PolicyConfig, sizes: Sizes, repeats: int) -> dict[str, float
             batch = batches[share].batch
             for name, work in (
                 ("prefill", lambda d=driver, p=prompts: len(complete(d, p, 1, stop))),
-                ("update", lambda b=batch: update.loss_and_gradient(config, UPDATE, params, b)),
+                ("update", lambda b=batch: update.loss_and_gradient(config, UPDATE, params, {}, b)),
             ):
                 seconds.setdefault((name, share), []).append(cpu_seconds(work))
     median = {key: statistics.median(values[1:]) for key, values in seconds.items()}

@@ -13,6 +13,7 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.seed = 0
     config.policy = "data/starter"  # a Hugging Face folder with a tokenizer.model
+    config.dtype = ""  # of activations: "float32", "bfloat16", or "" for what the policy names
     config.kernels = "auto"  # by machine; see pallas_kernels.BACKENDS
 
     # How a document is read. Context of a turn = chunk + question + memory + a few marks.
@@ -50,7 +51,7 @@ def get_config() -> ConfigDict:
         )
     )
 
-    config.steps = 100  # optimizer steps, one per rollout
+    config.steps = 100  # rollouts, and what is learnt from each
     config.rollout = ConfigDict(
         dict(
             documents=5,  # per step; groups = documents * questions
@@ -72,6 +73,11 @@ def get_config() -> ConfigDict:
             # Muon and Adam step as far on noise as on signal, and noise wears skills down.
             full_rate_at=0.5,
             kl_weight=0.0,  # k3 to the starting policy; 0 skips its forward pass
+            # Optimizer steps a rollout: minibatches (parts of it, of whole groups) x epochs. With
+            # more than one the ratio is to the trainer's own logprobs before the first of them.
+            minibatches=1,
+            epochs=1,
+            max_skipped=3,  # steps in a row that may be skipped for an update that is not finite
             micro_batch_rows=4,
             row_length=768,  # tokens of a packed row
             remat=False,
@@ -94,8 +100,9 @@ def get_config() -> ConfigDict:
     config.checkpoint = ConfigDict(
         dict(
             handoff="storage",  # the engine loads each step's params through orbax; or "memory"
-            # Of the engine's weights; "bfloat16" is half the memory, "int8" a quarter and a bit.
-            rollout_dtype="float32",
+            # Of the engine's weights: "" for the activations', or "float32"; "bfloat16" is half
+            # the memory of that, "int8" a quarter and a bit.
+            rollout_dtype="",
             every=1,  # steps between checkpoints; must be 1 with handoff="storage"
             keep=2,
         )

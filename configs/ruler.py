@@ -16,6 +16,7 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.seed = 0
     config.policy = ""  # a Hugging Face folder; or an endpoint, below
+    config.dtype = ""  # of activations: "float32", "bfloat16", or "" for what the policy names
     config.kernels = "auto"
 
     # Context of a turn = instruction + question + chunk + memory, then memory or answer again.

@@ -248,23 +248,32 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainBatch:
-    """Packed rows, always of shape [B, T]; what the update consumes.
+    """Packed rows; what the update consumes. Every array is of shape [B, T].
 
     Token i of a row sees token j of the same row iff j <= i < kv_end[j]: one vector
     expresses packing, shared prefixes and prefix trees. `positions` are RoPE's: each
-    tail continues at its prefix's length. `loss_mask`, `advantages` and the logprobs
-    belong to the token itself (the label); the hidden state that predicts token i is
-    that of token i - 1, and a completion never begins a tail, so i - 1 is its context.
+    tail continues at its prefix's length. What follows them belongs to the token itself
+    (the label): the hidden state that predicts token i is that of token i - 1, and a
+    completion never begins a tail, so i - 1 is its context.
+
+    The loss is sum(weights * loss of a token) / denominator: every normaliser is a choice of
+    these two. One token one vote is weights of 1 and their count.
     """
 
     tokens: np.ndarray  # int32
     positions: np.ndarray  # int32
     kv_end: np.ndarray  # int32, in 1..T; a padding token's is its own index + 1
-    loss_mask: np.ndarray  # float32, 1 on completion tokens (stop token included)
+    weights: np.ndarray  # float32; 0 is not trained: prompts and padding
     advantages: np.ndarray  # float32
-    behaviour_logprobs: np.ndarray  # float32
-    reference_logprobs: np.ndarray  # float32; equal to behaviour where no KL is asked for
-    update_turn: np.ndarray  # float32, 1 on completion tokens of update turns (for metrics)
+    behaviour_logprobs: np.ndarray  # float32, what the sampler reported
+    proximal_logprobs: np.ndarray  # float32, the ratio's denominator: the trainer's before the
+    # first of several updates on the batch; behaviour's where there is only one
+    reference_logprobs: np.ndarray  # float32; behaviour's where no KL is asked for
+    turn: np.ndarray  # int32: which turn, trajectory, prompt (group) of the batch; -1: none
+    trajectory: np.ndarray  # int32
+    prompt: np.ndarray  # int32
+    update_turn: np.ndarray  # float32, 1 on completion tokens of update turns
+    denominator: float  # what the sum of one optimizer step is divided by, once
 
 
 @dataclasses.dataclass(frozen=True)

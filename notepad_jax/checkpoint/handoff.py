@@ -295,6 +295,13 @@ def load_params(folder: str | Path, step: int, abstract_params: Any) -> tuple[An
     return cast(loaded.pop("params"), target), meta
 
 
+def as_stored(folder: str | Path, step: int) -> Any:
+    """Returns the shapes and dtypes of a step's `params`; no weight is read."""
+    with context():
+        saved = ocp.checkpointables_metadata(Path(folder).absolute() / str(step))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved.metadata["params"])
+
+
 # ---------------------------------------------------------------- the two paths
 
 

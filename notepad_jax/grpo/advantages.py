@@ -1,10 +1,10 @@
-"""From the rewards of one group to one advantage per trajectory.
+"""From the rewards of a batch to one advantage per trajectory.
 
 Statistics are taken over trajectories, never over turns: a reading of a long document has
-more turns, and must not weigh more in its own baseline. Each function is one choice of
-"baseline and scale", takes the rewards [G] of a group and returns advantages [G] as
-float64; `packing` gives a trajectory's advantage unchanged to every completion token of
-every one of its turns. Pure numpy; nothing below but `types`.
+more turns, and must not weigh more in its own baseline. An advantage sees the whole batch,
+because some scale by what other groups did; those here look at one group at a time
+(`of_each`), and are functions of its rewards [G]. `batch` (beside) gives a trajectory's
+advantage unchanged to every completion token of every one of its turns. Pure numpy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from notepad_jax.types import Group
 
-Advantage = Callable[[np.ndarray], np.ndarray]
+Advantage = Callable[[Sequence[Group]], list[np.ndarray]]  # float64 [G] for each group
 
 
 def _informative(rewards_G: np.ndarray) -> bool:
@@ -56,7 +56,16 @@ def rloo(rewards_G: np.ndarray) -> np.ndarray:
     return rewards_G - others
 
 
-ADVANTAGES: dict[str, Advantage] = {"dr_grpo": dr_grpo, "grpo": grpo, "rloo": rloo}
+def of_each(function: Callable[[np.ndarray], np.ndarray]) -> Advantage:
+    """Returns the advantage that looks at each group alone."""
+    return lambda groups: [function(group.rewards) for group in groups]
+
+
+ADVANTAGES: dict[str, Advantage] = {
+    "dr_grpo": of_each(dr_grpo),
+    "grpo": of_each(grpo),
+    "rloo": of_each(rloo),
+}
 
 
 def of_groups(name: str, groups: Sequence[Group]) -> list[np.ndarray]:
@@ -65,4 +74,4 @@ def of_groups(name: str, groups: Sequence[Group]) -> list[np.ndarray]:
         near = difflib.get_close_matches(name, ADVANTAGES, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"no advantage is called {name!r}; {hint}known: {', '.join(ADVANTAGES)}")
-    return [ADVANTAGES[name](group.rewards) for group in groups]
+    return ADVANTAGES[name](groups)

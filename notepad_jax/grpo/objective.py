@@ -2,8 +2,8 @@
 
 Pure jnp over a flat vector of completion tokens [X]: nothing here knows about rows,
 packing or devices. Everything is a sum, a count or a maximum (`Sums`), so micro-batches,
-rows and hosts are merged by adding (`merge`), and `update` divides once by the global
-count: averages of averages are the oldest bug in this field.
+rows and hosts are merged by adding (`merge`), and `update` divides once by the batch's
+denominator: averages of averages are the oldest bug in this field.
 
 PPO's clip (Schulman et al. 2017, eq. 7) with the dual clip for negative advantages (Ye et
 al. 2020, eq. 5) and the k3 estimate of KL(policy || reference) (Schulman, "Approximating
@@ -29,12 +29,12 @@ Leaf = Any  # an array, or whatever jax puts in its place when it maps over a tr
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """Float32 scalars: sums over the tokens where mask is 1; fields named max are maxima."""
+    """Float32 scalars: sums over the tokens that have a weight; fields named max are maxima."""
 
-    loss: Leaf  # policy loss + kl_weight * kl; the thing that is differentiated
-    policy_loss: Leaf
-    kl: Leaf  # k3, unweighted
-    tokens: Leaf  # the normaliser
+    loss: Leaf  # weighted: policy loss + kl_weight * kl; the thing that is differentiated
+    policy_loss: Leaf  # weighted
+    kl: Leaf  # weighted k3, before kl_weight
+    tokens: Leaf  # how many
     clipped: Leaf  # tokens whose gradient a clip took away
     ratio: Leaf
     ratio_max: Leaf
@@ -54,7 +54,7 @@ def zero() -> Sums:
 def merge(a: Sums, b: Sums) -> Sums:
     """Returns the sums of a's and b's tokens together."""
 
-    def one(name: str) -> Array:
+    def one(name: str) -> Leaf:
         x, y = getattr(a, name), getattr(b, name)
         return jnp.maximum(x, y) if name.endswith("_max") else x + y
 
@@ -84,9 +84,10 @@ def clipped_loss(
 def objective(
     logprob_X: Float[Array, " X"],
     behaviour_X: Float[Array, " X"],
+    proximal_X: Float[Array, " X"],
     reference_X: Float[Array, " X"],
     advantages_X: Float[Array, " X"],
-    mask_X: Float[Array, " X"],
+    weights_X: Float[Array, " X"],
     update_turn_X: Float[Array, " X"],
     entropy_X: Float[Array, " X"],
     clip_low: float | Array,
@@ -94,29 +95,30 @@ def objective(
     dual_clip: float | Array,
     kl_weight: float | Array,
 ) -> Sums:
-    """Returns the sums over tokens with mask 1; `.loss` is differentiable in `logprob_X`.
+    """Returns the sums over tokens with a weight; `.loss` is differentiable in `logprob_X`.
 
-    All vectors are float32 over the same tokens. `behaviour_X` is the denominator of the
-    ratio: what the sampler reported (or proximal logprobs). `update_turn_X` tells update
-    turns' tokens from answer turns', for the metrics only. Where mask is 0 the other
-    vectors may hold anything, NaN included.
+    All vectors are float32 over the same tokens. `proximal_X` is the denominator of the
+    ratio, `behaviour_X` what the sampler reported, `update_turn_X` tells update turns'
+    tokens from answer turns', for the metrics only. Where the weight is 0 the other vectors
+    may hold anything, NaN included.
     """
-    on_X = mask_X > 0
+    on_X = weights_X > 0
+    mask_X = on_X.astype(jnp.float32)
 
     def masked(x_X: Array) -> Array:
         return jnp.where(on_X, x_X, 0.0)
 
-    log_ratio_X = masked(logprob_X - behaviour_X)
+    log_ratio_X = masked(logprob_X - proximal_X)
     ratio_X = jnp.exp(jnp.clip(log_ratio_X, -MAX_LOG_RATIO, MAX_LOG_RATIO))
     advantages_X = masked(advantages_X)
     policy_X = masked(clipped_loss(ratio_X, advantages_X, clip_low, clip_high, dual_clip))
     kl_X = k3(masked(logprob_X), masked(reference_X))
     over_X = (advantages_X > 0) & (ratio_X > 1 + clip_high)
     under_X = (advantages_X < 0) & ((ratio_X < 1 - clip_low) | (ratio_X > dual_clip))
-    gap_X = jax.lax.stop_gradient(jnp.abs(log_ratio_X))
+    gap_X = jax.lax.stop_gradient(jnp.abs(masked(logprob_X - behaviour_X)))
     entropy_X = jax.lax.stop_gradient(masked(entropy_X))
     update_X = masked(update_turn_X)
-    policy_loss, kl = policy_X.sum(), kl_X.sum()
+    policy_loss, kl = (weights_X * policy_X).sum(), (weights_X * kl_X).sum()
     return Sums(
         loss=policy_loss + kl_weight * kl,
         policy_loss=policy_loss,
@@ -134,14 +136,18 @@ def objective(
     )
 
 
-def divide(sums: Sums) -> dict[str, float]:
-    """Turns one optimizer step's sums, already on the host, into the means that are logged."""
+def divide(sums: Sums, denominator: float) -> dict[str, float]:
+    """Turns the sums, already on the host, into what is logged.
+
+    `denominator` is the batch's (or the sum of several batches'): the losses are divided by
+    it, everything else by the tokens that it is a mean over.
+    """
     s = {f.name: float(getattr(sums, f.name)) for f in dataclasses.fields(Sums)}
     count = max(s["tokens"], 1.0)
     return {
-        "loss": s["loss"] / count,
-        "policy_loss": s["policy_loss"] / count,
-        "kl": s["kl"] / count,
+        "loss": s["loss"] / denominator,
+        "policy_loss": s["policy_loss"] / denominator,
+        "kl": s["kl"] / denominator,
         "loss_tokens": s["tokens"],
         "clip_share": s["clipped"] / count,
         "ratio_mean": s["ratio"] / count,

@@ -39,7 +39,7 @@ def token_logprobs(
     tied = config.tied_embeddings
     return pallas_kernels.token_logprob(
         hidden_XD,
-        params["embed"] if tied else params["unembed"],
+        (params["embed"] if tied else params["unembed"]).astype(hidden_XD.dtype),
         labels_X,
         temperature=temperature,
         valid_vocab=config.valid_vocab,

@@ -1,29 +1,32 @@
-"""Low-rank adapters (Hu et al. 2021): a small tree that is trained in place of the parameters.
+"""Low-rank adapters (Hu et al. 2021): a partition of the policy's tree.
 
 A target matrix W [inputs, outputs] becomes W + alpha / rank * A B with A [inputs, rank] and B
-[rank, outputs]; B starts at zero, so training starts at the policy itself. The sum is made one
-layer at a time inside the scan over layers (`merged`, called by `policy`), forward and in the
-rematerialised backward, so no second copy of all weights exists: gradients and optimizer state
-are of the adapters' size. `whole` makes the sum for all layers, for the engine and for export.
+[rank, outputs]; B starts at zero, so training starts at the policy itself. `partition` splits
+an adapted policy into what is frozen and what is trained; joined (`parameters.join`) they are
+one tree that `policy` runs, with x A B computed beside x W (`beside`, `matrices.Adapted`), and
+gradients and optimizer state are of the adapters' size. `merged` adds them up, in float32, for
+the engine and for export. A tree without adapters passes through both unchanged, so nobody
+else has to know whether there are any.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from notepad_jax.model.config import PolicyConfig
+from notepad_jax.model.matrices import Adapted
 from notepad_jax.model.parameters import Params, specs
 
 # Matrices that can be adapted.
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
-_IN, _OUT = "{}_lora_in", "{}_lora_out"
+_IN, _OUT, _SCALE = "{}_lora_in", "{}_lora_out", "lora_scale"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,28 +68,51 @@ def init(config: PolicyConfig, lora: Lora, key: Array) -> Params:
     return {"layers": layers}
 
 
-def attach(lora: Lora, base: Params, adapters: Params) -> Params:
-    """Returns `base` with the adapters beside its matrices, as `policy` takes them."""
-    scale = lora.alpha / lora.rank
-    scaled = {
-        name: leaf * scale if name.endswith(_OUT.format("")) else leaf
-        for name, leaf in adapters["layers"].items()
+def partition(config: PolicyConfig, base: Params, lora: Lora, key: Array) -> tuple[Params, Params]:
+    """Returns (frozen, trained): the base with the adapters' scale, and fresh adapters."""
+    scale = jnp.full((config.layers,), lora.alpha / lora.rank, jnp.float32)
+    frozen = {**base, "layers": {**base["layers"], _SCALE: scale}}
+    return frozen, init(config, lora, key)
+
+
+def plain(params: Params) -> Params:
+    """Returns a tree, of a policy or of one layer, without what belongs to adapters."""
+    return {
+        name: plain(leaf) if isinstance(leaf, Mapping) else leaf
+        for name, leaf in params.items()
+        if "lora_" not in name
     }
-    return {**base, "layers": {**base["layers"], **scaled}}
 
 
-def merged(layer: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns one layer's parameters with its adapters, if there are any, added in."""
-    plain = {name: leaf for name, leaf in layer.items() if "_lora_" not in name}
+def beside(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns one layer's parameters with every adapter in its matrix's place (`Adapted`)."""
+    found = plain(layer)
     for name in TARGETS:
         if _IN.format(name) in layer:
-            product = jnp.tensordot(layer[_IN.format(name)], layer[_OUT.format(name)], axes=1)
-            plain[name] = layer[name] + product.astype(layer[name].dtype)
-    return plain
+            a, b = layer[_IN.format(name)], layer[_OUT.format(name)]
+            found[name] = Adapted(layer[name], a, b, layer[_SCALE])
+    return found
 
 
-@functools.partial(jax.jit, static_argnames="lora")
-def whole(lora: Lora, base: Params, adapters: Params) -> Params:
-    """Returns the adapted policy as ordinary parameters, in base's dtypes and shapes."""
-    params = attach(lora, base, adapters)
-    return {**params, "layers": jax.vmap(merged)(params["layers"])}
+def merged(params: Params) -> Params:
+    """Returns an adapted policy as ordinary parameters, in the base's dtypes and shapes.
+
+    The sum is made in float32 and rounded once. A policy without adapters is returned as it is.
+    """
+    return _merged(params) if _SCALE in params["layers"] else params
+
+
+@jax.jit
+def _merged(params: Params) -> Params:
+    layers = beside(params["layers"])
+
+    def one(matrix: Array, a: Array, b: Array, scale: Array) -> Array:
+        product = jnp.tensordot(a.astype(jnp.float32), b.astype(jnp.float32), axes=1)
+        return (matrix.astype(jnp.float32) + scale * product).astype(matrix.dtype)
+
+    added = {
+        name: jax.vmap(one)(leaf.matrix, leaf.a, leaf.b, leaf.scale)
+        for name, leaf in layers.items()
+        if isinstance(leaf, Adapted)
+    }
+    return {**params, "layers": {**layers, **added}}

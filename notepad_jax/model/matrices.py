@@ -1,8 +1,9 @@
 """A layer's matrices, and the one place where a matrix meets its input.
 
-A matrix is an array or `Quantized`: int8 values and one float32 scale for every output
-channel. Only an engine's copy of a policy is ever quantised, once, when it adopts published
-weights (`checkpoint.handoff`); the trainer, checkpoints and exports hold arrays. `parameters`
+A matrix is an array; or `Quantized`, int8 values and one float32 scale for every output
+channel; or `Adapted`, an array with a low-rank product beside it. Only an engine's copy of a
+policy is ever quantised, once, when it adopts published weights (`checkpoint.handoff`), and
+only a trainer's is ever adapted (`lora`); checkpoints and exports hold arrays. `parameters`
 (above) says which axes of a leaf are inputs, `layers` and `moe` multiply.
 """
 
@@ -27,7 +28,18 @@ class Quantized:
     scale: Any  # float32, the same shape with 1 in the place of every input axis
 
 
-Matrix = Array | Quantized
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+    """A matrix `matrix + scale * a b` that is never added up."""
+
+    matrix: Any  # [*inputs, *outputs]
+    a: Any  # [*inputs, r]
+    b: Any  # [r, *outputs]
+    scale: Any  # float32 scalar
+
+
+Matrix = Array | Quantized | Adapted
 
 
 def quantize(matrix: Array, inputs: tuple[int, ...]) -> Quantized:
@@ -48,15 +60,46 @@ def quantize(matrix: Array, inputs: tuple[int, ...]) -> Quantized:
     return Quantized(values.astype(jnp.int8), scale)
 
 
-def apply(x: Array, matrix: Matrix, inputs: int = 1) -> Array:
-    """Returns x's last `inputs` axes summed against the matrix's first, in x's dtype.
+def in_dtype(leaf: Matrix, dtype: Any) -> Matrix:
+    """Returns a leaf as a forward pass in `dtype` sees it, however its owner keeps it.
 
-    A scale belongs to an output channel, so it is applied to the product, and the product
-    itself runs on int8 values that x's dtype holds exactly (bfloat16 holds integers to 256).
-    It is summed in float32: without its scale a float16 product would overflow.
+    Trainer and engine may keep a policy in different dtypes; both come through here, so they
+    compute with the same numbers wherever the engine's copy is a cast of the trainer's.
     """
-    if not isinstance(matrix, Quantized):
-        return jnp.tensordot(x, matrix.astype(x.dtype), inputs)
-    values = matrix.values.astype(x.dtype)
-    product = jnp.tensordot(x, values, inputs, preferred_element_type=jnp.float32)
+    return leaf if isinstance(leaf, Quantized) else leaf.astype(dtype)
+
+
+def apply(x: Array, matrix: Matrix, inputs: int = 1) -> Array:
+    """Returns x's last `inputs` axes summed against the matrix's first, in x's dtype."""
+    if isinstance(matrix, Quantized):
+        return _apply_quantized(x, matrix, inputs)
+    if isinstance(matrix, Adapted):
+        whole = _product(x, matrix.matrix, inputs) + delta(x, matrix, inputs)
+        return whole.astype(x.dtype)
+    return jnp.tensordot(x, matrix.astype(x.dtype), inputs)
+
+
+def delta(x: Array, adapted: Adapted, inputs: int = 1) -> Array:
+    """Returns what the adapter adds to x's product with its matrix, float32.
+
+    In bfloat16 W + AB rounds AB away: a step of 1e-5 is less than half a unit in the last
+    place of most weights. Beside W it keeps its own 8 bits, and float32 until it is added.
+    """
+    low = _product(x, adapted.a, inputs).astype(x.dtype)
+    return _product(low, adapted.b, 1) * adapted.scale
+
+
+def _product(x: Array, matrix: Array, inputs: int) -> Array:
+    """The product of x and a matrix in x's dtype, summed and returned in float32."""
+    return jnp.tensordot(x, matrix.astype(x.dtype), inputs, preferred_element_type=jnp.float32)
+
+
+def _apply_quantized(x: Array, matrix: Quantized, inputs: int) -> Array:
+    """A scale belongs to an output channel, so it is applied to the product.
+
+    The product itself runs on int8 values that x's dtype holds exactly (bfloat16 holds
+    integers to 256). It is summed in float32: without its scale a float16 product would
+    overflow.
+    """
+    product = _product(x, matrix.values, inputs)
     return (product * matrix.scale.reshape(matrix.scale.shape[inputs:])).astype(x.dtype)

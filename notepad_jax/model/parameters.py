@@ -115,6 +115,25 @@ def count(config: PolicyConfig) -> int:
     return sum(int(leaf.size) for leaf in leaves)
 
 
+def join(*partitions: Params) -> Params:
+    """Returns one tree of the leaves of several; of two leaves at a path the last one stands."""
+    whole: dict[str, Any] = {}
+    for part in partitions:
+        for name, leaf in part.items():
+            whole[name] = join(whole.get(name, {}), leaf) if isinstance(leaf, Mapping) else leaf
+    return whole
+
+
+def without(params: Params, others: Params) -> Params:
+    """Returns the leaves of `params` that have no namesake in `others`."""
+    left = {
+        name: without(leaf, others.get(name, {})) if isinstance(leaf, Mapping) else leaf
+        for name, leaf in params.items()
+        if isinstance(leaf, Mapping) or name not in others
+    }
+    return {name: leaf for name, leaf in left.items() if not isinstance(leaf, Mapping) or leaf}
+
+
 def shardings(config: PolicyConfig, mesh: Mesh, rules: Mapping[str, str | None]) -> Any:
     """Returns the tree of shardings of the parameters on `mesh` under a table of rules."""
     return map_specs(lambda s: sharding(mesh, s.axes, s.shape, rules), config)

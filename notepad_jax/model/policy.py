@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int
 from notepad_jax.model import lora
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
+from notepad_jax.model.matrices import in_dtype
 from notepad_jax.model.parameters import Params
 
 # (layer, q_BTNH, k_BTKH, v_BTKH, carry) -> (out_BTNH, carry, per_layer_output)
@@ -47,13 +48,13 @@ class Policy(nnx.Module):
         """See `forward_with_routes`."""
         c = self.config
         with jax.named_scope("embed"):
-            hidden_BTD = self.embed[...].astype(c.dtype)[tokens_BT]
+            hidden_BTD = self.embed[...][tokens_BT].astype(c.dtype)
         cos_sin = rope_angles(positions_BT, c.head_size, c.rope_theta, c.rope)
 
         def body(state: tuple[Array, Any], xs: tuple[Any, Array]) -> tuple[Any, Any]:
             hidden_BTD, carry = state
             params, index = xs
-            layer = DecoderLayer(c, lora.merged(params))
+            layer = DecoderLayer(c, lora.beside(_seen(c, params)))
             normed_BTD = layer.before_attention(hidden_BTD)
             with jax.named_scope("attention"):
                 q_BTNH = layer.attention.queries(normed_BTD, cos_sin)
@@ -69,7 +70,7 @@ class Policy(nnx.Module):
         (hidden_BTD, carry), (extras, routes_LBTA) = jax.lax.scan(
             body, (hidden_BTD, carry), (layers, jnp.arange(c.layers))
         )
-        hidden_BTD = rms_norm(hidden_BTD, self.final_norm[...], c.rms_eps)
+        hidden_BTD = rms_norm(hidden_BTD, self.final_norm[...].astype(c.dtype), c.rms_eps)
         return hidden_BTD, carry, extras, routes_LBTA
 
     def cache_entries(
@@ -81,12 +82,12 @@ class Policy(nnx.Module):
         skipped: exact, and for a network of L layers one L-th of the work.
         """
         c = self.config
-        hidden_BTD = self.embed[...].astype(c.dtype)[tokens_BT]
+        hidden_BTD = self.embed[...][tokens_BT].astype(c.dtype)
         cos_sin = rope_angles(positions_BT, c.head_size, c.rope_theta, c.rope)
 
         def body(hidden_BTD: Array, xs: tuple[Any, Array]) -> tuple[Array, Any]:
             params, index = xs
-            layer = DecoderLayer(c, lora.merged(params))
+            layer = DecoderLayer(c, lora.beside(_seen(c, params)))
             normed_BTD = layer.before_attention(hidden_BTD)
             k_BTKH, v_BTKH = layer.attention.keys_values(normed_BTD, cos_sin)
 
@@ -100,6 +101,14 @@ class Policy(nnx.Module):
 
         layers = {name: leaf.get_value() for name, leaf in self.layers.items()}
         return jax.lax.scan(body, hidden_BTD, (layers, jnp.arange(c.layers)))[1]
+
+
+def _seen(config: PolicyConfig, layer: Params) -> Params:
+    """One layer's parameters in the dtype of the activations, whatever they are kept in."""
+    return {
+        name: leaf if "lora_" in name else in_dtype(leaf, config.dtype)
+        for name, leaf in layer.items()
+    }
 
 
 def forward(

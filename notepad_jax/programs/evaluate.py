@@ -171,7 +171,7 @@ def identity(config: ConfigDict) -> dict[str, Any]:
         name: configuration.plain(value)
         for name, value in configuration.flat(config).items()
         if name not in free
-        and (name.split(".")[0] in _IDENTITY or name in ("kernels", "engine.cache_dtype"))
+        and (name.split(".")[0] in _IDENTITY or name in ("dtype", "kernels", "engine.cache_dtype"))
     }
 
 

@@ -26,6 +26,8 @@ from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer, open_tokenizer
 from notepad_jax.types import PolicySnapshot, SamplingParams
 
+ACTIVATIONS = ("float32", "bfloat16")
+
 
 @dataclasses.dataclass(frozen=True)
 class LoadedPolicy:
@@ -37,12 +39,20 @@ class LoadedPolicy:
     folder: Path
 
 
-def load_policy(folder: str | Path) -> LoadedPolicy:
-    """Reads config, weights and tokenizer of a Hugging Face folder, or of what import-hf wrote."""
+def load_policy(folder: str | Path, activations: str = "") -> LoadedPolicy:
+    """Reads config, weights and tokenizer of a Hugging Face folder, or of what import-hf wrote.
+
+    The weights are as stored. `activations` is the dtype that the policy computes in; "" is
+    the one that its config.json names.
+    """
+    if activations not in ("", *ACTIVATIONS):
+        known = ", ".join(map(repr, ACTIVATIONS))
+        raise ValueError(f"dtype is {activations!r}; use one of {known}, or '' for the policy's")
     steps = Path(folder) / convert.CHECKPOINTS
     if steps.is_dir():
         config = huggingface.import_config(folder)
-        like = parameters.abstract_params(config, config.dtype)
+        like = handoff.as_stored(steps, 0)
+        handoff.check_shapes(like, parameters.abstract_params(config), str(steps))
         params, _ = handoff.load_params(steps, 0, like)
     else:
         config, params = huggingface.import_policy(folder)
@@ -52,7 +62,9 @@ def load_policy(folder: str | Path) -> LoadedPolicy:
             f"{tokenizer.path} has {tokenizer.vocab_size} ids and the policy's embedding "
             f"{config.vocab_size} rows; this tokenizer belongs to another policy"
         )
-    config = dataclasses.replace(config, valid_vocab=tokenizer.vocab_size)
+    config = dataclasses.replace(
+        config, valid_vocab=tokenizer.vocab_size, dtype=activations or config.dtype
+    )
     params = jax.tree.map(jax.numpy.asarray, params)
     return LoadedPolicy(config, params, tokenizer, Path(folder))
 

@@ -64,7 +64,7 @@ def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) 
         timings[name] = time.perf_counter() - began
         return result
 
-    policy = parts.load_policy(config.policy)
+    policy = parts.load_policy(config.policy, config.dtype)
     e = config.evaluate
     write_json(folder / CONFIG, configuration.plain(config))
     screen.say("1/4  the starter, before reinforcement learning")

@@ -79,7 +79,7 @@ def named(config: ConfigDict, screen: Screen) -> Subject:
         return endpoint(config, screen)
     if not config.policy:
         raise ValueError("there is nobody to read; give --policy FOLDER or --endpoint URL")
-    return engine(config, parts.load_policy(config.policy))
+    return engine(config, parts.load_policy(config.policy, config.dtype))
 
 
 def counter(tokenizer: Tokenizer) -> Callable[[str], int]:

@@ -1,11 +1,11 @@
 """`notepad-jax train`: rollout, reward, update, hand-off, again.
 
 One step reads like this: draw documents; read every question G times with the engine;
-drop groups that teach nothing; give each trajectory its advantage; pack; one optimizer
-step; save a checkpoint; the engine adopts the new parameters. Every random number is a
-function of (seed, step, task, sample, turn), and the position in the data is part of the
-checkpoint, so a run that was killed continues with the same batches, noise and metrics.
-Above: cli and quickstart; below: everything.
+drop groups that teach nothing; learn from the others (`learner`); save a checkpoint; the
+engine adopts the new parameters. Every random number is a function of (seed, step, task,
+sample, turn), and the position in the data is part of the checkpoint, so a run that was
+killed continues with the same batches, noise and metrics. Above: cli and quickstart; below:
+everything.
 """
 
 from __future__ import annotations
@@ -19,17 +19,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
-from notepad_jax.checkpoint.manager import Checkpoints, abstract
+from notepad_jax.checkpoint.manager import Checkpoints
 from notepad_jax.data.records import Records, by_source, generated, of_files
 from notepad_jax.engine.driver import EngineDriver
-from notepad_jax.grpo import advantages, packing, update
-from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
-from notepad_jax.model import lora, parameters
-from notepad_jax.programs import configuration, parts
+from notepad_jax.model import parameters
+from notepad_jax.programs import configuration, learner, parts
+from notepad_jax.programs.learner import Learner
 from notepad_jax.rollout import archive, collector, groups, rewards
 from notepad_jax.rollout.buffer import GroupBuffer
 from notepad_jax.starter.synthetic import make_tasks
@@ -46,19 +44,21 @@ class Run:
     """What lives as long as a training run."""
 
     config: ConfigDict
-    policy: parts.LoadedPolicy
     reader: collector.Reader
     score: rewards.Score
     records: Records
     driver: EngineDriver
     buffer: GroupBuffer
-    optimizer: Any
-    settings: update.UpdateSettings
-    state: update.TrainState  # of the policy's parameters, or of adapters
-    frozen: update.Frozen | None  # what the adapters adapt
+    learner: Learner
     checkpoints: Checkpoints
     handoff: Handoff
     step: int  # steps done
+    good: int  # the last step whose update was finite, or that had none
+    saved: int | None  # the last step on disk
+
+
+class Diverged(ValueError):
+    """Updates that are not finite, several in a row."""
 
 
 def train(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) -> Path:
@@ -79,13 +79,17 @@ async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool)
         bar.advance(run.step)
         async with run.driver:
             while run.step < config.steps:
+                drawn = run.records.get_state()
                 metrics, timings, sampled = await one_step(run)
                 log.write(run.step, metrics, timings)
                 archive.append(
                     folder / "trajectories.jsonl", sampled[: config.rollout.archive],
                     run.reader, run.step,
                 )  # fmt: skip
-                await save_and_hand_over(run)
+                if _skipped(metrics):
+                    _keep_last_good(run, drawn)
+                else:
+                    await save_and_hand_over(run)
                 bar.advance(1, reward=metrics["reward"])
                 table.row(**_shown(run.step, metrics, timings))
         bar.finish()
@@ -95,13 +99,8 @@ async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool)
 def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.ExitStack) -> Run:
     """Loads the policy and puts the parts together, where the last checkpoint left them."""
     # What can be wrong with a config is found out before the run's folder exists.
-    advantages.of_groups(config.grpo.advantage, ())
-    if config.rollout.group_size < 2:
-        raise ValueError(
-            f"rollout.group_size is {config.rollout.group_size}; an advantage compares the "
-            f"readings of a group, so use at least 2"
-        )
-    policy = parts.load_policy(config.policy)
+    learner.settings_of(config)
+    policy = parts.load_policy(config.policy, config.dtype)
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)
     reader = collector.Reader(
@@ -113,69 +112,44 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
         group_size=config.rollout.group_size,
         max_document=config.data.tokens,
     )
-    settings = update.UpdateSettings(
-        clip_low=config.grpo.clip_low,
-        clip_high=config.grpo.clip_high,
-        dual_clip=config.grpo.dual_clip,
-        kl_weight=config.grpo.kl_weight,
-        temperature=config.rollout.temperature,
-        micro_batch_rows=config.grpo.micro_batch_rows,
-        remat=config.grpo.remat,
-    )
-    optimizer = make_optimizer(OptimizerSettings(**config.optimizer))
     records, score = _records(config), rewards.by(config.tasks.reward)
-    frozen, trained = _adapters(config.grpo.lora, config.seed, policy)
-    state = update.start(trained, optimizer)
     handoff = _handoff(config.checkpoint, folder)
     driver = parts.driver(config.engine, policy, reading, template, PolicySnapshot(-1, None))
+    learning = learner.prepare(config, policy.config, policy.params)
+    del policy  # the starting weights live on in the learner alone
 
     checkpoints = stack.enter_context(
         Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
     )
     step, fresh = 0, not resume or checkpoints.latest() is None
     if not fresh:
-        like = abstract(policy.params), abstract(_beside_params(frozen, state))
-        saved = checkpoints.restore(*like)
+        saved = checkpoints.restore(*learner.restore_target(learning))
         records.set_state(saved.data)
-        step, done = saved.step, saved.meta["optimizer_steps"]
-        trained, opt_state = (saved.params, saved.opt) if frozen is None else saved.opt
-        state = update.TrainState(jax.numpy.int32(done), trained, opt_state)
+        learner.resume(learning, saved)
+        step = saved.step
     run = Run(
         config=config,
-        policy=policy,
         reader=reader,
         score=score,
         records=records,
         driver=driver,
         buffer=GroupBuffer(config.rollout.max_staleness),
-        optimizer=optimizer,
-        settings=settings,
-        state=state,
-        frozen=frozen,
+        learner=learning,
         checkpoints=checkpoints,
         handoff=handoff,
         step=step,
+        good=step,
+        saved=None if fresh else step,
     )
-    params = _whole(run)
+    params = learner.params(learning)
     if fresh:
-        _save(run, params)
+        _save(run, params, records.get_state())
     run.driver.start_with(_published(run, params))
     return run
 
 
-def _adapters(
-    settings: ConfigDict, seed: int, policy: parts.LoadedPolicy
-) -> tuple[update.Frozen | None, Any]:
-    """Returns what is frozen, if anything, and what is trained."""
-    if not settings.rank:
-        return None, policy.params
-    chosen = lora.Lora(settings.rank, settings.alpha, tuple(settings.targets))
-    adapters = lora.init(policy.config, chosen, jax.random.key(seed))
-    return update.Frozen(policy.params, chosen), adapters
-
-
 def _handoff(checkpoint: ConfigDict, folder: Path) -> Handoff:
-    if checkpoint.rollout_dtype not in parameters.ROLLOUT_DTYPES:
+    if checkpoint.rollout_dtype not in ("", *parameters.ROLLOUT_DTYPES):
         known = ", ".join(map(repr, parameters.ROLLOUT_DTYPES))
         raise ValueError(
             f"checkpoint.rollout_dtype is {checkpoint.rollout_dtype!r}; use one of {known}"
@@ -246,19 +220,10 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], list[G
     }
     packed_tokens = 0
     if batch_groups:
-        packed = _pack(run, batch_groups)
-        packed_tokens = packed.stats.packed_tokens
-        scale = min(1.0, metrics["groups/kept_share"] / config.grpo.full_rate_at)
-        run.state, learnt = update.step(
-            run.policy.config, run.optimizer, run.settings, run.state, packed.batch, scale,
-            run.frozen,
-        )  # fmt: skip
-        metrics |= learnt | {
-            "update/rate_scale": scale,
-            "update/packed_tokens": packed_tokens,
-            "update/prefix_tokens_saved": packed.stats.prefix_tokens_saved,
-            "update/fill": packed.stats.fill,
-        }
+        learnt, packed_tokens = learner.learn(
+            run.learner, batch_groups, metrics["groups/kept_share"]
+        )
+        metrics |= learnt
     run.step += 1
     ended = time.perf_counter()
     sampled = engine.prefix_tokens + engine.tail_tokens + engine.decode_tokens
@@ -280,56 +245,50 @@ def _draw(records: Iterator[tuple[Task, ...]], documents: int) -> list[Task]:
     return [task for _ in range(documents) for task in next(records)]
 
 
-def _pack(run: Run, batch_groups: list[Group]) -> packing.PackedBatch:
-    config = run.config
-    packed = packing.pack(
-        batch_groups,
-        advantages.of_groups(config.grpo.advantage, batch_groups),
-        row_length=config.grpo.row_length,
-        rows_multiple=config.grpo.micro_batch_rows,
-        length_multiple=config.grpo.row_length,  # one width: each further one compiles anew
-    )
-    if config.grpo.kl_weight:
-        reference = update.token_logprobs_of(
-            run.policy.config, run.policy.params, packed.batch, config.rollout.temperature,
-            config.grpo.micro_batch_rows,
-        )  # fmt: skip
-        packed = dataclasses.replace(packed, batch=packing.add_reference(packed.batch, reference))
-    return packed
-
-
 # ---------------------------------------------------------------- checkpoint and hand-off
 
 
 async def save_and_hand_over(run: Run) -> None:
     """Saves the step if it is due; the engine adopts its parameters either way."""
-    params = _whole(run)
+    params, run.good = learner.params(run.learner), run.step
     if run.step % run.config.checkpoint.every == 0 or run.step == run.config.steps:
-        _save(run, params)
+        _save(run, params, run.records.get_state())
     await run.driver.adopt(_published(run, params))
 
 
-def _whole(run: Run) -> Any:
-    """The policy's parameters as of now, adapters added in."""
-    if run.frozen is None:
-        return run.state.params
-    return lora.whole(run.frozen.lora, run.frozen.base, run.state.params)
+def _skipped(metrics: dict[str, float]) -> bool:
+    """Whether the step learnt nothing because none of its updates was finite."""
+    return 0 < metrics.get("update/skipped", 0) == metrics["update/optimizer_steps"]
 
 
-def _beside_params(frozen: update.Frozen | None, state: update.TrainState) -> Any:
-    """What a checkpoint keeps as `opt`: with adapters, them too, for `params` is the sum."""
-    return state.opt_state if frozen is None else (state.params, state.opt_state)
+def _keep_last_good(run: Run, drawn: Any) -> None:
+    """After a skipped step: the last good one is on disk, and nothing newer ever hides it.
+
+    The weights are still that step's, so there is nothing to hand over. `drawn` is where the
+    data stood before the step; a resumed run draws it again.
+    """
+    if run.saved != run.good:
+        _save(run, learner.params(run.learner), drawn, step=run.good)
+    in_a_row, most = run.step - run.good, run.learner.plan.max_skipped
+    if in_a_row >= most:
+        raise Diverged(
+            f"the last {in_a_row} updates were not finite and were skipped (grpo.max_skipped is "
+            f"{most}); the last good step is {run.good}, kept in {run.checkpoints.folder}: go on "
+            f"from it with a lower optimizer.learning_rate, or look at what those steps read"
+        )
 
 
-def _save(run: Run, params: Any) -> None:
+def _save(run: Run, params: Any, drawn: Any, step: int | None = None) -> None:
+    """Saves the learner as it is, as `step` (the current one), with the data at `drawn`."""
+    learning, step = run.learner, run.step if step is None else step
     meta = {
         "seed": run.config.seed,
-        "optimizer_steps": int(run.state.step),
-        "policy": dataclasses.asdict(run.policy.config),
+        "optimizer_steps": int(learning.state.step),
+        "policy": dataclasses.asdict(learning.config),
     }
-    run.checkpoints.save(
-        run.step, params, _beside_params(run.frozen, run.state), run.records.get_state(), meta
-    )
+    beside = learner.saved_beside(learning, params)
+    run.checkpoints.save(step, params, beside, drawn, meta)
+    run.saved = step
 
 
 def _published(run: Run, params: Any) -> PolicySnapshot:
@@ -338,8 +297,9 @@ def _published(run: Run, params: Any) -> PolicySnapshot:
     The hand-off compares checksums before it casts or quantises.
     """
     run.handoff.publish(PolicySnapshot(run.step, params))
+    policy = run.learner.config
     wanted = parameters.rollout_target(
-        run.policy.config, params, run.config.checkpoint.rollout_dtype
+        policy, params, run.config.checkpoint.rollout_dtype or policy.dtype
     )
     snapshot = run.handoff.adopt(wanted)
     if snapshot.version != run.step:

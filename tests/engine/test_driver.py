@@ -287,11 +287,9 @@ def test_weights_on_the_grid_give_the_same_completions_in_int8():
 def test_adapters_are_added_before_weights_are_quantised():
     base, chosen = tiny.params(), lora.Lora(2, 4.0, ("q", "o", "down"))
     keys = iter(jax.random.split(jax.random.key(0), 9))
-    adapters = jax.tree.map(
-        lambda x: 0.1 * jax.random.normal(next(keys), x.shape),
-        lora.init(tiny.CONFIG, chosen, jax.random.key(1)),
-    )
-    merged = lora.whole(chosen, base, adapters)
+    frozen, fresh = lora.partition(tiny.CONFIG, base, chosen, jax.random.key(1))
+    adapters = jax.tree.map(lambda x: 0.1 * jax.random.normal(next(keys), x.shape), fresh)
+    merged = lora.merged(parameters.join(frozen, adapters))
     params = adopted_as_int8(merged)
     for name in ("q", "o", "down"):
         off = jnp.abs(tiny.multiplied_out(params)["layers"][name] - merged["layers"][name])

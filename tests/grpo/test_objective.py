@@ -16,7 +16,7 @@ def sums_of(logprob, behaviour, advantage, mask=None, reference=None, kl_weight=
     mask = jnp.ones_like(logprob) if mask is None else jnp.asarray(mask, jnp.float32)
     reference = behaviour if reference is None else jnp.asarray(reference, jnp.float32)
     advantage = jnp.broadcast_to(jnp.asarray(advantage, jnp.float32), logprob.shape)
-    vectors = logprob, behaviour, reference, advantage, mask, mask, mask
+    vectors = logprob, behaviour, behaviour, reference, advantage, mask, mask, mask
     return run(*vectors, kl_weight=kl_weight, **(CLIP | clip))
 
 
@@ -51,7 +51,8 @@ def test_token_mean_over_trajectories_and_turns_is_one_twelfth():
     # A = .5 with completions of 3 and 2 tokens, A = -.5 with 4, 1 and 2; on-policy
     advantage = np.repeat([0.5, -0.5], [5, 7])
     logprob = np.random.default_rng(0).normal(-3, 1, 12)
-    assert divide(sums_of(logprob, logprob, advantage))["loss"] == pytest.approx(1 / 12, abs=1e-7)
+    got = divide(sums_of(logprob, logprob, advantage), 12.0)
+    assert got["loss"] == pytest.approx(1 / 12, abs=1e-7)
 
 
 def test_k3_numbers_of_the_spec():
@@ -74,7 +75,7 @@ def test_kl_enters_the_loss_with_its_weight():
 
 @pytest.mark.parametrize("name", advantages.ADVANTAGES)
 def test_on_policy_gradient_is_reinforce(name):
-    advantage = advantages.ADVANTAGES[name](np.array([1.0, 0.25, 0.0])).repeat([2, 3, 1])
+    advantage = getattr(advantages, name)(np.array([1.0, 0.25, 0.0])).repeat([2, 3, 1])
     logprob = np.random.default_rng(1).normal(-3, 1, 6)
     grad = jax.grad(lambda lp: sums_of(lp, logprob, advantage).loss)(jnp.asarray(logprob))
     np.testing.assert_allclose(grad, -advantage, rtol=1e-6)
@@ -94,18 +95,37 @@ def test_merged_halves_are_the_whole():
     whole = sums_of(logprob, behaviour, advantage)
     half = [sums_of(logprob[s], behaviour[s], advantage[s]) for s in (slice(7), slice(7, 10))]
     merged = merge(merge(zero(), half[0]), half[1])
-    for name, value in divide(whole).items():
-        assert divide(merged)[name] == pytest.approx(value, rel=1e-5), name
+    for name, value in divide(whole, 10.0).items():
+        assert divide(merged, 10.0)[name] == pytest.approx(value, rel=1e-5), name
     assert merged.gap_max == whole.gap_max
+
+
+def test_weights_scale_the_loss_and_count_in_no_mean():
+    """Two turns of 2 tokens and 1: turn_mean is weights 1/2, 1/2, 1 over a denominator of 2."""
+    logprob, behaviour = np.log([1.5, 1.0, 0.5]), np.zeros(3)
+    got = sums_of(logprob, behaviour, [1, 1, -1], mask=[0.5, 0.5, 1.0])
+    metrics = divide(got, 2.0)
+    assert metrics["loss"] == pytest.approx((0.5 * (-1.2 - 1.0) + 0.8) / 2)
+    assert metrics["loss_tokens"] == 3 and metrics["ratio_mean"] == pytest.approx(1.0)
+    assert metrics["clip_share"] == pytest.approx(2 / 3)
+
+
+def test_the_ratio_is_to_the_proximal_policy_and_the_gap_to_the_sampler():
+    one = jnp.ones(1)
+    got = run(jnp.log(one * 1.1), jnp.log(one * 0.5), jnp.log(one), jnp.log(one), one, one, one,
+              one, kl_weight=0.0, **CLIP)  # fmt: skip
+    assert got.ratio == pytest.approx(1.1) and got.gap == pytest.approx(np.log(2.2))
 
 
 def test_metrics_by_hand():
     mask = jnp.array([1.0, 1, 1, 0])
     got = divide(
         run(
-            jnp.log(jnp.array([1.0, 1.1, 1.5, 9.0])), jnp.zeros(4), jnp.zeros(4), jnp.ones(4),
-            mask, jnp.array([1.0, 1, 0, 0]), jnp.array([2.0, 4, 5, 7]), kl_weight=0.0, **CLIP,
-        )
+            jnp.log(jnp.array([1.0, 1.1, 1.5, 9.0])), jnp.zeros(4), jnp.zeros(4), jnp.zeros(4),
+            jnp.ones(4), mask, jnp.array([1.0, 1, 0, 0]), jnp.array([2.0, 4, 5, 7]),
+            kl_weight=0.0, **CLIP,
+        ),
+        3.0,
     )  # fmt: skip
     assert got["loss_tokens"] == 3
     assert got["clip_share"] == pytest.approx(1 / 3)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from notepad_jax.grpo import advantages, update
+from notepad_jax.grpo import advantages, micro_batches, state, update
+from notepad_jax.grpo.batch import pack
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
-from notepad_jax.grpo.packing import add_reference, pack
 from notepad_jax.model import attention, parameters, policy
 from notepad_jax.model.config import Experts
 from notepad_jax.types import Group, TurnKind
@@ -29,14 +29,14 @@ def packed(groups, row_length=64, rows=4, name="dr_grpo", **options):
     ).batch  # fmt: skip
 
 
-bucket = update.bucket
+bucket = micro_batches.bucket
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_size():
     """One number of loss tokens a micro-batch, for the same reason."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update, "bucket", lambda count: 192)
+        patch.setattr(micro_batches, "bucket", lambda count: 192)
         yield
 
 
@@ -57,7 +57,7 @@ def groups(make):
 def learn(config, params):
     def loss_and_gradient(batch, **settings):
         return update.loss_and_gradient(
-            config, dataclasses.replace(SETTINGS, **settings), params, batch
+            config, dataclasses.replace(SETTINGS, **settings), params, {}, batch
         )
 
     return loss_and_gradient
@@ -176,7 +176,7 @@ def test_splitting_a_completion_into_more_turns_does_not_matter(once, learn, gro
 def test_on_policy_gradient_is_reinforce(config, params, learn, alone, groups, name):
     batch = packed(groups, name=name)
     proximal = update.token_logprobs_of(config, params, batch, 1.0, 4)
-    _, got = learn(dataclasses.replace(batch, behaviour_logprobs=proximal))
+    _, got = learn(dataclasses.replace(batch, proximal_logprobs=proximal))
     advantage, _ = per_token(groups, name)
     _, expected = alone(-advantage / len(advantage))
     assert_same((0.0, got), (0.0, expected), 5e-6)
@@ -187,7 +187,7 @@ def test_on_policy_loss_is_the_spec_s_one_twelfth(config, params, learn, make):
     turns = [[make["turn"]([5], [6], range(10, 10 + n)) for n in own] for own in lengths]
     batch = packed([make["group"](turns, [1.0, 0.0])])
     proximal = update.token_logprobs_of(config, params, batch, 1.0, 4)
-    loss, _ = learn(dataclasses.replace(batch, behaviour_logprobs=proximal))
+    loss, _ = learn(dataclasses.replace(batch, proximal_logprobs=proximal))
     assert float(loss) == pytest.approx(1 / 12, abs=1e-6)
 
 
@@ -197,7 +197,7 @@ def test_token_logprobs_are_the_oracle_s(config, params, alone, groups, temperat
     got = update.token_logprobs_of(config, params, batch, temperature, 4)
     _, behaviour = per_token(groups, "dr_grpo")
     expected, _ = alone(np.zeros_like(behaviour), temperature)
-    trained = batch.loss_mask > 0
+    trained = batch.weights > 0
     np.testing.assert_allclose(np.sort(got[trained]), np.sort(expected), atol=1e-5)
     assert (got[~trained] == 0).all()
 
@@ -211,8 +211,8 @@ def test_the_stop_token_gets_gradient(learn, make):
 def test_padding_gets_no_gradient_whatever_it_holds(learn, groups):
     batch = packed(groups)
     padding = batch.kv_end == np.arange(1, 65)
-    padding &= batch.loss_mask == 0
-    padding[:, :-1] &= batch.loss_mask[:, 1:] == 0
+    padding &= batch.weights == 0
+    padding[:, :-1] &= batch.weights[:, 1:] == 0
     assert padding.sum() > 20
     noise = np.random.default_rng(0)
     other = dataclasses.replace(
@@ -220,6 +220,7 @@ def test_padding_gets_no_gradient_whatever_it_holds(learn, groups):
         tokens=np.where(padding, noise.integers(0, 60, padding.shape, np.int32), batch.tokens),
         advantages=np.where(padding, np.float32(9), batch.advantages),
         behaviour_logprobs=np.where(padding, np.float32(-9), batch.behaviour_logprobs),
+        proximal_logprobs=np.where(padding, np.float32(-9), batch.proximal_logprobs),
         positions=np.where(padding, 3, batch.positions).astype(np.int32),
     )
     a, b = learn(batch), learn(other)
@@ -241,9 +242,9 @@ def test_mutations_are_noticed(once, learn, packed_once):
         "ends two early": dict(kv_end=own_end.astype(np.int32)),
         "positions of the row": dict(positions=np.tile(column, (1, 1)).astype(np.int32)),
         "stop token not trained": dict(
-            loss_mask=batch.loss_mask * (batch.tokens != 2).astype(np.float32)
+            weights=batch.weights * (batch.tokens != 2).astype(np.float32)
         ),
-        "masked by token id": dict(loss_mask=batch.loss_mask * (batch.tokens != 0)),
+        "masked by token id": dict(weights=batch.weights * (batch.tokens != 0)),
         "advantage shifted": dict(advantages=np.roll(batch.advantages, 1, axis=1)),
     }
     for name, change in mutants.items():
@@ -256,46 +257,101 @@ def test_kl_to_oneself_is_nothing_and_to_another_it_pulls(config, params, learn,
     batch = packed(groups)
     own = update.token_logprobs_of(config, params, batch, 1.0, 4)
     batch = dataclasses.replace(
-        add_reference(batch, own), behaviour_logprobs=own, advantages=np.zeros_like(own)
+        batch, reference_logprobs=own, proximal_logprobs=own, advantages=np.zeros_like(own)
     )
     _, gradient = learn(batch, kl_weight=1.0)
     assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradient)) < 1e-5
-    loss, _ = learn(add_reference(batch, own + 0.5 * batch.loss_mask), kl_weight=1.0)
+    away = (own + 0.5 * batch.weights).astype(np.float32)
+    loss, _ = learn(dataclasses.replace(batch, reference_logprobs=away), kl_weight=1.0)
     assert float(loss) == pytest.approx(0.1487213, rel=1e-4)
 
 
 # ---------------------------------------------------------------- the step
 
 
-ADAM = make_optimizer(OptimizerSettings("adamw", 3e-3, 0.0, warmup_steps=0))
+ADAMW = OptimizerSettings("adamw", 3e-3, 1e-3, warmup_steps=0)
+ADAM = make_optimizer(ADAMW)
+
+
+def begin(params, optimizer=ADAM):
+    """A state of its own: updates donate it."""
+    return state.start(jax.tree.map(jnp.copy, params), optimizer)
+
+
+def step(config, started, *batches, optimizer=ADAM, **settings):
+    settings = dataclasses.replace(SETTINGS, **settings)
+    return update.learn(config, optimizer, settings, started, {}, batches)
 
 
 def test_steps_raise_good_completions_and_report(config, params, groups):
     batch = packed(groups)
-    state = update.start(params, ADAM)
-    before = update.token_logprobs_of(config, state.params, batch, 1.0, 4)
-    batch = dataclasses.replace(batch, behaviour_logprobs=before)
+    now = begin(params)
+    before = update.token_logprobs_of(config, now.masters, batch, 1.0, 4)
+    batch = dataclasses.replace(batch, behaviour_logprobs=before, proximal_logprobs=before)
     for number in range(3):
-        old, (state, metrics) = state, update.step(config, ADAM, SETTINGS, state, batch)
-        assert all(type(value) is float for value in metrics.values())
+        old, (now, metrics) = now, step(config, now, batch)
+        assert all(type(value) in (float, int) for value in metrics.values())
         if number == 0:  # on-policy
             assert metrics["ratio_mean"] == pytest.approx(1, abs=1e-5)
             assert metrics["logprob_gap_max"] < 1e-4 and metrics["clip_share"] == 0
-    assert int(state.step) == 3
-    assert metrics["loss_tokens"] == batch.loss_mask.sum()
+    assert int(now.step) == 3
+    assert metrics["loss_tokens"] == batch.weights.sum()
     assert metrics["grad_norm"] > 0 and metrics["update_norm"] > 0
+    assert metrics["update/changed_share"] > 0.9
+    assert metrics["update/applied_over_asked"] == pytest.approx(1, abs=1e-3)
     assert 0 < metrics["entropy_update"] < np.log(60) and 0 < metrics["entropy_answer"]
-    assert old.params["embed"].is_deleted()  # donated
-    assert not params["embed"].is_deleted()  # start() took a copy
-    after = update.token_logprobs_of(config, state.params, batch, 1.0, 4)
+    assert old.masters["embed"].is_deleted()  # donated
+    after = update.token_logprobs_of(config, now.masters, batch, 1.0, 4)
     assert ((after - before) * batch.advantages).sum() > 0.1
+
+
+def test_several_steps_are_one_after_another_and_the_clips_act(config, params, groups):
+    """Two minibatches, twice: each step sees what the last one left; the ratio moves off 1."""
+    parts = [packed([group]) for group in groups]
+    for i, part in enumerate(parts):
+        own = update.token_logprobs_of(config, params, part, 1.0, 4)
+        parts[i] = dataclasses.replace(part, proximal_logprobs=own)
+    together, told = step(config, begin(params), *parts, *parts)
+    alone, metrics = begin(params), []
+    for part in (*parts, *parts):
+        alone, one = step(config, alone, part)
+        metrics.append(one)
+    jax.tree.map(np.testing.assert_array_equal, together.masters, alone.masters)
+    assert int(together.step) == told["update/optimizer_steps"] == 4
+    assert metrics[0]["ratio_max"] == pytest.approx(1, abs=1e-5) and metrics[0]["clip_share"] == 0
+    assert metrics[3]["ratio_max"] > 1.05
+    assert told["clip_share"] == pytest.approx(np.mean([m["clip_share"] for m in metrics]), 0.2)
+    tight, shares = begin(params), []
+    for part in (*parts, *parts):
+        tight, one = step(config, tight, part, clip_low=0.01, clip_high=0.01)
+        shares.append(one["clip_share"])
+    assert shares[0] == 0 and shares[2] > 0.2
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient", "parameters"])
+def test_a_step_that_is_not_finite_leaves_everything_as_it_was(config, params, groups, kind):
+    batch, now = packed(groups), begin(params)
+    now, _ = step(config, now, batch)
+    kept = jax.device_get(now)
+    optimizer = ADAM
+    if kind == "loss":
+        bad = dataclasses.replace(batch, advantages=batch.advantages * np.float32(np.nan))
+    elif kind == "gradient":
+        bad = dataclasses.replace(batch, advantages=batch.advantages * np.float32(1e38))
+    else:
+        bad, optimizer = batch, make_optimizer(dataclasses.replace(ADAMW, learning_rate=1e38))
+    now, metrics = step(config, now, bad, optimizer=optimizer)
+    assert metrics["update/skipped"] == metrics["update/optimizer_steps"] == 1
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(now), kept)
+    now, metrics = step(config, now, batch)
+    assert metrics["update/skipped"] == 0 and int(now.step) == 2
 
 
 def test_entropy_is_told_apart_by_turn_kind(config, params, make):
     def of_kind(kind):
         turns = [[make["turn"]([5, 6], [7], [8, 2], kind=kind)] for _ in range(2)]
         batch = packed([make["group"](turns, [1.0, 0.0])])
-        return update.step(config, ADAM, SETTINGS, update.start(params, ADAM), batch)[1]
+        return step(config, begin(params), batch)[1]
 
     up, answer = of_kind(TurnKind.UPDATE), of_kind(TurnKind.ANSWER)
     assert up["entropy_update"] == answer["entropy_answer"] > 0
@@ -305,11 +361,11 @@ def test_entropy_is_told_apart_by_turn_kind(config, params, make):
 def test_few_programs_are_compiled(learn, groups, make):
     sizes = set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update, "bucket", bucket)
+        patch.setattr(micro_batches, "bucket", bucket)
         for seed in range(40):
-            micros = update.micro_batches(packed(make["random_groups"](seed)), 4)
-            assert len({micro.mask.shape for micro in micros}) == 1
-            sizes |= {micro.mask.shape for micro in micros}
+            micros = micro_batches.split(packed(make["random_groups"](seed)), 4)
+            assert len({micro.weights.shape for micro in micros}) == 1
+            sizes |= {micro.weights.shape for micro in micros}
     assert len(sizes) <= 5
     learn(packed(groups))
     compiled = update._accumulate._cache_size()
@@ -329,9 +385,9 @@ def test_what_cannot_be_run_is_refused(learn, groups):
     with pytest.raises(ValueError, match="rows_multiple=5"):
         learn(batch, micro_batch_rows=5)
     with pytest.raises(ValueError, match="not one trained token"):
-        learn(dataclasses.replace(batch, loss_mask=np.zeros_like(batch.loss_mask)))
+        learn(dataclasses.replace(batch, weights=np.zeros_like(batch.weights)))
     with pytest.raises(ValueError, match="first token of a row"):
-        learn(dataclasses.replace(batch, loss_mask=np.ones_like(batch.loss_mask)))
+        learn(dataclasses.replace(batch, weights=np.ones_like(batch.weights)))
     with pytest.raises(ValueError, match="temperature is 0"):
         dataclasses.replace(SETTINGS, temperature=0.0)
     with pytest.raises(ValueError, match="clip range"):
@@ -343,11 +399,11 @@ def test_a_mixture_of_experts_learns_the_same_however_it_is_packed(config, group
     config = dataclasses.replace(config, experts=Experts(4, 2, 24, normalize=True))
     params = parameters.init_params(config, jax.random.key(0))
     once = update.loss_and_gradient(
-        config, dataclasses.replace(SETTINGS, micro_batch_rows=1), params, packed_once
+        config, dataclasses.replace(SETTINGS, micro_batch_rows=1), params, {}, packed_once
     )
     rows = packed(groups)
-    assert_same(once, update.loss_and_gradient(config, SETTINGS, params, rows), 1e-5)
+    assert_same(once, update.loss_and_gradient(config, SETTINGS, params, {}, rows), 1e-5)
     optimizer = make_optimizer(OptimizerSettings("adamw", 1e-3, 0, 0))
-    _, metrics = update.step(config, optimizer, SETTINGS, update.start(params, optimizer), rows)
+    _, metrics = step(config, begin(params, optimizer), rows, optimizer=optimizer)
     assert 1 <= metrics["moe_load_max"] <= 2  # two of four experts a token: at most twice the mean
     assert 0 <= metrics["moe_load_idle"] <= 0.5

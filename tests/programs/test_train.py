@@ -149,14 +149,35 @@ def test_int8_weights_are_the_same_by_memory_by_storage_and_after_resuming(quant
 
 def test_adapters_train_resume_and_are_saved_added_in(tmp_path):
     """The base stays, the saved parameters move, and a run cut in two is the whole run."""
-    words = ("--config.grpo.lora.rank=4", "--config.optimizer.kind=adamw")
+    words = (
+        "--config.grpo.lora.rank=4",
+        "--config.optimizer.kind=adamw",
+        "--config.grpo.minibatches=2",  # and several optimizer steps a rollout
+        "--config.grpo.epochs=2",
+    )
     whole = run(tmp_path / "whole", *words)
+    learnt = [m for m in whole if m["groups/kept"] > 1]
+    assert learnt and all(m["update/optimizer_steps"] == 4 for m in learnt)
     assert any(m.get("update_norm", 0) > 0 for m in whole)
     assert all(m["logprob_gap_max"] < 2e-5 for m in whole if m["groups/kept"])
     run(tmp_path / "half", *words, "--config.steps=2")
     assert run(tmp_path / "half", *words, resume=True) == whole
     with pytest.raises(ValueError, match="lora.targets has 'x'"):
         run(tmp_path / "bad", *words, '--config.grpo.lora.targets=("x",)')
+
+
+def test_updates_that_are_not_finite_stop_the_run_at_the_last_good_step(tmp_path):
+    words = ("--config.optimizer.kind=adamw", "--config.optimizer.learning_rate=1e38")
+    message = r"last 2 updates were not finite.*grpo.max_skipped is 2.*last good step is \d+, kept"
+    with pytest.raises(ValueError, match=message) as stopped:
+        run(tmp_path / "run", *words, "--config.grpo.max_skipped=2", "--config.steps=30")
+    good = int(str(stopped.value).partition("step is ")[2].partition(",")[0])
+    metrics = read_metrics(tmp_path / "run")
+    assert [m["step"] for m in metrics if m.get("update/skipped")] == [good + 1, good + 2]
+    steps = [int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir() if p.name.isdigit()]
+    assert max(steps) == good  # nothing newer hides it
+    went_on = run(tmp_path / "run", "--config.steps=2", resume=True) if good < 2 else []
+    assert all(m.get("update/skipped", 0) == 0 for m in went_on)
 
 
 def test_tasks_may_come_from_files_and_a_resumed_run_draws_the_next_ones(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from notepad_jax import types
 from notepad_jax.grpo import advantages
-from notepad_jax.grpo.packing import add_reference, pack
+from notepad_jax.grpo.batch import pack
 
 
 def packed(groups, row_length=64, **options):
@@ -28,7 +28,7 @@ def test_a_bundle_by_hand(make):
     np.testing.assert_array_equal(batch.tokens, [[10, 11, 12, 20, 30, 2, 21, 22, 0, 31, 2, 0]])
     np.testing.assert_array_equal(batch.positions, [[0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7, 0]])
     np.testing.assert_array_equal(batch.kv_end, [[11, 11, 11, 6, 6, 6, 11, 11, 11, 11, 11, 12]])
-    np.testing.assert_array_equal(batch.loss_mask, [[0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0]])
+    np.testing.assert_array_equal(batch.weights, [[0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0]])
     np.testing.assert_array_equal(batch.update_turn, [[0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]])
     h = 0.5
     np.testing.assert_array_equal(batch.advantages, [[0, 0, 0, 0, h, h, 0, 0, -h, -h, -h, 0]])
@@ -36,10 +36,21 @@ def test_a_bundle_by_hand(make):
         batch.behaviour_logprobs, [[0, 0, 0, 0, -1, -2, 0, 0, -3, -4, -5, 0]]
     )
     np.testing.assert_array_equal(batch.reference_logprobs, batch.behaviour_logprobs)
+    np.testing.assert_array_equal(batch.proximal_logprobs, batch.behaviour_logprobs)
+    n = -1
+    np.testing.assert_array_equal(batch.turn, [[n, n, n, n, 0, 0, n, n, 1, 1, 1, n]])
+    np.testing.assert_array_equal(batch.trajectory, batch.turn)
+    np.testing.assert_array_equal(batch.prompt, [[n, n, n, n, 0, 0, n, n, 0, 0, 0, n]])
+    assert batch.denominator == 5
     stats = got.stats
     assert (stats.turn_tokens, stats.packed_tokens, stats.prefix_tokens_saved) == (14, 11, 3)
     assert (stats.loss_tokens, stats.turns, stats.rows, stats.row_length) == (5, 2, 1, 12)
     assert stats.fill == 11 / 12
+
+
+def _sizes(ids):
+    """Tokens of each id 0, 1, ...; every id occurs, and -1 is nobody's."""
+    return np.bincount(ids[ids >= 0]).tolist()
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -57,7 +68,7 @@ def test_every_trained_token_sees_exactly_its_own_turn(make, seed, row_length, s
         for n in range(len(t.completion.tokens))
     )  # fmt: skip
     found = []
-    for row, i in zip(*np.nonzero(batch.loss_mask), strict=True):
+    for row, i in zip(*np.nonzero(batch.weights), strict=True):
         columns = seen_by(batch, row, i)
         np.testing.assert_array_equal(batch.positions[row, columns], np.arange(len(columns)))
         # the hidden state that predicts token i is that of i - 1, in the same context
@@ -66,6 +77,12 @@ def test_every_trained_token_sees_exactly_its_own_turn(make, seed, row_length, s
         values = (batch.advantages[where], batch.behaviour_logprobs[where])
         found.append((tuple(batch.tokens[row, columns]), *values, batch.update_turn[where] == 1))
     assert sorted(found) == wanted
+    sizes = {name: _sizes(getattr(batch, name)) for name in ("turn", "trajectory", "prompt")}
+    told = [[t.turns for t in g.trajectories] for g in groups]
+    length = lambda turns: sum(len(t.completion.tokens) for t in turns)  # noqa: E731
+    assert sizes["turn"] == [length([t]) for g in told for turns in g for t in turns]
+    assert sizes["trajectory"] == [length(turns) for g in told for turns in g]
+    assert sizes["prompt"] == [sum(map(length, g)) for g in told]
     assert batch.tokens.shape[0] % 4 == 0
     assert (batch.kv_end > np.arange(batch.tokens.shape[1])).all()
     assert batch.kv_end.max() <= batch.tokens.shape[1]
@@ -109,7 +126,7 @@ def test_empty_completions_are_left_out_and_counted(make):
 
 def test_padding_rows_hold_nothing(make):
     batch = packed(make["random_groups"](0, groups=1), 200, rows_multiple=8).batch
-    empty = batch.loss_mask.sum(axis=1) == 0
+    empty = batch.weights.sum(axis=1) == 0
     assert batch.tokens.shape[0] == 8 and empty.sum() == 7
     width = batch.tokens.shape[1]
     np.testing.assert_array_equal(batch.kv_end[empty], np.tile(np.arange(1, width + 1), (7, 1)))
@@ -131,19 +148,14 @@ def test_the_same_groups_pack_the_same_way(make):
 
 def test_dtypes_and_shapes(make):
     batch = packed(make["random_groups"](0), 64).batch
+    whole_numbers = {"tokens", "positions", "kv_end", "turn", "trajectory", "prompt"}
     for field in dataclasses.fields(batch):
+        if field.name == "denominator":
+            continue
         array = getattr(batch, field.name)
-        whole = field.name in ("tokens", "positions", "kv_end")
+        whole = field.name in whole_numbers
         assert array.dtype == (np.int32 if whole else np.float32), field.name
         assert array.shape == batch.tokens.shape
-
-
-def test_add_reference(make):
-    batch = packed(make["random_groups"](0), 64).batch
-    reference = np.random.default_rng(0).normal(size=batch.tokens.shape)
-    assert (add_reference(batch, reference).reference_logprobs == np.float32(reference)).all()
-    with pytest.raises(ValueError, match="reference logprobs"):
-        add_reference(batch, reference[:, 1:])
 
 
 def test_packing_a_step_of_160_readings_is_fast(make):

@@ -1,0 +1,201 @@
+"""Bridge two: groups of trajectories in, one `TrainBatch` of packed rows out.
+
+Every turn is an independent context, and turns whose `Prompt.shared` is equal (members of
+a group, or several questions about one document) share its tokens: they become one bundle,
+and `packing` (below) puts bundles into rows, so that the loss is exactly that of one row per
+turn. This file gathers the bundles, and writes beside the packed tokens what belongs to each
+completion token: its weight, advantage, logprobs, and which turn, trajectory and prompt it
+is of. Host code, numpy only, run once per optimizer step. Above: `update` consumes the rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from notepad_jax import packing
+from notepad_jax.packing import Bundle
+from notepad_jax.types import Group, TrainBatch, Turn, TurnKind
+
+
+@dataclasses.dataclass(frozen=True)
+class PackingStats:
+    """Counts of one packed batch; tokens unless said otherwise."""
+
+    turns: int
+    empty_turns: int  # turns without a completion token: nothing to learn from, left out
+    turn_tokens: int  # prompts and completions as if nothing were shared
+    packed_tokens: int  # what the rows hold
+    loss_tokens: int  # completion tokens
+    rows: int  # padding rows included
+    row_length: int
+
+    @property
+    def prefix_tokens_saved(self) -> int:
+        return self.turn_tokens - self.packed_tokens
+
+    @property
+    def fill(self) -> float:
+        """Share of the rows' places that hold a token."""
+        return self.packed_tokens / (self.rows * self.row_length)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PackedBatch:
+    batch: TrainBatch
+    stats: PackingStats
+
+
+class _Turn(NamedTuple):
+    """One turn that has a completion, and whose it is."""
+
+    turn: Turn
+    advantage: float  # of the trajectory
+    number: int  # of the turn, in the batch
+    trajectory: int
+    prompt: int  # of the task: members of a group share it
+
+
+def pack(
+    groups: Sequence[Group],
+    advantages: Sequence[np.ndarray],
+    row_length: int,
+    share_prefixes: bool = True,
+    rows_multiple: int = 1,
+    length_multiple: int = 128,
+) -> PackedBatch:
+    """Packs all turns of all trajectories; the order of rows is a function of the input alone.
+
+    Args:
+      groups: trajectories, any number of turns each.
+      advantages: for each group, one advantage per trajectory.
+      row_length: the most tokens a row may hold. The array's T is the fullest row's
+        length rounded up to `length_multiple`, but never more than `row_length`.
+      share_prefixes: False stores every prompt whole (for tests and benchmarks).
+      rows_multiple: B is rounded up to a multiple of this with rows of padding.
+
+    Raises:
+      ValueError: a turn is longer than a row, a completion's logprobs do not match its
+        tokens, or there is not one completion token to learn from.
+    """
+    turns = list(_learnable(groups, advantages))
+    if not turns:
+        raise ValueError(
+            f"{len(groups)} groups hold not one completion token; there is nothing to learn from"
+        )
+    bundles = _bundles(turns, share_prefixes)
+    prefixes = [len(members[0].turn.prompt.shared) for members in bundles]
+    lengths = [[_private(member.turn) for member in members] for members in bundles]
+    rows = packing.first_fit(prefixes, lengths, row_length)
+    fullest = max(sum(prefixes[b] + sum(lengths[b][i:j]) for b, i, j in row) for row in rows)
+    width = min(row_length, -(-fullest // length_multiple) * length_multiple)
+    height = -(-len(rows) // rows_multiple) * rows_multiple
+
+    placed = [member for row in rows for b, i, j in row for member in bundles[b][i:j]]
+    written = packing.lay_out(
+        [[_piece(bundles[b][i:j]) for b, i, j in row] for row in rows], height, width
+    )
+    stats = PackingStats(
+        turns=len(turns),
+        empty_turns=sum(len(t.turns) for g in groups for t in g.trajectories) - len(turns),
+        turn_tokens=sum(len(t.turn.prompt.shared) + _private(t.turn) for t in turns),
+        packed_tokens=written.used,
+        loss_tokens=sum(len(t.turn.completion.tokens) for t in turns),
+        rows=height,
+        row_length=width,
+    )
+    return PackedBatch(_with_labels(written, placed), stats)
+
+
+def _private(turn: Turn) -> int:
+    """Tokens of a turn that it shares with no other: rest of the prompt, completion."""
+    return len(turn.prompt.tail) + len(turn.completion.tokens)
+
+
+def _piece(members: Sequence[_Turn]) -> Bundle:
+    tails = [np.concatenate([m.turn.prompt.tail, m.turn.completion.tokens]) for m in members]
+    return Bundle(members[0].turn.prompt.shared, tails)
+
+
+def _learnable(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> Iterator[_Turn]:
+    """Yields every turn that has a completion, with its ids; trajectories count through."""
+    number = trajectories = 0
+    for prompt, (group, advantages_G) in enumerate(zip(groups, advantages, strict=True)):
+        for trajectory, advantage in zip(group.trajectories, advantages_G.tolist(), strict=True):
+            for turn in trajectory.turns:
+                completion = turn.completion
+                made, told = len(completion.tokens), len(completion.behaviour_logprobs)
+                if made != told:
+                    reading = trajectory.reading
+                    raise ValueError(
+                        f"task {reading.task_id!r}, sample {reading.sample}: {told} behaviour "
+                        f"logprobs for {made} completion tokens; the completer must report "
+                        "one for each, the stop token included"
+                    )
+                if made:
+                    yield _Turn(turn, advantage, number, trajectories, prompt)
+                    number += 1
+            trajectories += 1
+
+
+def _bundles(turns: Sequence[_Turn], share_prefixes: bool) -> list[list[_Turn]]:
+    """Gathers turns with equal shared parts, in order of first appearance.
+
+    Arrays that are the same object are recognised without reading them again.
+    """
+    of_object: dict[int, list[_Turn]] = {}
+    of_content: dict[bytes, list[_Turn]] = {}
+    bundles: list[list[_Turn]] = []
+
+    def open_bundle() -> list[_Turn]:
+        bundles.append([])
+        return bundles[-1]
+
+    for member in turns:
+        shared = member.turn.prompt.shared
+        if not share_prefixes or not len(shared):
+            bundle = open_bundle()
+        elif id(shared) in of_object:
+            bundle = of_object[id(shared)]
+        else:
+            content = shared.tobytes()
+            bundle = of_content.get(content) or open_bundle()
+            of_object[id(shared)] = of_content[content] = bundle
+        bundle.append(member)
+    return bundles
+
+
+def _with_labels(rows: packing.Rows, placed: Sequence[_Turn]) -> TrainBatch:
+    """Writes what belongs to completion tokens: a value a turn, spread over its completion."""
+    made_X = np.array([len(m.turn.completion.tokens) for m in placed])
+    first_X = rows.tails_at + [len(m.turn.prompt.tail) for m in placed]
+    before_X = np.cumsum(made_X) - made_X
+    at_N = np.repeat(first_X - before_X, made_X) + np.arange(made_X.sum())
+
+    def spread(values_X: Sequence[float], dtype: type, elsewhere: float = 0) -> np.ndarray:
+        out_BT = np.full(rows.tokens.shape, elsewhere, dtype)
+        out_BT.reshape(-1)[at_N] = np.repeat(np.asarray(values_X, dtype), made_X)
+        return out_BT
+
+    behaviour_BT = np.zeros(rows.tokens.shape, np.float32)
+    behaviour_BT.reshape(-1)[at_N] = np.concatenate(
+        [m.turn.completion.behaviour_logprobs for m in placed]
+    )
+    return TrainBatch(
+        tokens=rows.tokens,
+        positions=rows.positions,
+        kv_end=rows.kv_end,
+        weights=spread(np.ones(len(placed)), np.float32),
+        advantages=spread([m.advantage for m in placed], np.float32),
+        behaviour_logprobs=behaviour_BT,
+        proximal_logprobs=behaviour_BT.copy(),
+        reference_logprobs=behaviour_BT.copy(),
+        turn=spread([m.number for m in placed], np.int32, -1),
+        trajectory=spread([m.trajectory for m in placed], np.int32, -1),
+        prompt=spread([m.prompt for m in placed], np.int32, -1),
+        update_turn=spread([m.turn.kind is TurnKind.UPDATE for m in placed], np.float32),
+        denominator=float(made_X.sum()),
+    )

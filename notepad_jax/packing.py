@@ -1,0 +1,160 @@
+"""Prefixes and tails into rows of fixed width, with the mask and the positions that go with them.
+
+The one packer of the project: `grpo.batch` packs a batch's turns with it, the engine packs
+what it prefills. A *bundle* is a prefix and the tails that continue it, each in a context of
+its own. `first_fit` says which row each bundle (or piece of one) goes to, from lengths alone;
+`lay_out` writes the rows. Who sees whom is one int32 a token: token i sees token j of its row
+iff j <= i < kv_end[j], so a prefix's `kv_end` is the end of its bundle, a tail's its own end,
+padding's its own index + 1. Positions are RoPE's: every tail continues at its prefix's end.
+
+Pure numpy on the host: what is done in python is a small tuple a tail, everything per token is
+a `repeat` or a `concatenate` over all rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from notepad_jax.types import NO_TOKENS, Tokens
+
+
+class Piece(NamedTuple):
+    """Some of a bundle's tails behind a copy of its prefix: what lies in one row."""
+
+    bundle: int  # which of the bundles
+    first: int  # its tails first:last
+    last: int
+
+
+class Bundle(NamedTuple):
+    """Tokens of a piece: a prefix, then tails that see the prefix and themselves."""
+
+    prefix: Tokens = NO_TOKENS
+    tails: Sequence[Tokens] = ()
+    start: int = 0  # position of the first token: how many tokens of a cache precede it
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows:
+    """Packed rows: three arrays of one shape [R, T], and where things lie in them."""
+
+    tokens: np.ndarray  # int32
+    positions: np.ndarray  # int32
+    kv_end: np.ndarray  # int32, in 1..T
+    tails_at: np.ndarray  # int64: flat index in [R, T] of each tail's first token, in order
+    used: int  # tokens that are not padding
+
+
+def first_fit(
+    prefixes: Sequence[int], tails: Sequence[Sequence[int]], row_length: int
+) -> list[list[Piece]]:
+    """Returns the pieces of each row, from lengths; the longest bundle is placed first.
+
+    A bundle that fits no open row is cut: into the emptiest open row if the tails that find
+    room there outweigh the repeated prefix, else into a new row. A function of the input alone.
+
+    Args:
+      prefixes: tokens of each bundle's prefix; 0 is none.
+      tails: tokens of each bundle's tails; a bundle without tails is its prefix.
+    Raises:
+      ValueError: a prefix with one tail does not fit a row.
+    """
+    totals = [prefix + sum(own) for prefix, own in zip(prefixes, tails, strict=True)]
+    rows: list[list[Piece]] = []
+    free = np.zeros(64, np.int64)  # tokens left in each row; those not opened yet have none
+
+    def open_row() -> int:
+        nonlocal free
+        if len(rows) == len(free):
+            free = np.concatenate([free, np.zeros(len(free), np.int64)])
+        free[len(rows)] = row_length
+        rows.append([])
+        return len(rows) - 1
+
+    for bundle in sorted(range(len(totals)), key=lambda i: -totals[i]):  # stable
+        prefix, own, need, first = prefixes[bundle], tails[bundle], totals[bundle], 0
+        while True:
+            row, last = int((free >= need).argmax()), len(own)
+            if free[row] < need:  # fits nowhere whole
+                row = int(free.argmax())
+                last = _fitting(own, first, int(free[row]) - prefix)
+                if sum(own[first:last]) <= prefix:
+                    row = open_row()
+                    last = _fitting(own, first, row_length - prefix)
+            placed = prefix + sum(own[first:last])
+            if placed > free[row] or (last == first and len(own)):
+                longest = prefix + (own[first] if len(own) else 0)
+                raise ValueError(
+                    f"{longest} tokens that must lie in one row (a prefix and one tail) do not "
+                    f"fit a row of {row_length}; raise the row length to at least {longest}"
+                )
+            rows[row].append(Piece(bundle, first, last))
+            free[row] -= placed
+            need -= placed - prefix
+            first = last
+            if first == len(own):
+                break
+    return rows
+
+
+def _fitting(lengths: Sequence[int], first: int, room: int) -> int:
+    """Returns the end of the longest run of tails from `first` that fits `room` tokens."""
+    for last in range(first, len(lengths)):
+        room -= lengths[last]
+        if room < 0:
+            return last
+    return len(lengths)
+
+
+def lay_out(rows: Sequence[Sequence[Bundle]], height: int, width: int) -> Rows:
+    """Writes rows of pieces as arrays [height, width]; what is left over is padding.
+
+    Raises ValueError if there are more rows than `height`, or a row is longer than `width`.
+    """
+    if len(rows) > height:
+        raise ValueError(f"{len(rows)} rows do not fit {height}; lay out as many as there are")
+    pieces: list[Tokens] = []  # in packed order
+    runs: list[tuple[int, int, int]] = []  # (length, first position, kv_end); kv_end 0 is padding
+    tails_at: list[int] = []
+    padding, used = np.zeros(width, np.int32), 0
+
+    for number, row in enumerate(rows):
+        at = 0
+        for bundle in row:
+            prefix, lengths = len(bundle.prefix), [len(tail) for tail in bundle.tails]
+            if prefix:
+                pieces.append(bundle.prefix)
+                runs.append((prefix, bundle.start, at + prefix + sum(lengths)))
+                at += prefix
+            for tail, length in zip(bundle.tails, lengths, strict=True):
+                tails_at.append(number * width + at)
+                at += length
+                pieces.append(tail)
+                runs.append((length, bundle.start + prefix, at))
+        if at > width:
+            raise ValueError(f"a row of {at} tokens does not fit a width of {width}")
+        used += at
+        pieces.append(padding[at:])
+        runs.append((width - at, 0, 0))
+    runs.append(((height - len(rows)) * width, 0, 0))
+    pieces += [padding] * (height - len(rows))
+
+    length_R, first_R, kv_end_R = np.array(runs, np.int64).T
+    begin_R = np.cumsum(length_R) - length_R
+    shape = (height, width)
+    at_RT = np.arange(height * width).reshape(shape)
+    own_end_RT = np.broadcast_to(np.arange(1, width + 1, dtype=np.int32), shape)
+    kv_end_RT = np.repeat(kv_end_R.astype(np.int32), length_R).reshape(shape)
+    positions_RT = at_RT - np.repeat(begin_R - first_R, length_R).reshape(shape)
+    real_RT = kv_end_RT > 0
+    return Rows(
+        tokens=np.concatenate(pieces).astype(np.int32, copy=False).reshape(shape),
+        positions=np.where(real_RT, positions_RT, 0).astype(np.int32),
+        kv_end=np.where(real_RT, kv_end_RT, own_end_RT),
+        tails_at=np.array(tails_at, np.int64),
+        used=used,
+    )

@@ -1,0 +1,110 @@
+"""What a training run holds, refuses and does with updates, without an engine."""
+
+import dataclasses
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from notepad_jax.model import parameters
+from notepad_jax.model.config import PolicyConfig
+from notepad_jax.programs import configuration, learner
+
+POLICY = PolicyConfig(
+    vocab_size=512, width=64, layers=2, heads=4, kv_heads=2, head_size=16, feed_forward=128,
+    rope_theta=1e4, rms_eps=1e-6, qk_norm=False, attention_bias=True, tied_embeddings=True,
+    valid_vocab=512, dtype="bfloat16",
+)  # fmt: skip
+ADAMW = ("--config.optimizer.kind=adamw", "--config.optimizer.decay_steps=0")
+
+
+def config(*words: str):
+    return configuration.load("quickstart", [*ADAMW, *words])
+
+
+def published() -> dict:
+    drawn = parameters.init_params(POLICY, jax.random.key(0))
+    return jax.tree.map(lambda x: x.astype(jnp.bfloat16), drawn)
+
+
+def live_bytes() -> int:
+    gc.collect()
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+@pytest.mark.parametrize(
+    ("words", "copies"),
+    [
+        ((), 4 * 3),  # float32 masters and two moments
+        (("--config.grpo.kl_weight=0.1",), 4 * 3 + 2),  # and the starting policy, as published
+        (("--config.grpo.lora.rank=1",), 2),  # the base; adapters are next to nothing
+        (("--config.grpo.lora.rank=1", "--config.grpo.kl_weight=0.1"), 2),  # it is the reference
+    ],
+    ids=["all", "all, KL", "adapters", "adapters, KL"],
+)
+def test_nobody_holds_a_copy_of_the_weights_without_need(words, copies):
+    """Bytes a parameter that stay alive, once the caller has let go of what it loaded."""
+    before, count = live_bytes(), parameters.count(POLICY)
+    learning = learner.prepare(config(*words), POLICY, published())
+    held = (live_bytes() - before) / count
+    assert learning.state.step == 0
+    assert copies <= held < copies + (1 if learning.frozen else 0.05)
+
+
+def test_what_is_trained_is_float32_and_what_is_frozen_as_stored():
+    learning = learner.prepare(config("--config.grpo.lora.rank=2"), POLICY, published())
+    assert {x.dtype for x in jax.tree.leaves(learning.state.masters)} == {jnp.dtype("float32")}
+    assert learning.frozen["layers"]["q"].dtype == jnp.bfloat16
+    whole = learner.params(learning)
+    jax.tree.map(np.testing.assert_array_equal, whole, published())  # B is zero at first
+
+
+def test_a_resumed_learner_is_the_one_that_was_saved():
+    """With adapters, which `params` holds only added up, and without."""
+    for words in (("--config.grpo.lora.rank=2",), ()):
+        learning = learner.prepare(config(*words), POLICY, published())
+        moved = jax.tree.map(lambda x: x + 1, learning.state)
+        learning.state = moved
+        params = learner.params(learning)
+        beside = learner.saved_beside(learning, params)
+        targets = learner.restore_target(learning)
+        same = lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype)  # noqa: E731
+        assert jax.tree.all(jax.tree.map(same, targets, (params, beside)))
+        again = learner.prepare(config(*words), POLICY, published())
+        saved = learner.Saved(3, params, beside, None, {"optimizer_steps": 1})
+        learner.resume(again, saved)
+        jax.tree.map(np.testing.assert_array_equal, again.state, moved)
+
+
+def test_groups_are_cut_in_order_into_parts_of_nearly_one_size():
+    cut = lambda count, parts: [(s.start, s.stop) for s in learner.parts_of(count, parts)]  # noqa: E731
+    assert cut(5, 2) == [(0, 2), (2, 5)]
+    assert cut(3, 16) == [(0, 1), (1, 2), (2, 3)]
+    assert cut(8, 1) == [(0, 8)]
+
+
+def test_the_rate_follows_the_share_of_informative_groups_or_is_left_alone():
+    plan, _, _ = learner.settings_of(config())
+    assert plan.rate_scale(0.25) == 0.5 and plan.rate_scale(0.7) == 1
+    assert dataclasses.replace(plan, full_rate_at=0.0).rate_scale(0.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("rollout.top_p=0.95", "rollout.top_p is 0.95.*nucleus"),
+        ("rollout.group_size=1", "group_size is 1.*at least 2"),
+        ("grpo.minibatches=0", "grpo.minibatches is 0"),
+        ("grpo.epochs=0", "grpo.epochs is 0"),
+        ("grpo.full_rate_at=1.5", "grpo.full_rate_at is 1.5"),
+        ("grpo.advantage=drgrpo", "did you mean 'dr_grpo'"),
+        ("grpo.clip_low=1.5", "clip range"),
+        ("grpo.kl_weight=-1.0", "kl_weight is -1"),
+        ("rollout.temperature=0.0", "temperature is 0"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_the_config_is_read(word, message):
+    with pytest.raises(ValueError, match=message):
+        learner.settings_of(config(f"--config.{word}"))
