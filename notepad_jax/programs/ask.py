@@ -20,7 +20,7 @@ from notepad_jax.programs import parts
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.text.chunking import ChunkStream
+from notepad_jax.text.chunks import ChunkStream
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import MemoryState, PolicySnapshot, Turn, TurnKind
 

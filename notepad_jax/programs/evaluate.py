@@ -35,7 +35,7 @@ from notepad_jax.tasks import suites
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.text.chunking import DocumentStreams
+from notepad_jax.text.chunks import DocumentStreams
 from notepad_jax.types import Task
 
 TasksByLength = dict[int, list[Task]]

@@ -17,7 +17,7 @@ A block ends before a single space between two solid characters, which no suppor
 merges across (sentencepiece drops that space and gets it back as the dummy prefix of the
 next block); byte-level models also allow the start of a line and CJK punctuation. Text
 without such a place is cut after `LONGEST_BLOCK` characters, the one place where ids may
-differ from the library's own for the whole text. Used by prompts, chat and chunking;
+differ from the library's own for the whole text. Used by prompts, chat and chunks;
 below are sentencepiece, tokenizers and numpy.
 """
 

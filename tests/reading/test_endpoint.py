@@ -16,7 +16,7 @@ import pytest
 from notepad_jax.reading import endpoint, memory_agent
 from notepad_jax.reading.endpoint import EndpointCompleter, EndpointProblem, bare_turn
 from notepad_jax.text.approximate import ApproximateTokenizer
-from notepad_jax.text.chunking import ChunkStream
+from notepad_jax.text.chunks import ChunkStream
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import Finish, Prompt, SamplingParams, TextDocument, TurnKind, tokens
 from tests import fakes
