@@ -1,7 +1,8 @@
 """`notepad-jax ask`: one question about one file of any size.
 
 The file is read as a stream, chunk by chunk, in constant memory; the note that the policy
-keeps is shown whenever it changes. The same agent and engine as in training. Above: cli.
+keeps is shown whenever it changes. The memory agent and the engine are those of training.
+Above: cli.
 """
 
 from __future__ import annotations

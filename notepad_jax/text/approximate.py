@@ -11,7 +11,7 @@ Every string comes back as it went in, lone surrogates too. Ids of single charac
 their code points; longer pieces get theirs on first sight, so ids mean something only to
 the object that gave them: **never write them to a file**, and never train on them. A
 document cannot become a special token, because there is none but the stop id, which no
-text has. Used with `endpoint`, and `count` as the ruler for documents of a wanted length;
+text has. Used with reading.endpoint, and `count` as the ruler for documents of a wanted length;
 the neighbour `tokenizer` has the protocol and the real ones.
 """
 
