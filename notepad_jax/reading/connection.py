@@ -76,10 +76,6 @@ class Connection:
         timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)  # a whole try is timed in _once
         self._client = httpx2.AsyncClient(headers=headers, timeout=timeout, limits=limits)
 
-    @property
-    def is_closed(self) -> bool:
-        return self._client.is_closed
-
     async def close(self) -> None:
         await self._client.aclose()
 

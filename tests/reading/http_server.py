@@ -121,7 +121,7 @@ def run(answer, use=None, sampling=SAMPLING, **options):
         return result, server, completer, asyncio.all_tasks() - before
 
     result, server, completer, left = asyncio.run(main())
-    assert not left and completer._connection.is_closed
+    assert not left and completer._connection._client.is_closed
     return result, server, completer
 
 

@@ -167,7 +167,7 @@ def test_a_model_that_cannot_be_guessed_must_be_named(reply, said):
                 await completer.__aenter__()
             return completer
 
-    assert asyncio.run(main())._connection.is_closed
+    assert asyncio.run(main())._connection._client.is_closed
 
 
 # ------------------------------------------------------------------------------ the memory agent
