@@ -1,1 +1,1 @@
-"""How well a policy reads: measured (measure), kept (readings), summed up (summary)."""
+"""How well a policy reads: measured (measure), summed up (summary), shown (suite_report)."""
