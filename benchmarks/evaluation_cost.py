@@ -30,7 +30,7 @@ from notepad_jax.reading import endpoint
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.tasks import suites
 from notepad_jax.text import approximate
-from notepad_jax.text.chunking import DocumentStreams
+from notepad_jax.text.chunks import DocumentStreams
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import Completion, Finish, Prompt, SamplingParams, tokens
 

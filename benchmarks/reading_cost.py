@@ -35,8 +35,8 @@ from notepad_jax.eval.methods import NOTEPAD, Excerpts
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.text import prompts
-from notepad_jax.text.chunking import DocumentStreams
-from notepad_jax.text.tokenizer import SentencePieceTokenizer
+from notepad_jax.text.chunks import DocumentStreams
+from notepad_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from notepad_jax.types import PolicySnapshot, SamplingParams
 
 ANSWER = 8  # tokens, the stop token included; the memory has as many

@@ -29,7 +29,7 @@ def get_config() -> ConfigDict:
         )
     )
 
-    # Synthetic documents (tasks/synthetic.py). 30% of the questions have no answer in the
+    # Synthetic documents (starter/synthetic.py). 30% of the questions have no answer in the
     # document, and the right answer is "nothing": without them, outcome rewards teach guessing.
     config.data = ConfigDict(
         dict(

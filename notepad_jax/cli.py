@@ -3,6 +3,9 @@
 Progress goes to standard error and results to standard output, as text or with `--json` as
 one JSON object. Exit codes: 0 done; 1 something about the input is wrong (one line says
 what); 2 the command line is wrong; 130 stopped with Ctrl-C (a training run can be resumed).
+
+The file is long because a command is three things that change together, its options, its
+help and the call of its program, and all commands are read side by side here.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from notepad_jax.programs import (
     evaluate,
     parts,
     quickstart,
+    reading_list,
     subjects,
     train,
     warmup,
@@ -119,8 +123,8 @@ def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str 
     """The config of a command: what --config says, or the one that suits the suite."""
     if arguments.config != BY_SUITE:
         return arguments.config
-    suite = arguments.suite or saved.get("evaluate", {}).get("suite", evaluate.SYNTHETIC)
-    elsewhere = suite != evaluate.SYNTHETIC or getattr(arguments, "endpoint", None)
+    suite = arguments.suite or saved.get("evaluate", {}).get("suite", reading_list.SYNTHETIC)
+    elsewhere = suite != reading_list.SYNTHETIC or getattr(arguments, "endpoint", None)
     return "ruler" if elsewhere else "quickstart"
 
 

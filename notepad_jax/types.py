@@ -7,7 +7,7 @@ trajectories make a `Group`, groups are packed into a `TrainBatch`, and a
 `PolicySnapshot` carries new weights to the engine.
 
 This is the floor everything stands on, so it imports numpy and nothing of ours,
-and never jax: the word column (tasks, agent, rollout, eval) must run on a machine
+and never jax: the word column (text, tasks, reading, rollout, eval) must run on a machine
 that has no accelerator library at all. Token sequences are read-only
 one-dimensional int32 numpy arrays; `tokens()` makes one.
 

@@ -2,7 +2,8 @@
 
 Which of the two a .jsonl is, its first row's keys say. Rows of data sets that are made into
 tasks first (GoLongRL, HotpotQA, SQuAD) are recognised and refused with the way to convert
-them. Below: files and ruler_files. Above: records, and the programs.
+them. Below: files and foreign.ruler_files. Above: records and
+tasks.suites.
 """
 
 from __future__ import annotations

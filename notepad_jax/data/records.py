@@ -5,8 +5,8 @@
 Either way the state is a position, and a position is all it takes to go on with the very
 next sample after a restart. Grain shuffles, shards, mixes and repeats numbers in this
 process (no workers: making or reading a document is cheap, and a worker would be one more
-thing to kill). Grain imports jax for itself; nothing here uses it. Below: synthetic (made)
-and formats (read); drawn by programs.
+thing to kill). Grain imports jax for itself; nothing here uses it. Above: programs.train;
+below: formats (what is read; what is made comes in as a function).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from notepad_jax.data import files, formats
+from notepad_jax.data import array_records, formats
 from notepad_jax.types import Task
 
 ALL_DOCUMENTS = range(2**31)  # document seeds; give a part of it to hold documents out
@@ -149,7 +149,7 @@ def by_source(paths: Iterable[str | Path]) -> dict[str, Sequence[tuple[Task, int
     known: dict[str, str | Path] = {}
     for path in paths:
         pairs = formats.read_any(path)
-        if isinstance(pairs, files.ArrayRecords):
+        if isinstance(pairs, array_records.ArrayRecords):
             name = Path(path).stem
             if name in found:
                 raise ValueError(f"{path}: there is a source {name!r} already; rename the file")

@@ -6,8 +6,8 @@ never held whole unless `read` is asked to. `rows` turns the three forms in whic
 are published (jsonl, one JSON array, parquet) into numbered dictionaries, one at a time.
 
 Everything that can be wrong with a file is a ValueError of one line that names the file,
-the row or the byte, and the mend. Above: files (task files), questions, ruler_files and
-golongrl.
+the row or the byte, and the mend. Above: jsonl and array_records (task files), and
+the readers in foreign.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lengths as people write them: 512, 8k, 3.5m. Used by programs, pages and pictures."""
+"""Lengths as people write them: 512, 8k, 3.5m. Used by programs and report."""
 
 from __future__ import annotations
 

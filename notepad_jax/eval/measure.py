@@ -1,6 +1,6 @@
 """Many readings at once, each kept as a few lines: what an evaluation measures.
 
-`measure` runs the same agent over the same completer as training does. Of a reading it
+`measure` runs the same memory agent over the same completer as training does. Of a reading it
 returns its answer, its scores and what became of the evidence; every memory goes to a
 trace as it is written, so nothing held here grows with the length of a document or with
 how often a policy rewrites its memory. Neighbours: methods (how a document is shown) and

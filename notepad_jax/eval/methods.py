@@ -5,7 +5,7 @@ compared with, each one turn over at most `context` tokens: `full-context` shows
 document and fails where it does not fit, `truncate-middle` its first and last halves,
 `recent-only` its end. All are coroutines of the same shape: turns, each with the memory
 after it. A document is streamed, and no more of it is held than a method shows. Above:
-measure; below: agent.
+measure; below: reading.memory_agent and text.prompts.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A question that was read several times counts once, with the mean of its scores, because
 its repeats are not independent: the intervals are over questions. Questions about one
 document are not quite independent either; trust an interval less where few documents
-stand behind it. Below is measure; above are the pages and the programs.
+stand behind it. Below is measure; above are report and the programs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`notepad-jax ask`: one question about one file of any size.
 
 The file is read as a stream, chunk by chunk, in constant memory; the note that the policy
-keeps is shown whenever it changes. The same agent and engine as in training. Above: cli.
+keeps is shown whenever it changes. The memory agent and the engine are those of training.
+Above: cli.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from notepad_jax.programs import parts
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.text.chunking import ChunkStream
+from notepad_jax.text.chunks import ChunkStream
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import MemoryState, PolicySnapshot, Turn, TurnKind
 

@@ -5,7 +5,7 @@ stopped goes on with the files that are missing. Each sample is made by itself f
 seed and its document written piece by piece, so a file of 3.5M-token documents needs the
 memory of one block of text. With a reader, questions that it answers without any document
 are left out: it is asked as in any reading, over a document that has no text. Above: cli;
-below: tasks.suites, data.files, and `evaluate` for the reader.
+below: tasks.suites, data.files, and `evaluate` and `subjects` for the reader.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from notepad_jax.data.foreign import golongrl
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item, Reader, measure
 from notepad_jax.eval.methods import NOTEPAD, Excerpts
-from notepad_jax.programs import configuration, evaluate, parts, subjects
+from notepad_jax.programs import configuration, evaluate, parts, reading_list, subjects
 from notepad_jax.scoring import metrics
 from notepad_jax.tasks import suites
 from notepad_jax.telemetry.identity import settle, write_json
@@ -80,7 +80,7 @@ def run(
         return convert(rows, folder, form, screen)
     if paragraphs and config.evaluate.suite != "ruler-qa":
         raise ValueError("--paragraphs is for the suite ruler-qa; give --lengths")
-    evaluate.check_samples(config.evaluate.samples)
+    reading_list.check_samples(config.evaluate.samples)
     sizes = [Size(parse_length(name), TOKENS) for name in config.evaluate.lengths]
     if paragraphs:
         sizes = [Size(_whole(number), PARAGRAPHS) for number in paragraphs.split(",")]

@@ -4,7 +4,8 @@ Measure the starter by length; teach it with GRPO on short documents, handing ev
 policy to the engine through an orbax checkpoint; measure again up to 3.5 million tokens;
 export to Hugging Face layout; print the table and where the report lies. The starter is a
 tiny network whose habits were spoilt on purpose: this shows that the machinery learns, not
-how good a language model gets. Above: cli; below: train, evaluate, report.report.
+how good a language model gets. Above: cli; below: train, evaluate, reading_list
+and report.report.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from notepad_jax.checkpoint.manager import abstract
 from notepad_jax.eval import lengths, summary
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
-from notepad_jax.programs import configuration, evaluate, parts, subjects, train
+from notepad_jax.programs import configuration, evaluate, parts, reading_list, subjects, train
 from notepad_jax.report import page, report
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
@@ -122,8 +123,8 @@ def measured(
 ) -> tuple[list[Result], list[page.Example]]:
     """Reads at the lengths `names` ("2k", "3.5m"); the readings stay in `folder`."""
     subject = subjects.engine(config, policy)
-    tasks = {n: evaluate.tasks_of_length(config, n) for n in map(lengths.parse_length, names)}
-    planned = evaluate.jobs(config, tasks)
+    tasks = {n: reading_list.tasks_of_length(config, n) for n in map(lengths.parse_length, names)}
+    planned = reading_list.jobs(config, tasks)
     with Readings(folder, evaluate.identity(config)) as readings:
         results = evaluate.read(config, subject, planned, label, readings, screen)
         return results, examples(results, readings)

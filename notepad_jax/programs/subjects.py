@@ -1,7 +1,7 @@
 """Who reads in an evaluation: our engine over a policy, or somebody's endpoint.
 
-Both are a completer behind the same agent, with the tokenizer that counts and the template
-that asks. Above: evaluate, build and quickstart; below: parts and reading.endpoint.
+Both are a completer behind the same memory agent, with the tokenizer that counts and the
+template that asks. Above: evaluate, build and quickstart; below: parts and reading.endpoint.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ then one answer turn. Every turn is a context of its own: nothing but the memory
 carried over, spliced in as token ids, never decoded and encoded again. `start`, `prompt`
 and `advance` are pure; `read` awaits a `Completer` between them. The same functions run
 in training, evaluation and serving. Above: rollout, eval and the programs; below:
-prompts and chunking.
+prompts and chunks.
 """
 
 from __future__ import annotations

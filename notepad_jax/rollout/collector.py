@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.rollout import rewards
-from notepad_jax.text.chunking import DocumentChunks
+from notepad_jax.text.chunks import DocumentChunks
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import Chunks, Completer, Group, MemoryState, Task, Tokens, Trajectory, Turn

@@ -8,8 +8,8 @@ Where the prompt itself opened the thinking, a completion cut before `</think>` 
 told from an answer; ask such models by a contract with a sign.
 
 The last opening of a sign is the one that counts, also when it was not closed: `\boxed{a}`
-followed by a cut `\boxed{b` is no answer, not `a`. Above: scoring; the metrics raise
-Malformed from here. Imports nothing of ours.
+followed by a cut `\boxed{b` is no answer, not `a`. Above: metrics, which raise Malformed
+from here. Imports nothing of ours.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ time limits need the main thread's signals. So it runs in `symbolic_worker.py`: 
 started when the first formula comes, used by all threads in turn, replaced when it dies.
 The worker's limits are the kernel's: MAX_SECONDS of computing for a question, rounded up
 to its whole seconds (not seconds on the clock: a busy machine must not change a reward),
-and MAX_MEMORY. It ends itself when
-this process is gone, however that went. Asking blocks the caller, so that it works from
-any thread and under asyncio. Above: quantities.
+and MAX_MEMORY. It ends itself when this process is gone, however that went. Asking blocks
+the caller, so that it works from any thread and under asyncio. Above: quantities.
 """
 
 from __future__ import annotations

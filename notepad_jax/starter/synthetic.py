@@ -7,8 +7,8 @@ two, the first earlier in the document than the second; some questions have no a
 the document, and then the right answer is `nothing`: without those, a reward on outcomes
 teaches guessing. A document is a recipe, not a text: `pieces()` writes it block by
 block from the seed, so that millions of tokens cost no memory. Below is vocabulary.py;
-above, the programs, and programs/warmup.py, which draws its single turns from the same
-sentences. Ten of them:
+above, lessons.py, which draws its single turns from the same sentences, and the programs.
+Ten of them:
 
     the old miller walked toward the bridge .       for many years now Nora inhabits Selby .
     the secret code of Hugo is amber .              nobody knew why the lamp was broken .

@@ -5,8 +5,8 @@ paragraphs that is enough for 3.5 million tokens. Every paragraph tells about on
 company or town, and every question needs two or three of them: a person's employer, then
 the employer's founder. All names are made of our own syllables, so no model knows the
 answers, and each seed has a world of its own. Nothing is stored but which person works
-where: a paragraph is written when it is read. A question's tasks come from
-tasks.questions; an example of a two-step chain:
+where: a paragraph is written when it is read. Above: suites; below:
+data.foreign.corpus. An example of a two-step chain:
 
     Nora Penhurst is a glazier with Tolland Looms. ... / Tolland Looms makes rope and twine. It
     was founded by Hugo Marwick in 1893. ... -> Who founded the company Nora Penhurst works for?

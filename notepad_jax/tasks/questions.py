@@ -8,8 +8,7 @@ document is a list of paragraph numbers until it is read.
 
 As in RULER, distractors are not checked for the answer. Leaving out every paragraph that
 mentions it would be a leak: of all nationalities, only the right one would ever be named.
-Below: corpus (questions out of users' files) and invented (questions out of nothing).
-Above: suites.
+Above: suites; below: data.foreign.corpus.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import array
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 

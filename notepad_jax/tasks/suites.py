@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from notepad_jax.data import files, formats
-from notepad_jax.data.foreign import corpus
+from notepad_jax.data.foreign import hotpotqa, squad
+from notepad_jax.data.foreign.corpus import Corpus
 from notepad_jax.tasks import haystack, invented, memory_tasks, questions, ruler
 from notepad_jax.tasks.haystack import Count
 from notepad_jax.types import Task, TextDocument
@@ -59,14 +60,14 @@ class Sources:
         return haystack.text_files([self.text])
 
     @functools.cached_property
-    def _hotpotqa(self) -> corpus.Corpus:
-        return corpus.read_hotpotqa(self.hotpotqa)
+    def _hotpotqa(self) -> Corpus:
+        return hotpotqa.read(self.hotpotqa)
 
     @functools.cached_property
-    def _squad(self) -> corpus.Corpus:
-        return corpus.read_squad(self.squad)
+    def _squad(self) -> Corpus:
+        return squad.read(self.squad)
 
-    def corpus(self, suite: str, name: str, seed: int) -> corpus.Corpus:
+    def corpus(self, suite: str, name: str, seed: int) -> Corpus:
         """Returns the questions of a task of `ruler` or `ruler-qa`.
 
         Built-in ones are about a world that belongs to the task and the seed alone.
@@ -202,7 +203,7 @@ def _some(lengths: Iterable[int]) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _world(seed: int) -> corpus.Corpus:
+def _world(seed: int) -> Corpus:
     return invented.synthetic_corpus(seed)
 
 

@@ -11,7 +11,7 @@ Every string comes back as it went in, lone surrogates too. Ids of single charac
 their code points; longer pieces get theirs on first sight, so ids mean something only to
 the object that gave them: **never write them to a file**, and never train on them. A
 document cannot become a special token, because there is none but the stop id, which no
-text has. Used with `endpoint`, and `count` as the ruler for documents of a wanted length;
+text has. Used with reading.endpoint, and `count` as the ruler for documents of a wanted length;
 the neighbour `tokenizer` has the protocol and the real ones.
 """
 
@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
+from notepad_jax.text.controls import CONTROL_LOOK
 from notepad_jax.types import Tokens, tokens
 
 STOP = 0x110000  # the first id that is no code point
@@ -43,7 +44,6 @@ _PIECE = re.compile(
     r"|[\r\n]{1,32}|[ \t]{1,32}"
     r"|[\s\S]"
 )
-_CONTROL_LOOK = re.compile(r"<\|[^<>|\s]+\|>")
 _SPELLED = -1  # in the table's answer: this piece has no id and is written by the character
 
 
@@ -101,7 +101,7 @@ class ApproximateTokenizer:
 
     def encode_template(self, text: str) -> Tokens:
         """Encodes text that we wrote; ValueError where it has a control piece `<|name|>`."""
-        for name in _CONTROL_LOOK.findall(text):
+        for name in CONTROL_LOOK.findall(text):
             self.control_id(name)
         return self.encode(text)
 

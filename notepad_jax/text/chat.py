@@ -9,7 +9,7 @@ the chunk is the same array for all members of a group, whatever the template is
 
 The program is not trusted: it runs in jinja2's immutable sandbox in a process of its own,
 with limits of time, memory and output (`chat_render`). Above: prompts and the programs;
-below: the tokenizer.
+below: tokenizer and model_folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from notepad_jax.text.tokenizer import Tokenizer, read_json, special_tokens
+from notepad_jax.text.model_folder import read_json, special_tokens
+from notepad_jax.text.tokenizer import Tokenizer
 
 RENDERER = pathlib.Path(__file__).parent / "chat_render.py"
 MAX_SOURCE = 1_000_000  # characters of a template; published ones have up to 20 thousand

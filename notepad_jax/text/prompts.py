@@ -14,7 +14,7 @@ braces (`\\boxed{...}`) are ordinary text.
 The order of placeholders decides how much a group shares (`Prompt.shared`): everything
 before the memory; and where the question comes after the chunk, everything before the
 question, so that all questions about a document share its chunk. The same builder serves
-training, evaluation and serving. Above: memory_agent; below: the tokenizer.
+training, evaluation and serving. Above: reading.memory_agent; below: tokenizer.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notepad_jax.data import files
+from notepad_jax.data import files, jsonl
 from notepad_jax.types import Evidence, Task, TextDocument
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
@@ -71,7 +71,7 @@ def test_a_document_is_the_same_in_whatever_cut_it_is_read(tmp_path, monkeypatch
     text = 'a"b\\c\n\t\u0001é漢😀/\u2028 end'
     (tmp_path / "ascii.jsonl").write_text(json.dumps(row(document=text)))  # 😀 is \ud83d\ude00
     files.write(tmp_path / "plain.jsonl", [task(text=text)], [1])
-    monkeypatch.setattr(files, "_PIECE", piece)
+    monkeypatch.setattr(jsonl, "PIECE", piece)
     for name in ("ascii.jsonl", "plain.jsonl"):
         for place in (tmp_path / name, f"file://{tmp_path / name}"):
             ((found, _),) = files.read(place)
@@ -120,7 +120,7 @@ def test_a_hundred_long_documents_are_read_at_once_in_little_memory(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(set(sizes)) <= 2 and sizes[0] > 100 * 60_000
-    assert peak < 100 * 4 * files._PIECE  # measured 13 MB; the texts have 480
+    assert peak < 100 * 4 * jsonl.PIECE  # measured 13 MB; the texts have 480
 
 
 # ---------------------------------------------------------------- rows by other hands
@@ -230,7 +230,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(tmp_path_factory, data):
 
 
 def test_a_long_row_without_a_document_costs_no_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "METADATA_LIMIT", 2 << 20)
+    monkeypatch.setattr(jsonl, "METADATA_LIMIT", 2 << 20)
     path = tmp_path / "t.jsonl"
     path.write_bytes(b'{"id": "' + b"x" * (20 << 20))
     tracemalloc.start()

@@ -8,7 +8,7 @@ import pytest
 
 from notepad_jax import cli
 from notepad_jax.data import formats
-from notepad_jax.programs import build, configuration, evaluate, subjects
+from notepad_jax.programs import build, configuration, reading_list, subjects
 from notepad_jax.reading.endpoint import bare_turn
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.text import approximate
@@ -78,10 +78,10 @@ def test_a_built_file_is_a_suite(tmp_path):
         "--config.evaluate.samples=1",
     ]
     config = configuration.load("ruler", words)
-    tasks = evaluate.tasks_of(config, [4096], approximate.count, SilentScreen())
+    tasks = reading_list.tasks_of(config, [4096], approximate.count, SilentScreen())
     assert sorted(task.source for task in tasks[4096]) == ["ruler/niah_single_1", "ruler/vt"]
     with pytest.raises(ValueError, match="no document of 1,024 tokens; they have 4,096, 5,120"):
-        evaluate.tasks_of(config, [1024], approximate.count, SilentScreen())
+        reading_list.tasks_of(config, [1024], approximate.count, SilentScreen())
 
 
 class KnowsSome:

@@ -14,7 +14,7 @@ import tiny_bpe
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.eval import summary
 from notepad_jax.eval.readings import Readings
-from notepad_jax.programs import configuration, evaluate, subjects
+from notepad_jax.programs import configuration, evaluate, reading_list, subjects
 from notepad_jax.reading.endpoint import bare_turn
 from notepad_jax.scoring import metrics
 from notepad_jax.telemetry.progress import SilentScreen
@@ -96,7 +96,7 @@ def oracle(config):
     """Knows every gold answer by the question and how the document began."""
     count = subjects.counter(ApproximateTokenizer())
     lengths = map(evaluate.parse_length, config.evaluate.lengths)
-    tasks = evaluate.tasks_of(config, list(lengths), count, SilentScreen())
+    tasks = reading_list.tasks_of(config, list(lengths), count, SilentScreen())
     gold = {}
     for task in itertools.chain(*tasks.values()):
         wanted = task.answers if task.metric in metrics.ALL_WANTED else task.answers[:1]

@@ -7,7 +7,7 @@ import pytest
 
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.eval.readings import Readings
-from notepad_jax.programs import configuration, evaluate, parts, quickstart
+from notepad_jax.programs import configuration, evaluate, parts, quickstart, reading_list
 from notepad_jax.telemetry.progress import SilentScreen
 
 ROOT = Path(__file__).parents[2]
@@ -64,15 +64,15 @@ def test_what_is_exported_is_what_was_measured(outcome, tmp_path):
 
 def test_evaluation_documents_are_the_same_for_every_policy_and_never_trained_on():
     config = configuration.load("quickstart", SMALL)
-    one, two = (evaluate.tasks_of_length(config, 4096) for _ in range(2))
+    one, two = (reading_list.tasks_of_length(config, 4096) for _ in range(2))
     assert one == two
-    assert all(task.document.seed >= evaluate.HELD_OUT for task in one)
+    assert all(task.document.seed >= reading_list.HELD_OUT for task in one)
     other = configuration.load("quickstart", [*SMALL, "--config.seed=1"])
-    assert evaluate.tasks_of_length(other, 4096) != one
+    assert reading_list.tasks_of_length(other, 4096) != one
 
 
 def test_long_documents_get_fewer_questions_over_several_documents():
-    tasks = evaluate.tasks_of_length(configuration.load("quickstart"), 3_670_016)
+    tasks = reading_list.tasks_of_length(configuration.load("quickstart"), 3_670_016)
     assert len(tasks) == 64
     assert len({id(task.document) for task in tasks}) == 4
 

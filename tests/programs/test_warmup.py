@@ -18,7 +18,7 @@ from notepad_jax.model.parameters import init_params
 from notepad_jax.programs import warmup
 from notepad_jax.starter import lessons, vocabulary
 from notepad_jax.telemetry.progress import choose
-from notepad_jax.text.tokenizer import SentencePieceTokenizer
+from notepad_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 
 STARTER = pathlib.Path(__file__).parents[2] / "data" / "starter"
 HABITS = lessons.Habits(0.75, 0.98, 0.25)

@@ -10,7 +10,7 @@ import pytest
 
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import TurnSampling, turn_seed
-from notepad_jax.text.chunking import ChunkList, ChunkStream
+from notepad_jax.text.chunks import ChunkList, ChunkStream
 from notepad_jax.types import Finish, Status, TextDocument, TurnKind, tokens
 
 SAMPLING = TurnSampling(temperature=1.0, top_p=1.0, stop_ids=(2,), seed=7)

@@ -7,7 +7,7 @@ import pytest
 
 from notepad_jax.starter import lessons, vocabulary
 from notepad_jax.text.prompts import Template
-from notepad_jax.text.tokenizer import SentencePieceTokenizer
+from notepad_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 
 HABITS = lessons.Habits(write_found=0.75, keep=0.98, keep_at_chapter=0.25)
 WORD = [piece.removeprefix("▁") for piece in vocabulary.PIECES]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from notepad_jax.reading import endpoint
 from notepad_jax.text import approximate
 from notepad_jax.text.approximate import ApproximateTokenizer, count
-from notepad_jax.text.chunking import ChunkList, ChunkStream
+from notepad_jax.text.chunks import ChunkList, ChunkStream
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import TextDocument
 

@@ -12,9 +12,9 @@ import pytest
 import tiny_bpe
 
 from notepad_jax.text import chat, prompts
+from notepad_jax.text.bpe_tokenizer import HuggingFaceTokenizer
 from notepad_jax.text.chat import ChatTemplate
 from notepad_jax.text.prompts import Template
-from notepad_jax.text.tokenizer import HuggingFaceTokenizer
 from notepad_jax.types import tokens
 
 # Three dialects, written by hand in the manner of the families.

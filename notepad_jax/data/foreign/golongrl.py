@@ -11,7 +11,7 @@ others); of a list of such objects the last counts, as in their trainer.
 The user's messages are one text. The question is found in it (where it stands last), and
 the longer of the two sides is the document; what stands on the other side, usually how to
 answer, stays with the question, and so do system messages, in front. Where the question is
-not found word for word, the whole text is the document. Below: sources. Above: programs.
+not found word for word, the whole text is the document. Below: sources. Above: programs.build.
 """
 
 from __future__ import annotations

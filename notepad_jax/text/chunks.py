@@ -5,8 +5,7 @@ as the reading goes on and keeps only a window of chunks, so that a document of 
 is read in constant memory. Both are `Chunks`: indexing past the end raises IndexError.
 The readings of one document share one of these objects (`DocumentChunks` in training,
 `DocumentStreams` in evaluation), so the text is tokenised once however many questions and
-samples there are. Above: memory_agent and
-the collector; below: the tokenizer.
+samples there are. Above: reading.memory_agent and rollout.collector; below: the tokenizer.
 """
 
 from __future__ import annotations

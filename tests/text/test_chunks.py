@@ -4,7 +4,7 @@ import fakes
 import numpy as np
 import pytest
 
-from notepad_jax.text.chunking import ChunkList, ChunkStream, DocumentChunks, centre_truncate
+from notepad_jax.text.chunks import ChunkList, ChunkStream, DocumentChunks, centre_truncate
 from notepad_jax.types import Task, TextDocument, tokens
 
 

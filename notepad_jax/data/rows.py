@@ -1,0 +1,124 @@
+"""A task as a JSON object, and back: the row that both forms of task files hold.
+
+    {"id": ..., "question": ..., "answers": [...], "source": ..., "metric": ...,
+     "contract": ..., "length": 8192, "evidence": [[text, place], ...], "document": ...}
+
+The metadata comes first and the document last, written piece by piece. `contract`
+("plain") and `evidence` ([]) may be missing in files from elsewhere; `length` is the
+document's length in tokens that its maker aimed at, 0 if unknown. Above: jsonl and
+array_records; below: sources.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from notepad_jax.data import sources
+from notepad_jax.types import Evidence, Task
+
+Pair = tuple[Task, int]  # a task and its length in tokens
+
+
+def written(task: Task, length: int) -> Iterator[bytes]:
+    """Yields the JSON object of a task in parts, without a line break.
+
+    Raises ValueError for an empty document and for text that UTF-8 cannot express.
+    """
+    head = {
+        "id": task.id,
+        "question": task.question,
+        "answers": list(task.answers),
+        "source": task.source,
+        "metric": task.metric,
+        "contract": task.contract,
+        "length": length,
+        "evidence": [[fact.text, fact.place] for fact in task.evidence],
+    }
+    blank = True
+    try:
+        yield json.dumps(head, ensure_ascii=False)[:-1].encode() + b', "document": "'
+        for piece in task.document.pieces():
+            blank = blank and not piece.strip()
+            yield json.dumps(piece, ensure_ascii=False)[1:-1].encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"task {task.id!r} holds half a surrogate pair, which UTF-8 cannot express; "
+            f"decode its text with errors='replace'"
+        ) from None
+    if blank:
+        raise ValueError(f"task {task.id!r} has an empty document; give it a text to read")
+    yield b'"}'
+
+
+def task_of(columns: dict[str, Any], document: Any, where: str) -> Pair:
+    """Makes a task from the columns of a row; ValueError saying what is wrong with which."""
+    text = {name: _text(columns, name, where) for name in ("id", "question", "source", "metric")}
+    if "answers" not in columns:
+        raise ValueError(f"{where} has no column 'answers'; it has {', '.join(columns) or 'none'}")
+    answers = columns["answers"]
+    if not isinstance(answers, list) or not all(isinstance(gold, str) for gold in answers):
+        raise ValueError(f"{where}: 'answers' must be a list of strings, it is {answers!r:.80}")
+    if not answers:
+        raise ValueError(f"{where} has no gold answer; every task needs at least one")
+    length = columns.get("length", 0)
+    if type(length) is not int or length < 0:
+        raise ValueError(f"{where}: 'length' must be a number of tokens, it is {length!r:.80}")
+    evidence = columns.get("evidence", [])
+    if not isinstance(evidence, list) or not all(map(_is_evidence, evidence)):
+        raise ValueError(
+            f"{where}: 'evidence' must be a list of [text, place in 0..1], it is {evidence!r:.80}"
+        )
+    task = Task(
+        **text,
+        document=document,
+        answers=tuple(answers),
+        contract=_text({"contract": "plain", **columns}, "contract", where),
+        evidence=tuple(Evidence(fact, float(place)) for fact, place in evidence),
+    )
+    return task, length
+
+
+def _text(columns: dict[str, Any], name: str, where: str) -> str:
+    if name not in columns:
+        raise ValueError(f"{where} has no column {name!r}; it has {sources.columns_of(columns)}")
+    if not isinstance(columns[name], str) or not columns[name]:
+        raise ValueError(f"{where}: {name!r} must be a text, it is {columns[name]!r:.80}")
+    return columns[name]
+
+
+def _is_evidence(fact: Any) -> bool:
+    if not isinstance(fact, list) or len(fact) != 2:
+        return False
+    text, place = fact
+    return isinstance(text, str) and type(place) in (int, float) and 0 <= place < 1
+
+
+def parsed(raw: bytes, where: str) -> dict[str, Any]:
+    """Returns a JSON object in which no column is given twice; ValueError for anything else."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise _Twice(f"{where} has two columns {twice!r}; keep one")
+        return found
+
+    try:
+        found = json.loads(raw.decode("utf-8"), object_pairs_hook=once)
+    except UnicodeDecodeError:
+        raise ValueError(f"{where} is not UTF-8; convert the file, e.g. with iconv") from None
+    except _Twice:
+        raise
+    except (ValueError, RecursionError) as problem:
+        reason = "nested too deeply" if isinstance(problem, RecursionError) else problem
+        raise ValueError(f"{where} is not JSON: {reason}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{where} is {type(found).__name__}, not an object with named columns")
+    return found
+
+
+class _Twice(ValueError):
+    """A column given twice; told apart from what json itself raises."""

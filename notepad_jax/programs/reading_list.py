@@ -1,0 +1,119 @@
+"""What an evaluation reads: the tasks of each length, and the jobs made of them.
+
+A suite gives the tasks; the suite `synthetic` asks about documents that training never
+draws, and reads the training length exactly as in training. A job is one method at one
+length, with every question and its repeats. Nothing is written or read here: tasks are
+recipes until somebody reads them. Above: evaluate, quickstart and build; below:
+tasks.suites and eval.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from notepad_jax.eval import methods
+from notepad_jax.eval.measure import Item
+from notepad_jax.programs import parts
+from notepad_jax.programs.train import TRAINING_DOCUMENTS
+from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.starter.synthetic import make_tasks
+from notepad_jax.tasks import suites
+from notepad_jax.telemetry.progress import Screen
+from notepad_jax.types import Task
+
+TasksByLength = dict[int, list[Task]]
+
+SYNTHETIC = "synthetic"
+HELD_OUT = TRAINING_DOCUMENTS.stop  # document seeds from here on are never trained on
+LONG = 2**20  # tokens from which on the synthetic suite asks fewer questions
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One method at one length."""
+
+    method: str
+    length: int
+    rules: Rules
+    items: tuple[Item, ...]
+
+    @property
+    def turns(self) -> int:
+        chunks = -(-self.length // self.rules.chunk_size) if self.method == methods.NOTEPAD else 0
+        return len(self.items) * (chunks + 1)
+
+
+def tasks_of_length(config: ConfigDict, length: int) -> list[Task]:
+    """Makes the questions about documents of `length` tokens; the same for every policy."""
+    e = config.evaluate
+    long = length >= LONG
+    wanted, each = (
+        (e.questions_longest, e.questions_per_longest)
+        if long
+        else (e.questions, e.questions_per_document)
+    )
+    data = config.data.to_dict() | {"tokens": length, "unanswerable": e.unanswerable}
+    # A short document has no room for the facts of many questions among its other sentences.
+    each = min(each, wanted, max(1, length // 256))
+    tasks: list[Task] = []
+    for number in range(-(-wanted // each)):
+        questions = min(each, wanted - len(tasks))
+        seed = HELD_OUT + (config.seed * 1009 + number) % HELD_OUT
+        tasks += make_tasks(seed, **(data | {"questions": questions}))
+    return tasks
+
+
+def tasks_of(
+    config: ConfigDict, lengths: Sequence[int], count: suites.Count, screen: Screen
+) -> TasksByLength:
+    """Returns the tasks of the config's suite at each length; recipes, not yet texts."""
+    e = config.evaluate
+    if e.suite == SYNTHETIC:
+        return {length: tasks_of_length(config, length) for length in lengths}
+    if "sources" not in config:
+        raise ValueError(f"suite {e.suite} needs a config with `sources`; use --config ruler")
+    check_samples(e.samples)
+    if e.suite not in suites.SUITES and not Path(e.suite).exists():
+        known = ", ".join((SYNTHETIC, *suites.SUITES))
+        raise ValueError(
+            f"there is no suite {e.suite!r}; use one of {known}, or the path of a task file"
+        )
+    if e.suite not in suites.SUITES:
+        return suites.from_files(Path(e.suite), lengths, e.tasks, e.samples, count)
+    sources = suites.Sources(count, **config.sources)
+    names = suites.names(e.suite, e.tasks, sources)
+    bar = screen.bar(f"making {e.suite}", len(lengths) * len(names) * e.samples, "tasks")
+    tasks: TasksByLength = {length: [] for length in lengths}
+    for length, name in itertools.product(lengths, names):
+        numbers = range(e.samples)
+        for task in suites.make(e.suite, name, length, numbers, config.seed, sources):
+            tasks[length].append(task)
+            bar.advance()
+    bar.finish()
+    return tasks
+
+
+def check_samples(samples: int) -> None:
+    if samples < 1:
+        raise ValueError(f"there are {samples} samples of each task to be made; ask for 1 or more")
+
+
+def jobs(config: ConfigDict, tasks: TasksByLength) -> list[Job]:
+    """Returns what is to be read: every method at every length."""
+    e = config.evaluate
+    limits = parts.rules(config.reading)
+    found = []
+    several = itertools.product(dict.fromkeys(e.methods), sorted(tasks.items()))
+    for method, (length, of_length) in several:
+        items = (Item(task, method, length, k) for task in of_length for k in range(e.repeats))
+        size = e.chunk_size if method == methods.NOTEPAD else e.context
+        if method == methods.NOTEPAD and e.suite == SYNTHETIC and length <= config.data.tokens:
+            size = config.reading.chunk_size
+        rules = dataclasses.replace(limits, chunk_size=size)
+        found.append(Job(method, length, rules, tuple(items)))
+    return found

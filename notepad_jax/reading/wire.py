@@ -1,0 +1,114 @@
+"""Chat completions as JSON: what is asked of an OpenAI-compatible server, what it answers.
+
+Values and pure functions over bytes and dictionaries; nothing here waits or sends. Servers
+differ: in the name of the limit, in whether they take a seed, in where they put the words
+of an error, and all of that is here. Above: endpoint and connection.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from notepad_jax.types import SamplingParams
+
+MAX_MESSAGE = 200  # characters of a server's own words in our messages
+LENGTH_REASONS = ("length", "max_tokens")  # finish_reason of a completion that was cut
+
+NO_ANSWER = 0  # in the place of a status: the server was not reached, or fell silent
+_RETRIED = (NO_ANSWER, 408, 425, 429)  # and 500 to 599
+_REFUSAL = re.compile(
+    r"unsupported|not (?:be )?(?:supported|permitted|allowed)|unrecogni[sz]ed|unknown|unexpected"
+    r"|extra_forbidden|\binstead\b",
+    re.IGNORECASE,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What came back for one request, or why nothing did."""
+
+    path: str
+    status: int  # of HTTP, or NO_ANSWER
+    body: bytes
+    retry_after: str = ""  # the header as it came
+    tries: int = 1
+
+    @property
+    def worth_another_try(self) -> bool:
+        if b"insufficient_quota" in self.body:  # a 429 that waiting does not mend
+            return False
+        return self.status in _RETRIED or 500 <= self.status < 600
+
+
+@dataclasses.dataclass(frozen=True)
+class Dialect:
+    """The parameters on which servers differ; begins with the oldest names."""
+
+    limit: str = "max_tokens"  # or max_completion_tokens, where that is refused
+    seeded: bool = True
+
+    def request(self, model: str, text: str, sampling: SamplingParams) -> dict[str, Any]:
+        seed = {"seed": sampling.seed & 0x7FFFFFFF} if self.seeded else {}
+        return {
+            "model": model,
+            "messages": [{"role": "user", "content": text}],
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            self.limit: sampling.max_new_tokens,
+            "n": 1,
+            "stream": False,
+            **seed,
+        }
+
+    def adapted(self, reply: Reply) -> Dialect | None:
+        """Returns the dialect that a refusal asks for; None if it is about something else."""
+        if reply.status not in (400, 422):
+            return None
+        said = message(reply.body)
+        if not _REFUSAL.search(said):
+            return None
+        if self.limit == "max_tokens" and re.search(r"\bmax_tokens\b", said):
+            return dataclasses.replace(self, limit="max_completion_tokens")
+        if self.seeded and re.search(r"\bseed\b", said):
+            return dataclasses.replace(self, seeded=False)
+        return None
+
+
+def choice(answer: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns (content, finish_reason) of the first choice; None where there is no such thing.
+
+    A content of null is "". What a server says under `reasoning_content` is not looked at.
+    """
+    choices = answer.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    said = first.get("message") if isinstance(first, dict) else None
+    content = said.get("content", "") if isinstance(said, dict) else 0
+    if content is not None and not isinstance(content, str):
+        return None
+    return content or "", str(first.get("finish_reason"))
+
+
+def used(usage: object, name: str) -> int:
+    """Returns a count of tokens out of a reply's usage; 0 where it is missing or nonsense."""
+    n = usage.get(name) if isinstance(usage, dict) else 0
+    return n if isinstance(n, int) and 0 <= n < 1 << 40 else 0
+
+
+def message(body: bytes) -> str:
+    """Returns a server's words about an error, by the shapes in which servers put them."""
+    text = body[: 20 * MAX_MESSAGE].decode("utf-8", "replace")
+    try:
+        said = json.loads(body) if len(body) <= 1 << 16 else None
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(said, dict) and isinstance(said.get("error"), dict):
+        said = said["error"]
+    if isinstance(said, dict):
+        for name in ("message", "error", "detail"):
+            if isinstance(said.get(name), str):
+                return said[name]
+    return text
