@@ -28,7 +28,7 @@ from notepad_jax.programs import configuration, parts
 from notepad_jax.programs.subjects import Subject, counter
 from notepad_jax.programs.train import TRAINING_DOCUMENTS
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
-from notepad_jax.report import suite_report
+from notepad_jax.report import evaluation_page
 from notepad_jax.report.page import Example
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.tasks import suites
@@ -273,7 +273,7 @@ def run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Ou
     with Readings(folder, identity(config) | {"reader": reader.name}) as readings:
         write_json(folder / CONFIG, configuration.plain(config))
         results = read(config, reader, planned, "eval", readings, screen)
-        outcome = suite_report.SuiteReport(
+        outcome = evaluation_page.Report(
             title=f"Reading {e.suite}, by length",
             summary=_summary(reader, results, config),
             suite=e.suite,
@@ -285,8 +285,8 @@ def run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Ou
             settings=configuration.flat(configuration.plain(config)),
             published=True,
         )
-    page = suite_report.write(folder, outcome)
-    write_json(folder / REPORT, suite_report.report_json(outcome))
+    page = evaluation_page.write(folder, outcome)
+    write_json(folder / REPORT, evaluation_page.report_json(outcome))
     failed = sum(result.failed for result in results)
     return Outcome(folder, page, list(outcome.by_length), list(outcome.by_task), failed)
 

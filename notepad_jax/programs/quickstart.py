@@ -26,7 +26,7 @@ from notepad_jax.eval import lengths, summary
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, evaluate, parts, subjects, train
-from notepad_jax.report import page, report
+from notepad_jax.report import page, quickstart_page
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import Screen
@@ -145,9 +145,9 @@ def examples(results: Sequence[Result], readings: Readings) -> list[page.Example
 def _report(config: ConfigDict, outcome: Outcome) -> None:
     train_length = config.data.tokens
     last = outcome.after[-1]
-    report.write(
+    quickstart_page.write(
         outcome.folder,
-        report.Report(
+        quickstart_page.Report(
             title="Quick start: reading without limit",
             summary=(
                 f"Trained with GRPO on documents of {train_length:,} tokens; read documents of up "

@@ -1,6 +1,6 @@
 """The pieces that pages are made of: frame and style, sections, pictures, tables, readings.
 
-`report` (the quick start) and `suite_report` (an evaluation) put their pages together from
+`quickstart_page` and `evaluation_page` put their pages together from
 these, so that both look the same: self-contained (pictures as base64, no script, nothing
 fetched), printable, and safe, for everything that a policy wrote or that was found in a
 document goes through `text` or `cell` and comes out escaped and bounded. Below: measure

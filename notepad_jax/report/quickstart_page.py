@@ -2,8 +2,8 @@
 
 One calm, self-contained page, made of the pieces in `page`; everything on it comes in as
 the plain values of `Report`. `write` also leaves the two pictures as PNG files beside it.
-The page of an evaluation is `suite_report`. Above: the programs, which fill `Report` in;
-below: `page`, `plots` and `summary`.
+The page of an evaluation is `evaluation_page`. Above: the programs, which fill `Report` in;
+below: `page`, `accuracy_plot`, `training_plot` and `summary`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.eval.summary import Summary
-from notepad_jax.report import page, plots
+from notepad_jax.report import accuracy_plot, page, training_plot
 from notepad_jax.report.page import Example, duration, escape
 
 REPORT, ACCURACY, TRAINING = "report.html", "accuracy.png", "training.png"
@@ -39,10 +39,10 @@ class Report:
 def write(folder: str | Path, report: Report) -> Path:
     """Writes report.html and its PNG files into `folder`; returns the page's path."""
     folder = Path(folder)
-    accuracy = plots.accuracy_by_length(
+    accuracy = accuracy_plot.before_and_after(
         folder / ACCURACY, report.before, report.after, report.train_length
     )
-    training = plots.training(folder / TRAINING, report.metrics) if report.metrics else None
+    training = training_plot.draw(folder / TRAINING, report.metrics) if report.metrics else None
     return page.write(folder / REPORT, report.title, _parts(report, accuracy, training))
 
 

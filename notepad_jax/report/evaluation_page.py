@@ -1,11 +1,11 @@
 """The page of an evaluation, and its JSON: how well each method reads, by length.
 
-The page is what `report` is for the quick start, made of the same pieces (`page`): the
+The page is what `quickstart_page` is for the quick start, made of the same pieces (`page`): the
 curve over the published figures, then tables of accuracy, of what is lost against the
 training length, of every task, of where answers were lost and what they cost, and some
 readings to look at. The JSON says the same for programs, without wall-clock times, so that
 a measurement that was interrupted and went on writes the same bytes. Above: the programs;
-below: `summary`, `degradation`, `published`, `plots`.
+below: `summary`, `degradation`, `published`, `accuracy_plot`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from notepad_jax.eval import degradation, published, recall
 from notepad_jax.eval.degradation import Degradation, Loss
 from notepad_jax.eval.lengths import format_length
 from notepad_jax.eval.summary import Summary
-from notepad_jax.report import page, plots
+from notepad_jax.report import accuracy_plot, page
 from notepad_jax.report.page import Example, escape
 
 REPORT, ACCURACY = "report.html", "accuracy.png"
@@ -30,7 +30,7 @@ LIGHT, DARK = (246, 248, 251), (146, 183, 222)  # of the heat map; black ink rea
 
 
 @dataclasses.dataclass(frozen=True)
-class SuiteReport:
+class Report:
     """What the page says. Empty sequences and mappings leave their part out."""
 
     title: str
@@ -49,19 +49,19 @@ class SuiteReport:
         return published.of_suite(self.suite) if self.published else ()
 
 
-def write(folder: str | Path, report: SuiteReport) -> Path:
+def write(folder: str | Path, report: Report) -> Path:
     """Writes report.html and accuracy.png into `folder`; returns the path of the page.
 
     ValueError if nothing was measured.
     """
     folder = Path(folder)
-    picture = plots.accuracy_by_method(
+    picture = accuracy_plot.by_method(
         folder / ACCURACY, report.by_length, report.train_length, report.figures
     )
     return page.write(folder / REPORT, report.title, _parts(report, picture))
 
 
-def report_json(report: SuiteReport) -> dict[str, Any]:
+def report_json(report: Report) -> dict[str, Any]:
     """Returns the report as dicts, lists and scalars: all of it but wall-clock times.
 
     The order of summaries does not depend on the order in which readings ended.
@@ -106,7 +106,7 @@ def _plain(value: Any) -> Any:
 # ---------------------------------------------------------------- the page
 
 
-def _parts(report: SuiteReport, picture: Path) -> list[str]:
+def _parts(report: Report, picture: Path) -> list[str]:
     methods = _methods(report.by_length)
     parts = [
         page.head(report.title, report.summary),
@@ -129,7 +129,7 @@ def _parts(report: SuiteReport, picture: Path) -> list[str]:
     return parts
 
 
-def _caption(report: SuiteReport) -> str:
+def _caption(report: Report) -> str:
     trained = report.train_length
     return page.note(
         f"{report.policy} on the suite {report.suite}."
@@ -143,7 +143,9 @@ def _caption(report: SuiteReport) -> str:
 def _methods(summaries: Sequence[Summary]) -> list[str]:
     """Returns the methods that were measured, in the order of the picture."""
     there = {s.method for s in summaries}
-    return [m for m in plots.STYLES if m in there] + sorted(there - set(plots.STYLES))
+    return [m for m in accuracy_plot.STYLES if m in there] + sorted(
+        there - set(accuracy_plot.STYLES)
+    )
 
 
 def _sorted(summaries: Sequence[Summary]) -> list[Summary]:
@@ -193,7 +195,7 @@ def _counts(summary: Summary) -> str:
     return f"n = {summary.questions:,}, read {repeats} times each"
 
 
-def _failures(report: SuiteReport) -> str:
+def _failures(report: Report) -> str:
     """Says what was counted as wrong without an answer, and which answers were cut."""
     told = []
     for method in _methods(report.by_length):
@@ -214,13 +216,13 @@ def _failures(report: SuiteReport) -> str:
 # ---------------------------------------------------------------- losses
 
 
-def _losses(report: SuiteReport) -> list[Degradation]:
+def _losses(report: Report) -> list[Degradation]:
     if report.train_length is None:
         return []
     return degradation.by_length(_sorted(report.by_length), report.train_length)
 
 
-def _degradation(report: SuiteReport) -> str:
+def _degradation(report: Report) -> str:
     if report.train_length is None:
         return page.note(
             "The length that the policy was trained on is not known; say it with --train-length, "
