@@ -29,7 +29,7 @@ from notepad_jax.programs.subjects import Subject, counter
 from notepad_jax.programs.train import TRAINING_DOCUMENTS
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.report import evaluation_page
-from notepad_jax.report.page import Example
+from notepad_jax.report.examples import Example
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.tasks import suites
 from notepad_jax.telemetry.identity import write_json

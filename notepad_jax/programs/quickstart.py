@@ -26,7 +26,8 @@ from notepad_jax.eval import lengths, summary
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, evaluate, parts, subjects, train
-from notepad_jax.report import page, quickstart_page
+from notepad_jax.report import numerals, quickstart_page
+from notepad_jax.report.examples import Example
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import Screen
@@ -49,7 +50,7 @@ class Outcome:
     exported: Path
     before: list[summary.Summary]
     after: list[summary.Summary]
-    examples: list[page.Example]
+    examples: list[Example]
     timings: dict[str, float]
     peak_memory: float  # bytes
 
@@ -119,7 +120,7 @@ def measured(
     label: str,
     folder: Path,
     screen: Screen,
-) -> tuple[list[Result], list[page.Example]]:
+) -> tuple[list[Result], list[Example]]:
     """Reads at the lengths `names` ("2k", "3.5m"); the readings stay in `folder`."""
     subject = subjects.engine(config, policy)
     tasks = {n: evaluate.tasks_of_length(config, n) for n in map(lengths.parse_length, names)}
@@ -129,7 +130,7 @@ def measured(
         return results, examples(results, readings)
 
 
-def examples(results: Sequence[Result], readings: Readings) -> list[page.Example]:
+def examples(results: Sequence[Result], readings: Readings) -> list[Example]:
     """Picks three readings of the longest documents: one hop, two hops, no answer."""
     longest = max(r.length for r in results)
     there = [r for r in results if r.length == longest]
@@ -139,7 +140,7 @@ def examples(results: Sequence[Result], readings: Readings) -> list[page.Example
         "no answer in the document": lambda r: r.gold == ("nothing",),
     }
     chosen = ((kind, next(filter(fits, there), None)) for kind, fits in kinds.items())
-    return [page.Example(kind, r, list(readings.trace(r))) for kind, r in chosen if r is not None]
+    return [Example(kind, r, list(readings.trace(r))) for kind, r in chosen if r is not None]
 
 
 def _report(config: ConfigDict, outcome: Outcome) -> None:
@@ -181,7 +182,7 @@ def text(outcome: Outcome) -> str:
         lines += [f"  chunk {c.chunk + 1:>5,}: {c.memory}" for c in example.memory_changes[:8]]
         right = "right" if r.correct else f"wrong, it is {r.gold[0]}"
         lines.append(f"  answer: {r.answer} ({right})")
-    spent = ", ".join(f"{name} {page.duration(s)}" for name, s in outcome.timings.items())
+    spent = ", ".join(f"{name} {numerals.duration(s)}" for name, s in outcome.timings.items())
     lines += [
         "",
         f"report    {outcome.report}",

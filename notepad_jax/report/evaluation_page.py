@@ -1,29 +1,30 @@
 """The page of an evaluation, and its JSON: how well each method reads, by length.
 
-The page is what `quickstart_page` is for the quick start, made of the same pieces (`page`): the
-curve over the published figures, then tables of accuracy, of what is lost against the
-training length, of every task, of where answers were lost and what they cost, and some
-readings to look at. The JSON says the same for programs, without wall-clock times, so that
-a measurement that was interrupted and went on writes the same bytes. Above: the programs;
-below: `summary`, `degradation`, `published`, `accuracy_plot`.
+The page is what `quickstart_page` is for the quick start: the curve over the published
+figures, then tables of accuracy, of what is lost against the training length, of every
+task, of where answers were lost and what they cost, and some readings to look at. This
+file lays summaries out as `templates/evaluation.html` shows them. The JSON says the same
+for programs, without wall-clock times, so that a measurement that was interrupted and went
+on writes the same bytes. Above: the programs; below: `render`, `accuracy_plot`, `summary`,
+`degradation`, `published`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from notepad_jax.eval import degradation, published, recall
-from notepad_jax.eval.degradation import Degradation, Loss
-from notepad_jax.eval.lengths import format_length
+from notepad_jax.eval.degradation import Degradation
 from notepad_jax.eval.summary import Summary
-from notepad_jax.report import accuracy_plot, page
-from notepad_jax.report.page import Example, escape
+from notepad_jax.report import accuracy_plot, examples, render
+from notepad_jax.report.examples import Example
 
 REPORT, ACCURACY = "report.html", "accuracy.png"
+TEMPLATE = "evaluation.html"
 WALL_CLOCK = ("seconds", "began")  # fields that differ from run to run
 
 LIGHT, DARK = (246, 248, 251), (146, 183, 222)  # of the heat map; black ink reads on both
@@ -58,7 +59,8 @@ def write(folder: str | Path, report: Report) -> Path:
     picture = accuracy_plot.by_method(
         folder / ACCURACY, report.by_length, report.train_length, report.figures
     )
-    return page.write(folder / REPORT, report.title, _parts(report, picture))
+    values = _values(report) | {"accuracy_png": picture.read_bytes()}
+    return render.write(folder / REPORT, TEMPLATE, values)
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -106,38 +108,121 @@ def _plain(value: Any) -> Any:
 # ---------------------------------------------------------------- the page
 
 
-def _parts(report: Report, picture: Path) -> list[str]:
-    methods = _methods(report.by_length)
-    parts = [
-        page.head(report.title, report.summary),
-        page.picture(picture, f"Accuracy by document length of {', '.join(methods)}"),
-        _caption(report),
-        page.section("Accuracy by length", _accuracies(report.by_length) + _failures(report)),
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What each method did with documents of one length; None where nothing was measured."""
+
+    length: int  # tokens
+    cells: Sequence[Any]  # as many as methods: Summary or Degradation
+
+
+@dataclasses.dataclass(frozen=True)
+class Failures:
+    """What was counted as wrong without an answer, and which answers were cut."""
+
+    method: str
+    readings: int
+    unanswered: int
+    truncated: int
+
+
+@dataclasses.dataclass(frozen=True)
+class HeatMap:
+    """One method on every task, at every length."""
+
+    method: str
+    lengths: Sequence[int]
+    rows: Sequence[HeatRow]
+
+
+@dataclasses.dataclass(frozen=True)
+class HeatRow:
+    """One task; None where nothing was measured."""
+
+    source: str
+    cells: Sequence[HeatCell | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class HeatCell:
+    """A number, and the colour behind it."""
+
+    summary: Summary
+    colour: str  # "#92b7de"
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedRow:
+    """What a model is said to have reached; None where nothing is said."""
+
+    model: str
+    shares: Sequence[float | None]
+
+
+def _values(report: Report) -> dict[str, Any]:
+    """Returns what the template shows, but for the picture."""
+    methods, summaries = _methods(report.by_length), _sorted(report.by_length)
+    losses = _losses(report)
+    lengths = sorted({length for model in report.figures for length, _ in model.points})
+    return {
+        "report": report,
+        "methods": methods,
+        "accuracies": _rows(methods, summaries),
+        "labelled": [(s.method, s) for s in summaries],
+        "failures": _failures(summaries),
+        "losses": _rows(methods, losses),
+        "stand_ins": sorted({d.reference for d in losses} - {report.train_length}),
+        "heat_maps": [_heat_map(m, report.by_task) for m in _methods(report.by_task)],
+        "with_evidence": [s for s in summaries if s.recall is not None or s.lost],
+        "fates": recall.FATES,
+        "source": published.SOURCE,
+        "metric": published.METRIC,
+        "published_lengths": lengths,
+        "published_rows": [
+            PublishedRow(figures.model, [dict(figures.points).get(x) for x in lengths])
+            for figures in report.figures
+        ],
+        "excerpts": list(map(examples.excerpt, report.examples)),
+    }
+
+
+def _rows(methods: Sequence[str], found: Sequence[Summary] | Sequence[Degradation]) -> list[Row]:
+    """Returns a row per length that was found, ascending, with a cell per method."""
+    there = {(one.length, one.method): one for one in found}
+    return [
+        Row(length, [there.get((length, method)) for method in methods])
+        for length in sorted({one.length for one in found})
     ]
-    parts.append(page.section("Against the training length", _degradation(report)))
-    if report.by_task:
-        parts.append(page.section("By task", _tasks(report.by_task)))
-    if any(s.recall is not None or s.lost for s in report.by_length):
-        parts.append(page.section("Where answers were lost", _lost(report.by_length)))
-    parts.append(page.section("What it cost", _costs(report.by_length)))
-    if report.figures:
-        parts.append(page.section("Published figures", _published(report.figures)))
-    if report.examples:
-        parts.append(page.section("How it read", "".join(map(page.reading, report.examples))))
-    if report.settings:
-        parts.append(page.section("Settings", page.settings(report.settings)))
-    return parts
 
 
-def _caption(report: Report) -> str:
-    trained = report.train_length
-    return page.note(
-        f"{report.policy} on the suite {report.suite}."
-        + (f" Trained on documents of {trained:,} tokens." if trained is not None else ""),
-        "Accuracy is by each task's own metric; shaded are 95% intervals (Wilson) over "
-        "questions, which are taken as independent.",
-        f"Grey: {published.SOURCE}." if report.figures else "",
+def _failures(summaries: Sequence[Summary]) -> list[Failures]:
+    """Returns the methods of which some reading has no answer, or one that was cut."""
+    by_method = []
+    for method in _methods(summaries):
+        there = [s for s in summaries if s.method == method]
+        n, unanswered, truncated = (
+            sum(getattr(s, name) for s in there) for name in ("n", "unanswered", "truncated")
+        )
+        by_method.append(Failures(method, n, unanswered, truncated))
+    return [failures for failures in by_method if failures.unanswered or failures.truncated]
+
+
+def _heat_map(method: str, summaries: Sequence[Summary]) -> HeatMap:
+    found = {(s.source, s.length): s for s in summaries if s.method == method}
+    lengths = sorted({length for _, length in found})
+    cells = {where: HeatCell(s, _colour(s.accuracy.mean)) for where, s in found.items()}
+    rows = [
+        HeatRow(source, [cells.get((source, length)) for length in lengths])
+        for source in sorted({source for source, _ in found})
+    ]
+    return HeatMap(method, lengths, rows)
+
+
+def _colour(share: float) -> str:
+    red, green, blue = (
+        round(light + share * (dark - light)) for light, dark in zip(LIGHT, DARK, strict=True)
     )
+    return f"#{red:02x}{green:02x}{blue:02x}"
 
 
 def _methods(summaries: Sequence[Summary]) -> list[str]:
@@ -153,212 +238,7 @@ def _sorted(summaries: Sequence[Summary]) -> list[Summary]:
     return sorted(summaries, key=lambda s: (order.index(s.method), s.source, s.length))
 
 
-def _by_length_and_method(
-    methods: Sequence[str],
-    found: Mapping[tuple[int, str], Any],
-    cell: Callable[[Any], str],
-) -> str:
-    """Returns a table with a row per length and a column per method."""
-    rows = [
-        [
-            page.length(length),
-            *(
-                cell(found[length, method]) if (length, method) in found else page.NOT_MEASURED
-                for method in methods
-            ),
-        ]
-        for length in sorted({length for length, _ in found})
-    ]
-    return page.table(["Document", *methods], rows)
-
-
-def _accuracies(summaries: Sequence[Summary]) -> str:
-    found = {(s.length, s.method): s for s in summaries}
-    table = _by_length_and_method(
-        _methods(summaries),
-        found,
-        lambda s: (
-            f"{page.percent(s.accuracy.mean)} "
-            f"<small>{page.interval(s.accuracy)}</small><small>{_counts(s)}</small>"
-        ),
-    )
-    return table + page.every_metric((s.method, s) for s in _sorted(summaries))
-
-
-def _counts(summary: Summary) -> str:
-    """Says how many questions stand behind a number, and how often each was read."""
-    if summary.questions == summary.n:
-        return f"n = {summary.n:,}"
-    repeats, rest = divmod(summary.n, summary.questions)
-    if rest:
-        return f"n = {summary.questions:,}, read {summary.n:,} times in all"
-    return f"n = {summary.questions:,}, read {repeats} times each"
-
-
-def _failures(report: Report) -> str:
-    """Says what was counted as wrong without an answer, and which answers were cut."""
-    told = []
-    for method in _methods(report.by_length):
-        there = [s for s in report.by_length if s.method == method]
-        readings = page.counted(sum(s.n for s in there), "reading", "readings")
-        failed, truncated = sum(s.unanswered for s in there), sum(s.truncated for s in there)
-        parts = [
-            f"{failed:,} without an answer (failed, or the document did not fit), counted as wrong"
-            if failed
-            else "",
-            f"{truncated:,} with an answer cut at its limit, scored as it is" if truncated else "",
-        ]
-        if failed or truncated:
-            told.append(f"{method}, {readings}: {'; '.join(filter(None, parts))}.")
-    return page.note(*told or ["Every reading gave an answer, and none was cut at its limit."])
-
-
-# ---------------------------------------------------------------- losses
-
-
 def _losses(report: Report) -> list[Degradation]:
     if report.train_length is None:
         return []
     return degradation.by_length(_sorted(report.by_length), report.train_length)
-
-
-def _degradation(report: Report) -> str:
-    if report.train_length is None:
-        return page.note(
-            "The length that the policy was trained on is not known; say it with --train-length, "
-            "and --resume writes this page again."
-        )
-    losses = _losses(report)
-    trained = format_length(report.train_length)
-    if not losses:
-        return page.note(
-            f"Nothing was measured at or below the training length of {trained}, so there is "
-            "nothing to compare the longer documents with."
-        )
-    table = _by_length_and_method(
-        _methods(report.by_length), {(d.length, d.method): d for d in losses}, _loss
-    )
-    stand_ins = sorted({d.reference for d in losses} - {report.train_length})
-    instead = " and ".join(format_length(length) for length in stand_ins)
-    return table + page.note(
-        f"The training length of {trained} itself was not measured by every method; the longest "
-        f"length below it ({instead}) stands in."
-        if stand_ins
-        else "",
-        "Points are the difference to the accuracy at the training length, with the 95% hybrid "
-        "score interval for independent questions (Newcombe 1998); relative is that loss as a "
-        "share of it. An interval that holds 0 is compatible with no loss.",
-    )
-
-
-def _loss(loss: Degradation) -> str:
-    if loss.length == loss.reference:
-        return "<td class=dim>reference</td>"
-    points = f"{_change(loss.absolute.mean)} points <small>{_range(loss.absolute)}</small>"
-    if loss.relative is None:
-        return points
-    relative = f"relative {_change(loss.relative.mean)}%"
-    return f"{points}<small>{relative}</small><small>{_range(loss.relative)}</small>"
-
-
-def _range(loss: Loss) -> str:
-    return f"{_change(loss.high)} to {_change(loss.low)}"  # the largest loss is the lowest end
-
-
-def _change(loss: float) -> str:
-    """Returns how an accuracy changed: a loss of 0.047 is "-4.7", with a true minus sign."""
-    text = f"{-100 * loss:+.1f}"
-    return "0.0" if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")
-
-
-# ---------------------------------------------------------------- tasks
-
-
-def _tasks(summaries: Sequence[Summary]) -> str:
-    """Returns one heat map per method: a row per task, a column per length."""
-    methods = _methods(summaries)
-    return "".join(
-        f"<h3>{escape(method)}</h3>{_heat_map([s for s in summaries if s.method == method])}"
-        for method in methods
-    ) + page.note("Per cent, darker is higher; on a screen, the pointer shows the interval.")
-
-
-def _heat_map(summaries: Sequence[Summary]) -> str:
-    lengths = sorted({s.length for s in summaries})
-    found = {(s.source, s.length): s for s in summaries}
-    rows = [
-        [escape(source), *(_heat(found.get((source, length))) for length in lengths)]
-        for source in sorted({s.source for s in summaries})
-    ]
-    return page.heat_map(["Task", *map(format_length, lengths)], rows)
-
-
-def _heat(summary: Summary | None) -> str:
-    if summary is None:
-        return "<td class=dim>-</td>"
-    share = summary.accuracy
-    red, green, blue = (
-        round(light + share.mean * (dark - light)) for light, dark in zip(LIGHT, DARK, strict=True)
-    )
-    told = f"{page.interval(share)}, {_counts(summary)}"
-    return (
-        f'<td style="background:#{red:02x}{green:02x}{blue:02x}" title="{escape(told)}">'
-        f"{100 * share.mean:.0f}</td>"
-    )
-
-
-# ---------------------------------------------------------------- where and how much
-
-
-def _lost(summaries: Sequence[Summary]) -> str:
-    """Returns what became of the evidence, where it is known, of readings that were wrong."""
-    known = [s for s in _sorted(summaries) if s.recall is not None or s.lost]
-    rows = [
-        [
-            f"{escape(s.method)} <small>{format_length(s.length)}</small>",
-            f"{page.percent(s.recall.mean)} <small>{page.interval(s.recall)}</small>"
-            if s.recall is not None
-            else "<td class=dim>not known</td>",
-            *(f"{s.lost.get(fate, 0):,}" for fate in recall.FATES),
-        ]
-        for s in known
-    ]
-    names = [fate.capitalize() for fate in recall.FATES]
-    return page.table(["", "Evidence in the last memory", *names], rows) + page.note(
-        "Wrong readings by what became of the facts that the answer rests on: some fact was in "
-        "no memory; all were, and the last memory lacked one; the last memory had all of them, "
-        "and the answer was wrong all the same."
-    )
-
-
-def _costs(summaries: Sequence[Summary]) -> str:
-    table = _by_length_and_method(
-        _methods(summaries),
-        {(s.length, s.method): s for s in summaries},
-        lambda s: (
-            f"{page.duration(s.seconds)} <small>{page.counted(s.turns, 'turn', 'turns')}</small>"
-            f"<small>{s.tokens:,} tokens</small>"
-        ),
-    )
-    return table + page.note(
-        "Over all readings: wall time while at least one of them was under way, turns, and "
-        "document tokens shown to the policy. Readings run beside each other, so times of "
-        "methods and lengths that ran together overlap."
-    )
-
-
-def _published(figures: Sequence[published.Published]) -> str:
-    lengths = sorted({length for model in figures for length, _ in model.points})
-    rows = [
-        [escape(model.model), *(_published_cell(model, length) for length in lengths)]
-        for model in figures
-    ]
-    return page.heat_map(["Model", *map(format_length, lengths)], rows) + page.note(
-        f"Per cent. {published.SOURCE}. That metric is kinder than the ones used here: compare "
-        f"{published.METRIC} with it, and nothing else."
-    )
-
-
-def _published_cell(model: published.Published, length: int) -> str:
-    share = dict(model.points).get(length)
-    return "" if share is None else f"{100 * share:.1f}"

@@ -1,10 +1,10 @@
 """The evaluation's page says what was measured, safely; its JSON says it without a clock."""
 
-import html.parser
 import json
 import re
 
 import pytest
+from markup import Tags
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from PIL import Image
@@ -12,9 +12,9 @@ from PIL import Image
 from notepad_jax.eval import published
 from notepad_jax.eval.measure import MemoryChange, Result
 from notepad_jax.eval.summary import ALL, Summary, share
-from notepad_jax.report import accuracy_plot, canvas, evaluation_page, page
+from notepad_jax.report import accuracy_plot, canvas, evaluation_page, numerals, render
 from notepad_jax.report.evaluation_page import Report
-from notepad_jax.report.page import Example
+from notepad_jax.report.examples import Example
 from notepad_jax.types import Finish
 
 HOSTILE = "</q><script>alert(1)</script>"
@@ -73,24 +73,8 @@ def full(**changed) -> Report:
 
 
 def written(folder, **changed) -> str:
-    return evaluation_page.write(folder, full(**changed)).read_text()
-
-
-class Tags(html.parser.HTMLParser):
-    """Checks that tags are closed in order; keeps the links."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.sources: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        self.sources += [value for name, value in attrs if name in ("src", "href")]
-        if tag not in ("meta", "img", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
+    """Returns the page as a browser reads it: white space of any length is one blank."""
+    return " ".join(evaluation_page.write(folder, full(**changed)).read_text().split())
 
 
 # ---------------------------------------------------------------- the page
@@ -261,6 +245,6 @@ def test_the_picture_of_methods_is_a_picture(tmp_path):
 
 
 def test_numbers_are_written_as_people_do():
-    assert page.counted(1, "turn", "turns") == "1 turn"
-    assert page.counted(1200, "turn", "turns") == "1,200 turns"
-    assert page.shortened("a" * (page.LONGEST_TEXT + 5)).endswith("... (5 more characters)")
+    assert numerals.counted(1, "turn", "turns") == "1 turn"
+    assert numerals.counted(1200, "turn", "turns") == "1,200 turns"
+    assert render.shortened("a" * (render.LONGEST_TEXT + 5)).endswith("... (5 more characters)")

@@ -1,16 +1,16 @@
 """The report is one file that needs nothing else, and its pictures are pictures."""
 
 import base64
-import html.parser
 import re
 
 import pytest
+from markup import Tags
 from PIL import Image
 
 from notepad_jax.eval.measure import MemoryChange, Result
 from notepad_jax.eval.summary import ALL, Summary, share
-from notepad_jax.report import accuracy_plot, canvas, page, quickstart_page, training_plot
-from notepad_jax.report.page import Example
+from notepad_jax.report import accuracy_plot, canvas, numerals, quickstart_page, training_plot
+from notepad_jax.report.examples import Example
 from notepad_jax.report.quickstart_page import Report
 from notepad_jax.types import Finish
 
@@ -58,23 +58,6 @@ def full_report(**changed) -> Report:
         timings={"train": 241.0, "measure": 9.5},
     )
     return Report(**(parts | changed))
-
-
-class Tags(html.parser.HTMLParser):
-    """Checks that tags are closed in order; keeps the links."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.sources: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        self.sources += [value for name, value in attrs if name in ("src", "href")]
-        if tag not in ("meta", "img", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
 
 
 def test_the_page_is_whole_and_needs_no_other_file(tmp_path):
@@ -132,5 +115,5 @@ def test_one_length_and_one_step_can_be_drawn(tmp_path):
 
 
 def test_durations_are_readable():
-    told = [page.duration(s) for s in (0.84, 12.3, 59.7, 125, 3720)]
+    told = [numerals.duration(s) for s in (0.84, 12.3, 59.7, 125, 3720)]
     assert told == ["0.8 s", "12 s", "1 min 00 s", "2 min 05 s", "1 h 02 min"]
