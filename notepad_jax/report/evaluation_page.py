@@ -113,7 +113,7 @@ class Row:
     """What each method did with documents of one length; None where nothing was measured."""
 
     length: int  # tokens
-    cells: Sequence[Any]  # as many as methods: Summary or Degradation
+    cells: Sequence[Summary | Degradation | None]  # as many as methods
 
 
 @dataclasses.dataclass(frozen=True)

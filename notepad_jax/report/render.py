@@ -28,22 +28,16 @@ LONGEST_TEXT = 6_000  # characters of one value that are shown
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
-def page(template: str, values: Mapping[str, Any]) -> str:
-    """Returns a template of `templates/` with its values as HTML.
-
-    jinja2.UndefinedError for a value that the template asks for and that is not there.
-    """
-    return _ENVIRONMENT.get_template(template).render(values)
-
-
 def write(path: Path, template: str, values: Mapping[str, Any]) -> Path:
-    """Writes a page at once or not at all; returns its path.
+    """Writes a template of `templates/` with its values, at once or not at all; returns `path`.
 
     Half a surrogate pair, which a policy may write and UTF-8 cannot, becomes a question mark.
+    jinja2.UndefinedError for a value that the template asks for and that is not there.
     """
+    html = _ENVIRONMENT.get_template(template).render(values)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(page(template, values), encoding="utf-8", errors="replace")
+    temporary.write_text(html, encoding="utf-8", errors="replace")
     os.replace(temporary, path)
     return path
 
