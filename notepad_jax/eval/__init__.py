@@ -1,1 +1,1 @@
-"""How well a policy reads: measured (measure), summed up (summary), shown (suite_report)."""
+"""How well a policy reads: measured (measure), summed up (summary), shown (evaluation_page)."""

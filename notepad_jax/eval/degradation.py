@@ -4,7 +4,7 @@ The claim to be checked is "trained at 32K, less than 5% lost at 3.5M", and a lo
 two measured shares is only worth as much as its interval: at 128 questions a side it is
 about 18 points wide. The questions of two lengths are taken as independent. Where a suite
 asks the same questions at every length, paired intervals would be narrower; these are then
-on the safe side. Below: summary; above: suite_report.
+on the safe side. Below: summary; above: evaluation_page.
 """
 
 from __future__ import annotations

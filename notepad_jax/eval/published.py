@@ -3,7 +3,7 @@
 They are RULER-QA built on HotpotQA: sub-EM over 128 questions, read once, so each carries
 a standard error of 3 to 4 points. That sub-EM is the two-way one (`sub_em_two_way`),
 which is kinder than ours: only that metric is to be compared with them. Read by
-suite_report and plots; imports nothing.
+evaluation_page and accuracy_plot; imports nothing.
 """
 
 from __future__ import annotations

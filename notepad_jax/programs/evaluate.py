@@ -27,8 +27,8 @@ from notepad_jax.programs import configuration, reading_list
 from notepad_jax.programs.reading_list import SYNTHETIC, Job
 from notepad_jax.programs.subjects import Subject, counter
 from notepad_jax.reading.memory_agent import TurnSampling
-from notepad_jax.report import suite_report
-from notepad_jax.report.page import Example
+from notepad_jax.report import evaluation_page
+from notepad_jax.report.examples import Example
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import Screen
@@ -177,7 +177,7 @@ def run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Ou
     with Readings(folder, identity(config) | {"reader": reader.name}) as readings:
         write_json(folder / CONFIG, configuration.plain(config))
         results = read(config, reader, planned, "eval", readings, screen)
-        outcome = suite_report.SuiteReport(
+        outcome = evaluation_page.Report(
             title=f"Reading {e.suite}, by length",
             summary=_summary(reader, results, config),
             suite=e.suite,
@@ -189,8 +189,8 @@ def run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Ou
             settings=configuration.flat(configuration.plain(config)),
             published=True,
         )
-    page = suite_report.write(folder, outcome)
-    write_json(folder / REPORT, suite_report.report_json(outcome))
+    page = evaluation_page.write(folder, outcome)
+    write_json(folder / REPORT, evaluation_page.report_json(outcome))
     failed = sum(result.failed for result in results)
     return Outcome(folder, page, list(outcome.by_length), list(outcome.by_task), failed)
 

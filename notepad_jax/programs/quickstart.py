@@ -27,7 +27,8 @@ from notepad_jax.eval import lengths, summary
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, evaluate, parts, reading_list, subjects, train
-from notepad_jax.report import page, report
+from notepad_jax.report import numerals, quickstart_page
+from notepad_jax.report.examples import Example
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import Screen
@@ -50,7 +51,7 @@ class Outcome:
     exported: Path
     before: list[summary.Summary]
     after: list[summary.Summary]
-    examples: list[page.Example]
+    examples: list[Example]
     timings: dict[str, float]
     peak_memory: float  # bytes
 
@@ -120,7 +121,7 @@ def measured(
     label: str,
     folder: Path,
     screen: Screen,
-) -> tuple[list[Result], list[page.Example]]:
+) -> tuple[list[Result], list[Example]]:
     """Reads at the lengths `names` ("2k", "3.5m"); the readings stay in `folder`."""
     subject = subjects.engine(config, policy)
     tasks = {n: reading_list.tasks_of_length(config, n) for n in map(lengths.parse_length, names)}
@@ -130,7 +131,7 @@ def measured(
         return results, examples(results, readings)
 
 
-def examples(results: Sequence[Result], readings: Readings) -> list[page.Example]:
+def examples(results: Sequence[Result], readings: Readings) -> list[Example]:
     """Picks three readings of the longest documents: one hop, two hops, no answer."""
     longest = max(r.length for r in results)
     there = [r for r in results if r.length == longest]
@@ -140,15 +141,15 @@ def examples(results: Sequence[Result], readings: Readings) -> list[page.Example
         "no answer in the document": lambda r: r.gold == ("nothing",),
     }
     chosen = ((kind, next(filter(fits, there), None)) for kind, fits in kinds.items())
-    return [page.Example(kind, r, list(readings.trace(r))) for kind, r in chosen if r is not None]
+    return [Example(kind, r, list(readings.trace(r))) for kind, r in chosen if r is not None]
 
 
 def _report(config: ConfigDict, outcome: Outcome) -> None:
     train_length = config.data.tokens
     last = outcome.after[-1]
-    report.write(
+    quickstart_page.write(
         outcome.folder,
-        report.Report(
+        quickstart_page.Report(
             title="Quick start: reading without limit",
             summary=(
                 f"Trained with GRPO on documents of {train_length:,} tokens; read documents of up "
@@ -182,7 +183,7 @@ def text(outcome: Outcome) -> str:
         lines += [f"  chunk {c.chunk + 1:>5,}: {c.memory}" for c in example.memory_changes[:8]]
         right = "right" if r.correct else f"wrong, it is {r.gold[0]}"
         lines.append(f"  answer: {r.answer} ({right})")
-    spent = ", ".join(f"{name} {page.duration(s)}" for name, s in outcome.timings.items())
+    spent = ", ".join(f"{name} {numerals.duration(s)}" for name, s in outcome.timings.items())
     lines += [
         "",
         f"report    {outcome.report}",

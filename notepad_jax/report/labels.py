@@ -3,7 +3,7 @@
 Plain geometry in points (1/72 inch) from the lower left corner of the axes; nothing here
 draws. Lines that end at the right share one column, in which `spread` moves labels apart
 as little as possible. A line that ends earlier has its label where it covers least, near
-the end. Used by `plots`.
+the end. Used by `accuracy_plot`.
 """
 
 from __future__ import annotations

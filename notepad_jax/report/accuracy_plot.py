@@ -1,9 +1,8 @@
-"""Pictures: accuracy by length of policies or methods, and the course of training.
+"""The picture of accuracy by length, a line for each policy or method.
 
-Drawn with matplotlib's Agg canvas on plain `Figure` objects, so nothing global is touched
-and no display is needed. Lines are labelled where they end instead of in a legend, and
-`labels` keeps those from covering each other. Input is what `summary` and
-`telemetry.metrics.read_metrics` return; `report` and `suite_report` above embed the files.
+Lines are labelled where they end instead of in a legend, and `labels` keeps those from
+covering each other; the axes are as wide as the words leave room for. Input is what
+`summary` returns; the pages above embed the file. Beside: `training_plot`; below: `canvas`.
 """
 
 from __future__ import annotations
@@ -11,26 +10,23 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from notepad_jax.eval.lengths import format_length
 from notepad_jax.eval.published import Published
 from notepad_jax.eval.summary import Summary
-from notepad_jax.report import labels
+from notepad_jax.report import canvas, labels
+from notepad_jax.report.canvas import AFTER, BEFORE, INK, MUTED
 from notepad_jax.report.labels import Box, Label
 
-BEFORE, AFTER = "#b0602a", "#1f5fa8"  # told apart by people with any colour vision, and in grey
-INK, MUTED, GRID = "#22262b", "#7a828c", "#e6e8eb"
 PUBLISHED = "#b4bac2"
-DPI = 160
 
 # Colour and mark of each method's line; methods that are not named here get OTHERS in turn.
 STYLES = {
@@ -48,41 +44,15 @@ FLOOR, CEILING = -3.0, 105.0  # ends of the accuracy axis, per cent
 UP = HEIGHT * (TOP - BOTTOM) / (CEILING - FLOOR)  # points per per cent
 
 
-@dataclasses.dataclass(frozen=True)
-class Panel:
-    """One small chart of the training picture: the metrics it draws, and their labels.
-
-    `scale` is "share" (0 to 100%), "linear" (from 0) or "log".
-    """
-
-    title: str
-    lines: Mapping[str, str]  # metric name -> label; metrics that were not logged are left out
-    scale: str = "linear"
-
-
-PANELS = (
-    Panel("Reward", {"reward": "mean reward"}, "share"),
-    Panel("Groups that carry signal", {"groups/kept_share": "kept"}, "share"),
-    Panel("Entropy per token", {"entropy_update": "memory", "entropy_answer": "answer"}),
-    Panel("Share of tokens clipped", {"clip_share": "clipped"}),
-    Panel(
-        "Sampler-trainer logprob gap",
-        {"logprob_gap_mean": "mean", "logprob_gap_max": "largest"},
-        "log",
-    ),
-    Panel("Memory written, tokens", {"rollout/memory_tokens": "memory"}),
-)
-
-
-def accuracy_by_length(
+def before_and_after(
     path: str | Path, before: Sequence[Summary], after: Sequence[Summary], train_length: int
 ) -> Path:
     """Draws both accuracies with 95% intervals over a logarithmic length axis; writes a PNG."""
     lines = [_line("before RL", BEFORE, "o", before), _line("after RL", AFTER, "o", after)]
-    return _save(_accuracy(lines, train_length, ()), path)
+    return canvas.save(_accuracy(lines, train_length, ()), path)
 
 
-def accuracy_by_method(
+def by_method(
     path: str | Path,
     summaries: Sequence[Summary],
     train_length: int | None,
@@ -99,10 +69,7 @@ def accuracy_by_method(
         _line(method, colour, mark, [s for s in summaries if s.method == method])
         for method, (colour, mark) in styles.items()
     ]
-    return _save(_accuracy(lines, train_length, published), path)
-
-
-# ---------------------------------------------------------------- accuracy
+    return canvas.save(_accuracy(lines, train_length, published), path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +177,7 @@ def _figure(frame: _Frame) -> tuple[Figure, Axes]:
     right = LEFT + frame.width / WIDTH
     figure.subplots_adjust(left=LEFT, right=right, top=TOP, bottom=BOTTOM)
     axes = figure.subplots()
-    _plain(axes)
+    canvas.bare(axes)
     axes.set_ylim(FLOOR, CEILING)
     axes.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100]))
     axes.yaxis.set_major_formatter(FixedFormatter(["0", "25", "50", "75", "100%"]))
@@ -330,83 +297,3 @@ def _length_axis(axes: Axes, lengths: Sequence[int]) -> None:
     axes.xaxis.set_major_formatter(FixedFormatter([format_length(t) for t in ticks[::-1]]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(low / 1.35, high * 1.35)
-
-
-# ---------------------------------------------------------------- training
-
-
-def training(
-    path: str | Path,
-    metrics: Sequence[Mapping[str, float]],
-    panels: Sequence[Panel] = PANELS,
-) -> Path:
-    """Draws the logged metrics by step, one small chart per panel; writes a PNG.
-
-    A panel none of whose metrics was logged is left out. ValueError if that leaves none.
-    """
-    panels = [p for p in panels if any(name in line for line in metrics for name in p.lines)]
-    if not panels:
-        raise ValueError("there are no training metrics to draw; run at least one step")
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(2.9 * columns, 2.1 * rows), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1, hspace=0.06, wspace=0.04)
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_visible(False)
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        _plain(axes)
-        _panel(axes, panel, metrics)
-    for axes in grid[-1]:
-        axes.set_xlabel("step", color=MUTED, fontsize=9)
-    return _save(figure, path)
-
-
-def _panel(axes: Axes, panel: Panel, metrics: Sequence[Mapping[str, float]]) -> None:
-    axes.set_title(panel.title, loc="left", fontsize=10, color=INK, pad=8)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    shown = [name for name in panel.lines if any(name in line for line in metrics)]
-    for name, colour in zip(shown, (AFTER, BEFORE, MUTED), strict=False):
-        points = [
-            (line["step"], line[name])
-            for line in metrics
-            if math.isfinite(line.get(name, math.nan)) and (panel.scale != "log" or line[name] > 0)
-        ]
-        x, y = [p[0] for p in points], [p[1] for p in points]
-        mark = "o" if len(points) == 1 else None
-        axes.plot(x, y, color=colour, linewidth=1.6, label=panel.lines[name], marker=mark)
-    if panel.scale == "log":
-        axes.set_yscale("log")
-        axes.yaxis.set_minor_locator(NullLocator())
-    elif panel.scale == "share":
-        axes.set_ylim(0, 1.05)
-        axes.yaxis.set_major_locator(FixedLocator([0, 0.5, 1]))
-        axes.yaxis.set_major_formatter(FixedFormatter(["0", "50%", "100%"]))
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-        axes.set_ylim(0, max(axes.get_ylim()[1], 1e-9))
-    if len(shown) > 1:
-        # Room above the lines, so that the labels cover nothing.
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, high**1.3 / low**0.3 if panel.scale == "log" else 1.25 * high)
-        axes.legend(
-            frameon=False, fontsize=8, labelcolor=INK, handlelength=1.2, ncols=2, loc="upper right"
-        )
-
-
-def _plain(axes: Axes) -> None:
-    """Takes the ink off everything that is not data."""
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(GRID)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=MUTED, labelsize=9, length=0, pad=6)
-
-
-def _save(figure: Figure, path: str | Path) -> Path:
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=DPI, facecolor="white")
-    return path

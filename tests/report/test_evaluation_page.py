@@ -1,10 +1,10 @@
 """The evaluation's page says what was measured, safely; its JSON says it without a clock."""
 
-import html.parser
 import json
 import re
 
 import pytest
+from markup import Tags
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from PIL import Image
@@ -12,9 +12,9 @@ from PIL import Image
 from notepad_jax.eval import published
 from notepad_jax.eval.measure import MemoryChange, Result
 from notepad_jax.eval.summary import ALL, Summary, share
-from notepad_jax.report import page, plots, suite_report
-from notepad_jax.report.page import Example
-from notepad_jax.report.suite_report import SuiteReport
+from notepad_jax.report import accuracy_plot, canvas, evaluation_page, numerals, render
+from notepad_jax.report.evaluation_page import Report
+from notepad_jax.report.examples import Example
 from notepad_jax.types import Finish
 
 HOSTILE = "</q><script>alert(1)</script>"
@@ -52,7 +52,7 @@ BY_LENGTH = [
 ]
 
 
-def full(**changed) -> SuiteReport:
+def full(**changed) -> Report:
     parts = dict(
         title="RULER & more",
         summary="Short.",
@@ -69,28 +69,12 @@ def full(**changed) -> SuiteReport:
         settings={"reading.max_memory": 1024, "evaluate.lengths": ("32k", "128k")},
         published=True,
     )
-    return SuiteReport(**(parts | changed))
+    return Report(**(parts | changed))
 
 
 def written(folder, **changed) -> str:
-    return suite_report.write(folder, full(**changed)).read_text()
-
-
-class Tags(html.parser.HTMLParser):
-    """Checks that tags are closed in order; keeps the links."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.sources: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        self.sources += [value for name, value in attrs if name in ("src", "href")]
-        if tag not in ("meta", "img", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
+    """Returns the page as a browser reads it: white space of any length is one blank."""
+    return " ".join(evaluation_page.write(folder, full(**changed)).read_text().split())
 
 
 # ---------------------------------------------------------------- the page
@@ -151,7 +135,7 @@ def test_parts_without_content_are_left_out(tmp_path):
 def test_published_figures_are_those_of_their_suite_only(tmp_path):
     assert "MemAgent" not in written(tmp_path, suite="memory")
     assert "MemAgent" not in written(tmp_path, published=False)
-    assert suite_report.report_json(full(suite="memory"))["published"] == []
+    assert evaluation_page.report_json(full(suite="memory"))["published"] == []
 
 
 def test_a_stand_in_for_the_training_length_is_named(tmp_path):
@@ -179,7 +163,7 @@ def test_shades_are_darker_for_more_and_light_enough_to_read(tmp_path):
 
 
 def test_the_json_has_everything_but_the_clock():
-    told = suite_report.report_json(full())
+    told = evaluation_page.report_json(full())
     text = json.dumps(told, allow_nan=False)
     assert "seconds" not in text and "began" not in text and "123.456" not in text
     assert told == json.loads(text)  # nothing but what JSON can say
@@ -204,7 +188,9 @@ def test_the_json_does_not_depend_on_who_ended_first():
               for s in reversed(BY_LENGTH)]  # fmt: skip
     late = example(began=1.0, seconds=2.0)
     one, two = full(), full(by_length=slower, by_task=full().by_task[::-1], examples=[late])
-    assert json.dumps(suite_report.report_json(one)) == json.dumps(suite_report.report_json(two))
+    assert json.dumps(evaluation_page.report_json(one)) == json.dumps(
+        evaluation_page.report_json(two)
+    )
 
 
 def test_published_lengths_double_from_7k_to_3_5m():
@@ -233,13 +219,13 @@ CASES = {
 @pytest.mark.parametrize("train_length", [None, 32768, 3670016])
 def test_no_two_words_of_a_picture_overlap(case, train_length, monkeypatch):
     figures = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(canvas, "save", lambda figure, path: figures.append(figure))
     rows = [summary(m, LENGTHS[k], int(right)) for (m, k), right in CASES[case].items()]
-    plots.accuracy_by_method("x.png", rows, train_length, published.FIGURES)
+    accuracy_plot.by_method("x.png", rows, train_length, published.FIGURES)
     (axes,) = figures[0].axes
-    canvas = FigureCanvasAgg(figures[0])
-    canvas.draw()
-    renderer = canvas.get_renderer()
+    drawn = FigureCanvasAgg(figures[0])
+    drawn.draw()
+    renderer = drawn.get_renderer()
     words = [*axes.texts, axes.xaxis.label, *axes.get_xticklabels()]
     # Of the words alone: an annotation's own extent includes the line that leads to it.
     boxes = [Text.get_window_extent(word, renderer).padded(-1) for word in words]
@@ -251,14 +237,14 @@ def test_no_two_words_of_a_picture_overlap(case, train_length, monkeypatch):
 
 
 def test_the_picture_of_methods_is_a_picture(tmp_path):
-    plots.accuracy_by_method(tmp_path / "a.png", BY_LENGTH, 32768, published.FIGURES)
+    accuracy_plot.by_method(tmp_path / "a.png", BY_LENGTH, 32768, published.FIGURES)
     with Image.open(tmp_path / "a.png") as image:
         assert image.size == (1280, 720) and len(image.convert("RGB").getcolors(10**6)) > 20
     with pytest.raises(ValueError, match="no accuracy to draw"):
-        plots.accuracy_by_method(tmp_path / "a.png", [], 32768)
+        accuracy_plot.by_method(tmp_path / "a.png", [], 32768)
 
 
 def test_numbers_are_written_as_people_do():
-    assert page.counted(1, "turn", "turns") == "1 turn"
-    assert page.counted(1200, "turn", "turns") == "1,200 turns"
-    assert page.shortened("a" * (page.LONGEST_TEXT + 5)).endswith("... (5 more characters)")
+    assert numerals.counted(1, "turn", "turns") == "1 turn"
+    assert numerals.counted(1200, "turn", "turns") == "1,200 turns"
+    assert render.shortened("a" * (render.LONGEST_TEXT + 5)).endswith("... (5 more characters)")

@@ -1,17 +1,17 @@
 """The report is one file that needs nothing else, and its pictures are pictures."""
 
 import base64
-import html.parser
 import re
 
 import pytest
+from markup import Tags
 from PIL import Image
 
 from notepad_jax.eval.measure import MemoryChange, Result
 from notepad_jax.eval.summary import ALL, Summary, share
-from notepad_jax.report import page, plots, report
-from notepad_jax.report.page import Example
-from notepad_jax.report.report import Report
+from notepad_jax.report import accuracy_plot, canvas, numerals, quickstart_page, training_plot
+from notepad_jax.report.examples import Example
+from notepad_jax.report.quickstart_page import Report
 from notepad_jax.types import Finish
 
 
@@ -60,25 +60,8 @@ def full_report(**changed) -> Report:
     return Report(**(parts | changed))
 
 
-class Tags(html.parser.HTMLParser):
-    """Checks that tags are closed in order; keeps the links."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.sources: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        self.sources += [value for name, value in attrs if name in ("src", "href")]
-        if tag not in ("meta", "img", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
 def test_the_page_is_whole_and_needs_no_other_file(tmp_path):
-    text = report.write(tmp_path / "run", full_report()).read_text()
+    text = quickstart_page.write(tmp_path / "run", full_report()).read_text()
     tags = Tags()
     tags.feed(text)
     assert not tags.open and "script" not in re.findall(r"<(\w+)", text)
@@ -91,7 +74,7 @@ def test_the_page_is_whole_and_needs_no_other_file(tmp_path):
 
 
 def test_the_page_says_what_was_measured(tmp_path):
-    text = report.write(tmp_path, full_report()).read_text()
+    text = quickstart_page.write(tmp_path, full_report()).read_text()
     for words in ("Before &amp; after", "spoilt on purpose", "46.9%", "98.4%", "91.7 to 99.7",
                  "not measured", "3,670,016", "model.width", "4 min 01 s", "1 min 01 s",
                  "2 readings before RL failed and count as wrong", "chunk 3", "expected 4711",
@@ -100,37 +83,37 @@ def test_the_page_says_what_was_measured(tmp_path):
 
 
 def test_a_restless_memory_is_shown_in_part(tmp_path):
-    text = report.write(tmp_path, full_report(examples=[example(500)])).read_text()
+    text = quickstart_page.write(tmp_path, full_report(examples=[example(500)])).read_text()
     assert "488 more changes" in text and "code is 7<" in text and "code is 8<" not in text
     assert "code is 496<" in text and "code is 499<" in text
 
 
 def test_parts_without_content_are_left_out(tmp_path):
     bare = full_report(metrics=[], examples=[], config={}, timings={}, before=[])
-    text = report.write(tmp_path, bare).read_text()
+    text = quickstart_page.write(tmp_path, bare).read_text()
     assert "Training" not in text and "How it read" not in text and text.count("<img") == 1
-    assert not (tmp_path / report.TRAINING).exists()
+    assert not (tmp_path / quickstart_page.TRAINING).exists()
 
 
 def test_the_pictures_are_pictures(tmp_path):
     parts = full_report()
-    accuracy = plots.accuracy_by_length(tmp_path / "a.png", parts.before, parts.after, 2048)
-    training = plots.training(tmp_path / "t.png", METRICS)
-    for path, width in ((accuracy, 1280), (training, 2 * 2.9 * plots.DPI)):
+    accuracy = accuracy_plot.before_and_after(tmp_path / "a.png", parts.before, parts.after, 2048)
+    training = training_plot.draw(tmp_path / "t.png", METRICS)
+    for path, width in ((accuracy, 1280), (training, 2 * 2.9 * canvas.DPI)):
         with Image.open(path) as image:
             assert image.size[0] == int(width) and len(image.convert("RGB").getcolors(10**6)) > 20
 
 
 def test_one_length_and_one_step_can_be_drawn(tmp_path):
     one = [summary(2048, 1, 2)]
-    assert plots.accuracy_by_length(tmp_path / "a.png", one, [], 2048).exists()
-    assert plots.training(tmp_path / "t.png", METRICS[:1]).exists()
+    assert accuracy_plot.before_and_after(tmp_path / "a.png", one, [], 2048).exists()
+    assert training_plot.draw(tmp_path / "t.png", METRICS[:1]).exists()
     with pytest.raises(ValueError, match="no accuracy to draw"):
-        plots.accuracy_by_length(tmp_path / "a.png", [], [], 2048)
+        accuracy_plot.before_and_after(tmp_path / "a.png", [], [], 2048)
     with pytest.raises(ValueError, match="no training metrics"):
-        plots.training(tmp_path / "t.png", [{"step": 0, "other": 1.0}])
+        training_plot.draw(tmp_path / "t.png", [{"step": 0, "other": 1.0}])
 
 
 def test_durations_are_readable():
-    told = [page.duration(s) for s in (0.84, 12.3, 59.7, 125, 3720)]
+    told = [numerals.duration(s) for s in (0.84, 12.3, 59.7, 125, 3720)]
     assert told == ["0.8 s", "12 s", "1 min 00 s", "2 min 05 s", "1 h 02 min"]

@@ -1,0 +1,244 @@
+"""The page of an evaluation, and its JSON: how well each method reads, by length.
+
+The page is what `quickstart_page` is for the quick start: the curve over the published
+figures, then tables of accuracy, of what is lost against the training length, of every
+task, of where answers were lost and what they cost, and some readings to look at. This
+file lays summaries out as `templates/evaluation.html` shows them. The JSON says the same
+for programs, without wall-clock times, so that a measurement that was interrupted and went
+on writes the same bytes. Above: the programs; below: `render`, `accuracy_plot`, `summary`,
+`degradation`, `published`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from notepad_jax.eval import degradation, published, recall
+from notepad_jax.eval.degradation import Degradation
+from notepad_jax.eval.summary import Summary
+from notepad_jax.report import accuracy_plot, examples, render
+from notepad_jax.report.examples import Example
+
+REPORT, ACCURACY = "report.html", "accuracy.png"
+TEMPLATE = "evaluation.html"
+WALL_CLOCK = ("seconds", "began")  # fields that differ from run to run
+
+LIGHT, DARK = (246, 248, 251), (146, 183, 222)  # of the heat map; black ink reads on both
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What the page says. Empty sequences and mappings leave their part out."""
+
+    title: str
+    summary: str  # one or two sentences under the title
+    suite: str  # such as "ruler-qa"
+    policy: str  # who read, by name
+    train_length: int | None  # tokens; None if it is not known
+    by_length: Sequence[Summary]
+    by_task: Sequence[Summary]
+    examples: Sequence[Example]
+    settings: Mapping[str, Any]  # flat: {"reading.max_memory": 1024}
+    published: bool  # whether to show the published figures, where there are some of this suite
+
+    @property
+    def figures(self) -> tuple[published.Published, ...]:
+        return published.of_suite(self.suite) if self.published else ()
+
+
+def write(folder: str | Path, report: Report) -> Path:
+    """Writes report.html and accuracy.png into `folder`; returns the path of the page.
+
+    ValueError if nothing was measured.
+    """
+    folder = Path(folder)
+    picture = accuracy_plot.by_method(
+        folder / ACCURACY, report.by_length, report.train_length, report.figures
+    )
+    values = _values(report) | {"accuracy_png": picture.read_bytes()}
+    return render.write(folder / REPORT, TEMPLATE, values)
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """Returns the report as dicts, lists and scalars: all of it but wall-clock times.
+
+    The order of summaries does not depend on the order in which readings ended.
+    """
+    losses = _losses(report)
+    return {
+        "title": report.title,
+        "summary": report.summary,
+        "suite": report.suite,
+        "policy": report.policy,
+        "train_length": report.train_length,
+        "by_length": [_plain(s) for s in _sorted(report.by_length)],
+        "by_task": [_plain(s) for s in _sorted(report.by_task)],
+        "degradation": [_plain(loss) for loss in losses],
+        "examples": [_plain(example) for example in report.examples],
+        "settings": _plain(report.settings),
+        "published": [
+            {
+                "model": figures.model,
+                "source": published.SOURCE,
+                "metric": published.METRIC,
+                "accuracy": [{"length": x, "mean": y} for x, y in figures.points],
+            }
+            for figures in report.figures
+        ],
+    }
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        fields = [f.name for f in dataclasses.fields(value) if f.name not in WALL_CLOCK]
+        return {name: _plain(getattr(value, name)) for name in fields}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    if isinstance(value, enum.Enum):
+        return value.value
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+# ---------------------------------------------------------------- the page
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What each method did with documents of one length; None where nothing was measured."""
+
+    length: int  # tokens
+    cells: Sequence[Summary | Degradation | None]  # as many as methods
+
+
+@dataclasses.dataclass(frozen=True)
+class Failures:
+    """What was counted as wrong without an answer, and which answers were cut."""
+
+    method: str
+    readings: int
+    unanswered: int
+    truncated: int
+
+
+@dataclasses.dataclass(frozen=True)
+class HeatMap:
+    """One method on every task, at every length."""
+
+    method: str
+    lengths: Sequence[int]
+    rows: Sequence[HeatRow]
+
+
+@dataclasses.dataclass(frozen=True)
+class HeatRow:
+    """One task; None where nothing was measured."""
+
+    source: str
+    cells: Sequence[HeatCell | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class HeatCell:
+    """A number, and the colour behind it."""
+
+    summary: Summary
+    colour: str  # "#92b7de"
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedRow:
+    """What a model is said to have reached; None where nothing is said."""
+
+    model: str
+    shares: Sequence[float | None]
+
+
+def _values(report: Report) -> dict[str, Any]:
+    """Returns what the template shows, but for the picture."""
+    methods, summaries = _methods(report.by_length), _sorted(report.by_length)
+    losses = _losses(report)
+    lengths = sorted({length for model in report.figures for length, _ in model.points})
+    return {
+        "report": report,
+        "methods": methods,
+        "accuracies": _rows(methods, summaries),
+        "labelled": [(s.method, s) for s in summaries],
+        "failures": _failures(summaries),
+        "losses": _rows(methods, losses),
+        "stand_ins": sorted({d.reference for d in losses} - {report.train_length}),
+        "heat_maps": [_heat_map(m, report.by_task) for m in _methods(report.by_task)],
+        "with_evidence": [s for s in summaries if s.recall is not None or s.lost],
+        "fates": recall.FATES,
+        "source": published.SOURCE,
+        "metric": published.METRIC,
+        "published_lengths": lengths,
+        "published_rows": [
+            PublishedRow(figures.model, [dict(figures.points).get(x) for x in lengths])
+            for figures in report.figures
+        ],
+        "excerpts": list(map(examples.excerpt, report.examples)),
+    }
+
+
+def _rows(methods: Sequence[str], found: Sequence[Summary] | Sequence[Degradation]) -> list[Row]:
+    """Returns a row per length that was found, ascending, with a cell per method."""
+    there = {(one.length, one.method): one for one in found}
+    return [
+        Row(length, [there.get((length, method)) for method in methods])
+        for length in sorted({one.length for one in found})
+    ]
+
+
+def _failures(summaries: Sequence[Summary]) -> list[Failures]:
+    """Returns the methods of which some reading has no answer, or one that was cut."""
+    by_method = []
+    for method in _methods(summaries):
+        there = [s for s in summaries if s.method == method]
+        n, unanswered, truncated = (
+            sum(getattr(s, name) for s in there) for name in ("n", "unanswered", "truncated")
+        )
+        by_method.append(Failures(method, n, unanswered, truncated))
+    return [failures for failures in by_method if failures.unanswered or failures.truncated]
+
+
+def _heat_map(method: str, summaries: Sequence[Summary]) -> HeatMap:
+    found = {(s.source, s.length): s for s in summaries if s.method == method}
+    lengths = sorted({length for _, length in found})
+    cells = {where: HeatCell(s, _colour(s.accuracy.mean)) for where, s in found.items()}
+    rows = [
+        HeatRow(source, [cells.get((source, length)) for length in lengths])
+        for source in sorted({source for source, _ in found})
+    ]
+    return HeatMap(method, lengths, rows)
+
+
+def _colour(share: float) -> str:
+    red, green, blue = (
+        round(light + share * (dark - light)) for light, dark in zip(LIGHT, DARK, strict=True)
+    )
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def _methods(summaries: Sequence[Summary]) -> list[str]:
+    """Returns the methods that were measured, in the order of the picture."""
+    there = {s.method for s in summaries}
+    return [m for m in accuracy_plot.STYLES if m in there] + sorted(
+        there - set(accuracy_plot.STYLES)
+    )
+
+
+def _sorted(summaries: Sequence[Summary]) -> list[Summary]:
+    order = _methods(summaries)
+    return sorted(summaries, key=lambda s: (order.index(s.method), s.source, s.length))
+
+
+def _losses(report: Report) -> list[Degradation]:
+    if report.train_length is None:
+        return []
+    return degradation.by_length(_sorted(report.by_length), report.train_length)

@@ -1,0 +1,105 @@
+"""report.html of the quick start: what was measured, before and after learning.
+
+One calm, self-contained page. Everything on it comes in as the plain values of `Report`;
+this file lays them out as `templates/quickstart.html` shows them, and `write` also leaves
+the two pictures as PNG files beside the page. The page of an evaluation is
+`evaluation_page`. Above: the programs, which fill `Report` in; below: `render`,
+`accuracy_plot`, `training_plot` and `summary`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from notepad_jax.eval.summary import Summary
+from notepad_jax.report import accuracy_plot, examples, render, training_plot
+from notepad_jax.report.examples import Example
+
+REPORT, ACCURACY, TRAINING = "report.html", "accuracy.png", "training.png"
+TEMPLATE = "quickstart.html"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What the page says. Empty sequences and mappings leave their part out."""
+
+    title: str
+    summary: str  # one or two sentences under the title
+    starter: str  # what the starting policy is, plainly
+    train_length: int  # tokens
+    before: Sequence[Summary]
+    after: Sequence[Summary]
+    metrics: Sequence[Mapping[str, float]]  # of training, as `read_metrics` returns them
+    examples: Sequence[Example]
+    config: Mapping[str, Any]  # flat: {"reading.max_memory": 64}
+    timings: Mapping[str, float]  # what was done -> seconds
+
+
+def write(folder: str | Path, report: Report) -> Path:
+    """Writes report.html and its PNG files into `folder`; returns the page's path."""
+    folder = Path(folder)
+    accuracy = accuracy_plot.before_and_after(
+        folder / ACCURACY, report.before, report.after, report.train_length
+    )
+    training = training_plot.draw(folder / TRAINING, report.metrics) if report.metrics else None
+    values = {
+        "report": report,
+        "accuracy_png": accuracy.read_bytes(),
+        "training_png": training.read_bytes() if training else b"",
+        "rows": _rows(report.before, report.after),
+        "labelled": [
+            (when, s)
+            for when, summaries in (("before", report.before), ("after", report.after))
+            for s in sorted(summaries, key=lambda s: s.length)
+        ],
+        "failures": [*_failures("before", report.before), *_failures("after", report.after)],
+        "excerpts": list(map(examples.excerpt, report.examples)),
+        "timings": _timings(report.timings),
+    }
+    return render.write(folder / REPORT, TEMPLATE, values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What was measured at one length; None where nothing was."""
+
+    length: int  # tokens
+    before: Summary | None
+    after: Summary | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Failures:
+    """Readings that are counted as wrong for another reason than a wrong answer."""
+
+    when: str  # "before" or "after"
+    unanswered: int
+    truncated: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """How long something took, and its share of the whole."""
+
+    name: str
+    seconds: float
+    share: float
+
+
+def _rows(before: Sequence[Summary], after: Sequence[Summary]) -> list[Row]:
+    old, new = {s.length: s for s in before}, {s.length: s for s in after}
+    return [Row(length, old.get(length), new.get(length)) for length in sorted(old | new)]
+
+
+def _failures(when: str, summaries: Sequence[Summary]) -> list[Failures]:
+    unanswered = sum(s.unanswered for s in summaries)
+    truncated = sum(s.truncated for s in summaries)
+    return [Failures(when, unanswered, truncated)] if unanswered or truncated else []
+
+
+def _timings(timings: Mapping[str, float]) -> list[Timing]:
+    total = sum(timings.values()) or 1.0
+    return [Timing(name, seconds, seconds / total) for name, seconds in timings.items()]

@@ -1,0 +1,110 @@
+"""Whatever a template prints is bounded, escaped and free of control characters."""
+
+import dataclasses
+import fnmatch
+import re
+import tomllib
+from pathlib import Path
+
+import jinja2
+import pytest
+from markup import Tags
+from markupsafe import Markup
+
+from notepad_jax.eval.measure import MemoryChange, Result
+from notepad_jax.eval.summary import ALL, Summary, share
+from notepad_jax.report import evaluation_page, quickstart_page, render
+from notepad_jax.report.examples import Example
+from notepad_jax.types import Finish
+
+ROOT = Path(__file__).parents[2]
+CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+HOSTILE = "\x1b]0;\x07\x9b</style></td>\"'><script>alert(1)</script>{{ 7 * 7 }}\ud800"
+ENDLESS = HOSTILE + "x" * 10**6
+
+
+def hostile_summary(length: int) -> Summary:
+    half = share([1.0, 0.0])
+    return Summary(
+        method="notepad", source=ALL, length=length, questions=2, n=2, accuracy=half,
+        scores={ENDLESS: half}, recall=half, lost={ENDLESS: 1}, unanswered=1, truncated=1,
+        turns=2, tokens=2, seconds=1.0,
+    )  # fmt: skip
+
+
+EXAMPLE = Example(
+    ENDLESS,
+    Result(
+        task_id=ENDLESS, source=ENDLESS, method=ENDLESS, length=8, repeat=0, question=ENDLESS,
+        gold=(ENDLESS, ENDLESS), answer=ENDLESS, correct=0.0, problem=ENDLESS, scores={},
+        finish=Finish.STOP, failed=False, turns=2, tokens=8, recall=None, lost=ENDLESS,
+        began=0.0, seconds=1.0, changes=1,
+    ),
+    [MemoryChange(0, ENDLESS, 3, 0.1, None)],
+)  # fmt: skip
+SUMMARIES = [hostile_summary(2048), hostile_summary(4096)]
+
+
+def hostile_quickstart(folder: Path) -> Path:
+    return quickstart_page.write(
+        folder,
+        quickstart_page.Report(
+            title=ENDLESS, summary=ENDLESS, starter=ENDLESS, train_length=2048, before=SUMMARIES,
+            after=SUMMARIES, metrics=[], examples=[EXAMPLE], config={ENDLESS: ENDLESS},
+            timings={ENDLESS: 1.0},
+        ),
+    )  # fmt: skip
+
+
+def hostile_evaluation(folder: Path) -> Path:
+    return evaluation_page.write(
+        folder,
+        evaluation_page.Report(
+            title=ENDLESS, summary=ENDLESS, suite=ENDLESS, policy=ENDLESS, train_length=2048,
+            by_length=SUMMARIES, examples=[EXAMPLE], settings={ENDLESS: [ENDLESS]}, published=False,
+            by_task=[dataclasses.replace(s, source=ENDLESS) for s in SUMMARIES],
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("write", [hostile_quickstart, hostile_evaluation])
+def test_no_field_of_a_page_can_break_it_or_grow_it(write, tmp_path):
+    text = write(tmp_path).read_text()
+    assert not CONTROL.search(text) and "\ufffd" in text
+    assert max(map(len, re.findall("x+", text))) <= render.LONGEST_TEXT
+    assert "more characters" in text and "{{ 7 * 7 }}" in text
+    assert text.count("<script") == 0 and text.count("</style>") == 1
+    tags = Tags()
+    tags.feed(text)
+    assert not tags.open
+
+
+def test_what_is_shown_of_a_short_text_is_the_text_but_for_control_characters():
+    words = "".join(map(chr, range(0x800)))
+    shown = render.shown(words)
+    assert len(shown) == len(words) and not CONTROL.search(shown)
+    assert all(a == b or CONTROL.match(b) for a, b in zip(shown, words, strict=True))
+
+
+def test_long_texts_are_cut_and_say_so():
+    words = "a" * (render.LONGEST_TEXT + 1_234)
+    assert render.shown(words) == "a" * render.LONGEST_TEXT + " ... (1,234 more characters)"
+    made = Markup("<b>" + words)
+    assert render.shown(made) is made  # what templates made of values that are bounded
+
+
+def test_a_value_that_is_missing_is_an_error_and_leaves_the_page_as_it_was(tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text("earlier")
+    with pytest.raises(jinja2.UndefinedError, match="report"):
+        render.write(path, "frame.html", {})
+    assert path.read_text() == "earlier" and list(tmp_path.iterdir()) == [path]
+
+
+def test_the_templates_are_shipped_with_the_package():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    shipped = settings["tool"]["setuptools"]["package-data"]["notepad_jax.report"]
+    folder = ROOT / "notepad_jax" / "report"
+    there = [str(path.relative_to(folder)) for path in (folder / "templates").iterdir()]
+    assert len(there) == 5
+    assert [name for name in there if not any(fnmatch.fnmatch(name, p) for p in shipped)] == []
