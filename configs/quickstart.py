@@ -87,14 +87,20 @@ def get_config() -> ConfigDict:
     )
     config.optimizer = ConfigDict(
         dict(
-            kind="muon",
+            kind="muon",  # orthogonalised steps of matrices and adapters; or adamw
             learning_rate=2e-3,  # of the weight matrices
             adam_learning_rate=4e-4,  # of embedding and norms
             warmup_steps=0,
-            decay_from=25,  # step from which the rates fall linearly; to 2% at decay_steps
-            decay_steps=100,
-            weight_decay=0.0,
-            max_grad_norm=1.0,
+            decay="linear",  # of both rates; or cosine; "none" keeps them
+            decay_from=25,  # step from which they fall
+            decay_steps=100,  # step at which they have fallen; change it with `steps`
+            decay_to=0.02,  # share of them that is left then
+            momentum=0.95,  # of muon
+            b1=0.9,  # of Adam
+            b2=0.999,
+            eps=1e-8,
+            weight_decay=0.0,  # per step, times the rate
+            max_grad_norm=1.0,  # of the whole gradient; 0 does not clip
         )
     )
     config.checkpoint = ConfigDict(

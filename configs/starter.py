@@ -52,15 +52,22 @@ def get_config() -> ConfigDict:
         ConfigDict(dict(chunks=6, chunk_size=256, tails=24, share=0.40)),
         ConfigDict(dict(chunks=2, chunk_size=1024, tails=32, share=0.25)),
     )
-    # Constant for a quarter of the steps, then linear to 2%.
     config.optimizer = ConfigDict(
         dict(
             kind="muon",
             learning_rate=1e-2,  # weight matrices
             adam_learning_rate=5e-3,  # embedding and norms
             warmup_steps=0,
+            decay="linear",
+            decay_from=500,  # constant for a quarter of the steps
+            decay_steps=2000,  # change it with `steps`
+            decay_to=0.02,
+            momentum=0.95,
+            b1=0.9,
+            b2=0.999,
+            eps=1e-8,
             weight_decay=0.0,
-            max_grad_norm=0.0,
+            max_grad_norm=0.0,  # not clipped
         )
     )
     return config

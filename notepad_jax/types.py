@@ -117,23 +117,37 @@ class Finish(enum.Enum):
     CANCELLED = "cancelled"
 
 
+COLDEST, HOTTEST = 1e-4, 1e4  # logits divided by these stay finite in float32, and apart
+LEAST_TOP_P = float(np.finfo(np.float32).tiny)  # below, it is 0 on a device and keeps no token
+
+
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """How to sample one completion. Two calls with the same seed share their noise."""
+    """How to sample one completion. Two calls with the same seed share their noise.
 
-    temperature: float  # 0 is greedy
-    top_p: float
+    Raises ValueError for a number out of its range; nan and inf are out of all.
+    """
+
+    temperature: float  # 0 is greedy; else COLDEST to HOTTEST
+    top_p: float  # (0, 1]
     max_new_tokens: int
     stop_ids: tuple[int, ...]
     seed: int  # 0 <= seed < 2**63
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or more")
-        if not 0 < self.top_p <= 1:
+        if self.temperature != 0 and not COLDEST <= self.temperature <= HOTTEST:
+            raise ValueError(
+                f"temperature is {self.temperature}; it must be 0 (greedy), or at least {COLDEST} "
+                f"and at most {HOTTEST:g}"
+            )
+        if not LEAST_TOP_P <= self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it must be in (0, 1]")
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
+        if not 1 <= self.max_new_tokens < 2**31:
+            raise ValueError(
+                f"max_new_tokens is {self.max_new_tokens}; it must be at least 1 and below 2**31"
+            )
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}; it must be at least 0 and below 2**63")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -4,7 +4,8 @@ Two kinds. `adamw` is what large policies are fine-tuned with. `muon` orthogonal
 update of every weight matrix and leaves embeddings, norms and biases to Adam; for the tiny
 policies of the quick start it needs several times fewer steps. Our leaves are stacked over
 layers and attention projections keep their heads apart ([L, D, N, H]), so `MATRICES` tells
-muon which axes of a leaf are the matrix; the layer axis is a batch of matrices.
+muon which axes of a leaf are the matrix; the layer axis is a batch of matrices. `ADAPTERS`
+does the same for low-rank adapters, whose two factors are matrices as well.
 
 `update` applies it; `programs.warmup` uses the same for supervised training. Equal settings
 give the same object, so that a jitted step that is static in it compiles once.
@@ -17,36 +18,75 @@ import functools
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from optax.contrib import MuonDimensionNumbers
+
+from notepad_jax.model import lora
+
+KINDS = ("adamw", "muon")
+DECAYS = ("none", "linear", "cosine")
+
+# On the device these numbers are float32 and steps are int32: what is 0, 1 or infinite there
+# is refused as such here. A beta that rounds to 1 divides by 0 in the first bias correction.
+_TINY, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+_BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
+_RANGES = {  # lowest, highest, and both in words
+    "learning_rate": (_TINY, _MOST, "above 0 and finite"),
+    "adam_learning_rate": (0, _MOST, "at least 0 and finite"),
+    "decay_to": (0, 1, "a share of the rate, 0 to 1"),
+    "momentum": (0, _BELOW_ONE, "at least 0 and, in float32, below 1"),
+    "b1": (0, _BELOW_ONE, "at least 0 and, in float32, below 1"),
+    "b2": (0, _BELOW_ONE, "at least 0 and, in float32, below 1"),
+    "eps": (_TINY, _MOST, "above 0 in float32, and finite"),
+    "weight_decay": (0, _MOST, "at least 0 and finite"),
+    "max_grad_norm": (0, _MOST, "at least 0 and finite; 0 switches clipping off"),
+}
+_STEPS = ("warmup_steps", "decay_from", "decay_steps")
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
-    """A hashable choice of optimizer; learning rates are per optimizer step."""
+    """A hashable choice of optimizer; learning rates are per optimizer step.
+
+    Raises:
+      ValueError: a number is out of its range or not finite, a name is not known, or the
+        steps of warm-up and decay are out of order.
+    """
 
     kind: str  # "adamw" or "muon"
     learning_rate: float  # of all leaves (adamw), of the weight matrices (muon)
     adam_learning_rate: float  # of the leaves muon leaves to Adam; unused by adamw
     warmup_steps: int  # linear from 0 to the rate, then constant; 0 starts at the rate
-    decay_steps: int = 0  # the step at which a linear decay ends; 0 never decays
-    decay_from: int = 0  # the step at which it begins
+    decay: str = "none"  # the shape of the fall: "linear", "cosine" (half a wave), or none
+    decay_from: int = 0  # the step at which it begins; unused with "none", as the next two
+    decay_steps: int = 0  # the step at which it ends; constant from there
     decay_to: float = 0.02  # share of the rate that is left at its end
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.01
+    momentum: float = 0.95  # of muon's matrices (Nesterov's); unused by adamw
+    b1: float = 0.9  # Adam's first moment
+    b2: float = 0.999  # Adam's second moment
+    eps: float = 1e-8  # Adam's, and the least norm that muon divides a matrix by
+    weight_decay: float = 0.01  # times the rate; muon decays the matrices only
     max_grad_norm: float = 1.0  # global norm; 0 switches clipping off
 
     def __post_init__(self) -> None:
-        if self.kind not in ("adamw", "muon"):
-            raise ValueError(f"no optimizer is called {self.kind!r}; known: adamw, muon")
-        if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be 0 or more")
-        if self.decay_steps and not self.warmup_steps <= self.decay_from < self.decay_steps:
+        for name, known in (("kind", KINDS), ("decay", DECAYS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; use {', '.join(known)}")
+        for name, (lowest, highest, words) in _RANGES.items():
+            if not lowest <= getattr(self, name) <= highest:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be {words}")
+        for name in _STEPS:
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 0 <= value < 2**31:
+                raise ValueError(
+                    f"{name} is {value}; it must be a whole number of steps, 0 to {2**31 - 1}"
+                )
+        if self.decay != "none" and not self.warmup_steps <= self.decay_from < self.decay_steps:
             raise ValueError(
                 f"the decay goes from step {self.decay_from} to {self.decay_steps}, the warm-up to "
-                f"{self.warmup_steps}; need warmup_steps <= decay_from < decay_steps"
+                f"{self.warmup_steps}; need warmup_steps <= decay_from < decay_steps, or "
+                "decay='none'"
             )
 
 
@@ -65,18 +105,38 @@ MATRICES: dict[str, MuonDimensionNumbers] = {
 }
 
 
+def _factors(name: str) -> dict[str, MuonDimensionNumbers]:
+    """Returns the axes of a matrix's adapters: A [L, inputs, r] and B [L, r, outputs].
+
+    Orthogonalising each factor keeps the rate's meaning. On inputs of size 1 a fresh A gives r
+    numbers of size 1; a step of B has singular values rate * sqrt(outputs / r) and so moves the
+    outputs by the rate (times alpha / r), as a step of a whole square matrix does. A itself
+    begins with singular values near 1 and moves by the rate, too. While B is zero A has no
+    gradient and stays.
+    """
+    inputs, outputs = MATRICES[name]
+    return {
+        f"{name}_lora_in": MuonDimensionNumbers(inputs, (1 + len(inputs),)),
+        f"{name}_lora_out": MuonDimensionNumbers((1,), tuple(range(2, 2 + len(outputs)))),
+    }
+
+
+ADAPTERS = {leaf: axes for name in lora.TARGETS for leaf, axes in _factors(name).items()}
+
+
 def matrix_axes(params: Any) -> Any:
     """Returns `params`' tree with a MuonDimensionNumbers for matrices and None elsewhere."""
+    known = MATRICES | ADAPTERS
 
     def axes(path: Any, leaf: Any) -> MuonDimensionNumbers | None:
         names = [getattr(key, "key", None) for key in path]
-        return MATRICES.get(names[-1]) if names[0] == "layers" else None
+        return known.get(names[-1]) if names[0] == "layers" else None
 
     return jax.tree.map_with_path(axes, params)
 
 
 def schedule(settings: OptimizerSettings, peak: float) -> optax.Schedule:
-    """Linear warm-up to `peak`, constant, then (if asked for) linear decay.
+    """Linear warm-up to `peak`, constant, then (if asked for) the decay to its share of `peak`.
 
     Step 0 of a warm-up of n already moves: it uses peak / n.
     """
@@ -86,16 +146,23 @@ def schedule(settings: OptimizerSettings, peak: float) -> optax.Schedule:
         first = peak / settings.warmup_steps
         parts = [optax.linear_schedule(first, peak, settings.warmup_steps - 1), constant]
         ends = [settings.warmup_steps - 1]
-    if settings.decay_steps:
+    if settings.decay != "none":
         steps = settings.decay_steps - settings.decay_from
-        parts.append(optax.linear_schedule(peak, peak * settings.decay_to, steps))
+        parts.append(
+            optax.cosine_decay_schedule(peak, steps, alpha=settings.decay_to)
+            if settings.decay == "cosine"
+            else optax.linear_schedule(peak, peak * settings.decay_to, steps)
+        )
         ends.append(settings.decay_from)
     return optax.join_schedules(parts, ends)
 
 
 @functools.cache
 def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
-    """Returns the optimizer; weight decay spares norms and biases, gradients are clipped first."""
+    """Returns the optimizer; weight decay spares norms and biases, gradients are clipped first.
+
+    Its state has the same structure with and without clipping.
+    """
     rate = schedule(settings, settings.learning_rate)
     if settings.kind == "adamw":
         optimizer = optax.adamw(
@@ -109,6 +176,7 @@ def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
     else:
         optimizer = optax.contrib.muon(
             rate,
+            beta=settings.momentum,
             eps=settings.eps,
             weight_decay=settings.weight_decay,
             adam_b1=settings.b1,
@@ -116,9 +184,8 @@ def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
             adam_learning_rate=schedule(settings, settings.adam_learning_rate),
             muon_weight_dimension_numbers=matrix_axes,
         )
-    if not settings.max_grad_norm:
-        return optimizer
-    return optax.chain(optax.clip_by_global_norm(settings.max_grad_norm), optimizer)
+    norm = settings.max_grad_norm
+    return optax.chain(optax.clip_by_global_norm(norm) if norm else optax.identity(), optimizer)
 
 
 def _decayed(params: Any) -> Any:

@@ -2,7 +2,8 @@
 
 A config is a Python file with `get_config()` that returns an `ml_collections.ConfigDict`;
 it imports nothing of ours. `--config.steps=20` on the command line changes a value and
-keeps its type; a key that does not exist is an error that names the nearest one.
+keeps its type; a key that does not exist is an error that names the nearest one, and a
+number out of its range (`ranges`) one that names the range, wherever it was written.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 import configs
+from notepad_jax.programs import ranges
 
 FLAG = "--config."
 
 
 class ConfigProblem(ValueError):
-    """A config file or an override that cannot be used."""
+    """A config file, a saved value or an override that cannot be used."""
 
 
 def load(
@@ -34,7 +36,8 @@ def load(
       overrides: words like `--config.grpo.clip_high=0.28`; they win over `saved`.
       saved: the values of a run that goes on, as `plain` wrote them; {} or None for none.
     Raises:
-      ConfigProblem: no such file, key or value; the message says what there is.
+      ConfigProblem: no such file, key or value, or a number out of its range; the message,
+        one line, says what there is.
     """
     path = _find(name)
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
@@ -46,9 +49,12 @@ def load(
     known = flat(config)
     for key, value in flat(saved or {}).items():
         if key in known:
-            _set(config, key, tuple(value) if isinstance(known[key], tuple) else value)
+            listed = isinstance(known[key], tuple) and isinstance(value, list)
+            _set(config, key, tuple(value) if listed else value)
     for word in overrides:
         _override(config, word)
+    if problem := next(ranges.problems(config), None):
+        raise ConfigProblem(problem)
     return config.lock()
 
 
@@ -101,7 +107,14 @@ def _override(config: ConfigDict, word: str) -> None:
 
 def _set(config: ConfigDict, key: str, value: Any) -> None:
     section, _, leaf = key.rpartition(".")
-    (config[section] if section else config)[leaf] = value
+    place = config[section] if section else config
+    old = place[leaf]
+    try:
+        if old is not None and (value is None or isinstance(value, bool) != isinstance(old, bool)):
+            raise TypeError("a ConfigDict would take these for anything")
+        place[leaf] = value
+    except (TypeError, OverflowError):
+        raise _unlike(key, old, value) from None
 
 
 def _parse(key: str, text: str, old: Any) -> Any:
@@ -124,7 +137,9 @@ def _parse(key: str, text: str, old: Any) -> Any:
     except ConfigProblem:
         raise
     except (ValueError, KeyError, SyntaxError, TypeError):
-        kind = type(old).__name__
-        raise ConfigProblem(
-            f"{key} needs a value like {old!r} ({kind}), and got {text!r}"
-        ) from None
+        raise _unlike(key, old, text) from None
+
+
+def _unlike(key: str, old: Any, value: Any) -> ConfigProblem:
+    kind = type(old).__name__
+    return ConfigProblem(f"{key} needs a value like {old!r} ({kind}), and got {value!r}")

@@ -201,9 +201,6 @@ def _check_amounts(config: ConfigDict) -> None:
     for name in ("lengths", "methods"):
         if not e[name]:
             raise ValueError(f"evaluate.{name} is empty; name at least one")
-    for name in ("repeats", "at_once"):
-        if e[name] < 1:
-            raise ValueError(f"evaluate.{name} is {e[name]}; it must be at least 1")
     if e.suite == SYNTHETIC and "data" not in config:
         raise ValueError(
             "the suite synthetic is in the starter's language, which a policy on our engine may "

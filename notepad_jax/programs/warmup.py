@@ -227,11 +227,7 @@ def run(config: ml_collections.ConfigDict, screen: Screen) -> dict[str, float]:
     )
     if policy.layers < 2:
         raise ValueError(f"policy.layers is {policy.layers}; finding a fact takes at least 2")
-    optimizer = make_optimizer(
-        OptimizerSettings(
-            **config.optimizer, decay_from=config.steps // 4, decay_steps=config.steps
-        )
-    )
+    optimizer = make_optimizer(OptimizerSettings(**config.optimizer))
     params = initial_params(policy, config.seed, **config.initial)
     opt_state = optimizer.init(params)
     first = 0

@@ -72,6 +72,7 @@ def test_a_question_beyond_its_limit(story, capsys):
         (["--config.grpo.clip_hihg=1"], "did you mean grpo.clip_high?"),
         (["--config.clip_high=1"], "did you mean grpo.clip_high?"),
         (["--config.steps=many"], "'many'"),
+        (["--config.optimizer.learning_rate=nan"], "optimizer.learning_rate is nan"),
         (["--config", "quikstart"], "did you mean quickstart?"),
         (["--config.policy=/nowhere"], "/nowhere"),
         (["--config.grpo.advantage=drgrpo"], "dr_grpo"),

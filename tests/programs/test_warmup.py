@@ -73,6 +73,7 @@ def tiny(folder: pathlib.Path, steps: int):
     config.lessons = config.lessons[:1]
     config.lessons[0].update(chunks=2, tails=4)
     config.update(folder=str(folder), steps=steps, drill_steps=0)
+    config.optimizer.update(decay_from=steps // 4, decay_steps=steps)
     return config
 
 
