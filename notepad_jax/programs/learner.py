@@ -37,15 +37,7 @@ class Plan:
     max_skipped: int  # steps in a row that may be skipped for not being finite
 
     def __post_init__(self) -> None:
-        advantages.of_groups(self.advantage, ())
-        for name in ("minibatches", "epochs", "row_length", "max_skipped"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"grpo.{name} is {getattr(self, name)}; it must be at least 1")
-        if not 0 <= self.full_rate_at <= 1:
-            raise ValueError(
-                f"grpo.full_rate_at is {self.full_rate_at}; it is a share of the groups: "
-                f"0 (off) to 1"
-            )
+        advantages.of_groups(self.advantage, ())  # knows its name
 
     @property
     def optimizer_steps(self) -> int:

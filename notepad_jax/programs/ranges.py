@@ -76,7 +76,9 @@ RANGES: dict[str, Range] = {
     "rollout.max_staleness": whole(0),
     "rollout.archive": whole(0),
     "grpo.full_rate_at": SHARE,
-    "grpo.kl_weight": NOT_NEGATIVE,
+    "grpo.minibatches": whole(1),
+    "grpo.epochs": whole(1),
+    "grpo.max_skipped": whole(1),
     "grpo.row_length": whole(1),
     "grpo.lora.rank": whole(0),  # 0 is off; `Lora` is only built above it
     "grpo.lora.alpha": POSITIVE,

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.engine.paged_engine import EngineSettings
 from notepad_jax.grpo.update import UpdateSettings
-from notepad_jax.programs import configuration, evaluate, ranges
+from notepad_jax.programs import configuration, ranges, reading_list
 from notepad_jax.programs.configuration import ConfigProblem
 from notepad_jax.reading.endpoint import EndpointCompleter
 from notepad_jax.rollout.collector import Reader
@@ -54,7 +54,7 @@ HELD = {
     "endpoint.at_once": lambda c: EndpointCompleter(
         "http://localhost", "", None, at_once=c.endpoint.at_once
     ),
-    "evaluate.samples": lambda c: evaluate.check_samples(c.evaluate.samples),
+    "evaluate.samples": lambda c: reading_list.check_samples(c.evaluate.samples),
 }
 
 

@@ -17,7 +17,7 @@ POLICY = PolicyConfig(
     rope_theta=1e4, rms_eps=1e-6, qk_norm=False, attention_bias=True, tied_embeddings=True,
     valid_vocab=512, dtype="bfloat16",
 )  # fmt: skip
-ADAMW = ("--config.optimizer.kind=adamw", "--config.optimizer.decay_steps=0")
+ADAMW = ("--config.optimizer.kind=adamw", "--config.optimizer.decay=none")
 
 
 def config(*words: str):
@@ -99,6 +99,7 @@ def test_the_rate_follows_the_share_of_informative_groups_or_is_left_alone():
         ("grpo.minibatches=0", "grpo.minibatches is 0"),
         ("grpo.epochs=0", "grpo.epochs is 0"),
         ("grpo.full_rate_at=1.5", "grpo.full_rate_at is 1.5"),
+        ("grpo.max_skipped=0", "grpo.max_skipped is 0"),
         ("grpo.advantage=drgrpo", "did you mean 'dr_grpo'"),
         ("grpo.clip_low=1.5", "clip range"),
         ("grpo.kl_weight=-1.0", "kl_weight is -1"),
