@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.manager import Saved, abstract
@@ -140,6 +141,8 @@ def learn(
         learner.config, learner.optimizer, learner.settings, learner.state, learner.frozen,
         batches, scale,
     )  # fmt: skip
+    if plan.optimizer_steps > 1:
+        learnt |= _sampler_gap(batches[: len(packed)])
     stats = [one.stats for one in packed]
     tokens = sum(s.packed_tokens for s in stats)
     places = sum(s.rows * s.row_length for s in stats)
@@ -172,6 +175,14 @@ def _with_logprobs(learner: Learner, one: TrainBatch) -> TrainBatch:
     if learner.settings.kl_weight:
         found["reference_logprobs"] = _logprobs(learner, learner.reference, one)
     return dataclasses.replace(one, **found)
+
+
+def _sampler_gap(batches: Sequence[TrainBatch]) -> dict[str, float]:
+    """How far sampler and trainer are apart before the first step; later ones move the policy."""
+    gap_N = np.concatenate(
+        [np.abs(b.proximal_logprobs - b.behaviour_logprobs)[b.weights > 0] for b in batches]
+    )
+    return {"logprob_gap_mean": float(gap_N.mean()), "logprob_gap_max": float(gap_N.max())}
 
 
 def _logprobs(learner: Learner, params: Any, one: TrainBatch) -> Any:

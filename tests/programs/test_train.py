@@ -158,6 +158,7 @@ def test_adapters_train_resume_and_are_saved_added_in(tmp_path):
     whole = run(tmp_path / "whole", *words)
     learnt = [m for m in whole if m["groups/kept"] > 1]
     assert learnt and all(m["update/optimizer_steps"] == 4 for m in learnt)
+    assert max(m["ratio_max"] for m in learnt) > 1  # later steps move off the proximal policy
     assert any(m.get("update_norm", 0) > 0 for m in whole)
     assert all(m["logprob_gap_max"] < 2e-5 for m in whole if m["groups/kept"])
     run(tmp_path / "half", *words, "--config.steps=2")
@@ -176,8 +177,9 @@ def test_updates_that_are_not_finite_stop_the_run_at_the_last_good_step(tmp_path
     assert [m["step"] for m in metrics if m.get("update/skipped")] == [good + 1, good + 2]
     steps = [int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir() if p.name.isdigit()]
     assert max(steps) == good  # nothing newer hides it
-    went_on = run(tmp_path / "run", "--config.steps=2", resume=True) if good < 2 else []
-    assert all(m.get("update/skipped", 0) == 0 for m in went_on)
+    went_on = run(tmp_path / "run", words[0], f"--config.steps={good + 2}", resume=True)
+    assert [m["step"] for m in went_on] == list(range(1, good + 3))
+    assert not any(m.get("update/skipped", 0) for m in went_on)
 
 
 def test_tasks_may_come_from_files_and_a_resumed_run_draws_the_next_ones(tmp_path):
