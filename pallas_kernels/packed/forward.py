@@ -1,0 +1,118 @@
+"""Packed attention, forward: a query block's accumulators stay in VMEM while its keys pass."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array
+
+from pallas_kernels.packed.walk import (
+    A_B,
+    A_BT,
+    HIDDEN,
+    at,
+    call_over,
+    each,
+    heads_per_step,
+    masked_and_not,
+    score_scale,
+    specs_by_query,
+    visible_keys,
+)
+from pallas_kernels.schedule import FIRST, LAST, Schedule
+from pallas_kernels.tiles import LANES, Interpret, dot, wide
+
+_LN2 = math.log(2)
+
+
+def _forward_kernel(
+    q_block, k_block, flags, q_start,
+    q_ref, k_ref, v_ref, kv_end_ref,
+    out_ref, lse_ref,
+    peak_ref, total_ref, acc_ref,
+    *, chunk: int,
+):  # fmt: skip
+    entry = pl.program_id(1)
+    flag = flags[entry]
+    heads, bq, _ = q_ref.shape
+    bk = k_ref.shape[0]
+
+    @at(FIRST, flag)
+    def _():
+        peak_ref[...] = jnp.full_like(peak_ref, HIDDEN)
+        total_ref[...] = jnp.zeros_like(total_ref)
+        acc_ref[...] = jnp.zeros_like(acc_ref)
+
+    def compute(masked: bool, head: Array) -> None:
+        q = q_ref[head]
+        peak, total, acc = peak_ref[head], total_ref[head], acc_ref[head]
+        for start in range(0, bk, chunk):
+            keys = pl.ds(start, chunk)
+            scores = dot(q, k_ref[keys, :], *A_BT) * score_scale(q.shape[1])
+            if masked:
+                visible = visible_keys(
+                    jax.lax.broadcasted_iota(jnp.int32, (bq, chunk), 0) + q_start[q_block[entry]],
+                    jax.lax.broadcasted_iota(jnp.int32, (1, chunk), 1)
+                    + (k_block[entry] * bk + start),
+                    kv_end_ref[:, keys],
+                )
+                scores = jnp.where(visible, scores, HIDDEN)
+            # A query that sees nothing yet has peak -1e30 and weights 1: nonsense that its
+            # first visible key wipes with a factor exp2(-1e30). The diagonal comes last, and
+            # there every query sees itself.
+            new_peak = jnp.maximum(peak, scores.max(axis=1, keepdims=True))
+            weights = jnp.exp2(scores - wide(new_peak, chunk))
+            keep = jnp.exp2(peak - new_peak)
+            v = v_ref[keys, :]
+            total = keep * total + weights.sum(axis=1, keepdims=True)
+            acc = wide(keep, v.shape[1]) * acc + dot(weights.astype(v.dtype), v, *A_B)
+            peak = new_peak
+        peak_ref[head], total_ref[head], acc_ref[head] = peak, total, acc
+
+    masked_and_not(flag, heads, compute)
+
+    @at(LAST, flag)
+    def _():
+        @each(heads)
+        def _(head: Array) -> None:
+            total = total_ref[head]
+            out_ref[head] = (acc_ref[head] / wide(total, out_ref.shape[2])).astype(out_ref.dtype)
+            lse_ref[head] = ((peak_ref[head] + jnp.log2(total)) * _LN2).T[:1]
+
+
+def forward(
+    q_NTH: Array, k_KSH: Array, v_KSH: Array, schedule: Schedule, interpret: Interpret = False
+) -> tuple[Array, Array]:
+    """Returns (out [N, T, H], lse float32 [N, T])."""
+    N, T, H = q_NTH.shape
+    heads, steps = heads_per_step(N, k_KSH.shape[0])
+    bq, bk, blocks = schedule.q_size, schedule.k_size, schedule.by_query
+    queries, keys, kv_end = specs_by_query(schedule, heads, steps, H)
+    out, lse = call_over(
+        functools.partial(_forward_kernel, chunk=min(bk, 512)),
+        "packed_attention_forward",
+        grid=(N // heads, blocks.count),
+        blocks=blocks,
+        schedule=schedule,
+        in_specs=[queries, keys, keys, kv_end],
+        out_specs=[
+            queries,
+            pl.BlockSpec((heads, 1, bq), lambda n, e, q_block, *_: (n, 0, q_block[e])),
+        ],
+        out_shape=[
+            jax.ShapeDtypeStruct((N, T, H), q_NTH.dtype),
+            jax.ShapeDtypeStruct((N, 1, T), jnp.float32),
+        ],
+        scratch_shapes=[
+            pltpu.VMEM((heads, bq, LANES), jnp.float32),
+            pltpu.VMEM((heads, bq, LANES), jnp.float32),
+            pltpu.VMEM((heads, bq, H), jnp.float32),
+        ],
+        interpret=interpret,
+    )(q_NTH, k_KSH, v_KSH, schedule.kv_end[None])
+    return out, lse[:, 0]

@@ -1,0 +1,116 @@
+"""What the three packed kernels share: how a block list is walked, and what happens in a block.
+
+A kernel is a `pallas_call` over the entries of a list (`call_over`), with the list's tables in
+scalar memory; one step serves several query heads (`heads_per_step`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array
+
+from pallas_kernels.schedule import PARTIAL, BlockList, Schedule
+from pallas_kernels.tiles import LANES, LOG2E, Interpret, interpret_mode
+
+HIDDEN = -1e30  # the score of a hidden key: finite, so that differences stay finite
+
+A_BT = (1, 1)  # the axes that a @ b.T contracts
+A_B = (1, 0)
+
+# Scores, weights and their gradients are float32 blocks: the compiler's default of 16 MiB is
+# too little for blocks of 1,024. Every chip has at least 64 MiB.
+_VMEM_BYTES = 48 * 2**20
+
+
+def heads_per_step(q_heads: int, kv_heads: int) -> tuple[int, int]:
+    """Query heads that one step serves, and steps per kv head.
+
+    All heads of a group meet a key block while it is in VMEM: it is fetched once for them,
+    and a step's bookkeeping (some 200 cycles) is paid once. 8 heads' accumulators fit.
+    """
+    group = q_heads // kv_heads
+    heads = max(n for n in range(1, 9) if group % n == 0)
+    return heads, group // heads
+
+
+def specs_by_query(schedule: Schedule, heads: int, steps: int, head_size: int) -> list:
+    """Blocks of queries, of keys (or values) and of kv_end on a grid (heads, entries)."""
+    bq, bk = schedule.q_size, schedule.k_size
+    return [
+        pl.BlockSpec((heads, bq, head_size), lambda n, e, q_block, *_: (n, q_block[e], 0)),
+        pl.BlockSpec(
+            (None, bk, head_size), lambda n, e, q_block, k_block, *_: (n // steps, k_block[e], 0)
+        ),
+        pl.BlockSpec((1, bk), lambda n, e, q_block, k_block, *_: (0, k_block[e])),
+    ]
+
+
+def call_over(
+    kernel: Callable, name: str, *, grid: tuple, blocks: BlockList, schedule: Schedule,
+    in_specs: list, out_specs: Any, out_shape: Any, scratch_shapes: list, interpret: Interpret,
+) -> Callable:  # fmt: skip
+    """A pallas_call over a block list: its four tables come first and live in scalar memory."""
+    call = pl.pallas_call(
+        kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=4,
+            grid=grid,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            scratch_shapes=scratch_shapes,
+        ),
+        out_shape=out_shape,
+        compiler_params=pltpu.CompilerParams(
+            # Heads are independent: a chip with two cores gives each half of them.
+            dimension_semantics=("parallel",) + ("arbitrary",) * (len(grid) - 1),
+            disable_bounds_checks=True,
+            vmem_limit_bytes=_VMEM_BYTES,
+        ),
+        interpret=interpret_mode(interpret),
+        name=name,
+    )
+    return functools.partial(call, blocks.q_block, blocks.k_block, blocks.flags, schedule.q_start)
+
+
+def score_scale(head_size: int) -> float:
+    return LOG2E * head_size**-0.5
+
+
+def column(row: Array) -> Array:
+    """[1, n] -> [n, 128]: a number per lane becomes a number per row, in every lane."""
+    return jnp.broadcast_to(row, (LANES, row.shape[1])).T
+
+
+def visible_keys(i: Array, j: Array, kv_end: Array) -> Array:
+    """j <= i < kv_end in one comparison a score: below j, i - j wraps around to a huge number."""
+    unsigned = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint32)
+    return unsigned(i - j) < unsigned(jnp.maximum(kv_end - j, 0))
+
+
+def at(flag: int, flags: Array) -> Callable:
+    return pl.when((flags & flag) != 0)
+
+
+def each(heads: int) -> Callable:
+    """Decorates a body that runs for every query head of a step."""
+
+    def loop(body: Callable[[Array], None]) -> None:
+        jax.lax.fori_loop(0, heads, lambda head, _: body(head), None)
+
+    return loop
+
+
+def masked_and_not(flags: Array, heads: int, compute: Callable[[bool, Array], None]) -> None:
+    """Two bodies for every head, so that full blocks do no mask work."""
+    for masked in (True, False):
+
+        @pl.when(((flags & PARTIAL) != 0) == masked)
+        def _(masked: bool = masked) -> None:
+            each(heads)(functools.partial(compute, masked))

@@ -1,0 +1,213 @@
+"""Mixed: sequences with any number of new tokens, limited by the matrix units.
+
+Query blocks are cut at fixed places of the token axis, whatever the sequences; the kernel walks
+a list of (query block, sequence) pairs, and for each pair the key blocks that its last query
+can see. Rows of other sequences are masked; key blocks that every query of the block sees, the
+great majority, do no mask work. The new keys and values are in the cache already (`write`).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array
+
+from pallas_kernels.paged.sizes import PagedSizes, ceil, entries, page_count
+from pallas_kernels.paged.softmax import MASK, normalised, online, reset
+from pallas_kernels.tiles import LANES, dot
+
+
+def _kernel(
+    # prefetched scalars; an entry is one sequence within one query block
+    seq_ref: Any,  # [E + 1]
+    block_ref: Any,  # [E + 1]: the query block
+    keys_ref: Any,  # [E + 1]: keys that the entry's last query sees
+    base_ref: Any,  # [E + 1]: key blocks of the entries before
+    rows_ref: Any,  # [B * P]
+    kv_lens_ref: Any,  # [B]
+    cu_ref: Any,  # [B + 1]
+    # inputs
+    q_ref: Any,  # [k * G, q, H]
+    data_ref: Any,  # [rows, 2, K, Z, H] in HBM
+    # outputs
+    out_ref: Any,  # [k * G, q, H]
+    # scratch
+    buffer_ref: Any,  # [2, pages, 2, k, Z, H]
+    m_ref: Any,  # [k, G * q, 128]
+    l_ref: Any,  # [k, G * q, 128]
+    acc_ref: Any,  # [k, G * q, H]
+    sem: Any,  # [2]
+    *,
+    table_width: int,  # P
+    q_parts: int,  # pieces in which a query block is multiplied
+) -> None:
+    _, pages, _, k_heads, Z, H = buffer_ref.shape
+    q_size, G = q_ref.shape[1], q_ref.shape[0] // k_heads
+    M, size = G * q_size, pages * Z
+    e, entries = pl.program_id(1), pl.num_programs(1)
+    heads = pl.ds(pl.program_id(0) * k_heads, k_heads)
+    seq, q_block, base = seq_ref[e], block_ref[e], base_ref[e]
+    blocks = ceil(keys_ref[e], size)
+
+    def copy(row: Any, slot: Any, at: Any) -> Any:
+        return pltpu.make_async_copy(
+            data_ref.at[row, :, heads], buffer_ref.at[slot, at], sem.at[slot]
+        )
+
+    def pages_of(entry: Any, c: Any) -> Any:
+        return jnp.minimum(pages, ceil(keys_ref[entry], Z) - c * pages)
+
+    def fetch(entry: Any, c: Any, slot: Any) -> None:
+        first = seq_ref[entry] * table_width + c * pages
+
+        def start(i: Any, _: Any) -> Any:
+            copy(rows_ref[first + i], slot, i).start()
+            return _
+
+        lax.fori_loop(0, pages_of(entry, c), start, 0)
+
+    def fetch_after(c: Any) -> None:
+        """Starts the copies of the key block that follows, perhaps the next entry's first."""
+        slot = lax.rem(base + c + 1, 2)
+        pl.when(c + 1 < blocks)(lambda: fetch(e, c + 1, slot))
+        pl.when((c + 1 >= blocks) & (e + 1 < entries))(lambda: fetch(e + 1, 0, slot))
+
+    def wait(c: Any, slot: Any) -> None:
+        def one(i: Any, _: Any) -> Any:
+            copy(0, slot, i).wait()
+            return _
+
+        lax.fori_loop(0, pages_of(e, c), one, 0)
+
+    # Query t of the token axis stands at position t + offset of its sequence.
+    begin, end = cu_ref[seq], cu_ref[seq + 1]
+    offset = kv_lens_ref[seq] - end
+    t0 = q_block * q_size
+
+    def limits() -> Array:
+        """[M, 1]: the last key that each row sees; -1 for rows of other sequences."""
+        row = lax.broadcasted_iota(jnp.int32, (M, 1), 0)
+        t = t0 + (row & (q_size - 1))
+        return jnp.where((t >= begin) & (t < end), t + offset, -1)
+
+    def attend(c: Any, masked: bool) -> None:
+        slot = lax.rem(base + c, 2)
+        fetch_after(c)
+        wait(c, slot)
+
+        def head(k: Any, _: Any) -> Any:
+            q = q_ref[pl.ds(k * G, G)].reshape(M, H)
+            keys = buffer_ref[slot, :, 0, k].reshape(size, H)
+            values = buffer_ref[slot, :, 1, k].reshape(size, H)
+            if masked:
+                # Slots that no query sees may hold NaN, and 0 * NaN would spread.
+                row = lax.broadcasted_iota(jnp.int32, values.shape, 0)
+                ok = row < keys_ref[e] - c * size
+                values = jnp.where(ok, values.astype(jnp.float32), 0).astype(values.dtype)
+                last = limits() - c * size
+            part = M // q_parts
+            for at in range(0, M, part):
+                s = dot(q[at : at + part], keys, 1, 1)
+                if masked:
+                    column = lax.broadcasted_iota(jnp.int32, s.shape, 1)
+                    s = jnp.where(column <= last[at : at + part], s, MASK)
+                online(s, values, m_ref, l_ref, acc_ref, (k, pl.ds(at, part)))
+            return _
+
+        lax.fori_loop(0, k_heads, head, 0)
+
+    pl.when(e == 0)(lambda: fetch(0, 0, 0))
+    pl.when((e == 0) | (block_ref[jnp.maximum(e - 1, 0)] != q_block))(
+        lambda: reset(m_ref, l_ref, acc_ref)
+    )
+    pl.when(blocks == 0)(lambda: fetch_after(-1))
+    # Blocks that every row of the query block sees to the end need no mask.
+    alone = (begin <= t0) & (end >= t0 + q_size)
+    full = jnp.where(alone, (t0 + offset + 1) // size, 0)
+    full = jnp.clip(full, 0, blocks)  # an idle sequence would count below 0
+
+    def loop(low: Any, high: Any, masked: bool) -> None:
+        def one(c: Any, _: Any) -> Any:
+            attend(c, masked)
+            return _
+
+        lax.fori_loop(low, high, one, 0)
+
+    loop(0, full, masked=False)
+    loop(full, blocks, masked=True)
+
+    @pl.when((e + 1 == entries) | (block_ref[e + 1] != q_block))
+    def _() -> None:
+        def store(k: Any, _: Any) -> Any:
+            out = normalised(l_ref, acc_ref, k).reshape(G, q_size, H)
+            out_ref[pl.ds(k * G, G)] = out.astype(out_ref.dtype)
+            return _
+
+        lax.fori_loop(0, k_heads, store, 0)
+
+
+def attend(
+    q_TNH: Array,
+    data: Array,
+    rows_BP: Array,
+    kv_lens_B: Array,
+    cu_B1: Array,
+    active_B: Array,
+    sizes: PagedSizes,
+    interpret: Any,
+) -> Array:
+    """Attention of the active sequences; the rows of other tokens are unspecified."""
+    _, _, K, Z, H = data.shape
+    B, P = rows_BP.shape
+    T, N, _ = q_TNH.shape
+    size, pages = sizes.q_tokens, page_count(sizes.kv_tokens, Z)
+    k_heads = K // sizes.head_split
+    G, q_blocks = N // K, ceil(T, size)
+    q_NTH = jnp.pad(q_TNH.swapaxes(0, 1), ((0, 0), (0, q_blocks * size - T), (0, 0)))
+
+    begin_B, end_B = cu_B1[:-1], cu_B1[1:]
+    first_B = begin_B // size
+    blocks_B = jnp.where(active_B & (end_B > begin_B), (end_B - 1) // size - first_B + 1, 0)
+    bound = q_blocks + min(B, T) + 1
+    seq, index, count = entries(blocks_B, bound)
+    block = first_B[seq] + index
+    last = jnp.minimum(end_B[seq], (block + 1) * size)
+    keys = jnp.maximum(kv_lens_B[seq] - end_B[seq] + last, 0)
+    listed = jnp.arange(bound) < count
+    # With nothing to do one entry is visited all the same: it writes zeros to block 0.
+    block = jnp.where(listed, block, 0)
+    keys = jnp.where(listed & (kv_lens_B[seq] > 0), keys, 0)
+    base = jnp.cumsum(ceil(keys, pages * Z), dtype=jnp.int32) - ceil(keys, pages * Z)
+
+    q_spec = pl.BlockSpec((k_heads * G, size, H), lambda c, e, seq, block, *_: (c, block[e], 0))
+    out_NTH = pl.pallas_call(
+        functools.partial(_kernel, table_width=P, q_parts=sizes.q_parts),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=7,
+            grid=(sizes.head_split, jnp.maximum(count, 1)),
+            in_specs=[q_spec, pl.BlockSpec(memory_space=pl.ANY)],
+            out_specs=q_spec,
+            scratch_shapes=[
+                pltpu.VMEM((2, pages, 2, k_heads, Z, H), data.dtype),
+                pltpu.VMEM((k_heads, G * size, LANES), jnp.float32),
+                pltpu.VMEM((k_heads, G * size, LANES), jnp.float32),
+                pltpu.VMEM((k_heads, G * size, H), jnp.float32),
+                pltpu.SemaphoreType.DMA((2,)),
+            ],
+        ),
+        out_shape=jax.ShapeDtypeStruct(q_NTH.shape, q_NTH.dtype),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"),
+            disable_bounds_checks=True,
+            vmem_limit_bytes=sizes.vmem_bytes,
+        ),
+        interpret=interpret,
+        name="paged_mixed",
+    )(seq, block, keys, base, rows_BP.reshape(-1), kv_lens_B, cu_B1, q_NTH, data)
+    return out_NTH[:, :T].swapaxes(0, 1)

@@ -1,0 +1,68 @@
+"""Token logprobs in plain jnp: never more than one block of logits."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+_NEGATIVE = -1e30  # a finite stand-in for -inf: differences of two of them stay finite
+
+
+def token_logprob(
+    x_TD: Float[Array, "T D"],
+    w: Float[Array, "M N"],
+    labels_T: Int[Array, " T"],
+    *,
+    temperature: float,
+    valid_vocab: int,
+    transposed: bool = False,
+    axis_name: str | None = None,
+    block: int = 1024,
+) -> tuple[Float[Array, " T"], Float[Array, " T"], Float[Array, " T"]]:
+    """`pallas_kernels.token_logprob`, one block of tokens after the other.
+
+    Only [block, V] logits exist at a time, forward and (by recomputation) backward.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature is {temperature}; logprobs need one above 0")
+    T, D = x_TD.shape
+    V, width = w.shape if transposed else w.shape[::-1]
+    if width != D:
+        raise ValueError(f"hidden states are {D} wide, the output matrix {width}")
+    blocks = -(-T // block)
+    size = -(-T // blocks)
+    x = jnp.pad(x_TD, ((0, blocks * size - T), (0, 0))).reshape(blocks, size, D)
+    labels = jnp.pad(labels_T, (0, blocks * size - T)).reshape(blocks, size)
+    # Over a mesh axis, every shard holds V consecutive ids; alone, sums are over one shard.
+    total = largest = lambda a: a  # noqa: E731
+    if axis_name is not None:
+        total = functools.partial(jax.lax.psum, axis_name=axis_name)
+        largest = functools.partial(jax.lax.pmax, axis_name=axis_name)
+    first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * V
+
+    @jax.checkpoint
+    def one(x_TD: Array, labels_T: Array) -> tuple[Array, Array, Array]:
+        logits = jax.lax.dot_general(
+            x_TD, w.astype(x_TD.dtype), (((1,), (int(transposed),)), ((), ())),
+            preferred_element_type=jnp.float32,
+        ) / temperature  # fmt: skip
+        ids = first + jnp.arange(V)
+        logits = jnp.where(ids < valid_vocab, logits, _NEGATIVE)
+        peak = largest(jax.lax.stop_gradient(logits.max(axis=-1)))
+        lse = peak + jnp.log(total(jnp.exp(logits - peak[:, None]).sum(axis=-1)))
+        mine = ids == labels_T[:, None]
+        label = total(jnp.where(mine, logits, 0).sum(axis=-1))
+        probability = jnp.exp(logits - lse[:, None])
+        entropy = lse - total(jnp.sum(probability * logits, axis=-1))
+        return label - lse, lse, entropy
+
+    with jax.named_scope("token_logprob"):
+        results = (
+            [one(x[0], labels[0])] if blocks == 1 else jax.lax.map(lambda b: one(*b), (x, labels))
+        )
+    if blocks == 1:
+        return results[0]
+    return tuple(r.reshape(-1)[:T] for r in results)

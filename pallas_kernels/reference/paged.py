@@ -1,0 +1,170 @@
+"""Paged attention in plain jnp: decoding, and any mix of query lengths.
+
+`paged_attention`, decoding, reads a shared prefix once for all slots that share it and merges
+the two partial softmaxes by their logsumexps; `ragged_paged_attention`, the twin of the package
+`paged`, takes any mix of query lengths, one context at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.pages import Pages, PageTables
+
+_QUERIES = 32  # of a ragged batch, handled together
+_NEGATIVE = -1e30  # a finite stand-in for -inf: differences of two of them stay finite
+
+
+# ---------------------------------------------------------------- decoding
+
+
+def paged_attention(
+    q_BNH: Float[Array, "B N H"],
+    k_BKH: Float[Array, "B K H"],
+    v_BKH: Float[Array, "B K H"],
+    pages: Pages,
+    layer: Int[Array, ""],
+    tables: PageTables,
+    kv_lens_B: Int[Array, " B"],
+) -> tuple[Float[Array, "B N H"], Pages]:
+    """The decode step of `pallas_kernels.paged_attention`, reading shared pages once a row."""
+    Z, Q = pages.page_size, tables.private_BQ.shape[1]
+    lens_B = jnp.maximum(kv_lens_B - tables.shared_lens_B, 0)  # private tokens, the new one too
+    idle_B = kv_lens_B == 0
+    last_B = jnp.clip((lens_B - 1) // Z, 0, Q - 1)
+    page_B = jnp.take_along_axis(tables.private_BQ, last_B[:, None], axis=1)[:, 0]
+    write_B = jnp.where(idle_B, pages.pages_per_layer * Z, page_B * Z + (lens_B - 1) % Z)
+    pages = pages.write_tokens(k_BKH[None], v_BKH[None], layer[None], write_B)
+    with jax.named_scope("paged_attention"):
+        k, v = pages.read_heads(layer, tables.private_BQ, q_BNH.shape[2])
+        private = _attend_to(q_BNH[:, None], k, v, lens_B)
+        k, v = pages.read_heads(layer, tables.shared_RP, q_BNH.shape[2])
+        shared = _attend_to(q_BNH[tables.members_RM], k, v, tables.shared_lens_R)
+        shared = tuple(x.reshape(-1, *x.shape[2:])[tables.place_B] for x in shared)
+        out_BNH = _merge(tuple(x[:, 0] for x in private), shared)
+    return jnp.where(idle_B[:, None, None], 0, out_BNH).astype(q_BNH.dtype), pages
+
+
+def _attend_to(
+    q_RMNH: Float[Array, "R M N H"],
+    k_RKSH: Float[Array, "R K S H"],
+    v_RKSH: Float[Array, "R K S H"],
+    lens_R: Int[Array, " R"],
+) -> tuple[Float[Array, "R M N H"], Float[Array, "R M N"]]:
+    """M queries a row against the row's first `lens_R` keys; (0, -1e30) where there are none."""
+    R, M, N, H = q_RMNH.shape
+    K, S = k_RKSH.shape[1:3]
+    # All queries of a kv head are one matrix: [R, K, M * G, H].
+    q = q_RMNH.reshape(R, M, K, N // K, H).transpose(0, 2, 1, 3, 4).reshape(R, K, -1, H)
+    scores = jnp.einsum("rkqh,rksh->rkqs", q, k_RKSH, preferred_element_type=jnp.float32)
+    visible = (jnp.arange(S) < lens_R[:, None])[:, None, None, :]
+    scores = jnp.where(visible, scores * H**-0.5, _NEGATIVE)
+    peak = scores.max(axis=-1, initial=_NEGATIVE, keepdims=True)
+    weights = jnp.where(visible, jnp.exp(scores - peak), 0)
+    total = jnp.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)
+    # Cached values beyond the length may be anything, NaN included: 0 * NaN must not spread.
+    v = jnp.where(visible[:, :, 0, :, None], v_RKSH, 0)
+    out = jnp.einsum("rkqs,rksh->rkqh", weights.astype(v.dtype), v,
+                     preferred_element_type=jnp.float32)  # fmt: skip
+    lse = jnp.where(lens_R[:, None, None, None] > 0, peak + jnp.log(total), _NEGATIVE)
+
+    def by_member(x: Array) -> Array:
+        return x.reshape(R, K, M, N // K, -1).transpose(0, 2, 1, 3, 4).reshape(R, M, N, -1)
+
+    return by_member(out / total), by_member(lse)[..., 0]
+
+
+def _merge(a: tuple[Array, Array], b: tuple[Array, Array]) -> Array:
+    """Merges two softmax averages over disjoint keys by their logsumexps."""
+    (out_a, lse_a), (out_b, lse_b) = a, b
+    peak = jnp.maximum(lse_a, lse_b)
+    weight_a, weight_b = jnp.exp(lse_a - peak), jnp.exp(lse_b - peak)
+    total = weight_a + weight_b
+    return out_a * (weight_a / total)[..., None] + out_b * (weight_b / total)[..., None]
+
+
+# ---------------------------------------------------------------- any mix of query lengths
+
+
+def ragged_paged_attention(
+    q_TNH: Float[Array, "T N H"],
+    k_TKH: Float[Array, "T K H"],
+    v_TKH: Float[Array, "T K H"],
+    data: Float[Array, "rows 2 K Z C"],
+    rows_BP: Int[Array, "B P"],
+    kv_lens_B: Int[Array, " B"],
+    cu_q_lens_B1: Int[Array, " B+1"],
+    distribution_3: Any = None,
+    *,
+    scale: float | None = None,
+) -> tuple[Float[Array, "T N H"], Float[Array, "rows 2 K Z C"]]:
+    """The operation of `paged.ragged_paged_attention`, same arguments and results.
+
+    Of `distribution_3` only the last number, how many sequences count, changes anything.
+    """
+    (T, N, H), (R, _, K, Z, _) = q_TNH.shape, data.shape
+    B, P = rows_BP.shape
+    if N % K:
+        raise ValueError(f"{N} query heads cannot be split over {K} kv heads")
+    count = B if distribution_3 is None else distribution_3[2]
+    scale = H**-0.5 if scale is None else scale
+    exact = data.dtype == jnp.float32
+    precision = jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT
+    begin_B, end_B = cu_q_lens_B1[:-1], cu_q_lens_B1[1:]
+
+    with jax.named_scope("ragged_paged_attention"):
+        t = jnp.arange(T)
+        owner = jnp.sum(end_B[None, :] <= t[:, None], axis=1)  # [T]; B for padding
+        seq = jnp.minimum(owner, B - 1)
+        position = t - end_B[seq] + kv_lens_B[seq]
+        live = (owner < count) & (kv_lens_B[seq] > 0)
+        row = jnp.where(live, rows_BP[seq, jnp.clip(position // Z, 0, P - 1)], R)
+        new = jnp.stack([k_TKH, v_TKH], 1).astype(data.dtype)  # [T, 2, K, H]
+        new = jnp.pad(new, ((0, 0),) * 3 + ((0, data.shape[4] - H),))
+        data = data.at[row, :, :, position % Z].set(new, mode="drop")
+
+        def context(b: Array) -> tuple[Array, Array]:
+            """[K, S, H] keys and values of a sequence, zeros past its length."""
+            kv = data[rows_BP[b]].transpose(1, 2, 0, 3, 4).reshape(2, K, P * Z, -1)[..., :H]
+            # Slots past the length may hold NaN, and 0 * NaN would spread.
+            kv = jnp.where((jnp.arange(P * Z) < kv_lens_B[b])[:, None], kv, 0)
+            return kv[0], kv[1]
+
+        size = min(_QUERIES, T)
+        wide = jnp.pad(q_TNH, ((0, -T % size), (0, 0), (0, 0))).astype(data.dtype)
+        t_wide = jnp.arange(wide.shape[0])
+
+        def sequence(b: Array, out: Array) -> Array:
+            keys, values = context(b)
+
+            def block(i: Array, out: Array) -> Array:
+                cut = lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size)  # noqa: E731
+                # Heads first: the CPU multiplies bfloat16 only as plain batched products.
+                q_KXH = cut(wide).swapaxes(0, 1).reshape(K, N // K * size, H)
+                scores = jnp.einsum(
+                    "kxh,ksh->kxs", q_KXH, keys,
+                    precision=precision, preferred_element_type=jnp.float32,
+                )  # fmt: skip
+                t = cut(t_wide)
+                mine = (t >= begin_B[b]) & (t < end_B[b]) & (b < count) & (kv_lens_B[b] > 0)
+                last = t - end_B[b] + kv_lens_B[b]
+                visible = mine[:, None] & (jnp.arange(P * Z) <= last[:, None])
+                visible = jnp.tile(visible, (N // K, 1))
+                weights = jax.nn.softmax(jnp.where(visible, scores * scale, _NEGATIVE), axis=-1)
+                new = jnp.einsum(
+                    "kxs,ksh->kxh", weights.astype(values.dtype), values,
+                    precision=precision, preferred_element_type=jnp.float32,
+                )  # fmt: skip
+                new = new.reshape(N, size, H).swapaxes(0, 1)
+                new = jnp.where(mine[:, None, None], new, cut(out))
+                return jax.lax.dynamic_update_slice_in_dim(out, new, i * size, 0)
+
+            blocks = jnp.where(end_B[b] > begin_B[b], (end_B[b] - 1) // size + 1, 0)
+            return jax.lax.fori_loop(begin_B[b] // size, blocks, block, out)
+
+        out = jax.lax.fori_loop(0, B, sequence, jnp.zeros(wide.shape, jnp.float32))
+    return out[:T].astype(q_TNH.dtype), data
