@@ -2,7 +2,7 @@
 
 libtpu, an ordinary package, holds the whole compiler, and jax can describe a slice of chips
 that is not there. A kernel that compiles here compiles on the chip: the tests
-(`tests/pallas_kernels/test_aot.py`) and `report` rest on that. Interpret mode proves the
+(`tests/pallas_kernels/test_aot.py`) and `estimate` rest on that. Interpret mode proves the
 numbers and not that the compiler accepts a kernel; this module proves the other half.
 """
 

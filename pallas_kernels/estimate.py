@@ -3,7 +3,7 @@
 libtpu can write down the instructions it chose: *bundles*, one of which a core issues per
 cycle, and for each bundle how many slots of each unit it fills. This module cuts the bundles
 into straight-line blocks, finds those that hold matrix products (the *hot* blocks), and
-counts. `report` runs the compiler with `DUMP_FLAGS` and prints what is found here.
+counts. A program that compiles with `DUMP_FLAGS` (`aot`) finds its figures here.
 
 The figures are estimates: a block takes max(bundles, cycles the matrix units are busy);
 waits for DMA, conflicts of memory banks and waits for weights are not modelled. Against
@@ -64,7 +64,7 @@ CHIPS = {
     )
 }
 
-# Columns of the dump -> the units of the report.
+# Columns of the dump -> names of units.
 UNITS = {
     "VALU": "VALU",  # arithmetic on vectors
     "XLU": "XLU",  # moves across lanes: transposes, reductions

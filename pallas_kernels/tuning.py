@@ -1,9 +1,9 @@
 """Block sizes by TPU generation, head size and dtype, each with the estimate that chose it.
 
-The figures are *estimates* of `python -m pallas_kernels.report` (percent of the chip's bf16
+The figures are *estimates* of `python -m benchmarks.kernels` (percent of the chip's bf16
 peak, full blocks, in-block), never measurements: no TPU was at hand. To add a chip or settle
-a doubt: run the report for a few sizes, put the best into the table with its figure and date,
-and prefer smaller key blocks where two are close (they fit a mask more tightly).
+a doubt: run it for a few sizes, put the best into the table with its figure and date, and
+prefer smaller key blocks where two are close (they fit a mask more tightly).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every kernel of ours compiles, forward and backward, for every TPU, at real shapes.
 
-The programs are those that `pallas_kernels.report` measures, at the shapes of Qwen2.5-7B. No
+The programs are those that `benchmarks.kernels` measures, at the shapes of Qwen2.5-7B. No
 TPU is needed. Interpret mode accepts what the compiler refuses (unaligned DMAs, blocks that
 overflow VMEM), so these tests and the numeric ones need each other.
 """
@@ -11,20 +11,20 @@ import re
 import jax
 import pytest
 
-from pallas_kernels import aot, report
+from benchmarks.kernels.ours import OURS
+from benchmarks.kernels.programs import MODELS, Model, Program
+from pallas_kernels import aot
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler()),
 ]
 
-MODEL = report.MODELS["qwen2.5-7b"]
+MODEL = MODELS["qwen2.5-7b"]
 
 
-def compiled(
-    name: str, model: report.Model, chip: str
-) -> tuple[report.Program, jax.stages.Compiled]:
-    program = report.OURS[name](model, chip)
+def compiled(name: str, model: Model, chip: str) -> tuple[Program, jax.stages.Compiled]:
+    program = OURS[name](model, chip)
     return program, aot.compile_for(chip, program.function, *program.avals, donate=program.donate)
 
 
@@ -33,7 +33,7 @@ def bytes_of(tree: object) -> int:
 
 
 @pytest.mark.parametrize("chip", aot.TOPOLOGIES)
-@pytest.mark.parametrize("name", report.OURS)
+@pytest.mark.parametrize("name", OURS)
 def test_compiles_at_real_shapes_in_little_memory(name: str, chip: str) -> None:
     program, result = compiled(name, MODEL, chip)
     for part in program.parts:  # the kernel itself, not some fallback

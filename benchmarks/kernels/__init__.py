@@ -1,0 +1,1 @@
+"""The kernels, ours beside the public ones: `python -m benchmarks.kernels`, see `__main__`."""

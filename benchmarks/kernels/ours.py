@@ -1,0 +1,183 @@
+"""Our kernels as programs to compile: packed and paged attention, token logprobs.
+
+To measure one more kernel, add a function to `OURS`; `tests/pallas_kernels/test_aot.py`
+compiles all of them for every chip.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.kernels.programs import (
+    PAGE,
+    SEQUENCES,
+    TOKENS,
+    Model,
+    Part,
+    Program,
+    attention_part,
+    int32,
+)
+from pallas_kernels import aot, logprob, packed, paged, schedule, tuning
+
+
+def _packed(model: Model, chip: str) -> Program:
+    """Our packed attention on one causal sequence: half of what it could skip is not there."""
+    with aot.targeting(chip):
+        size_q, size_k = tuning.packed_blocks(model.H, model.dtype)
+    blocks = jax.eval_shape(
+        lambda kv_end_BS: schedule.packed_schedule(kv_end_BS, TOKENS, size_q, size_k),
+        int32(1, TOKENS),
+    )
+
+    def gradients(q: Any, k: Any, v: Any, blocks: Any) -> Any:
+        loss = lambda q, k, v: packed.packed_attention(q, k, v, blocks)[0].sum()  # noqa: E731
+        return jax.grad(loss, (0, 1, 2))(q, k, v)
+
+    kv = model.array(1, TOKENS, model.K, model.H)
+    part = functools.partial(
+        attention_part,
+        model=model,
+        size_q=size_q,
+        size_k=size_k,
+        alternatives=("masked", "full"),
+        repeats=packed.heads_per_step(model.N, model.K)[0],
+    )
+    return Program(
+        gradients,
+        (model.array(1, TOKENS, model.N, model.H), kv, kv, blocks),
+        (
+            part("attention forward", "packed_attention_forward", 2),
+            part("attention dq", "packed_attention_dq", 3),
+            part("attention dkv", "packed_attention_dkv", 4),
+        ),
+        facts=lambda: _blocks_of_a_group(size_q, size_k, prefix=5120, tails=16, tail=2048),
+    )
+
+
+def _blocks_of_a_group(size_q: int, size_k: int, prefix: int, tails: int, tail: int) -> list[str]:
+    """Compares the schedule of tails behind a shared prefix with what its mask needs."""
+    ends = [prefix + tails * tail] * prefix
+    for i in range(1, tails + 1):
+        ends += [prefix + i * tail] * tail
+    kv_end = np.asarray(ends, np.int32)
+    total = len(ends)
+    built = schedule.packed_schedule(jnp.asarray(kv_end[None]), total, size_q, size_k)
+    scheduled = int(built.by_query.count)
+    needed = visible = 0
+    j = np.arange(-(-total // size_k) * size_k)
+    end = np.pad(kv_end, (0, len(j) - total))
+    for start in range(0, total, size_q):
+        i = np.arange(start, min(start + size_q, total))[:, None]
+        sees = (j <= i) & (i < end)
+        visible += int(sees.sum())
+        needed += int(sees.reshape(len(i), -1, size_k).any(axis=(0, 2)).sum())
+    return [
+        f"prefix of {prefix:,} tokens and {tails} tails of {tail:,} in blocks of {size_q} x "
+        f"{size_k}: {scheduled:,} blocks scheduled, {needed:,} needed by the mask "
+        f"({scheduled / needed:.2f}x), {visible / (scheduled * size_q * size_k):.0%} of their "
+        "scores visible"
+    ]
+
+
+def _paged(model: Model, tokens: int, distribution: Any, part: Part) -> Program:
+    def attend(*arguments: Any) -> Any:
+        return paged.ragged_paged_attention(*arguments, distribution)
+
+    pages = 8192 // PAGE
+    new = model.array(tokens, model.K, model.H)
+    return Program(
+        attend,
+        (
+            model.array(tokens, model.N, model.H),
+            new,
+            new,
+            model.array(SEQUENCES * pages, 2, model.K, PAGE, model.H),
+            int32(SEQUENCES, pages),
+            int32(SEQUENCES),
+            int32(SEQUENCES + 1),
+        ),
+        (part,),
+        donate=(3,),
+    )
+
+
+def _paged_sizes(model: Model, chip: str) -> tuple[paged.PagedSizes, int]:
+    """Our block sizes, and the kv heads of one core."""
+    with aot.targeting(chip):
+        sizes = paged.default_sizes(model.N, model.K, model.H, model.dtype)
+    return sizes, model.K // sizes.head_split
+
+
+def _paged_mixed(model: Model, chip: str) -> Program:
+    """Our paged attention, prefill: a step is one key block, for which the heads take turns."""
+    sizes, heads = _paged_sizes(model, chip)
+    queries = sizes.q_tokens * heads * (model.N // model.K)
+    part = Part(
+        "paged mixed",
+        "paged_mixed",
+        2 * 2 * queries * sizes.kv_tokens * model.H,
+        model.bytes(2, sizes.kv_tokens, heads, model.H),
+        alternatives=("masked", "full"),
+        depth=2,
+        repeats=heads,
+        copies=sizes.kv_tokens // PAGE,
+    )
+    return _paged(model, 2048, None, part)
+
+
+def _paged_decode(model: Model, chip: str) -> Program:
+    """Our paged attention, one query a sequence: a step is one DMA block, computed in chunks."""
+    sizes, heads = _paged_sizes(model, chip)
+    page_bytes = model.bytes(2, heads, PAGE, model.H)
+    pages = sizes.decode_block_bytes // page_bytes
+    part = Part(
+        "paged decode",
+        "paged_decode",
+        2 * 2 * heads * (model.N // model.K) * pages * PAGE * model.H,
+        pages * page_bytes,
+        alternatives=("masked", "full", "", ""),  # and two shorter tails
+        repeats=pages * PAGE * heads // sizes.decode_chunk_rows,
+        copies=pages,
+    )
+    return _paged(model, SEQUENCES, (SEQUENCES,) * 3, part)
+
+
+def _logprob(model: Model, chip: str) -> Program:
+    """Our token logprobs: the forward and dx stream weights past tokens, dw tokens past weights."""
+    sizes = logprob.fit_sizes(model.D, x_bytes=model.bytes(1), w_bytes=model.bytes(1))
+
+    def loss(x_TD: Any, w_DV: Any, labels_T: Any) -> Any:
+        results = logprob.token_logprob(
+            x_TD, w_DV, labels_T, temperature=1.0, valid_vocab=model.V, sizes=sizes
+        )
+        return sum(result.sum() for result in results)
+
+    def part(family: str, pattern: str, products: int, tokens: int, vocab: int, moved: int) -> Part:
+        return Part(
+            family, pattern, 2 * products * tokens * vocab * model.D, model.bytes(moved, model.D)
+        )
+
+    return Program(
+        jax.grad(loss, (0, 1)),
+        (model.array(TOKENS, model.D), model.array(model.D, model.V), int32(TOKENS)),
+        (
+            part("logprob forward", "logprob_forward", 1, sizes.tokens, sizes.vocab, sizes.vocab),
+            part("logprob dx", "logprob_dx", 2, sizes.dx_tokens, sizes.dx_vocab, sizes.dx_vocab),
+            part("logprob dw", "logprob_dw", 2, sizes.dw_tokens, sizes.dw_vocab, sizes.dw_tokens),
+        ),
+    )
+
+
+OURS: dict[str, Callable[[Model, str], Program]] = {
+    "packed": _packed,
+    "paged-mixed": _paged_mixed,
+    "paged-decode": _paged_decode,
+    "logprob": _logprob,
+}
