@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
@@ -82,9 +83,7 @@ def packed_schedule(
         sizes, multiple = tuning.packed_blocks(head_size, dtype), 128
     else:
         sizes, multiple = (1024, 128) if backend() == "xla" else (128, 128), 8
-    shorter = [
-        schedule.blocks(max(n, 1), multiple) * multiple for n in (queries, kv_end_BS.shape[1])
-    ]
+    shorter = [pl.cdiv(max(n, 1), multiple) * multiple for n in (queries, kv_end_BS.shape[1])]
     q_size, k_size = map(min, sizes, shorter)
     return schedule.packed_schedule(kv_end_BS, queries, q_size, k_size, max_entries)
 
@@ -115,7 +114,7 @@ def packed_attention(
             f"keys {k_BSKH.shape} and values {v_BSKH.shape} do not fit queries {q_BTNH.shape}"
         )
     rows = blocks.q_start.shape[0], blocks.kv_end.shape[0] // blocks.k_size
-    want = B * schedule.blocks(T, blocks.q_size), B * schedule.blocks(S, blocks.k_size)
+    want = B * pl.cdiv(T, blocks.q_size), B * pl.cdiv(S, blocks.k_size)
     if rows != want:
         raise ValueError(
             f"the schedule has {rows[0]} query and {rows[1]} key blocks; "

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
 # What a kernel does at an entry, as bits of `flags`.
@@ -73,11 +74,6 @@ class Schedule:
         return jnp.where(self.overflowed, jnp.nan, 0.0)
 
 
-def blocks(length: int, size: int) -> int:
-    """Returns how many blocks of `size` cover `length`."""
-    return -(-length // size)
-
-
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def packed_schedule(
     kv_end_BS: Int[Array, "B S"],
@@ -103,7 +99,7 @@ def packed_schedule(
     if not 0 < queries <= S:
         raise ValueError(f"{queries} queries cannot be the end of rows of {S} tokens")
     bq, bk = q_size, k_size
-    nq, nk = blocks(queries, bq), blocks(S, bk)
+    nq, nk = pl.cdiv(queries, bq), pl.cdiv(S, bk)
     kv_end = jnp.pad(kv_end_BS, ((0, 0), (0, nk * bk - S))).reshape(B, nk, bk)
     q_first = S - queries + jnp.arange(nq)[:, None] * bq
     q_last = jnp.minimum(q_first + bq, S) - 1
@@ -130,7 +126,7 @@ def packed_schedule(
 
 def _causal_blocks(S: int, T: int, bq: int, bk: int) -> int:
     """Blocks of one row that causality leaves, whatever kv_end says."""
-    q_last = np.minimum(S - T + np.arange(1, blocks(T, bq) + 1) * bq, S) - 1
+    q_last = np.minimum(S - T + np.arange(1, pl.cdiv(T, bq) + 1) * bq, S) - 1
     return int((q_last // bk + 1).sum())
 
 

@@ -1,8 +1,13 @@
-"""What the TPU kernels have in common: tiles of 128 lanes, exact products, interpret mode."""
+"""What the kernels have in common: tiles of 128 lanes, exact products, the online softmax.
+
+Below everything else here; the jnp twins (`reference`) take the score of a hidden key from it.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
 LANES = 128
+HIDDEN = -1e30  # the score of what must not count: finite, so that differences stay finite
 LOG2E = math.log2(math.e)
 
 Interpret = bool | pltpu.InterpretParams  # True: on the CPU, in TPU interpret mode
@@ -37,3 +43,30 @@ def dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
 def wide(x: Array, width: int) -> Array:
     """[rows, 128] of equal lanes -> [rows, width] of equal lanes."""
     return x[:, :width] if width <= LANES else jnp.tile(x, (1, width // LANES))
+
+
+def each(*bounds: Any) -> Callable[[Callable[[Array], None]], None]:
+    """Decorates a body that runs for every i of `range(*bounds)`; a kernel's loop without a state.
+
+    The bounds may be traced.
+    """
+    low, high = (0, *bounds)[-2:]
+
+    def loop(body: Callable[[Array], None]) -> None:
+        jax.lax.fori_loop(low, high, lambda i, _: body(i), None)
+
+    return loop
+
+
+def online(s: Array, v: Array, peak: Array, total: Array, acc: Array) -> tuple[Array, Array, Array]:
+    """One step of the online softmax, base 2: scores s [M, C] against values v [C, H].
+
+    `peak` and `total` [M, 128] are the running maximum and sum of each row, in every lane, `acc`
+    [M, H] is its weighted sum of values, not yet divided by the total. Returns all three anew.
+    """
+    new_peak = jnp.maximum(peak, s.max(axis=1, keepdims=True))
+    weights = jnp.exp2(s - wide(new_peak, s.shape[1]))
+    keep = jnp.exp2(peak - new_peak)
+    total = keep * total + weights.sum(axis=1, keepdims=True)
+    acc = wide(keep, v.shape[1]) * acc + dot(weights.astype(v.dtype), v, 1, 0)
+    return new_peak, total, acc

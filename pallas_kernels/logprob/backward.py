@@ -7,6 +7,7 @@ kernel keeps its accumulator in VMEM and computes the logits for itself.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -120,17 +121,21 @@ def _dw_call(
 
 
 def _d_logits(
-    setup: Setup, first: Array, end: Array, labels_R1: Array, factors_R4: Array,
-    x_RD: Array, w: Array,
-) -> Array:  # fmt: skip
-    """The cotangents of one tile of logits, float32 [R, vocab]; invalid ids get 0."""
-    logits = dot(x_RD, w, 1, 1 if setup.transposed else 0)
-    ids = first + lax.broadcasted_iota(jnp.int32, logits.shape, 1)
-    lse, a, b, c = (factors_R4[:, i : i + 1] for i in range(4))
-    log_p = logits * setup.scale - lse
-    d_logits = jnp.exp2(log_p) * (a + b * log_p) + jnp.where(ids == labels_R1, c, 0)
-    # Past the end w may hold anything, NaN too: nothing computed from it may survive.
-    return jnp.where(ids < end, d_logits, 0)
+    setup: Setup, first: Array, end: Array, labels: Any, factors: Any, x: Any, weights: Array
+) -> Iterator[tuple[Any, Array]]:
+    """Yields slices of tokens and the cotangents of their logits with a block of weights.
+
+    The cotangents are float32 [slice, vocab]; ids at or above `end` get 0.
+    """
+    for rows in row_slices(x.shape[0]):
+        labels_R1, factors_R4, x_RD = labels[rows, :], factors[rows, :], x[rows, :]
+        logits = dot(x_RD, weights, 1, 1 if setup.transposed else 0)
+        ids = first + lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+        lse, a, b, c = (factors_R4[:, i : i + 1] for i in range(4))
+        log_p = logits * setup.scale - lse
+        d_logits = jnp.exp2(log_p) * (a + b * log_p) + jnp.where(ids == labels_R1, c, 0)
+        # Past the end w may hold anything, NaN too: nothing computed from it may survive.
+        yield rows, jnp.where(ids < end, d_logits, 0)
 
 
 def _dx_kernel(
@@ -158,10 +163,7 @@ def _dx_kernel(
 
     weights = w[...].astype(x.dtype)
     first = bounds[0] + step * size
-    for rows in row_slices(x.shape[0]):
-        d_logits = _d_logits(
-            setup, first, bounds[1], labels[rows, :], factors[rows, :], x[rows, :], weights
-        )
+    for rows, d_logits in _d_logits(setup, first, bounds[1], labels, factors, x, weights):
         sums[rows, :] += dot(d_logits.astype(x.dtype), weights, 1, 0 if setup.transposed else 1)
 
     @pl.when(step == pl.num_programs(1) - 1)
@@ -187,10 +189,7 @@ def _dw_kernel(
     size = setup.vocab(w)
     weights = w[...].astype(x.dtype)
     first = bounds[0] + pl.program_id(0) * size
-    for rows in row_slices(x.shape[0]):
-        d_logits = _d_logits(
-            setup, first, bounds[1], labels[rows, :], factors[rows, :], x[rows, :], weights
-        )
+    for rows, d_logits in _d_logits(setup, first, bounds[1], labels, factors, x, weights):
         # Transposing this small tile is free; a product with x transposed costs half the speed.
         d_logits_VT[:, rows] = d_logits.astype(x.dtype).T
     sums[...] += dot(d_logits_VT[...], x[...], 1, 0)

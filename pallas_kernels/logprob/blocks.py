@@ -38,10 +38,10 @@ class Setup:
 
 def token_blocks(T: int, largest: int) -> tuple[int, int]:
     """(tokens a block, tokens in all): evenly split, rounded up to whole matrix products."""
-    blocks = -(-T // largest)
-    each = -(-T // blocks)
+    blocks = pl.cdiv(T, largest)
+    each = pl.cdiv(T, blocks)
     step = 16 if each <= ROWS else ROWS
-    each = -(-each // step) * step
+    each = pl.cdiv(each, step) * step
     return each, blocks * each
 
 

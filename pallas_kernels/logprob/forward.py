@@ -21,9 +21,7 @@ from pallas_kernels.logprob.blocks import (
     token_blocks,
     weight_spec,
 )
-from pallas_kernels.tiles import LANES, LOG2E, dot
-
-NEGATIVE = -1e30  # a finite stand-in for -inf: differences of two of them stay finite
+from pallas_kernels.tiles import HIDDEN, LANES, LOG2E, dot
 
 
 def forward(setup: Setup, x: Array, w: Array, labels: Array) -> Any:
@@ -97,10 +95,10 @@ def _forward_kernel(
 
     @pl.when(step == 0)
     def _():
-        peak[...] = jnp.full_like(peak, NEGATIVE)
+        peak[...] = jnp.full_like(peak, HIDDEN)
         total[...] = jnp.zeros_like(total)
         weighted[...] = jnp.zeros_like(weighted)
-        label[...] = jnp.full_like(label, NEGATIVE)
+        label[...] = jnp.full_like(label, HIDDEN)
 
     size = setup.vocab(w)
     first = bounds[0] + step * size
@@ -113,7 +111,7 @@ def _forward_kernel(
         # Masking always costs 1% (the matrix unit is the bottleneck); a second, unmasked copy
         # of the code would double the time to compile.
         chunks = [
-            (at, jnp.where(to_end > at, logits[:, at : at + LANES], NEGATIVE))
+            (at, jnp.where(to_end > at, logits[:, at : at + LANES], HIDDEN))
             for at in range(0, size, LANES)
         ]
         old_peak, old_total = peak[rows, :], total[rows, :]

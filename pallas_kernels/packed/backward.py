@@ -18,19 +18,18 @@ from jaxtyping import Array
 from pallas_kernels.packed.walk import (
     A_B,
     A_BT,
-    HIDDEN,
     at,
     call_over,
     column,
-    each,
     heads_per_step,
+    hide,
     masked_and_not,
     score_scale,
     specs_by_query,
     visible_keys,
 )
 from pallas_kernels.schedule import FIRST, LAST, Schedule
-from pallas_kernels.tiles import LANES, Interpret, dot, wide
+from pallas_kernels.tiles import HIDDEN, LANES, Interpret, dot, each, wide
 
 # ---------------------------------------------------------------- queries
 
@@ -44,8 +43,7 @@ def _backward_q_kernel(
 ):  # fmt: skip
     entry = pl.program_id(1)
     flag = flags[entry]
-    heads, bq, _ = q_ref.shape
-    bk = k_ref.shape[0]
+    heads, bk = q_ref.shape[0], k_ref.shape[0]
 
     @at(FIRST, flag)
     def _():
@@ -60,12 +58,8 @@ def _backward_q_kernel(
         k = k_ref[...]
         scores = dot(q_ref[head], k, *A_BT) * score_scale(k.shape[1])
         if masked:
-            visible = visible_keys(
-                jax.lax.broadcasted_iota(jnp.int32, (bq, bk), 0) + q_start[q_block[entry]],
-                jax.lax.broadcasted_iota(jnp.int32, (1, bk), 1) + k_block[entry] * bk,
-                kv_end_ref[...],
-            )
-            scores = jnp.where(visible, scores, HIDDEN)
+            k_first = k_block[entry] * bk
+            scores = hide(scores, q_start[q_block[entry]], k_first, kv_end_ref[...])
         weights = jnp.exp2(scores - wide(lse_column[head], bk))
         d_weights = dot(d_out_ref[head], v_ref[...], *A_BT)
         d_scores = weights * (d_weights - wide(delta_column[head], bk))

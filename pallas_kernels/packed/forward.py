@@ -12,20 +12,17 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
 from pallas_kernels.packed.walk import (
-    A_B,
     A_BT,
-    HIDDEN,
     at,
     call_over,
-    each,
     heads_per_step,
+    hide,
     masked_and_not,
     score_scale,
     specs_by_query,
-    visible_keys,
 )
 from pallas_kernels.schedule import FIRST, LAST, Schedule
-from pallas_kernels.tiles import LANES, Interpret, dot, wide
+from pallas_kernels.tiles import HIDDEN, LANES, Interpret, dot, each, online, wide
 
 _LN2 = math.log(2)
 
@@ -39,8 +36,7 @@ def _forward_kernel(
 ):  # fmt: skip
     entry = pl.program_id(1)
     flag = flags[entry]
-    heads, bq, _ = q_ref.shape
-    bk = k_ref.shape[0]
+    heads, bk = q_ref.shape[0], k_ref.shape[0]
 
     @at(FIRST, flag)
     def _():
@@ -55,23 +51,12 @@ def _forward_kernel(
             keys = pl.ds(start, chunk)
             scores = dot(q, k_ref[keys, :], *A_BT) * score_scale(q.shape[1])
             if masked:
-                visible = visible_keys(
-                    jax.lax.broadcasted_iota(jnp.int32, (bq, chunk), 0) + q_start[q_block[entry]],
-                    jax.lax.broadcasted_iota(jnp.int32, (1, chunk), 1)
-                    + (k_block[entry] * bk + start),
-                    kv_end_ref[:, keys],
-                )
-                scores = jnp.where(visible, scores, HIDDEN)
+                k_first = k_block[entry] * bk + start
+                scores = hide(scores, q_start[q_block[entry]], k_first, kv_end_ref[:, keys])
             # A query that sees nothing yet has peak -1e30 and weights 1: nonsense that its
             # first visible key wipes with a factor exp2(-1e30). The diagonal comes last, and
             # there every query sees itself.
-            new_peak = jnp.maximum(peak, scores.max(axis=1, keepdims=True))
-            weights = jnp.exp2(scores - wide(new_peak, chunk))
-            keep = jnp.exp2(peak - new_peak)
-            v = v_ref[keys, :]
-            total = keep * total + weights.sum(axis=1, keepdims=True)
-            acc = wide(keep, v.shape[1]) * acc + dot(weights.astype(v.dtype), v, *A_B)
-            peak = new_peak
+            peak, total, acc = online(scores, v_ref[keys, :], peak, total, acc)
         peak_ref[head], total_ref[head], acc_ref[head] = peak, total, acc
 
     masked_and_not(flag, heads, compute)

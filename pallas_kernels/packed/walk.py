@@ -17,9 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
 from pallas_kernels.schedule import PARTIAL, BlockList, Schedule
-from pallas_kernels.tiles import LANES, LOG2E, Interpret, interpret_mode
-
-HIDDEN = -1e30  # the score of a hidden key: finite, so that differences stay finite
+from pallas_kernels.tiles import HIDDEN, LANES, LOG2E, Interpret, each, interpret_mode
 
 A_BT = (1, 1)  # the axes that a @ b.T contracts
 A_B = (1, 0)
@@ -94,17 +92,18 @@ def visible_keys(i: Array, j: Array, kv_end: Array) -> Array:
     return unsigned(i - j) < unsigned(jnp.maximum(kv_end - j, 0))
 
 
+def hide(scores: Array, q_first: Array, k_first: Array, kv_end: Array) -> Array:
+    """Hides the scores [queries, keys] of a block that the mask excludes; kv_end is [1, keys].
+
+    The block's first query and its first key stand at `q_first` and `k_first`.
+    """
+    i = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0) + q_first
+    j = jax.lax.broadcasted_iota(jnp.int32, kv_end.shape, 1) + k_first
+    return jnp.where(visible_keys(i, j, kv_end), scores, HIDDEN)
+
+
 def at(flag: int, flags: Array) -> Callable:
     return pl.when((flags & flag) != 0)
-
-
-def each(heads: int) -> Callable:
-    """Decorates a body that runs for every query head of a step."""
-
-    def loop(body: Callable[[Array], None]) -> None:
-        jax.lax.fori_loop(0, heads, lambda head, _: body(head), None)
-
-    return loop
 
 
 def masked_and_not(flags: Array, heads: int, compute: Callable[[bool, Array], None]) -> None:

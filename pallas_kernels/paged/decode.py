@@ -18,9 +18,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
-from pallas_kernels.paged.sizes import PagedSizes, ceil, page_count, tile_rows
-from pallas_kernels.paged.softmax import MASK, normalised, online, reset
-from pallas_kernels.tiles import LANES, dot
+from pallas_kernels.paged.sizes import PagedSizes, page_count, tile_rows
+from pallas_kernels.paged.softmax import accumulate, first_rows, normalised, reset
+from pallas_kernels.tiles import HIDDEN, LANES, dot, each
 
 
 def _kernel(
@@ -56,7 +56,7 @@ def _kernel(
     tile = tile_rows(data_ref.dtype)
     heads = pl.ds(pl.program_id(0) * k_heads, k_heads)
     total = starts_ref[count_ref[0]]
-    blocks = ceil(total, pages)
+    blocks = pl.cdiv(total, pages)
 
     def read(row: Any, slot: Any, at: Any) -> Any:
         return pltpu.make_async_copy(
@@ -92,11 +92,11 @@ def _kernel(
         def visit(seq: Any, begin: Any, end: Any, state: Any) -> Any:
             entry = seq * table_width - starts_ref[seq]
 
-            def start(i: Any, _: Any) -> Any:
+            @each(begin, end)
+            def _(i: Any) -> None:
                 read(rows_ref[entry + i], slot, i - block * pages).start()
-                return _
 
-            return lax.fori_loop(begin, end, start, state)
+            return state
 
         return walk(block, first, visit, 0)[0]
 
@@ -108,7 +108,8 @@ def _kernel(
         here = lax.broadcasted_iota(jnp.int32, (tile, H), 0) == in_page - offset
         token = cu_ref[seq]
 
-        def one(k: Any, _: Any) -> Any:
+        @each(k_heads)
+        def _(k: Any) -> None:
             fresh = new_ref[token, k]  # [2, H]
             for kind in (0, 1):
                 at_tile = (slot, at, kind, k, pl.ds(offset, tile))
@@ -117,9 +118,7 @@ def _kernel(
                 row = fresh[kind : kind + 1].astype(jnp.float32)
                 new = jnp.where(here, jnp.broadcast_to(row, old.shape), old)
                 buffer_ref[at_tile] = new.astype(buffer_ref.dtype)
-            return _
 
-        lax.fori_loop(0, k_heads, one, 0)
         row = rows_ref[seq * table_width + position // Z]
         write(row, slot, at, offset).start()
 
@@ -127,20 +126,16 @@ def _kernel(
         """`count` pages from page `at` of the buffer, of which the first `valid` tokens count."""
         token, size = cu_ref[seq], count * Z
 
-        def some_heads(i: Any, _: Any) -> Any:
+        @each(k_heads // unroll)
+        def _(i: Any) -> None:
             for k in [i * unroll + j for j in range(unroll)]:
                 keys = buffer_ref[slot, pl.ds(at, count), 0, k].reshape(size, H)
                 values = buffer_ref[slot, pl.ds(at, count), 1, k].reshape(size, H)
                 s = dot(q_ref[token, k], keys, 1, 1)
                 if masked:
-                    s = jnp.where(lax.broadcasted_iota(jnp.int32, s.shape, 1) < valid, s, MASK)
-                    # Slots past the length may hold NaN, and 0 * NaN would spread.
-                    ok = lax.broadcasted_iota(jnp.int32, values.shape, 0) < valid
-                    values = jnp.where(ok, values.astype(jnp.float32), 0).astype(values.dtype)
-                online(s, values, m_ref, l_ref, acc_ref, k)
-            return _
-
-        lax.fori_loop(0, k_heads // unroll, some_heads, 0)
+                    s = jnp.where(lax.broadcasted_iota(jnp.int32, s.shape, 1) < valid, s, HIDDEN)
+                    values = first_rows(values, valid)
+                accumulate(s, values, m_ref, l_ref, acc_ref, k)
 
     def compute(block: Any, first: Any) -> Any:
         """Returns the next block's first sequence and the number of tiles sent to memory."""
@@ -161,7 +156,8 @@ def _kernel(
             position = (begin - starts_ref[seq]) * Z
             tokens = jnp.minimum(kv_lens_ref[seq] - position, (end - begin) * Z)
 
-            def one(c: Any, _: Any) -> Any:
+            @each(pl.cdiv(end - begin, chunk))
+            def _(c: Any) -> None:
                 at, valid = begin - low + c * chunk, tokens - c * chunk * Z
                 full = valid >= chunk * Z
                 pl.when(full)(lambda: attend(seq, slot, at, valid, chunk, masked=False))
@@ -172,19 +168,14 @@ def _kernel(
                         functools.partial(attend, seq, slot, at, valid, count, masked=True)
                     )
                     below = count * Z
-                return _
-
-            lax.fori_loop(0, ceil(end - begin, chunk), one, 0)
 
             @pl.when(done)
             def _() -> None:
                 token = cu_ref[seq]
 
-                def store(k: Any, _: Any) -> Any:
+                @each(k_heads)
+                def _(k: Any) -> None:
                     out_ref[token, k] = normalised(l_ref, acc_ref, k).astype(out_ref.dtype)
-                    return _
-
-                lax.fori_loop(0, k_heads, store, 0)
 
             return sent + done.astype(jnp.int32)
 
@@ -194,18 +185,14 @@ def _kernel(
         slot = lax.rem(block, buffers)
         size = jnp.minimum(pages, total - block * pages)
 
-        def wait(i: Any, _: Any) -> Any:
+        @each(size)
+        def _(i: Any) -> None:
             read(0, slot, i).wait()
-            return _
-
-        lax.fori_loop(0, size, wait, 0)
 
     def wait_writes(slot: Any, count: Any) -> None:
-        def wait(i: Any, _: Any) -> Any:
+        @each(count)
+        def _(i: Any) -> None:
             write(0, slot, 0, 0).wait()
-            return _
-
-        lax.fori_loop(0, count, wait, 0)
 
     def start(block: Any, seq: Any) -> Any:
         return lax.cond(block < blocks, lambda: fetch(block, seq), lambda: seq)
@@ -242,12 +229,12 @@ def attend(
     B, P = rows_BP.shape
     T, N = min(B, q_TNH.shape[0]), q_TNH.shape[1]
     G = N // K
-    rows = ceil(G, 8) * 8
+    rows = pl.cdiv(G, 8) * 8
     q = q_TNH[:T].reshape(T, K, G, H)
     q = jnp.pad(q, ((0, 0), (0, 0), (0, rows - G), (0, 0)))
     new = jnp.stack([k_TKH[:T], v_TKH[:T]], 2)  # [T, K, 2, H]
     active = (cu_B1[1:] > cu_B1[:-1]) & (jnp.arange(B) < count)
-    used = jnp.where(active, ceil(kv_lens_B, Z), 0)
+    used = jnp.where(active, pl.cdiv(kv_lens_B, Z), 0)
     starts = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(used, dtype=jnp.int32)])
     k_heads = K // sizes.head_split
     page_bytes = 2 * k_heads * Z * H * data.dtype.itemsize

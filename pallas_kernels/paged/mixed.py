@@ -18,9 +18,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
-from pallas_kernels.paged.sizes import PagedSizes, ceil, entries, page_count
-from pallas_kernels.paged.softmax import MASK, normalised, online, reset
-from pallas_kernels.tiles import LANES, dot
+from pallas_kernels.paged.sizes import PagedSizes, entries, page_count
+from pallas_kernels.paged.softmax import accumulate, first_rows, normalised, reset
+from pallas_kernels.tiles import HIDDEN, LANES, dot, each
 
 
 def _kernel(
@@ -53,7 +53,7 @@ def _kernel(
     e, entries = pl.program_id(1), pl.num_programs(1)
     heads = pl.ds(pl.program_id(0) * k_heads, k_heads)
     seq, q_block, base = seq_ref[e], block_ref[e], base_ref[e]
-    blocks = ceil(keys_ref[e], size)
+    blocks = pl.cdiv(keys_ref[e], size)
 
     def copy(row: Any, slot: Any, at: Any) -> Any:
         return pltpu.make_async_copy(
@@ -61,16 +61,14 @@ def _kernel(
         )
 
     def pages_of(entry: Any, c: Any) -> Any:
-        return jnp.minimum(pages, ceil(keys_ref[entry], Z) - c * pages)
+        return jnp.minimum(pages, pl.cdiv(keys_ref[entry], Z) - c * pages)
 
     def fetch(entry: Any, c: Any, slot: Any) -> None:
         first = seq_ref[entry] * table_width + c * pages
 
-        def start(i: Any, _: Any) -> Any:
+        @each(pages_of(entry, c))
+        def _(i: Any) -> None:
             copy(rows_ref[first + i], slot, i).start()
-            return _
-
-        lax.fori_loop(0, pages_of(entry, c), start, 0)
 
     def fetch_after(c: Any) -> None:
         """Starts the copies of the key block that follows, perhaps the next entry's first."""
@@ -79,11 +77,9 @@ def _kernel(
         pl.when((c + 1 >= blocks) & (e + 1 < entries))(lambda: fetch(e + 1, 0, slot))
 
     def wait(c: Any, slot: Any) -> None:
-        def one(i: Any, _: Any) -> Any:
+        @each(pages_of(e, c))
+        def _(i: Any) -> None:
             copy(0, slot, i).wait()
-            return _
-
-        lax.fori_loop(0, pages_of(e, c), one, 0)
 
     # Query t of the token axis stands at position t + offset of its sequence.
     begin, end = cu_ref[seq], cu_ref[seq + 1]
@@ -101,26 +97,21 @@ def _kernel(
         fetch_after(c)
         wait(c, slot)
 
-        def head(k: Any, _: Any) -> Any:
+        @each(k_heads)
+        def _(k: Any) -> None:
             q = q_ref[pl.ds(k * G, G)].reshape(M, H)
             keys = buffer_ref[slot, :, 0, k].reshape(size, H)
             values = buffer_ref[slot, :, 1, k].reshape(size, H)
             if masked:
-                # Slots that no query sees may hold NaN, and 0 * NaN would spread.
-                row = lax.broadcasted_iota(jnp.int32, values.shape, 0)
-                ok = row < keys_ref[e] - c * size
-                values = jnp.where(ok, values.astype(jnp.float32), 0).astype(values.dtype)
+                values = first_rows(values, keys_ref[e] - c * size)
                 last = limits() - c * size
             part = M // q_parts
             for at in range(0, M, part):
                 s = dot(q[at : at + part], keys, 1, 1)
                 if masked:
                     column = lax.broadcasted_iota(jnp.int32, s.shape, 1)
-                    s = jnp.where(column <= last[at : at + part], s, MASK)
-                online(s, values, m_ref, l_ref, acc_ref, (k, pl.ds(at, part)))
-            return _
-
-        lax.fori_loop(0, k_heads, head, 0)
+                    s = jnp.where(column <= last[at : at + part], s, HIDDEN)
+                accumulate(s, values, m_ref, l_ref, acc_ref, (k, pl.ds(at, part)))
 
     pl.when(e == 0)(lambda: fetch(0, 0, 0))
     pl.when((e == 0) | (block_ref[jnp.maximum(e - 1, 0)] != q_block))(
@@ -132,24 +123,15 @@ def _kernel(
     full = jnp.where(alone, (t0 + offset + 1) // size, 0)
     full = jnp.clip(full, 0, blocks)  # an idle sequence would count below 0
 
-    def loop(low: Any, high: Any, masked: bool) -> None:
-        def one(c: Any, _: Any) -> Any:
-            attend(c, masked)
-            return _
-
-        lax.fori_loop(low, high, one, 0)
-
-    loop(0, full, masked=False)
-    loop(full, blocks, masked=True)
+    each(full)(functools.partial(attend, masked=False))
+    each(full, blocks)(functools.partial(attend, masked=True))
 
     @pl.when((e + 1 == entries) | (block_ref[e + 1] != q_block))
     def _() -> None:
-        def store(k: Any, _: Any) -> Any:
+        @each(k_heads)
+        def _(k: Any) -> None:
             out = normalised(l_ref, acc_ref, k).reshape(G, q_size, H)
             out_ref[pl.ds(k * G, G)] = out.astype(out_ref.dtype)
-            return _
-
-        lax.fori_loop(0, k_heads, store, 0)
 
 
 def attend(
@@ -168,7 +150,7 @@ def attend(
     T, N, _ = q_TNH.shape
     size, pages = sizes.q_tokens, page_count(sizes.kv_tokens, Z)
     k_heads = K // sizes.head_split
-    G, q_blocks = N // K, ceil(T, size)
+    G, q_blocks = N // K, pl.cdiv(T, size)
     q_NTH = jnp.pad(q_TNH.swapaxes(0, 1), ((0, 0), (0, q_blocks * size - T), (0, 0)))
 
     begin_B, end_B = cu_B1[:-1], cu_B1[1:]
@@ -183,7 +165,7 @@ def attend(
     # With nothing to do one entry is visited all the same: it writes zeros to block 0.
     block = jnp.where(listed, block, 0)
     keys = jnp.where(listed & (kv_lens_B[seq] > 0), keys, 0)
-    base = jnp.cumsum(ceil(keys, pages * Z), dtype=jnp.int32) - ceil(keys, pages * Z)
+    base = jnp.cumsum(pl.cdiv(keys, pages * Z), dtype=jnp.int32) - pl.cdiv(keys, pages * Z)
 
     q_spec = pl.BlockSpec((k_heads * G, size, H), lambda c, e, seq, block, *_: (c, block[e], 0))
     out_NTH = pl.pallas_call(

@@ -85,10 +85,6 @@ def check_sizes(sizes: PagedSizes, data: Any, rows_BP: Any) -> None:
         )
 
 
-def ceil(a: Any, b: int) -> Any:
-    return (a + b - 1) // b
-
-
 def page_count(tokens: int, page_size: int) -> int:
     """Pages that hold about `tokens` tokens: at most one lane tile or a multiple of it, else 1."""
     unit = math.lcm(page_size, LANES)

@@ -8,25 +8,25 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
-from pallas_kernels.tiles import dot, wide
+from pallas_kernels.tiles import online, wide
 
-# A running maximum starts far above a masked score and far below a real one: a query that has
-# seen no key yet then gives masked keys the weight exp2(MASK - START) = 0, not exp2(0) = 1.
-START, MASK = -1e20, -1e30
+# A running maximum starts far above a hidden score and far below a real one: a query that has
+# seen no key yet then gives hidden keys the weight exp2(HIDDEN - START) = 0, not exp2(0) = 1.
+START = -1e20
 
 
-def online(s: Array, v: Array, m_ref: Any, l_ref: Any, acc_ref: Any, at: Any) -> None:
-    """One step of the online softmax, base 2: scores s [M, C] against values v [C, H]."""
-    m_old = m_ref[at]
-    m_new = jnp.maximum(m_old, s.max(axis=1, keepdims=True))
-    p = jnp.exp2(s - wide(m_new, s.shape[1]))
-    keep = jnp.exp2(m_old - m_new)
-    l_ref[at] = keep * l_ref[at] + p.sum(axis=1, keepdims=True)
-    m_ref[at] = m_new
-    pv = dot(p.astype(v.dtype), v, 1, 0)
-    acc_ref[at] = wide(keep, pv.shape[1]) * acc_ref[at] + pv
+def accumulate(s: Array, v: Array, m_ref: Any, l_ref: Any, acc_ref: Any, at: Any) -> None:
+    """One step of the online softmax: scores s [M, C] against values v [C, H], into `at`."""
+    m_ref[at], l_ref[at], acc_ref[at] = online(s, v, m_ref[at], l_ref[at], acc_ref[at])
+
+
+def first_rows(values: Array, count: Any) -> Array:
+    """Zeros from row `count` on: slots that nobody sees may hold NaN, and 0 * NaN would spread."""
+    seen = lax.broadcasted_iota(jnp.int32, values.shape, 0) < count
+    return jnp.where(seen, values.astype(jnp.float32), 0).astype(values.dtype)
 
 
 def reset(m_ref: Any, l_ref: Any, acc_ref: Any) -> None:

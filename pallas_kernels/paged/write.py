@@ -17,7 +17,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
-from pallas_kernels.paged.sizes import PagedSizes, ceil, entries
+from pallas_kernels.paged.sizes import PagedSizes, entries
+from pallas_kernels.tiles import each
 
 
 def _kernel(
@@ -39,16 +40,14 @@ def _kernel(
     slot = lax.broadcasted_iota(jnp.int32, (Z, H), 0)
     fresh = (slot >= begin) & (slot < end)
 
-    def one(k: Any, _: Any) -> Any:
+    @each(K)
+    def _(k: Any) -> None:
         for kind in (0, 1):
             # Rows rotate only as 32-bit values; bf16 survives the way there and back.
             window = jnp.concatenate([low_ref[kind, k], high_ref[kind, k]]).astype(jnp.float32)
             new = pltpu.roll(window, lax.rem(2 * Z - shift, 2 * Z), 0)[:Z]
             old = old_ref[kind, k].astype(jnp.float32)
             out_ref[kind, k] = jnp.where(fresh, new, old).astype(out_ref.dtype)
-        return _
-
-    lax.fori_loop(0, K, one, 0)
 
 
 def _page_window(seq: Any, page: Any, kv_lens_ref: Any, cu_ref: Any, Z: int) -> tuple:
@@ -79,14 +78,14 @@ def write(
     (T, _, _), (B, P) = k_TKH.shape, rows_BP.shape
     q_lens_B = cu_B1[1:] - cu_B1[:-1]
     first_B = (kv_lens_B - q_lens_B) // Z
-    pages_B = jnp.where(active_B & (kv_lens_B > 0), ceil(kv_lens_B, Z) - first_B, 0)
+    pages_B = jnp.where(active_B & (kv_lens_B > 0), pl.cdiv(kv_lens_B, Z) - first_B, 0)
     # Q tokens touch at most (Q - 2) // Z + 2 pages.
     seq, index, count = entries(pages_B, T // Z + 2 * min(B, T))
     page = index + first_B[seq]
     # With nothing to write one entry is visited all the same; it finds no new slot. Its place
     # in the table must exist, whatever lies there.
     page = jnp.where(jnp.arange(page.shape[0]) < count, page, P)
-    blocks = ceil(T, Z) + 2
+    blocks = pl.cdiv(T, Z) + 2
     new = jnp.stack([k_TKH, v_TKH]).transpose(0, 2, 1, 3).astype(data.dtype)
     new = jnp.pad(new, ((0, 0), (0, 0), (Z, (blocks - 1) * Z - T), (0, 0)))
 

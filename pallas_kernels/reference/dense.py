@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.schedule import Schedule, blocks
+from pallas_kernels.schedule import Schedule
 
 
 def dense_attention(
@@ -42,7 +43,7 @@ def dense_packed_attention(
     backward. Memory holds the scores of one block of queries, [B, N, q_size, S].
     """
     T, S = q_BTNH.shape[1], k_BSKH.shape[1]
-    padded = blocks(S, schedule.k_size) * schedule.k_size
+    padded = pl.cdiv(S, schedule.k_size) * schedule.k_size
     B = q_BTNH.shape[0]
     kv_end_BS = schedule.kv_end.reshape(B, padded)[:, :S] - jnp.arange(B)[:, None] * padded
     attend = jax.checkpoint(dense_attention)

@@ -6,9 +6,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
-_NEGATIVE = -1e30  # a finite stand-in for -inf: differences of two of them stay finite
+from pallas_kernels.tiles import HIDDEN
 
 
 def token_logprob(
@@ -32,8 +33,8 @@ def token_logprob(
     V, width = w.shape if transposed else w.shape[::-1]
     if width != D:
         raise ValueError(f"hidden states are {D} wide, the output matrix {width}")
-    blocks = -(-T // block)
-    size = -(-T // blocks)
+    blocks = pl.cdiv(T, block)
+    size = pl.cdiv(T, blocks)
     x = jnp.pad(x_TD, ((0, blocks * size - T), (0, 0))).reshape(blocks, size, D)
     labels = jnp.pad(labels_T, (0, blocks * size - T)).reshape(blocks, size)
     # Over a mesh axis, every shard holds V consecutive ids; alone, sums are over one shard.
@@ -50,7 +51,7 @@ def token_logprob(
             preferred_element_type=jnp.float32,
         ) / temperature  # fmt: skip
         ids = first + jnp.arange(V)
-        logits = jnp.where(ids < valid_vocab, logits, _NEGATIVE)
+        logits = jnp.where(ids < valid_vocab, logits, HIDDEN)
         peak = largest(jax.lax.stop_gradient(logits.max(axis=-1)))
         lse = peak + jnp.log(total(jnp.exp(logits - peak[:, None]).sum(axis=-1)))
         mine = ids == labels_T[:, None]

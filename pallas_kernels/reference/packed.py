@@ -14,8 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from pallas_kernels.schedule import Schedule
-
-_NEGATIVE = -1e30  # a finite stand-in for -inf: differences of two of them stay finite
+from pallas_kernels.tiles import HIDDEN
 
 
 def packed_attention(
@@ -86,7 +85,7 @@ def _packed_forward(q: Array, k: Array, v: Array, schedule: Schedule) -> Any:
             "kqh,ksh->kqs", _take(scaled, qb), _take(k, kb), preferred_element_type=jnp.float32
         )
         visible = _visible(schedule, qb, kb, groups)
-        scores = jnp.where(visible, scores, _NEGATIVE)
+        scores = jnp.where(visible, scores, HIDDEN)
         peak, total, out = _take(peaks, qb), _take(sums, qb), _take(outs, qb)
         new_peak = jnp.maximum(peak, scores.max(axis=-1))
         # A block may hide everything from some query: its weights must be 0, not exp(0).
@@ -101,7 +100,7 @@ def _packed_forward(q: Array, k: Array, v: Array, schedule: Schedule) -> Any:
 
     shape = q.shape[:-1]
     start = (
-        jnp.full(shape, _NEGATIVE, jnp.float32),
+        jnp.full(shape, HIDDEN, jnp.float32),
         jnp.zeros(shape, jnp.float32),
         jnp.zeros(q.shape, jnp.float32),
     )
