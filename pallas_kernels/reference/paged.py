@@ -7,6 +7,7 @@ the two partial softmaxes by their logsumexps; `ragged_paged_attention`, the twi
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -14,9 +15,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.pages import Pages, PageTables
+from pallas_kernels.tiles import HIDDEN
 
 _QUERIES = 32  # of a ragged batch, handled together
-_NEGATIVE = -1e30  # a finite stand-in for -inf: differences of two of them stay finite
 
 
 # ---------------------------------------------------------------- decoding
@@ -62,15 +63,15 @@ def _attend_to(
     q = q_RMNH.reshape(R, M, K, N // K, H).transpose(0, 2, 1, 3, 4).reshape(R, K, -1, H)
     scores = jnp.einsum("rkqh,rksh->rkqs", q, k_RKSH, preferred_element_type=jnp.float32)
     visible = (jnp.arange(S) < lens_R[:, None])[:, None, None, :]
-    scores = jnp.where(visible, scores * H**-0.5, _NEGATIVE)
-    peak = scores.max(axis=-1, initial=_NEGATIVE, keepdims=True)
+    scores = jnp.where(visible, scores * H**-0.5, HIDDEN)
+    peak = scores.max(axis=-1, initial=HIDDEN, keepdims=True)
     weights = jnp.where(visible, jnp.exp(scores - peak), 0)
     total = jnp.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)
     # Cached values beyond the length may be anything, NaN included: 0 * NaN must not spread.
     v = jnp.where(visible[:, :, 0, :, None], v_RKSH, 0)
     out = jnp.einsum("rkqs,rksh->rkqh", weights.astype(v.dtype), v,
                      preferred_element_type=jnp.float32)  # fmt: skip
-    lse = jnp.where(lens_R[:, None, None, None] > 0, peak + jnp.log(total), _NEGATIVE)
+    lse = jnp.where(lens_R[:, None, None, None] > 0, peak + jnp.log(total), HIDDEN)
 
     def by_member(x: Array) -> Array:
         return x.reshape(R, K, M, N // K, -1).transpose(0, 2, 1, 3, 4).reshape(R, M, N, -1)
@@ -106,65 +107,79 @@ def ragged_paged_attention(
 
     Of `distribution_3` only the last number, how many sequences count, changes anything.
     """
-    (T, N, H), (R, _, K, Z, _) = q_TNH.shape, data.shape
-    B, P = rows_BP.shape
+    (T, N, H), K = q_TNH.shape, data.shape[2]
+    B = rows_BP.shape[0]
     if N % K:
         raise ValueError(f"{N} query heads cannot be split over {K} kv heads")
     count = B if distribution_3 is None else distribution_3[2]
     scale = H**-0.5 if scale is None else scale
-    exact = data.dtype == jnp.float32
-    precision = jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT
+    size = min(_QUERIES, T)
     begin_B, end_B = cu_q_lens_B1[:-1], cu_q_lens_B1[1:]
-
+    live_B = (jnp.arange(B) < count) & (kv_lens_B > 0)
     with jax.named_scope("ragged_paged_attention"):
-        t = jnp.arange(T)
-        owner = jnp.sum(end_B[None, :] <= t[:, None], axis=1)  # [T]; B for padding
-        seq = jnp.minimum(owner, B - 1)
-        position = t - end_B[seq] + kv_lens_B[seq]
-        live = (owner < count) & (kv_lens_B[seq] > 0)
-        row = jnp.where(live, rows_BP[seq, jnp.clip(position // Z, 0, P - 1)], R)
-        new = jnp.stack([k_TKH, v_TKH], 1).astype(data.dtype)  # [T, 2, K, H]
-        new = jnp.pad(new, ((0, 0),) * 3 + ((0, data.shape[4] - H),))
-        data = data.at[row, :, :, position % Z].set(new, mode="drop")
-
-        def context(b: Array) -> tuple[Array, Array]:
-            """[K, S, H] keys and values of a sequence, zeros past its length."""
-            kv = data[rows_BP[b]].transpose(1, 2, 0, 3, 4).reshape(2, K, P * Z, -1)[..., :H]
-            # Slots past the length may hold NaN, and 0 * NaN would spread.
-            kv = jnp.where((jnp.arange(P * Z) < kv_lens_B[b])[:, None], kv, 0)
-            return kv[0], kv[1]
-
-        size = min(_QUERIES, T)
-        wide = jnp.pad(q_TNH, ((0, -T % size), (0, 0), (0, 0))).astype(data.dtype)
-        t_wide = jnp.arange(wide.shape[0])
+        data = _write_new(k_TKH, v_TKH, data, rows_BP, kv_lens_B, end_B, live_B)
+        q_padded = jnp.pad(q_TNH, ((0, -T % size), (0, 0), (0, 0))).astype(data.dtype)
 
         def sequence(b: Array, out: Array) -> Array:
-            keys, values = context(b)
+            keys, values = _context(data, rows_BP[b], kv_lens_B[b], H)
 
             def block(i: Array, out: Array) -> Array:
                 cut = lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size)  # noqa: E731
-                # Heads first: the CPU multiplies bfloat16 only as plain batched products.
-                q_KXH = cut(wide).swapaxes(0, 1).reshape(K, N // K * size, H)
-                scores = jnp.einsum(
-                    "kxh,ksh->kxs", q_KXH, keys,
-                    precision=precision, preferred_element_type=jnp.float32,
-                )  # fmt: skip
-                t = cut(t_wide)
-                mine = (t >= begin_B[b]) & (t < end_B[b]) & (b < count) & (kv_lens_B[b] > 0)
-                last = t - end_B[b] + kv_lens_B[b]
-                visible = mine[:, None] & (jnp.arange(P * Z) <= last[:, None])
-                visible = jnp.tile(visible, (N // K, 1))
-                weights = jax.nn.softmax(jnp.where(visible, scores * scale, _NEGATIVE), axis=-1)
-                new = jnp.einsum(
-                    "kxs,ksh->kxh", weights.astype(values.dtype), values,
-                    precision=precision, preferred_element_type=jnp.float32,
-                )  # fmt: skip
-                new = new.reshape(N, size, H).swapaxes(0, 1)
+                t = i * size + jnp.arange(size)
+                mine = (t >= begin_B[b]) & (t < end_B[b]) & live_B[b]
+                last = jnp.where(mine, t - end_B[b] + kv_lens_B[b], -1)
+                new = _attend_block(cut(q_padded), keys, values, last, scale)
                 new = jnp.where(mine[:, None, None], new, cut(out))
                 return jax.lax.dynamic_update_slice_in_dim(out, new, i * size, 0)
 
-            blocks = jnp.where(end_B[b] > begin_B[b], (end_B[b] - 1) // size + 1, 0)
-            return jax.lax.fori_loop(begin_B[b] // size, blocks, block, out)
+            stop = jnp.where(end_B[b] > begin_B[b], (end_B[b] - 1) // size + 1, 0)
+            return jax.lax.fori_loop(begin_B[b] // size, stop, block, out)
 
-        out = jax.lax.fori_loop(0, B, sequence, jnp.zeros(wide.shape, jnp.float32))
+        out = jax.lax.fori_loop(0, B, sequence, jnp.zeros(q_padded.shape, jnp.float32))
     return out[:T].astype(q_TNH.dtype), data
+
+
+def _write_new(
+    k_TKH: Array, v_TKH: Array, data: Array, rows_BP: Array, kv_lens_B: Array, end_B: Array,
+    live_B: Array,
+) -> Array:  # fmt: skip
+    """Writes the new tokens of the live sequences; those of others go past the array's end."""
+    (T, _, H), (B, P), (R, _, _, Z, C) = k_TKH.shape, rows_BP.shape, data.shape
+    t = jnp.arange(T)
+    owner = jnp.sum(end_B[None, :] <= t[:, None], axis=1)  # [T]; B for padding
+    seq = jnp.minimum(owner, B - 1)
+    position = t - end_B[seq] + kv_lens_B[seq]
+    page = rows_BP[seq, jnp.clip(position // Z, 0, P - 1)]
+    row = jnp.where((owner < B) & live_B[seq], page, R)
+    new = jnp.stack([k_TKH, v_TKH], 1).astype(data.dtype)  # [T, 2, K, H]
+    new = jnp.pad(new, ((0, 0),) * 3 + ((0, C - H),))
+    return data.at[row, :, :, position % Z].set(new, mode="drop")
+
+
+def _context(data: Array, rows_P: Array, kv_len: Array, head_size: int) -> tuple[Array, Array]:
+    """[K, S, H] keys and values of a sequence, zeros past its length."""
+    _, _, K, Z, C = data.shape
+    kv = data[rows_P].transpose(1, 2, 0, 3, 4).reshape(2, K, -1, C)[..., :head_size]
+    # Slots past the length may hold NaN, and 0 * NaN would spread.
+    kv = jnp.where((jnp.arange(kv.shape[2]) < kv_len)[:, None], kv, 0)
+    return kv[0], kv[1]
+
+
+def _attend_block(
+    q_XNH: Array, keys_KSH: Array, values_KSH: Array, last_X: Array, scale: float
+) -> Array:
+    """Queries against one context, of which query x sees the keys up to `last_X[x]`."""
+    (X, N, H), (K, S, _) = q_XNH.shape, keys_KSH.shape
+    exact = keys_KSH.dtype == jnp.float32
+    product = functools.partial(
+        jnp.einsum,
+        precision=jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT,
+        preferred_element_type=jnp.float32,
+    )
+    # Heads first: the CPU multiplies bfloat16 only as plain batched products.
+    q = q_XNH.swapaxes(0, 1).reshape(K, N // K * X, H)
+    scores = product("kxh,ksh->kxs", q, keys_KSH)
+    visible = jnp.tile(jnp.arange(S) <= last_X[:, None], (N // K, 1))
+    weights = jax.nn.softmax(jnp.where(visible, scores * scale, HIDDEN), axis=-1)
+    out = product("kxs,ksh->kxh", weights.astype(values_KSH.dtype), values_KSH)
+    return out.reshape(N, X, H).swapaxes(0, 1)
