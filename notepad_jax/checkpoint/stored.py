@@ -4,7 +4,7 @@ Orbax restores a whole tree; an export wants one tensor at a time, on a machine 
 hold the model. A step's arrays are zarr3 inside an OCDBT database, both of which tensorstore
 reads directly, so `open_params` returns leaves with a shape, a dtype and `[index]`. Once all
 of a leaf has been read, its checksum is compared with the one that its step recorded
-(`handoff`, beside): a checksum is a sum over elements, so no leaf has to be whole at any time.
+(`checksums`, beside): a checksum is a sum over elements, so no leaf has to be whole at any time.
 Neighbour above: `huggingface.export_params`, which takes them where it takes jax arrays.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from notepad_jax.checkpoint import handoff
+from notepad_jax.checkpoint import checksums
 
 MEND = "so the step is damaged; export another step"
 
@@ -37,7 +37,7 @@ class Stored:
     """One parameter on disk; `stored[layer]` or `stored[layer, expert]` reads it.
 
     What is read is kept until another part of the step is asked for: chunks are decoded
-    whole, so the layers that share one are read at once. A chunk is one layer (`handoff`
+    whole, so the layers that share one are read at once. A chunk is one layer (`steps`
     writes them so), or all of a leaf that is small. Raises ValueError where the step's files
     are damaged, at the latest when the last part of the leaf is read.
     """
@@ -75,13 +75,13 @@ class Stored:
         if self._published is not None and first not in self._seen:
             self._seen.add(first)
             self._left -= last - first
-            self._sum += handoff.part_sum(part, first * math.prod(self.shape[1:]))
+            self._sum += checksums.part_sum(part, first * math.prod(self.shape[1:]))
             if self._left == 0:
                 self._compare(self._published)
         return part
 
     def _compare(self, published: str) -> None:
-        found = handoff.described(self, self._sum % 2**32)
+        found = checksums.described(self, self._sum % 2**32)
         if found != published:
             raise ValueError(f"{self.name} was saved as {published} and reads as {found}, {MEND}")
 

@@ -1,7 +1,7 @@
 """`notepad-jax import-hf` and `export-hf`: published checkpoints in, trained ones out.
 
 An imported policy is a folder with the published config.json and tokenizer files, and
-`checkpoints/0`: an orbax step with `params` and `meta`, which `checkpoint.handoff.load_params`
+`checkpoints/0`: an orbax step with `params` and `meta`, which `checkpoint.steps.load_params`
 reads onto any mesh, as it reads a run's steps. `export_hf` takes such a folder, a run
 (runs/NAME), or a folder of steps, and streams the newest step out, one tensor at a time,
 without restoring the tree. Both write beside their destination and take its name at the end.
@@ -18,8 +18,12 @@ from typing import Any
 
 import jax
 
-from notepad_jax.checkpoint import handoff, stored
-from notepad_jax.checkpoint.hf import huggingface, safetensors_store
+from notepad_jax.checkpoint import stored
+from notepad_jax.checkpoint.checksums import combine, leaf_checksums
+from notepad_jax.checkpoint.hf import huggingface, storage
+from notepad_jax.checkpoint.hf.folder_swap import new_folder
+from notepad_jax.checkpoint.hf.writing import PART_BYTES
+from notepad_jax.checkpoint.steps import steps_in, writer
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh, rules
@@ -77,11 +81,11 @@ def import_hf(
     config, store = huggingface.open_policy(source)
     dtype = _known(dtype or config.dtype, (*DTYPES, "float16"))
     layout = parameters.shardings(config, mesh.make(tensor), rules.TRAINING)
-    text = safetensors_store.read_json(source, store.kvstore, huggingface.CONFIG)
+    text = storage.read_json(source, store.kvstore, huggingface.CONFIG)
     beside = huggingface.companions(source)
     beside[huggingface.CONFIG] = (json.dumps(text, indent=2) + "\n").encode()
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in _abstract(config, dtype))
-    with safetensors_store.new_folder(folder, total, overwrite) as temporary:
+    with new_folder(folder, total, overwrite) as temporary:
         bar = screen.bar("import", _megabytes(total), "MB")
         params = huggingface.import_params(config, store, layout, dtype, _counter(bar))
         bar.finish()
@@ -103,14 +107,14 @@ def import_hf(
 
 def _save(folder: Path, config: PolicyConfig, params: Any) -> None:
     """Writes step 0: what a hand-off publishes, and the sizes of the policy."""
-    leaves = handoff.leaf_checksums(params)
+    leaves = leaf_checksums(params)
     meta = {
         "step": 0,
-        "checksum": handoff.combine(leaves),
+        "checksum": combine(leaves),
         "leaf_checksums": leaves,
         "policy": dataclasses.asdict(config),
     }
-    with handoff.writer(folder, keep=1, keep_every=None) as steps:
+    with writer(folder, keep=1, keep_every=None) as steps:
         steps.save_checkpointables(0, {"params": params, "meta": meta}, force=True)
 
 
@@ -119,7 +123,7 @@ def _save(folder: Path, config: PolicyConfig, params: Any) -> None:
 
 def export_hf(
     source: str | Path, target: str, screen: Screen,
-    dtype: str = "bfloat16", part_bytes: int = safetensors_store.PART_BYTES,
+    dtype: str = "bfloat16", part_bytes: int = PART_BYTES,
     step: int | None = None, like: str | None = None, overwrite: bool = False,
 ) -> Exported:  # fmt: skip
     """Writes one step (the newest) of a policy of ours as a Hugging Face folder or bucket.
@@ -134,8 +138,8 @@ def export_hf(
     if Path(target).absolute() in (Path(source).absolute(), where.absolute()):
         raise ValueError(f"{target} is the source; choose another destination")
     like = like or _origin(Path(source))
-    kvstore = safetensors_store.open_kvstore(like)
-    text = safetensors_store.read_json(like, kvstore, huggingface.CONFIG)
+    kvstore = storage.open_kvstore(like)
+    text = storage.read_json(like, kvstore, huggingface.CONFIG)
     config = _sizes(where, like, step)
     params = stored.open_params(where / str(step))
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in _abstract(config, dtype))
@@ -166,7 +170,7 @@ def _step(source: Path, step: int | None) -> tuple[Path, int]:
     """Returns the folder of steps under `source` and the step asked for, or the newest."""
     _local(source, "a checkpoint of ours")
     where = source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else source
-    steps = handoff.steps_in(where)
+    steps = steps_in(where)
     if not steps:
         raise ValueError(
             f"{source} has no finished checkpoint; give a run (runs/NAME) or what import-hf wrote"

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.handoff import ThroughStorage
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.checkpoint.manager import abstract
+from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.eval import lengths, summary
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings

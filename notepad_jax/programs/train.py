@@ -22,7 +22,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
-from notepad_jax.checkpoint.manager import Checkpoints
+from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.data.records import Records, by_source, generated, of_files
 from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.model import parameters

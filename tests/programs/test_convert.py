@@ -13,9 +13,11 @@ import pytest
 import tensorstore as ts
 import tiny
 
-from notepad_jax.checkpoint import handoff, stored
+from notepad_jax.checkpoint import stored
+from notepad_jax.checkpoint.checksums import leaf_checksums
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.checkpoint.hf import safetensors_store as store
+from notepad_jax.checkpoint.hf.storage import StoreProblem
+from notepad_jax.checkpoint.steps import load_params, writer
 from notepad_jax.model import parameters
 from notepad_jax.programs import convert
 from notepad_jax.telemetry.progress import LineScreen, SilentScreen
@@ -71,7 +73,7 @@ def test_progress_ends_at_its_total(published, tmp_path):
 def test_an_import_is_what_the_engine_adopts(published, tmp_path):
     convert.import_hf(str(published), tmp_path / "mine", SCREEN, dtype="float32")
     abstract = parameters.abstract_params(tiny.CONFIG)
-    params, meta = handoff.load_params(tmp_path / "mine" / "checkpoints", 0, abstract)
+    params, meta = load_params(tmp_path / "mine" / "checkpoints", 0, abstract)
     _, expected = huggingface.import_policy(published)
     jax.tree.map(
         lambda found, was: np.testing.assert_array_equal(found, was.astype(np.float32)),
@@ -85,7 +87,7 @@ def test_a_runs_newest_step_is_exported_with_the_tokenizer_it_started_from(publi
     (run / "checkpoints").mkdir(parents=True)
     (run / "config.json").write_text(json.dumps({"policy": str(published)}))
     meta = {"policy": dataclasses.asdict(tiny.CONFIG), "leaf_checksums": {}}
-    with handoff.writer(run / "checkpoints", 5, None) as steps:
+    with writer(run / "checkpoints", 5, None) as steps:
         for step in (3, 12):
             parts = {"params": tiny.params(step), "meta": meta}
             steps.save_checkpointables(step, parts, force=True)
@@ -125,7 +127,7 @@ class Counted:
 
 def test_layers_that_share_a_chunk_are_read_once(tmp_path):
     params = {"layers": {"q": np.arange(24.0, dtype=np.float32).reshape(4, 2, 3)}}
-    with handoff.writer(tmp_path, 1, None) as steps:
+    with writer(tmp_path, 1, None) as steps:
         steps.save_checkpointables(0, {"params": params, "meta": {}}, force=True)
     leaf = stored.open_params(tmp_path / "0")["layers"]["q"]
     reads = []
@@ -145,8 +147,8 @@ def test_a_large_leaf_is_read_a_layer_at_a_time(tmp_path):
     params = {
         "layers": {name: rng.normal(size=(3, 2, 256, 1024)).astype(np.float32) for name in "ab"}
     }
-    leaves = handoff.leaf_checksums(params)
-    with handoff.writer(tmp_path, 1, None) as steps:
+    leaves = leaf_checksums(params)
+    with writer(tmp_path, 1, None) as steps:
         parts = {"params": params, "meta": {"leaf_checksums": leaves}}
         steps.save_checkpointables(0, parts, force=True)
     found, reads = stored.open_params(tmp_path / "0")["layers"], []
@@ -159,7 +161,7 @@ def test_a_large_leaf_is_read_a_layer_at_a_time(tmp_path):
     assert reads == [slice(0, 1), slice(1, 2), slice(2, 3)] * 2
     assert found["a"]._held is found["b"]._held and found["b"]._held.rows.nbytes == 2**21
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-    back, _ = handoff.load_params(tmp_path, 0, target)
+    back, _ = load_params(tmp_path, 0, target)
     jax.tree.map(np.testing.assert_array_equal, back, params)
 
 
@@ -191,8 +193,8 @@ def test_a_damaged_step_is_refused_in_one_line_and_nothing_is_left(published, tm
 def test_flipped_bits_are_refused_or_harm_no_weight(tmp_path):
     """Anywhere in a step's files; half of them in the largest, which holds the weights."""
     params = tiny.params()
-    meta = {"leaf_checksums": handoff.leaf_checksums(params)}
-    with handoff.writer(tmp_path, 1, None) as steps:
+    meta = {"leaf_checksums": leaf_checksums(params)}
+    with writer(tmp_path, 1, None) as steps:
         steps.save_checkpointables(0, {"params": params, "meta": meta}, force=True)
 
     def read():
@@ -277,6 +279,6 @@ def test_a_disk_that_fills_up_while_orbax_writes(published, tmp_path, monkeypatc
         raise RuntimeError("RESOURCE_EXHAUSTED: write failed: No space left on device\nat file.cc")
 
     monkeypatch.setattr(convert, "_save", full)
-    with pytest.raises(store.StoreProblem, match="the disk is full"):
+    with pytest.raises(StoreProblem, match="the disk is full"):
         convert.import_hf(str(published), tmp_path / "mine", SCREEN)
     assert os.listdir(tmp_path) == ["published"]
