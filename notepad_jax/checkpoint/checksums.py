@@ -34,6 +34,7 @@ _SHIFT = np.uint32(0x9E3779B9)  # element 0 must not be scrambled to 0
 _BLOCK = 1 << 16  # elements that numpy scrambles at once, small enough for a core's cache
 
 
+@jax.jit
 def _leaf_sum(leaf: Array) -> Array:
     """Sums, modulo 2**32, each element's bit pattern scrambled with its position.
 
@@ -71,11 +72,6 @@ def described(leaf: Any, total: int) -> str:
     return f"{leaf.dtype}[{'x'.join(map(str, leaf.shape))}]:{total:08x}"
 
 
-@jax.jit
-def _leaf_sums(params: Any) -> Array:
-    return jnp.stack([_leaf_sum(leaf) for leaf in jax.tree.leaves(params)])
-
-
 def named_leaves(tree: Any) -> dict[str, Any]:
     """Returns the leaves of `tree` by path, such as "layers/q", in the tree's own order."""
     flat, _ = jax.tree.flatten_with_path(tree)
@@ -92,9 +88,7 @@ def leaf_checksums(params: Any) -> dict[str, str]:
     for name, leaf in named.items():
         if leaf.dtype.itemsize > 4:
             raise HandoffError(f"{name} is {leaf.dtype}; a policy's leaves have at most 32 bits")
-    if not named:
-        return {}
-    sums = jax.device_get(_leaf_sums(params))  # device to host, 4 bytes per leaf
+    sums = jax.device_get([_leaf_sum(leaf) for leaf in named.values()])  # device to host
     return {
         name: described(leaf, int(value))
         for (name, leaf), value in zip(named.items(), sums, strict=True)

@@ -1,92 +1,78 @@
 """The third bridge: a policy snapshot published by the trainer, adopted by the engine.
 
-Two paths behind one interface. `InProcess` keeps a copy of the weights on the devices;
-`ThroughStorage` writes an orbax step and reads `params` back alone, so trainer and engine
-may be different processes on different machines with different meshes. Pointed at the
-folder that `training_state.Checkpoints` writes, a hand-off at every step costs one save.
+Two paths behind one interface, each built with what the engine asks for. `InProcess` makes the
+engine's copy when a policy is published; `ThroughStorage` writes an orbax step and reads
+`params` back alone, so trainer and engine may be different processes on different machines
+with different meshes. Pointed at the folder that `training_state.Checkpoints` writes, a
+hand-off at every step costs one save.
 
-The checksum of every leaf is recorded at publication and compared at adoption, after the leaf
-was laid out for its new devices and before it is cast to the engine's dtype, or quantised.
+The checksum of every leaf is recorded at publication and compared when the leaf was laid out
+for its new devices, before it is cast to the engine's dtype, or quantised.
 Below: `steps` (orbax), `targets` (what the engine asks for), `checksums`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import jax
-import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
 from notepad_jax.checkpoint.checksums import HandoffError, combine, compare, leaf_checksums
 from notepad_jax.checkpoint.steps import context, drop_from, load_params, steps_in, writer
-from notepad_jax.checkpoint.targets import as_published, cast, check_shapes, placed
+from notepad_jax.checkpoint.targets import as_published, carry, check_shapes, placed
 from notepad_jax.types import PolicySnapshot
 
 
 @runtime_checkable
 class Handoff(Protocol):
-    """Carries the newest policy from a trainer to an engine."""
+    """Carries the newest policy from a trainer to an engine.
+
+    Built with a target, a tree as `targets` describes it: every snapshot is adopted in its
+    shapes, dtypes and places.
+    """
 
     def publish(self, snapshot: PolicySnapshot) -> str:
-        """Makes `snapshot` the newest one; returns its checksum."""
+        """Makes `snapshot` the newest one; returns its checksum.
+
+        Afterwards the trainer may donate the snapshot's arrays. Raises HandoffError.
+        """
 
     def newest(self) -> int | None:
         """Returns the version that `adopt` would return, or None before any publication."""
 
-    def adopt(self, abstract_params: Any) -> PolicySnapshot:
-        """Returns the newest snapshot in the dtypes and shardings of `abstract_params`.
-
-        `abstract_params` is a tree of `jax.ShapeDtypeStruct`s (or of arrays); a leaf with
-        no sharding goes to the default device, and in the place of a matrix that is to be
-        quantised stands a `Quantized` of two of them. Raises HandoffError.
-        """
-
-
-@jax.jit
-def _copy(params: Any) -> Any:
-    return jax.tree.map(jnp.copy, params)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Published:
-    snapshot: PolicySnapshot
-    leaf_checksums: Mapping[str, str]
+    def adopt(self) -> PolicySnapshot:
+        """Returns the newest snapshot as the target asks for it. Raises HandoffError."""
 
 
 class InProcess:
-    """Trainer and engine in one process: the published copy stays on the devices.
+    """Trainer and engine in one process: to publish is to make the engine's copy.
 
-    The copy is what makes it safe for the trainer to donate its parameters to the next
-    update while the engine still decodes with the previous ones.
+    The copy is made leaf by leaf, straight into the engine's dtypes and places
+    (`targets.carry`): beside what the trainer and the engine hold already, a hand-off takes
+    the new copy and one leaf. `adopt` hands out that copy, the same one each time.
     """
 
-    def __init__(self) -> None:
-        self._published: _Published | None = None
+    def __init__(self, target: Any) -> None:
+        self._target = placed(target)
+        self._published: PolicySnapshot | None = None
 
     def publish(self, snapshot: PolicySnapshot) -> str:
+        where = f"policy version {snapshot.version}"
+        check_shapes(snapshot.params, as_published(self._target), where)
+        self._published = None  # an engine holds what it adopted; nobody needs a third copy
         leaves = leaf_checksums(snapshot.params)
-        copied = PolicySnapshot(snapshot.version, _copy(snapshot.params))
-        self._published = _Published(copied, leaves)
+        params = carry(snapshot.params, leaves, self._target, where)
+        self._published = PolicySnapshot(snapshot.version, params)
         return combine(leaves)
 
     def newest(self) -> int | None:
-        return None if self._published is None else self._published.snapshot.version
+        return None if self._published is None else self._published.version
 
-    def adopt(self, abstract_params: Any) -> PolicySnapshot:
+    def adopt(self) -> PolicySnapshot:
         if self._published is None:
             raise HandoffError("no policy was published yet; publish one before adopting")
-        snapshot, target = self._published.snapshot, placed(abstract_params)
-        plain = as_published(target)
-        where = f"policy version {snapshot.version}"
-        check_shapes(snapshot.params, plain, where)
-        shardings = jax.tree.map(lambda x: x.sharding, plain)
-        params = jax.device_put(snapshot.params, shardings)
-        compare(self._published.leaf_checksums, leaf_checksums(params), where)
-        return PolicySnapshot(snapshot.version, cast(params, target))
+        return self._published
 
 
 class ThroughStorage:
@@ -96,8 +82,9 @@ class ThroughStorage:
     training checkpoint of the same step): then it only proves that they are the same.
     """
 
-    def __init__(self, folder: str | Path, keep: int = 2) -> None:
+    def __init__(self, folder: str | Path, target: Any, keep: int = 2) -> None:
         self.folder = Path(folder).absolute()
+        self._target = target
         self._keep = keep  # steps that survive when publish writes
 
     def publish(self, snapshot: PolicySnapshot) -> str:
@@ -120,15 +107,15 @@ class ThroughStorage:
         found = steps_in(self.folder)
         return found[-1] if found else None
 
-    def adopt(self, abstract_params: Any) -> PolicySnapshot:
+    def adopt(self) -> PolicySnapshot:
         version = self.newest()
         if version is None:
             raise HandoffError(f"no finished snapshot under {self.folder}; publish one first")
         try:
-            params, _ = load_params(self.folder, version, abstract_params)
+            params, _ = load_params(self.folder, version, self._target)
         except (OSError, KeyError, ValueError):
             if version in steps_in(self.folder):
                 raise
             # The trainer, in another process, replaced this version while it was being read.
-            return self.adopt(abstract_params)
+            return self.adopt()
         return PolicySnapshot(version, params)

@@ -2,18 +2,26 @@
 
 A target is a tree of `jax.ShapeDtypeStruct`s (or of arrays); a leaf with no sharding goes to
 the default device, and in the place of a matrix that is to be quantised stands a `Quantized`
-of two of them. `steps` and `handoff` (above) read weights as they were published, compare
-their checksums, and then `cast` them.
+of two of them. Weights are compared with their checksums as they were published, in their new
+place, and only then cast: by `carry` leaf by leaf out of a tree that somebody else owns, by
+`cast` out of one that was read for this purpose. Neighbours above: `steps` and `handoff`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
-from notepad_jax.checkpoint.checksums import HandoffError, named_leaves
+from notepad_jax.checkpoint.checksums import (
+    HandoffError,
+    compare,
+    leaf_checksums,
+    named_leaves,
+)
 from notepad_jax.model.matrices import Quantized, quantize
 
 
@@ -73,6 +81,27 @@ def cast(params: Any, target: Any) -> Any:
     for i, wanted in enumerate(tree.flatten_up_to(target)):
         leaves[i] = _in_form(leaves[i], wanted)
     return jax.tree.unflatten(tree, leaves)
+
+
+def carry(params: Any, published: Mapping[str, str], target: Any, where: str) -> Any:
+    """Returns a copy of `params` in the places and dtypes of `target`, which owns its buffers.
+
+    So `params` may be donated afterwards. One leaf travels at a time: it is laid out anew,
+    compared with its checksum in `published`, cast, and let go; beside copy and original the
+    devices hold that leaf alone. `target` is complete (`placed`) and has the shapes of
+    `params`. Raises HandoffError, starting with `where`.
+    """
+
+    def arrived(name: str, leaf: Array, wanted: Any) -> Any:
+        plain = as_published(wanted)
+        laid = jax.device_put(leaf, plain.sharding)  # may share buffers with `leaf`
+        compare({name: published[name]}, leaf_checksums({name: laid}), where)
+        made = _in_form(laid, wanted)
+        return jax.block_until_ready(jnp.copy(made) if made is laid else made)
+
+    tree = jax.tree.structure(params)
+    pairs = zip(named_leaves(params).items(), tree.flatten_up_to(target), strict=True)
+    return tree.unflatten([arrived(name, leaf, wanted) for (name, leaf), wanted in pairs])
 
 
 def abstract(tree: Any) -> Any:

@@ -111,7 +111,7 @@ def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) 
 
 def _last_params(checkpoints: Path, policy: parts.LoadedPolicy) -> Any:
     """Loads the trained parameters as any other reader of the run would: from storage."""
-    return ThroughStorage(checkpoints).adopt(abstract(policy.params)).params
+    return ThroughStorage(checkpoints, abstract(policy.params)).adopt().params
 
 
 def measured(

@@ -1,5 +1,6 @@
 """Weights arrive: dtypes, shardings and versions are what was asked, and others are refused."""
 
+import math
 import os
 import subprocess
 import sys
@@ -32,36 +33,38 @@ def abstract(params, dtype=jnp.float32):
 
 
 @pytest.fixture(params=["in_process", "through_storage"])
-def bridge(request, tmp_path):
+def bridge_to(request, tmp_path):
+    """Builds a bridge to an engine that asks for a target."""
     if request.param == "in_process":
-        return handoff.InProcess()
-    return handoff.ThroughStorage(tmp_path / "policies")
+        return handoff.InProcess
+    return lambda target: handoff.ThroughStorage(tmp_path / "policies", target)
 
 
-def test_adopting_returns_what_was_published(bridge):
+def test_adopting_returns_what_was_published(bridge_to):
+    bridge = bridge_to(abstract(small()))
     assert bridge.newest() is None
     with pytest.raises(ValueError, match="publish"):
-        bridge.adopt(abstract(small()))
+        bridge.adopt()
     published = bridge.publish(PolicySnapshot(3, small()))
-    adopted = bridge.adopt(abstract(small()))
+    adopted = bridge.adopt()
     assert bridge.newest() == adopted.version == 3
     assert checksums.checksum(adopted.params) == published == checksums.checksum(small())
     bridge.publish(PolicySnapshot(4, small(1)))
-    assert bridge.adopt(abstract(small())).version == 4
+    assert bridge.adopt().version == 4
 
 
-def test_adopting_casts_to_the_engines_dtype(bridge):
+def test_adopting_casts_to_the_engines_dtype(bridge_to):
+    bridge = bridge_to(abstract(small(), jnp.bfloat16))
     bridge.publish(PolicySnapshot(0, small()))
-    adopted = bridge.adopt(abstract(small(), jnp.bfloat16)).params
+    adopted = bridge.adopt().params
     expected = jax.tree.map(lambda x: x.astype(jnp.bfloat16), small())
     assert checksums.checksum(adopted) == checksums.checksum(expected)
 
 
-def test_adopting_quantises_what_arrived(bridge):
+def test_adopting_quantises_what_arrived(bridge_to):
     """A matrix of ones and its double: largest element 127 scales; the rest as asked."""
     matrix = jnp.ones((2, 8, 4)).at[1].multiply(2.0)
     params = {"layers": {"q": matrix, "norm": jnp.full(3, 1.01)}}
-    bridge.publish(PolicySnapshot(0, params))
     wanted = {
         "layers": {
             "q": Quantized(
@@ -71,25 +74,32 @@ def test_adopting_quantises_what_arrived(bridge):
             "norm": jax.ShapeDtypeStruct((3,), jnp.bfloat16),
         }
     }
-    adopted = bridge.adopt(wanted).params["layers"]
+    bridge = bridge_to(wanted)
+    bridge.publish(PolicySnapshot(0, params))
+    adopted = bridge.adopt().params["layers"]
     assert (adopted["q"].values == 127).all() and adopted["q"].values.dtype == jnp.int8
     scale = np.broadcast_to(np.float32([1, 2])[:, None, None] / np.float32(127), (2, 1, 4))
     np.testing.assert_array_equal(adopted["q"].scale, scale)
     assert (adopted["norm"] == jnp.bfloat16(1.01)).all()
     wrong = {"layers": wanted["layers"] | {"q": jax.ShapeDtypeStruct((2, 4, 8), jnp.int8)}}
     with pytest.raises(ValueError, match="'layers/q' has shape"):
-        bridge.adopt(wrong)
+        handed_over(bridge_to(wrong), params)
 
 
-def test_the_published_copy_is_let_go_leaf_by_leaf(tmp_path, monkeypatch):
+def handed_over(bridge, params, version=0):
+    bridge.publish(PolicySnapshot(version, params))
+    return bridge.adopt().params
+
+
+def test_what_was_read_is_let_go_leaf_by_leaf(tmp_path, monkeypatch):
     """Four matrices of 1 MB: when the last is quantised, three exist in int8 alone."""
     matrices = {name: jnp.ones((4, 256, 256)) for name in "abcd"}
-    bridge = handoff.ThroughStorage(tmp_path)
-    bridge.publish(PolicySnapshot(0, {"layers": matrices}))
     target = Quantized(
         jax.ShapeDtypeStruct((4, 256, 256), jnp.int8), jax.ShapeDtypeStruct((4, 1, 256), "float32")
     )
     wanted, held, quantize = {"layers": dict.fromkeys("abcd", target)}, [], targets._quantize
+    bridge = handoff.ThroughStorage(tmp_path, wanted)
+    bridge.publish(PolicySnapshot(0, {"layers": matrices}))
     del matrices
 
     def counted(leaf, inputs):
@@ -98,40 +108,88 @@ def test_the_published_copy_is_let_go_leaf_by_leaf(tmp_path, monkeypatch):
 
     before = sum(x.shape == (4, 256, 256) for x in jax.live_arrays())
     monkeypatch.setattr(targets, "_quantize", counted)
-    bridge.adopt(wanted)
+    bridge.adopt()
     assert [count - before for count in held] == [4, 3, 2, 1]
 
 
-def test_another_models_shapes_are_refused(bridge):
-    bridge.publish(PolicySnapshot(0, small()))
+def held_bytes():
+    """What all arrays hold together; those that share a buffer hold it once."""
+    shards = [shard.data for array in jax.live_arrays() for shard in array.addressable_shards]
+    return sum({x.unsafe_buffer_pointer(): x.nbytes for x in shards}.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_handoff_holds_the_engines_copy_and_one_leaf(dtype, monkeypatch):
+    """Also while the engine still holds the policy before; afterwards, the copy alone."""
+    params = {
+        name: jnp.ones((rows, 256, 256)) for name, rows in zip("abcd", (4, 8, 2, 4), strict=True)
+    }
+    engine = {name: jax.ShapeDtypeStruct(x.shape, dtype) for name, x in params.items()}
+    if dtype == "int8":
+        scales = {n: jax.ShapeDtypeStruct((len(x), 1, 256), "float32") for n, x in params.items()}
+        engine = {name: Quantized(engine[name], scales[name]) for name in params}
+    copy = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(engine))
+    leaf, told, ready = params["b"].nbytes, [], jax.block_until_ready
+
+    def counted(made):  # as it was laid out and as it was cast, a leaf is there twice
+        told.append(held_bytes())
+        return ready(made)
+
+    monkeypatch.setattr(jax, "block_until_ready", counted)
+    bridge, adopted = handoff.InProcess(engine), None
+    for version in range(2):
+        before = held_bytes()
+        bridge.publish(PolicySnapshot(version, params))
+        assert len(told) == 4 and max(told) <= before + copy + leaf, (told, before, copy, leaf)
+        assert held_bytes() == before + copy
+        told.clear()
+        adopted = bridge.adopt()  # what was adopted before is let go
+        assert held_bytes() == held_bytes_of(params, adopted.params)
+
+
+def held_bytes_of(*trees):
+    return sum(x.nbytes for x in jax.tree.leaves(trees))
+
+
+def test_another_models_shapes_are_refused(bridge_to):
     with pytest.raises(ValueError, match=r"'embed' has shape \(16, 8\), the policy needs \(17, 8"):
-        bridge.adopt(abstract(small() | {"embed": jnp.zeros((17, 8))}))
+        handed_over(bridge_to(abstract(small() | {"embed": jnp.zeros((17, 8))})), small())
     with pytest.raises(ValueError, match="no leaf 'unembed'"):
-        bridge.adopt(abstract(small() | {"unembed": jnp.zeros(2)}))
+        handed_over(bridge_to(abstract(small() | {"unembed": jnp.zeros(2)})), small(), 1)
 
 
-def test_a_published_policy_survives_donation():
-    bridge, params = handoff.InProcess(), small()
-    expected = bridge.publish(PolicySnapshot(0, params))
-    adopted = bridge.adopt(abstract(params)).params
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_published_policy_survives_donation(dtype):
+    """From the moment it is published: the trainer's next update may come before adoption."""
+    params = small()
+    bridge = handoff.InProcess(abstract(params, dtype))
+    expected = checksums.checksum(jax.tree.map(lambda x: x.astype(dtype), params))
+    bridge.publish(PolicySnapshot(0, params))
     jax.jit(lambda p: jax.tree.map(lambda x: x + 1, p), donate_argnums=0)(params)
-    assert checksums.checksum(adopted) == expected
+    assert checksums.checksum(bridge.adopt().params) == expected
+
+
+def test_a_leaf_that_is_not_the_published_one_is_refused_before_it_is_cast():
+    target, table = targets.placed(abstract(small(), "bfloat16")), checksums.leaf_checksums(small())
+    table |= {"layers/k": checksums.leaf_checksums(small(1))["layers/k"]}
+    with pytest.raises(ValueError, match="version 3: leaf 'layers/k' was published as float32"):
+        targets.carry(small(), table, target, "policy version 3")
 
 
 def test_weights_that_are_not_the_published_ones_are_refused(tmp_path):
-    bridge = handoff.ThroughStorage(tmp_path)
+    bridge = handoff.ThroughStorage(tmp_path, abstract(small()))
     bridge.publish(PolicySnapshot(0, small()))
     meta = tmp_path / "0" / "meta" / "data.json"
     right = checksums.leaf_checksums(small())["layers/k"]
     wrong = checksums.leaf_checksums(small(1))["layers/k"]
     meta.write_text(meta.read_text().replace(right, wrong))
     with pytest.raises(ValueError, match="leaf 'layers/k' was published as"):
-        bridge.adopt(abstract(small()))
+        bridge.adopt()
 
 
 def test_a_training_checkpoint_is_a_publication(tmp_path):
     params, opt = small(), optax.adam(1e-3).init(small())
-    bridge = handoff.ThroughStorage(tmp_path)
+    bridge = handoff.ThroughStorage(tmp_path, abstract(small()))
     with training_state.Checkpoints(tmp_path) as checkpoints:
         saved = checkpoints.save(5, params, opt, {}, {"seed": 1})
         written = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
@@ -139,17 +197,17 @@ def test_a_training_checkpoint_is_a_publication(tmp_path):
         assert sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*")) == written
         with pytest.raises(ValueError, match="saved before"):
             bridge.publish(PolicySnapshot(5, small(1)))
-        adopted = bridge.adopt(abstract(params))
+        adopted = bridge.adopt()
     assert (adopted.version, checksums.checksum(adopted.params)) == (5, saved)
 
 
 def test_a_reader_takes_the_newer_version_when_its_own_vanishes(tmp_path, monkeypatch):
-    bridge = handoff.ThroughStorage(tmp_path)
+    bridge = handoff.ThroughStorage(tmp_path, abstract(small()))
     bridge.publish(PolicySnapshot(0, small()))
     bridge.publish(PolicySnapshot(1, small(1)))
     answers = iter([7, 1])  # version 7 was there when the reader looked, and is gone
     monkeypatch.setattr(bridge, "newest", lambda: next(answers))
-    assert bridge.adopt(abstract(small())).version == 1
+    assert bridge.adopt().version == 1
 
 
 EIGHT_DEVICES = """
@@ -170,13 +228,26 @@ target = {
     name: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16, sharding=NamedSharding(serve, spec))
     for (name, leaf), spec in zip(params.items(), [P(None, "tensor"), P()])
 }
-for bridge in (handoff.InProcess(), handoff.ThroughStorage(sys.argv[1])):
+for bridge in (handoff.InProcess(target), handoff.ThroughStorage(sys.argv[1], target)):
     bridge.publish(PolicySnapshot(2, put))
-    got = bridge.adopt(target).params
+    got = bridge.adopt().params
     for name in params:
         assert got[name].sharding == target[name].sharding, (bridge, got[name].sharding)
         assert got[name].dtype == jnp.bfloat16
         np.testing.assert_array_equal(got[name], params[name].astype(jnp.bfloat16))
+# A copy of the same dtype owns its buffers wherever it lies, for its source will be donated.
+def buffers(array):
+    return {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
+
+for asked in (lay["a"], P("fsdp"), P("tensor", "fsdp"), P()):
+    for spec in (lay["a"], P()):
+        source = jax.device_put(params["a"], NamedSharding(train, spec))
+        where = NamedSharding(train, asked)
+        bridge = handoff.InProcess({"a": jax.ShapeDtypeStruct((64, 16), "float32", sharding=where)})
+        bridge.publish(PolicySnapshot(0, {"a": source}))
+        got = bridge.adopt().params["a"]
+        assert got.sharding == where and not buffers(source) & buffers(got), (asked, spec)
+        np.testing.assert_array_equal(got, params["a"])
 print("resharded")
 """
 

@@ -241,8 +241,6 @@ mesh = meshes.make(tensor=2)
 for config in (tiny.CONFIG, MOE):
     params = parameters.init_params(config, jax.random.key(0))
     spread = rules.place(params, parameters.shardings(config, mesh, rules.TRAINING))
-    bridge = handoff.InProcess()
-    bridge.publish(PolicySnapshot(0, spread))
     target = parameters.rollout_target(
         config,
         jax.tree.map(
@@ -251,7 +249,9 @@ for config in (tiny.CONFIG, MOE):
         ),
         "int8",
     )
-    many, one = bridge.adopt(target).params, int8(config, params)
+    bridge = handoff.InProcess(target)
+    bridge.publish(PolicySnapshot(0, spread))
+    many, one = bridge.adopt().params, int8(config, params)
     jax.tree.map(np.testing.assert_array_equal, many, one)
     for found, wanted in zip(jax.tree.leaves(many), jax.tree.leaves(target), strict=True):
         assert found.sharding == wanted.sharding, (found.sharding, wanted.sharding)
