@@ -3,10 +3,11 @@
 For the tests of `checkpoint.hf`.
 """
 
+import jax
 import ml_dtypes
 import numpy as np
 
-from notepad_jax.checkpoint.hf import storage, writing
+from notepad_jax.checkpoint.hf import placing, storage, writing
 from notepad_jax.checkpoint.hf.headers import Safetensors
 from notepad_jax.checkpoint.hf.placing import Layout
 from notepad_jax.checkpoint.hf.writing import Planned
@@ -71,3 +72,9 @@ def linear(published, out_axes, names=("w0", "w1", "w2")):
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def whole(found, layout, dtype=None):
+    """A parameter on one device, as numpy."""
+    first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return np.asarray(placing.place(found, layout, first, dtype))

@@ -2,8 +2,9 @@
 
 Of the neighbours below, `names` knows what tensors are called and how they are folded, `config`
 reads config.json, `headers`, `placing` and `writing` know files; this module joins them: a
-`Layout` per parameter, `import_params` onto devices, `import_policy` into host memory,
-`export_params` back. Sources may be buckets.
+`Layout` per parameter, `import_params` onto a mesh, `import_policy` onto one device,
+`export_params` back. Arrays are committed to their places as they are made (`placing`), so
+that nothing compiles twice for them. Sources may be buckets.
 Memory: an import holds `budget` bytes beside what the devices hold, an export one tensor.
 """
 
@@ -84,14 +85,15 @@ def open_policy(source: str | Path) -> tuple[PolicyConfig, Safetensors]:
 
 
 def import_policy(source: str | Path) -> tuple[PolicyConfig, Tree]:
-    """Reads a folder; returns the config and a tree of numpy arrays in the stored dtype.
+    """Reads a folder onto the first device; returns the config and a tree in the stored dtype.
 
     `valid_vocab` is the size of the embedding unless the folder was exported by us: lower it
     to the tokenizer's size with `dataclasses.replace`. Raises as `open_policy`.
     """
     config, store = open_policy(source)
-    return config, _tree(
-        (path, placing.read(store, layout)) for path, layout in layouts(config).items()
+    first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return config, import_params(
+        config, store, jax.tree.map(lambda _: first, abstract_params(config))
     )
 
 
@@ -104,8 +106,9 @@ def import_params(
 ) -> Tree:
     """Reads the parameters onto the devices of `shardings` (a tree as `parameters.shardings`).
 
-    Each process reads what its devices hold. The host's buffers are bounded by one device's
-    share of the parameters. `placed` is told the bytes of each parameter when it is there.
+    They come in `dtype`, or in the stored one. Each process reads what its devices hold. The
+    host's buffers are bounded by one device's share of the parameters. `placed` is told the
+    bytes of each parameter when it is there.
     """
     share = largest_share(config, shardings, dtype or "float32")
 

@@ -81,13 +81,6 @@ def check(store: Safetensors, layout: Layout) -> None:
 Index = tuple[tuple[int, int], ...]  # [start, stop) per axis
 
 
-def read(store: Safetensors, layout: Layout, dtype: Any = None) -> np.ndarray:
-    """Reads a whole parameter into host memory, in the stored dtype or in `dtype`."""
-    check(store, layout)
-    whole = tuple((0, size) for size in layout.shape)
-    return _fill(store, layout, _dtype(store, layout, dtype), [whole])[whole]
-
-
 def place(
     store: Safetensors, layout: Layout, sharding: jax.sharding.Sharding, dtype: Any = None,
     budget: int = 1 << 30,

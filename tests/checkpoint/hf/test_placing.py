@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tensor_files import BF16, linear, tensors, write
+from tensor_files import BF16, linear, tensors, whole, write
 
 from notepad_jax.checkpoint.hf import placing
 from notepad_jax.checkpoint.hf.headers import Safetensors
@@ -32,9 +32,9 @@ def test_long_blocks_are_transposed_in_strips(tmp_path):
     value = np.arange(150 * 6, dtype=np.float32).reshape(150, 6)  # more rows than two strips
     write(tmp_path / "out", {"w": value})
     layout = Layout(("w",), (), (150, 6), (150, 6), (1, 0))
-    np.testing.assert_array_equal(placing.read(Safetensors.open(tmp_path / "out"), layout), value.T)
+    np.testing.assert_array_equal(whole(Safetensors.open(tmp_path / "out"), layout), value.T)
     flat = Layout(("w",), (), (150, 6), (75, 12), (0, 1))
-    found = placing.read(Safetensors.open(tmp_path / "out"), flat)
+    found = whole(Safetensors.open(tmp_path / "out"), flat)
     np.testing.assert_array_equal(found, value.reshape(75, 12))
 
 
@@ -43,7 +43,7 @@ def test_a_parameter_is_its_tensors_split_transposed_and_stacked(stacked, dtype)
     folder, named = stacked
     layout = linear((24, 16), (4, 6))
     expected = np.stack([named[f"w{i}"].T.reshape(16, 4, 6) for i in range(3)])
-    found = placing.read(Safetensors.open(folder), layout, dtype)
+    found = whole(Safetensors.open(folder), layout, dtype)
     assert found.dtype == (dtype or BF16) and found.shape == layout.shape == (3, 16, 4, 6)
     np.testing.assert_array_equal(found, expected.astype(found.dtype))
     for layer in range(3):
@@ -56,7 +56,7 @@ def test_experts_are_a_second_axis_of_the_stack(tmp_path):
     }
     write(tmp_path / "out", named)
     layout = Layout(tuple(named), (2, 4), (3, 2), (3, 2), (1, 0))
-    found = placing.read(Safetensors.open(tmp_path / "out"), layout)
+    found = whole(Safetensors.open(tmp_path / "out"), layout)
     assert found.shape == (2, 4, 2, 3)
     np.testing.assert_array_equal(found[:, :, 0, 0], [[0, 1, 2, 3], [10, 11, 12, 13]])
 
@@ -72,7 +72,7 @@ import tensor_files as t
 mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("fsdp", "tensor"))
 layout = t.linear((24, 16), (4, 6))
 found, counting = t.counted(sys.argv[1])
-whole = placing.read(found, layout)
+whole = t.whole(found, layout)
 counting.take()
 told = []
 for spec in (P(), P(None, "fsdp"), P(None, "fsdp", "tensor"), P(None, None, "fsdp"),
@@ -105,12 +105,13 @@ def test_devices_read_their_own_slices(stacked):
     assert told[1, 1] == 2 * whole
 
 
-def test_placing_needs_no_mesh(tmp_path):
+def test_placing_needs_no_mesh_and_commits(tmp_path):
     write(tmp_path / "out", tensors())
     layout = Layout(("a",), (), (12, 5), (12, 5), (0, 1))
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     placed = placing.place(Safetensors.open(tmp_path / "out"), layout, sharding, "bfloat16")
     np.testing.assert_array_equal(np.asarray(placed), tensors()["a"].astype(BF16))
+    assert placed.committed
 
 
 def test_a_parameter_must_have_its_shape_and_be_weights(tmp_path):
@@ -122,7 +123,7 @@ def test_a_parameter_must_have_its_shape_and_be_weights(tmp_path):
         (("q",), "'q' in .* is I8; weights are read as F32, BF16, F16, so take an unquantised"),
     ):
         with pytest.raises(StoreProblem, match=says) as raised:
-            placing.read(found, linear((24, 16), (4, 6), names))
+            whole(found, linear((24, 16), (4, 6), names))
         assert "\n" not in str(raised.value)
     with pytest.raises(ValueError, match="2 names for a stack of"):
         Layout(("a", "b"), (3,), (2,), (2,), (0,))
