@@ -4,28 +4,32 @@ An imported policy is a folder with the published config.json and tokenizer file
 `checkpoints/0`: an orbax step with `params` and `meta`, which `checkpoint.steps.load_params`
 reads onto any mesh, as it reads a run's steps. `export_hf` takes such a folder, a run
 (runs/NAME), or a folder of steps, and streams the newest step out, one tensor at a time,
-without restoring the tree. Both write beside their destination and take its name at the end.
+without restoring the tree; `export_adapters` writes what a run with low-rank adapters trained,
+for PEFT. All write beside their destination and take its name at the end.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from notepad_jax.checkpoint import stored
 from notepad_jax.checkpoint.checksums import combine, leaf_checksums
-from notepad_jax.checkpoint.hf import huggingface, storage
+from notepad_jax.checkpoint.hf import adapters, huggingface, storage
 from notepad_jax.checkpoint.hf.folder_swap import new_folder
-from notepad_jax.checkpoint.hf.writing import PART_BYTES
+from notepad_jax.checkpoint.hf.writing import PART_BYTES, Written
 from notepad_jax.checkpoint.steps import steps_in, writer
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
+from notepad_jax.model.lora import Lora
 from notepad_jax.parallel import mesh, rules
 from notepad_jax.telemetry.progress import Bar, Screen
 
@@ -50,7 +54,7 @@ class Imported:
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What `export_hf` wrote."""
+    """What `export_hf` or `export_adapters` wrote."""
 
     source: str
     step: int
@@ -134,14 +138,12 @@ def export_hf(
     """
     began = time.perf_counter()
     _known(dtype, DTYPES)
-    where, step = _step(Path(source), step)
-    if Path(target).absolute() in (Path(source).absolute(), where.absolute()):
-        raise ValueError(f"{target} is the source; choose another destination")
+    where, step = _step(Path(source), step, target)
     like = like or _origin(Path(source))
     kvstore = storage.open_kvstore(like)
     text = storage.read_json(like, kvstore, huggingface.CONFIG)
     config = _sizes(where, like, step)
-    params = stored.open_params(where / str(step))
+    params = stored.open_tree(where / str(step))
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in _abstract(config, dtype))
     bar = screen.bar("export", _megabytes(total), "MB")
     written = huggingface.export(
@@ -149,6 +151,58 @@ def export_hf(
         _counter(bar),
     )  # fmt: skip
     bar.finish()
+    return _exported(source, step, config, dtype, written, began)
+
+
+def export_adapters(
+    source: str | Path, target: str, screen: Screen, dtype: str = "float32",
+    step: int | None = None, like: str | None = None, overwrite: bool = False,
+) -> Exported:  # fmt: skip
+    """Writes the adapters of one step (the newest) of a run as PEFT loads them.
+
+    The model that they adapt is `like`, by default the policy that the run started from.
+    Raises ValueError for anything wrong with either side, and for a run without adapters.
+    """
+    began = time.perf_counter()
+    _known(dtype, DTYPES)
+    where, step = _step(Path(source), step, target)
+    lora = _lora(Path(source))
+    like = like or _origin(Path(source))
+    config = _sizes(where, like, step)
+    found = _adapters(where / str(step))
+    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(found))
+    bar = screen.bar("export", _megabytes(size * np.dtype(dtype).itemsize), "MB")
+    written = adapters.export_adapters(
+        config, lora, found, like, target, dtype, overwrite, _counter(bar)
+    )
+    bar.finish()
+    return _exported(source, step, config, dtype, written, began)
+
+
+def _adapters(step: Path) -> Any:
+    """Opens the adapters that a step of a run keeps; the only place that knows where they lie.
+
+    As `opt` such a step holds the pair (adapters, state of their optimizer); `params` is the
+    policy with the adapters added in.
+    """
+    return stored.open_tree(step, "opt", under=("0",))
+
+
+def _lora(source: Path) -> Lora:
+    """Returns how the policy of a run was adapted, as its settings say."""
+    said = _settings(source).get("grpo", {}).get("lora", {})
+    if not said.get("rank"):
+        raise ValueError(
+            f"{source} trained no adapters (its config.json has no grpo.lora.rank above 0); "
+            f"export the policy, without --adapters"
+        )
+    return Lora(said["rank"], said["alpha"], tuple(said["targets"]))
+
+
+def _exported(
+    source: str | Path, step: int, config: PolicyConfig, dtype: str, written: Written,
+    began: float,
+) -> Exported:  # fmt: skip
     return Exported(
         source=str(source),
         step=step,
@@ -166,10 +220,12 @@ def _abstract(config: PolicyConfig, dtype: str) -> list[jax.ShapeDtypeStruct]:
     return jax.tree.leaves(parameters.abstract_params(config, dtype))
 
 
-def _step(source: Path, step: int | None) -> tuple[Path, int]:
+def _step(source: Path, step: int | None, target: str) -> tuple[Path, int]:
     """Returns the folder of steps under `source` and the step asked for, or the newest."""
     _local(source, "a checkpoint of ours")
     where = source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else source
+    if Path(target).absolute() in (source.absolute(), where.absolute()):
+        raise ValueError(f"{target} is the source; choose another destination")
     steps = steps_in(where)
     if not steps:
         raise ValueError(
@@ -182,19 +238,27 @@ def _step(source: Path, step: int | None) -> tuple[Path, int]:
 
 def _origin(source: Path) -> str:
     """Returns the Hugging Face folder whose policy `source` holds."""
-    folder = source.parent if source.name == CHECKPOINTS else source
-    try:
-        text = json.loads((folder / huggingface.CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        text = {}
+    text = _settings(source)
     if "model_type" in text:
-        return str(folder)
+        return str(_folder(source))
     if isinstance(text.get("policy"), str):  # a run's settings
         return text["policy"]
     raise ValueError(
         f"{source} does not say which policy it started from; name that Hugging Face folder "
         f"(like), whose tokenizer and config.json belong to the export"
     )
+
+
+def _folder(source: Path) -> Path:
+    return source.parent if source.name == CHECKPOINTS else source
+
+
+def _settings(source: Path) -> dict[str, Any]:
+    """Returns the config.json of a run or an imported policy; {} where there is none."""
+    try:
+        return json.loads((_folder(source) / huggingface.CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def _sizes(where: Path, like: str, step: int) -> PolicyConfig:

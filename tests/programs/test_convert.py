@@ -9,16 +9,20 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 import tensorstore as ts
 import tiny
+from safetensors.numpy import load_file
 
+from notepad_jax import cli
 from notepad_jax.checkpoint import stored
 from notepad_jax.checkpoint.checksums import leaf_checksums
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.hf.storage import StoreProblem
 from notepad_jax.checkpoint.steps import load_params, writer
-from notepad_jax.model import parameters
+from notepad_jax.checkpoint.training_state import Checkpoints
+from notepad_jax.model import lora, parameters
 from notepad_jax.programs import convert
 from notepad_jax.telemetry.progress import LineScreen, SilentScreen
 
@@ -114,6 +118,51 @@ def test_a_runs_newest_step_is_exported_with_the_tokenizer_it_started_from(publi
         convert.export_hf(run, str(tmp_path / "y"), SCREEN, like=str(tmp_path / "other"))
 
 
+def test_a_runs_adapters_are_exported_alone(published, tmp_path, capsys):
+    """Merged from the files they are the policy that the run's step holds."""
+    chosen = lora.Lora(2, 3.0, ("q", "down"))
+    _, base = huggingface.import_policy(published)
+    adapters = lora.init(tiny.CONFIG, chosen, jax.random.key(0))
+    adapters = jax.tree.map(lambda x: x + 0.25, adapters)
+    run, like = tmp_path / "run", {"policy": str(published)}
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        opt = (adapters, optax.adam(1e-3).init(adapters))
+        checkpoints.save(7, lora.whole(chosen, base, adapters), opt, {}, {})
+
+    def say(**settings):
+        (run / "config.json").write_text(json.dumps(like | settings))
+
+    say(grpo={"lora": {"rank": 2, "alpha": 3.0, "targets": ["q", "down"]}})
+    command = ["export-hf", str(run), str(tmp_path / "out"), "--adapters", "--json"]
+    assert cli.main(command) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["step"], told["tensors"], told["dtype"]) == (7, 12, "float32")
+    text = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert text["base_model_name_or_path"] == str(published)
+    assert (text["r"], text["lora_alpha"]) == (2, 3)
+    found = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    for target, name in (("q", "self_attn.q_proj"), ("down", "mlp.down_proj")):
+        into, out = (adapters["layers"][f"{target}_lora_{way}"][1] for way in ("in", "out"))
+        stem = f"base_model.model.model.layers.1.{name}.lora_"
+        np.testing.assert_array_equal(found[stem + "A.weight"], into.T)
+        np.testing.assert_array_equal(found[stem + "B.weight"], out.reshape(2, -1).T)
+
+    for settings, says in (
+        ({"grpo": {"lora": {"rank": 0}}}, "run trained no adapters .* export the policy, without"),
+        ({}, "trained no adapters"),
+        ({"grpo": {"lora": {"rank": 4, "alpha": 3.0, "targets": ["q", "down"]}}}, "at rank 4"),
+        ({"grpo": {"lora": {"rank": 2, "alpha": 3.0, "targets": ["q"]}}}, "adapters have down_l"),
+    ):
+        say(**settings)
+        with pytest.raises(ValueError, match=says) as raised:
+            convert.export_adapters(run, str(tmp_path / "x"), SCREEN)
+        assert "\n" not in str(raised.value)
+    convert.import_hf(str(published), tmp_path / "mine", SCREEN)
+    with pytest.raises(ValueError, match="mine trained no adapters"):
+        convert.export_adapters(tmp_path / "mine", str(tmp_path / "x"), SCREEN)
+    assert sorted(os.listdir(tmp_path)) == ["mine", "out", "published", "run"]
+
+
 class Counted:
     """A stored array that remembers what was read of it."""
 
@@ -129,7 +178,7 @@ def test_layers_that_share_a_chunk_are_read_once(tmp_path):
     params = {"layers": {"q": np.arange(24.0, dtype=np.float32).reshape(4, 2, 3)}}
     with writer(tmp_path, 1, None) as steps:
         steps.save_checkpointables(0, {"params": params, "meta": {}}, force=True)
-    leaf = stored.open_params(tmp_path / "0")["layers"]["q"]
+    leaf = stored.open_tree(tmp_path / "0")["layers"]["q"]
     reads = []
 
     leaf._array = Counted(leaf._array, reads)
@@ -138,7 +187,7 @@ def test_layers_that_share_a_chunk_are_read_once(tmp_path):
     np.testing.assert_array_equal(leaf[(2, 1)], params["layers"]["q"][2, 1])
     assert reads == [slice(0, 4)]
     with pytest.raises(ValueError, match="has no params that can be read"):
-        stored.open_params(tmp_path / "1")
+        stored.open_tree(tmp_path / "1")
 
 
 def test_a_large_leaf_is_read_a_layer_at_a_time(tmp_path):
@@ -151,7 +200,7 @@ def test_a_large_leaf_is_read_a_layer_at_a_time(tmp_path):
     with writer(tmp_path, 1, None) as steps:
         parts = {"params": params, "meta": {"leaf_checksums": leaves}}
         steps.save_checkpointables(0, parts, force=True)
-    found, reads = stored.open_params(tmp_path / "0")["layers"], []
+    found, reads = stored.open_tree(tmp_path / "0")["layers"], []
     for leaf in found.values():
         assert leaf._array.chunk_layout.read_chunk.shape == (1, 2, 256, 1024)
         leaf._array = Counted(leaf._array, reads)
@@ -176,7 +225,7 @@ def test_a_damaged_step_is_refused_in_one_line_and_nothing_is_left(published, tm
         assert sorted(os.listdir(tmp_path)) == ["mine", "published"]
 
     # one element of one layer is another number, in a file that is otherwise sound
-    leaf = stored.open_params(step)["layers"]["down"]
+    leaf = stored.open_tree(step)["layers"]["down"]
     array = ts.open(leaf._array.spec(), open=True).result()
     was = array[1, 7, 3].read().result()
     array[1, 7, 3].write(-was).result()
@@ -198,7 +247,7 @@ def test_flipped_bits_are_refused_or_harm_no_weight(tmp_path):
         steps.save_checkpointables(0, {"params": params, "meta": meta}, force=True)
 
     def read():
-        found = stored.open_params(tmp_path / "0")
+        found = stored.open_tree(tmp_path / "0")
         layers = found.pop("layers")
         stacked = {
             n: np.stack([leaf[(i,)] for i in range(len(params["layers"][n]))])

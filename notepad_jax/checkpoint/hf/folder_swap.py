@@ -2,8 +2,8 @@
 
 `new_folder` gives a temporary sibling to write into. If all goes well it becomes the target
 in one step; whatever stops the block, the target is what it was, and what a kill leaves
-behind is hidden and swept up by the next call. Only exported policies are ever replaced.
-Neighbours above: `writing`, and the programs that fill a folder with a checkpoint.
+behind is hidden and swept up by the next call. Only exported policies and adapters are ever
+replaced. Neighbours above: `writing`, and the programs that fill a folder with a checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from notepad_jax.checkpoint.hf.storage import CONFIG, StoreProblem
+from notepad_jax.checkpoint.hf.storage import ADAPTER_CONFIG, CONFIG, StoreProblem
 
 
 @contextlib.contextmanager
@@ -74,16 +74,20 @@ def _refuse_target(folder: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise StoreProblem(f"{folder} is not empty; choose another folder, or --overwrite")
-    if not _is_policy(folder):
+    if not _is_export(folder):
         raise StoreProblem(
             f"{folder} holds something that is no exported policy; choose another folder"
         )
 
 
-def _is_policy(folder: Path) -> bool:
-    """Whether a folder's config.json is a model's: a run has one, too, and is never replaced."""
+def _is_export(folder: Path) -> bool:
+    """Whether its config is a model's or adapters': a run has one, too, and is never replaced."""
+    return _says(folder / CONFIG, "model_type") or _says(folder / ADAPTER_CONFIG, "peft_type")
+
+
+def _says(config: Path, key: str) -> bool:
     try:
-        return "model_type" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        return key in json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
         return False
 

@@ -23,9 +23,20 @@ import numpy as np
 from notepad_jax.checkpoint.hf import storage
 from notepad_jax.checkpoint.hf.folder_swap import new_folder
 from notepad_jax.checkpoint.hf.headers import NAMES
-from notepad_jax.checkpoint.hf.storage import CONFIG, INDEX, WEIGHTS, StoreProblem
+from notepad_jax.checkpoint.hf.storage import CONFIG, WEIGHTS, StoreProblem
 
 PART_BYTES = 5 * 10**9  # of tensors in one file; what Hugging Face's own tools write
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What the files of an export are called."""
+
+    weights: str  # of tensors that fit one part
+    config: str  # without which nobody reads the rest
+
+
+POLICY = Kind(WEIGHTS, CONFIG)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,19 +81,20 @@ def write(
     part_bytes: int = PART_BYTES,
     overwrite: bool = False,
     wrote: Callable[[Planned], None] = lambda tensor: None,
+    kind: Kind = POLICY,
 ) -> Written:
     """Writes tensors as safetensors parts, their index, and the small files `beside`.
 
     `values` is called once per tensor, in the order of `tensors`, and only one result is
-    held. Tensors that fit one part are written as model.safetensors without an index.
+    held. Tensors that fit one part are written as `kind.weights` without an index.
 
     A local target appears by one rename when everything is on disk; with `overwrite` it
     takes the place of an older export in the same way. A bucket has no rename: its objects
-    are uploaded (each part is held in memory meanwhile) and config.json, without which
-    nobody reads the rest, comes last; `overwrite` is refused there. Raises StoreProblem.
+    are uploaded (each part is held in memory meanwhile) and `kind.config` comes last;
+    `overwrite` is refused there. Raises StoreProblem.
     """
-    parts = _plan(tensors, part_bytes)
-    small = {**beside, **_index_file(parts)}
+    parts = _plan(tensors, part_bytes, kind.weights)
+    small = {**beside, **_index_file(parts, kind.weights)}
     for name in small:
         if not name or "/" in name or name in (".", ".."):
             raise ValueError(f"{name!r} is no name for a file beside the weights")
@@ -90,7 +102,7 @@ def write(
     files = (*(part.file for part in parts), *sorted(small))
     done = Written(str(target), files, len(tensors), sum(tensor.bytes for tensor in tensors))
     if "://" in str(target):
-        _upload(str(target), parts, small, values, overwrite, wrote)
+        _upload(str(target), parts, small, values, overwrite, wrote, kind.config)
         return done
     with new_folder(target, needed, overwrite) as folder:
         for part in parts:
@@ -104,7 +116,7 @@ def write(
     return done
 
 
-def _plan(tensors: Sequence[Planned], part_bytes: int) -> list[_Part]:
+def _plan(tensors: Sequence[Planned], part_bytes: int, weights: str) -> list[_Part]:
     """Fills parts in order; a tensor larger than a part has a part of its own."""
     if part_bytes < 1:
         raise ValueError(f"part_bytes is {part_bytes}; a part has at least one byte")
@@ -116,10 +128,10 @@ def _plan(tensors: Sequence[Planned], part_bytes: int) -> list[_Part]:
         if groups[-1] and sum(t.bytes for t in groups[-1]) + tensor.bytes > part_bytes:
             groups.append([])
         groups[-1].append(tensor)
-    single = len(groups) == 1
+    single, stem = len(groups) == 1, weights.removesuffix(".safetensors")
     return [
         _Part(
-            WEIGHTS if single else f"model-{number:05d}-of-{len(groups):05d}.safetensors",
+            weights if single else f"{stem}-{number:05d}-of-{len(groups):05d}.safetensors",
             _header_bytes(group),
             tuple(group),
         )
@@ -144,13 +156,13 @@ def _header_bytes(tensors: Sequence[Planned]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _index_file(parts: Sequence[_Part]) -> dict[str, bytes]:
+def _index_file(parts: Sequence[_Part], weights: str) -> dict[str, bytes]:
     if len(parts) == 1:
         return {}
     total = sum(tensor.bytes for part in parts for tensor in part.tensors)
     files = {tensor.name: part.file for part in parts for tensor in part.tensors}
     text = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
-    return {INDEX: (json.dumps(text, indent=2) + "\n").encode()}
+    return {f"{weights}.index.json": (json.dumps(text, indent=2) + "\n").encode()}
 
 
 def _stream(
@@ -177,8 +189,9 @@ def _to_disk(file: IO[bytes]) -> None:
 def _upload(
     target: str, parts: Sequence[_Part], small: Mapping[str, bytes],
     values: Callable[[str], np.ndarray], overwrite: bool, wrote: Callable[[Planned], None],
+    config: str,
 ) -> None:  # fmt: skip
-    """Writes the objects of a bucket; config.json is the last, and none stay on failure."""
+    """Writes the objects of a bucket; `config` is the last, and none stay on failure."""
     kvstore = storage.open_kvstore(target)
     if overwrite:
         raise StoreProblem(
@@ -197,7 +210,7 @@ def _upload(
             file = io.BytesIO()
             _stream(part, file, values, wrote)
             put(part.file, file.getvalue())
-        for name in sorted(small, key=lambda name: (name == CONFIG, name)):
+        for name in sorted(small, key=lambda name: (name == config, name)):
             put(name, small[name])
     except BaseException as problem:
         for name in written:
