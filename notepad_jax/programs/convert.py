@@ -256,9 +256,10 @@ def _folder(source: Path) -> Path:
 def _settings(source: Path) -> dict[str, Any]:
     """Returns the config.json of a run or an imported policy; {} where there is none."""
     try:
-        return json.loads((_folder(source) / huggingface.CONFIG).read_text(encoding="utf-8"))
+        said = json.loads((_folder(source) / huggingface.CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return said if isinstance(said, dict) else {}
 
 
 def _sizes(where: Path, like: str, step: int) -> PolicyConfig:
