@@ -182,10 +182,10 @@ def export_adapters(
 def _adapters(step: Path) -> Any:
     """Opens the adapters that a step of a run keeps; the only place that knows where they lie.
 
-    As `opt` such a step holds the pair (adapters, state of their optimizer); `params` is the
-    policy with the adapters added in.
+    They are the parameters that `learner.saved_beside` keeps in `opt` because `params` holds
+    them only added up.
     """
-    return stored.open_tree(step, "opt", under=("0",))
+    return stored.open_tree(step, "opt", under=("trained",))
 
 
 def _lora(source: Path) -> Lora:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import optax
 import pytest
 import tensorstore as ts
 import tiny
@@ -22,8 +21,8 @@ from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.hf.storage import StoreProblem
 from notepad_jax.checkpoint.steps import load_params, writer
 from notepad_jax.checkpoint.training_state import Checkpoints
-from notepad_jax.model import lora, parameters
-from notepad_jax.programs import convert
+from notepad_jax.model import parameters
+from notepad_jax.programs import configuration, convert, learner
 from notepad_jax.telemetry.progress import LineScreen, SilentScreen
 
 SCREEN = SilentScreen()
@@ -120,19 +119,19 @@ def test_a_runs_newest_step_is_exported_with_the_tokenizer_it_started_from(publi
 
 def test_a_runs_adapters_are_exported_alone(published, tmp_path, capsys):
     """Merged from the files they are the policy that the run's step holds."""
-    chosen = lora.Lora(2, 3.0, ("q", "down"))
-    _, base = huggingface.import_policy(published)
-    adapters = lora.init(tiny.CONFIG, chosen, jax.random.key(0))
-    adapters = jax.tree.map(lambda x: x + 0.25, adapters)
-    run, like = tmp_path / "run", {"policy": str(published)}
+    words = (
+        f"policy={published}", "optimizer.kind=adamw", "optimizer.decay=none",
+        "grpo.lora.rank=2", "grpo.lora.alpha=3.0", 'grpo.lora.targets=("q", "down")',
+    )  # fmt: skip
+    config = configuration.load("quickstart", [f"--config.{word}" for word in words])
+    learning = learner.prepare(config, *huggingface.import_policy(published))
+    moved = jax.tree.map(lambda x: x + 0.25, learning.state)
+    learning.state, adapters = moved, moved.masters
+    run, params = tmp_path / "run", learner.params(learning)
     with Checkpoints(run / "checkpoints") as checkpoints:
-        opt = (adapters, optax.adam(1e-3).init(adapters))
-        checkpoints.save(7, lora.whole(chosen, base, adapters), opt, {}, {})
-
-    def say(**settings):
-        (run / "config.json").write_text(json.dumps(like | settings))
-
-    say(grpo={"lora": {"rank": 2, "alpha": 3.0, "targets": ["q", "down"]}})
+        checkpoints.save(7, params, learner.saved_beside(learning, params), {}, {})
+    settings = json.dumps(configuration.plain(config))
+    (run / "config.json").write_text(settings)
     command = ["export-hf", str(run), str(tmp_path / "out"), "--adapters", "--json"]
     assert cli.main(command) == 0
     told = json.loads(capsys.readouterr().out)
@@ -147,13 +146,14 @@ def test_a_runs_adapters_are_exported_alone(published, tmp_path, capsys):
         np.testing.assert_array_equal(found[stem + "A.weight"], into.T)
         np.testing.assert_array_equal(found[stem + "B.weight"], out.reshape(2, -1).T)
 
-    for settings, says in (
-        ({"grpo": {"lora": {"rank": 0}}}, "run trained no adapters .* export the policy, without"),
-        ({}, "trained no adapters"),
-        ({"grpo": {"lora": {"rank": 4, "alpha": 3.0, "targets": ["q", "down"]}}}, "at rank 4"),
-        ({"grpo": {"lora": {"rank": 2, "alpha": 3.0, "targets": ["q"]}}}, "adapters have down_l"),
+    for lora, says in (
+        ({"rank": 0}, "run trained no adapters .* export the policy, without"),
+        ({}, "run trained no adapters"),
+        ({"rank": 4, "alpha": 3.0, "targets": ["q", "down"]}, "at rank 4"),
+        ({"rank": 2, "alpha": 3.0, "targets": ["q"]}, "the adapters have down_lora_in"),
     ):
-        say(**settings)
+        text = json.loads(settings) | {"grpo": {"lora": lora}}
+        (run / "config.json").write_text(json.dumps(text))
         with pytest.raises(ValueError, match=says) as raised:
             convert.export_adapters(run, str(tmp_path / "x"), SCREEN)
         assert "\n" not in str(raised.value)

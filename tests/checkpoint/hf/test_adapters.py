@@ -25,6 +25,11 @@ def trained(chosen=ALL, config=tiny.CONFIG):
     return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 4, fresh)
 
 
+def whole(chosen, base, adapters, config=tiny.CONFIG):
+    frozen, _ = lora.partition(config, base, chosen, jax.random.key(0))
+    return lora.merged(parameters.join(frozen, adapters))
+
+
 def merged_from_files(base, folder):
     """What PEFT computes, by numpy: every A finds its B and its matrix by their names."""
     text = json.loads((folder / storage.ADAPTER_CONFIG).read_text())
@@ -47,8 +52,8 @@ def test_merged_from_the_files_alone_they_are_the_trained_policy(targets, tmp_pa
     done = export_adapters(tiny.CONFIG, chosen, adapters, "base", tmp_path / "adapters")
     assert sorted(done.files) == sorted(os.listdir(tmp_path / "adapters"))
     assert done.tensors == 2 * 3 * len(targets)
-    whole = lora.whole(chosen, base, adapters)
-    huggingface.export_params(tiny.CONFIG, whole, tmp_path / "whole")
+    merged = whole(chosen, base, adapters)
+    huggingface.export_params(tiny.CONFIG, merged, tmp_path / "whole")
     wanted = load_file(tmp_path / "whole" / storage.WEIGHTS)
     found = merged_from_files(tmp_path / "base", tmp_path / "adapters")
     assert set(found) == set(wanted)
@@ -129,7 +134,7 @@ def test_peft_computes_the_policy_that_was_trained(tmp_path):
     base = parameters.init_params(config, jax.random.key(0))
     adapters = trained(config=config)
     huggingface.export_params(config, base, tmp_path / "base")
-    huggingface.export_params(config, lora.whole(ALL, base, adapters), tmp_path / "whole")
+    huggingface.export_params(config, whole(ALL, base, adapters, config), tmp_path / "whole")
     export_adapters(config, ALL, adapters, str(tmp_path / "base"), tmp_path / "adapters")
 
     def logits(model):
