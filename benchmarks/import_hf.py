@@ -39,7 +39,9 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from notepad_jax.checkpoint.hf import huggingface, safetensors_store
+from notepad_jax.checkpoint.hf import huggingface
+from notepad_jax.checkpoint.hf.headers import Safetensors
+from notepad_jax.checkpoint.hf.writing import Planned, write
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh, rules
@@ -57,7 +59,7 @@ def make(config: PolicyConfig, folder: Path, part_bytes: int) -> None:
     """Writes a random checkpoint; one tensor is in memory at a time."""
     rng = np.random.default_rng(0)
     plan = [
-        safetensors_store.Planned(name, np.dtype(ml_dtypes.bfloat16), layout.published)
+        Planned(name, np.dtype(ml_dtypes.bfloat16), layout.published)
         for layout in huggingface.layouts(config).values()
         for name in layout.names
     ]
@@ -70,7 +72,7 @@ def make(config: PolicyConfig, folder: Path, part_bytes: int) -> None:
         return bits.view(ml_dtypes.bfloat16)
 
     text = json.dumps(huggingface.write_config(config, "bfloat16")).encode()
-    safetensors_store.write(folder, plan, value, {huggingface.CONFIG: text}, part_bytes)
+    write(folder, plan, value, {huggingface.CONFIG: text}, part_bytes)
 
 
 def peak_bytes() -> int:
@@ -132,7 +134,7 @@ def measure_export(folder: str) -> dict[str, Any]:
     before, wall, cpu = held_bytes(), time.perf_counter(), time.process_time()
     convert.export_hf(source, str(target), SilentScreen(), "bfloat16")
     wall, cpu, peak = time.perf_counter() - wall, time.process_time() - cpu, peak_bytes()
-    read, written = safetensors_store.Safetensors.open(folder), huggingface.open_policy(target)[1]
+    read, written = Safetensors.open(folder), huggingface.open_policy(target)[1]
     return {
         "export_wall_seconds": wall,
         "export_cpu_seconds": cpu,

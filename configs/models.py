@@ -5,7 +5,7 @@
 
 For size estimates, compile-only runs, benchmarks with random weights. To train or serve a
 published model nothing of this is needed: its own config.json is read. Each entry is what
-`checkpoint.hf.families.read_config` makes of the config.json in the model's repository on
+`checkpoint.hf.config.read_config` makes of the config.json in the model's repository on
 huggingface.co (Qwen/Qwen2.5-7B-Instruct, Qwen/Qwen2.5-14B-Instruct, Qwen/Qwen3-4B,
 Qwen/Qwen3-30B-A3B, meta-llama/Llama-3.1-8B), read in stored copies, November 2026. Parameter
 counts, tested to the unit: 7,615,616,512; 14,770,033,664; 4,022,468,096; 30,532,122,624;

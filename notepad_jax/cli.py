@@ -228,12 +228,19 @@ def _export_hf(
 ) -> tuple[Any, str]:
     if arguments.part_size <= 0:
         raise ValueError(f"--part-size is {arguments.part_size}; a part needs room, in GB")
-    made = convert.export_hf(
-        arguments.source, arguments.target, screen, arguments.dtype,
-        int(arguments.part_size * 1e9), arguments.step, arguments.like, arguments.overwrite,
-    )  # fmt: skip
+    if arguments.adapters:
+        made = convert.export_adapters(
+            arguments.source, arguments.target, screen, arguments.dtype or "float32",
+            arguments.step, arguments.like, arguments.overwrite,
+        )  # fmt: skip
+    else:
+        made = convert.export_hf(
+            arguments.source, arguments.target, screen, arguments.dtype or "bfloat16",
+            int(arguments.part_size * 1e9), arguments.step, arguments.like, arguments.overwrite,
+        )  # fmt: skip
+    what = "adapters of a" if arguments.adapters else "a"
     return made, (
-        f"{made.folder}: step {made.step} of {made.source} as a {made.family}, "
+        f"{made.folder}: step {made.step} of {made.source} as {what} {made.family}, "
         f"{made.tensors:,} tensors in {made.dtype}, {made.bytes / 1e6:,.1f} MB, "
         f"{len(made.files)} files, in {made.seconds:.1f} s"
     )
@@ -390,12 +397,15 @@ def build_parser() -> argparse.ArgumentParser:
     sub = conversion(
         "export-hf", _export_hf, "a trained checkpoint, as transformers and vLLM load it",
         "Streams one step out as sharded safetensors with index, config.json, generation_config\n"
-        "and tokenizer. Interrupted, it leaves the old folder or none.\n\n"
-        "example: notepad-jax export-hf runs/mine exported --dtype bfloat16",
+        "and tokenizer. Interrupted, it leaves the old folder or none. --adapters writes those of\n"
+        "a run with grpo.lora.rank above 0 alone, as PEFT loads them onto the published model.\n\n"
+        "examples: notepad-jax export-hf runs/mine exported --dtype bfloat16\n"
+        "          notepad-jax export-hf runs/mine adapters --adapters",
     )  # fmt: skip
     sub.add_argument("source", metavar="SRC", help="a run (runs/NAME) or what import-hf wrote")
     sub.add_argument("target", metavar="DST", help="a new local folder or a gs:// URL")
-    sub.add_argument("--dtype", default="bfloat16", help="bfloat16 (default) or float32")
+    sub.add_argument("--adapters", action="store_true", help="adapters alone, for PEFT")
+    sub.add_argument("--dtype", help="bfloat16 or float32 (bfloat16; of adapters, float32)")
     sub.add_argument("--part-size", type=float, default=5.0, metavar="GB", help="of a file (5)")
     sub.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
     sub.add_argument("--like", help="the Hugging Face folder whose tokenizer and ids to copy")

@@ -1,11 +1,11 @@
-"""The `params` of an orbax step as arrays that are read when they are indexed.
+"""The trees of an orbax step as arrays that are read when they are indexed.
 
 Orbax restores a whole tree; an export wants one tensor at a time, on a machine that may not
 hold the model. A step's arrays are zarr3 inside an OCDBT database, both of which tensorstore
-reads directly, so `open_params` returns leaves with a shape, a dtype and `[index]`. Once all
+reads directly, so `open_tree` returns leaves with a shape, a dtype and `[index]`. Once all
 of a leaf has been read, its checksum is compared with the one that its step recorded
-(`handoff`, beside): a checksum is a sum over elements, so no leaf has to be whole at any time.
-Neighbour above: `huggingface.export_params`, which takes them where it takes jax arrays.
+(`checksums`, beside): a checksum is a sum over elements, so no leaf has to be whole at any time.
+Neighbours above: `huggingface.export` and `adapters`, which take them for jax arrays.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from notepad_jax.checkpoint import handoff
+from notepad_jax.checkpoint import checksums
 
 MEND = "so the step is damaged; export another step"
 
@@ -37,7 +37,7 @@ class Stored:
     """One parameter on disk; `stored[layer]` or `stored[layer, expert]` reads it.
 
     What is read is kept until another part of the step is asked for: chunks are decoded
-    whole, so the layers that share one are read at once. A chunk is one layer (`handoff`
+    whole, so the layers that share one are read at once. A chunk is one layer (`steps`
     writes them so), or all of a leaf that is small. Raises ValueError where the step's files
     are damaged, at the latest when the last part of the leaf is read.
     """
@@ -75,24 +75,25 @@ class Stored:
         if self._published is not None and first not in self._seen:
             self._seen.add(first)
             self._left -= last - first
-            self._sum += handoff.part_sum(part, first * math.prod(self.shape[1:]))
+            self._sum += checksums.part_sum(part, first * math.prod(self.shape[1:]))
             if self._left == 0:
                 self._compare(self._published)
         return part
 
     def _compare(self, published: str) -> None:
-        found = handoff.described(self, self._sum % 2**32)
+        found = checksums.described(self, self._sum % 2**32)
         if found != published:
             raise ValueError(f"{self.name} was saved as {published} and reads as {found}, {MEND}")
 
 
-def open_params(step: str | Path) -> dict[str, Any]:
+def open_tree(step: str | Path, item: str = "params", under: tuple[str, ...] = ()) -> Any:
     """Returns the tree of `Stored` leaves of a finished step; reads metadata only.
 
-    Raises ValueError for a step that was not written as this project writes them, or is
-    damaged.
+    `item` is one of the step's checkpointables, `under` a path inside it, of which the tree
+    below is returned ({} if there is none). Raises ValueError for a step that was not written
+    as this project writes them, or is damaged.
     """
-    folder = Path(step).absolute() / "params"
+    folder = Path(step).absolute() / item
     try:
         described = json.loads((folder / "_METADATA").read_text(encoding="utf-8"))
         paths = [ast.literal_eval(key) for key in described["tree_metadata"]]
@@ -101,12 +102,14 @@ def open_params(step: str | Path) -> dict[str, Any]:
             raise KeyError("use_ocdbt")
     except (OSError, ValueError, KeyError, SyntaxError) as problem:
         raise ValueError(
-            f"{step} has no params that can be read ({problem}); give a step that this "
+            f"{step} has no {item} that can be read ({problem}); give a step that this "
             f"project's trainer or import-hf saved"
         ) from None
-    published, held = _checksums(Path(step)), Held()
+    published, held = _checksums(Path(step)) if item == "params" else {}, Held()
     tree: dict[str, Any] = {}
     for path in paths:
+        if path[: len(under)] != under:
+            continue
         spec = {
             "driver": driver,
             "kvstore": {
@@ -116,7 +119,7 @@ def open_params(step: str | Path) -> dict[str, Any]:
             },
         }
         node = tree
-        for key in path[:-1]:
+        for key in path[len(under) : -1]:
             node = node.setdefault(key, {})
         name = "/".join(path)
         try:
@@ -133,7 +136,7 @@ def _unreadable(name: str, problem: Exception) -> ValueError:
 
 
 def _checksums(step: Path) -> dict[str, str]:
-    """Returns what a step recorded of its leaves; one that recorded nothing is not compared."""
+    """Returns what a step recorded of its params; one that recorded nothing is not compared."""
     try:
         meta = json.loads((step / "meta" / "data.json").read_text(encoding="utf-8"))
         return dict(meta.get("leaf_checksums") or {})

@@ -1,7 +1,7 @@
 """The sizes of a policy, and nothing else.
 
 `PolicyConfig` is a frozen, hashable value, so it can be a static argument of `jax.jit`.
-It describes Qwen2, Qwen3, Qwen3-MoE, Llama and Mistral decoders; `checkpoint.hf.families` reads
+It describes Qwen2, Qwen3, Qwen3-MoE, Llama and Mistral decoders; `checkpoint.hf.config` reads
 one from a published config.json and writes it back. Above: `policy` builds parameters and
 runs them. Below: `rope` has the kinds of rotary scaling.
 """

@@ -1,27 +1,35 @@
 """`notepad-jax import-hf` and `export-hf`: published checkpoints in, trained ones out.
 
 An imported policy is a folder with the published config.json and tokenizer files, and
-`checkpoints/0`: an orbax step with `params` and `meta`, which `checkpoint.handoff.load_params`
+`checkpoints/0`: an orbax step with `params` and `meta`, which `checkpoint.steps.load_params`
 reads onto any mesh, as it reads a run's steps. `export_hf` takes such a folder, a run
 (runs/NAME), or a folder of steps, and streams the newest step out, one tensor at a time,
-without restoring the tree. Both write beside their destination and take its name at the end.
+without restoring the tree; `export_adapters` writes what a run with low-rank adapters trained,
+for PEFT. All write beside their destination and take its name at the end.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from notepad_jax.checkpoint import handoff, stored
-from notepad_jax.checkpoint.hf import huggingface, safetensors_store
+from notepad_jax.checkpoint import stored
+from notepad_jax.checkpoint.checksums import combine, leaf_checksums
+from notepad_jax.checkpoint.hf import adapters, huggingface, storage
+from notepad_jax.checkpoint.hf.folder_swap import new_folder
+from notepad_jax.checkpoint.hf.writing import PART_BYTES, Written
+from notepad_jax.checkpoint.steps import steps_in, writer
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
+from notepad_jax.model.lora import Lora
 from notepad_jax.parallel import mesh, rules
 from notepad_jax.telemetry.progress import Bar, Screen
 
@@ -46,7 +54,7 @@ class Imported:
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What `export_hf` wrote."""
+    """What `export_hf` or `export_adapters` wrote."""
 
     source: str
     step: int
@@ -77,11 +85,11 @@ def import_hf(
     config, store = huggingface.open_policy(source)
     dtype = _known(dtype or config.dtype, (*DTYPES, "float16"))
     layout = parameters.shardings(config, mesh.make(tensor), rules.TRAINING)
-    text = safetensors_store.read_json(source, store.kvstore, huggingface.CONFIG)
+    text = storage.read_json(source, store.kvstore, huggingface.CONFIG)
     beside = huggingface.companions(source)
     beside[huggingface.CONFIG] = (json.dumps(text, indent=2) + "\n").encode()
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in _abstract(config, dtype))
-    with safetensors_store.new_folder(folder, total, overwrite) as temporary:
+    with new_folder(folder, total, overwrite) as temporary:
         bar = screen.bar("import", _megabytes(total), "MB")
         params = huggingface.import_params(config, store, layout, dtype, _counter(bar))
         bar.finish()
@@ -103,14 +111,14 @@ def import_hf(
 
 def _save(folder: Path, config: PolicyConfig, params: Any) -> None:
     """Writes step 0: what a hand-off publishes, and the sizes of the policy."""
-    leaves = handoff.leaf_checksums(params)
+    leaves = leaf_checksums(params)
     meta = {
         "step": 0,
-        "checksum": handoff.combine(leaves),
+        "checksum": combine(leaves),
         "leaf_checksums": leaves,
         "policy": dataclasses.asdict(config),
     }
-    with handoff.writer(folder, keep=1, keep_every=None) as steps:
+    with writer(folder, keep=1, keep_every=None) as steps:
         steps.save_checkpointables(0, {"params": params, "meta": meta}, force=True)
 
 
@@ -119,7 +127,7 @@ def _save(folder: Path, config: PolicyConfig, params: Any) -> None:
 
 def export_hf(
     source: str | Path, target: str, screen: Screen,
-    dtype: str = "bfloat16", part_bytes: int = safetensors_store.PART_BYTES,
+    dtype: str = "bfloat16", part_bytes: int = PART_BYTES,
     step: int | None = None, like: str | None = None, overwrite: bool = False,
 ) -> Exported:  # fmt: skip
     """Writes one step (the newest) of a policy of ours as a Hugging Face folder or bucket.
@@ -130,14 +138,12 @@ def export_hf(
     """
     began = time.perf_counter()
     _known(dtype, DTYPES)
-    where, step = _step(Path(source), step)
-    if Path(target).absolute() in (Path(source).absolute(), where.absolute()):
-        raise ValueError(f"{target} is the source; choose another destination")
+    where, step = _step(Path(source), step, target)
     like = like or _origin(Path(source))
-    kvstore = safetensors_store.open_kvstore(like)
-    text = safetensors_store.read_json(like, kvstore, huggingface.CONFIG)
+    kvstore = storage.open_kvstore(like)
+    text = storage.read_json(like, kvstore, huggingface.CONFIG)
     config = _sizes(where, like, step)
-    params = stored.open_params(where / str(step))
+    params = stored.open_tree(where / str(step))
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in _abstract(config, dtype))
     bar = screen.bar("export", _megabytes(total), "MB")
     written = huggingface.export(
@@ -145,6 +151,58 @@ def export_hf(
         _counter(bar),
     )  # fmt: skip
     bar.finish()
+    return _exported(source, step, config, dtype, written, began)
+
+
+def export_adapters(
+    source: str | Path, target: str, screen: Screen, dtype: str = "float32",
+    step: int | None = None, like: str | None = None, overwrite: bool = False,
+) -> Exported:  # fmt: skip
+    """Writes the adapters of one step (the newest) of a run as PEFT loads them.
+
+    The model that they adapt is `like`, by default the policy that the run started from.
+    Raises ValueError for anything wrong with either side, and for a run without adapters.
+    """
+    began = time.perf_counter()
+    _known(dtype, DTYPES)
+    where, step = _step(Path(source), step, target)
+    lora = _lora(Path(source))
+    like = like or _origin(Path(source))
+    config = _sizes(where, like, step)
+    found = _adapters(where / str(step))
+    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(found))
+    bar = screen.bar("export", _megabytes(size * np.dtype(dtype).itemsize), "MB")
+    written = adapters.export_adapters(
+        config, lora, found, like, target, dtype, overwrite, _counter(bar)
+    )
+    bar.finish()
+    return _exported(source, step, config, dtype, written, began)
+
+
+def _adapters(step: Path) -> Any:
+    """Opens the adapters that a step of a run keeps; the only place that knows where they lie.
+
+    They are the parameters that `learner.saved_beside` keeps in `opt` because `params` holds
+    them only added up.
+    """
+    return stored.open_tree(step, "opt", under=("trained",))
+
+
+def _lora(source: Path) -> Lora:
+    """Returns how the policy of a run was adapted, as its settings say."""
+    said = _settings(source).get("grpo", {}).get("lora", {})
+    if not said.get("rank"):
+        raise ValueError(
+            f"{source} trained no adapters (its config.json has no grpo.lora.rank above 0); "
+            f"export the policy, without --adapters"
+        )
+    return Lora(said["rank"], said["alpha"], tuple(said["targets"]))
+
+
+def _exported(
+    source: str | Path, step: int, config: PolicyConfig, dtype: str, written: Written,
+    began: float,
+) -> Exported:  # fmt: skip
     return Exported(
         source=str(source),
         step=step,
@@ -162,11 +220,13 @@ def _abstract(config: PolicyConfig, dtype: str) -> list[jax.ShapeDtypeStruct]:
     return jax.tree.leaves(parameters.abstract_params(config, dtype))
 
 
-def _step(source: Path, step: int | None) -> tuple[Path, int]:
+def _step(source: Path, step: int | None, target: str) -> tuple[Path, int]:
     """Returns the folder of steps under `source` and the step asked for, or the newest."""
     _local(source, "a checkpoint of ours")
     where = source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else source
-    steps = handoff.steps_in(where)
+    if Path(target).absolute() in (source.absolute(), where.absolute()):
+        raise ValueError(f"{target} is the source; choose another destination")
+    steps = steps_in(where)
     if not steps:
         raise ValueError(
             f"{source} has no finished checkpoint; give a run (runs/NAME) or what import-hf wrote"
@@ -178,19 +238,28 @@ def _step(source: Path, step: int | None) -> tuple[Path, int]:
 
 def _origin(source: Path) -> str:
     """Returns the Hugging Face folder whose policy `source` holds."""
-    folder = source.parent if source.name == CHECKPOINTS else source
-    try:
-        text = json.loads((folder / huggingface.CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        text = {}
+    text = _settings(source)
     if "model_type" in text:
-        return str(folder)
+        return str(_folder(source))
     if isinstance(text.get("policy"), str):  # a run's settings
         return text["policy"]
     raise ValueError(
         f"{source} does not say which policy it started from; name that Hugging Face folder "
         f"(like), whose tokenizer and config.json belong to the export"
     )
+
+
+def _folder(source: Path) -> Path:
+    return source.parent if source.name == CHECKPOINTS else source
+
+
+def _settings(source: Path) -> dict[str, Any]:
+    """Returns the config.json of a run or an imported policy; {} where there is none."""
+    try:
+        said = json.loads((_folder(source) / huggingface.CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def _sizes(where: Path, like: str, step: int) -> PolicyConfig:

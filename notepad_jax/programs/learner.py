@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from notepad_jax.checkpoint.manager import Saved, abstract
+from notepad_jax.checkpoint.targets import abstract
+from notepad_jax.checkpoint.training_state import Saved
 from notepad_jax.grpo import advantages, batch, update
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
 from notepad_jax.grpo.state import TrainState, start

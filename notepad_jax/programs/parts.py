@@ -13,8 +13,9 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from notepad_jax.checkpoint import handoff
 from notepad_jax.checkpoint.hf import huggingface
+from notepad_jax.checkpoint.steps import as_stored, load_params
+from notepad_jax.checkpoint.targets import check_shapes
 from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
 from notepad_jax.model import parameters
@@ -51,9 +52,9 @@ def load_policy(folder: str | Path, activations: str = "") -> LoadedPolicy:
     steps = Path(folder) / convert.CHECKPOINTS
     if steps.is_dir():
         config = huggingface.import_config(folder)
-        like = handoff.as_stored(steps, 0)
-        handoff.check_shapes(like, parameters.abstract_params(config), str(steps))
-        params, _ = handoff.load_params(steps, 0, like)
+        like = as_stored(steps, 0)
+        check_shapes(like, parameters.abstract_params(config), str(steps))
+        params, _ = load_params(steps, 0, like)
     else:
         config, params = huggingface.import_policy(folder)
     tokenizer = open_tokenizer(folder)

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.handoff import ThroughStorage
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.checkpoint.manager import abstract
+from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.eval import lengths, summary
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
@@ -111,7 +111,7 @@ def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) 
 
 def _last_params(checkpoints: Path, policy: parts.LoadedPolicy) -> Any:
     """Loads the trained parameters as any other reader of the run would: from storage."""
-    return ThroughStorage(checkpoints).adopt(abstract(policy.params)).params
+    return ThroughStorage(checkpoints, abstract(policy.params)).adopt().params
 
 
 def measured(

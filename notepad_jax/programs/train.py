@@ -22,7 +22,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
-from notepad_jax.checkpoint.manager import Checkpoints
+from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.data.records import Records, by_source, generated, of_files
 from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.model import parameters
@@ -113,7 +113,7 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
         max_document=config.data.tokens,
     )
     records, score = _records(config), rewards.by(config.tasks.reward)
-    handoff = _handoff(config.checkpoint, folder)
+    handoff = _handoff(config.checkpoint, folder, policy)
     driver = parts.driver(config.engine, policy, reading, template, PolicySnapshot(-1, None))
     learning = learner.prepare(config, policy.config, policy.params)
     del policy  # the starting weights live on in the learner alone
@@ -148,14 +148,17 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
     return run
 
 
-def _handoff(checkpoint: ConfigDict, folder: Path) -> Handoff:
+def _handoff(checkpoint: ConfigDict, folder: Path, policy: parts.LoadedPolicy) -> Handoff:
+    """Returns the bridge to the engine, which asks for the dtype that it keeps weights in."""
     if checkpoint.rollout_dtype not in ("", *parameters.ROLLOUT_DTYPES):
         known = ", ".join(map(repr, parameters.ROLLOUT_DTYPES))
         raise ValueError(
             f"checkpoint.rollout_dtype is {checkpoint.rollout_dtype!r}; use one of {known}"
         )
+    dtype = checkpoint.rollout_dtype or policy.config.dtype
+    wanted = parameters.rollout_target(policy.config, policy.params, dtype)
     if checkpoint.handoff == "memory":
-        return InProcess()
+        return InProcess(wanted)
     if checkpoint.handoff != "storage":
         raise ValueError(f"checkpoint.handoff is {checkpoint.handoff!r}; use 'storage' or 'memory'")
     if checkpoint.every != 1:
@@ -163,7 +166,7 @@ def _handoff(checkpoint: ConfigDict, folder: Path) -> Handoff:
             f"checkpoint.every is {checkpoint.every}, but handoff='storage' reads each step's "
             f"checkpoint; use every=1, or handoff='memory'"
         )
-    return ThroughStorage(folder / "checkpoints")
+    return ThroughStorage(folder / "checkpoints", wanted)
 
 
 def _records(config: ConfigDict) -> Records:
@@ -297,11 +300,7 @@ def _published(run: Run, params: Any) -> PolicySnapshot:
     The hand-off compares checksums before it casts or quantises.
     """
     run.handoff.publish(PolicySnapshot(run.step, params))
-    policy = run.learner.config
-    wanted = parameters.rollout_target(
-        policy, params, run.config.checkpoint.rollout_dtype or policy.dtype
-    )
-    snapshot = run.handoff.adopt(wanted)
+    snapshot = run.handoff.adopt()
     if snapshot.version != run.step:
         raise RuntimeError(f"step {run.step} was published and step {snapshot.version} arrived")
     return snapshot

@@ -28,7 +28,8 @@ import optax
 from jaxtyping import Array
 
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.checkpoint.manager import Checkpoints, abstract
+from notepad_jax.checkpoint.targets import abstract
+from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles

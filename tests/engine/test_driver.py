@@ -231,9 +231,9 @@ def test_the_tpu_kernels_give_the_engine_the_same_tokens(shared_run):
 
 def adopted_as_int8(params, config=tiny.CONFIG):
     """What an engine gets from a hand-off when its weights are int8."""
-    bridge = handoff.InProcess()
+    bridge = handoff.InProcess(parameters.rollout_target(config, params, "int8"))
     bridge.publish(PolicySnapshot(0, params))
-    return bridge.adopt(parameters.rollout_target(config, params, "int8")).params
+    return bridge.adopt().params
 
 
 def test_int8_logprobs_are_the_trainers_of_the_weights_multiplied_out():

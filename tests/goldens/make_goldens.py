@@ -8,7 +8,7 @@ was computed in float32 from those very weights) and golden.npz: ragged prompts,
 their last positions, and 64 greedy tokens for each from `generate` on the left-padded batch.
 A seed is only taken if the two best logits are never closer than `GAP` along the way: a
 greedy token then says something about the network and nothing about rounding.
-`tests/model/test_families.py` reads them without torch.
+`tests/golden_policies.py` reads them without torch.
 """
 
 import copy

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import pallas_kernels
 from configs.models import MODELS
-from notepad_jax.checkpoint import handoff
+from notepad_jax.checkpoint import targets
 from notepad_jax.model import attention, moe, parameters, policy
 from notepad_jax.model.config import Experts
 from notepad_jax.model.matrices import Quantized, apply, quantize
@@ -29,7 +29,7 @@ TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 60, (2, 16)), jnp.int3
 
 def int8(config, params):
     """`params` as an engine with int8 weights keeps them."""
-    return handoff.cast(params, handoff.placed(parameters.rollout_target(config, params, "int8")))
+    return targets.cast(params, targets.placed(parameters.rollout_target(config, params, "int8")))
 
 
 # ---------------------------------------------------------------- rounding
@@ -241,8 +241,6 @@ mesh = meshes.make(tensor=2)
 for config in (tiny.CONFIG, MOE):
     params = parameters.init_params(config, jax.random.key(0))
     spread = rules.place(params, parameters.shardings(config, mesh, rules.TRAINING))
-    bridge = handoff.InProcess()
-    bridge.publish(PolicySnapshot(0, spread))
     target = parameters.rollout_target(
         config,
         jax.tree.map(
@@ -251,7 +249,9 @@ for config in (tiny.CONFIG, MOE):
         ),
         "int8",
     )
-    many, one = bridge.adopt(target).params, int8(config, params)
+    bridge = handoff.InProcess(target)
+    bridge.publish(PolicySnapshot(0, spread))
+    many, one = bridge.adopt().params, int8(config, params)
     jax.tree.map(np.testing.assert_array_equal, many, one)
     for found, wanted in zip(jax.tree.leaves(many), jax.tree.leaves(target), strict=True):
         assert found.sharding == wanted.sharding, (found.sharding, wanted.sharding)

@@ -12,12 +12,17 @@ import numpy as np
 import pytest
 import tensorstore as ts
 import tiny
+from safetensors.numpy import load_file
 
-from notepad_jax.checkpoint import handoff, stored
+from notepad_jax import cli
+from notepad_jax.checkpoint import stored
+from notepad_jax.checkpoint.checksums import leaf_checksums
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.checkpoint.hf import safetensors_store as store
+from notepad_jax.checkpoint.hf.storage import StoreProblem
+from notepad_jax.checkpoint.steps import load_params, writer
+from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.model import parameters
-from notepad_jax.programs import convert
+from notepad_jax.programs import configuration, convert, learner
 from notepad_jax.telemetry.progress import LineScreen, SilentScreen
 
 SCREEN = SilentScreen()
@@ -71,7 +76,7 @@ def test_progress_ends_at_its_total(published, tmp_path):
 def test_an_import_is_what_the_engine_adopts(published, tmp_path):
     convert.import_hf(str(published), tmp_path / "mine", SCREEN, dtype="float32")
     abstract = parameters.abstract_params(tiny.CONFIG)
-    params, meta = handoff.load_params(tmp_path / "mine" / "checkpoints", 0, abstract)
+    params, meta = load_params(tmp_path / "mine" / "checkpoints", 0, abstract)
     _, expected = huggingface.import_policy(published)
     jax.tree.map(
         lambda found, was: np.testing.assert_array_equal(found, was.astype(np.float32)),
@@ -85,7 +90,7 @@ def test_a_runs_newest_step_is_exported_with_the_tokenizer_it_started_from(publi
     (run / "checkpoints").mkdir(parents=True)
     (run / "config.json").write_text(json.dumps({"policy": str(published)}))
     meta = {"policy": dataclasses.asdict(tiny.CONFIG), "leaf_checksums": {}}
-    with handoff.writer(run / "checkpoints", 5, None) as steps:
+    with writer(run / "checkpoints", 5, None) as steps:
         for step in (3, 12):
             parts = {"params": tiny.params(step), "meta": meta}
             steps.save_checkpointables(step, parts, force=True)
@@ -112,6 +117,52 @@ def test_a_runs_newest_step_is_exported_with_the_tokenizer_it_started_from(publi
         convert.export_hf(run, str(tmp_path / "y"), SCREEN, like=str(tmp_path / "other"))
 
 
+def test_a_runs_adapters_are_exported_alone(published, tmp_path, capsys):
+    """Merged from the files they are the policy that the run's step holds."""
+    words = (
+        f"policy={published}", "optimizer.kind=adamw", "optimizer.decay=none",
+        "grpo.lora.rank=2", "grpo.lora.alpha=3.0", 'grpo.lora.targets=("q", "down")',
+    )  # fmt: skip
+    config = configuration.load("quickstart", [f"--config.{word}" for word in words])
+    learning = learner.prepare(config, *huggingface.import_policy(published))
+    moved = jax.tree.map(lambda x: x + 0.25, learning.state)
+    learning.state, adapters = moved, moved.masters
+    run, params = tmp_path / "run", learner.params(learning)
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        checkpoints.save(7, params, learner.saved_beside(learning, params), {}, {})
+    settings = json.dumps(configuration.plain(config))
+    (run / "config.json").write_text(settings)
+    command = ["export-hf", str(run), str(tmp_path / "out"), "--adapters", "--json"]
+    assert cli.main(command) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["step"], told["tensors"], told["dtype"]) == (7, 12, "float32")
+    text = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert text["base_model_name_or_path"] == str(published)
+    assert (text["r"], text["lora_alpha"]) == (2, 3)
+    found = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    for target, name in (("q", "self_attn.q_proj"), ("down", "mlp.down_proj")):
+        into, out = (adapters["layers"][f"{target}_lora_{way}"][1] for way in ("in", "out"))
+        stem = f"base_model.model.model.layers.1.{name}.lora_"
+        np.testing.assert_array_equal(found[stem + "A.weight"], into.T)
+        np.testing.assert_array_equal(found[stem + "B.weight"], out.reshape(2, -1).T)
+
+    for lora, says in (
+        ({"rank": 0}, "run trained no adapters .* export the policy, without"),
+        ({}, "run trained no adapters"),
+        ({"rank": 4, "alpha": 3.0, "targets": ["q", "down"]}, "at rank 4"),
+        ({"rank": 2, "alpha": 3.0, "targets": ["q"]}, "the adapters have down_lora_in"),
+    ):
+        text = json.loads(settings) | {"grpo": {"lora": lora}}
+        (run / "config.json").write_text(json.dumps(text))
+        with pytest.raises(ValueError, match=says) as raised:
+            convert.export_adapters(run, str(tmp_path / "x"), SCREEN)
+        assert "\n" not in str(raised.value)
+    convert.import_hf(str(published), tmp_path / "mine", SCREEN)
+    with pytest.raises(ValueError, match="mine trained no adapters"):
+        convert.export_adapters(tmp_path / "mine", str(tmp_path / "x"), SCREEN)
+    assert sorted(os.listdir(tmp_path)) == ["mine", "out", "published", "run"]
+
+
 class Counted:
     """A stored array that remembers what was read of it."""
 
@@ -125,9 +176,9 @@ class Counted:
 
 def test_layers_that_share_a_chunk_are_read_once(tmp_path):
     params = {"layers": {"q": np.arange(24.0, dtype=np.float32).reshape(4, 2, 3)}}
-    with handoff.writer(tmp_path, 1, None) as steps:
+    with writer(tmp_path, 1, None) as steps:
         steps.save_checkpointables(0, {"params": params, "meta": {}}, force=True)
-    leaf = stored.open_params(tmp_path / "0")["layers"]["q"]
+    leaf = stored.open_tree(tmp_path / "0")["layers"]["q"]
     reads = []
 
     leaf._array = Counted(leaf._array, reads)
@@ -136,7 +187,7 @@ def test_layers_that_share_a_chunk_are_read_once(tmp_path):
     np.testing.assert_array_equal(leaf[(2, 1)], params["layers"]["q"][2, 1])
     assert reads == [slice(0, 4)]
     with pytest.raises(ValueError, match="has no params that can be read"):
-        stored.open_params(tmp_path / "1")
+        stored.open_tree(tmp_path / "1")
 
 
 def test_a_large_leaf_is_read_a_layer_at_a_time(tmp_path):
@@ -145,11 +196,11 @@ def test_a_large_leaf_is_read_a_layer_at_a_time(tmp_path):
     params = {
         "layers": {name: rng.normal(size=(3, 2, 256, 1024)).astype(np.float32) for name in "ab"}
     }
-    leaves = handoff.leaf_checksums(params)
-    with handoff.writer(tmp_path, 1, None) as steps:
+    leaves = leaf_checksums(params)
+    with writer(tmp_path, 1, None) as steps:
         parts = {"params": params, "meta": {"leaf_checksums": leaves}}
         steps.save_checkpointables(0, parts, force=True)
-    found, reads = stored.open_params(tmp_path / "0")["layers"], []
+    found, reads = stored.open_tree(tmp_path / "0")["layers"], []
     for leaf in found.values():
         assert leaf._array.chunk_layout.read_chunk.shape == (1, 2, 256, 1024)
         leaf._array = Counted(leaf._array, reads)
@@ -159,7 +210,7 @@ def test_a_large_leaf_is_read_a_layer_at_a_time(tmp_path):
     assert reads == [slice(0, 1), slice(1, 2), slice(2, 3)] * 2
     assert found["a"]._held is found["b"]._held and found["b"]._held.rows.nbytes == 2**21
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-    back, _ = handoff.load_params(tmp_path, 0, target)
+    back, _ = load_params(tmp_path, 0, target)
     jax.tree.map(np.testing.assert_array_equal, back, params)
 
 
@@ -174,7 +225,7 @@ def test_a_damaged_step_is_refused_in_one_line_and_nothing_is_left(published, tm
         assert sorted(os.listdir(tmp_path)) == ["mine", "published"]
 
     # one element of one layer is another number, in a file that is otherwise sound
-    leaf = stored.open_params(step)["layers"]["down"]
+    leaf = stored.open_tree(step)["layers"]["down"]
     array = ts.open(leaf._array.spec(), open=True).result()
     was = array[1, 7, 3].read().result()
     array[1, 7, 3].write(-was).result()
@@ -191,12 +242,12 @@ def test_a_damaged_step_is_refused_in_one_line_and_nothing_is_left(published, tm
 def test_flipped_bits_are_refused_or_harm_no_weight(tmp_path):
     """Anywhere in a step's files; half of them in the largest, which holds the weights."""
     params = tiny.params()
-    meta = {"leaf_checksums": handoff.leaf_checksums(params)}
-    with handoff.writer(tmp_path, 1, None) as steps:
+    meta = {"leaf_checksums": leaf_checksums(params)}
+    with writer(tmp_path, 1, None) as steps:
         steps.save_checkpointables(0, {"params": params, "meta": meta}, force=True)
 
     def read():
-        found = stored.open_params(tmp_path / "0")
+        found = stored.open_tree(tmp_path / "0")
         layers = found.pop("layers")
         stacked = {
             n: np.stack([leaf[(i,)] for i in range(len(params["layers"][n]))])
@@ -277,6 +328,6 @@ def test_a_disk_that_fills_up_while_orbax_writes(published, tmp_path, monkeypatc
         raise RuntimeError("RESOURCE_EXHAUSTED: write failed: No space left on device\nat file.cc")
 
     monkeypatch.setattr(convert, "_save", full)
-    with pytest.raises(store.StoreProblem, match="the disk is full"):
+    with pytest.raises(StoreProblem, match="the disk is full"):
         convert.import_hf(str(published), tmp_path / "mine", SCREEN)
     assert os.listdir(tmp_path) == ["published"]

@@ -1,8 +1,10 @@
-"""Hugging Face folders in and out: the table of a family, read through the store.
+"""Hugging Face folders in and out: the table of a family, read and written as safetensors.
 
-`families` (below) knows what tensors are called and how they are folded, `safetensors_store`
-(below) knows files; this module joins them: a `Layout` per parameter, `import_params` onto
-devices, `import_policy` into host memory, `export_params` back. Sources may be buckets.
+Of the neighbours below, `names` knows what tensors are called and how they are folded, `config`
+reads config.json, `headers`, `placing` and `writing` know files; this module joins them: a
+`Layout` per parameter, `import_params` onto a mesh, `import_policy` onto one device,
+`export_params` back. Arrays are committed to their places as they are made (`placing`), so
+that nothing compiles twice for them. Sources may be buckets.
 Memory: an import holds `budget` bytes beside what the devices hold, an export one tensor.
 """
 
@@ -18,18 +20,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from notepad_jax.checkpoint.hf import families, safetensors_store
-from notepad_jax.checkpoint.hf.families import ImportProblem, read_config, write_config
-from notepad_jax.checkpoint.hf.safetensors_store import (
-    CONFIG,
-    INDEX,
-    PART_BYTES,
-    WEIGHTS,
-    Layout,
-    Planned,
-    Safetensors,
-    Written,
-)
+from notepad_jax.checkpoint.hf import names, placing, storage, writing
+from notepad_jax.checkpoint.hf.config import read_config, write_config
+from notepad_jax.checkpoint.hf.headers import Safetensors
+from notepad_jax.checkpoint.hf.names import ImportProblem
+from notepad_jax.checkpoint.hf.placing import Layout
+from notepad_jax.checkpoint.hf.storage import CONFIG, INDEX, WEIGHTS
+from notepad_jax.checkpoint.hf.writing import PART_BYTES, Planned, Written
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import abstract_params
 from notepad_jax.text import tokenizer
@@ -48,7 +45,7 @@ Tree = dict[str, Any]
 def layouts(config: PolicyConfig) -> dict[tuple[str, ...], Layout]:
     """Returns, for the path of every parameter, where its published tensors lie."""
     found = {}
-    for path, group in itertools.groupby(families.table(config), key=lambda part: part.path):
+    for path, group in itertools.groupby(names.table(config), key=lambda part: part.path):
         parts = list(group)
         stack = tuple(n + 1 for n in parts[-1].index)  # rows are in order, so this is the last
         inputs = parts[0].inputs or 0
@@ -68,8 +65,8 @@ def layouts(config: PolicyConfig) -> dict[tuple[str, ...], Layout]:
 
 def import_config(source: str | Path) -> PolicyConfig:
     """Reads the sizes of the policy in a folder or bucket."""
-    kvstore = safetensors_store.open_kvstore(source)
-    text = safetensors_store.read_json(str(source), kvstore, CONFIG)
+    kvstore = storage.open_kvstore(source)
+    text = storage.read_json(str(source), kvstore, CONFIG)
     return read_config(text, f"{str(source).rstrip('/')}/{CONFIG}")
 
 
@@ -81,21 +78,22 @@ def open_policy(source: str | Path) -> tuple[PolicyConfig, Safetensors]:
     config = import_config(source)
     store = Safetensors.open(source)
     shapes = {name: located.shape for name, located in store.tensors.items()}
-    families.check(config, shapes, str(source))
+    names.check(config, shapes, str(source))
     for layout in layouts(config).values():
-        safetensors_store.check(store, layout)
+        placing.check(store, layout)
     return config, store
 
 
 def import_policy(source: str | Path) -> tuple[PolicyConfig, Tree]:
-    """Reads a folder; returns the config and a tree of numpy arrays in the stored dtype.
+    """Reads a folder onto the first device; returns the config and a tree in the stored dtype.
 
     `valid_vocab` is the size of the embedding unless the folder was exported by us: lower it
     to the tokenizer's size with `dataclasses.replace`. Raises as `open_policy`.
     """
     config, store = open_policy(source)
-    return config, _tree(
-        (path, safetensors_store.read(store, layout)) for path, layout in layouts(config).items()
+    first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return config, import_params(
+        config, store, jax.tree.map(lambda _: first, abstract_params(config))
     )
 
 
@@ -108,8 +106,9 @@ def import_params(
 ) -> Tree:
     """Reads the parameters onto the devices of `shardings` (a tree as `parameters.shardings`).
 
-    Each process reads what its devices hold. The host's buffers are bounded by one device's
-    share of the parameters. `placed` is told the bytes of each parameter when it is there.
+    They come in `dtype`, or in the stored one. Each process reads what its devices hold. The
+    host's buffers are bounded by one device's share of the parameters. `placed` is told the
+    bytes of each parameter when it is there.
     """
     share = largest_share(config, shardings, dtype or "float32")
 
@@ -117,7 +116,7 @@ def import_params(
         sharding = shardings
         for key in path:
             sharding = sharding[key]
-        array = safetensors_store.place(store, layout, sharding, dtype, budget=share)
+        array = placing.place(store, layout, sharding, dtype, budget=share)
         placed(array.nbytes)
         return array
 
@@ -135,8 +134,8 @@ def largest_share(config: PolicyConfig, shardings: Any, dtype: str) -> int:
 
 def companions(source: str | Path) -> dict[str, bytes]:
     """Reads the tokenizer's files and generation_config.json of a folder, those it has."""
-    kvstore = safetensors_store.open_kvstore(source)
-    found = {n: safetensors_store.read_small(str(source), kvstore, n) for n in COMPANIONS}
+    kvstore = storage.open_kvstore(source)
+    found = {n: storage.read_small(str(source), kvstore, n) for n in COMPANIONS}
     return {name: content for name, content in found.items() if content is not None}
 
 
@@ -176,7 +175,7 @@ def export(
     overwrite: bool = False,
     wrote: Callable[[int], None] = lambda size: None,
 ) -> Written:
-    """Writes a policy, one tensor at a time, all or nothing (`safetensors_store.write`).
+    """Writes a policy, one tensor at a time, all or nothing (`writing.write`).
 
     Leaves of `params` are arrays of any sharding, or `stored.Stored`: whatever has a shape,
     a dtype and `[index]`. They are written in `dtype`, or as they are. `beside` are files to
@@ -208,7 +207,7 @@ def export(
     written = {key: said for key, said in (like or {}).items() if key not in NEWER}
     written |= write_config(config, str(plan[0].dtype))
     files = {**(beside or {}), CONFIG: (json.dumps(written, indent=2) + "\n").encode()}
-    return safetensors_store.write(
+    return writing.write(
         target, plan, value, files, part_bytes, overwrite, lambda tensor: wrote(tensor.bytes)
     )
 

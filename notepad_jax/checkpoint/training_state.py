@@ -2,7 +2,7 @@
 
 A step holds four checkpointables: `params` and `opt` (arrays), `data` (where the dataset
 iterator stood, JSON) and `meta` (step, configs, seeds, checksums, JSON). They are separate
-so that an engine reads `params` alone (`handoff`, the neighbour below, which owns that
+so that an engine reads `params` alone (`steps`, the neighbour below, which owns that
 reading) and a person reads the other two with `cat`. A step becomes visible by one rename
 after everything in it was written: a killed save leaves nothing that a restore would see.
 Not thread safe, as orbax is not: call it from the training loop.
@@ -17,10 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 from orbax.checkpoint import v1 as ocp
 
-from notepad_jax.checkpoint import handoff
+from notepad_jax.checkpoint import steps
+from notepad_jax.checkpoint.checksums import combine, leaf_checksums
+from notepad_jax.checkpoint.targets import check_shapes, placed
 
 
 class CheckpointError(ValueError):
@@ -46,7 +47,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, keep: int = 3, keep_every: int | None = None) -> None:
         self.folder = Path(folder).absolute()
-        self._steps = handoff.writer(self.folder, keep, keep_every)
+        self._steps = steps.writer(self.folder, keep, keep_every)
 
     def save(
         self,
@@ -62,12 +63,12 @@ class Checkpoints:
         With `wait=False` the arrays are copied and writing goes on in the background; the
         next save, `wait` or `close` waits for it and raises what went wrong.
         """
-        leaves = handoff.leaf_checksums(params)
-        total = handoff.combine(leaves)
+        leaves = leaf_checksums(params)
+        total = combine(leaves)
         told = {**meta, "step": step, "checksum": total, "leaf_checksums": leaves}
         _check_json("meta", told)
         self._steps.wait()
-        handoff.drop_from(self._steps, step)
+        steps.drop_from(self._steps, step)
         parts = {"params": params, "opt": opt, "data": _to_json(data), "meta": told}
         self._steps.save_checkpointables_async(step, parts, force=True)
         if wait:
@@ -82,7 +83,7 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Returns the finished steps, ascending."""
         self._steps.wait()
-        return handoff.steps_in(self.folder)
+        return steps.steps_in(self.folder)
 
     def restore(self, abstract_params: Any, abstract_opt: Any, step: int | None = None) -> Saved:
         """Restores a step (the newest) into the shapes, dtypes and shardings asked for.
@@ -96,12 +97,12 @@ class Checkpoints:
         step = found[-1] if step is None else step
         if step not in found:
             raise CheckpointError(f"no checkpoint of step {step} in {self.folder}; there: {found}")
-        params, meta = handoff.load_params(self.folder, step, abstract_params)
+        params, meta = steps.load_params(self.folder, step, abstract_params)
         path = self.folder / str(step)
-        opt_target = handoff.placed(abstract_opt)
-        with handoff.context():
+        opt_target = placed(abstract_opt)
+        with steps.context():
             kinds = ocp.checkpointables_metadata(path).metadata["opt"]
-            handoff.check_shapes(kinds, opt_target, f"{path}/opt")
+            check_shapes(kinds, opt_target, f"{path}/opt")
             parts = ocp.load_checkpointables(path, {"opt": opt_target, "data": None})
         return Saved(step, params, parts["opt"], _from_json(parts["data"]), meta)
 
@@ -118,11 +119,6 @@ class Checkpoints:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def abstract(tree: Any) -> Any:
-    """Returns shapes, dtypes and shardings of a tree of arrays: a target for `restore`."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
 def _check_json(name: str, value: Any) -> None:

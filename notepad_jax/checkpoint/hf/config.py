@@ -1,28 +1,24 @@
-"""Published model families: config.json to `PolicyConfig` and back, and one name table each.
+"""A published config.json to `PolicyConfig` and back.
 
-A `Family` says how its config.json is read and what its checkpoints call every parameter.
-`table(config)` spells that out without touching an array: for every leaf of our tree, which
-published tensors make it up, where each goes, and how its axes are folded. Import and export
-are the two directions of reading it. Published linear layers are [out, in] matrices with
-heads folded; ours put inputs first and keep heads as an axis. Layers are stored one by one,
-experts too; ours are stacked. `huggingface` (above) folds and moves the tensors.
+Read in the spelling of transformers 4 or 5, written in that of 4. What our decoder would
+compute differently from transformers is refused in one line. What a family takes for granted
+where its config.json is silent stands in its entry of `names.FAMILIES` (below); `huggingface`
+(above) reads and writes the file.
 
-Sources: the modeling and configuration files of transformers 5.23 (tests/model/test_families
-compares logits), and the published config.json files that configs/models.py lists.
+Sources: the configuration files of transformers 5.23, and the published config.json files that
+configs/models.py lists.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import jax
-
+from notepad_jax.checkpoint.hf.names import FAMILIES, Family, ImportProblem, family_of
+from notepad_jax.checkpoint.hf.storage import CONFIG
 from notepad_jax.model.config import Experts, PolicyConfig
-from notepad_jax.model.parameters import abstract_params
 from notepad_jax.model.rope import (
     UNSCALED,
     Linear,
@@ -33,246 +29,7 @@ from notepad_jax.model.rope import (
     yarn_attention_factor,
 )
 
-CONFIG = "config.json"
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
-
-
-class ImportProblem(ValueError):
-    """A folder that is not a policy we can read; the message names what is wrong in it."""
-
-
-# ---------------------------------------------------------------- name tables
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One line of a name table: a leaf of ours and what its tensors are called.
-
-    `inputs` is the number of axes (stacked ones not counted) that a linear layer consumes:
-    the published tensor is [outputs folded, inputs folded]. 0 is a bias, folded to a vector;
-    None is stored as it is.
-    """
-
-    path: tuple[str, ...]
-    name: str  # {layer} and {expert} mark one tensor per layer and expert
-    inputs: int | None = None
-
-
-_L = "model.layers.{layer}."
-_ENDS = (
-    Row(("embed",), "model.embed_tokens.weight"),
-    Row(("final_norm",), "model.norm.weight"),
-    Row(("unembed",), "lm_head.weight", inputs=1),
-)
-_ATTENTION = (
-    Row(("layers", "attn_norm"), _L + "input_layernorm.weight"),
-    Row(("layers", "q"), _L + "self_attn.q_proj.weight", inputs=1),
-    Row(("layers", "k"), _L + "self_attn.k_proj.weight", inputs=1),
-    Row(("layers", "v"), _L + "self_attn.v_proj.weight", inputs=1),
-    Row(("layers", "o"), _L + "self_attn.o_proj.weight", inputs=2),
-    Row(("layers", "mlp_norm"), _L + "post_attention_layernorm.weight"),
-)
-_BIASES = (
-    Row(("layers", "q_bias"), _L + "self_attn.q_proj.bias", inputs=0),
-    Row(("layers", "k_bias"), _L + "self_attn.k_proj.bias", inputs=0),
-    Row(("layers", "v_bias"), _L + "self_attn.v_proj.bias", inputs=0),
-)
-_OUTPUT_BIAS = (Row(("layers", "o_bias"), _L + "self_attn.o_proj.bias", inputs=0),)
-_HEAD_NORMS = (
-    Row(("layers", "q_norm"), _L + "self_attn.q_norm.weight"),
-    Row(("layers", "k_norm"), _L + "self_attn.k_norm.weight"),
-)
-_DENSE = (
-    Row(("layers", "gate"), _L + "mlp.gate_proj.weight", inputs=1),
-    Row(("layers", "up"), _L + "mlp.up_proj.weight", inputs=1),
-    Row(("layers", "down"), _L + "mlp.down_proj.weight", inputs=1),
-)
-_EXPERTS = (
-    Row(("layers", "router"), _L + "mlp.gate.weight", inputs=1),
-    Row(("layers", "expert_gate"), _L + "mlp.experts.{expert}.gate_proj.weight", inputs=1),
-    Row(("layers", "expert_up"), _L + "mlp.experts.{expert}.up_proj.weight", inputs=1),
-    Row(("layers", "expert_down"), _L + "mlp.experts.{expert}.down_proj.weight", inputs=1),
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One published tensor and its place in our tree: `tree[path][index]`.
-
-    `index` is (), (layer,) or (layer, expert). `shape` is ours of that entry,
-    `published_shape` the tensor's. With `inputs` axes of the entry folded into one and the
-    rest into another, the tensor is the transpose; see `Row`. Nothing here holds an array.
-    """
-
-    path: tuple[str, ...]
-    index: tuple[int, ...]
-    name: str
-    shape: tuple[int, ...]
-    inputs: int | None  # see `Row`
-
-    @property
-    def published_shape(self) -> tuple[int, ...]:
-        if self.inputs is None:
-            return self.shape
-        outputs = math.prod(self.shape[self.inputs :])
-        return (outputs, math.prod(self.shape[: self.inputs])) if self.inputs else (outputs,)
-
-
-def table(config: PolicyConfig) -> list[Part]:
-    """Returns every tensor of `config`'s published checkpoint and where it goes in our tree.
-
-    The parts of one leaf follow each other, layers outside, experts inside; each leaf of
-    `parameters.specs(config)` is covered exactly once.
-    """
-    family, tree = FAMILIES[family_of(config)], abstract_params(config)
-    parts = []
-    for row in family.rows:
-        node = tree
-        for key in row.path:
-            node = node.get(key) if node is not None else None
-        if node is None:  # an option that this policy does not have
-            continue
-        axes = [name for name in ("layer", "expert") if f"{{{name}}}" in row.name]
-        for index in itertools.product(*map(range, node.shape[: len(axes)])):
-            name = row.name.format(**dict(zip(axes, index, strict=True)))
-            parts.append(Part(row.path, index, name, node.shape[len(axes) :], row.inputs))
-    covered = {part.path for part in parts}
-    for path, _ in jax.tree.flatten_with_path(tree)[0]:
-        assert tuple(key.key for key in path) in covered, f"{path} is in no row of {family}"
-    return parts
-
-
-def check(config: PolicyConfig, shapes: Mapping[str, tuple[int, ...]], where: str = "") -> None:
-    """Compares the names and shapes of a checkpoint's tensors with what `config` asks for.
-
-    Raises:
-      ImportProblem: a tensor is missing, has another shape, or is one that our decoder would
-        leave out of its sums. Starts with `where`.
-    """
-    where = f"{where}: " if where else ""
-    expected = {part.name: part.published_shape for part in table(config)}
-    for name, shape in expected.items():
-        if name not in shapes:
-            hint = ""
-            if name == "lm_head.weight":
-                hint = f"; if the embedding is tied, {CONFIG} must say tie_word_embeddings: true"
-            raise ImportProblem(f"{where}tensor {name!r} is missing{hint}")
-        if tuple(shapes[name]) != shape:
-            raise ImportProblem(
-                f"{where}tensor {name!r} has shape {tuple(shapes[name])}, "
-                f"its {CONFIG} asks for {shape}"
-            )
-    for name in shapes:
-        # Some tied checkpoints store the embedding twice, some old ones RoPE's frequencies.
-        spare = name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq")
-        if name not in expected and not spare:
-            raise ImportProblem(
-                f"{where}there is a tensor {name!r}, which a {family_of(config)} decoder with "
-                f"this {CONFIG} lacks"
-            )
-
-
-# ---------------------------------------------------------------- families
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """How one `model_type` is read. What differs between families is all here."""
-
-    architecture: str
-    rows: tuple[Row, ...]
-    # what config.json means where it is silent, as transformers takes it
-    default_head_size: int | None  # None: hidden_size / num_attention_heads
-    window: Callable[[Mapping[str, Any]], int | None]  # of the sliding window in use
-    qk_norm: bool = False
-    biases: str = "asked"  # "always" on q, k, v; "asked" (on q, k, v, o); "never"
-
-
-def _qwen_window(text: Mapping[str, Any]) -> int | None:
-    """Qwen's window counts if it is switched on and some layer is above the first full ones."""
-    if not text.get("use_sliding_window"):
-        return None
-    full_layers = 0 if text["model_type"] == "qwen3_moe" else int(text.get("max_window_layers", 0))
-    if full_layers >= int(text["num_hidden_layers"]):
-        return None
-    return text.get("sliding_window", 4096)
-
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(
-        "LlamaForCausalLM",
-        _ENDS + _ATTENTION + _BIASES + _OUTPUT_BIAS + _DENSE,
-        default_head_size=None,
-        window=lambda text: None,
-    ),
-    "mistral": Family(
-        "MistralForCausalLM",
-        _ENDS + _ATTENTION + _DENSE,
-        default_head_size=None,
-        # a config.json that says nothing has a window in transformers: Mistral 7B v0.1's
-        window=lambda text: text.get("sliding_window", 4096),
-        biases="never",
-    ),
-    "qwen2": Family(
-        "Qwen2ForCausalLM",
-        _ENDS + _ATTENTION + _BIASES + _DENSE,
-        default_head_size=None,
-        window=_qwen_window,
-        biases="always",
-    ),
-    "qwen3": Family(
-        "Qwen3ForCausalLM",
-        _ENDS + _ATTENTION + _HEAD_NORMS + _BIASES + _OUTPUT_BIAS + _DENSE,
-        default_head_size=128,
-        window=_qwen_window,
-        qk_norm=True,
-    ),
-    "qwen3_moe": Family(
-        "Qwen3MoeForCausalLM",
-        _ENDS + _ATTENTION + _HEAD_NORMS + _BIASES + _OUTPUT_BIAS + _EXPERTS,
-        default_head_size=None,
-        window=_qwen_window,
-        qk_norm=True,
-    ),
-}
-
-
-def family_of(config: PolicyConfig) -> str:
-    """Returns the `model_type` that `config` is published as.
-
-    Raises:
-      ImportProblem: no family has this combination.
-    """
-    biases = (config.attention_bias, config.output_bias)
-    if config.family:
-        kind = config.family
-    elif config.qk_norm:
-        kind = "qwen3" if config.experts is None else "qwen3_moe"
-    else:
-        kind = "qwen2" if biases == (True, False) else "llama"
-    if kind not in FAMILIES:
-        raise ImportProblem(f"no family {kind!r}; supported are {', '.join(FAMILIES)}")
-    allowed = {
-        "always": [(True, False)],
-        "asked": [(False, False), (True, True)],
-        "never": [(False, False)],
-    }
-    family = FAMILIES[kind]
-    routed = (config.experts is not None) == (kind == "qwen3_moe")
-    if config.qk_norm and biases not in allowed[family.biases]:
-        raise ImportProblem(
-            "a policy with both qk_norm and attention_bias has no Hugging Face architecture "
-            "unless it has an output_bias, too; Qwen3 has all three, Qwen2 only the second"
-        )
-    if biases not in allowed[family.biases] or config.qk_norm != family.qk_norm or not routed:
-        raise ImportProblem(
-            f"no {kind} has qk_norm={config.qk_norm}, attention_bias={config.attention_bias}, "
-            f"output_bias={config.output_bias}, experts={config.experts}"
-        )
-    return kind
-
-
-# ---------------------------------------------------------------- config.json
 
 
 def read_config(text: Mapping[str, Any], where: str = CONFIG) -> PolicyConfig:

@@ -15,7 +15,8 @@ import numpy as np
 import optax
 import pytest
 
-from notepad_jax.checkpoint import handoff, manager
+from notepad_jax.checkpoint import checksums, training_state
+from notepad_jax.checkpoint.targets import abstract
 
 
 def state(seed: int = 0):
@@ -28,19 +29,19 @@ def state(seed: int = 0):
 
 
 def targets(params, opt):
-    return manager.abstract(params), manager.abstract(opt)
+    return abstract(params), abstract(opt)
 
 
 def test_a_step_comes_back_as_it_was(tmp_path):
     params, opt = state()
     meta = {"seeds": [1, 2], "policy": {"width": 8, "rope_theta": 1e6}, "note": None}
-    with manager.Checkpoints(tmp_path) as checkpoints:
+    with training_state.Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.latest() is None
         checksum = checkpoints.save(7, params, opt, {"next": [3]}, meta)
-    with manager.Checkpoints(tmp_path) as checkpoints:
+    with training_state.Checkpoints(tmp_path) as checkpoints:
         saved = checkpoints.restore(*targets(params, opt))
     assert (saved.step, saved.data) == (7, {"next": [3]})
-    assert saved.meta["checksum"] == checksum == handoff.checksum(saved.params)
+    assert saved.meta["checksum"] == checksum == checksums.checksum(saved.params)
     assert {name: saved.meta[name] for name in meta} == meta
     assert jax.tree.structure(saved.opt) == jax.tree.structure(opt)
     for was, now in zip(jax.tree.leaves(opt), jax.tree.leaves(saved.opt), strict=True):
@@ -55,7 +56,7 @@ def test_a_grain_iterator_goes_on_where_it_stood(tmp_path):
     params, opt = state()
     iterator = batches()
     next(iterator)
-    with manager.Checkpoints(tmp_path) as checkpoints:
+    with training_state.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(0, params, opt, iterator.get_state(), {})
         expected = next(iterator)
         resumed = batches()
@@ -65,23 +66,23 @@ def test_a_grain_iterator_goes_on_where_it_stood(tmp_path):
 
 def test_bytes_come_back_as_bytes(tmp_path):
     params, opt = state()
-    with manager.Checkpoints(tmp_path) as checkpoints:
+    with training_state.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(0, params, opt, b"\x00\xff", {})
         assert checkpoints.restore(*targets(params, opt)).data == b"\x00\xff"
 
 
 def test_restoring_casts_params(tmp_path):
     params, opt = state()
-    with manager.Checkpoints(tmp_path) as checkpoints:
+    with training_state.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(0, params, opt, {}, {})
-        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), params)
-        saved = checkpoints.restore(abstract, manager.abstract(opt))
+        narrow = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), params)
+        saved = checkpoints.restore(narrow, abstract(opt))
     np.testing.assert_array_equal(saved.params["embed"], params["embed"].astype(jnp.bfloat16))
 
 
 def test_the_newest_and_the_milestones_are_kept(tmp_path):
     params, opt = state()
-    with manager.Checkpoints(tmp_path, keep=2, keep_every=4) as checkpoints:
+    with training_state.Checkpoints(tmp_path, keep=2, keep_every=4) as checkpoints:
         for step in range(7):
             checkpoints.save(step, params, opt, {}, {}, wait=False)
         assert checkpoints.steps() == [0, 4, 5, 6]
@@ -89,19 +90,19 @@ def test_the_newest_and_the_milestones_are_kept(tmp_path):
 
 def test_resuming_further_back_drops_what_came_later(tmp_path):
     (params, opt), (others, _) = state(), state(5)
-    with manager.Checkpoints(tmp_path, keep=9) as checkpoints:
+    with training_state.Checkpoints(tmp_path, keep=9) as checkpoints:
         for step in range(4):
             checkpoints.save(step, params, opt, {}, {})
         assert checkpoints.restore(*targets(params, opt), step=1).step == 1
         checkpoints.save(2, others, opt, {}, {})
         assert checkpoints.steps() == [0, 1, 2]
         restored = checkpoints.restore(*targets(params, opt)).params
-    assert handoff.checksum(restored) == handoff.checksum(others)
+    assert checksums.checksum(restored) == checksums.checksum(others)
 
 
 def test_mistakes_are_named(tmp_path):
     params, opt = state()
-    with manager.Checkpoints(tmp_path) as checkpoints:
+    with training_state.Checkpoints(tmp_path) as checkpoints:
         with pytest.raises(ValueError, match="no finished checkpoint"):
             checkpoints.restore(*targets(params, opt))
         with pytest.raises(ValueError, match="meta is written as JSON"):
@@ -113,17 +114,17 @@ def test_mistakes_are_named(tmp_path):
             checkpoints.restore(*targets(params, opt), step=3)
         with pytest.raises(ValueError, match=r"opt has no leaf|opt has a leaf"):
             other = optax.sgd(1e-3, momentum=0.9).init(params)
-            checkpoints.restore(manager.abstract(params), manager.abstract(other))
+            checkpoints.restore(abstract(params), abstract(other))
 
 
 def test_leftovers_of_a_killed_save_are_ignored(tmp_path):
     params, opt = state()
-    with manager.Checkpoints(tmp_path) as checkpoints:
+    with training_state.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, params, opt, {}, {})
     shutil.copytree(tmp_path / "3", tmp_path / "9.orbax-checkpoint-tmp")
     shutil.copytree(tmp_path / "3" / "params", tmp_path / "8" / "params")  # no commit mark
     (tmp_path / "notes").mkdir()
-    with manager.Checkpoints(tmp_path) as checkpoints:
+    with training_state.Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.steps() == [3]
         assert checkpoints.restore(*targets(params, opt)).step == 3
         checkpoints.save(8, params, opt, {}, {})
@@ -133,9 +134,9 @@ def test_leftovers_of_a_killed_save_are_ignored(tmp_path):
 SAVE_FOR_EVER = """
 import sys
 import jax.numpy as jnp
-from notepad_jax.checkpoint import manager
+from notepad_jax.checkpoint import training_state
 
-with manager.Checkpoints(sys.argv[1], keep=2) as checkpoints:
+with training_state.Checkpoints(sys.argv[1], keep=2) as checkpoints:
     for step in range(100_000):
         params = {"a": jnp.full((64, 1024), float(step)), "b": jnp.full(3, float(step))}
         checkpoints.save(step, params, {"m": params["a"]}, {"step": step}, {})
@@ -157,7 +158,7 @@ def test_a_run_killed_while_saving_restores_a_whole_step(tmp_path, delay):
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=30)
     a, b = jnp.zeros((64, 1024)), jnp.zeros(3)
-    with manager.Checkpoints(tmp_path, keep=2) as checkpoints:
+    with training_state.Checkpoints(tmp_path, keep=2) as checkpoints:
         saved = checkpoints.restore(*targets({"a": a, "b": b}, {"m": a}))
     assert saved.step >= last
     assert saved.data == {"step": saved.step}

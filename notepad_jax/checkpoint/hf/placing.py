@@ -1,0 +1,171 @@
+"""Parameters of ours read out of published tensors, straight onto devices.
+
+`Layout` says which tensors make up a parameter and how their axes are folded; the table of a
+model family (`names`, through `huggingface` above) makes Layouts. `place` builds one sharded
+parameter: it reads the rows that this process's devices need, once, in blocks (`headers`,
+below), straight into one host buffer per device. The buffers alive at one time are bounded by
+`budget`; `jax.make_array_from_callback` would hold all of them at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from notepad_jax.checkpoint.hf import storage
+from notepad_jax.checkpoint.hf.headers import DTYPES, NAMES, Rows, Safetensors, bounds
+from notepad_jax.checkpoint.hf.storage import CONFIG, StoreProblem
+
+STRIP_ROWS = 64  # transposed at once: what fits a cache is transposed ten times as fast
+WEIGHT_DTYPES = (DTYPES["F32"], DTYPES["BF16"], DTYPES["F16"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How one parameter of ours lies in published tensors.
+
+    The parameter's leading axes, len(`stack`) of them, count tensors (layers, or layers and
+    experts); `names` lists those in row-major order, one name if `stack` is (). Each tensor
+    was published in `published` shape; split into the axes `unfolded` (a pure reshape) and
+    transposed by `order` it is one entry of the stack. A published linear layer [out, in] of
+    ours [D, N, H] has unfolded (N, H, D) and order (2, 0, 1).
+    """
+
+    names: tuple[str, ...]
+    stack: tuple[int, ...]
+    published: tuple[int, ...]
+    unfolded: tuple[int, ...]
+    order: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.names) != math.prod(self.stack):
+            raise ValueError(f"{len(self.names)} names for a stack of {self.stack}")
+        if math.prod(self.published) != math.prod(self.unfolded):
+            raise ValueError(f"{self.published} cannot be split into {self.unfolded}")
+        if sorted(self.order) != list(range(len(self.unfolded))):
+            raise ValueError(f"{self.order} is no order of the axes {self.unfolded}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of our parameter."""
+        return (*self.stack, *(self.unfolded[axis] for axis in self.order))
+
+    def fold(self, ours: np.ndarray) -> np.ndarray:
+        """Folds one entry of the stack into its published shape."""
+        back = np.argsort(self.order)
+        return np.ascontiguousarray(ours.transpose(back)).reshape(self.published)
+
+
+def check(store: Safetensors, layout: Layout) -> None:
+    """Raises StoreProblem if a tensor of `layout` is absent, misshapen, or no weight."""
+    for name in layout.names:
+        found = store.located(name)
+        at = storage.at(store.where, found.file)
+        if found.shape != layout.published:
+            raise StoreProblem(
+                f"tensor {name!r} in {at} has shape {found.shape}, its {CONFIG} asks for "
+                f"{layout.published}"
+            )
+        if found.dtype not in WEIGHT_DTYPES:
+            raise StoreProblem(
+                f"tensor {name!r} in {at} is {NAMES[found.dtype]}; weights are read as "
+                f"{', '.join(NAMES[d] for d in WEIGHT_DTYPES)}, so take an unquantised checkpoint"
+            )
+
+
+Index = tuple[tuple[int, int], ...]  # [start, stop) per axis
+
+
+def place(
+    store: Safetensors, layout: Layout, sharding: jax.sharding.Sharding, dtype: Any = None,
+    budget: int = 1 << 30,
+) -> jax.Array:  # fmt: skip
+    """Reads a parameter onto the devices of `sharding`, in the stored dtype or in `dtype`.
+
+    Each process reads what its own devices hold. Slices of several devices are gathered in
+    one pass over the tensors as long as their buffers fit `budget` bytes (one slice always
+    does), so a bucket is read once or a few times and the host never holds more than
+    `budget` and the requests in flight. A good budget is one device's share of the model.
+    """
+    check(store, layout)
+    kind = _dtype(store, layout, dtype)
+    holders: dict[Index, list[jax.Device]] = {}
+    for device, index in sharding.addressable_devices_indices_map(layout.shape).items():
+        holders.setdefault(tuple(bounds(index or (), layout.shape)), []).append(device)
+    placed = []
+    for group in _groups(list(holders), kind.itemsize, budget):
+        buffers = _fill(store, layout, kind, group)
+        for index in group:
+            buffer = buffers.pop(index)
+            # One device after the other: a buffer is free before the next pass begins.
+            placed += [jax.block_until_ready(jax.device_put(buffer, d)) for d in holders[index]]
+            del buffer
+    return jax.make_array_from_single_device_arrays(layout.shape, sharding, placed)
+
+
+def _dtype(store: Safetensors, layout: Layout, dtype: Any) -> np.dtype:
+    if dtype is not None:
+        return np.dtype(dtype)
+    found = {store.tensors[name].dtype for name in layout.names}
+    return max(found, key=lambda kind: kind.itemsize)  # mixed: nothing is rounded
+
+
+def _groups(indices: list[Index], itemsize: int, budget: int) -> Iterator[list[Index]]:
+    """Splits slices into runs whose buffers fit the budget."""
+    group: list[Index] = []
+    used = 0
+    for index in indices:
+        size = itemsize * math.prod(stop - start for start, stop in index)
+        if group and used + size > budget:
+            yield group
+            group, used = [], 0
+        group.append(index)
+        used += size
+    if group:
+        yield group
+
+
+def _fill(
+    store: Safetensors, layout: Layout, dtype: np.dtype, indices: Sequence[Index]
+) -> dict[Index, np.ndarray]:
+    """Reads the slices `indices` of a parameter in one pass over the tensors they touch.
+
+    Blocks of rows arrive; a row is an entry of unfolded axis 0, which is axis `at` of ours.
+    """
+    depth = len(layout.stack)
+    buffers = {index: np.empty([stop - start for start, stop in index], dtype) for index in indices}
+    at = layout.order.index(0) if layout.order else 0
+    wanted: list[Rows] = []
+    takers: dict[str, list[tuple[tuple[int, ...], Index]]] = {}
+    for place_in_stack, name in zip(np.ndindex(*layout.stack), layout.names, strict=True):
+        taking = [
+            index for index in indices
+            if all(a <= i < b for i, (a, b) in zip(place_in_stack, index[:depth], strict=True))
+        ]  # fmt: skip
+        if not taking:
+            continue
+        spans = [index[depth + at] for index in taking]
+        first, last = min(a for a, _ in spans), max(b for _, b in spans)
+        takers[name] = [(place_in_stack, index) for index in taking]
+        wanted.append(Rows(name, layout.unfolded, first, last))
+    for rows, first, block in store.blocks(wanted):
+        for place_in_stack, index in takers[rows.name]:
+            inner = index[depth:]
+            begin = max(first, inner[at][0])
+            end = min(first + len(block), inner[at][1])
+            cut = tuple(slice(*inner[layout.order.index(axis)]) for axis in range(1, len(inner)))
+            target: list[Any] = [
+                i - a for i, (a, _) in zip(place_in_stack, index[:depth], strict=True)
+            ]
+            target += [slice(None)] * len(inner)
+            for row in range(begin, end, STRIP_ROWS):
+                last = min(row + STRIP_ROWS, end)
+                strip = np.ascontiguousarray(block[(slice(row - first, last - first), *cut)])
+                target[depth + at] = slice(row - inner[at][0], last - inner[at][0])
+                buffers[index][tuple(target)] = strip.transpose(layout.order)
+    return buffers

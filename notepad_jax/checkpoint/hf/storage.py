@@ -1,0 +1,97 @@
+"""A local folder or a bucket as one key-value store, and the small files in it.
+
+Everything goes through tensorstore, so `/data/qwen`, `gs://bucket/qwen` and `s3://bucket/qwen`
+are one code path. Here are the opening of a store, whole small files (a config, a tokenizer),
+JSON objects, and the one kind of error of all files in this room. `headers` and `writing`
+(above) know what safetensors look like.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tensorstore as ts
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+class StoreProblem(ValueError):
+    """Files that cannot be read, or a folder that cannot be written; one line says why."""
+
+
+def open_kvstore(source: str | Path) -> Any:
+    """Opens a local folder or a kvstore URL (gs://, s3://) as a `ts.KvStore`."""
+    text = str(source)
+    spec: Any = text.rstrip("/") + "/"
+    if "://" not in text:
+        folder = Path(text).absolute()
+        if not folder.is_dir():
+            raise StoreProblem(f"{text} is not a folder; give a Hugging Face folder or a gs:// URL")
+        spec = {"driver": "file", "path": f"{folder}/"}
+    try:
+        return ts.KvStore.open(spec).result()
+    except (ValueError, OSError) as problem:
+        raise StoreProblem(f"{text} cannot be opened: {first_line(problem)}") from None
+
+
+def read_small(source: str, kvstore: Any, file: str) -> bytes | None:
+    """Returns a whole small file (a config, a tokenizer), or None if there is none."""
+    try:
+        found = kvstore.read(file).result()
+    except (ValueError, OSError) as problem:
+        raise StoreProblem(f"{at(source, file)} cannot be read: {first_line(problem)}") from None
+    return bytes(found.value) if found.state == "value" else None
+
+
+def files_in(kvstore: Any) -> list[str]:
+    """Returns the names of the files directly in a store, sorted."""
+    names = (key.decode("utf-8", "replace") for key in kvstore.list().result())
+    return sorted(name for name in names if "/" not in name)
+
+
+def read_json(source: str, kvstore: Any, file: str) -> dict[str, Any]:
+    """Reads a JSON object; raises StoreProblem if it is absent or something else."""
+    raw = read_small(source, kvstore, file)
+    if raw is None:
+        raise StoreProblem(
+            f"{at(source, file)} is missing; a Hugging Face folder has {CONFIG} and {WEIGHTS}"
+        )
+    return parse_object(raw, at(source, file))
+
+
+def parse_object(raw: bytes, where: str) -> dict[str, Any]:
+    """Parses a JSON object in which no key is given twice."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        if len(set(keys)) < len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise StoreProblem(f"{where} names {twice!r} twice; the file was not written whole")
+        return dict(pairs)
+
+    try:
+        found = json.loads(raw.decode("utf-8"), object_pairs_hook=once)
+    except StoreProblem:
+        raise
+    except (ValueError, RecursionError) as problem:
+        raise StoreProblem(
+            f"{where} is not JSON ({first_line(problem)}); download it again"
+        ) from None
+    if not isinstance(found, dict):
+        raise StoreProblem(f"{where} is not a JSON object; download it again")
+    return found
+
+
+def at(where: str, file: str) -> str:
+    return f"{where.rstrip('/')}/{file}"
+
+
+def first_line(problem: Exception) -> str:
+    """The first line of a message: tensorstore adds source locations below."""
+    return (str(problem).splitlines() or [type(problem).__name__])[0][:300]
