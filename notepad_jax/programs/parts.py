@@ -10,7 +10,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint import handoff
@@ -19,6 +18,7 @@ from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
+from notepad_jax.parallel import place
 from notepad_jax.programs import convert
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.text import chat
@@ -42,8 +42,8 @@ class LoadedPolicy:
 def load_policy(folder: str | Path, activations: str = "") -> LoadedPolicy:
     """Reads config, weights and tokenizer of a Hugging Face folder, or of what import-hf wrote.
 
-    The weights are as stored. `activations` is the dtype that the policy computes in; "" is
-    the one that its config.json names.
+    The weights are as stored, committed to the first device. `activations` is the dtype that
+    the policy computes in; "" is the one that its config.json names.
     """
     if activations not in ("", *ACTIVATIONS):
         known = ", ".join(map(repr, ACTIVATIONS))
@@ -65,8 +65,7 @@ def load_policy(folder: str | Path, activations: str = "") -> LoadedPolicy:
     config = dataclasses.replace(
         config, valid_vocab=tokenizer.vocab_size, dtype=activations or config.dtype
     )
-    params = jax.tree.map(jax.numpy.asarray, params)
-    return LoadedPolicy(config, params, tokenizer, Path(folder))
+    return LoadedPolicy(config, place.commit(params), tokenizer, Path(folder))
 
 
 def template(reading: ConfigDict, policy: LoadedPolicy) -> Template:
