@@ -19,7 +19,7 @@ from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import place
-from notepad_jax.programs import convert
+from notepad_jax.programs import compiled, convert
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.text import chat
 from notepad_jax.text.prompts import Template
@@ -48,6 +48,7 @@ def load_policy(folder: str | Path, activations: str = "") -> LoadedPolicy:
     if activations not in ("", *ACTIVATIONS):
         known = ", ".join(map(repr, ACTIVATIONS))
         raise ValueError(f"dtype is {activations!r}; use one of {known}, or '' for the policy's")
+    compiled.keep()  # for those who come by Python and not by the command line
     steps = Path(folder) / convert.CHECKPOINTS
     if steps.is_dir():
         config = huggingface.import_config(folder)
