@@ -28,6 +28,7 @@ from notepad_jax.eval import methods
 from notepad_jax.programs import (
     ask,
     build,
+    compiled,
     configuration,
     convert,
     evaluate,
@@ -85,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             config = ConfigDict()
             if name := config_name(arguments, saved := saved_config(folder)):
                 config = configuration.load(name, shorthand(arguments, name) + overrides, saved)
+            compiled.keep()
             pallas_kernels.use(config.get("kernels", "auto"))
             result, text = arguments.run(arguments, config, folder, screen)
     except KeyboardInterrupt:

@@ -43,8 +43,10 @@ def multiplied_out(params):
     )
 
 
-def engine(settings: EngineSettings = SETTINGS, config: PolicyConfig = CONFIG) -> PagedEngine:
-    return PagedEngine(config, settings, SamplingParams(0, 1, 8, STOPS, 0))
+def engine(
+    settings: EngineSettings = SETTINGS, config: PolicyConfig = CONFIG, mesh=None
+) -> PagedEngine:
+    return PagedEngine(config, settings, SamplingParams(0, 1, 8, STOPS, 0), mesh=mesh)
 
 
 def sampling(seed: int, temperature: float = 1.0, length: int = 12) -> SamplingParams:

@@ -26,6 +26,7 @@ from notepad_jax.engine.layout import Slot, Tail, bucket
 from notepad_jax.engine.pages import CachedPrefix, PagePool, PrefixCache
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
+from notepad_jax.parallel import place, rules
 from notepad_jax.types import SamplingParams, Tokens
 from pallas_kernels import Pages, cache_head_size
 
@@ -120,8 +121,16 @@ class PagedEngine(jetstream_compat.Engine):
         c, s = self.config, self.settings
         size = cache_head_size(c.head_size)
         pages = Pages.zeros(c.layers, s.pages, c.kv_heads, s.page_size, size, s.cache_dtype)
+        pages = place.commit(pages, self._cache_sharding(pages))
         pool = PagePool(s.pages)
         return DecodeState(pages, pool, PrefixCache(pool, s.page_size), [None] * s.slots)
+
+    def _cache_sharding(self, pages: Pages) -> jax.sharding.Sharding:
+        """Where the cache lives: on a mesh, each device has the heads that it computes."""
+        if self._mesh is None:
+            return place.first_device()
+        axes = (None, None, "kv_heads", None, None)
+        return rules.sharding(self._mesh, axes, pages.data.shape, rules.SERVING)
 
     def prefill(
         self,

@@ -46,6 +46,7 @@ def _master(leaf: Any) -> jax.Array:
     return jax.device_put(leaf, leaf.sharding)
 
 
-@functools.partial(jax.jit, static_argnames="optimizer")
+# What is unused must be kept: without an argument nothing says where the results are committed.
+@functools.partial(jax.jit, static_argnames="optimizer", keep_unused=True)
 def _fresh(masters: Any, optimizer: optax.GradientTransformation) -> tuple[Any, Any]:
     return jnp.zeros((), jnp.int32), optimizer.init(masters)

@@ -168,7 +168,8 @@ def _metrics(
 # ---------------------------------------------------------------- on the device
 
 
-@functools.partial(jax.jit, static_argnames="config")
+# The masters lend no more than their shapes; kept, they also say where the total lives.
+@functools.partial(jax.jit, static_argnames="config", keep_unused=True)
 def _nothing_yet(masters: Any, config: PolicyConfig) -> Total:
     gradient = jax.tree.map(jnp.zeros_like, masters)
     return gradient, objectives.zero(), jnp.zeros((config.layers, _experts(config)))

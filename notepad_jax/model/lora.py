@@ -23,6 +23,7 @@ from jaxtyping import Array
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.matrices import Adapted
 from notepad_jax.model.parameters import Params, specs
+from notepad_jax.parallel import place
 
 # Matrices that can be adapted.
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -65,12 +66,12 @@ def init(config: PolicyConfig, lora: Lora, key: Array) -> Params:
         shape = (layer, *inputs, lora.rank)
         layers[_IN.format(name)] = jax.random.normal(subkey, shape) * fan_in**-0.5
         layers[_OUT.format(name)] = jnp.zeros((layer, lora.rank, *outputs))
-    return {"layers": layers}
+    return place.commit({"layers": layers})
 
 
 def partition(config: PolicyConfig, base: Params, lora: Lora, key: Array) -> tuple[Params, Params]:
     """Returns (frozen, trained): the base with the adapters' scale, and fresh adapters."""
-    scale = jnp.full((config.layers,), lora.alpha / lora.rank, jnp.float32)
+    scale = place.commit(jnp.full((config.layers,), lora.alpha / lora.rank, jnp.float32))
     frozen = {**base, "layers": {**base["layers"], _SCALE: scale}}
     return frozen, init(config, lora, key)
 

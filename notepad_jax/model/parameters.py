@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.matrices import Quantized
+from notepad_jax.parallel import place
 from notepad_jax.parallel.rules import sharding
 
 Params = Any  # nested dict of arrays; an engine's may hold `Quantized` matrices
@@ -89,7 +90,10 @@ def map_specs(function: Callable[[Spec], Any], config: PolicyConfig) -> dict[str
 
 
 def init_params(config: PolicyConfig, key: jax.Array, dtype: str = "float32") -> Params:
-    """Draws initial parameters; each leaf has its own key, so adding a leaf moves no other."""
+    """Draws initial parameters, on the first device.
+
+    Each leaf has its own key, so adding a leaf moves no other.
+    """
     with_path, tree = jax.tree.flatten_with_path(
         specs(config), is_leaf=lambda x: isinstance(x, Spec)
     )
@@ -101,7 +105,7 @@ def init_params(config: PolicyConfig, key: jax.Array, dtype: str = "float32") ->
         folded = jax.random.fold_in(key, sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31)
         return (spec.scale * jax.random.normal(folded, spec.shape)).astype(dtype)
 
-    return jax.tree.unflatten(tree, [leaf(path, spec) for path, spec in with_path])
+    return place.commit(jax.tree.unflatten(tree, [leaf(path, spec) for path, spec in with_path]))
 
 
 def abstract_params(config: PolicyConfig, dtype: str = "float32") -> Params:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 TRAINING: Mapping[str, str | None] = {
@@ -53,8 +52,3 @@ def sharding(
 
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
-
-
-def place(tree: object, shardings: object) -> object:
-    """Puts every leaf where its sharding says."""
-    return jax.tree.map(jax.device_put, tree, shardings)

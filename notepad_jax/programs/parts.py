@@ -10,7 +10,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.hf import huggingface
@@ -20,7 +19,8 @@ from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
-from notepad_jax.programs import convert
+from notepad_jax.parallel import place
+from notepad_jax.programs import compiled, convert
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.text import chat
 from notepad_jax.text.prompts import Template
@@ -43,12 +43,13 @@ class LoadedPolicy:
 def load_policy(folder: str | Path, activations: str = "") -> LoadedPolicy:
     """Reads config, weights and tokenizer of a Hugging Face folder, or of what import-hf wrote.
 
-    The weights are as stored. `activations` is the dtype that the policy computes in; "" is
-    the one that its config.json names.
+    The weights are as stored, committed to the first device. `activations` is the dtype that
+    the policy computes in; "" is the one that its config.json names.
     """
     if activations not in ("", *ACTIVATIONS):
         known = ", ".join(map(repr, ACTIVATIONS))
         raise ValueError(f"dtype is {activations!r}; use one of {known}, or '' for the policy's")
+    compiled.keep()  # for those who come by Python and not by the command line
     steps = Path(folder) / convert.CHECKPOINTS
     if steps.is_dir():
         config = huggingface.import_config(folder)
@@ -66,8 +67,7 @@ def load_policy(folder: str | Path, activations: str = "") -> LoadedPolicy:
     config = dataclasses.replace(
         config, valid_vocab=tokenizer.vocab_size, dtype=activations or config.dtype
     )
-    params = jax.tree.map(jax.numpy.asarray, params)
-    return LoadedPolicy(config, params, tokenizer, Path(folder))
+    return LoadedPolicy(config, place.commit(params), tokenizer, Path(folder))
 
 
 def template(reading: ConfigDict, policy: LoadedPolicy) -> Template:

@@ -35,6 +35,7 @@ from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
 from notepad_jax.model.logprobs import logits
 from notepad_jax.model.parameters import Params, count, init_params
+from notepad_jax.parallel import place
 from notepad_jax.starter import lessons, vocabulary
 from notepad_jax.telemetry.progress import Screen
 
@@ -230,7 +231,7 @@ def run(config: ml_collections.ConfigDict, screen: Screen) -> dict[str, float]:
         raise ValueError(f"policy.layers is {policy.layers}; finding a fact takes at least 2")
     optimizer = make_optimizer(OptimizerSettings(**config.optimizer))
     params = initial_params(policy, config.seed, **config.initial)
-    opt_state = optimizer.init(params)
+    opt_state = place.commit(optimizer.init(params))
     first = 0
     if config.checkpoints:
         saved = _restore(config.checkpoints, params, opt_state)

@@ -233,14 +233,14 @@ import tiny
 from test_matrices import MOE, hidden, int8
 from notepad_jax.checkpoint import handoff
 from notepad_jax.model import parameters
-from notepad_jax.parallel import mesh as meshes, rules
+from notepad_jax.parallel import mesh as meshes, place, rules
 from notepad_jax.types import PolicySnapshot
 
 assert jax.device_count() == 4
 mesh = meshes.make(tensor=2)
 for config in (tiny.CONFIG, MOE):
     params = parameters.init_params(config, jax.random.key(0))
-    spread = rules.place(params, parameters.shardings(config, mesh, rules.TRAINING))
+    spread = place.commit(params, parameters.shardings(config, mesh, rules.TRAINING))
     target = parameters.rollout_target(
         config,
         jax.tree.map(

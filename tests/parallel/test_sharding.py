@@ -15,7 +15,7 @@ import jax, numpy as np
 import tiny
 from notepad_jax.engine.driver import EngineDriver
 from notepad_jax.model import attention, logprobs, parameters, policy
-from notepad_jax.parallel import mesh as meshes, rules
+from notepad_jax.parallel import mesh as meshes, place, rules
 from notepad_jax.types import PolicySnapshot
 
 assert len(jax.devices()) == 4
@@ -25,7 +25,7 @@ mesh = meshes.make(tensor=2)
 assert dict(mesh.shape) == {"fsdp": 2, "tensor": 2}
 
 def spread(params, table):
-    return rules.place(params, parameters.shardings(config, mesh, table))
+    return place.commit(params, parameters.shardings(config, mesh, table))
 
 def loss(params):
     tokens = jax.numpy.arange(4, 52).reshape(2, 24)
@@ -49,14 +49,15 @@ for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(g), strict=True):
     np.testing.assert_allclose(a, b, atol=2e-5 * float(abs(a).max()))
 
 prompts = tiny.prompts(per_prefix=1)
-async def complete(params):
-    async with EngineDriver(tiny.engine(config=config), PolicySnapshot(0, params)) as driver:
+async def complete(params, mesh=None):
+    engine = tiny.engine(config=config, mesh=mesh)
+    async with EngineDriver(engine, PolicySnapshot(0, params)) as driver:
         return await asyncio.gather(
             *[driver.complete(p, tiny.sampling(i)) for i, p in enumerate(prompts)]
         )
 
 one = asyncio.run(complete(params))
-many = asyncio.run(complete(spread(params, rules.SERVING)))
+many = asyncio.run(complete(spread(params, rules.SERVING), mesh))
 for a, b in zip(one, many, strict=True):
     assert a.tokens.tolist() == b.tokens.tolist()
     np.testing.assert_allclose(a.behaviour_logprobs, b.behaviour_logprobs, atol=1e-5)

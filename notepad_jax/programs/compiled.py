@@ -1,0 +1,93 @@
+"""Where compiled programs are kept from one run to the next: jax's cache on disk, on by default.
+
+Compiling is most of a short run, and the second run of a command compiles what the first did.
+`keep` gives jax a folder of the user's, bounded in size. The variable NOTEPAD_JAX_CACHE names
+another folder, or says "off"; whoever has set jax's own JAX_COMPILATION_CACHE_DIR keeps it.
+Nothing happens on import, and no problem with the folder stops a run. The key of an entry holds
+the program, the versions of jax and its compiler, and the devices with a CPU's features, so
+machines may share a home folder. Above: cli and `parts`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import filelock
+import jax
+
+SWITCH = "NOTEPAD_JAX_CACHE"
+OFF = "off"
+# A program that takes 44 ms to compile, one operation on one array, takes 13 ms to read and 6 ms
+# to write (docs/performance.md), so nothing is too small to be kept. A quick start is 4 MB.
+SETTINGS = {
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_compilation_cache_max_size": 2**30,  # bytes; the least recently used programs go
+}
+LEAST_FREE = 2**26  # bytes on the disk below which nothing more is put there
+LOCKED = 10  # seconds to wait for another process that is writing
+
+
+def keep() -> None:
+    """Has jax keep compiled programs on disk, unless somebody has decided that before.
+
+    A folder that cannot be used costs one logged line, and programs are then compiled anew.
+    """
+    if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+        return
+    named = os.environ.get(SWITCH, "")
+    if named.lower() == OFF:
+        return
+    for name, value in SETTINGS.items():
+        if name.upper() not in os.environ:
+            jax.config.update(name, value)
+    try:
+        path = str(_opened(_folder(named)))
+    except (OSError, RuntimeError) as problem:  # pathlib raises the latter where there is no home
+        logging.getLogger(__name__).warning(
+            "notepad-jax: compiled programs are not kept: %s; set %s to a folder, or to %r",
+            problem, SWITCH, OFF,
+        )  # fmt: skip
+        jax.config.update("jax_enable_compilation_cache", False)  # and is not said again
+        return
+    jax.config.update("jax_compilation_cache_dir", path)
+
+
+def _folder(named: str) -> Path:
+    """The folder that the variable names, or notepad_jax/xla among the user's caches."""
+    if "://" in named:
+        raise OSError(f"{named} is not a local folder (JAX_COMPILATION_CACHE_DIR takes buckets)")
+    if named:
+        return Path(named).expanduser().absolute()
+    caches = os.environ.get("XDG_CACHE_HOME", "")  # must be absolute, says its specification
+    return (Path(caches) if Path(caches).is_absolute() else Path.home() / ".cache").joinpath(
+        "notepad_jax", "xla"
+    )
+
+
+def _opened(folder: Path) -> Path:
+    """Makes `folder` where it is missing and clears what cannot be read; raises OSError.
+
+    What lies there is run: a new folder is nobody's but its user's.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < LEAST_FREE:
+        raise OSError(f"{folder} is on a disk with {free:,} free bytes of {LEAST_FREE:,} wanted")
+    with filelock.FileLock(folder / ".lockfile", timeout=LOCKED):  # jax's own
+        if jax.config.jax_compilation_cache_max_size != -1:
+            _drop_unfinished(folder)
+    return folder
+
+
+def _drop_unfinished(folder: Path) -> None:
+    """Removes entries whose writer was killed, or found the disk full, on the way.
+
+    jax stamps an entry when it is whole, if the cache is bounded. It never replaces one that
+    is not, and looks for every stamp before it writes: one cut entry would stop all writing.
+    """
+    for entry in folder.glob("*-cache"):
+        if not entry.with_name(entry.name.removesuffix("-cache") + "-atime").exists():
+            entry.unlink(missing_ok=True)
