@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import tiny
 
+from notepad_jax.grpo import state
 from notepad_jax.model import lora, parameters
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.parallel import place, rules
@@ -39,10 +41,16 @@ def test_a_tree_of_shardings_says_where_each_leaf_lives():
 
 
 def test_parameters_adapters_and_the_cache_are_committed():
-    adapters = lora.init(tiny.CONFIG, lora.Lora(2, 4.0, ("q", "v")), jax.random.key(0))
-    assert all_committed(parameters.init_params(tiny.CONFIG, jax.random.key(0)))
-    assert all_committed(adapters)
+    base = parameters.init_params(tiny.CONFIG, jax.random.key(0))
+    adapted = lora.partition(tiny.CONFIG, base, lora.Lora(2, 4.0, ("q", "v")), jax.random.key(0))
+    assert all_committed(base) and all_committed(adapted)
     assert all_committed(tiny.engine().init_decode_state().pages)
+
+
+def test_a_train_state_is_committed_also_where_it_is_nothing_but_zeros():
+    """jax drops what a program does not use of its arguments, and with it the device."""
+    masters = {"layers": {"q": place.commit(np.ones((2, 3, 4), np.float32))}}
+    assert all_committed(state.start(masters, optax.adamw(1e-3)))
 
 
 def test_a_cache_on_a_mesh_holds_the_heads_of_each_device():
