@@ -133,13 +133,15 @@ class Scheduler:
         self._check_lengths(prompt, sampling)
         shared, need = self._shared(prompt, sampling)
         tail = prompt.tail if len(shared) else prompt.tokens
-        draft = prompt.draft[: sampling.max_new_tokens] if self._drafts else NO_TOKENS
-        if len(tail) + len(draft) > self.settings.row_tokens:
+        room = self.settings.row_tokens - len(tail)
+        if room < 0:
             raise PromptTooLong(
-                f"a prompt's private part has {len(tail) + len(draft)} tokens and a packed row "
-                f"holds {self.settings.row_tokens}; raise engine.row_tokens"
+                f"a prompt's private part has {len(tail)} tokens and a packed row holds "
+                f"{self.settings.row_tokens}; raise engine.row_tokens"
                 + (f", or engine.pages to {need} to share the rest" if need else "")
             )
+        # Draft and read-ahead are hints: what of them does not fit is left out.
+        draft = prompt.draft[: min(room, sampling.max_new_tokens)] if self._drafts else NO_TOKENS
         ahead = prompt.ahead if len(prompt.ahead) <= self.settings.max_prompt else NO_TOKENS
         context = Context(sampling, shared, tail, draft, ahead)
         self._waiting.append(context)

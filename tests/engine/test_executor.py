@@ -19,7 +19,7 @@ RULER = EngineSettings(  # the sizes of configs/ruler.py
     steps_per_launch=16, row_tokens=8192,
 )  # fmt: skip
 LITTLE = EngineSettings(
-    slots=4, page_size=8, pages=26, max_prompt=96, max_new_tokens=12, steps_per_launch=4,
+    slots=4, page_size=8, pages=16, max_prompt=96, max_new_tokens=12, steps_per_launch=1,
     row_tokens=128,
 )  # fmt: skip
 
