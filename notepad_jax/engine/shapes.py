@@ -19,8 +19,7 @@ from collections.abc import Sequence
 
 from notepad_jax.engine.settings import EngineSettings
 
-WIDE = 2048  # tokens up to which a row may be wider than one prefix: many short ones in a launch
-OVERHEAD = 48  # tokens that a launch costs before it computes anything; measured on CPU
+OVERHEAD = 48  # what a launch costs before it computes anything, in tokens (CPU: 24 to 150)
 MEMBERS = (1, 4, 8)  # slots of a row that read a shared prefix together
 
 
@@ -67,9 +66,9 @@ def private_pages(settings: EngineSettings) -> int:
 
 def prefix_widths(settings: EngineSettings) -> tuple[int, ...]:
     """Row widths for prefixes, in whole pages, ascending."""
-    Z, longest = settings.page_size, prefix_pages(settings) * settings.page_size
-    widths = {settings.pages_for(part) * Z for part in _parts(longest)}
-    return tuple(sorted(widths | ({4 * longest} if 4 * longest <= WIDE else set())))
+    Z = settings.page_size
+    parts = _parts(prefix_pages(settings) * Z)
+    return tuple(sorted({settings.pages_for(part) * Z for part in parts}))
 
 
 def tail_widths(settings: EngineSettings) -> tuple[int, ...]:

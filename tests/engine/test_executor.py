@@ -118,7 +118,7 @@ def test_everything_compiles_ahead_without_running():
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tiny.params()
     )
     done = executor.compile_ahead(tiny.CONFIG, least, abstract)
-    assert done == shapes.shapes(least) and len(done) == 6
+    assert done == shapes.shapes(least) and len(done) == 5
 
 
 # ---------------------------------------------------------------- launches
