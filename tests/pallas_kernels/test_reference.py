@@ -112,8 +112,8 @@ def paged_case():
 
 @pytest.mark.parametrize("block", [512, Z, 1], ids=["whole", "page by page", "less than a page"])
 def test_paged_attention_sees_shared_and_private_tokens_and_itself(block, monkeypatch):
-    monkeypatch.setattr(reference, "PRIVATE_BLOCK", block)
-    monkeypatch.setattr(reference, "SHARED_BLOCK", block)
+    monkeypatch.setattr(reference.paged, "PRIVATE_BLOCK", block)
+    monkeypatch.setattr(reference.paged, "SHARED_BLOCK", block)
     data, tables, kv_lens, (q, k, v), contexts = paged_case()
     layer = 1
     attend = jax.jit(lambda *arguments: paged_attention(*arguments))  # traced anew
