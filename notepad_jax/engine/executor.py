@@ -33,6 +33,7 @@ from notepad_jax.engine.shapes import (
 )
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
+from notepad_jax.parallel import place, rules
 from notepad_jax.types import NO_TOKENS, SamplingParams, tokens
 from pallas_kernels import Pages, cache_head_size
 
@@ -47,10 +48,13 @@ class Sampled(NamedTuple):
 class Executor:
     """Owns the cache. `seen` counts the launches of each shape."""
 
-    def __init__(self, config: PolicyConfig, settings: EngineSettings):
+    def __init__(
+        self, config: PolicyConfig, settings: EngineSettings, mesh: jax.sharding.Mesh | None = None
+    ):
         self.config, self.settings = config, settings
         self.seen: dict[Shape, int] = {}
-        self._pages: Pages | None = None
+        empty = _empty_cache(config, settings)
+        self.pages = place.commit(empty, _cache_sharding(empty, mesh))
 
     def read(self, params: Params, prefixes: Sequence[CachedPrefix]) -> None:
         """Reads prefixes into their pages."""
@@ -59,7 +63,7 @@ class Executor:
         for width, chosen in cover(lengths, prefix_widths(self.settings)):
             row = layout.prefix_row(self.settings, [prefixes[i] for i in chosen], width)
             self._count(PrefixRow(width))
-            self._pages = launches.read_prefixes(self.config, params, self._cache(params), row)
+            self.pages = launches.read_prefixes(self.config, params, self.pages, row)
 
     def start(self, params: Params, contexts: Sequence[Context]) -> list[Sampled]:
         """Prefills the tails of admitted turns, verifying drafts: at least a token for each."""
@@ -70,9 +74,7 @@ class Executor:
                 members = [group[i] for i in chosen]
                 row, spans = layout.tail_row(self.settings, [contexts[b] for b in members], width)
                 self._count(TailRow(width))
-                self._pages, *out = launches.start_tails(
-                    self.config, params, self._cache(params), row
-                )
+                self.pages, *out = launches.start_tails(self.config, params, self.pages, row)
                 waiting.append((members, spans, out))
         sampled: list[Sampled | None] = [None] * len(contexts)
         for members, spans, out in waiting:
@@ -90,8 +92,8 @@ class Executor:
         tables = layout.decode_tables(self.settings, contexts, shape)
         slots = layout.slot_arrays(contexts, shape.slots)
         self._count(shape)
-        self._pages, *out = launches.generate(
-            self.config, params, self._cache(params), tables, slots,
+        self.pages, *out = launches.generate(
+            self.config, params, self.pages, tables, slots,
             self.settings.steps_per_launch,
         )  # fmt: skip
         new, logps, made = jax.device_get(out)
@@ -99,24 +101,10 @@ class Executor:
 
     def insert(self, kv: Any, target_T: np.ndarray) -> None:
         """Writes dense keys and values of one prompt at flat cache indices (JetStream's way)."""
-        self._pages = launches.insert_dense(self._cache(kv), kv, target_T)
-
-    def _cache(self, beside: Any) -> Pages:
-        """The cache; it is made on the devices of the first arrays that come to it."""
-        if self._pages is None:
-            empty = _empty(self.config, self.settings)
-            self._pages = jax.device_put(empty, _whole_on_the_devices_of(beside))
-        return self._pages
+        self.pages = launches.insert_dense(self.pages, kv, target_T)
 
     def _count(self, shape: Shape) -> None:
         self.seen[shape] = self.seen.get(shape, 0) + 1
-
-
-def _whole_on_the_devices_of(tree: Any) -> Any:
-    sharding = jax.tree.leaves(tree)[0].sharding
-    if isinstance(sharding, jax.sharding.NamedSharding):
-        return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
-    return sharding
 
 
 def _sampled(new: np.ndarray, logps: np.ndarray) -> Sampled:
@@ -132,24 +120,31 @@ def _sampled(new: np.ndarray, logps: np.ndarray) -> Sampled:
 
 
 def compile_ahead(
-    config: PolicyConfig, settings: EngineSettings, params: Params
+    config: PolicyConfig,
+    settings: EngineSettings,
+    params: Params,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[Shape, ...]:
     """Compiles every launch of an engine, running none; returns their shapes.
 
-    `params` may be abstract (`jax.ShapeDtypeStruct` leaves, with shardings if there are any).
-    With a persistent compilation cache the engine that comes later compiles nothing.
+    `params` may be abstract (`jax.ShapeDtypeStruct` leaves, with their shardings). With a
+    persistent compilation cache the engine that comes later compiles nothing.
     """
     for shape in shapes(settings):
-        launch, arguments = arguments_of(config, settings, params, shape)
+        launch, arguments = arguments_of(config, settings, params, shape, mesh)
         launch.lower(*arguments).compile()
     return shapes(settings)
 
 
 def arguments_of(
-    config: PolicyConfig, settings: EngineSettings, params: Params, shape: Shape
+    config: PolicyConfig,
+    settings: EngineSettings,
+    params: Params,
+    shape: Shape,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[Any, tuple]:
     """The launch of a shape and its arguments, in arrays that hold nothing."""
-    before = config, params, _abstract_cache(config, settings, params)
+    before = config, params, _abstract_cache(config, settings, mesh)
     if isinstance(shape, PrefixRow):
         return launches.read_prefixes, (*before, layout.prefix_row(settings, [], shape.tokens))
     if isinstance(shape, TailRow):
@@ -162,15 +157,25 @@ def arguments_of(
     return launches.generate, (*before, tables, slots, settings.steps_per_launch)
 
 
-def _abstract_cache(config: PolicyConfig, settings: EngineSettings, params: Params) -> Pages:
-    pages = jax.eval_shape(functools.partial(_empty, config, settings))
-    sharding = _whole_on_the_devices_of(params)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), pages)
-
-
-def _empty(config: PolicyConfig, settings: EngineSettings) -> Pages:
+def _empty_cache(config: PolicyConfig, settings: EngineSettings) -> Pages:
     size = cache_head_size(config.head_size)
     return Pages.zeros(
         config.layers, settings.pages, config.kv_heads, settings.page_size, size,
         settings.cache_dtype,
     )  # fmt: skip
+
+
+def _abstract_cache(
+    config: PolicyConfig, settings: EngineSettings, mesh: jax.sharding.Mesh | None
+) -> Pages:
+    pages = jax.eval_shape(functools.partial(_empty_cache, config, settings))
+    where = _cache_sharding(pages, mesh)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), pages)
+
+
+def _cache_sharding(pages: Pages, mesh: jax.sharding.Mesh | None) -> jax.sharding.Sharding:
+    """Where the cache lives: on a mesh, each device has the heads that it computes."""
+    if mesh is None:
+        return place.first_device()
+    axes = (None, None, "kv_heads", None, None)
+    return rules.sharding(mesh, axes, pages.data.shape, rules.SERVING)

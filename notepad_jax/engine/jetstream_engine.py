@@ -62,7 +62,7 @@ class PagedEngine(jetstream_compat.Engine):
         return params
 
     def init_decode_state(self) -> DecodeState:
-        executor = Executor(self.config, self.settings)
+        executor = Executor(self.config, self.settings, self._mesh)
         return DecodeState(executor, PagePool(self.settings.pages), [None] * self.settings.slots)
 
     def prefill(
