@@ -111,14 +111,34 @@ def test_rows_hold_every_piece_once_and_are_filled(seed):
     assert sum(lengths) > 0.85 * sum(width for width, _ in rows)
 
 
-def test_everything_compiles_ahead_without_running():
+def test_an_engine_that_was_compiled_ahead_compiles_nothing():
     """Abstract parameters are enough; what comes back names every shape."""
-    least = dataclasses.replace(LITTLE, slots=1, row_tokens=32, pages=14)
+    least = dataclasses.replace(LITTLE, slots=1, row_tokens=32, pages=15)  # nobody else's sizes
+    params, compiled = tiny.params(), []
+    runner = tiny.executor(least)
+
+    def note(event, seconds, **more):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
     abstract = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tiny.params()
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
     )
-    done = executor.compile_ahead(tiny.CONFIG, least, abstract)
+
+    async def go():
+        async with EngineService(runner, PolicySnapshot(0, params)) as service:
+            for number, prompt in enumerate(tiny.prompts(per_prefix=1)[:3]):
+                await service.complete(Prompt(prompt.shared, prompt.tail), tiny.sampling(number))
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        done = executor.compile_ahead(tiny.CONFIG, least, abstract)
+        ahead = len(compiled)
+        asyncio.run(go())
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
     assert done == shapes.shapes(least) and len(done) == 5
+    assert ahead >= 5 and len(compiled) == ahead and sum(runner.seen.values()) > 6
 
 
 # ---------------------------------------------------------------- launches
