@@ -4,7 +4,7 @@
 
 2 layers, width 64, 4 heads of 16 (as many kv heads), feed-forward 128, 256 ids, float32,
 AdamW; 4 prompts x 8 samples, 64 prompt + 64 completion tokens, every length the same (the
-stop id is never sampled). A step is one rollout through the driver, packing, one update
+stop id is never sampled). A step is one rollout through the engine, packing, one update
 and the adoption of the new policy. Expected on one busy core of a 2-core AMD EPYC: 0.11 CPU
 seconds, 0.15 with prefix sharing off; google-tunix 0.1.7 (vanilla rollout) 0.18.
 
@@ -27,8 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.sharing import make_groups
-from notepad_jax.engine.driver import EngineDriver
-from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
+from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.service import EngineService
+from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import update
 from notepad_jax.grpo.batch import pack
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
@@ -62,22 +63,21 @@ async def ours(steps: int, share_prefixes: bool) -> list[dict[str, float]]:
     """Takes `steps` whole steps; returns CPU seconds and the sampler-trainer gap of each."""
     optimizer = make_optimizer(OPTIMIZER)
     state = start(parameters.init_params(POLICY, jax.random.key(0)), optimizer)
-    engine = PagedEngine(POLICY, ENGINE, SamplingParams(1.0, 1.0, COMPLETION, (STOP,), 0))
-    driver = EngineDriver(
-        engine, PolicySnapshot(0, jax.tree.map(jnp.copy, state.masters)),
+    service = EngineService(
+        Executor(POLICY, ENGINE), PolicySnapshot(0, jax.tree.map(jnp.copy, state.masters)),
         share_prefixes=share_prefixes,
     )  # fmt: skip
     rng = np.random.default_rng(0)
     row = PROMPT + SAMPLES * (1 + COMPLETION)  # a whole group; 4 turns where nothing is shared
     measured = []
-    async with driver:
+    async with service:
         for step in range(steps):
             begin = time.process_time()
             drawn = [tokens(ids) for ids in rng.integers(0, STOP, (PROMPTS, PROMPT))]
             prompts = [[Prompt(tokens(p[:-1]), tokens(p[-1:]))] * SAMPLES for p in drawn]
             completions = await asyncio.gather(
                 *(
-                    driver.complete(
+                    service.complete(
                         prompt, SamplingParams(1.0, 1.0, COMPLETION, (STOP,), 1000 * step + i)
                     )
                     for i, prompt in enumerate(p for members in prompts for p in members)
@@ -90,7 +90,9 @@ async def ours(steps: int, share_prefixes: bool) -> list[dict[str, float]]:
                 share_prefixes=share_prefixes, rows_multiple=UPDATE.micro_batch_rows,
             )  # fmt: skip
             state, metrics = update.learn(POLICY, optimizer, UPDATE, state, {}, [packed.batch])
-            await driver.adopt(PolicySnapshot(step + 1, jax.tree.map(jnp.copy, state.masters)))
+            await service.adopt(
+                PolicySnapshot(step + 1, jax.tree.map(jnp.copy, state.masters)), drain=True
+            )
             end = time.process_time()
             measured.append(
                 {

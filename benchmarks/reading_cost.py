@@ -2,7 +2,7 @@
 
     python -m benchmarks.reading_cost [--policy data/starter] [--lengths 32k,...,3.5m] [--json]
 
-Reads synthetic documents through the real loop (agent, driver, paged engine), greedily, in
+Reads synthetic documents through the real loop (agent, service, paged cache), greedily, in
 chunks of 1,024 tokens, 4 documents x 16 questions at once, as the quick start's last
 evaluation does. Fits seconds = a * length ** b: reading chunk by chunk must give b = 1.00,
 and the peak memory must not grow with the length. Short lengths are read several times, so
@@ -27,8 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.engine.driver import EngineDriver
-from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
+from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.service import EngineService
+from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.eval import lengths
 from notepad_jax.eval.measure import Item, Reader, Result, measure
 from notepad_jax.eval.methods import NOTEPAD, Excerpts
@@ -37,7 +38,7 @@ from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.text import prompts
 from notepad_jax.text.chunks import DocumentStreams
 from notepad_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
-from notepad_jax.types import PolicySnapshot, SamplingParams
+from notepad_jax.types import PolicySnapshot
 
 ANSWER = 8  # tokens, the stop token included; the memory has as many
 
@@ -82,9 +83,9 @@ class Desk:
             row_tokens=max(512, context),
         )  # fmt: skip
         stops = self.tokenizer.stop_ids
-        engine = PagedEngine(self.config, settings, SamplingParams(0.0, 1.0, ANSWER, stops, 0))
         self.sampling = TurnSampling(0.0, 1.0, stops, 0)
-        self.driver = EngineDriver(engine, PolicySnapshot(0, jax.tree.map(jnp.asarray, params)))
+        snapshot = PolicySnapshot(0, jax.tree.map(jnp.asarray, params))
+        self.service = EngineService(Executor(self.config, settings), snapshot)
 
     async def read(self, length: int, seed: int) -> list[Result]:
         """Answers all questions about fresh documents of `length` tokens each."""
@@ -94,7 +95,7 @@ class Desk:
             for task in make_tasks(1000 * seed + number, length, self.questions)
         ]
         reader = Reader(
-            self.driver, self.tokenizer, self.template, self.rules, self.sampling,
+            self.service, self.tokenizer, self.template, self.rules, self.sampling,
             DocumentStreams(self.tokenizer, self.rules.chunk_size),
             Excerpts(self.tokenizer, self.rules.chunk_size),
         )  # fmt: skip
@@ -107,7 +108,7 @@ async def cost(desk: Desk, asked: Sequence[int], least_tokens: int) -> list[dict
     Returns a point per length; its seconds are medians over the repeats.
     """
     found = []
-    async with desk.driver:
+    async with desk.service:
         for length in sorted(asked):  # compiles
             if length <= least_tokens:
                 await desk.read(length, 0)
@@ -115,13 +116,13 @@ async def cost(desk: Desk, asked: Sequence[int], least_tokens: int) -> list[dict
             repeats = max(1, least_tokens // (length * desk.documents))
             results: list[Result] = []
             walls, cpus = [], []
-            desk.driver.take_stats()
+            desk.service.take_stats()
             for seed in range(1, repeats + 1):
                 wall, cpu = time.perf_counter(), time.process_time()
                 results += await desk.read(length, seed)
                 walls.append(time.perf_counter() - wall)
                 cpus.append(time.process_time() - cpu)
-            stats = desk.driver.take_stats()
+            stats = desk.service.take_stats()
             read = sum(result.tokens for result in results) / desk.questions / repeats
             found.append(
                 {

@@ -25,8 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from notepad_jax.engine.driver import EngineDriver
-from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
+from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.service import EngineService
+from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import update
 from notepad_jax.grpo.batch import PackedBatch, pack
 from notepad_jax.model import parameters
@@ -107,16 +108,16 @@ def make_groups(
 
 
 def complete(
-    driver: EngineDriver, prompts: Sequence[Sequence[Prompt]], length: int, stop: int
+    service: EngineService, prompts: Sequence[Sequence[Prompt]], length: int, stop: int
 ) -> list[Completion]:
     """Completes all prompts at once, `length` tokens each, at temperature 1."""
 
     async def go() -> list[Completion]:
-        async with driver:
+        async with service:
             flat = [prompt for members in prompts for prompt in members]
             return await asyncio.gather(
                 *(
-                    driver.complete(prompt, SamplingParams(1.0, 1.0, length, (stop,), seed))
+                    service.complete(prompt, SamplingParams(1.0, 1.0, length, (stop,), seed))
                     for seed, prompt in enumerate(flat)
                 )
             )
@@ -141,7 +142,7 @@ def compare(config: PolicyConfig, sizes: Sizes, repeats: int) -> dict[str, float
     )  # fmt: skip
     stop = config.valid_vocab
     params = parameters.init_params(config, jax.random.key(0))
-    engine = PagedEngine(config, settings, SamplingParams(1.0, 1.0, 1, (stop,), 0))
+    snapshot = PolicySnapshot(0, params)
     first = make_prompts(sizes, config.vocab_size, 0)
 
     completions: dict[bool, list[Completion]] = {}
@@ -149,9 +150,9 @@ def compare(config: PolicyConfig, sizes: Sizes, repeats: int) -> dict[str, float
     totals: dict[bool, tuple] = {}
     prefilled: dict[bool, int] = {}
     for share in (True, False):
-        driver = EngineDriver(engine, PolicySnapshot(0, params), share_prefixes=share)
-        completions[share] = complete(driver, first, sizes.completion, stop)
-        prefilled[share] = driver.stats.prefix_tokens + driver.stats.tail_tokens
+        service = EngineService(Executor(config, settings), snapshot, share_prefixes=share)
+        completions[share] = complete(service, first, sizes.completion, stop)
+        prefilled[share] = service.stats.prefix_tokens + service.stats.tail_tokens
         row = sizes.prefix + sizes.members * (sizes.tail + sizes.completion)
         batches[share] = pack(
             *make_groups(first, completions[True], 0), row_length=row, share_prefixes=share
@@ -169,10 +170,10 @@ def compare(config: PolicyConfig, sizes: Sizes, repeats: int) -> dict[str, float
     for repeat in range(1, repeats + 1):
         prompts = make_prompts(sizes, config.vocab_size, repeat)  # none is cached yet
         for share in (True, False):
-            driver = EngineDriver(engine, PolicySnapshot(0, params), share_prefixes=share)
+            service = EngineService(Executor(config, settings), snapshot, share_prefixes=share)
             batch = batches[share].batch
             for name, work in (
-                ("prefill", lambda d=driver, p=prompts: len(complete(d, p, 1, stop))),
+                ("prefill", lambda d=service, p=prompts: len(complete(d, p, 1, stop))),
                 ("update", lambda b=batch: update.loss_and_gradient(config, UPDATE, params, {}, b)),
             ):
                 seconds.setdefault((name, share), []).append(cpu_seconds(work))

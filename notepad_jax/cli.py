@@ -40,6 +40,7 @@ from notepad_jax.programs import (
     warmup,
 )
 from notepad_jax.telemetry.progress import Screen, choose
+from notepad_jax.types import CompleterFailed
 
 EXIT_CODES = "exit codes: 0 done, 1 bad input, 2 bad command line, 130 stopped with Ctrl-C"
 OVERRIDES = """\
@@ -97,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 0
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, CompleterFailed) as error:
         print(f"notepad-jax: {error}", file=sys.stderr)
         return 1
     print(json.dumps(result, indent=1, default=_plain) if arguments.json else text)

@@ -195,6 +195,13 @@ class Completer(Protocol):
     async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion: ...
 
 
+class CompleterFailed(RuntimeError):
+    """The completer itself is broken: no later call will be answered, of this reading or another.
+
+    A reading that fails costs itself; this ends whatever reads.
+    """
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Turn:
     """One independent context: a prompt and its completion."""

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
+from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import attention, logprobs, parameters, policy
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.matrices import Quantized
@@ -43,10 +44,10 @@ def multiplied_out(params):
     )
 
 
-def engine(
+def executor(
     settings: EngineSettings = SETTINGS, config: PolicyConfig = CONFIG, mesh=None
-) -> PagedEngine:
-    return PagedEngine(config, settings, SamplingParams(0, 1, 8, STOPS, 0), mesh=mesh)
+) -> Executor:
+    return Executor(config, settings, mesh)
 
 
 def sampling(seed: int, temperature: float = 1.0, length: int = 12) -> SamplingParams:

@@ -1,1 +1,1 @@
-"""The rollout engine: a JetStream Engine over a paged cache, and the driver that feeds it."""
+"""The rollout engine: a scheduler, an executor over a paged cache, and the service they make."""

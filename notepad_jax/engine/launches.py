@@ -1,13 +1,13 @@
-"""What runs on the device: five pure functions, each one launch.
+"""What runs on the device: pure functions, each one launch.
 
-`prefill_prefixes` reads shared prefixes into whole pages. `prefill_tails` continues cached
-prefixes with many tails packed into rows and samples at every position that the host asks
-for: the last prompt token of each tail, and after each token of its draft. `insert_tails`
-moves the tails that go on decoding into their slots' private pages. `generate` decodes all
-slots, several tokens per launch, stopping early when every slot has stopped. `prefill_dense`
-is JetStream's prefill: one prompt, keys and values not in pages yet.
+`read_prefixes` reads a row of shared prefixes into whole pages. `start_tails` continues one
+cached prefix (or none) with a row of packed tails, writes them into their own pages and
+samples wherever the host asks: after the last prompt token of each tail, and after each token
+of its draft. `generate` decodes all slots, several tokens per launch, stopping early when
+every slot has stopped. `prefill_dense` and `insert_dense` are JetStream's way: one prompt,
+keys and values not in pages yet.
 
-Everything is static in shape; the host (`paged_engine`) rounds sizes up to a few buckets.
+Everything is static in shape (`shapes`), yet loops run as often as there is something to do.
 The cache is donated: each function returns the one that replaces it.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -26,6 +27,8 @@ from notepad_jax.model import attention, logprobs, policy
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
 from pallas_kernels import Pages, PageTables
+
+SAMPLED = 64  # the most positions of a row that are sampled at once; their logits are [64, V]
 
 
 @jax.tree_util.register_dataclass
@@ -52,47 +55,89 @@ class SlotArrays:
     draws: Draws
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PrefixArrays:
+    """A row of prefixes (`layout.prefix_row`)."""
+
+    tokens: Any  # int32 [1, T]
+    positions: Any  # int32 [1, T]
+    kv_end: Any  # int32 [1, T]
+    table: Any  # int32 [1, T / Z]: the page of each Z tokens; one past the cache's end for none
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TailArrays:
+    """A row of tails behind one cached prefix (`layout.tail_row`)."""
+
+    table: Any  # int32 [1, P] pages of the prefix
+    length: Any  # int32 [1] tokens of the prefix
+    tokens: Any  # int32 [1, T]
+    positions: Any  # int32 [1, T]
+    kv_end: Any  # int32 [1, T], counted within the tails
+    target: Any  # int32 [T]: flat cache index of each token; past the cache's end for none
+    copy_from: Any  # int32 [T]: pages to copy before anything is written, the first `copies`
+    copy_to: Any  # int32 [T]
+    copies: Any  # int32
+    sample_at: Any  # int32 [T]: after which tokens to sample, the first `samples`
+    samples: Any  # int32
+    draws: Draws  # of those T
+
+
 @functools.partial(jax.jit, static_argnames="config", donate_argnames="pages")
-def prefill_prefixes(
-    config: PolicyConfig,
-    params: Params,
-    pages: Pages,
-    tokens_RT: Int[Array, "R T"],
-    table_RP: Int[Array, "R P"],
-) -> Pages:
-    """Fills whole pages with the keys and values of R prefixes that start a context."""
-    R, T = tokens_RT.shape
-    # Padding follows the prefix, so causality alone hides it from every real token.
-    attend = attention.packed(config, jnp.full((R, T), T, jnp.int32))
-    positions_RT = jnp.broadcast_to(jnp.arange(T), (R, T))
-    k, v = policy.Policy(config, params).cache_entries(tokens_RT, positions_RT, attend)
-    return pages.write_pages(k, v, table_RP)
+def read_prefixes(config: PolicyConfig, params: Params, pages: Pages, row: PrefixArrays) -> Pages:
+    """Fills whole pages with the keys and values of prefixes that start a context."""
+    attend = attention.packed(config, row.kv_end)
+    k, v = policy.Policy(config, params).cache_entries(row.tokens, row.positions, attend)
+    return pages.write_pages(k, v, row.table)
 
 
-@functools.partial(jax.jit, static_argnames="config")
-def prefill_tails(
-    config: PolicyConfig,
-    params: Params,
-    pages: Pages,
-    table_RP: Int[Array, "R P"],
-    lens_R: Int[Array, " R"],
-    tokens_RT: Int[Array, "R T"],
-    positions_RT: Int[Array, "R T"],
-    kv_end_RT: Int[Array, "R T"],
-    sample_at_X: Int[Array, " X"],
-    draws: Draws,
-) -> tuple[Int[Array, " X"], Float[Array, " X"], tuple[Array, Array]]:
-    """Runs packed tails after cached prefixes and samples after the tokens `sample_at_X`.
+@functools.partial(jax.jit, static_argnames="config", donate_argnames="pages")
+def start_tails(
+    config: PolicyConfig, params: Params, pages: Pages, row: TailArrays
+) -> tuple[Pages, Int[Array, " T"], Float[Array, " T"]]:
+    """Runs packed tails after a cached prefix and samples after the tokens `row.sample_at`.
 
-    `sample_at_X` are flat indices into [R, T]. Returns (sampled tokens, their logprobs, the
-    tails' keys and values, both [L, R, T, K, H]).
+    The page in which a prefix ends is first copied into each tail's first page. Returns
+    (cache, sampled tokens, their logprobs); only the first `row.samples` mean anything.
     """
-    attend = attention.packed_after_prefix(config, pages, table_RP, lens_R, kv_end_RT)
-    hidden_RTD, _, kv = policy.forward(config, params, tokens_RT, positions_RT, attend)
-    hidden_XD = hidden_RTD.reshape(-1, config.width)[sample_at_X]
-    logits_XV = logprobs.logits(config, params, hidden_XD)
-    token_X, logprob_X = sample(logits_XV, draws.temperature, draws.top_p, draws.seed, draws.index)
-    return token_X, logprob_X, kv
+    pages = _copy_pages(pages, row.copy_from, row.copy_to, row.copies)
+    attend = attention.packed_after_prefix(config, pages, row.table, row.length, row.kv_end)
+    hidden_1TD, _, (k, v) = policy.forward(config, params, row.tokens, row.positions, attend)
+    pages = pages.write_tokens(k[:, 0], v[:, 0], jnp.arange(k.shape[0]), row.target)
+    return pages, *_sample_after(config, params, hidden_1TD[0], row)
+
+
+def _copy_pages(pages: Pages, source_Y: Array, target_Y: Array, count: Array) -> Pages:
+    offsets_Z = jnp.arange(pages.page_size)
+
+    def one(y: Array, pages: Pages) -> Pages:
+        source, target = source_Y[y] * pages.page_size, target_Y[y] * pages.page_size
+        return pages.copy_tokens(source + offsets_Z, target + offsets_Z)
+
+    return jax.lax.fori_loop(0, count, one, pages)
+
+
+def _sample_after(
+    config: PolicyConfig, params: Params, hidden_TD: Array, row: TailArrays
+) -> tuple[Array, Array]:
+    """Samples in blocks, as many as there are: logits of a whole row may not fit in memory."""
+    T = hidden_TD.shape[0]
+    size = math.gcd(T, SAMPLED)
+
+    def block(i: Array, done: tuple[Array, Array]) -> tuple[Array, Array]:
+        cut = lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size)  # noqa: E731
+        d = jax.tree.map(cut, row.draws)
+        logits_XV = logprobs.logits(config, params, hidden_TD[cut(row.sample_at)])
+        new = sample(logits_XV, d.temperature, d.top_p, d.seed, d.index)
+        return tuple(
+            jax.lax.dynamic_update_slice_in_dim(old, x, i * size, 0)
+            for old, x in zip(done, new, strict=True)
+        )
+
+    start = jnp.zeros(T, jnp.int32), jnp.zeros(T, jnp.float32)
+    return jax.lax.fori_loop(0, -(-row.samples // size), block, start)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "start"))
@@ -116,21 +161,10 @@ def prefill_dense(
 
 
 @functools.partial(jax.jit, donate_argnames="pages")
-def insert_tails(
-    pages: Pages,
-    kv: tuple[Array, Array],
-    source_X: Int[Array, " X"],
-    target_X: Int[Array, " X"],
-    copy_from_Y: Int[Array, " Y"],
-    copy_to_Y: Int[Array, " Y"],
-) -> Pages:
-    """Puts tail tokens (flat indices into [R, T]) at flat cache indices, then copies tokens.
-
-    The copies carry the last, partly filled page of a shared prefix into a slot's own pages.
-    """
-    k, v = (x.reshape(x.shape[0], -1, *x.shape[3:])[:, source_X] for x in kv)
-    pages = pages.write_tokens(k, v, jnp.arange(k.shape[0]), target_X)
-    return pages.copy_tokens(copy_from_Y, copy_to_Y)
+def insert_dense(pages: Pages, kv: tuple[Array, Array], target_T: Int[Array, " T"]) -> Pages:
+    """Puts a dense prompt's tokens at flat cache indices; past the cache's end for none."""
+    k, v = kv
+    return pages.write_tokens(k[:, 0], v[:, 0], jnp.arange(k.shape[0]), target_T)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "steps"), donate_argnames="pages")

@@ -1,176 +1,157 @@
-"""The host arrays of a launch: tails packed into rows, slots arranged by shared prefix.
+"""The host arrays of a launch: prefixes in a row, tails in a row, slots by shared prefix.
 
-Pure numpy, no device work: `paged_engine` decides what to run, this file writes it down in
-the shapes that `launches` takes. Sizes are rounded up, since every new shape is compiled.
+Pure numpy, no device work: `executor` decides what to run, this file writes it down in the
+shapes that `launches` takes. Rows, their mask and their positions are `packing`'s.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
 from notepad_jax.engine import launches
 from notepad_jax.engine.pages import CachedPrefix
+from notepad_jax.engine.scheduler import Context
+from notepad_jax.engine.settings import STOP_IDS, EngineSettings
+from notepad_jax.engine.shapes import Decode, prefix_pages, private_pages
+from notepad_jax.packing import Bundle, lay_out
 from notepad_jax.types import SamplingParams, Tokens
 from pallas_kernels import PageTables
 
-ROW_SLOTS = 16  # slots that read a shared prefix together; more are split, which bounds padding
+
+def prefix_row(
+    settings: EngineSettings, prefixes: Sequence[CachedPrefix], width: int
+) -> launches.PrefixArrays:
+    """Prefixes one after the other, each rounded up to whole pages."""
+    Z = settings.page_size
+    # What fills up a prefix's last page lies behind it: no token of the prefix sees it.
+    whole = [np.pad(p.tokens, (0, -p.length % Z)) for p in prefixes]
+    rows = lay_out([[Bundle(prefix=ids) for ids in whole]], 1, width)
+    table = np.full((1, width // Z), settings.pages, np.int32)
+    used = [page for prefix in prefixes for page in prefix.pages]
+    table[0, : len(used)] = used
+    return launches.PrefixArrays(rows.tokens, rows.positions, rows.kv_end, table)
 
 
-def bucket(size: int, smallest: int = 1, per_octave: int = 4) -> int:
-    """Rounds up to a grid with `per_octave` sizes per doubling: at most 1/4 is padding."""
-    if size <= smallest:
-        return smallest
-    step = max(1, 2 ** ((size - 1).bit_length() - 1) // per_octave)
-    return -(-size // step) * step
-
-
-def coarse(size: int) -> int:
-    """Rounds up to 8, 32, 128, 512, ...: decode batches shrink often, and compile slowly."""
-    rounded = 8
-    while rounded < size:
-        rounded *= 4
-    return rounded
-
-
-@dataclasses.dataclass(frozen=True)
-class Tail:
-    """One prompt to continue: a cached prefix (or none), private tokens, a draft."""
-
-    prefix: CachedPrefix | None
-    tokens: Tokens
-    draft: Tokens
-    sampling: SamplingParams
-
-
-@dataclasses.dataclass
-class Slot:
-    """A sequence that is decoding."""
-
-    prefix: CachedPrefix | None
-    pages: tuple[int, ...]
-    private_len: int  # private tokens in the cache
-    position: int  # of `token`
-    token: int  # sampled last, not yet in the cache
-    made: int  # tokens of the completion so far
-    remaining: int
-    sampling: SamplingParams
-
-
-@dataclasses.dataclass(frozen=True)
-class TailRows:
-    """Tails packed into R rows of T tokens, each row behind one cached prefix (or none)."""
-
-    table: np.ndarray  # int32 [R, P] pages of each row's prefix
-    lens: np.ndarray  # int32 [R] tokens of each row's prefix
-    tokens: np.ndarray  # int32 [R, T]
-    positions: np.ndarray  # int32 [R, T]
-    kv_end: np.ndarray  # int32 [R, T], counted within the row's tails
-    sample_at: np.ndarray  # int32 [X] flat indices into [R, T]
-    draws: launches.Draws  # of those X
-    first: list[int]  # flat index of each tail's first token
-    spans: list[slice]  # where each tail's samples lie among the X
-
-
-def pack_tails(tails: Sequence[Tail], width: int, row_tokens: int) -> TailRows:
-    """Packs tails, with their drafts, behind prefixes of at most `width` pages.
+def tail_row(
+    settings: EngineSettings, contexts: Sequence[Context], width: int
+) -> tuple[launches.TailArrays, list[slice]]:
+    """Tails with their drafts behind one prefix; also where each one's samples will be.
 
     A token is to be sampled after each tail's last prompt token and after each draft token.
     """
-    rows: list[CachedPrefix | None] = []
-    open_rows: dict[int, tuple[int, int]] = {}  # prefix -> (its last row, tokens used there)
-    inputs: list[np.ndarray] = []
-    place: list[tuple[int, int]] = []
-    for i, tail in enumerate(tails):
-        ends = len(tail.draft) and int(tail.draft[-1]) in tail.sampling.stop_ids
-        inputs.append(np.concatenate([tail.tokens, tail.draft[:-1] if ends else tail.draft]))
-        row, used = open_rows.get(id(tail.prefix), (-1, row_tokens))
-        if used + len(inputs[i]) > row_tokens:
-            row, used = len(rows), 0
-            rows.append(tail.prefix)
-        place.append((row, used))
-        open_rows[id(tail.prefix)] = row, used + len(inputs[i])
-    R = bucket(len(rows))
-    T = bucket(max(p + len(x) for (_, p), x in zip(place, inputs, strict=True)), 64, 1)
-    tokens, positions = np.zeros((R, T), np.int32), np.zeros((R, T), np.int32)
-    kv_end = np.broadcast_to(np.arange(1, T + 1, dtype=np.int32), (R, T)).copy()
-    table, lens = np.zeros((R, width), np.int32), np.zeros(R, np.int32)
-    for r, prefix in enumerate(rows):
-        if prefix is not None:
-            table[r, : len(prefix.pages)], lens[r] = prefix.pages, prefix.length
-    sample_at: list[np.ndarray] = []
+    Z, prefix = settings.page_size, contexts[0].prefix
+    start = prefix.length if prefix is not None else 0
+    inputs = [_input(context) for context in contexts]
+    rows = lay_out([[Bundle(tails=inputs, start=start)]], 1, width)
+    table = np.zeros((1, prefix_pages(settings)), np.int32)
+    target = np.full(width, settings.pages * Z, np.int32)
+    sample_at = np.zeros(width, np.int32)
+    copies = np.zeros((2, width), np.int32)
     entries: list[tuple[SamplingParams, int]] = []
-    for tail, x, (row, first) in zip(tails, inputs, place, strict=True):
-        here = slice(first, first + len(x))
-        tokens[row, here], kv_end[row, here] = x, first + len(x)
-        positions[row, here] = lens[row] + np.arange(len(x))
-        n = len(x) - len(tail.tokens) + 1
-        sample_at.append(row * T + first + len(tail.tokens) - 1 + np.arange(n))
-        entries += [(tail.sampling, made) for made in range(n)]
-    X = bucket(len(entries), 64, 1)
-    flat = np.zeros(X, np.int32)
-    flat[: len(entries)] = np.concatenate(sample_at)
-    first = [row * T + start for row, start in place]
-    ends = np.cumsum([len(at) for at in sample_at])
-    spans = [slice(end - len(at), end) for end, at in zip(ends, sample_at, strict=True)]
-    return TailRows(table, lens, tokens, positions, kv_end, flat, _draws(entries, X), first, spans)
+    spans, copied = [], 0
+    if prefix is not None:
+        table[0, : len(prefix.pages)] = prefix.pages
+    for context, ids, first in zip(contexts, inputs, rows.tails_at.tolist(), strict=True):
+        target[first : first + len(ids)] = _flat(settings, context, len(ids))
+        if context.ragged:
+            copies[:, copied] = prefix.pages[-1], context.pages[0]
+            copied += 1
+        n = len(ids) - len(context.tail) + 1
+        spans.append(slice(len(entries), len(entries) + n))
+        sample_at[spans[-1]] = first + len(context.tail) - 1 + np.arange(n)
+        entries += [(context.sampling, made) for made in range(n)]
+    arrays = launches.TailArrays(
+        table=table,
+        length=np.array([start], np.int32),
+        tokens=rows.tokens,
+        positions=rows.positions,
+        kv_end=rows.kv_end,
+        target=target,
+        copy_from=copies[0],
+        copy_to=copies[1],
+        copies=np.int32(copied),
+        sample_at=sample_at,
+        samples=np.int32(len(entries)),
+        draws=_draws(entries, width),
+    )
+    return arrays, spans
 
 
-def accepted(sampled: np.ndarray, tail: Tail) -> int:
+def input_length(context: Context) -> int:
+    """Tokens that a turn brings into a tail row."""
+    return len(context.tail) + len(_draft(context))
+
+
+def _draft(context: Context) -> Tokens:
+    """The draft, without a last stop token: nothing follows it."""
+    draft = context.draft
+    ends = len(draft) and int(draft[-1]) in context.sampling.stop_ids
+    return draft[:-1] if ends else draft
+
+
+def _input(context: Context) -> Tokens:
+    return np.concatenate([context.tail, _draft(context)])
+
+
+def _flat(settings: EngineSettings, context: Context, count: int) -> np.ndarray:
+    """Flat cache indices of the first `count` private tokens after the ragged ones."""
+    Z, at = settings.page_size, context.ragged + np.arange(count)
+    return np.asarray(context.pages)[at // Z] * Z + at % Z
+
+
+def accepted(sampled: np.ndarray, context: Context) -> int:
     """How many sampled tokens stand: each is right given the draft tokens before it."""
-    n = 1
-    while n < len(sampled) and sampled[n - 1] == tail.draft[n - 1]:
-        if sampled[n - 1] in tail.sampling.stop_ids:
-            break
+    n, draft, stops = 1, context.draft, context.sampling.stop_ids
+    while n < len(sampled) and sampled[n - 1] == draft[n - 1] and sampled[n - 1] not in stops:
         n += 1
-    return min(n, tail.sampling.max_new_tokens)
+    return min(n, context.sampling.max_new_tokens)
 
 
-def page_tables(slots: Sequence[Slot], page_size: int) -> PageTables:
-    """Arranges slots in rows that share a prefix; at most ROW_SLOTS to a row."""
-    Z = page_size
-    rows: dict[tuple[int, int], list[int]] = {}
-    seen: dict[int, int] = {}
-    for b, slot in enumerate(slots):
-        key = id(slot.prefix)
-        nth = seen[key] = seen.get(key, -1) + 1
-        rows.setdefault((key, nth // ROW_SLOTS), []).append(b)
-    B = coarse(len(slots))
-    R, M = coarse(len(rows)), ROW_SLOTS
-    shared = [(len(s.prefix.pages) if s.prefix is not None else 0) for s in slots]
-    P = bucket(max(shared)) if any(shared) else 0
-    Q = bucket(max(len(s.pages) for s in slots), 1, 1)
-    table, lens = np.zeros((R, P), np.int32), np.zeros(R, np.int32)
-    members, place = np.zeros((R, M), np.int32), np.zeros(B, np.int32)
-    private = np.zeros((B, Q), np.int32)
-    for r, row in enumerate(rows.values()):
-        prefix = slots[row[0]].prefix
+def by_prefix(contexts: Sequence[Context]) -> list[list[int]]:
+    """Which contexts read the same prefix, in order of first appearance."""
+    groups: dict[int, list[int]] = {}
+    for b, context in enumerate(contexts):
+        groups.setdefault(id(context.prefix), []).append(b)
+    return list(groups.values())
+
+
+def decode_tables(
+    settings: EngineSettings, contexts: Sequence[Context], shape: Decode
+) -> PageTables:
+    """Arranges slots in rows that share a prefix."""
+    Z, M = settings.page_size, shape.members
+    table = np.zeros((shape.rows, prefix_pages(settings)), np.int32)
+    lens, place = np.zeros(shape.rows, np.int32), np.zeros(shape.slots, np.int32)
+    members = np.zeros((shape.rows, M), np.int32)
+    private = np.zeros((shape.slots, private_pages(settings)), np.int32)
+    rows = [
+        group[first : first + M]
+        for group in by_prefix(contexts)
+        for first in range(0, len(group), M)
+    ]
+    for r, row in enumerate(rows):
+        prefix = contexts[row[0]].prefix
         if prefix is not None:
             table[r, : len(prefix.pages)] = prefix.pages
             lens[r] = prefix.length // Z * Z
         members[r, : len(row)] = row
         place[row] = r * M + np.arange(len(row))
-    for b, slot in enumerate(slots):
-        private[b, : len(slot.pages)] = slot.pages
+    for b, context in enumerate(contexts):
+        private[b, : len(context.pages)] = context.pages
     return PageTables(table, lens, members, place, private)
 
 
-def slot_arrays(slots: Sequence[Slot]) -> launches.SlotArrays:
-    B = coarse(len(slots))
-    token, position, private_len, remaining = np.zeros((4, B), np.int32)
-    stops = np.full((B, max(len(s.sampling.stop_ids) for s in slots) or 1), -1, np.int32)
-    for b, s in enumerate(slots):
-        token[b], position[b] = s.token, s.position
-        private_len[b], remaining[b] = s.private_len, s.remaining
-        stops[b, : len(s.sampling.stop_ids)] = s.sampling.stop_ids
-    draws = _draws([(s.sampling, s.made) for s in slots], B)
+def slot_arrays(contexts: Sequence[Context], slots: int) -> launches.SlotArrays:
+    token, position, private_len, remaining = np.zeros((4, slots), np.int32)
+    stops = np.full((slots, STOP_IDS), -1, np.int32)
+    for b, c in enumerate(contexts):
+        token[b], position[b] = c.newest, c.position
+        private_len[b], remaining[b] = c.private_len, c.remaining
+        stops[b, : len(c.sampling.stop_ids)] = c.sampling.stop_ids
+    draws = _draws([(c.sampling, c.made) for c in contexts], slots)
     return launches.SlotArrays(token, position, private_len, remaining, stops, draws)
-
-
-def _seed_words(seed: int) -> tuple[int, int]:
-    return seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF
 
 
 def _draws(entries: Sequence[tuple[SamplingParams, int]], size: int) -> launches.Draws:
@@ -179,5 +160,6 @@ def _draws(entries: Sequence[tuple[SamplingParams, int]], size: int) -> launches
     seed, index = np.zeros((size, 2), np.uint32), np.zeros(size, np.int32)
     for x, (sampling, made) in enumerate(entries):
         temperature[x], top_p[x] = sampling.temperature, sampling.top_p
-        seed[x], index[x] = _seed_words(sampling.seed), made
+        seed[x] = sampling.seed >> 32 & 0xFFFFFFFF, sampling.seed & 0xFFFFFFFF
+        index[x] = made
     return launches.Draws(temperature, top_p, seed, index)

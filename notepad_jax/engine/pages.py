@@ -1,81 +1,73 @@
-"""Who owns which page: reference counts, and the prefixes that prompts share.
+"""Who owns which page: the pool of page numbers, and the prefixes that prompts share.
 
-`PagePool` hands out page numbers and counts their users. `PrefixCache` remembers which
-prompt prefixes are already in the cache, so that the G members of a group (and all
-questions about a document, where the template allows it) pay for a chunk once. Prefixes are
-keyed by policy version: the keys of another policy are never read. A prefix that nobody
-uses stays until its pages are needed, oldest first.
+`PrefixCache` remembers which prompt prefixes are in the cache, so that the G members of a
+group (and all questions about a document, where the template allows it) pay for a chunk
+once. Prefixes are keyed by policy version: the keys of another policy are never read. A
+prefix that somebody reads stays; one that nobody reads stays until its pages are needed,
+oldest first.
 
-Host bookkeeping only; the arrays themselves are `pallas_kernels.Pages`.
+Host bookkeeping only; the arrays themselves are `pallas_kernels.Pages`. Above: `scheduler`,
+which never asks for more than there is.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
 
 from notepad_jax.types import Tokens
 
-
-class OutOfPages(RuntimeError):
-    """The cache is full; the caller should wait for running turns to end."""
-
-    def __init__(self, wanted: int, free: int, total: int):
-        super().__init__(
-            f"{wanted} cache pages are needed and {free} of {total} are free; "
-            f"raise engine.pages, or lower engine.slots or the chunk size"
-        )
+Key = tuple[int, bytes]  # policy version, the tokens' bytes
 
 
 class PagePool:
-    """Page numbers 0..total-1 with reference counts; lowest free number first."""
+    """Page numbers 0..total-1, each free or had by one owner."""
 
     def __init__(self, total: int):
         self.total = total
         self._free = list(range(total - 1, -1, -1))
-        self._users = [0] * total
+        self._taken = bytearray(total)
 
     @property
     def free(self) -> int:
         return len(self._free)
 
     def allocate(self, count: int) -> tuple[int, ...]:
-        """Returns `count` pages with one user each, or raises OutOfPages and takes none."""
-        if count > len(self._free):
-            raise OutOfPages(count, len(self._free), self.total)
+        """Returns `count` page numbers; the caller has seen that so many are free."""
+        assert count <= len(self._free), f"{count} pages of {len(self._free)} free ones"
         pages = tuple(self._free.pop() for _ in range(count))
         for page in pages:
-            self._users[page] = 1
+            self._taken[page] = 1
         return pages
 
-    def share(self, pages: tuple[int, ...]) -> None:
-        """Adds a user to every page."""
-        for page in pages:
-            if not self._users[page]:
-                raise ValueError(f"page {page} is free and cannot be shared")
-            self._users[page] += 1
-
     def release(self, pages: tuple[int, ...]) -> None:
-        """Takes a user from every page; a page without users is free again."""
+        """Takes pages back. Raises ValueError for one that is free already."""
         for page in reversed(pages):
-            if not self._users[page]:
+            if not self._taken[page]:
                 raise ValueError(f"page {page} is already free")
-            self._users[page] -= 1
-            if not self._users[page]:
-                self._free.append(page)
-
-    def users(self, page: int) -> int:
-        return self._users[page]
+            self._taken[page] = 0
+            self._free.append(page)
 
 
 @dataclasses.dataclass(eq=False)
 class CachedPrefix:
-    """A prompt prefix whose keys and values are in the cache."""
+    """A prompt prefix whose keys and values are in the cache, or will be in this round."""
 
-    key: tuple[int, bytes]
+    key: Key
     pages: tuple[int, ...]
     length: int  # tokens
-    users: int = 0  # requests that may still read it
+    users: int = 0  # turns that may still read it
+
+    @property
+    def version(self) -> int:
+        return self.key[0]
+
+    @property
+    def tokens(self) -> Tokens:
+        return np.frombuffer(self.key[1], np.int32)
 
 
 class PrefixCache:
@@ -84,52 +76,58 @@ class PrefixCache:
     def __init__(self, pool: PagePool, page_size: int):
         self._pool = pool
         self._page_size = page_size
-        self._entries: collections.OrderedDict[tuple[int, bytes], CachedPrefix] = (
-            collections.OrderedDict()
-        )
+        self._entries: collections.OrderedDict[Key, CachedPrefix] = collections.OrderedDict()
+        self.unused = 0  # pages of prefixes that nobody reads: they can be had
 
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __iter__(self) -> Iterator[CachedPrefix]:
+        return iter(self._entries.values())
+
     @staticmethod
-    def key(version: int, prefix: Tokens) -> tuple[int, bytes]:
+    def key(version: int, prefix: Tokens) -> Key:
         return version, prefix.tobytes()
 
-    def find(self, key: tuple[int, bytes]) -> CachedPrefix | None:
-        entry = self._entries.get(key)
-        if entry is not None:
-            self._entries.move_to_end(key)
-        return entry
+    def find(self, key: Key) -> CachedPrefix | None:
+        return self._entries.get(key)
 
-    def add(self, key: tuple[int, bytes], length: int) -> CachedPrefix:
-        """Allocates pages for a prefix of `length` tokens, evicting unused prefixes if needed."""
+    def add(self, key: Key, length: int) -> CachedPrefix:
+        """Gives a new prefix its pages and its first user, evicting what nobody reads."""
         count = -(-length // self._page_size)
         self.make_room(count)
-        entry = CachedPrefix(key, self._pool.allocate(count), length)
+        entry = CachedPrefix(key, self._pool.allocate(count), length, users=1)
         self._entries[key] = entry
         return entry
 
+    def use(self, entry: CachedPrefix) -> None:
+        """Adds a user; the entry is the most recently used one now."""
+        self.unused -= 0 if entry.users else len(entry.pages)
+        entry.users += 1
+        self._entries.move_to_end(entry.key)
+
+    def leave(self, entry: CachedPrefix) -> None:
+        """Takes a user away; without any, the prefix stays until its pages are needed."""
+        assert entry.users > 0, "a prefix is left by more turns than used it"
+        entry.users -= 1
+        self.unused += 0 if entry.users else len(entry.pages)
+
     def make_room(self, count: int) -> None:
-        """Evicts unused prefixes, oldest first, until `count` pages are free or none is left."""
-        for entry in self.unused():
+        """Evicts prefixes without users, oldest first, until `count` pages are free."""
+        if self._pool.free >= count:
+            return
+        for entry in [e for e in self if not e.users]:
+            self.remove(entry)
             if self._pool.free >= count:
                 return
-            self.remove(entry)
-
-    def unused(self) -> list[CachedPrefix]:
-        """Prefixes that nobody reads now: their pages can be had."""
-        return [entry for entry in self._entries.values() if not entry.users]
-
-    @property
-    def room(self) -> int:
-        """Pages that can be had: free ones, and those of prefixes that nobody reads."""
-        return self._pool.free + sum(len(entry.pages) for entry in self.unused())
 
     def remove(self, entry: CachedPrefix) -> None:
+        assert not entry.users, "a prefix is evicted under a turn that reads it"
         del self._entries[entry.key]
+        self.unused -= len(entry.pages)
         self._pool.release(entry.pages)
 
-    def drop_unused(self) -> None:
-        """Forgets every prefix without users (after a new policy was adopted: all of them)."""
-        for entry in self.unused():
+    def keep_version(self, version: int) -> None:
+        """Forgets prefixes of other versions that nobody reads: no new turn will want them."""
+        for entry in [e for e in self if not e.users and e.version != version]:
             self.remove(entry)

@@ -29,6 +29,7 @@ from notepad_jax.types import (
     NO_TOKENS,
     Chunks,
     Completer,
+    CompleterFailed,
     Finish,
     Task,
     Tokens,
@@ -142,9 +143,10 @@ async def measure(
 ) -> list[Result]:
     """Makes all readings, `reader.at_once` at a time; results come in the order of items.
 
-    `on_result` is called as each reading ends. A reading whose completer fails counts as
-    wrong and says why; `on_failure` is told. What is wrong with the items themselves is
-    raised before anything is read (`check`).
+    `on_result` is called as each reading ends. A reading that fails counts as wrong and says
+    why; `on_failure` is told. A completer that is broken itself ends everything
+    (CompleterFailed). What is wrong with the items themselves is raised before anything is
+    read (`check`).
     """
     check(items, reader.tokenizer, reader.rules.max_question)
     gate = asyncio.Semaphore(reader.at_once)
@@ -235,6 +237,8 @@ async def _read(
         await _follow(item, question, reader, course, trace, began, turned)
     except methods.DoesNotFit as outcome:  # a result of the method, not a failure of ours
         course.problem = str(outcome)
+    except CompleterFailed:  # nobody will be answered: what comes would all be wrong
+        raise
     except Exception as failure:  # one broken reading must not cost the others
         on_failure(failure)
         course.failed, course.finish, course.answer = True, Finish.CANCELLED, ""

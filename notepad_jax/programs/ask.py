@@ -141,9 +141,11 @@ async def _answer(
 ) -> str:
     e = config.evaluate
     sampling = TurnSampling(e.temperature, e.top_p, template.stop_ids, config.seed)
-    driver = parts.driver(config.engine, policy, rules, template, PolicySnapshot(0, policy.params))
+    service = parts.service(
+        config.engine, policy, rules, template, PolicySnapshot(0, policy.params)
+    )
     start = memory_agent.start(question, chunks)
-    async with driver:
-        async for turn, state in memory_agent.read(driver, template, rules, start, sampling):
+    async with service:
+        async for turn, state in memory_agent.read(service, template, rules, start, sampling):
             on_turn(turn, state)
     return policy.tokenizer.decode(memory_agent.written(turn.completion))

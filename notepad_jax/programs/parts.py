@@ -15,8 +15,9 @@ from ml_collections import ConfigDict
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.steps import as_stored, load_params
 from notepad_jax.checkpoint.targets import check_shapes
-from notepad_jax.engine.driver import EngineDriver
-from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
+from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.service import EngineService
+from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import place
@@ -25,7 +26,7 @@ from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.text import chat
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer, open_tokenizer
-from notepad_jax.types import PolicySnapshot, SamplingParams
+from notepad_jax.types import PolicySnapshot
 
 ACTIVATIONS = ("float32", "bfloat16")
 
@@ -91,11 +92,11 @@ def rules(reading: ConfigDict) -> Rules:
     )
 
 
-def driver(
+def service(
     engine: ConfigDict, policy: LoadedPolicy, reading: Rules, template: Template,
     snapshot: PolicySnapshot,
-) -> EngineDriver:  # fmt: skip
-    """Builds an engine that is large enough for `reading`, and its driver."""
+) -> EngineService:  # fmt: skip
+    """Builds an engine that is large enough for `reading`."""
     longest = template.longest_prompt(reading.max_question, reading.chunk_size, reading.max_memory)
     answer = max(reading.max_memory, reading.max_answer)
     settings = EngineSettings(
@@ -108,9 +109,8 @@ def driver(
         row_tokens=engine.row_tokens,
         cache_dtype=engine.cache_dtype,
     )
-    default = SamplingParams(1.0, 1.0, answer, template.stop_ids, 0)
-    return EngineDriver(
-        PagedEngine(policy.config, settings, default),
+    return EngineService(
+        Executor(policy.config, settings),
         snapshot,
         share_prefixes=engine.share_prefixes,
         read_ahead=engine.read_ahead,

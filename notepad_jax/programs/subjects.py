@@ -41,7 +41,7 @@ def engine(config: ConfigDict, policy: parts.LoadedPolicy) -> Subject:
         name=str(policy.folder),
         tokenizer=policy.tokenizer,
         template=template,
-        opened=lambda rules: parts.driver(config.engine, policy, rules, template, snapshot),
+        opened=lambda rules: parts.service(config.engine, policy, rules, template, snapshot),
     )
 
 

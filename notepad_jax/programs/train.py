@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.data.records import Records, by_source, generated, of_files
-from notepad_jax.engine.driver import EngineDriver
+from notepad_jax.engine.service import EngineService
 from notepad_jax.model import parameters
 from notepad_jax.programs import configuration, learner, parts
 from notepad_jax.programs.learner import Learner
@@ -47,7 +47,7 @@ class Run:
     reader: collector.Reader
     score: rewards.Score
     records: Records
-    driver: EngineDriver
+    driver: EngineService
     buffer: GroupBuffer
     learner: Learner
     checkpoints: Checkpoints
@@ -114,7 +114,7 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
     )
     records, score = _records(config), rewards.by(config.tasks.reward)
     handoff = _handoff(config.checkpoint, folder, policy)
-    driver = parts.driver(config.engine, policy, reading, template, PolicySnapshot(-1, None))
+    driver = parts.service(config.engine, policy, reading, template, PolicySnapshot(-1, None))
     learning = learner.prepare(config, policy.config, policy.params)
     del policy  # the starting weights live on in the learner alone
 
@@ -256,7 +256,7 @@ async def save_and_hand_over(run: Run) -> None:
     params, run.good = learner.params(run.learner), run.step
     if run.step % run.config.checkpoint.every == 0 or run.step == run.config.steps:
         _save(run, params, run.records.get_state())
-    await run.driver.adopt(_published(run, params))
+    await run.driver.adopt(_published(run, params), drain=True)
 
 
 def _skipped(metrics: dict[str, float]) -> bool:

@@ -1,7 +1,7 @@
 """Many readings at once: n tasks x G samples, each a coroutine of the same reading loop.
 
 There is no turn barrier: a reading asks for its next turn as soon as its last one came
-back, and the completer (the engine's driver, or a fake) sees all waiting turns together.
+back, and the completer (the engine, or a fake) sees all waiting turns together.
 Everything runs in one thread of asyncio, so nothing here needs a lock. If one reading
 fails or the caller is cancelled, all the others are cancelled and awaited before
 `collect` returns. Above: programs and groups; below: reading.memory_agent and rewards.

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.pages import Pages, PageTables
 from pallas_kernels.tiles import HIDDEN
 
+PRIVATE_BLOCK, SHARED_BLOCK = 128, 512  # cached tokens that a decode step meets at once
 _QUERIES = 32  # of a ragged batch, handled together
 
 
@@ -41,10 +42,11 @@ def paged_attention(
     write_B = jnp.where(idle_B, pages.pages_per_layer * Z, page_B * Z + (lens_B - 1) % Z)
     pages = pages.write_tokens(k_BKH[None], v_BKH[None], layer[None], write_B)
     with jax.named_scope("paged_attention"):
-        k, v = pages.read_heads(layer, tables.private_BQ, q_BNH.shape[2])
-        private = _attend_to(q_BNH[:, None], k, v, lens_B)
-        k, v = pages.read_heads(layer, tables.shared_RP, q_BNH.shape[2])
-        shared = _attend_to(q_BNH[tables.members_RM], k, v, tables.shared_lens_R)
+        private = _attend_to(q_BNH[:, None], pages, layer, tables.private_BQ, lens_B, PRIVATE_BLOCK)
+        shared = _attend_to(
+            q_BNH[tables.members_RM], pages, layer, tables.shared_RP, tables.shared_lens_R,
+            SHARED_BLOCK,
+        )  # fmt: skip
         shared = tuple(x.reshape(-1, *x.shape[2:])[tables.place_B] for x in shared)
         out_BNH = _merge(tuple(x[:, 0] for x in private), shared)
     return jnp.where(idle_B[:, None, None], 0, out_BNH).astype(q_BNH.dtype), pages
@@ -52,25 +54,50 @@ def paged_attention(
 
 def _attend_to(
     q_RMNH: Float[Array, "R M N H"],
-    k_RKSH: Float[Array, "R K S H"],
-    v_RKSH: Float[Array, "R K S H"],
+    pages: Pages,
+    layer: Int[Array, ""],
+    table_RP: Int[Array, "R P"],
     lens_R: Int[Array, " R"],
+    block: int,
 ) -> tuple[Float[Array, "R M N H"], Float[Array, "R M N"]]:
-    """M queries a row against the row's first `lens_R` keys; (0, -1e30) where there are none."""
-    R, M, N, H = q_RMNH.shape
-    K, S = k_RKSH.shape[1:3]
+    """M queries a row against the row's first `lens_R` tokens; (0, -1e30) where there are none.
+
+    Walks the table `block` tokens at a time and only as far as the longest row reaches, so
+    the width of the table costs nothing.
+    """
+    (R, M, N, H), (_, P), Z = q_RMNH.shape, table_RP.shape, pages.page_size
+    K = pages.data.shape[2]
+    size = max(1, min(P, block // Z))  # pages at once
+    table_RP = jnp.pad(table_RP, ((0, 0), (0, -P % size if P else size)))
     # All queries of a kv head are one matrix: [R, K, M * G, H].
     q = q_RMNH.reshape(R, M, K, N // K, H).transpose(0, 2, 1, 3, 4).reshape(R, K, -1, H)
-    scores = jnp.einsum("rkqh,rksh->rkqs", q, k_RKSH, preferred_element_type=jnp.float32)
-    visible = (jnp.arange(S) < lens_R[:, None])[:, None, None, :]
-    scores = jnp.where(visible, scores * H**-0.5, HIDDEN)
-    peak = scores.max(axis=-1, initial=HIDDEN, keepdims=True)
-    weights = jnp.where(visible, jnp.exp(scores - peak), 0)
-    total = jnp.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)
-    # Cached values beyond the length may be anything, NaN included: 0 * NaN must not spread.
-    v = jnp.where(visible[:, :, 0, :, None], v_RKSH, 0)
-    out = jnp.einsum("rkqs,rksh->rkqh", weights.astype(v.dtype), v,
-                     preferred_element_type=jnp.float32)  # fmt: skip
+
+    def step(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        peak, total, out = state
+        here = jax.lax.dynamic_slice_in_dim(table_RP, i * size, size, axis=1)
+        k, v = pages.read_heads(layer, here, H)
+        scores = jnp.einsum("rkqh,rksh->rkqs", q, k, preferred_element_type=jnp.float32)
+        visible = i * size * Z + jnp.arange(size * Z) < lens_R[:, None]
+        scores = jnp.where(visible[:, None, None], scores * H**-0.5, HIDDEN)
+        new_peak = jnp.maximum(peak, scores.max(axis=-1, keepdims=True))
+        weights = jnp.where(visible[:, None, None], jnp.exp(scores - new_peak), 0)
+        keep = jnp.exp(peak - new_peak)
+        # Cached values beyond the length may be anything, NaN included: 0 * NaN must not spread.
+        v = jnp.where(visible[:, None, :, None], v, 0)
+        total = total * keep + weights.sum(axis=-1, keepdims=True)
+        out = out * keep + jnp.einsum(
+            "rkqs,rksh->rkqh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+        )
+        return new_peak, total, out
+
+    start = (
+        jnp.full((*q.shape[:3], 1), HIDDEN, jnp.float32),
+        jnp.zeros((*q.shape[:3], 1), jnp.float32),
+        jnp.zeros(q.shape, jnp.float32),
+    )
+    blocks_used = -(-jnp.max(lens_R) // (size * Z))
+    peak, total, out = jax.lax.fori_loop(0, blocks_used, step, start)
+    total = jnp.maximum(total, 1e-30)
     lse = jnp.where(lens_R[:, None, None, None] > 0, peak + jnp.log(total), HIDDEN)
 
     def by_member(x: Array) -> Array:

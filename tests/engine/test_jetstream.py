@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from notepad_jax.engine import jetstream_compat
-from notepad_jax.engine.paged_engine import PagedEngine
+from notepad_jax.engine.jetstream_engine import PagedEngine
 from notepad_jax.types import Completion, Finish, Prompt, tokens
 
 PROMPTS = [p.tokens for p in tiny.prompts(per_prefix=1)]
@@ -146,7 +146,7 @@ def test_results_are_jetstreams_with_logprobs_beside_them():
 
 def test_an_engine_without_a_tokenizer_says_so():
     with pytest.raises(ValueError, match="without a tokenizer"):
-        tiny.engine().build_tokenizer(None)
+        PagedEngine(tiny.CONFIG, tiny.SETTINGS, GREEDY).build_tokenizer(None)
 
 
 def test_the_orchestrator_can_delete_a_prefix():

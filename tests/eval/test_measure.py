@@ -3,7 +3,7 @@
 import pytest
 
 from notepad_jax.eval.measure import REPORTED, MemoryChange
-from notepad_jax.types import Evidence, Finish
+from notepad_jax.types import CompleterFailed, Evidence, Finish
 from tests import fakes
 from tests.eval.reading import items, read, task
 
@@ -95,6 +95,17 @@ def test_failures_are_told_as_they_come():
     results = read(planned, Failing("ann"), on_failure=told.append)
     assert all(result.failed for result in results)
     assert [str(failure) for failure in told] == ["the engine is gone"] * 2
+
+
+def test_a_completer_that_is_broken_ends_the_measurement():
+    """Nobody would be answered any more: the rest was scored as wrong."""
+
+    class Broken:
+        async def complete(self, prompt, sampling):
+            raise CompleterFailed("the engine failed: a launch did")
+
+    with pytest.raises(CompleterFailed, match="a launch did"):
+        read(items(task("a", "red is"), task("b", "blue is")), Broken())
 
 
 def test_mistakes_are_named_before_anything_is_read():

@@ -14,8 +14,9 @@ import pytest
 from golden_policies import CASES, load
 
 from notepad_jax.checkpoint.hf import huggingface, names
-from notepad_jax.engine.driver import EngineDriver
-from notepad_jax.engine.paged_engine import EngineSettings, PagedEngine
+from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.service import EngineService
+from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import attention, logprobs, parameters, policy, rope
 from notepad_jax.types import PolicySnapshot, Prompt, SamplingParams, tokens
 
@@ -78,15 +79,15 @@ def test_the_engines_greedy_tokens_are_those_of_transformers(case):
     sampling = SamplingParams(0.0, 1.0, new, (), 0)
 
     async def complete():
-        engine = PagedEngine(config, settings, sampling)
-        async with EngineDriver(engine, PolicySnapshot(0, params)) as driver:
+        executor = Executor(config, settings)
+        async with EngineService(executor, PolicySnapshot(0, params)) as service:
             asked = [
                 Prompt(tokens(row[: len(row) // 8 * 8 - 8]), tokens(row[len(row) // 8 * 8 - 8 :]))
                 if len(row) > 16
                 else Prompt(tokens(), tokens(row))
                 for row in prompts(golden)
             ]
-            return await asyncio.gather(*[driver.complete(p, sampling) for p in asked])
+            return await asyncio.gather(*[service.complete(p, sampling) for p in asked])
 
     found = np.stack([completion.tokens for completion in asyncio.run(complete())])
     np.testing.assert_array_equal(found, golden["greedy"])

@@ -110,10 +110,13 @@ def paged_case():
     return data, tables, kv_lens, (q, k, v), contexts
 
 
-def test_paged_attention_sees_shared_and_private_tokens_and_itself():
+@pytest.mark.parametrize("block", [512, Z, 1], ids=["whole", "page by page", "less than a page"])
+def test_paged_attention_sees_shared_and_private_tokens_and_itself(block, monkeypatch):
+    monkeypatch.setattr(reference.paged, "PRIVATE_BLOCK", block)
+    monkeypatch.setattr(reference.paged, "SHARED_BLOCK", block)
     data, tables, kv_lens, (q, k, v), contexts = paged_case()
     layer = 1
-    attend = jax.jit(paged_attention)
+    attend = jax.jit(lambda *arguments: paged_attention(*arguments))  # traced anew
     out, _ = attend(q, k, v, Pages(jnp.asarray(data), PAGES), jnp.int32(layer), tables, kv_lens)
     for b, (shared, shared_len, private, length) in enumerate(contexts):
         tokens = [data[layer * PAGES + shared[t // Z], :, :, t % Z] for t in range(shared_len)]

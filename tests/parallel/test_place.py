@@ -44,7 +44,7 @@ def test_parameters_adapters_and_the_cache_are_committed():
     base = parameters.init_params(tiny.CONFIG, jax.random.key(0))
     adapted = lora.partition(tiny.CONFIG, base, lora.Lora(2, 4.0, ("q", "v")), jax.random.key(0))
     assert all_committed(base) and all_committed(adapted)
-    assert all_committed(tiny.engine().init_decode_state().pages)
+    assert all_committed(tiny.executor().pages)
 
 
 def test_a_train_state_is_committed_also_where_it_is_nothing_but_zeros():
@@ -55,6 +55,6 @@ def test_a_train_state_is_committed_also_where_it_is_nothing_but_zeros():
 
 def test_a_cache_on_a_mesh_holds_the_heads_of_each_device():
     mesh = meshes.make()
-    data = tiny.engine(mesh=mesh).init_decode_state().pages.data
+    data = tiny.executor(mesh=mesh).pages.data
     assert data.committed
     assert data.sharding.spec == jax.sharding.PartitionSpec(None, None, "tensor", None, None)

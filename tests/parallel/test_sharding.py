@@ -13,7 +13,7 @@ PROGRAM = """
 import asyncio
 import jax, numpy as np
 import tiny
-from notepad_jax.engine.driver import EngineDriver
+from notepad_jax.engine.service import EngineService
 from notepad_jax.model import attention, logprobs, parameters, policy
 from notepad_jax.parallel import mesh as meshes, place, rules
 from notepad_jax.types import PolicySnapshot
@@ -50,10 +50,10 @@ for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(g), strict=True):
 
 prompts = tiny.prompts(per_prefix=1)
 async def complete(params, mesh=None):
-    engine = tiny.engine(config=config, mesh=mesh)
-    async with EngineDriver(engine, PolicySnapshot(0, params)) as driver:
+    executor = tiny.executor(config=config, mesh=mesh)
+    async with EngineService(executor, PolicySnapshot(0, params)) as service:
         return await asyncio.gather(
-            *[driver.complete(p, tiny.sampling(i)) for i, p in enumerate(prompts)]
+            *[service.complete(p, tiny.sampling(i)) for i, p in enumerate(prompts)]
         )
 
 one = asyncio.run(complete(params))

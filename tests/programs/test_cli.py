@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from notepad_jax import cli
+from notepad_jax.engine import launches
 from notepad_jax.programs import configuration
 from notepad_jax.starter.synthetic import make_tasks
 
@@ -59,6 +60,15 @@ def test_files_that_cannot_be_read(tmp_path, capsys, content, says):
         path.write_bytes(content)
     assert cli.main(["ask", *POLICY, "--json", str(path), "code of Ada ?"]) == 1
     assert says in one_line(capsys)
+
+
+def test_an_engine_that_dies_is_one_line_and_exit_code_1(story, capsys, monkeypatch):
+    def broken(*arguments):
+        raise MemoryError("no room on the device")
+
+    monkeypatch.setattr(launches, "start_tails", broken)
+    assert cli.main(["ask", *POLICY, "--json", str(story[0]), "code of Ada ?"]) == 1
+    assert "the engine failed: MemoryError: no room on the device" in one_line(capsys)
 
 
 def test_a_question_beyond_its_limit(story, capsys):

@@ -13,7 +13,7 @@ import math
 import pytest
 from ml_collections import ConfigDict
 
-from notepad_jax.engine.paged_engine import EngineSettings
+from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo.update import UpdateSettings
 from notepad_jax.programs import configuration, ranges, reading_list
 from notepad_jax.programs.configuration import ConfigProblem

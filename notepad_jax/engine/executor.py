@@ -1,0 +1,181 @@
+"""Runs what the scheduler planned: launches of the few fixed shapes of `shapes`.
+
+The executor owns the paged cache and nothing else; who lies where is in the contexts that it
+is given. Launches are handed to the device one after the other and only then waited for, so
+the device never waits for the host's bookkeeping in between.
+
+`compile_ahead` compiles every program that an engine of some settings ever runs, without
+running it. Above: `service` and `jetstream_engine`; below: `layout` and `launches`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from notepad_jax.engine import launches, layout
+from notepad_jax.engine.pages import CachedPrefix
+from notepad_jax.engine.scheduler import Context
+from notepad_jax.engine.settings import EngineSettings
+from notepad_jax.engine.shapes import (
+    PrefixRow,
+    Shape,
+    TailRow,
+    cover,
+    decode_shape,
+    prefix_widths,
+    shapes,
+    tail_widths,
+)
+from notepad_jax.model.config import PolicyConfig
+from notepad_jax.model.parameters import Params
+from notepad_jax.parallel import place, rules
+from notepad_jax.types import NO_TOKENS, SamplingParams, tokens
+from pallas_kernels import Pages, cache_head_size
+
+
+class Sampled(NamedTuple):
+    """What one turn got out of a launch."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+
+class Executor:
+    """Owns the cache. `seen` counts the launches of each shape."""
+
+    def __init__(
+        self, config: PolicyConfig, settings: EngineSettings, mesh: jax.sharding.Mesh | None = None
+    ):
+        self.config, self.settings = config, settings
+        self.seen: dict[Shape, int] = {}
+        empty = _empty_cache(config, settings)
+        self.pages = place.commit(empty, _cache_sharding(empty, mesh))
+
+    def read(self, params: Params, prefixes: Sequence[CachedPrefix]) -> None:
+        """Reads prefixes into their pages."""
+        Z = self.settings.page_size
+        lengths = [len(prefix.pages) * Z for prefix in prefixes]
+        for width, chosen in cover(lengths, prefix_widths(self.settings)):
+            row = layout.prefix_row(self.settings, [prefixes[i] for i in chosen], width)
+            self._count(PrefixRow(width))
+            self.pages = launches.read_prefixes(self.config, params, self.pages, row)
+
+    def start(self, params: Params, contexts: Sequence[Context]) -> list[Sampled]:
+        """Prefills the tails of admitted turns, verifying drafts: at least a token for each."""
+        waiting = []
+        for group in layout.by_prefix(contexts):
+            lengths = [layout.input_length(contexts[b]) for b in group]
+            for width, chosen in cover(lengths, tail_widths(self.settings)):
+                members = [group[i] for i in chosen]
+                row, spans = layout.tail_row(self.settings, [contexts[b] for b in members], width)
+                self._count(TailRow(width))
+                self.pages, *out = launches.start_tails(self.config, params, self.pages, row)
+                waiting.append((members, spans, out))
+        sampled: list[Sampled | None] = [None] * len(contexts)
+        for members, spans, out in waiting:
+            new, logps = jax.device_get(out)
+            for b, span in zip(members, spans, strict=True):
+                n = layout.accepted(new[span], contexts[b])
+                sampled[b] = _sampled(new[span][:n], logps[span][:n])
+        return sampled
+
+    def decode(self, params: Params, contexts: Sequence[Context]) -> list[Sampled]:
+        """Decodes up to `steps_per_launch` tokens in every slot."""
+        if not contexts:
+            return []
+        shape = decode_shape(self.settings, tuple(map(len, layout.by_prefix(contexts))))
+        tables = layout.decode_tables(self.settings, contexts, shape)
+        slots = layout.slot_arrays(contexts, shape.slots)
+        self._count(shape)
+        self.pages, *out = launches.generate(
+            self.config, params, self.pages, tables, slots,
+            self.settings.steps_per_launch,
+        )  # fmt: skip
+        new, logps, made = jax.device_get(out)
+        return [_sampled(new[b, : made[b]], logps[b, : made[b]]) for b in range(len(contexts))]
+
+    def insert(self, kv: Any, target_T: np.ndarray) -> None:
+        """Writes dense keys and values of one prompt at flat cache indices (JetStream's way)."""
+        self.pages = launches.insert_dense(self.pages, kv, target_T)
+
+    def _count(self, shape: Shape) -> None:
+        self.seen[shape] = self.seen.get(shape, 0) + 1
+
+
+def _sampled(new: np.ndarray, logps: np.ndarray) -> Sampled:
+    if not np.isfinite(logps).all():
+        raise FloatingPointError(
+            "a sampled token's logprob is not finite: the weights or the logits they give are "
+            "not; look at the last training steps, or at the folder the weights came from"
+        )
+    return Sampled(new.tolist(), logps.tolist())
+
+
+# ---------------------------------------------------------------- ahead of time
+
+
+def compile_ahead(
+    config: PolicyConfig,
+    settings: EngineSettings,
+    params: Params,
+    mesh: jax.sharding.Mesh | None = None,
+) -> tuple[Shape, ...]:
+    """Compiles every launch of an engine, running none; returns their shapes.
+
+    `params` may be abstract (`jax.ShapeDtypeStruct` leaves, with their shardings). With a
+    persistent compilation cache the engine that comes later compiles nothing.
+    """
+    for shape in shapes(settings):
+        launch, arguments = arguments_of(config, settings, params, shape, mesh)
+        launch.lower(*arguments).compile()
+    return shapes(settings)
+
+
+def arguments_of(
+    config: PolicyConfig,
+    settings: EngineSettings,
+    params: Params,
+    shape: Shape,
+    mesh: jax.sharding.Mesh | None = None,
+) -> tuple[Any, tuple]:
+    """The launch of a shape and its arguments, in arrays that hold nothing."""
+    before = config, params, _abstract_cache(config, settings, mesh)
+    if isinstance(shape, PrefixRow):
+        return launches.read_prefixes, (*before, layout.prefix_row(settings, [], shape.tokens))
+    if isinstance(shape, TailRow):
+        nothing = SamplingParams(0.0, 1.0, 1, (), 0)
+        nobody = Context(nothing, NO_TOKENS, tokens([0]), NO_TOKENS, NO_TOKENS, pages=(0,))
+        row, _ = layout.tail_row(settings, [nobody], shape.tokens)
+        return launches.start_tails, (*before, row)
+    tables = layout.decode_tables(settings, [], shape)
+    slots = layout.slot_arrays([], shape.slots)
+    return launches.generate, (*before, tables, slots, settings.steps_per_launch)
+
+
+def _empty_cache(config: PolicyConfig, settings: EngineSettings) -> Pages:
+    size = cache_head_size(config.head_size)
+    return Pages.zeros(
+        config.layers, settings.pages, config.kv_heads, settings.page_size, size,
+        settings.cache_dtype,
+    )  # fmt: skip
+
+
+def _abstract_cache(
+    config: PolicyConfig, settings: EngineSettings, mesh: jax.sharding.Mesh | None
+) -> Pages:
+    pages = jax.eval_shape(functools.partial(_empty_cache, config, settings))
+    where = _cache_sharding(pages, mesh)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), pages)
+
+
+def _cache_sharding(pages: Pages, mesh: jax.sharding.Mesh | None) -> jax.sharding.Sharding:
+    """Where the cache lives: on a mesh, each device has the heads that it computes."""
+    if mesh is None:
+        return place.first_device()
+    axes = (None, None, "kv_heads", None, None)
+    return rules.sharding(mesh, axes, pages.data.shape, rules.SERVING)

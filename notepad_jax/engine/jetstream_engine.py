@@ -1,0 +1,172 @@
+"""JetStream's verbs over our executor, so that its stock orchestrator can serve the engine.
+
+`prefill` runs one prompt into dense keys and values, `insert` puts them into a slot's pages,
+`generate` decodes all slots with the executor's one decode launch. Nothing is shared between
+prompts here; rollouts, evaluation and `ask` go through `service` instead. The rough edges of
+google-jetstream are in `jetstream_compat`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from notepad_jax.engine import jetstream_compat, launches
+from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.pages import PagePool
+from notepad_jax.engine.scheduler import Context
+from notepad_jax.engine.settings import EngineSettings
+from notepad_jax.model.config import PolicyConfig
+from notepad_jax.model.parameters import Params
+from notepad_jax.types import NO_TOKENS, SamplingParams, tokens
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prefix:
+    """JetStream's prefill result: the dense keys and values of one whole prompt."""
+
+    kv: tuple[jax.Array, jax.Array]  # [L, 1, T, K, H] each
+    tokens: jax.Array  # [T]
+    length: int = dataclasses.field(metadata=dict(static=True))
+
+
+@dataclasses.dataclass
+class DecodeState:
+    """The cache and who is in it. The engine's methods change it in place."""
+
+    executor: Executor
+    pool: PagePool
+    slots: list[Context | None]
+
+
+class PagedEngine(jetstream_compat.Engine):
+    """See the module. `sampling` is what the orchestrator's prompts get, which send none."""
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        settings: EngineSettings,
+        sampling: SamplingParams,
+        tokenizer: Any = None,
+        mesh: jax.sharding.Mesh | None = None,
+    ):
+        self.config, self.settings = config, settings
+        self._sampling, self._tokenizer, self._mesh = sampling, tokenizer, mesh
+
+    def load_params(self, params: Params) -> Params:
+        return params
+
+    def init_decode_state(self) -> DecodeState:
+        executor = Executor(self.config, self.settings, self._mesh)
+        return DecodeState(executor, PagePool(self.settings.pages), [None] * self.settings.slots)
+
+    def prefill(
+        self,
+        *,
+        params: Params,
+        existing_prefix: Prefix | None = None,
+        padded_tokens: Any,
+        true_length: int,
+    ) -> Prefix:
+        """Runs one prompt; with `existing_prefix`, the prompt continues it."""
+        fresh = np.asarray(padded_tokens)[:true_length]
+        kv_before, start, known = None, 0, fresh[:0]
+        if existing_prefix is not None:
+            kv_before, start = existing_prefix.kv, existing_prefix.length
+            known = np.asarray(existing_prefix.tokens)[:start]
+        length = start + len(fresh)
+        if length > self.settings.max_prompt:
+            raise ValueError(
+                f"a prompt of {length} tokens exceeds the engine's {self.settings.max_prompt}; "
+                f"shorten it or raise engine.max_prompt"
+            )
+        padded = np.pad(fresh, (0, _bucket(len(fresh)) - len(fresh))).astype(np.int32)
+        kv = launches.prefill_dense(self.config, params, kv_before, start, padded[None])
+        return Prefix(kv, jnp.asarray(np.concatenate([known, padded])), length)
+
+    def insert(self, prefix: Prefix, decode_state: DecodeState, slot: int) -> DecodeState:
+        """Puts a prefilled prompt into `slot`, replacing whatever was there."""
+        state, s = decode_state, self.settings
+        self.free_slot(state, slot)
+        prompt = tokens(np.asarray(prefix.tokens)[: prefix.length])
+        need = s.pages_for(prefix.length + self._sampling.max_new_tokens)
+        if need > state.pool.free:
+            raise RuntimeError(
+                f"{need} cache pages are needed and {state.pool.free} of {s.pages} are free; "
+                f"raise engine.pages, or lower engine.slots"
+            )
+        pages = state.pool.allocate(need)
+        state.slots[slot] = Context(
+            self._sampling, NO_TOKENS, prompt, NO_TOKENS, NO_TOKENS, pages=pages
+        )
+        # The last prompt token is decoded again: its launch samples the first new token.
+        at = np.arange(prefix.length - 1)
+        target = np.full(prefix.kv[0].shape[2], s.pages * s.page_size, np.int32)
+        target[: len(at)] = np.asarray(pages)[at // s.page_size] * s.page_size + at % s.page_size
+        state.executor.insert(prefix.kv, target)
+        return state
+
+    def generate(
+        self, params: Params, decode_state: DecodeState
+    ) -> tuple[DecodeState, jetstream_compat.Results]:
+        """Decodes up to `steps_per_launch` tokens in every active slot."""
+        slots, steps = decode_state.slots, self.settings.steps_per_launch
+        active = [i for i, s in enumerate(slots) if s is not None and s.remaining]
+        new = np.zeros((len(slots), steps), np.int32)
+        logprobs = np.zeros((len(slots), steps), np.float32)
+        made = np.zeros(len(slots), np.int32)
+        sampled = decode_state.executor.decode(params, [slots[i] for i in active])
+        for i, (ids, logps) in zip(active, sampled, strict=True):
+            made[i] = len(ids)
+            new[i, : made[i]], logprobs[i, : made[i]] = ids, logps
+            slots[i].tokens += ids
+            slots[i].logprobs += logps
+        lengths = np.array([0 if s is None else s.made for s in slots], np.int32)
+        return decode_state, jetstream_compat.results(new, logprobs, made, lengths)
+
+    def free_slot(self, state: DecodeState, slot: int) -> None:
+        """Returns a slot's pages."""
+        if state.slots[slot] is not None:
+            state.pool.release(state.slots[slot].pages)
+            state.slots[slot] = None
+
+    def get_prefix_destination_sharding(self) -> Any:
+        return jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+    def get_tokenizer(self) -> Any:
+        return jetstream_compat.TokenizerParameters()
+
+    def build_tokenizer(self, metadata: Any) -> Any:
+        if self._tokenizer is None:
+            raise ValueError("this engine was built without a tokenizer; pass one to serve text")
+        return self._tokenizer
+
+    @property
+    def max_concurrent_decodes(self) -> int:
+        return self.settings.slots
+
+    @property
+    def samples_per_slot(self) -> int:
+        return 1
+
+    @property
+    def max_prefill_length(self) -> int:
+        return self.settings.max_prompt
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh | None:
+        return self._mesh
+
+    @property
+    def colocated_cpus(self) -> list[Any] | None:
+        return None
+
+
+def _bucket(size: int) -> int:
+    """Rounds a prompt's length up to a power of two: it is compiled for each."""
+    return 1 << max(3, (size - 1).bit_length())

@@ -1,0 +1,45 @@
+"""The sizes of an engine: one frozen value, from which all its shapes follow (`shapes`).
+
+Everything that is checked of them is checked here, when they are made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+STOP_IDS = 8  # the most stop ids of a completion: they are a fixed width of every decode launch
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineSettings:
+    """Sizes of the engine. Memory of the cache is pages * page_size tokens."""
+
+    slots: int  # sequences that decode at the same time
+    page_size: int  # tokens per page
+    pages: int  # pages of the cache, per layer
+    max_prompt: int  # tokens of one prompt
+    max_new_tokens: int  # tokens of one completion
+    steps_per_launch: int  # tokens decoded per slot between two looks of the host
+    row_tokens: int  # tail tokens packed behind one copy of a prefix, per launch
+    cache_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"engine.{field.name} is {value}; it must be at least 1")
+        need = self.pages_for(self.max_prompt + self.max_new_tokens)
+        if self.pages < need:
+            raise ValueError(
+                f"engine.pages is {self.pages}, but one context of {self.max_prompt} + "
+                f"{self.max_new_tokens} tokens needs {need} pages of {self.page_size}"
+            )
+        if self.row_tokens < self.max_new_tokens:
+            raise ValueError(
+                f"engine.row_tokens is {self.row_tokens}; it must hold at least one tail and its "
+                f"draft of {self.max_new_tokens} tokens"
+            )
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold `tokens` tokens."""
+        return -(-tokens // self.page_size)

@@ -1,0 +1,222 @@
+"""Launches have few shapes, known ahead and filled; what runs in company is what runs alone."""
+
+import asyncio
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from notepad_jax.engine import executor, launches, shapes
+from notepad_jax.engine.scheduler import Scheduler
+from notepad_jax.engine.service import EngineService
+from notepad_jax.engine.settings import EngineSettings
+from notepad_jax.types import CompleterFailed, Finish, PolicySnapshot, Prompt, tokens
+
+RULER = EngineSettings(  # the sizes of configs/ruler.py
+    slots=32, page_size=128, pages=2304, max_prompt=7300, max_new_tokens=1024,
+    steps_per_launch=16, row_tokens=8192,
+)  # fmt: skip
+LITTLE = EngineSettings(
+    slots=4, page_size=8, pages=16, max_prompt=96, max_new_tokens=12, steps_per_launch=1,
+    row_tokens=128,
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- shapes
+
+
+def sizes_of(arguments) -> list:
+    return [(x.shape, np.dtype(x.dtype)) for x in jax.tree.leaves(arguments)]
+
+
+@pytest.fixture
+def no_device(monkeypatch):
+    """Launches that note the sizes of their arguments, by name, and draw from nobody."""
+    seen = {}
+
+    def note(launch, name, answer):
+        def run(config, params, pages, *arguments):
+            seen.setdefault((name, str(sizes_of(arguments[:2]))), sizes_of(arguments[:2]))
+            return answer(pages, *arguments)
+
+        monkeypatch.setattr(launches, name, run)
+
+    rng = np.random.default_rng(0)
+
+    def started(pages, row):
+        X = len(row.sample_at)
+        return pages, rng.integers(2, 60, X), np.zeros(X, np.float32)
+
+    def decoded(pages, tables, slots, steps):
+        B = len(slots.token)
+        made = np.minimum(np.asarray(slots.remaining), steps)
+        return pages, rng.integers(4, 60, (B, steps)), np.zeros((B, steps), np.float32), made
+
+    note(launches.read_prefixes, "read_prefixes", lambda pages, row: pages)
+    note(launches.start_tails, "start_tails", started)
+    note(launches.generate, "generate", decoded)
+    return seen
+
+
+def test_a_thousand_rounds_at_real_sizes_have_few_shapes(no_device):
+    """There were 105 of prefill_tails alone, and more with every round."""
+    rng = np.random.default_rng(1)
+    scheduler = Scheduler(RULER, 0)
+    runner = executor.Executor(dataclasses.replace(tiny.CONFIG, layers=1), RULER)
+    runner.pages = ()  # nothing is computed
+    for number in range(1000):
+        for _ in range(rng.integers(0, 4)):
+            group = np.random.default_rng(rng.integers(0, 40))
+            shared = tokens(group.integers(4, 60, group.choice([100, 700, 5100, 5000])))
+            tail = tokens(rng.integers(4, 60, rng.integers(10, 1100)))
+            draft = tokens(rng.integers(4, 60, rng.integers(0, 1024)))
+            turn = tiny.sampling(number, length=1024)
+            scheduler.submit(Prompt(shared, tail, draft), turn)
+        admission = scheduler.admit()
+        runner.read((), admission.prefixes)
+        both = admission.contexts, runner.start((), admission.contexts)
+        for context, (new, logprobs) in zip(*both, strict=True):
+            scheduler.record(context, new, logprobs)
+        running = list(scheduler.running)
+        for context, (new, logprobs) in zip(running, runner.decode((), running), strict=True):
+            scheduler.record(context, new, logprobs)
+    known = shapes.shapes(RULER)
+    assert set(runner.seen) <= set(known) and len(no_device) == len(runner.seen)
+    assert len(known) == len(set(known)) <= 32
+    params = tiny.params()
+    ahead = [
+        executor.arguments_of(tiny.CONFIG, RULER, params, shape)[1][3:5] for shape in runner.seen
+    ]
+    launched = sorted(map(str, no_device.values()))
+    assert sorted(str(sizes_of(arguments)) for arguments in ahead) == launched
+
+
+def test_a_batch_is_as_large_as_what_runs():
+    """One reader was padded to 8 slots and 16 places, two times eight to 32 slots, 8 rows."""
+    assert shapes.decode_shape(RULER, (1,)) == shapes.Decode(1, 1, 1)
+    assert shapes.decode_shape(RULER, (8, 8)) == shapes.Decode(16, 2, 8)
+    assert shapes.decode_shape(RULER, (1,) * 8) == shapes.Decode(8, 8, 1)
+    assert shapes.decode_shape(RULER, (4,) * 8) == shapes.Decode(32, 8, 4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_hold_every_piece_once_and_are_filled(seed):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 1025, rng.integers(8, 64)).tolist()
+    rows = shapes.cover(lengths, shapes.tail_widths(RULER))
+    assert sorted(i for _, chosen in rows for i in chosen) == list(range(len(lengths)))
+    assert all(sum(lengths[i] for i in chosen) <= width for width, chosen in rows)
+    assert sum(lengths) > 0.85 * sum(width for width, _ in rows)
+
+
+def test_an_engine_that_was_compiled_ahead_compiles_nothing():
+    """Abstract parameters are enough; what comes back names every shape."""
+    least = dataclasses.replace(LITTLE, slots=1, row_tokens=32, pages=15)  # nobody else's sizes
+    params, compiled = tiny.params(), []
+    runner = tiny.executor(least)
+
+    def note(event, seconds, **more):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
+    )
+
+    async def go():
+        async with EngineService(runner, PolicySnapshot(0, params)) as service:
+            for number, prompt in enumerate(tiny.prompts(per_prefix=1)[:3]):
+                await service.complete(Prompt(prompt.shared, prompt.tail), tiny.sampling(number))
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        done = executor.compile_ahead(tiny.CONFIG, least, abstract)
+        ahead = len(compiled)
+        asyncio.run(go())
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    assert done == shapes.shapes(least) and len(done) == 5
+    assert ahead >= 5 and len(compiled) == ahead and sum(runner.seen.values()) > 6
+
+
+# ---------------------------------------------------------------- launches
+
+
+def test_150_launches_in_company_give_what_each_gives_alone():
+    """Few slots and pages, shared prefixes, drafts right and wrong, calls that are cancelled."""
+    params, rng = tiny.params(), np.random.default_rng(0)
+    shared = [tokens(rng.integers(4, 60, n)) for n in (16, 21, 40, 3)]
+    asked = []
+    for number in range(90):
+        prefix = shared[rng.integers(0, 4)]
+        tail = tokens(rng.integers(4, 60, rng.integers(1, 30)))
+        turn = tiny.sampling(number, (1.0, 0.7, 0.0)[number % 3], int(rng.integers(1, 13)))
+        asked.append((Prompt(prefix, tail), turn))
+
+    async def alone():
+        one = dataclasses.replace(LITTLE, slots=1)
+        service = EngineService(
+            tiny.executor(one), PolicySnapshot(0, params), share_prefixes=False, use_drafts=False
+        )
+        async with service:
+            return [await service.complete(*ask) for ask in asked]
+
+    async def in_company(exact):
+        runner = tiny.executor(LITTLE)
+        async with EngineService(runner, PolicySnapshot(0, params), read_ahead=True) as service:
+
+            async def reader(first):
+                for number in range(first, 90, 9):
+                    (prompt, turn), known = asked[number], exact[number].tokens
+                    cut = int(rng.integers(0, len(known) + 1))
+                    wrong = tokens(rng.integers(4, 60, 3))
+                    draft = tokens(np.concatenate([known[:cut], wrong]))
+                    ahead = shared[rng.integers(0, 4)]
+                    ask = Prompt(prompt.shared, prompt.tail, draft, ahead)
+                    if rng.random() < 0.2:
+                        doomed = asyncio.ensure_future(service.complete(ask, turn))
+                        for _ in range(rng.integers(1, 9)):
+                            await asyncio.sleep(0)
+                        doomed.cancel()
+                    done[number] = await service.complete(ask, turn)
+
+            done = {}
+            await asyncio.gather(*map(reader, range(9)))
+        return runner, [done[number] for number in range(90)]
+
+    exact = asyncio.run(alone())
+    runner, done = asyncio.run(in_company(exact))
+    assert sum(runner.seen.values()) >= 150 and len(runner.seen) <= len(shapes.shapes(LITTLE))
+    for a, b in zip(done, exact, strict=True):
+        assert a.tokens.tolist() == b.tokens.tolist() and a.finish is b.finish
+        np.testing.assert_allclose(a.behaviour_logprobs, b.behaviour_logprobs, atol=1e-5)
+
+
+def test_weights_that_are_not_finite_end_the_engine_with_a_word():
+    broken = tiny.params() | {"final_norm": np.full(32, np.nan, np.float32)}
+    broken = jax.tree.map(jax.numpy.asarray, broken)
+
+    async def go():
+        service = EngineService(tiny.executor(LITTLE), PolicySnapshot(0, broken))
+        async with service:
+            await service.complete(tiny.prompts()[0], tiny.sampling(0))
+
+    with pytest.raises(CompleterFailed, match="logprob is not finite") as failed:
+        asyncio.run(go())
+    assert isinstance(failed.value.__cause__, FloatingPointError)
+
+
+def test_a_stream_of_real_tokens_is_the_completion():
+    prompt, turn = tiny.prompts()[5], tiny.sampling(3)
+
+    async def go():
+        snapshot = PolicySnapshot(0, tiny.params())
+        async with EngineService(tiny.executor(LITTLE), snapshot) as service:
+            whole = await service.complete(prompt, turn)
+            return whole, [piece async for piece in service.stream(prompt, turn)]
+
+    whole, pieces = asyncio.run(go())
+    assert np.concatenate([p.tokens for p in pieces]).tolist() == whole.tokens.tolist()
+    assert pieces[-1].finish is whole.finish and whole.finish in (Finish.STOP, Finish.LENGTH)
