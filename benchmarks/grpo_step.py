@@ -1,26 +1,33 @@
 """One GRPO step of a toy policy, ours and a peer's: CPU seconds of rollout and update.
 
-    python -m benchmarks.grpo_step [--peer-venv PATH] [--json]
+    python -m benchmarks.grpo_step [--peer] [--json]
 
 2 layers, width 64, 4 heads of 16 (as many kv heads), feed-forward 128, 256 ids, float32,
 AdamW; 4 prompts x 8 samples, 64 prompt + 64 completion tokens, every length the same (the
-stop id is never sampled). A step is one rollout through the engine, packing, one update
-and the adoption of the new policy. Expected on one busy core of a 2-core AMD EPYC: 0.11 CPU
-seconds, 0.15 with prefix sharing off; google-tunix 0.1.7 (vanilla rollout) 0.18.
+stop id is never sampled). A step is one rollout through the engine, packing, one update and
+the adoption of the new policy. All ways run in one process and take turns step by step, so
+that what else the machine does falls on all alike; the table has medians, the first step
+(which compiles), and the spread of the ratio between neighbouring steps.
 
-`--peer-venv` is an environment made by `pip install google-tunix==0.1.7 jax==0.10.2`; the
-peer (`peer_grpo_step`) then runs as a process of its own, in turns with ours.
+`--peer` needs google-tunix==0.1.7 beside this project's packages, in an environment of its own:
+
+    python3.11 -m venv peer && peer/bin/pip install google-tunix==0.1.7 jax==0.10.2 flax==0.12.8
+    PYTHONPATH=. peer/bin/python -m benchmarks.grpo_step --peer
+
+What flatters whom: every completion is as long as the longest (a peer's padding costs it
+nothing), prompts are not shared between turns (our prefixes save little), and one policy of
+this size is mostly dispatch.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import statistics
-import subprocess
 import time
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +47,7 @@ from notepad_jax.types import PolicySnapshot, Prompt, SamplingParams, tokens
 
 VOCAB, PROMPTS, SAMPLES, PROMPT, COMPLETION = 256, 4, 8, 64, 64
 STOP = VOCAB - 1  # outside valid_vocab, so it is never sampled
+PEER = "google-tunix 0.1.7"
 
 POLICY = PolicyConfig(
     vocab_size=VOCAB, width=64, layers=2, heads=4, kv_heads=4, head_size=16, feed_forward=128,
@@ -58,20 +66,21 @@ OPTIMIZER = OptimizerSettings(
     kind="adamw", learning_rate=1e-4, adam_learning_rate=1e-4, warmup_steps=0
 )
 
+Step = dict[str, float]  # CPU seconds of "rollout" and of the whole "step"
 
-async def ours(steps: int, share_prefixes: bool) -> list[dict[str, float]]:
-    """Takes `steps` whole steps; returns CPU seconds and the sampler-trainer gap of each."""
+
+async def steps_of_ours(share_prefixes: bool) -> AsyncIterator[Step]:
+    """Yields what each step cost, for as long as somebody asks."""
     optimizer = make_optimizer(OPTIMIZER)
     state = start(parameters.init_params(POLICY, jax.random.key(0)), optimizer)
     service = EngineService(
         Executor(POLICY, ENGINE), PolicySnapshot(0, jax.tree.map(jnp.copy, state.masters)),
         share_prefixes=share_prefixes,
     )  # fmt: skip
-    rng = np.random.default_rng(0)
+    rng, step = np.random.default_rng(0), 0
     row = PROMPT + SAMPLES * (1 + COMPLETION)  # a whole group; 4 turns where nothing is shared
-    measured = []
     async with service:
-        for step in range(steps):
+        while True:
             begin = time.process_time()
             drawn = [tokens(ids) for ids in rng.integers(0, STOP, (PROMPTS, PROMPT))]
             prompts = [[Prompt(tokens(p[:-1]), tokens(p[-1:]))] * SAMPLES for p in drawn]
@@ -89,62 +98,70 @@ async def ours(steps: int, share_prefixes: bool) -> list[dict[str, float]]:
                 *make_groups(prompts, completions, step), row_length=row,
                 share_prefixes=share_prefixes, rows_multiple=UPDATE.micro_batch_rows,
             )  # fmt: skip
-            state, metrics = update.learn(POLICY, optimizer, UPDATE, state, {}, [packed.batch])
-            await service.adopt(
-                PolicySnapshot(step + 1, jax.tree.map(jnp.copy, state.masters)), drain=True
-            )
-            end = time.process_time()
-            measured.append(
-                {
-                    "rollout": rolled_out - begin,
-                    "step": end - begin,
-                    "logprob_gap_max": metrics["logprob_gap_max"],
-                }
-            )
-    return measured[2:]  # the first ones compile
+            state, _ = update.learn(POLICY, optimizer, UPDATE, state, {}, [packed.batch])
+            step += 1
+            copied = PolicySnapshot(step, jax.tree.map(jnp.copy, state.masters))
+            await service.adopt(copied, drain=True)
+            yield {"rollout": rolled_out - begin, "step": time.process_time() - begin}
 
 
-def peer(venv: Path, steps: int) -> list[dict[str, float]]:
-    """Runs the peer in its own environment; ValueError with its last words if it fails."""
-    program = Path(__file__).with_name("peer_grpo_step.py")
-    done = subprocess.run(
-        [venv / "bin" / "python", program, str(steps)], capture_output=True, text=True
-    )
-    if done.returncode:
-        last = "\n".join(done.stderr.splitlines()[-5:])
-        raise ValueError(f"the peer in {venv} ended with {done.returncode}:\n{last}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    pairs = zip(found["rollout"], found["step"], strict=True)
-    return [{"rollout": rollout, "step": step} for rollout, step in pairs][1:]
+def ours(share_prefixes: bool) -> Callable[[], Step]:
+    """Returns a function that takes one step."""
+    loop, steps = asyncio.new_event_loop(), steps_of_ours(share_prefixes)
+    return lambda: loop.run_until_complete(anext(steps))
+
+
+def measure(steps: int, peer: bool) -> dict[str, list[Step]]:
+    """Takes `steps` steps of every way, in turns."""
+    ways = {"ours": ours(True), "ours, sharing off": ours(False)}
+    measured: dict[str, list[Step]] = {name: [] for name in ways}
+
+    def everybody_else() -> None:
+        for name, way in ways.items():
+            measured[name].append(way())
+
+    if peer:
+        # Only its user has it: by name, so that nobody else needs it to read this file.
+        tunix = importlib.import_module("benchmarks.peer_grpo_step")
+        measured[PEER] = tunix.run(steps, everybody_else)
+    else:
+        for _ in range(steps):
+            everybody_else()
+    return measured
+
+
+def summary(steps: list[Step], against: list[Step] | None) -> dict[str, float]:
+    """Medians after the first two steps, the first step, and quartiles of ratios by step."""
+    later = steps[2:]
+    found = {key: statistics.median(step[key] for step in later) for key in ("rollout", "step")}
+    found |= {"update": found["step"] - found["rollout"], "first": steps[0]["step"]}
+    for key in ("rollout", "step") if against else ():
+        ratios = [a[key] / b[key] for a, b in zip(later, against[2:], strict=False)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        found |= {f"{key} ratio": middle, f"{key} ratio low": low, f"{key} ratio high": high}
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer-venv", type=Path, help="environment with google-tunix==0.1.7")
-    parser.add_argument("--steps", type=int, default=20, help="of each way and round")
-    parser.add_argument("--rounds", type=int, default=3, help="how often the ways take turns")
+    parser.add_argument("--peer", action="store_true", help="google-tunix==0.1.7 is installed here")
+    parser.add_argument("--steps", type=int, default=40, help="of each way")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    ways = {
-        "ours": lambda: asyncio.run(ours(options.steps, True)),
-        "ours, sharing off": lambda: asyncio.run(ours(options.steps, False)),
-    }
-    if options.peer_venv:
-        ways["google-tunix 0.1.7"] = lambda: peer(options.peer_venv, options.steps)
-    measured: dict[str, list[dict[str, float]]] = {}
-    for _ in range(options.rounds):
-        for name, way in ways.items():
-            measured.setdefault(name, []).extend(way())
-    medians = {
-        name: {key: statistics.median(step[key] for step in steps) for key in steps[0]}
-        for name, steps in measured.items()
-    }
+    measured = measure(options.steps, options.peer)
+    against = measured.get(PEER)
+    found = {name: summary(steps, against) for name, steps in measured.items()}
     if options.json:
-        print(json.dumps(medians, indent=2))
+        print(json.dumps(found, indent=2))
         return
-    print(f"{'CPU seconds a step':22}{'rollout':>10}{'update':>10}{'total':>10}")
-    for name, m in medians.items():
-        print(f"{name:22}{m['rollout']:10.3f}{m['step'] - m['rollout']:10.3f}{m['step']:10.3f}")
+    columns = ("rollout", "update", "step", "first")
+    print(f"{'CPU seconds a step':22}" + "".join(f"{name:>10}" for name in columns))
+    for name, m in found.items():
+        print(f"{name:22}" + "".join(f"{m[column]:10.3f}" for column in columns))
+    for name, m in found.items() if against else ():
+        for key in ("rollout", "step") if name != PEER else ():
+            middle, low, high = (m[f"{key} ratio{end}"] for end in ("", " low", " high"))
+            print(f"{name}, {key} over {PEER}'s: {middle:.3f} (quartiles {low:.3f}-{high:.3f})")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""The peer's side of `grpo_step`: one GRPO step of google-tunix 0.1.7, vanilla rollout.
+"""The peer's side of `grpo_step`: GRPO steps of google-tunix 0.1.7, vanilla rollout.
 
-Runs in the peer's own environment (`python benchmarks/peer_grpo_step.py`; `grpo_step
---peer-venv` starts it), so it imports nothing of ours. Its Qwen3 model has the sizes of
-ours, prompts of 64 words are 64 tokens, and the end of sequence is an id that is never
-sampled. Prints JSON: CPU seconds of rollout and of the whole step, for every step.
+Imported only where `grpo_step --peer` was asked for, in an environment that has tunix. Its
+Qwen3 model has the sizes of ours, prompts of 64 words are 64 tokens, and the end of sequence
+is an id that is never sampled. Its learner has a loop of its own, so the others take their
+turn (`between`) at the end of each of its updates.
 """
 
-import json
+from __future__ import annotations
+
 import logging
-import sys
 import time
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -22,77 +23,87 @@ from tunix.rl.rollout import base_rollout
 from tunix.tests import test_common
 
 VOCAB, PROMPTS, SAMPLES, PROMPT, COMPLETION = 256, 4, 8, 64, 64
-STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 12
 
-logging.disable(logging.WARNING)
-words = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, VOCAB)}
-tokenizer = test_common.MockVocab(words)
-config = qwen3.ModelConfig(
-    num_layers=2, vocab_size=VOCAB, embed_dim=64, hidden_dim=128, num_heads=4, head_dim=16,
-    num_kv_heads=4, rope_theta=10_000, norm_eps=1e-6, use_tied_embedding=True,
-)  # fmt: skip
-mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
-with mesh:
-    actor = qwen3.Qwen3(config, rngs=nnx.Rngs(0))
-roles = rl_cluster_lib.Role
-cluster = rl_cluster_lib.RLCluster(
-    actor=actor,
-    reference=None,
-    tokenizer=tokenizer,
-    cluster_config=rl_cluster_lib.ClusterConfig(
-        role_to_mesh={role: mesh for role in (roles.ACTOR, roles.REFERENCE, roles.ROLLOUT)},
-        rollout_engine="vanilla",
-        training_config=rl_cluster_lib.RLTrainingConfig(
-            actor_optimizer=optax.adamw(1e-4),
-            eval_every_n_steps=10**9,
-            max_steps=STEPS,
-            mini_batch_size=PROMPTS,
-            train_micro_batch_size=PROMPTS,
+
+def run(steps: int, between: Callable[[], None]) -> list[dict[str, float]]:
+    """Takes `steps` steps, with `between` after each; returns CPU seconds of rollout and step."""
+    logging.disable(logging.WARNING)
+    cluster = _cluster(steps)
+    generate, update_actor = cluster.generate, cluster.update_actor
+    measured: list[dict[str, float]] = []
+    lengths: set[int] = set()
+    rollout, begun = 0.0, time.process_time()
+
+    def timed_generate(*arguments, **options):
+        nonlocal rollout
+        begin = time.process_time()
+        out = generate(*arguments, **options)
+        jax.block_until_ready(out.tokens)
+        rollout += time.process_time() - begin
+        lengths.update(len(ids) for ids in out.tokens)
+        return out
+
+    def timed_update(*arguments, **options):
+        nonlocal rollout, begun
+        update_actor(*arguments, **options)
+        jax.block_until_ready(jax.tree.leaves(nnx.state(cluster.actor_trainer.model)))
+        measured.append({"rollout": rollout, "step": time.process_time() - begun})
+        between()
+        rollout, begun = 0.0, time.process_time()
+
+    cluster.generate, cluster.update_actor = timed_generate, timed_update
+    rng = np.random.default_rng(0)
+    learner = grpo_learner.GRPOLearner(
+        rl_cluster=cluster,
+        reward_fns=lambda prompts, completions, **_: rng.random(len(prompts)).tolist(),
+        algo_config=grpo_learner.GRPOConfig(num_generations=SAMPLES, num_iterations=1, beta=0.0),
+    )
+    learner.train(_prompts(steps))
+    if lengths != {COMPLETION}:
+        raise RuntimeError(f"the peer's completions have {sorted(lengths)} tokens")
+    return measured
+
+
+def _prompts(steps: int) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [
+        {"prompts": np.array([" ".join(f"w{i}" for i in ids) for ids in batch])}
+        for batch in rng.integers(3, VOCAB, (steps, PROMPTS, PROMPT - 1))
+    ]
+
+
+def _cluster(steps: int) -> rl_cluster_lib.RLCluster:
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, VOCAB)}
+    config = qwen3.ModelConfig(
+        num_layers=2, vocab_size=VOCAB, embed_dim=64, hidden_dim=128, num_heads=4, head_dim=16,
+        num_kv_heads=4, rope_theta=10_000, norm_eps=1e-6, use_tied_embedding=True,
+    )  # fmt: skip
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
+    with mesh:
+        actor = qwen3.Qwen3(config, rngs=nnx.Rngs(0))
+    roles = rl_cluster_lib.Role
+    return rl_cluster_lib.RLCluster(
+        actor=actor,
+        reference=None,
+        tokenizer=test_common.MockVocab(words),
+        cluster_config=rl_cluster_lib.ClusterConfig(
+            role_to_mesh={role: mesh for role in (roles.ACTOR, roles.REFERENCE, roles.ROLLOUT)},
+            rollout_engine="vanilla",
+            training_config=rl_cluster_lib.RLTrainingConfig(
+                actor_optimizer=optax.adamw(1e-4),
+                eval_every_n_steps=10**9,
+                max_steps=steps,
+                mini_batch_size=PROMPTS,
+                train_micro_batch_size=PROMPTS,
+            ),
+            rollout_config=base_rollout.RolloutConfig(
+                max_tokens_to_generate=COMPLETION,
+                max_prompt_length=PROMPT,
+                kv_cache_size=PROMPT + COMPLETION,
+                temperature=1.0,
+                top_p=1.0,
+                top_k=None,
+                eos_tokens=[VOCAB + 7],
+            ),
         ),
-        rollout_config=base_rollout.RolloutConfig(
-            max_tokens_to_generate=COMPLETION,
-            max_prompt_length=PROMPT,
-            kv_cache_size=PROMPT + COMPLETION,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=None,
-            eos_tokens=[VOCAB + 7],
-        ),
-    ),
-)
-rng = np.random.default_rng(0)
-data = [
-    {"prompts": np.array([" ".join(f"w{i}" for i in ids) for ids in batch])}
-    for batch in rng.integers(3, VOCAB, (STEPS, PROMPTS, PROMPT - 1))
-]
-rollouts: list[float] = []
-lengths: list[int] = []
-ends: list[float] = []
-generate = cluster.generate
-update_actor = cluster.update_actor
-
-
-def timed_generate(*arguments, **options):
-    begin = time.process_time()
-    out = generate(*arguments, **options)
-    jax.block_until_ready(out.tokens)
-    rollouts.append(time.process_time() - begin)
-    lengths.extend(len(ids) for ids in out.tokens)
-    return out
-
-
-def timed_update(*arguments, **options):
-    update_actor(*arguments, **options)
-    jax.block_until_ready(jax.tree.leaves(nnx.state(cluster.actor_trainer.model)))
-    ends.append(time.process_time())
-
-
-cluster.generate, cluster.update_actor = timed_generate, timed_update
-learner = grpo_learner.GRPOLearner(
-    rl_cluster=cluster,
-    reward_fns=lambda prompts, completions, **_: rng.random(len(prompts)).tolist(),
-    algo_config=grpo_learner.GRPOConfig(num_generations=SAMPLES, num_iterations=1, beta=0.0),
-)
-learner.train(data)
-assert set(lengths) == {COMPLETION}, f"completions of {sorted(set(lengths))} tokens"
-print(json.dumps({"rollout": rollouts[1:], "step": np.diff(ends).tolist()}))
+    )
