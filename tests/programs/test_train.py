@@ -9,10 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
+from notepad_jax.checkpoint import steps
+from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.data import files
-from notepad_jax.programs import configuration, train
+from notepad_jax.programs import configuration, parts, train
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.progress import SilentScreen
@@ -118,6 +122,35 @@ def test_the_engine_may_keep_its_weights_in_bfloat16(tmp_path):
     known = "use one of 'float32', 'bfloat16', 'int8'"
     with pytest.raises(ValueError, match=f"rollout_dtype is 'int4'; {known}"):
         run(tmp_path / "other", "--config.checkpoint.rollout_dtype=int4")
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """The starter as models are published: bfloat16, in its files and in config.json."""
+    policy = parts.load_policy(ROOT / "data" / "starter")
+    folder = tmp_path_factory.mktemp("published") / "hf"
+    beside = huggingface.companions(policy.folder)
+    huggingface.export(policy.config, policy.params, folder, "bfloat16", beside)
+    return folder
+
+
+def test_a_published_bfloat16_policy_trains_at_the_published_rate(published, tmp_path):
+    words = (
+        f"--config.policy={published}",
+        "--config.optimizer.kind=adamw",
+        "--config.optimizer.learning_rate=1e-6",
+        "--config.checkpoint.handoff=memory",
+    )
+    metrics = run(tmp_path / "run", *words)
+    learnt = [m for m in metrics if m["groups/kept"]]
+    assert learnt, "no group carried a signal; choose another seed for this test"
+    for m in learnt:
+        assert m["update/changed_share"] > 0.5  # what no completion saw gets no gradient
+        assert m["update/applied_over_asked"] == pytest.approx(1, abs=0.05)
+        assert m["logprob_gap_max"] < 0.3  # sampler and trainer: the same bits, other sums
+    step = tmp_path / "run" / "checkpoints" / "4"
+    kinds = {leaf.dtype for leaf in jax.tree.leaves(steps.as_stored(step.parent, 4))}
+    assert kinds == {np.dtype("float32")}  # masters, not what the engine computes with
 
 
 INT8 = "--config.checkpoint.rollout_dtype=int8"
