@@ -6,11 +6,11 @@
 For size estimates, compile-only runs, benchmarks with random weights. To train or serve a
 published model nothing of this is needed: its own config.json is read. Each entry is what
 `checkpoint.hf.config.read_config` makes of the config.json in the model's repository on
-huggingface.co (Qwen/Qwen2.5-7B-Instruct, Qwen/Qwen2.5-14B-Instruct, Qwen/Qwen3-4B,
-Qwen/Qwen3-30B-A3B, meta-llama/Llama-3.1-8B), read in stored copies, November 2026. Parameter
-counts, tested to the unit: 7,615,616,512; 14,770,033,664; 4,022,468,096; 30,532,122,624;
-8,030,261,248. Unlike the other files here this one imports `PolicyConfig`: these are values
-for code, not a run's settings.
+huggingface.co (Qwen/Qwen2.5-0.5B, Qwen/Qwen2.5-7B-Instruct, Qwen/Qwen2.5-14B-Instruct,
+Qwen/Qwen3-4B, Qwen/Qwen3-30B-A3B, meta-llama/Llama-3.1-8B), read in stored copies, November
+2026. Parameter counts, tested to the unit: 494,032,768; 7,615,616,512; 14,770,033,664;
+4,022,468,096; 30,532,122,624; 8,030,261,248. Unlike the other files here this one imports
+`PolicyConfig`: these are values for code, not a run's settings.
 
 `valid_vocab` is all rows of the embedding; a program lowers it to its tokenizer's size.
 """
@@ -38,6 +38,23 @@ _QWEN3 = _QWEN | dict(
 )
 
 MODELS = {
+    "Qwen2.5-0.5B": PolicyConfig(
+        vocab_size=151_936,
+        valid_vocab=151_936,
+        width=896,
+        layers=24,
+        heads=14,
+        kv_heads=2,
+        head_size=64,
+        feed_forward=4864,
+        rope_theta=1e6,
+        rms_eps=1e-6,
+        qk_norm=False,
+        attention_bias=True,
+        tied_embeddings=True,
+        dtype="bfloat16",
+        max_positions=32_768,
+    ),
     "Qwen2.5-7B-Instruct": PolicyConfig(
         **_QWEN25, width=3584, layers=28, heads=28, kv_heads=4, feed_forward=18_944
     ),

@@ -24,6 +24,7 @@ def test_config_json_comes_back(case):
 
 
 COUNTS = {
+    "Qwen2.5-0.5B": 494_032_768,
     "Qwen2.5-7B-Instruct": 7_615_616_512,
     "Qwen2.5-14B-Instruct": 14_770_033_664,
     "Qwen3-4B": 4_022_468_096,
@@ -47,6 +48,11 @@ _QWEN3 = dict(
 
 
 PUBLISHED = {  # what of each config.json has a meaning for a decoder
+    "Qwen2.5-0.5B": _QWEN2 | dict(
+        hidden_size=896, intermediate_size=4864, max_window_layers=24, num_attention_heads=14,
+        num_hidden_layers=24, num_key_value_heads=2, sliding_window=None,
+        tie_word_embeddings=True, vocab_size=151936,
+    ),
     "Qwen2.5-7B-Instruct": _QWEN2 | dict(
         hidden_size=3584, intermediate_size=18944, max_window_layers=28, num_attention_heads=28,
         num_hidden_layers=28, num_key_value_heads=4,
