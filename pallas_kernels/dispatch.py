@@ -123,7 +123,7 @@ def packed_attention(
     if _pallas():
         return packed.packed_attention(q_BTNH, k_BSKH, v_BSKH, blocks, backend() == "interpret")
     if backend() == "xla":
-        return reference.dense_packed_attention(q_BTNH, k_BSKH, v_BSKH, blocks)
+        return reference.sliced_packed_attention(q_BTNH, k_BSKH, v_BSKH, blocks)
     return reference.packed_attention(q_BTNH, k_BSKH, v_BSKH, blocks)
 
 

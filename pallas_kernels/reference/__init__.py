@@ -1,18 +1,19 @@
 """The three operations in plain jnp, a file each: the kernels' twins, and the path of CPUs.
 
-`dense` is packed attention without blocks: the oracle of tests, and the path of GPUs.
+`dense` is packed attention without blocks, the oracle of tests; `slices` the path of GPUs.
 """
 
-from pallas_kernels.reference.dense import dense_attention, dense_packed_attention
+from pallas_kernels.reference.dense import dense_attention
 from pallas_kernels.reference.logprob import token_logprob
 from pallas_kernels.reference.packed import packed_attention
 from pallas_kernels.reference.paged import paged_attention, ragged_paged_attention
+from pallas_kernels.reference.slices import sliced_packed_attention
 
 __all__ = [
     "dense_attention",
-    "dense_packed_attention",
     "packed_attention",
     "paged_attention",
     "ragged_paged_attention",
+    "sliced_packed_attention",
     "token_logprob",
 ]

@@ -41,10 +41,12 @@ def draw(seed, B, T, S, N, K, H, dtype=np.float32):
     return q, k, v, d_out, jnp.asarray(rng.normal(size=(B, T, N)), jnp.float32)
 
 
-def assert_kernels_are_dense_attention(kv_end, T, N, K, H, dtype=np.float32, tolerance=2e-5, **how):
+def assert_kernels_are_dense_attention(
+    kv_end, T, N, K, H, dtype=np.float32, tolerance=2e-5, backend="interpret", **how
+):
     kv_end = jnp.asarray(kv_end)
     q, k, v, d_out, d_lse = draw(T + N, *kv_end.shape[:1], T, kv_end.shape[1], N, K, H, dtype)
-    got = results(q, k, v, kv_end, d_out, d_lse, backend="interpret", **how)
+    got = results(q, k, v, kv_end, d_out, d_lse, backend=backend, **how)
     exact = [x.astype(jnp.float32) for x in (q, k, v)]
     want = results(*exact, kv_end, d_out, d_lse, backend="dense")
     for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), got, want, strict=True):
@@ -254,6 +256,29 @@ def test_every_backend_gives_the_same_numbers():
         got = results(q, k, v, kv_end, d_out, d_lse, backend=backend)
         for a, b in zip(got, want, strict=True):
             np.testing.assert_allclose(a, b, atol=5e-5, err_msg=backend)
+
+
+@pytest.mark.parametrize("queries", [256, 200])
+def test_slices_are_dense_attention_at_every_edge(queries):
+    """What GPUs run, in slices of 128: several a row, the last one short."""
+    kv_end = np.stack(list(EDGES.values()))
+    assert_kernels_are_dense_attention(kv_end, queries, 4, 2, 64, backend="xla")
+
+
+def test_slices_stay_within_the_rounding_of_bfloat16():
+    kv_end = layouts.bundle(130, [40, 1, 60], 300)[None]
+    assert_kernels_are_dense_attention(kv_end, 300, 4, 2, 64, jnp.bfloat16, 5e-3, backend="xla")
+
+
+def test_no_product_of_slices_meets_float32_when_the_inputs_are_bfloat16():
+    """A float32 operand takes twice the memory and leaves the fast path of a matrix unit."""
+    kv_end = jnp.asarray(layouts.bundle(130, [40, 1, 60], 300))[None]
+    q, k, v, d_out, d_lse = draw(0, 1, 300, 300, 4, 2, 64, jnp.bfloat16)
+    program = results.lower(q, k, v, kv_end, d_out, d_lse, backend="xla").as_text()
+    products = [line for line in program.splitlines() if "dot_general" in line]
+    assert len(products) == 3 * (2 + 5)  # slices; forward, backward
+    operands = [line.split(" : (")[1].split(") -> ")[0] for line in products]
+    assert all(types.count("bf16") == 2 for types in operands), operands
 
 
 def test_the_backend_follows_the_machine_unless_forced():

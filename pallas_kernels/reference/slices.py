@@ -1,0 +1,110 @@
+"""Packed attention as a few large products, a slice of queries after the other: GPUs' path.
+
+A thousand small steps one after the other would leave a GPU idle, so a slice of queries meets
+all keys that causality leaves it at once, masked. XLA does not fuse two matrix products: the
+scores of a slice pass through device memory, and that traffic, not arithmetic, is what this
+costs. Hence the form: heads lie before tokens, so that no score is ever transposed; weights
+meet values in the values' dtype, like the kernels'; and the derivative is written out, so that
+the backward makes scores again from the logsumexp, without a maximum or a sum.
+docs/performance.md has the bytes. Beside: `dense`, the oracle, and `packed`, block by block.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.schedule import Schedule
+from pallas_kernels.tiles import HIDDEN
+
+
+def sliced_packed_attention(
+    q_BTNH: Float[Array, "B T N H"],
+    k_BSKH: Float[Array, "B S K H"],
+    v_BSKH: Float[Array, "B S K H"],
+    schedule: Schedule,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+    """`pallas_kernels.packed_attention`, `schedule.q_size` queries at a time.
+
+    Of the schedule only the mask and that size are read: its list is for who skips blocks.
+    Memory holds the scores of a few slices, float32 [B, N, q_size, S] each.
+    """
+    (B, T, N, H), (S, K) = q_BTNH.shape, k_BSKH.shape[1:3]
+    padded = pl.cdiv(S, schedule.k_size) * schedule.k_size
+    kv_end_BS = schedule.kv_end.reshape(B, padded)[:, :S] - jnp.arange(B)[:, None] * padded
+    q_BKGTH = q_BTNH.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4)
+    k_BKSH, v_BKSH = (x.transpose(0, 2, 1, 3) for x in (k_BSKH, v_BSKH))
+    slices = []
+    for begin in range(0, T, schedule.q_size):
+        end = min(begin + schedule.q_size, T)
+        reach = S - T + end  # what lies behind it is later than every query of the slice
+        slices.append(
+            _slice(
+                q_BKGTH[..., begin:end, :], k_BKSH[:, :, :reach], v_BKSH[:, :, :reach],
+                kv_end_BS[:, :reach],
+            )
+        )  # fmt: skip
+    out, lse = (jnp.concatenate(parts, axis=3) for parts in zip(*slices, strict=True))
+    return (
+        out.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H),
+        lse.transpose(0, 3, 1, 2).reshape(B, T, N),
+    )
+
+
+_scores = functools.partial(
+    jnp.einsum, "bkgth,bksh->bkgts", preferred_element_type=jnp.float32
+)  # of queries and keys; of cotangents and values
+
+
+def _visible(kv_end_BS: Int[Array, "B S"], queries: int) -> Bool[Array, "B 1 1 queries S"]:
+    """The mask of the last `queries` positions, every one of which sees itself."""
+    S = kv_end_BS.shape[1]
+    i, j = jnp.arange(S - queries, S)[:, None], jnp.arange(S)
+    return ((j <= i) & (i < kv_end_BS[:, None, :]))[:, None, None]
+
+
+@jax.custom_vjp
+def _slice(q_BKGTH: Array, k_BKSH: Array, v_BKSH: Array, kv_end_BS: Array) -> tuple[Array, Array]:
+    """Attention of the last T of S positions: (out [B, K, G, T, H], lse [B, K, G, T])."""
+    return _slice_forward(q_BKGTH, k_BKSH, v_BKSH, kv_end_BS)[0]
+
+
+def _slice_forward(q: Array, k: Array, v: Array, kv_end: Array) -> Any:
+    with jax.named_scope("packed_attention"):
+        scores = _scores(q, k) * q.shape[-1] ** -0.5
+        scores = jnp.where(_visible(kv_end, q.shape[3]), scores, HIDDEN)
+        peak = scores.max(axis=-1)
+        weights = jnp.exp(scores - peak[..., None])  # of what is hidden: exp(-1e30) is 0
+        total = weights.sum(axis=-1)
+        out = jnp.einsum(
+            "bkgts,bksh->bkgth", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+        )
+        out = (out / total[..., None]).astype(q.dtype)
+        lse = peak + jnp.log(total)
+    return (out, lse), (q, k, v, kv_end, out, lse)
+
+
+def _slice_backward(residuals: Any, cotangents: tuple[Array, Array]) -> Any:
+    q, k, v, kv_end, out, lse = residuals
+    d_out, d_lse = cotangents
+    scale = q.shape[-1] ** -0.5
+    sum32 = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    with jax.named_scope("packed_attention_backward"):
+        # d score = weight * (d_out . v - d_out . out + d_lse): the last two are one number a query.
+        delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1) - d_lse
+        weights = jnp.exp(_scores(q, k) * scale - lse[..., None])
+        weights = jnp.where(_visible(kv_end, q.shape[3]), weights, 0)
+        d_scores = (scale * weights * (_scores(d_out, v) - delta[..., None])).astype(q.dtype)
+        d_q = sum32("bkgts,bksh->bkgth", d_scores, k).astype(q.dtype)
+        d_k = sum32("bkgts,bkgth->bksh", d_scores, q).astype(k.dtype)
+        d_v = sum32("bkgts,bkgth->bksh", weights.astype(q.dtype), d_out).astype(v.dtype)
+    return d_q, d_k, d_v, np.zeros(kv_end.shape, jax.dtypes.float0)
+
+
+_slice.defvjp(_slice_forward, _slice_backward)
