@@ -219,10 +219,10 @@ def measure_update(
     return rows
 
 
-def decode_arrays(
+def decode_layout(
     config: PolicyConfig, sizes: Sizes, batch: int, sharers: int
-) -> tuple[Pages, PageTables, launches.SlotArrays]:
-    """A random cache, and `batch` slots in the middle of a context: rows of `sharers` slots.
+) -> tuple[int, PageTables, launches.SlotArrays]:
+    """Pages of a layer, and `batch` slots in the middle of a context: rows of `sharers` slots.
 
     With one sharer a row, nothing is shared: all pages are the slot's own.
     """
@@ -230,10 +230,6 @@ def decode_arrays(
     shared = sizes.context if sharers > 1 else 0
     own = sizes.context - shared
     P, Q = shared // Z, -(-(own + sizes.steps) // Z)
-    pages = rows * P + batch * Q
-    size = pallas_kernels.cache_head_size(config.head_size)
-    data = (config.layers * pages, 2, config.kv_heads, Z, size)
-    fill = jax.jit(lambda key: jax.random.uniform(key, data, jnp.bfloat16, -1, 1))
     slot_B = np.arange(batch, dtype=np.int32)
     tables = PageTables(
         shared_RP=np.arange(rows * P, dtype=np.int32).reshape(rows, P),
@@ -249,7 +245,15 @@ def decode_arrays(
         token=slot_B, position=every(sizes.context), private_len=every(own),
         remaining=every(sizes.steps), stop_ids=np.full((batch, 1), -1, np.int32), draws=draws,
     )  # fmt: skip
-    return Pages(fill(jax.random.key(3)), pages), tables, slots
+    return rows * P + batch * Q, tables, slots
+
+
+def cache(config: PolicyConfig, sizes: Sizes, count: int) -> Pages:
+    """`count` pages a layer, random: zeros can be faster than real values."""
+    size = pallas_kernels.cache_head_size(config.head_size)
+    shape = (config.layers * count, 2, config.kv_heads, sizes.page, size)
+    fill = jax.jit(lambda key: jax.random.uniform(key, shape, jnp.bfloat16, -1, 1))
+    return Pages(fill(jax.random.key(3)), count)
 
 
 def measure_decode(
@@ -261,7 +265,8 @@ def measure_decode(
         for sharers in (1, sizes.sharers):
             if batch % sharers:
                 continue
-            held, tables, slots = decode_arrays(config, sizes, batch, sharers)
+            count, tables, slots = decode_layout(config, sizes, batch, sharers)
+            held = cache(config, sizes, count)
 
             def work() -> Any:
                 nonlocal held  # the cache is donated; the same tokens are written again
@@ -284,8 +289,7 @@ def measure_prefill(
 ) -> list[dict[str, Any]]:
     config, sizes = shape.config, shape.sizes
     count = sizes.chunk // sizes.page
-    size = pallas_kernels.cache_head_size(config.head_size)
-    held = Pages.zeros(config.layers, count, config.kv_heads, sizes.page, size, "bfloat16")
+    held = cache(config, sizes, count)
     ids = np.random.default_rng(0).integers(0, config.valid_vocab, (1, sizes.chunk), np.int32)
     table_RP = np.arange(count, dtype=np.int32)[None]
 
