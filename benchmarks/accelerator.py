@@ -10,8 +10,8 @@ compares. Every time is the median of `--repeats` calls after one that compiles 
 and a call ends when the device has finished.
 
 update   one `update.loss_and_gradient`: rows of a 5,120-token prefix and 3 tails of 512 + 512
-         tokens, micro-batches of one row, with and without remat; full training at 0.5b,
-         adapters (rank 16, all matrices) at both sizes. The optimizer's step is not in it.
+         tokens, micro-batches of one row, with and without remat; float32 masters of all weights
+         at 0.5b, adapters (rank 16, all matrices) at both sizes. The optimizer's step is not in it.
 decode   one launch of 32 tokens a slot at a context of 5,120, temperature 1; every slot with a
          context of its own, and 16 slots to one cached prefix.
 prefill  one chunk of 5,024 tokens into the paged cache.
@@ -48,7 +48,8 @@ from benchmarks.sharing import UPDATE, make_groups
 from benchmarks.sharing import policy_config as toy_policy
 from configs.models import MODELS
 from notepad_jax.engine import launches
-from notepad_jax.grpo import packing, update
+from notepad_jax.grpo import update
+from notepad_jax.grpo.batch import pack
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.types import Completion, Finish, Prompt, TrainBatch, tokens
@@ -118,7 +119,7 @@ def visible_pairs(kv_end_BT: np.ndarray) -> int:
 
 def update_flops(config: PolicyConfig, batch: TrainBatch, frozen: bool) -> int:
     """Forward and backward over the batch, as the module says."""
-    trained = int(np.count_nonzero(batch.loss_mask))
+    trained = int(np.count_nonzero(batch.weights))
     weights = layer_weights(config) * batch.tokens.size
     weights += config.vocab_size * config.width * trained
     attention = config.layers * config.heads * config.head_size * visible_pairs(batch.kv_end)
@@ -191,7 +192,7 @@ def make_batch(config: PolicyConfig, sizes: Sizes) -> TrainBatch:
         for _ in range(sizes.members):
             completions.append(Completion(draw(sizes.completion), told, Finish.LENGTH, 0))
     row = sizes.prefix + sizes.members * (sizes.tail + sizes.completion)
-    return packing.pack(*make_groups(prompts, completions, 0), row_length=row).batch
+    return pack(*make_groups(prompts, completions, 0), row_length=row).batch
 
 
 def measure_update(
@@ -200,18 +201,18 @@ def measure_update(
     config, sizes = shape.config, shape.sizes
     batch = make_batch(config, sizes)
     adapters = lora.Lora(sizes.rank, float(sizes.rank), lora.TARGETS)
-    ways = {"adapters": (lora.init(config, adapters, jax.random.key(1)),
-                         update.Frozen(params, adapters))}  # fmt: skip
+    frozen, trained = lora.partition(config, params, adapters, jax.random.key(1))
+    ways = {"adapters": (trained, frozen)}
     if shape.full:
-        ways["full"] = params, None
+        ways["full"] = jax.tree.map(lambda x: x.astype(jnp.float32), params), {}
     rows = []
-    for way, (trained, frozen) in ways.items():
-        flops = update_flops(config, batch, frozen is not None)
+    for way, (masters, frozen) in ways.items():
+        flops = update_flops(config, batch, frozen=bool(frozen))
         for remat in (False, True):
             settings = dataclasses.replace(UPDATE, micro_batch_rows=1, remat=remat)
 
-            def work(settings=settings, trained=trained, frozen=frozen) -> Any:
-                return update.loss_and_gradient(config, settings, trained, batch, frozen)
+            def work(settings=settings, masters=masters, frozen=frozen) -> Any:
+                return update.loss_and_gradient(config, settings, masters, frozen, batch)
 
             seconds = median_seconds(work, repeats)
             name = f"{way}, remat" if remat else way

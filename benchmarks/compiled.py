@@ -80,13 +80,15 @@ def update_program(shape: accelerator.Shape, remat: bool) -> Program:
     adapted = lora.Lora(shape.sizes.rank, float(shape.sizes.rank), lora.TARGETS)
     settings = dataclasses.replace(UPDATE, micro_batch_rows=1, remat=remat)
 
-    def run(adapters: Any, base: Any) -> Any:
-        frozen = update.Frozen(base, adapted)
-        return update.loss_and_gradient(config, settings, adapters, batch, frozen)
+    def run(masters: Any, frozen: Any) -> Any:
+        return update.loss_and_gradient(config, settings, masters, frozen, batch)
 
-    adapters = jax.eval_shape(lambda key: lora.init(config, adapted, key), jax.random.key(0))
-    base = parameters.abstract_params(config, "bfloat16")
-    return Program(run, (adapters, base), accelerator.update_flops(config, batch, True), 0)
+    frozen, masters = jax.eval_shape(
+        lambda base, key: lora.partition(config, base, adapted, key),
+        parameters.abstract_params(config, "bfloat16"),
+        jax.random.key(0),
+    )
+    return Program(run, (masters, frozen), accelerator.update_flops(config, batch, True), 0)
 
 
 def decode_program(shape: accelerator.Shape, batch: int, sharers: int) -> Program:
