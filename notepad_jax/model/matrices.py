@@ -10,6 +10,7 @@ only a trainer's is ever adapted (`lora`); checkpoints and exports hold arrays. 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -89,9 +90,34 @@ def delta(x: Array, adapted: Adapted, inputs: int = 1) -> Array:
     return _product(low, adapted.b, 1) * adapted.scale
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _product(x: Array, matrix: Array, inputs: int) -> Array:
-    """The product of x and a matrix in x's dtype, summed and returned in float32."""
+    """The product of x and a matrix in x's dtype, summed and returned in float32.
+
+    Its derivative is made of products in x's dtype, too. Jax's own would meet the float32
+    cotangent with float32 copies of x and of the matrix; but that cotangent comes from a
+    result which was rounded to x's dtype, so it has no more digits than that.
+    """
     return jnp.tensordot(x, matrix.astype(x.dtype), inputs, preferred_element_type=jnp.float32)
+
+
+def _product_forward(x: Array, matrix: Array, inputs: int) -> tuple[Array, tuple[Array, Array]]:
+    return _product(x, matrix, inputs), (x, matrix)
+
+
+def _product_backward(
+    inputs: int, operands: tuple[Array, Array], d_out: Array
+) -> tuple[Array, Array]:
+    x, matrix = operands
+    d_out, rows = d_out.astype(x.dtype), tuple(range(x.ndim - inputs))
+    outputs = tuple(range(inputs, matrix.ndim))
+    last = tuple(range(len(rows), d_out.ndim))
+    d_x = jnp.tensordot(d_out, matrix.astype(x.dtype), (last, outputs))
+    d_matrix = jnp.tensordot(x, d_out, (rows, rows), preferred_element_type=jnp.float32)
+    return d_x, d_matrix.astype(matrix.dtype)
+
+
+_product.defvjp(_product_forward, _product_backward)
 
 
 def _apply_quantized(x: Array, matrix: Quantized, inputs: int) -> Array:

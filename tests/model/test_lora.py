@@ -7,6 +7,7 @@ import pytest
 import tiny
 
 from notepad_jax.model import attention, lora, policy
+from notepad_jax.model.matrices import Adapted, apply
 from notepad_jax.model.parameters import join
 
 ALL = lora.Lora(rank=3, alpha=6.0, targets=tuple(lora.TARGETS))
@@ -65,6 +66,29 @@ def test_the_gradient_of_adapters_is_the_chain_rule_through_the_merged_weights()
     got = jax.grad(lambda a: loss(join(split(base)[0], a)))(adapters)
     want = jax.grad(lambda a: loss(lora.merged(join(split(base)[0], a))))(adapters)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3, rtol=1e-3), got, want)
+
+
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_beside_a_bfloat16_matrix_the_gradient_is_made_of_bfloat16_products(inputs):
+    """Of the same numbers in float32 it is off by bfloat16's rounding."""
+    draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape)  # noqa: E731
+    into, out = (4, 5)[:inputs], (6, 7)[inputs - 1 :]
+    x, w, d = draw(0, 3, 8, *into), draw(1, *into, *out), draw(4, 3, 8, *out)
+    a, b = draw(2, *into, 2), draw(3, 2, *out)
+
+    def loss(x, w, a, b):
+        return jnp.sum(d * apply(x, Adapted(w, a, b, jnp.float32(0.5)), inputs))
+
+    gradient = jax.jit(jax.grad(loss, (0, 1, 2, 3)))
+    low = x.astype("bfloat16"), w.astype("bfloat16"), a, b
+    products = [line for line in gradient.lower(*low).as_text().splitlines() if "dot_gen" in line]
+    assert len(products) >= 7
+    for line in products:
+        assert line.split(" : (")[1].split(") -> ")[0].count("bf16") == 2, line
+    exact = gradient(*(x.astype("float32") for x in low))
+    for name, got, want in zip("xwab", gradient(*low), exact, strict=True):
+        gap = jnp.linalg.norm(got.astype("float32") - want) / jnp.linalg.norm(want)
+        assert gap < 1e-2, f"{name}: {gap:.1e}"
 
 
 def test_wrong_settings_are_refused_by_name():
