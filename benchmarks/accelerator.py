@@ -16,15 +16,8 @@ decode   one launch of 32 tokens a slot at a context of 5,120, temperature 1; ev
          context of its own, and 16 slots to one cached prefix.
 prefill  one chunk of 5,024 tokens into the paged cache.
 
-What is counted is what the mathematics needs, whatever the program does:
-- FLOPs of the update: 2 x (weights of the layers x tokens + output matrix x trained tokens),
-  times 3 (forward, gradient of the input, gradient of the weight) or times 2 where the weights
-  are frozen, plus 12 x layers x heads x head size x visible (query, key) pairs. This is the
-  usual 6 x parameters x tokens, but the output matrix is met by trained tokens only and masked
-  pairs are not counted. Work done twice (remat, the scores in attention's backward) is not
-  counted either: with remat no more than 6/8 of the ceiling can be reached, 4/6 with adapters.
-- Bytes of a decode step: every weight once (of the embedding only what the output matrix
-  needs), every cached key and value once, a shared prefix once for the slots that share it.
+What is counted is what the mathematics needs, whatever the program does (`benchmarks.needs`):
+with remat no more than 6/8 of the ceiling can be reached, 4/6 with adapters.
 
 On a CPU only `--shapes toy` is allowed; its shares say nothing about an accelerator.
 """
@@ -33,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import statistics
 import time
@@ -44,13 +38,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_kernels
+from benchmarks import needs
 from benchmarks.sharing import UPDATE, make_groups
 from benchmarks.sharing import policy_config as toy_policy
 from configs.models import MODELS
 from notepad_jax.engine import launches
 from notepad_jax.grpo import update
 from notepad_jax.grpo.batch import pack
-from notepad_jax.model import lora, parameters
+from notepad_jax.model import attention, lora, parameters, policy
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.types import Completion, Finish, Prompt, TrainBatch, tokens
 from pallas_kernels import Pages, PageTables
@@ -100,46 +95,6 @@ SHAPES = {
         dataclasses.replace(toy_policy(32, 2, 2, 1, 64), dtype="bfloat16"), True, TOY_SIZES
     ),
 }
-
-
-# ---------------------------------------------------------------- what is counted
-
-
-def layer_weights(config: PolicyConfig) -> int:
-    """Elements of the matrices of all layers of a dense policy (no norms, no biases)."""
-    c = config
-    attention = 2 * c.width * (c.heads + c.kv_heads) * c.head_size
-    return c.layers * (attention + 3 * c.width * c.feed_forward)
-
-
-def visible_pairs(kv_end_BT: np.ndarray) -> int:
-    """(query, key) pairs under the mask j <= i < kv_end[j]: kv_end[j] - j for every key."""
-    return int((kv_end_BT - np.arange(kv_end_BT.shape[1])).sum())
-
-
-def update_flops(config: PolicyConfig, batch: TrainBatch, frozen: bool) -> int:
-    """Forward and backward over the batch, as the module says."""
-    trained = int(np.count_nonzero(batch.weights))
-    weights = layer_weights(config) * batch.tokens.size
-    weights += config.vocab_size * config.width * trained
-    attention = config.layers * config.heads * config.head_size * visible_pairs(batch.kv_end)
-    return 2 * weights * (2 if frozen else 3) + 12 * attention
-
-
-def prefill_flops(config: PolicyConfig, length: int) -> int:
-    """A causal forward that keeps keys and values: the last layer runs its k and v only."""
-    c = config
-    weights = layer_weights(c) * (c.layers - 1) // c.layers
-    weights += 2 * c.width * c.kv_heads * c.head_size
-    pairs = length * (length + 1) // 2
-    return 2 * weights * length + 4 * (c.layers - 1) * c.heads * c.head_size * pairs
-
-
-def decode_bytes(config: PolicyConfig, cached: float) -> float:
-    """Read by one step in bfloat16: all matrices, and `cached` tokens' keys and values."""
-    c = config
-    weights = layer_weights(c) + c.vocab_size * c.width
-    return 2 * (weights + cached * 2 * c.layers * c.kv_heads * c.head_size)
 
 
 # ---------------------------------------------------------------- how it is timed
@@ -207,7 +162,7 @@ def measure_update(
         ways["full"] = jax.tree.map(lambda x: x.astype(jnp.float32), params), {}
     rows = []
     for way, (masters, frozen) in ways.items():
-        flops = update_flops(config, batch, frozen=bool(frozen))
+        flops = needs.update_flops(config, batch, frozen=bool(frozen))
         for remat in (False, True):
             settings = dataclasses.replace(UPDATE, micro_batch_rows=1, remat=remat)
 
@@ -277,12 +232,23 @@ def measure_decode(
             seconds = median_seconds(work, repeats)
             # The new tokens are read too: after s steps there are s of them, on average half.
             cached = batch // sharers * sizes.context + batch * (sizes.steps + 1) / 2
-            moved = sizes.steps * decode_bytes(config, cached)
+            moved = sizes.steps * needs.decode_bytes(config, cached)
             name = f"{batch} slots" + (f", {sharers} to a prefix" if sharers > 1 else "")
             made = batch * sizes.steps
             rows.append(line("decode", name, seconds, made, moved=moved) | ceiling)
             del held
     return rows
+
+
+@functools.partial(jax.jit, static_argnames="config", donate_argnames="pages")
+def prefill(
+    config: PolicyConfig, params: Any, pages: Pages, ids_1T: np.ndarray, table_1P: np.ndarray
+) -> Pages:
+    """One prefix into whole pages, as the engine reads it."""
+    T = ids_1T.shape[1]
+    attend = attention.packed(config, jnp.full((1, T), T, jnp.int32))
+    k, v = policy.Policy(config, params).cache_entries(ids_1T, jnp.arange(T)[None], attend)
+    return pages.write_pages(k, v, table_1P)
 
 
 def measure_prefill(
@@ -292,15 +258,15 @@ def measure_prefill(
     count = sizes.chunk // sizes.page
     held = cache(config, sizes, count)
     ids = np.random.default_rng(0).integers(0, config.valid_vocab, (1, sizes.chunk), np.int32)
-    table_RP = np.arange(count, dtype=np.int32)[None]
+    table_1P = np.arange(count, dtype=np.int32)[None]
 
     def work() -> Any:
         nonlocal held  # donated
-        held = launches.prefill_prefixes(config, params, held, ids, table_RP)
+        held = prefill(config, params, held, ids, table_1P)
         return held
 
     seconds = median_seconds(work, repeats)
-    flops = prefill_flops(config, sizes.chunk)
+    flops = needs.prefill_flops(config, sizes.chunk)
     return [line("prefill", "one chunk", seconds, sizes.chunk, flops=flops) | ceiling]
 
 

@@ -7,7 +7,7 @@ The programs of `benchmarks.accelerator` (Qwen2.5-7B, bfloat16) are compiled for
 nothing but those two wheels (130 MB; of your jax's version): no driver, no GPU, nothing runs.
 That they compile is the first result. Then, per program: bytes of device memory (arguments,
 and what it needs beside them) and, by part, bytes moved and FLOPs of matrix products
-(`benchmarks.hlo`), beside what the mathematics needs (`benchmarks.accelerator`). The update is
+(`benchmarks.hlo`), beside what the mathematics needs (`benchmarks.needs`). The update is
 one micro-batch of one row, decoding is one step of all slots.
 
 What it cannot say: times. Kernels are not tuned (that needs the device), so the choice of
@@ -34,7 +34,7 @@ import numpy as np
 from jax.experimental import topologies
 
 import pallas_kernels
-from benchmarks import accelerator, hlo
+from benchmarks import accelerator, hlo, needs
 from benchmarks.sharing import UPDATE
 from notepad_jax.engine import launches
 from notepad_jax.grpo import update
@@ -88,7 +88,7 @@ def update_program(shape: accelerator.Shape, remat: bool) -> Program:
         parameters.abstract_params(config, "bfloat16"),
         jax.random.key(0),
     )
-    return Program(run, (masters, frozen), accelerator.update_flops(config, batch, True), 0)
+    return Program(run, (masters, frozen), needs.update_flops(config, batch, True), 0)
 
 
 def decode_program(shape: accelerator.Shape, batch: int, sharers: int) -> Program:
@@ -98,7 +98,7 @@ def decode_program(shape: accelerator.Shape, batch: int, sharers: int) -> Progra
     def run(params: Any, pages: Any, tables: Any, slots: Any) -> Any:
         return launches.generate(config, params, pages, tables, slots, sizes.steps)
 
-    moved = accelerator.decode_bytes(config, batch // sharers * sizes.context)
+    moved = needs.decode_bytes(config, batch // sharers * sizes.context)
     arguments = parameters.abstract_params(config, "bfloat16"), _pages(shape, count), tables, slots
     return Program(run, arguments, 0, moved)
 
@@ -109,10 +109,10 @@ def prefill_program(shape: accelerator.Shape) -> Program:
     ids, table = np.zeros((1, sizes.chunk), np.int32), np.zeros((1, count), np.int32)
 
     def run(params: Any, pages: Any, ids: Any, table: Any) -> Any:
-        return launches.prefill_prefixes(config, params, pages, ids, table)
+        return accelerator.prefill(config, params, pages, ids, table)
 
     arguments = parameters.abstract_params(config, "bfloat16"), _pages(shape, count), ids, table
-    return Program(run, arguments, accelerator.prefill_flops(config, sizes.chunk), 0)
+    return Program(run, arguments, needs.prefill_flops(config, sizes.chunk), 0)
 
 
 def _pages(shape: accelerator.Shape, count: int) -> Pages:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import accelerator
+from benchmarks import accelerator, needs
 from benchmarks.accelerator import SHAPES, TOY_SIZES
 from configs.models import MODELS
 from notepad_jax.engine import launches
@@ -21,40 +21,40 @@ def test_weights_are_the_parameters_but_embeddings_norms_and_biases(name):
     norms = 2 * c.width + (2 * c.head_size if c.qk_norm else 0)
     embeddings = c.vocab_size * c.width * (1 if c.tied_embeddings else 2)
     rest = embeddings + c.layers * (biases + norms) + c.width
-    assert accelerator.layer_weights(c) == parameters.count(c) - rest
+    assert needs.layer_weights(c) == parameters.count(c) - rest
 
 
 def test_pairs_of_a_prefix_with_two_tails_and_padding():
     """docs/kernels.md's drawing: 4 prefix tokens, tails of 3 and 2, one of padding."""
     kv_end = np.array([[9, 9, 9, 9, 7, 7, 7, 9, 9, 10]])
-    assert accelerator.visible_pairs(kv_end) == 10 + (3 * 4 + 6) + (2 * 4 + 3) + 1
+    assert needs.visible_pairs(kv_end) == 10 + (3 * 4 + 6) + (2 * 4 + 3) + 1
 
 
 def test_work_of_an_update_by_hand():
     """The toy: 9,216 weights a layer, 64 ids of width 32; 2 rows of 32 + 3 x 16 tokens."""
     batch = accelerator.make_batch(TOY, TOY_SIZES)
     assert batch.tokens.shape == (2, 80) and np.count_nonzero(batch.weights) == 2 * 3 * 8
-    assert accelerator.layer_weights(TOY) == 2 * (2 * 32 * 3 * 32 + 3 * 32 * 32)
+    assert needs.layer_weights(TOY) == 2 * (2 * 32 * 3 * 32 + 3 * 32 * 32)
     pairs = 2 * (32 * 33 // 2 + 3 * (16 * 32 + 16 * 17 // 2))
-    assert accelerator.visible_pairs(batch.kv_end) == pairs
+    assert needs.visible_pairs(batch.kv_end) == pairs
     products = 18_432 * 160 + 64 * 32 * 48
     attention = 12 * 2 * 2 * 32 * pairs
-    assert accelerator.update_flops(TOY, batch, frozen=False) == 6 * products + attention
-    assert accelerator.update_flops(TOY, batch, frozen=True) == 4 * products + attention
+    assert needs.update_flops(TOY, batch, frozen=False) == 6 * products + attention
+    assert needs.update_flops(TOY, batch, frozen=True) == 4 * products + attention
 
 
 def test_a_prefill_leaves_out_what_nothing_reads():
     """One layer of the two whole, k and v of the other; 36 pairs of 8 tokens."""
     whole, keys_values = 9216, 2 * 32 * 32
     expected = 2 * (whole + keys_values) * 8 + 4 * 2 * 32 * 36
-    assert accelerator.prefill_flops(TOY, 8) == expected
+    assert needs.prefill_flops(TOY, 8) == expected
 
 
 def test_bytes_of_a_decode_step_by_hand():
     """Qwen2.5-0.5B: 493,961,216 weights and 6,144 numbers a cached token, two bytes each."""
     config = MODELS["Qwen2.5-0.5B"]
-    assert accelerator.decode_bytes(config, 0) == 2 * 493_961_216
-    assert accelerator.decode_bytes(config, 5120) == 2 * (493_961_216 + 5120 * 6144)
+    assert needs.decode_bytes(config, 0) == 2 * 493_961_216
+    assert needs.decode_bytes(config, 5120) == 2 * (493_961_216 + 5120 * 6144)
 
 
 @pytest.mark.parametrize("batch, sharers", [(4, 1), (4, 2)])
