@@ -53,6 +53,7 @@ class Cost:
     times: int  # how often it runs
     moved: int  # bytes, all times together
     flops: int  # of matrix products, likewise
+    wide: int  # of them, those with float32 operands: half the rate of bfloat16 or less
     scope: str  # the path of named scopes in the source, "" if XLA made it up
 
 
@@ -132,38 +133,43 @@ def _walk(computations: dict[str, Computation], name: str, times: int) -> Iterat
             yield from _walk(computations, one.called("to_apply"), times)
         else:
             scope = re.search(r'op_name="([^"]*)"', one.attributes)
-            moved, flops = _cost(computations, computation, one)
-            yield Cost(one, times, times * moved, times * flops, scope.group(1) if scope else "")
+            cost = (times * n for n in _cost(computations, computation, one))
+            yield Cost(one, times, *cost, scope.group(1) if scope else "")
 
 
 def _cost(
     computations: dict[str, Computation], computation: Computation, one: Instruction
-) -> tuple[int, int]:
-    """Bytes and FLOPs of one execution."""
+) -> tuple[int, int, int]:
+    """Bytes, FLOPs and FLOPs of float32 products of one execution."""
     if one.op == "fusion":
         inside = computations[one.called("calls")]
-        products = [i for i in inside.values() if i.op == "dot"]
-        return _fusion_bytes(inside, one), sum(_dot_flops(inside, i) for i in products)
+        products = [_dot_flops(inside, i) for i in inside.values() if i.op == "dot"]
+        return _fusion_bytes(inside, one), *map(sum, zip((0, 0), *products, strict=True))
     if one.op in ("dynamic-slice", "slice", "gather"):
-        return 2 * nbytes(one.type), 0
+        return 2 * nbytes(one.type), 0, 0
     if one.op == "dynamic-update-slice":
-        return 2 * nbytes(computation[one.operands[1]].type), 0
+        return 2 * nbytes(computation[one.operands[1]].type), 0, 0
     written = one.type
     if one.op == "custom-call":  # the int8 part of its tuple is scratch of the library
         written = re.sub(r"s8\[\d+\]", "", written)
     read = sum(nbytes(computation[name].type) for name in one.operands if name in computation)
-    flops = _dot_flops(computation, one) if one.op in ("dot", "custom-call") else 0
-    return nbytes(written) + read, flops
+    flops = _dot_flops(computation, one) if one.op in ("dot", "custom-call") else (0, 0)
+    return nbytes(written) + read, *flops
 
 
-def _dot_flops(computation: Computation, one: Instruction) -> int:
-    """2 x outputs x contracted sizes, of a `dot` or of the library call that replaced it."""
+def _dot_flops(computation: Computation, one: Instruction) -> tuple[int, int]:
+    """2 x outputs x contracted sizes, of a `dot` or of the library call that replaced it.
+
+    Returns (FLOPs, the same if the operands are float32, else 0).
+    """
     form = r"lhs_contracting_dim(?:s=\{|ensions\":\[)([\d,\"]*)"
     contracted = re.search(form, one.attributes)
     if not contracted:
-        return 0
-    (_, left), (_, out) = dims(computation[one.operands[0]].type)[0], dims(one.type)[0]
-    return 2 * math.prod(out) * math.prod(left[int(n)] for n in re.findall(r"\d+", contracted[1]))
+        return 0, 0
+    (kind, left), (_, out) = dims(computation[one.operands[0]].type)[0], dims(one.type)[0]
+    inner = math.prod(left[int(n)] for n in re.findall(r"\d+", contracted[1]))
+    flops = 2 * math.prod(out) * inner
+    return flops, flops if kind == "f32" else 0
 
 
 def _fusion_bytes(inside: Computation, fusion: Instruction) -> int:

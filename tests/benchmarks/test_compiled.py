@@ -76,6 +76,9 @@ def test_every_kind_of_instruction_by_hand():
     assert costs["gemm"].moved == costs["call"].moved == 8 * 4 * 4 + 8 * 8 * 2 + 8 * 4 * 2
     assert costs["gemm"].flops == costs["call"].flops == 2 * 8 * 4 * 8
     assert costs["fused"].flops == costs["written"].flops == 0
+    assert costs["gemm"].wide == costs["call"].wide == 0  # bfloat16 operands
+    wide = {c.instruction.name: c.wide for c in hlo.instructions(MODULE.replace("bf16", "f32"))}
+    assert wide["gemm"] == wide["call"] == 2 * 8 * 4 * 8
 
 
 def test_parts_follow_the_named_scopes():
@@ -110,15 +113,15 @@ def test_programs_hold_what_they_say():
 
 def test_the_table_adds_its_parts_up():
     parts = {
-        "attention": dict(moved=3e9, flops=1e12, floor=1e-3),
-        "other": dict(moved=1e9, flops=0, floor=2e-3),
+        "attention": dict(moved=3e9, flops=1e12, wide=0, floor=1e-3),
+        "other": dict(moved=1e9, flops=0, wide=0, floor=2e-3),
     }
     row = dict(program="update", argument_bytes=2e9, further_bytes=1e9, needed_flops=5e11,
                needed_bytes=0, parts=parts)  # fmt: skip
     first, other, attention, total = compiled.lines(row)
     assert "2.0 GB of arguments, 1.0 GB beside; needs at least 0.5 TFLOP" in first
     assert other.split()[0] == "other" and attention.split()[0] == "attention"
-    assert total.split() == "in all 4.0 GB 1.0 TFLOP 3.0 ms at least".split()
+    assert total.split() == "in all 4.0 GB 1.0 TFLOP ( 0.0 float32) 3.0 ms at least".split()
 
 
 def test_wheels_that_are_not_there_are_asked_for(monkeypatch, capsys, tmp_path):
