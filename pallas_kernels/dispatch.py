@@ -169,7 +169,11 @@ def paged_attention(
     if cu_q_lens_B1 is None and T != B:
         raise ValueError(f"{T} queries for {B} sequences: give cu_q_lens if they are not decoding")
     if cu_q_lens_B1 is None and not _pallas():
-        return reference.paged_attention(q_TNH, k_TKH, v_TKH, pages, layer, tables, kv_lens_B)
+        # How often the loops run is in the data: a GPU's host waits for it before every round.
+        sizes = (4096, 4096) if backend() == "xla" else (128, 512)
+        return reference.paged_attention(
+            q_TNH, k_TKH, v_TKH, pages, layer, tables, kv_lens_B, sizes
+        )
     if cu_q_lens_B1 is None:
         cu_q_lens_B1, decode = jnp.arange(B + 1, dtype=jnp.int32), B
     rows_BP = layer * pages.pages_per_layer + tables.whole_BP(pages.page_size)

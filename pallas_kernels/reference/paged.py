@@ -17,7 +17,6 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.pages import Pages, PageTables
 from pallas_kernels.tiles import HIDDEN
 
-PRIVATE_BLOCK, SHARED_BLOCK = 128, 512  # cached tokens that a decode step meets at once
 _QUERIES = 32  # of a ragged batch, handled together
 
 
@@ -32,8 +31,12 @@ def paged_attention(
     layer: Int[Array, ""],
     tables: PageTables,
     kv_lens_B: Int[Array, " B"],
+    blocks: tuple[int, int],
 ) -> tuple[Float[Array, "B N H"], Pages]:
-    """The decode step of `pallas_kernels.paged_attention`, reading shared pages once a row."""
+    """The decode step of `pallas_kernels.paged_attention`, reading shared pages once a row.
+
+    `blocks` are the cached tokens that one step of a loop meets, private and shared.
+    """
     Z, Q = pages.page_size, tables.private_BQ.shape[1]
     lens_B = jnp.maximum(kv_lens_B - tables.shared_lens_B, 0)  # private tokens, the new one too
     idle_B = kv_lens_B == 0
@@ -42,10 +45,10 @@ def paged_attention(
     write_B = jnp.where(idle_B, pages.pages_per_layer * Z, page_B * Z + (lens_B - 1) % Z)
     pages = pages.write_tokens(k_BKH[None], v_BKH[None], layer[None], write_B)
     with jax.named_scope("paged_attention"):
-        private = _attend_to(q_BNH[:, None], pages, layer, tables.private_BQ, lens_B, PRIVATE_BLOCK)
+        private = _attend_to(q_BNH[:, None], pages, layer, tables.private_BQ, lens_B, blocks[0])
         shared = _attend_to(
             q_BNH[tables.members_RM], pages, layer, tables.shared_RP, tables.shared_lens_R,
-            SHARED_BLOCK,
+            blocks[1],
         )  # fmt: skip
         shared = tuple(x.reshape(-1, *x.shape[2:])[tables.place_B] for x in shared)
         out_BNH = _merge(tuple(x[:, 0] for x in private), shared)

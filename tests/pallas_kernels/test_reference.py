@@ -111,12 +111,10 @@ def paged_case():
 
 
 @pytest.mark.parametrize("block", [512, Z, 1], ids=["whole", "page by page", "less than a page"])
-def test_paged_attention_sees_shared_and_private_tokens_and_itself(block, monkeypatch):
-    monkeypatch.setattr(reference.paged, "PRIVATE_BLOCK", block)
-    monkeypatch.setattr(reference.paged, "SHARED_BLOCK", block)
+def test_paged_attention_sees_shared_and_private_tokens_and_itself(block):
     data, tables, kv_lens, (q, k, v), contexts = paged_case()
     layer = 1
-    attend = jax.jit(lambda *arguments: paged_attention(*arguments))  # traced anew
+    attend = jax.jit(functools.partial(reference.paged_attention, blocks=(block, block)))
     out, _ = attend(q, k, v, Pages(jnp.asarray(data), PAGES), jnp.int32(layer), tables, kv_lens)
     for b, (shared, shared_len, private, length) in enumerate(contexts):
         tokens = [data[layer * PAGES + shared[t // Z], :, :, t % Z] for t in range(shared_len)]
@@ -199,6 +197,7 @@ def test_decoding_over_shared_prefixes_is_the_same_on_every_backend(lanes):
     ragged = functools.partial(paged_attention, cu_q_lens_B1=starts, decode=2)
     for backend, function in (
         ("reference", ragged),
+        ("xla", paged_attention),
         ("interpret", paged_attention),
         ("interpret", ragged),
     ):
