@@ -25,7 +25,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -42,6 +42,7 @@ from notepad_jax.model import lora, parameters
 from pallas_kernels import Pages
 
 BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.3e12, 790e12
+ROUND = 4096  # cached tokens that paged attention meets at once on GPUs (`dispatch`)
 PARTS = ("attention", "feed_forward", "token_logprob")  # named scopes; the rest is "other"
 WEIGHT_COPIES = "copies of weights"
 
@@ -71,6 +72,7 @@ class Program:
     arguments: tuple[Any, ...]  # abstract
     flops: float
     moved: float  # bytes; 0 where they are not what counts
+    rounds: Mapping[str, int]  # of loops whose length is in the data, by named scope
 
 
 def update_program(shape: accelerator.Shape, remat: bool) -> Program:
@@ -88,7 +90,7 @@ def update_program(shape: accelerator.Shape, remat: bool) -> Program:
         parameters.abstract_params(config, "bfloat16"),
         jax.random.key(0),
     )
-    return Program(run, (masters, frozen), needs.update_flops(config, batch, True), 0)
+    return Program(run, (masters, frozen), needs.update_flops(config, batch, True), 0, {})
 
 
 def decode_program(shape: accelerator.Shape, batch: int, sharers: int) -> Program:
@@ -100,7 +102,8 @@ def decode_program(shape: accelerator.Shape, batch: int, sharers: int) -> Progra
 
     moved = needs.decode_bytes(config, batch // sharers * sizes.context)
     arguments = parameters.abstract_params(config, "bfloat16"), _pages(shape, count), tables, slots
-    return Program(run, arguments, 0, moved)
+    rounds = -(-sizes.context // ROUND)
+    return Program(run, arguments, 0, moved, {"paged_attention": rounds})
 
 
 def prefill_program(shape: accelerator.Shape) -> Program:
@@ -112,7 +115,7 @@ def prefill_program(shape: accelerator.Shape) -> Program:
         return accelerator.prefill(config, params, pages, ids, table)
 
     arguments = parameters.abstract_params(config, "bfloat16"), _pages(shape, count), ids, table
-    return Program(run, arguments, needs.prefill_flops(config, sizes.chunk), 0)
+    return Program(run, arguments, needs.prefill_flops(config, sizes.chunk), 0, {})
 
 
 def _pages(shape: accelerator.Shape, count: int) -> Pages:
@@ -145,7 +148,7 @@ def describe(name: str, program: Program, device: Any) -> dict[str, Any]:
     compiled = lowered.compile(compiler_options={"xla_gpu_autotune_level": 0})
     memory = compiled.memory_analysis()
     parts: dict[str, dict[str, float]] = collections.defaultdict(lambda: collections.Counter())
-    for cost in hlo.instructions(compiled.as_text()):
+    for cost in hlo.instructions(compiled.as_text(), program.rounds):
         seconds = max(cost.moved / BYTES_PER_SECOND, (cost.flops + cost.wide) / FLOPS_PER_SECOND)
         found = dict(moved=cost.moved, flops=cost.flops, wide=cost.wide, floor=seconds)
         parts[part(cost)].update(found)

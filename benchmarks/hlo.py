@@ -1,7 +1,7 @@
 """Device memory traffic and matrix work of a program that XLA has compiled, read out of its text.
 
 `instructions(text)` walks the optimized module from its entry, through loops (as often as they
-run; once where only the data tells), calls and the costlier branch of a conditional, and gives
+run; `rounds` where only the data tells), calls and the costlier branch of a conditional, and gives
 every instruction that becomes a kernel with the bytes it reads and writes and the FLOPs of its
 matrix products. What a fusion reads of an operand through a slice or a gather is counted as
 that, an update in place as the update. Nothing is said about caches: an operand that two
@@ -18,7 +18,7 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 _SIZES = {"pred": 1, "bf16": 2}  # others end in their bits: f32, s8, u16
 _SHAPE = re.compile(r"\b(pred|bf16|[suf]\d+)\[([\d,]*)\]")
@@ -108,29 +108,36 @@ def _closing(text: str, at: int) -> int:
     raise ValueError(f"a parenthesis is not closed in {text[:80]!r}")
 
 
-def instructions(text: str) -> list[Cost]:
-    """Returns the cost of everything that one run of the program executes."""
+def instructions(text: str, rounds: Mapping[str, int] | None = None) -> list[Cost]:
+    """Returns the cost of everything that one run of the program executes.
+
+    A loop of unknown length runs as often as `rounds` says of a named scope that it is in;
+    once if of none.
+    """
     computations, entry = parse(text)
-    return list(_walk(computations, entry, 1))
+    return list(_walk(computations, entry, 1, rounds or {}))
 
 
-def _walk(computations: dict[str, Computation], name: str, times: int) -> Iterator[Cost]:
+def _walk(
+    computations: dict[str, Computation], name: str, times: int, rounds: Mapping[str, int]
+) -> Iterator[Cost]:
     computation = computations[name]
     for one in computation.values():
         if one.op in _FREE or one.op.endswith("-done"):
             continue
         if one.op == "while":
             known = re.search(r'known_trip_count":\{"n":"(\d+)"', one.attributes)
-            trips = int(known.group(1)) if known else 1
-            yield from _walk(computations, one.called("body"), times * trips)
+            told = [n for scope, n in rounds.items() if scope in one.attributes]
+            trips = int(known.group(1)) if known else math.prod(told)
+            yield from _walk(computations, one.called("body"), times * trips, rounds)
         elif one.op == "conditional":
             names = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", one.attributes)
             listed = re.search(r"branch_computations=\{([^}]*)\}", one.attributes)
             names += re.findall(r"[\w.\-]+", listed.group(1)) if listed else []
-            branches = [list(_walk(computations, branch, times)) for branch in names]
+            branches = [list(_walk(computations, branch, times, rounds)) for branch in names]
             yield from max(branches, key=lambda costs: sum(cost.moved for cost in costs))
         elif one.op == "call":
-            yield from _walk(computations, one.called("to_apply"), times)
+            yield from _walk(computations, one.called("to_apply"), times, rounds)
         else:
             scope = re.search(r'op_name="([^"]*)"', one.attributes)
             cost = (times * n for n in _cost(computations, computation, one))

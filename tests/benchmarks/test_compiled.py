@@ -81,6 +81,18 @@ def test_every_kind_of_instruction_by_hand():
     assert wide["gemm"] == wide["call"] == 2 * 8 * 4 * 8
 
 
+def test_a_loop_of_unknown_length_runs_as_often_as_its_scope_says():
+    known = 'backend_config={"known_trip_count":{"n":"3"}}'
+    open_ended = MODULE.replace(known, 'metadata={op_name="jit(f)/paged_attention/while"}')
+    times = lambda *rounds: next(  # noqa: E731
+        cost.times
+        for cost in hlo.instructions(open_ended, *rounds)
+        if cost.instruction.name == "fused"
+    )
+    assert times() == times({"elsewhere": 5}) == 1
+    assert times({"paged_attention": 2}) == 2
+
+
 def test_parts_follow_the_named_scopes():
     costs = {cost.instruction.name: compiled.part(cost) for cost in hlo.instructions(MODULE)}
     assert costs["fused"] == "attention" and costs["gemm"] == "feed_forward"
