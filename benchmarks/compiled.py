@@ -42,7 +42,7 @@ from notepad_jax.model import lora, parameters
 from pallas_kernels import Pages
 
 BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.3e12, 790e12
-ROUND = 4096  # cached tokens that paged attention meets at once on GPUs (`dispatch`)
+ROUND = 2048  # cached tokens that paged attention meets at once on GPUs (`dispatch`)
 PARTS = ("attention", "feed_forward", "token_logprob")  # named scopes; the rest is "other"
 WEIGHT_COPIES = "copies of weights"
 

@@ -170,7 +170,7 @@ def paged_attention(
         raise ValueError(f"{T} queries for {B} sequences: give cu_q_lens if they are not decoding")
     if cu_q_lens_B1 is None and not _pallas():
         # How often the loops run is in the data: a GPU's host waits for it before every round.
-        sizes = (4096, 4096) if backend() == "xla" else (128, 512)
+        sizes = (2048, 2048) if backend() == "xla" else (128, 512)
         return reference.paged_attention(
             q_TNH, k_TKH, v_TKH, pages, layer, tables, kv_lens_B, sizes
         )
