@@ -1,7 +1,7 @@
 """What the hot programs need of a GPU that is not here: memory and traffic, as XLA compiles them.
 
-    pip install --no-deps --target /tmp/cuda jax-cuda13-plugin==0.10.2 jax-cuda13-pjrt==0.10.2
-    python -m benchmarks.compiled --plugin /tmp/cuda [--programs update decode-8] [--json]
+    pip install --no-deps --target cuda-plugin jax-cuda13-plugin==0.10.2 jax-cuda13-pjrt==0.10.2
+    python -m benchmarks.compiled --plugin cuda-plugin [--programs update decode-8] [--json]
 
 The programs of `benchmarks.accelerator` (Qwen2.5-7B, bfloat16) are compiled for an H200 with
 nothing but those two wheels (130 MB; of your jax's version): no driver, no GPU, nothing runs.
