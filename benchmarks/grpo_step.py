@@ -23,11 +23,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib
 import json
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -105,28 +106,34 @@ async def steps_of_ours(share_prefixes: bool) -> AsyncIterator[Step]:
             yield {"rollout": rolled_out - begin, "step": time.process_time() - begin}
 
 
-def ours(share_prefixes: bool) -> Callable[[], Step]:
-    """Returns a function that takes one step."""
+@contextlib.contextmanager
+def ours(share_prefixes: bool) -> Iterator[Callable[[], Step]]:
+    """Gives a function that takes one step."""
     loop, steps = asyncio.new_event_loop(), steps_of_ours(share_prefixes)
-    return lambda: loop.run_until_complete(anext(steps))
+    try:
+        yield lambda: loop.run_until_complete(anext(steps))
+    finally:
+        loop.run_until_complete(steps.aclose())
+        loop.close()
 
 
 def measure(steps: int, peer: bool) -> dict[str, list[Step]]:
     """Takes `steps` steps of every way, in turns."""
-    ways = {"ours": ours(True), "ours, sharing off": ours(False)}
-    measured: dict[str, list[Step]] = {name: [] for name in ways}
+    with ours(True) as shared, ours(False) as unshared:
+        ways = {"ours": shared, "ours, sharing off": unshared}
+        measured: dict[str, list[Step]] = {name: [] for name in ways}
 
-    def everybody_else() -> None:
-        for name, way in ways.items():
-            measured[name].append(way())
+        def everybody_else() -> None:
+            for name, way in ways.items():
+                measured[name].append(way())
 
-    if peer:
-        # Only its user has it: by name, so that nobody else needs it to read this file.
-        tunix = importlib.import_module("benchmarks.peer_grpo_step")
-        measured[PEER] = tunix.run(steps, everybody_else)
-    else:
-        for _ in range(steps):
-            everybody_else()
+        if peer:
+            # Only its user has it: by name, so that nobody else needs it to read this file.
+            tunix = importlib.import_module("benchmarks.peer_grpo_step")
+            measured[PEER] = tunix.run(steps, everybody_else)
+        else:
+            for _ in range(steps):
+                everybody_else()
     return measured
 
 
