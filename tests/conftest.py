@@ -8,7 +8,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # The processes of a test run, and those that tests start, compile each program once.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jaxtyping  # noqa: E402
 

@@ -144,6 +144,7 @@ def test_an_engine_that_was_compiled_ahead_compiles_nothing():
 # ---------------------------------------------------------------- launches
 
 
+@pytest.mark.slow
 def test_150_launches_in_company_give_what_each_gives_alone():
     """Few slots and pages, shared prefixes, drafts right and wrong, calls that are cancelled."""
     params, rng = tiny.params(), np.random.default_rng(0)

@@ -145,6 +145,7 @@ def test_a_shared_prefix_is_the_prompt_repeated():
         np.testing.assert_allclose(a[0], summed, atol=5e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_two_hundred_random_layouts(seed):

@@ -16,6 +16,7 @@ import pytest
 
 from notepad_jax.starter.synthetic import make_tasks
 
+pytestmark = pytest.mark.slow  # two processes that compile everything
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import collections, json, logging, sys
