@@ -1,4 +1,7 @@
-"""The update against an oracle that runs each turn alone, and against itself, packed otherwise."""
+"""The update against an oracle that runs each turn alone, and against itself, packed otherwise.
+
+One file, though a long one: all of it runs on the few programs that are compiled here once.
+"""
 
 import dataclasses
 
