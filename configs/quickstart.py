@@ -77,7 +77,7 @@ def get_config() -> ConfigDict:
             # more than one the ratio is to the trainer's own logprobs before the first of them.
             minibatches=1,
             epochs=1,
-            max_skipped=3,  # steps in a row that may be skipped for an update that is not finite
+            max_skipped=3,  # rollouts in a row without an update that is finite; then the run stops
             micro_batch_rows=4,
             row_length=768,  # tokens of a packed row
             remat=False,

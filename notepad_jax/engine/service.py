@@ -140,6 +140,9 @@ class EngineService:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
+        if self._failure is None:  # cancelled before its first step: it told nobody
+            self._failure = asyncio.CancelledError()
+            self._tell_everybody()
 
     def take_stats(self) -> EngineStats:
         """Returns the counts so far and starts new ones."""

@@ -28,6 +28,10 @@ class EngineSettings:
             value = getattr(self, field.name)
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"engine.{field.name} is {value}; it must be at least 1")
+        if self.cache_dtype not in ("float32", "bfloat16"):
+            raise ValueError(
+                f"engine.cache_dtype is {self.cache_dtype!r}; use 'float32' or 'bfloat16'"
+            )
         need = self.pages_for(self.max_prompt + self.max_new_tokens)
         if self.pages < need:
             raise ValueError(

@@ -103,10 +103,22 @@ def shapes(settings: EngineSettings) -> tuple[Shape, ...]:
 
 
 def cover(lengths: Sequence[int], widths: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """Puts pieces into rows: (width, which pieces) of each, the least padding first.
+    """Puts pieces into rows: (width, which pieces) of each.
 
-    Pieces stay in order within a row. None may be longer than the widest row.
+    The row with the least padding first; but from where one row of no more tokens holds all that
+    is left, it is that row. Pieces stay in order within a row. None may be longer than the
+    widest row.
     """
+    rows = _densest_first(lengths, widths)
+    for first in range(len(rows)):
+        rest = sorted(i for _, taken in rows[first:] for i in taken)
+        enough = min((w for w in widths if w >= sum(lengths[i] for i in rest)), default=None)
+        if enough is not None and enough <= sum(width for width, _ in rows[first:]):
+            return [*rows[:first], (enough, rest)]
+    return rows
+
+
+def _densest_first(lengths: Sequence[int], widths: Sequence[int]) -> list[tuple[int, list[int]]]:
     left, rows = list(range(len(lengths))), []
     while left:
         choices = [(width, _fitting(lengths, left, width)) for width in widths]

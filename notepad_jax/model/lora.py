@@ -96,9 +96,10 @@ def beside(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(params: Params) -> Params:
-    """Returns an adapted policy as ordinary parameters, in the base's dtypes and shapes.
+    """Returns an adapted policy as ordinary parameters.
 
-    The sum is made in float32 and rounded once. A policy without adapters is returned as it is.
+    What was adapted is float32, for whoever keeps it to round once; all else is as it is, and so
+    is a policy without adapters.
     """
     return _merged(params) if _SCALE in params["layers"] else params
 
@@ -109,7 +110,7 @@ def _merged(params: Params) -> Params:
 
     def one(matrix: Array, a: Array, b: Array, scale: Array) -> Array:
         product = jnp.tensordot(a.astype(jnp.float32), b.astype(jnp.float32), axes=1)
-        return (matrix.astype(jnp.float32) + scale * product).astype(matrix.dtype)
+        return matrix.astype(jnp.float32) + scale * product
 
     added = {
         name: jax.vmap(one)(leaf.matrix, leaf.a, leaf.b, leaf.scale)

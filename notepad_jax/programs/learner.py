@@ -208,8 +208,12 @@ def saved_beside(learner: Learner, whole: Any) -> Mapping[str, Any]:
 
 def restore_target(learner: Learner) -> tuple[Any, Any]:
     """Returns shapes, dtypes and places of (params, opt) for `Checkpoints.restore`."""
-    whole = lora.plain(parameters.join(learner.frozen, learner.state.masters))
-    return abstract(whole), abstract(saved_beside(learner, whole))
+    joined = parameters.join(learner.frozen, learner.state.masters)
+    whole, made = lora.plain(joined), jax.eval_shape(lora.merged, joined)
+    target = jax.tree.map(
+        lambda x, like: jax.ShapeDtypeStruct(x.shape, like.dtype, sharding=x.sharding), whole, made
+    )
+    return target, abstract(saved_beside(learner, whole))
 
 
 def resume(learner: Learner, saved: Saved) -> None:

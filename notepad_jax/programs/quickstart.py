@@ -26,7 +26,15 @@ from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.eval import lengths, summary
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
-from notepad_jax.programs import configuration, evaluate, parts, reading_list, subjects, train
+from notepad_jax.programs import (
+    configuration,
+    evaluate,
+    learner,
+    parts,
+    reading_list,
+    subjects,
+    train,
+)
 from notepad_jax.report import numerals, quickstart_page
 from notepad_jax.report.examples import Example
 from notepad_jax.telemetry.identity import write_json
@@ -66,6 +74,7 @@ def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) 
         timings[name] = time.perf_counter() - began
         return result
 
+    learner.settings_of(config)  # what training would refuse is said before the first measurement
     policy = parts.load_policy(config.policy, config.dtype)
     e = config.evaluate
     write_json(folder / CONFIG, configuration.plain(config))

@@ -121,6 +121,8 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
     checkpoints = stack.enter_context(
         Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
     )
+    if not resume and checkpoints.latest() is not None:
+        raise ValueError(f"{folder} already holds a run; resume it, or name another folder")
     step, fresh = 0, not resume or checkpoints.latest() is None
     if not fresh:
         saved = checkpoints.restore(*learner.restore_target(learning))
@@ -256,7 +258,9 @@ async def save_and_hand_over(run: Run) -> None:
     params, run.good = learner.params(run.learner), run.step
     if run.step % run.config.checkpoint.every == 0 or run.step == run.config.steps:
         _save(run, params, run.records.get_state())
-    await run.driver.adopt(_published(run, params), drain=True)
+    snapshot = _published(run, params)
+    del params  # with adapters it is a policy of its own, and the engine is about to hold two
+    await run.driver.adopt(snapshot, drain=True)
 
 
 def _skipped(metrics: dict[str, float]) -> bool:
@@ -275,9 +279,10 @@ def _keep_last_good(run: Run, drawn: Any) -> None:
     in_a_row, most = run.step - run.good, run.learner.plan.max_skipped
     if in_a_row >= most:
         raise Diverged(
-            f"the last {in_a_row} updates were not finite and were skipped (grpo.max_skipped is "
-            f"{most}); the last good step is {run.good}, kept in {run.checkpoints.folder}: go on "
-            f"from it with a lower optimizer.learning_rate, or look at what those steps read"
+            f"no update of the last {in_a_row} rollouts was finite; they were skipped "
+            f"(grpo.max_skipped is {most}); the last good step is {run.good}, kept in "
+            f"{run.checkpoints.folder}: go on from it with a lower optimizer.learning_rate, or "
+            f"look at what those steps read"
         )
 
 

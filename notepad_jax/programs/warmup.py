@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,11 @@ def run(config: ml_collections.ConfigDict, screen: Screen) -> dict[str, float]:
             policy, optimizer, params, opt_state, lesson, config.guidance
         )
         numbers = {name: float(x) for name, x in numbers.items()}  # device to host
+        if not math.isfinite(numbers["loss"]):
+            raise ValueError(
+                f"the loss of step {step + 1} is {numbers['loss']}; nothing was written over "
+                f"{config.folder}: lower optimizer.learning_rate"
+            )
         last |= {f"{name}@{chunk_size}": x for name, x in numbers.items()}
         bar.advance(1, loss=numbers["loss"], retrieval=numbers["retrieval"], chunk=chunk_size)
         if config.checkpoints and (step + 1) % config.checkpoint_every == 0:

@@ -19,7 +19,17 @@ from notepad_jax.rollout import rewards
 from notepad_jax.text.chunks import DocumentChunks
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
-from notepad_jax.types import Chunks, Completer, Group, MemoryState, Task, Tokens, Trajectory, Turn
+from notepad_jax.types import (
+    Chunks,
+    Completer,
+    CompleterFailed,
+    Group,
+    MemoryState,
+    Task,
+    Tokens,
+    Trajectory,
+    Turn,
+)
 
 OnTurn = Callable[[Task, int, Turn, MemoryState], None]  # task, sample, turn, state after it
 
@@ -121,6 +131,8 @@ async def _read_one(
             tell,
         )
         return score(reading, task)
+    except CompleterFailed:
+        raise  # nothing that this reading did: everybody's fails, with one cause
     except ValueError as error:
         raise ValueError(f"task {task.id!r}, sample {sample}: {error}") from error
     except Exception as error:

@@ -111,6 +111,13 @@ def test_rows_hold_every_piece_once_and_are_filled(seed):
     assert sum(lengths) > 0.85 * sum(width for width, _ in rows)
 
 
+def test_one_row_for_all_that_is_left_where_more_would_have_as_many_tokens():
+    """16 tails of 13 tokens: the densest rows first would be three launches of 280 tokens."""
+    widths = (72, 136, 264, 528)
+    assert shapes.cover([13] * 16, widths) == [(264, list(range(16)))]
+    assert [width for width, _ in shapes.cover([13] * 21, widths)] == [264, 72]
+
+
 def test_an_engine_that_was_compiled_ahead_compiles_nothing():
     """Abstract parameters are enough; what comes back names every shape."""
     least = dataclasses.replace(LITTLE, slots=1, row_tokens=32, pages=15)  # nobody else's sizes

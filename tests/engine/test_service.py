@@ -131,6 +131,19 @@ def test_a_failed_launch_reaches_adoptions_that_wait():
         assert isinstance(error, CompleterFailed) and "on fire" in str(error)
 
 
+def test_leaving_before_anything_ran_resolves_what_is_open():
+    """The loop's task is cancelled before its first step."""
+
+    async def leave():
+        async with EngineService(Arithmetic(), snapshot(0)) as service:
+            early = asyncio.create_task(service.complete(prompt(0), sampling(0)))
+        for waiting in (early, service.complete(prompt(0), sampling(0))):
+            with pytest.raises(CompleterFailed, match="was left"):
+                await waiting
+
+    go(leave())
+
+
 def test_leaving_resolves_what_is_open():
     async def run():
         service = EngineService(Arithmetic(), snapshot(0))

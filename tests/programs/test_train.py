@@ -202,7 +202,7 @@ def test_adapters_train_resume_and_are_saved_added_in(tmp_path):
 
 def test_updates_that_are_not_finite_stop_the_run_at_the_last_good_step(tmp_path):
     words = ("--config.optimizer.kind=adamw", "--config.optimizer.learning_rate=1e38")
-    message = r"last 2 updates were not finite.*grpo.max_skipped is 2.*last good step is \d+, kept"
+    message = r"last 2 rollouts was finite.*grpo.max_skipped is 2.*last good step is \d+, kept"
     with pytest.raises(ValueError, match=message) as stopped:
         run(tmp_path / "run", *words, "--config.grpo.max_skipped=2", "--config.steps=30")
     good = int(str(stopped.value).partition("step is ")[2].partition(",")[0])
