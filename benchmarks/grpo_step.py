@@ -67,7 +67,7 @@ OPTIMIZER = OptimizerSettings(
     kind="adamw", learning_rate=1e-4, adam_learning_rate=1e-4, warmup_steps=0
 )
 
-Step = dict[str, float]  # CPU seconds of "rollout" and of the whole "step"
+Step = dict[str, float]  # CPU seconds of "rollout" and of the whole "step"; ours: "gap"
 
 
 async def steps_of_ours(share_prefixes: bool) -> AsyncIterator[Step]:
@@ -99,11 +99,16 @@ async def steps_of_ours(share_prefixes: bool) -> AsyncIterator[Step]:
                 *make_groups(prompts, completions, step), row_length=row,
                 share_prefixes=share_prefixes, rows_multiple=UPDATE.micro_batch_rows,
             )  # fmt: skip
-            state, _ = update.learn(POLICY, optimizer, UPDATE, state, {}, [packed.batch])
+            state, metrics = update.learn(POLICY, optimizer, UPDATE, state, {}, [packed.batch])
             step += 1
             copied = PolicySnapshot(step, jax.tree.map(jnp.copy, state.masters))
             await service.adopt(copied, drain=True)
-            yield {"rollout": rolled_out - begin, "step": time.process_time() - begin}
+            # The gap says that what was learnt from is what was sampled.
+            yield {
+                "rollout": rolled_out - begin,
+                "step": time.process_time() - begin,
+                "gap": metrics["logprob_gap_max"],
+            }
 
 
 @contextlib.contextmanager

@@ -19,9 +19,10 @@ def test_sharing_is_exact_and_saves_the_tokens_it_should():
 
 @pytest.mark.slow
 def test_a_step_learns_from_what_it_sampled():
-    (measured,) = asyncio.run(grpo_step.ours(steps=3, share_prefixes=True))
-    assert measured["logprob_gap_max"] < 1e-5  # on policy, in the third step too
-    assert 0 < measured["rollout"] < measured["step"]
+    for steps in grpo_step.measure(3, peer=False).values():
+        assert max(step["gap"] for step in steps) < 1e-5  # on policy, in the third step too
+        assert all(0 < step["rollout"] < step["step"] for step in steps)
+        assert 0 < grpo_step.summary(steps, None)["update"]
 
 
 def test_exponent_of_a_straight_line():
