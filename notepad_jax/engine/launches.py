@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
@@ -124,20 +123,27 @@ def _sample_after(
 ) -> tuple[Array, Array]:
     """Samples in blocks, as many as there are: logits of a whole row may not fit in memory."""
     T = hidden_TD.shape[0]
-    size = math.gcd(T, SAMPLED)
+    size = min(T, SAMPLED)
+    padded = -(-T // size) * size
+
+    def whole_blocks(x: Array) -> Array:
+        return jnp.pad(x, [(0, padded - T)] + [(0, 0)] * (x.ndim - 1))
+
+    sample_at, draws = jax.tree.map(whole_blocks, (row.sample_at, row.draws))
 
     def block(i: Array, done: tuple[Array, Array]) -> tuple[Array, Array]:
         cut = lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size)  # noqa: E731
-        d = jax.tree.map(cut, row.draws)
-        logits_XV = logprobs.logits(config, params, hidden_TD[cut(row.sample_at)])
+        d = jax.tree.map(cut, draws)
+        logits_XV = logprobs.logits(config, params, hidden_TD[cut(sample_at)])
         new = sample(logits_XV, d.temperature, d.top_p, d.seed, d.index)
         return tuple(
             jax.lax.dynamic_update_slice_in_dim(old, x, i * size, 0)
             for old, x in zip(done, new, strict=True)
         )
 
-    start = jnp.zeros(T, jnp.int32), jnp.zeros(T, jnp.float32)
-    return jax.lax.fori_loop(0, -(-row.samples // size), block, start)
+    start = jnp.zeros(padded, jnp.int32), jnp.zeros(padded, jnp.float32)
+    new, logps = jax.lax.fori_loop(0, -(-row.samples // size), block, start)
+    return new[:T], logps[:T]
 
 
 @functools.partial(jax.jit, static_argnames=("config", "start"))
