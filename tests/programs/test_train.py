@@ -97,6 +97,13 @@ def test_a_run_killed_with_sigkill_resumes_with_identical_metrics(uninterrupted,
     }
 
 
+def test_a_run_is_not_begun_over_another(uninterrupted):
+    before = sorted(path.name for path in (uninterrupted / "checkpoints").iterdir())
+    with pytest.raises(ValueError, match="already holds a run; resume it"):
+        run(uninterrupted)
+    assert sorted(path.name for path in (uninterrupted / "checkpoints").iterdir()) == before
+
+
 def test_the_handoff_in_memory_gives_the_same_metrics(uninterrupted, tmp_path):
     run(tmp_path / "run", "--config.checkpoint.handoff=memory", "--config.checkpoint.every=4")
     assert read_metrics(tmp_path / "run") == read_metrics(uninterrupted)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from notepad_jax.rollout.collector import Reader, ReadingFailed, collect, trajectory_seed
-from notepad_jax.types import Status, Task, TextDocument, TurnKind
+from notepad_jax.types import CompleterFailed, Status, Task, TextDocument, TurnKind
 
 LONG = TextDocument("the code of ann is red . " * 4)  # 28 tokens, 7 chunks
 SHORT = TextDocument("bob says blue .")  # 1 chunk
@@ -116,6 +116,18 @@ def test_a_failure_names_the_task_and_leaves_nothing_running():
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(attempt())
+
+
+def test_an_engine_that_died_is_not_one_readings_failure():
+    """The command line knows it, and ends in one line."""
+
+    class Dead(fakes.Scripted):
+        async def complete(self, prompt, sampling):
+            raise CompleterFailed("the engine failed: FloatingPointError: not finite")
+
+    dead = Dead(lambda prompt, sampling: [2])
+    with pytest.raises(CompleterFailed, match="FloatingPointError"):
+        asyncio.run(collect([task("a")], dead, reader(3), 1, 2))
 
 
 def test_cancelling_leaves_nothing_running():
