@@ -22,6 +22,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
+from notepad_jax.checkpoint.steps import steps_in
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.data.records import Records, by_source, generated, of_files
 from notepad_jax.engine.service import EngineService
@@ -100,6 +101,8 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
     """Loads the policy and puts the parts together, where the last checkpoint left them."""
     # What can be wrong with a config is found out before the run's folder exists.
     learner.settings_of(config)
+    if not resume and steps_in(folder / "checkpoints"):
+        raise ValueError(f"{folder} already holds a run; resume it, or name another folder")
     policy = parts.load_policy(config.policy, config.dtype)
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)
@@ -121,8 +124,6 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
     checkpoints = stack.enter_context(
         Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
     )
-    if not resume and checkpoints.latest() is not None:
-        raise ValueError(f"{folder} already holds a run; resume it, or name another folder")
     step, fresh = 0, not resume or checkpoints.latest() is None
     if not fresh:
         saved = checkpoints.restore(*learner.restore_target(learning))
