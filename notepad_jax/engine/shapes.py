@@ -5,7 +5,8 @@ all the same. So there are few shapes, and what a launch does not need is not in
 unit of prefill is one packed row (several prefixes one after the other, or many tails behind
 one prefix), page tables have one width since attention only walks the pages that are full,
 and tokens are sampled in blocks, as many as there are. What is left are a few row widths, and
-a few decode batches: a power of two of slots, in rows of 1, 4 or 8 that share a prefix.
+a few decode batches: a power of four of slots, or all, in rows of 1, 4 or 8 that share a prefix
+(each more shape is seconds of compiling, and an idle slot costs little).
 
 `cover` chooses the widths for the rows of a round, `decode_shape` a decode batch: by what
 they cost. Above: `layout` fills them, `executor.compile_ahead` compiles exactly these.
@@ -90,13 +91,9 @@ def _parts(longest: int) -> list[int]:
 
 @functools.cache
 def decode_shapes(settings: EngineSettings) -> tuple[Decode, ...]:
-    found = []
-    slots = 1
-    while True:
-        found += [Decode(slots, slots // m, m) for m in MEMBERS if m <= slots]
-        if slots >= settings.slots:
-            return tuple(found)
-        slots *= 2
+    most = 1 << (settings.slots - 1).bit_length()
+    sizes = [4**k for k in range(settings.slots.bit_length()) if 4**k < most] + [most]
+    return tuple(Decode(slots, slots // m, m) for slots in sizes for m in MEMBERS if m <= slots)
 
 
 def shapes(settings: EngineSettings) -> tuple[Shape, ...]:

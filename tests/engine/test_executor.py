@@ -97,7 +97,7 @@ def test_a_batch_is_as_large_as_what_runs():
     """One reader was padded to 8 slots and 16 places, two times eight to 32 slots, 8 rows."""
     assert shapes.decode_shape(RULER, (1,)) == shapes.Decode(1, 1, 1)
     assert shapes.decode_shape(RULER, (8, 8)) == shapes.Decode(16, 2, 8)
-    assert shapes.decode_shape(RULER, (1,) * 8) == shapes.Decode(8, 8, 1)
+    assert shapes.decode_shape(RULER, (1,) * 8) == shapes.Decode(16, 16, 1)
     assert shapes.decode_shape(RULER, (4,) * 8) == shapes.Decode(32, 8, 4)
 
 
