@@ -31,8 +31,9 @@ from notepad_jax.engine.executor import Executor
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.eval import lengths
-from notepad_jax.eval.measure import Item, Reader, Result, measure
-from notepad_jax.eval.methods import NOTEPAD, Excerpts
+from notepad_jax.eval.measure import Item, Result, measure
+from notepad_jax.eval.methods import NOTEPAD
+from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.text import prompts
@@ -97,7 +98,6 @@ class Desk:
         reader = Reader(
             self.service, self.tokenizer, self.template, self.rules, self.sampling,
             DocumentStreams(self.tokenizer, self.rules.chunk_size),
-            Excerpts(self.tokenizer, self.rules.chunk_size),
         )  # fmt: skip
         return await measure([Item(task, NOTEPAD, length, 0) for task in tasks], reader)
 

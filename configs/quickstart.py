@@ -59,7 +59,10 @@ def get_config() -> ConfigDict:
             temperature=1.0,
             top_p=1.0,
             max_rounds=3,  # of sampling, to replace uninformative groups; 1 only drops them
-            max_staleness=0,  # policy versions between sampling and learning
+            # Policy versions between sampling and learning. From 1 on, informative groups that
+            # a batch had no room for wait for the next one.
+            max_staleness=0,
+            max_failed_share=0.1,  # of a step's groups, whose readings failed; beyond, it stops
             archive=2,  # groups a step kept in trajectories.jsonl for people to read
         )
     )

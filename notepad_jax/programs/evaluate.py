@@ -21,11 +21,12 @@ from ml_collections import ConfigDict
 
 from notepad_jax.eval import methods, summary
 from notepad_jax.eval.lengths import format_length, parse_length
-from notepad_jax.eval.measure import Progress, Reader, Result, check, measure
+from notepad_jax.eval.measure import Progress, Result, check, measure
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, reading_list
 from notepad_jax.programs.reading_list import SYNTHETIC, Job
 from notepad_jax.programs.subjects import Subject, counter
+from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.report import evaluation_page
 from notepad_jax.report.examples import Example
@@ -113,13 +114,14 @@ async def _read(
             chunks_of = DocumentStreams(subject.tokenizer, rules.chunk_size)
             reader = Reader(
                 completer, subject.tokenizer, subject.template, rules, sampling(config, subject),
-                chunks_of, excerpts, e.at_once,
+                chunks_of, e.at_once,
             )  # fmt: skip
             for job, items in group:
                 job = dataclasses.replace(job, items=tuple(items))
                 with _progress(job, label, len(e.methods) > 1, screen) as on_progress:
                     await measure(
-                        items, reader, on_progress, readings.trace_of, readings.add, on_failure
+                        items, reader, on_progress, excerpts, readings.trace_of, readings.add,
+                        on_failure,
                     )
                 _give_up(readings, failures, HOPELESS)
     _give_up(readings, failures, 1)

@@ -74,6 +74,7 @@ RANGES: dict[str, Range] = {
     "rollout.documents": whole(1),
     "rollout.max_rounds": whole(1),
     "rollout.max_staleness": whole(0),
+    "rollout.max_failed_share": SHARE,
     "rollout.archive": whole(0),
     "grpo.full_rate_at": SHARE,
     "grpo.minibatches": whole(1),

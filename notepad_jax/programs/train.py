@@ -1,11 +1,11 @@
 """`notepad-jax train`: rollout, reward, update, hand-off, again.
 
 One step reads like this: draw documents; read every question G times with the engine;
-drop groups that teach nothing; learn from the others (`learner`); save a checkpoint; the
-engine adopts the new parameters. Every random number is a function of (seed, step, task,
-sample, turn), and the position in the data is part of the checkpoint, so a run that was
-killed continues with the same batches, noise and metrics. Above: cli and quickstart; below:
-everything.
+replace groups that teach nothing; learn from the others (`learner`); save a checkpoint; the
+engine adopts the new parameters. Every random number is a function of (seed, ordinal of the
+draw, question, sample, turn), and the account of all draws, with the groups that wait, is part
+of the checkpoint, so a run that was killed continues with the same batches, noise and metrics.
+Above: cli and quickstart; below: everything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,17 @@ from notepad_jax.engine.service import EngineService
 from notepad_jax.model import parameters
 from notepad_jax.programs import configuration, learner, parts
 from notepad_jax.programs.learner import Learner
-from notepad_jax.rollout import archive, collector, groups, rewards
-from notepad_jax.rollout.buffer import GroupBuffer
+from notepad_jax.reading.loop import Reader
+from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.trace import TraceFile
+from notepad_jax.rollout import archive, collector, dynamic_sampling, rewards, spool
+from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
+from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import RunLog
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.types import Group, PolicySnapshot, Task
+from notepad_jax.text.chunks import Documents
+from notepad_jax.types import Draw, Group, PolicySnapshot, Task
 
 TRAINING_DOCUMENTS = range(2**30)  # document seeds; evaluation uses others
 COLUMNS = ("step", "reward", "kept", "clip", "gap max", "entropy", "rollout s", "update s")
@@ -45,11 +50,13 @@ class Run:
     """What lives as long as a training run."""
 
     config: ConfigDict
-    reader: collector.Reader
+    reader: Reader
+    documents: Documents  # their chunks, and how many were truncated
     score: rewards.Score
     records: Records
+    wanted: Wanted
     driver: EngineService
-    buffer: GroupBuffer
+    ledger: Ledger
     learner: Learner
     checkpoints: Checkpoints
     handoff: Handoff
@@ -60,6 +67,10 @@ class Run:
 
 class Diverged(ValueError):
     """Updates that are not finite, several in a row."""
+
+
+class ReadingsFailed(ValueError):
+    """More readings of a step failed than the config lets pass."""
 
 
 def train(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) -> Path:
@@ -75,20 +86,23 @@ async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool)
         run = prepare(config, folder, resume, stack)
         log = stack.enter_context(RunLog(folder, resume_step=run.step + 1 if resume else None))
         log.config(configuration.plain(config))
+        archived = stack.enter_context(TraceFile(folder / archive.FILE))
+        archive.take_back(archived, run.step + 1)
         table = screen.table("reinforcement learning", COLUMNS)
         bar = screen.bar("train", config.steps, "steps")
         bar.advance(run.step)
         async with run.driver:
             while run.step < config.steps:
-                drawn = run.records.get_state()
-                metrics, timings, sampled = await one_step(run)
-                log.write(run.step, metrics, timings)
+                before = run.ledger
+                metrics, timings, rollout = await one_step(run)
+                log.write(run.step, metrics, timings, account(before, rollout))
                 archive.append(
-                    folder / "trajectories.jsonl", sampled[: config.rollout.archive],
-                    run.reader, run.step,
-                )  # fmt: skip
+                    archived, rollout.batch[: config.rollout.archive], run.reader, run.step
+                )
+                for one in rollout.failed:
+                    screen.say(f"step {run.step}: nothing is learnt from one group: {one}")
                 if _skipped(metrics):
-                    _keep_last_good(run, drawn)
+                    _keep_last_good(run, before)
                 else:
                     await save_and_hand_over(run)
                 bar.advance(1, reward=metrics["reward"])
@@ -106,37 +120,38 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
     policy = parts.load_policy(config.policy, config.dtype)
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)
-    reader = collector.Reader(
-        tokenizer=policy.tokenizer,
-        template=template,
-        rules=reading,
-        temperature=config.rollout.temperature,
-        top_p=config.rollout.top_p,
-        group_size=config.rollout.group_size,
-        max_document=config.data.tokens,
-    )
     records, score = _records(config), rewards.by(config.tasks.reward)
     handoff = _handoff(config.checkpoint, folder, policy)
     driver = parts.service(config.engine, policy, reading, template, PolicySnapshot(-1, None))
+    r = config.rollout
+    wanted = Wanted(r.documents, _questions(config), r.max_rounds, r.max_staleness)
+    documents = Documents(policy.tokenizer, reading.chunk_size, config.tasks.max_tokens or None)
+    sampling = TurnSampling(r.temperature, r.top_p, template.stop_ids, 0)
+    reader = Reader(driver, policy.tokenizer, template, reading, sampling, documents)
     learning = learner.prepare(config, policy.config, policy.params)
     del policy  # the starting weights live on in the learner alone
 
     checkpoints = stack.enter_context(
         Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
     )
-    step, fresh = 0, not resume or checkpoints.latest() is None
+    step, ledger, fresh = 0, Ledger(), not resume or checkpoints.latest() is None
     if not fresh:
         saved = checkpoints.restore(*learner.restore_target(learning))
-        records.set_state(saved.data)
+        records.check(saved.data["stream"])
+        ledger = spool.decode(
+            saved.data["ledger"], lambda o, question: records.at(o)[question], reader, score
+        )
         learner.resume(learning, saved)
         step = saved.step
     run = Run(
         config=config,
         reader=reader,
+        documents=documents,
         score=score,
         records=records,
+        wanted=wanted,
         driver=driver,
-        buffer=GroupBuffer(config.rollout.max_staleness),
+        ledger=ledger,
         learner=learning,
         checkpoints=checkpoints,
         handoff=handoff,
@@ -146,7 +161,7 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
     )
     params = learner.params(learning)
     if fresh:
-        _save(run, params, records.get_state())
+        _save(run, params, ledger)
     run.driver.start_with(_published(run, params))
     return run
 
@@ -200,37 +215,32 @@ def _document(data: dict[str, Any], seed: int) -> tuple[Task, ...]:
 # ---------------------------------------------------------------- one step
 
 
-async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], list[Group]]:
-    """Rollout and update; returns (metrics, timings, informative groups)."""
-    config, now = run.config, run.driver.version
-    began = time.perf_counter()
-    kept, stats = await groups.collect_informative(
-        lambda missing: _draw(run.records, config.rollout.documents),
-        lambda tasks: collector.collect(
-            tasks, run.driver, run.reader, config.seed, run.step, score=run.score
-        ),
-        wanted_groups=config.rollout.documents * _questions(config),
-        max_rounds=config.rollout.max_rounds,
+async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollout]:
+    """Rollout and update; returns (metrics, timings, what was sampled)."""
+    began, before = time.perf_counter(), run.ledger
+    rollout = await dynamic_sampling.collect_informative(
+        run.ledger, lambda ordinals: _collect(run, ordinals), run.wanted, run.driver.version
     )
+    _check_failures(run, rollout)
     rolled = time.perf_counter()
-    run.buffer.add(kept, now)
-    batch_groups = run.buffer.take(len(kept), now)
     engine = run.driver.take_stats()
-    metrics = stats.metrics() | {
+    metrics = rollout.stats.metrics() | {
         "rollout/prefix_tokens": engine.prefix_tokens,
         "rollout/prefix_tokens_saved": engine.prefix_tokens_saved,
         "rollout/tail_tokens": engine.tail_tokens,
         "rollout/draft_tokens": engine.draft_tokens,
         "rollout/decode_tokens": engine.decode_tokens,
-        "groups/dropped_stale": run.buffer.dropped_stale,
+        "data/draws": rollout.ledger.next,
+        "data/truncated_documents": run.documents.truncated_documents,
+        "data/truncated_tokens": run.documents.truncated_tokens,
     }
     packed_tokens = 0
-    if batch_groups:
-        learnt, packed_tokens = learner.learn(
-            run.learner, batch_groups, metrics["groups/kept_share"]
-        )
+    if rollout.batch:
+        learnt, packed_tokens = learner.learn(run.learner, rollout.batch, rollout.share)
         metrics |= learnt
-    run.step += 1
+        if _skipped(metrics):
+            rollout = dynamic_sampling.without_update(rollout, before)
+    run.step, run.ledger = run.step + 1, rollout.ledger
     ended = time.perf_counter()
     sampled = engine.prefix_tokens + engine.tail_tokens + engine.decode_tokens
     timings = {
@@ -239,16 +249,41 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], list[G
         "rollout_tokens_per_second": sampled / (rolled - began),
         "update_tokens_per_second": packed_tokens / (ended - rolled),
     }
-    return metrics, timings, batch_groups
+    return metrics, timings, rollout
+
+
+async def _collect(
+    run: Run, ordinals: Sequence[int]
+) -> tuple[list[Group], list[collector.Failed]]:
+    draws = [Draw(ordinal, run.records.at(ordinal)) for ordinal in ordinals]
+    return await collector.collect(
+        draws, run.reader, run.config.rollout.group_size, run.config.seed, run.score
+    )
+
+
+def _check_failures(run: Run, rollout: Rollout) -> None:
+    """Raises ReadingsFailed where more of a step's groups failed than the config lets pass."""
+    failed, most = rollout.failed, run.config.rollout.max_failed_share
+    sampled = rollout.stats.groups_sampled
+    if failed and len(failed) > most * sampled:
+        raise ReadingsFailed(
+            f"readings failed in {len(failed)} of {sampled} groups of step {run.step + 1} "
+            f"(rollout.max_failed_share is {most}); the first: {failed[0]}"
+        ) from failed[0].failure
+
+
+def account(before: Ledger, rollout: Rollout) -> dict[str, Any]:
+    """Returns a step's line of ledger.jsonl: what was drawn, and what became of what."""
+    return {
+        "drawn": [before.next, rollout.ledger.next],  # the second is the next step's first
+        **{outcome.value: places for outcome, places in rollout.settled.items()},
+        "waiting": [one.group.place for one in rollout.ledger.waiting],
+    }
 
 
 def _questions(config: ConfigDict) -> int:
     """Returns how many questions a sample asks; task files have one a document."""
     return 1 if config.tasks.files else config.data.questions
-
-
-def _draw(records: Iterator[tuple[Task, ...]], documents: int) -> list[Task]:
-    return [task for _ in range(documents) for task in next(records)]
 
 
 # ---------------------------------------------------------------- checkpoint and hand-off
@@ -258,7 +293,7 @@ async def save_and_hand_over(run: Run) -> None:
     """Saves the step if it is due; the engine adopts its parameters either way."""
     params, run.good = learner.params(run.learner), run.step
     if run.step % run.config.checkpoint.every == 0 or run.step == run.config.steps:
-        _save(run, params, run.records.get_state())
+        _save(run, params, run.ledger)
     snapshot = _published(run, params)
     del params  # with adapters it is a policy of its own, and the engine is about to hold two
     await run.driver.adopt(snapshot, drain=True)
@@ -269,14 +304,14 @@ def _skipped(metrics: dict[str, float]) -> bool:
     return 0 < metrics.get("update/skipped", 0) == metrics["update/optimizer_steps"]
 
 
-def _keep_last_good(run: Run, drawn: Any) -> None:
+def _keep_last_good(run: Run, before: Ledger) -> None:
     """After a skipped step: the last good one is on disk, and nothing newer ever hides it.
 
-    The weights are still that step's, so there is nothing to hand over. `drawn` is where the
-    data stood before the step; a resumed run draws it again.
+    The weights are still that step's, so there is nothing to hand over. `before` is the account
+    before the step; a resumed run draws again what it drew.
     """
     if run.saved != run.good:
-        _save(run, learner.params(run.learner), drawn, step=run.good)
+        _save(run, learner.params(run.learner), before, step=run.good)
     in_a_row, most = run.step - run.good, run.learner.plan.max_skipped
     if in_a_row >= most:
         raise Diverged(
@@ -287,8 +322,8 @@ def _keep_last_good(run: Run, drawn: Any) -> None:
         )
 
 
-def _save(run: Run, params: Any, drawn: Any, step: int | None = None) -> None:
-    """Saves the learner as it is, as `step` (the current one), with the data at `drawn`."""
+def _save(run: Run, params: Any, ledger: Ledger, step: int | None = None) -> None:
+    """Saves the learner as it is, as `step` (the current one), with the account `ledger`."""
     learning, step = run.learner, run.step if step is None else step
     meta = {
         "seed": run.config.seed,
@@ -296,7 +331,8 @@ def _save(run: Run, params: Any, drawn: Any, step: int | None = None) -> None:
         "policy": dataclasses.asdict(learning.config),
     }
     beside = learner.saved_beside(learning, params)
-    run.checkpoints.save(step, params, beside, drawn, meta)
+    data = {"stream": dict(run.records.identity), "ledger": spool.encode(ledger)}
+    run.checkpoints.save(step, params, beside, data, meta)
     run.saved = step
 
 

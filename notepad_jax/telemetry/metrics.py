@@ -1,7 +1,7 @@
 """The numbers of a run, on disk: one JSON line per step, and the same for TensorBoard.
 
-`metrics.jsonl` holds what the algorithm computed, `timings.jsonl` what the clock said. They
-are two files so that the promise "kill, resume, and the metrics that follow are identical"
+`metrics.jsonl` holds what the algorithm computed, `ledger.jsonl` what became of every draw,
+`timings.jsonl` what the clock said. They are several files so that the promise "kill, resume, and the metrics that follow are identical"
 can be checked with `cmp`: resuming at step k drops every line of step k or later, also a
 line that a kill cut in the middle, and the run writes them again. TensorBoard events are
 written by tensorboardX, which needs no TensorFlow. Above: the programs.
@@ -23,6 +23,7 @@ from notepad_jax.telemetry.identity import write_json
 
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
+LEDGER = "ledger.jsonl"
 CONFIG = "config.json"
 EVENTS = "tensorboard"
 
@@ -42,10 +43,11 @@ class RunLog:
         if resume_step is None:
             self._refuse_to_mix()
         else:
-            truncate(self.folder / METRICS, resume_step)
-            truncate(self.folder / TIMINGS, resume_step)
+            for name in (METRICS, TIMINGS, LEDGER):
+                truncate(self.folder / name, resume_step)
         self._metrics = _open(self.folder / METRICS)
         self._timings = _open(self.folder / TIMINGS)
+        self._ledger = _open(self.folder / LEDGER)
         self._events = (
             SummaryWriter(str(self.folder / EVENTS), purge_step=resume_step)
             if tensorboard
@@ -69,11 +71,17 @@ class RunLog:
         step: int,
         metrics: Mapping[str, float],
         timings: Mapping[str, float] | None = None,
+        account: Mapping[str, Any] | None = None,
     ) -> None:
-        """Appends one line per file and flushes: a kill loses nothing that was written."""
-        _append(self._metrics, step, metrics)
+        """Appends one line per file and flushes: a kill loses nothing that was written.
+
+        `account` is what became of the step's draws, JSON values.
+        """
+        _append(self._metrics, step, _numbers(metrics))
         if timings:
-            _append(self._timings, step, timings)
+            _append(self._timings, step, _numbers(timings))
+        if account:
+            _append(self._ledger, step, account)
         if self._events is not None:
             for name, value in {**metrics, **(timings or {})}.items():
                 self._events.add_scalar(name, float(value), step)
@@ -83,6 +91,7 @@ class RunLog:
         """Closes the files."""
         self._metrics.close()
         self._timings.close()
+        self._ledger.close()
         if self._events is not None:
             self._events.close()
 
@@ -97,10 +106,13 @@ def _open(path: Path) -> TextIO:
     return path.open("a", encoding="utf-8")
 
 
-def _append(file: TextIO, step: int, values: Mapping[str, float]) -> None:
-    line = {"step": step} | {name: _number(name, value) for name, value in values.items()}
-    file.write(json.dumps(line) + "\n")
+def _append(file: TextIO, step: int, values: Mapping[str, Any]) -> None:
+    file.write(json.dumps({"step": step, **values}) + "\n")
     file.flush()
+
+
+def _numbers(values: Mapping[str, float]) -> dict[str, int | float | str]:
+    return {name: _number(name, value) for name, value in values.items()}
 
 
 def _number(name: str, value: Any) -> int | float | str:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from notepad_jax.eval.measure import REPORTED, MemoryChange
+from notepad_jax.eval.measure import REPORTED
+from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.types import CompleterFailed, Evidence, Finish
 from tests import fakes
 from tests.eval.reading import items, read, task
