@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.rollout import rewards
-from notepad_jax.text.chunks import DocumentChunks
+from notepad_jax.text.chunks import Documents
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import (
@@ -44,11 +44,15 @@ class Reader:
     temperature: float  # 1 in training: behaviour logprobs are those of the policy itself
     top_p: float  # 1 in training
     group_size: int  # G samples of each task
-    max_document: int  # tokens; longer documents are centre-truncated
+    max_document: int | None  # tokens; longer documents are centre-truncated. None: none is
 
     def __post_init__(self) -> None:
         if self.group_size < 1:
             raise ValueError(f"group_size is {self.group_size}; it must be at least 1")
+
+    def documents(self) -> Documents:
+        """Returns what cuts this reader's documents into chunks, and counts what it cuts off."""
+        return Documents(self.tokenizer, self.rules.chunk_size, self.max_document)
 
 
 def trajectory_seed(run_seed: int, step: int, task_id: str, sample: int) -> int:
@@ -64,31 +68,36 @@ async def collect(
     step: int,
     on_turn: OnTurn | None = None,
     score: rewards.Score = rewards.score,
+    documents: Documents | None = None,
 ) -> list[Group]:
     """Reads every task G times and returns one scored group per task, in task order.
 
-    Tasks that share a document object share its chunks. The ids of `tasks` must differ,
+    Tasks that share a document object share its chunks; `documents` (`reader.documents()`
+    if None) counts what was truncated. The ids of `tasks` must differ,
     or their readings would draw the same noise. Raises ValueError naming the task where
     its input is at fault (a question over the limit), ReadingFailed where anything else
     went wrong during a reading.
     """
     _check_ids(tasks)
-    chunks_of = DocumentChunks(reader.tokenizer, reader.rules.chunk_size, reader.max_document)
+    chunks_of = documents or reader.documents()
     questions = [
         memory_agent.question_of(task, reader.tokenizer, reader.rules.max_question)
         for task in tasks
     ]
 
-    async def one(task: Task, question: Tokens, sample: int) -> Trajectory:
+    async def one(task: Task, question: Tokens, chunks: Chunks, sample: int) -> Trajectory:
         seed = trajectory_seed(run_seed, step, task.id, sample)
         return await _read_one(
-            task, question, chunks_of(task), sample, seed, completer, reader, on_turn, score
+            task, question, chunks, sample, seed, completer, reader, on_turn, score
         )
 
     try:
         async with asyncio.TaskGroup() as readings:
             running = [
-                [readings.create_task(one(task, question, k)) for k in range(reader.group_size)]
+                [
+                    readings.create_task(one(task, question, chunks_of(task), k))
+                    for k in range(reader.group_size)
+                ]
                 for task, question in zip(tasks, questions, strict=True)
             ]
     except BaseExceptionGroup as failures:
