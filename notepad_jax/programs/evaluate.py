@@ -33,7 +33,7 @@ from notepad_jax.report.examples import Example
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.text.chunks import DocumentStreams
+from notepad_jax.text.chunks import Documents
 
 REPORT = "report.json"
 HOPELESS = 256  # readings, all failed, after which an evaluation stops before its end
@@ -111,7 +111,7 @@ async def _read(
 
     for rules, group in itertools.groupby(left, lambda pair: pair[0].rules):
         async with subject.opened(rules) as completer:
-            chunks_of = DocumentStreams(subject.tokenizer, rules.chunk_size)
+            chunks_of = Documents(subject.tokenizer, rules.chunk_size)
             reader = Reader(
                 completer, subject.tokenizer, subject.template, rules, sampling(config, subject),
                 chunks_of, e.at_once,

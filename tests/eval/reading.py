@@ -6,7 +6,6 @@ from notepad_jax.eval.measure import Item, measure
 from notepad_jax.eval.methods import Excerpts
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
-from notepad_jax.text.chunks import ChunkList
 from notepad_jax.types import Task, TextDocument
 from tests import fakes
 
@@ -27,7 +26,7 @@ def reader(completer, chunk_size: int = 2, at_once: int = 9) -> Reader:
         template=fakes.template(),
         rules=fakes.rules(chunk_size),
         sampling=TurnSampling(0.0, 1.0, tuple(tokenizer.stop_ids), 7),
-        chunks_of=lambda t: ChunkList(tokenizer.encode(t.document.text), chunk_size),
+        chunks_of=lambda t: fakes.chunks_of(tokenizer.encode(t.document.text), chunk_size),
         at_once=at_once,
     )
 

@@ -10,15 +10,15 @@ import pytest
 
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import TurnSampling, turn_seed
-from notepad_jax.text.chunks import ChunkList, ChunkStream
-from notepad_jax.types import Finish, Status, TextDocument, TurnKind, tokens
+from notepad_jax.text.chunks import ChunkedDocument
+from notepad_jax.types import Finish, Status, TextDocument, Tokens, TurnKind, tokens
 
 SAMPLING = TurnSampling(temperature=1.0, top_p=1.0, stop_ids=(2,), seed=7)
 QUESTION = tokens([310, 311])
 
 
-def chunks(length: int, size: int = 4) -> ChunkList:
-    return ChunkList(tokens(range(300, 300 + length)), size)
+def chunks(length: int, size: int = 4) -> list[Tokens]:
+    return fakes.chunks_of(tokens(range(300, 300 + length)), size)
 
 
 def turns_of(completer, state, rules=None, template=None):
@@ -164,11 +164,10 @@ def test_a_cancelled_completion_ends_the_reading():
 def test_a_streamed_document_reads_like_a_listed_one():
     tok, text = fakes.tokenizer(), "the secret code of ann is red . " * 6
     question = tok.encode("who ?")
-    listed = memory_agent.start(question, ChunkList(tok.encode(text), 5))
-    streamed = memory_agent.start(question, ChunkStream(tok, TextDocument(text), 5, window=2))
+    listed = memory_agent.start(question, fakes.chunks_of(tok.encode(text), 5))
+    streamed = memory_agent.start(question, ChunkedDocument(tok, TextDocument(text), 5))
     one, two = (turns_of(fakes.appender(), state) for state in (listed, streamed))
     assert [t.prompt.tokens.tolist() for t, _ in one] == [t.prompt.tokens.tolist() for t, _ in two]
-    assert streamed.chunks.restarts == 0
 
 
 def test_contexts_are_bounded_by_the_rules():
