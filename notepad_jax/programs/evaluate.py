@@ -120,7 +120,12 @@ async def _read(
                 job = dataclasses.replace(job, items=tuple(items))
                 with _progress(job, label, len(e.methods) > 1, screen) as on_progress:
                     await measure(
-                        items, reader, on_progress, excerpts, readings.trace_of, readings.add,
+                        items,
+                        reader,
+                        on_progress,
+                        excerpts,
+                        readings.trace_of,
+                        readings.add,
                         on_failure,
                     )
                 _give_up(readings, failures, HOPELESS)

@@ -120,9 +120,7 @@ def params(learner: Learner) -> Any:
 # ---------------------------------------------------------------- learning
 
 
-def learn(
-    learner: Learner, groups: Sequence[Group], share: float
-) -> tuple[dict[str, float], int]:
+def learn(learner: Learner, groups: Sequence[Group], share: float) -> tuple[dict[str, float], int]:
     """Learns from a rollout; returns (metrics, tokens that were packed).
 
     `share` of the groups that these were chosen from were informative.

@@ -252,9 +252,7 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
     return metrics, timings, rollout
 
 
-async def _collect(
-    run: Run, ordinals: Sequence[int]
-) -> tuple[list[Group], list[collector.Failed]]:
+async def _collect(run: Run, ordinals: Sequence[int]) -> tuple[list[Group], list[collector.Failed]]:
     draws = [Draw(ordinal, run.records.at(ordinal)) for ordinal in ordinals]
     return await collector.collect(
         draws, run.reader, run.config.rollout.group_size, run.config.seed, run.score

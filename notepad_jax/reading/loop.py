@@ -83,10 +83,11 @@ async def read_all(
     watch: Callable[[int], W],
     ended: Callable[[int, W, Ended], R],
 ) -> list[R]:
-    """Makes all readings, at most `reader.at_once` at a time; returns what `ended` made of each, in order.
+    """Makes all readings, at most `reader.at_once` at a time.
 
-    `watch` is called with a job's index as its reading begins, `ended` as it ends. Raises
-    CompleterFailed, and whatever `watch`, the watchers and `ended` raise.
+    `watch` is called with a job's index as its reading begins, `ended` as it ends; what that
+    returns of each job is returned, in the order of jobs. Raises CompleterFailed, and whatever
+    `watch`, the watchers and `ended` raise.
     """
     gate = asyncio.Semaphore(reader.at_once or max(1, len(jobs)))
     # All chunks are made now: readings of one document share them however far apart they run.

@@ -74,23 +74,16 @@ def decode(
 
 def _said(trajectory: Trajectory) -> dict[str, Any]:
     turns = trajectory.turns
+    completions = [turn.completion for turn in turns]
     return {
         "prompts": _digest(turns),
-        "turns": [
-            {
-                "ids": _text(turn.completion.tokens, IDS),
-                "logprobs": _text(turn.completion.behaviour_logprobs, LOGPROBS),
-                "finish": turn.completion.finish.value,
-                "version": turn.completion.policy_version,
-            }
-            for turn in turns
-        ],
+        "ids": _text([c.tokens for c in completions], IDS),
+        "logprobs": _text([c.behaviour_logprobs for c in completions], LOGPROBS),
+        "turns": [[len(c.tokens), c.finish.value, c.policy_version] for c in completions],
     }
 
 
-def _group(
-    said: Mapping[str, Any], task_at: TaskAt, reader: Reader, score: rewards.Score
-) -> Group:
+def _group(said: Mapping[str, Any], task_at: TaskAt, reader: Reader, score: rewards.Score) -> Group:
     ordinal, question = said["place"]
     task, kept = task_at(ordinal, question), {}
     members = [
@@ -106,12 +99,11 @@ def _reading(
     turns: list[Turn] = []
     asked = memory_agent.question_of(task, reader.tokenizer, reader.rules.max_question)
     state = memory_agent.start(asked, reader.chunks_of(task))
-    for one in said["turns"]:
+    ids, logprobs, at = _array(said["ids"], IDS), _array(said["logprobs"], LOGPROBS), 0
+    for length, finish, version in said["turns"]:
         kind, prompt = memory_agent.prompt(reader.template, state)
-        completion = Completion(
-            tokens(_array(one["ids"], IDS)), _array(one["logprobs"], LOGPROBS),
-            Finish(one["finish"]), one["version"],
-        )  # fmt: skip
+        here, at = slice(at, at + length), at + length
+        completion = Completion(tokens(ids[here]), logprobs[here], Finish(finish), version)
         turns.append(Turn(kind, state.next_chunk, shared_once(prompt, kept), completion))
         state = memory_agent.advance(reader.rules, reader.template, state, completion)
     if _digest(turns) != said["prompts"]:
@@ -132,8 +124,8 @@ def _digest(turns: Sequence[Turn]) -> str:
     return digest.hexdigest()
 
 
-def _text(values: np.ndarray, dtype: str) -> str:
-    return base64.b64encode(values.astype(dtype).tobytes()).decode("ascii")
+def _text(parts: Sequence[np.ndarray], dtype: str) -> str:
+    return base64.b64encode(np.concatenate(parts).astype(dtype).tobytes()).decode("ascii")
 
 
 def _array(text: str, dtype: str) -> np.ndarray:

@@ -1,10 +1,11 @@
 """The numbers of a run, on disk: one JSON line per step, and the same for TensorBoard.
 
 `metrics.jsonl` holds what the algorithm computed, `ledger.jsonl` what became of every draw,
-`timings.jsonl` what the clock said. They are several files so that the promise "kill, resume, and the metrics that follow are identical"
-can be checked with `cmp`: resuming at step k drops every line of step k or later, also a
-line that a kill cut in the middle, and the run writes them again. TensorBoard events are
-written by tensorboardX, which needs no TensorFlow. Above: the programs.
+`timings.jsonl` what the clock said. They are apart so that the promise "kill, resume, and the
+metrics that follow are identical" can be checked with `cmp`: resuming at step k drops every
+line of step k or later, also a line that a kill cut in the middle, and the run writes them
+again. TensorBoard events are written by tensorboardX, which needs no TensorFlow. Above: the
+programs.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import TurnSampling, turn_seed
 from notepad_jax.text.chunks import ChunkedDocument
-from notepad_jax.types import Finish, Status, TextDocument, Tokens, TurnKind, tokens
+from notepad_jax.types import Finish, TextDocument, Tokens, TurnKind, tokens
 
 SAMPLING = TurnSampling(temperature=1.0, top_p=1.0, stop_ids=(2,), seed=7)
 QUESTION = tokens([310, 311])
@@ -145,20 +145,10 @@ def test_a_cancelled_completion_ends_the_reading():
             done = await super().complete(prompt, sampling)
             return dataclasses.replace(done, finish=Finish.CANCELLED)
 
-    async def run():
-        return await memory_agent.read_through(
-            Cancelling(lambda p, s: [300]),
-            fakes.tokenizer(),
-            fakes.template(),
-            fakes.rules(),
-            memory_agent.start(QUESTION, chunks(8)),
-            SAMPLING,
-            "task",
-            0,
-        )
-
-    reading = asyncio.run(run())
-    assert reading.status is Status.CANCELLED and reading.answer == "" and len(reading.turns) == 1
+    ((turn, state),) = turns_of(
+        Cancelling(lambda p, s: [300]), memory_agent.start(QUESTION, chunks(8))
+    )
+    assert turn.completion.finish is Finish.CANCELLED and len(state.memory_tokens) == 0
 
 
 def test_a_streamed_document_reads_like_a_listed_one():

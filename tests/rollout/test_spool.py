@@ -60,7 +60,11 @@ def test_what_waits_comes_back_bit_by_bit():
 
 def test_prompts_are_not_written():
     ledger, _ = ledger_of(TextDocument("the code of ann is red . " * 400))
-    assert len(json.dumps(spool.encode(ledger))) < 400 * 300  # 3 x 700 turns of two numbers or so
+    said = spool.encode(ledger)
+    turns = [t.turns for one in ledger.waiting for t in one.group.trajectories]
+    tokens = sum(len(turn.completion.tokens) for some in turns for turn in some)
+    written = len(json.dumps(said))  # 8 bytes a token in base64, and three words a turn
+    assert written < tokens * 8 * 4 / 3 + sum(map(len, turns)) * 20 + 1000
 
 
 def test_another_document_is_refused():
