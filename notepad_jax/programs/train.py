@@ -24,7 +24,8 @@ from ml_collections import ConfigDict
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.steps import steps_in
 from notepad_jax.checkpoint.training_state import Checkpoints
-from notepad_jax.data.records import Records, by_source, generated, of_files
+from notepad_jax.data.records import Records, generated, of_files
+from notepad_jax.data.task_sources import LongQuestions, by_source, without_long_questions
 from notepad_jax.engine.service import EngineService
 from notepad_jax.model import parameters
 from notepad_jax.programs import configuration, learner, parts
@@ -34,6 +35,7 @@ from notepad_jax.rollout.buffer import GroupBuffer
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import RunLog
 from notepad_jax.telemetry.progress import Screen
+from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import Group, PolicySnapshot, Task
 
 TRAINING_DOCUMENTS = range(2**30)  # document seeds; evaluation uses others
@@ -48,6 +50,7 @@ class Run:
     reader: collector.Reader
     score: rewards.Score
     records: Records
+    left_out: int  # tasks whose question is too long to be asked
     driver: EngineService
     buffer: GroupBuffer
     learner: Learner
@@ -72,16 +75,20 @@ def train(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False
 
 async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool) -> Path:
     with contextlib.ExitStack() as stack:
-        run = prepare(config, folder, resume, stack)
+        run = prepare(config, folder, resume, stack, screen)
         log = stack.enter_context(RunLog(folder, resume_step=run.step + 1 if resume else None))
         log.config(configuration.plain(config))
         table = screen.table("reinforcement learning", COLUMNS)
         bar = screen.bar("train", config.steps, "steps")
         bar.advance(run.step)
+        truncated = False
         async with run.driver:
             while run.step < config.steps:
                 drawn = run.records.get_state()
                 metrics, timings, sampled = await one_step(run)
+                if metrics["data/truncated_documents"] and not truncated:
+                    truncated = True
+                    screen.say(_truncated(metrics, run.step, config.tasks.max_tokens))
                 log.write(run.step, metrics, timings)
                 archive.append(
                     folder / "trajectories.jsonl", sampled[: config.rollout.archive],
@@ -97,7 +104,9 @@ async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool)
     return folder / "checkpoints"
 
 
-def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.ExitStack) -> Run:
+def prepare(
+    config: ConfigDict, folder: Path, resume: bool, stack: contextlib.ExitStack, screen: Screen
+) -> Run:
     """Loads the policy and puts the parts together, where the last checkpoint left them."""
     # What can be wrong with a config is found out before the run's folder exists.
     learner.settings_of(config)
@@ -113,9 +122,10 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
         temperature=config.rollout.temperature,
         top_p=config.rollout.top_p,
         group_size=config.rollout.group_size,
-        max_document=config.data.tokens,
+        max_document=(config.tasks.max_tokens or None) if config.tasks.files else None,
     )
-    records, score = _records(config), rewards.by(config.tasks.reward)
+    records, left_out = _records(config, policy.tokenizer, screen)
+    score = rewards.by(config.tasks.reward)
     handoff = _handoff(config.checkpoint, folder, policy)
     driver = parts.service(config.engine, policy, reading, template, PolicySnapshot(-1, None))
     learning = learner.prepare(config, policy.config, policy.params)
@@ -135,6 +145,7 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
         reader=reader,
         score=score,
         records=records,
+        left_out=left_out,
         driver=driver,
         buffer=GroupBuffer(config.rollout.max_staleness),
         learner=learning,
@@ -172,14 +183,42 @@ def _handoff(checkpoint: ConfigDict, folder: Path, policy: parts.LoadedPolicy) -
     return ThroughStorage(folder / "checkpoints", wanted)
 
 
-def _records(config: ConfigDict) -> Records:
-    """Returns where the run draws its tasks: the files that are named, or the generator."""
+def _records(config: ConfigDict, tokenizer: Tokenizer, screen: Screen) -> tuple[Records, int]:
+    """Returns where the run draws its tasks, the files that are named or the generator.
+
+    With it comes how many tasks of the files are left out for their long questions.
+    """
     if config.tasks.files:
-        sources = by_source(config.tasks.files)
-        return of_files(sources, config.seed, _weights(config.tasks.weights))
+        weights, limit = _weights(config.tasks.weights), config.reading.max_question
+        sources, long = without_long_questions(
+            by_source(config.tasks.files, screen),
+            lambda question: len(tokenizer.encode(question)), limit, weights, screen,
+        )  # fmt: skip
+        if long:
+            screen.say(_left_out(long, limit))
+        return of_files(sources, config.seed, weights), sum(source.count for source in long)
     make = functools.partial(_document, config.data.to_dict())
     make(TRAINING_DOCUMENTS.start)
-    return generated(make, config.seed, documents=TRAINING_DOCUMENTS)
+    return generated(make, config.seed, documents=TRAINING_DOCUMENTS), 0
+
+
+def _left_out(long: Sequence[LongQuestions], limit: int) -> str:
+    worst = max(long, key=lambda source: source.longest)
+    count, total = (sum(getattr(source, n) for source in long) for n in ("count", "total"))
+    names = ", ".join(source.source for source in long)
+    return (
+        f"{count:,} of {total:,} tasks of {names} have questions of more than {limit:,} tokens "
+        f"(the longest, task {worst.longest_id!r}, {worst.longest:,}); they are left out: raise "
+        f"reading.max_question to keep them"
+    )
+
+
+def _truncated(metrics: dict[str, float], step: int, limit: int) -> str:
+    return (
+        f"in step {step:,}, {metrics['data/truncated_documents']:,} documents have more than "
+        f"{limit:,} tokens (tasks.max_tokens) and lose their middle, "
+        f"{metrics['data/truncated_tokens']:,} tokens; metrics.jsonl counts them from here on"
+    )
 
 
 def _weights(words: Sequence[str]) -> dict[str, float]:
@@ -203,11 +242,12 @@ def _document(data: dict[str, Any], seed: int) -> tuple[Task, ...]:
 async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], list[Group]]:
     """Rollout and update; returns (metrics, timings, informative groups)."""
     config, now = run.config, run.driver.version
+    documents = run.reader.documents()
     began = time.perf_counter()
     kept, stats = await groups.collect_informative(
         lambda missing: _draw(run.records, config.rollout.documents),
         lambda tasks: collector.collect(
-            tasks, run.driver, run.reader, config.seed, run.step, score=run.score
+            tasks, run.driver, run.reader, config.seed, run.step, None, run.score, documents
         ),
         wanted_groups=config.rollout.documents * _questions(config),
         max_rounds=config.rollout.max_rounds,
@@ -223,6 +263,9 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], list[G
         "rollout/draft_tokens": engine.draft_tokens,
         "rollout/decode_tokens": engine.decode_tokens,
         "groups/dropped_stale": run.buffer.dropped_stale,
+        "data/questions_left_out": run.left_out,
+        "data/truncated_documents": documents.truncated_documents,
+        "data/truncated_tokens": documents.truncated_tokens,
     }
     packed_tokens = 0
     if batch_groups:
