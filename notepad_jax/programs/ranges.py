@@ -71,6 +71,7 @@ RANGES: dict[str, Range] = {
     "data.two_hop": SHARE,
     "data.distractor_share": SHARE,
     "data.chapter_rate": SHARE,
+    "tasks.max_tokens": whole(0),
     "rollout.documents": whole(1),
     "rollout.max_rounds": whole(1),
     "rollout.max_staleness": whole(0),

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,24 +23,21 @@ from ml_collections import ConfigDict
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.steps import steps_in
 from notepad_jax.checkpoint.training_state import Checkpoints
-from notepad_jax.data.records import Records, by_source, generated, of_files
 from notepad_jax.engine.service import EngineService
 from notepad_jax.model import parameters
-from notepad_jax.programs import configuration, learner, parts
+from notepad_jax.programs import configuration, learner, parts, task_stream
 from notepad_jax.programs.learner import Learner
+from notepad_jax.programs.task_stream import TaskStream
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.trace import TraceFile
 from notepad_jax.rollout import archive, collector, dynamic_sampling, rewards, spool
 from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
 from notepad_jax.rollout.ledger import Ledger
-from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import RunLog
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.text.chunks import Documents
-from notepad_jax.types import Draw, Group, PolicySnapshot, Task
+from notepad_jax.types import Chunks, Draw, Group, PolicySnapshot, Task
 
-TRAINING_DOCUMENTS = range(2**30)  # document seeds; evaluation uses others
 COLUMNS = ("step", "reward", "kept", "clip", "gap max", "entropy", "rollout s", "update s")
 
 
@@ -51,9 +47,8 @@ class Run:
 
     config: ConfigDict
     reader: Reader
-    documents: Documents  # their chunks, and how many were truncated
     score: rewards.Score
-    records: Records
+    stream: TaskStream
     wanted: Wanted
     driver: EngineService
     ledger: Ledger
@@ -83,7 +78,7 @@ def train(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False
 
 async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool) -> Path:
     with contextlib.ExitStack() as stack:
-        run = prepare(config, folder, resume, stack)
+        run = prepare(config, folder, resume, stack, screen)
         log = stack.enter_context(RunLog(folder, resume_step=run.step + 1 if resume else None))
         log.config(configuration.plain(config))
         archived = stack.enter_context(TraceFile(folder / archive.FILE))
@@ -91,10 +86,14 @@ async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool)
         table = screen.table("reinforcement learning", COLUMNS)
         bar = screen.bar("train", config.steps, "steps")
         bar.advance(run.step)
+        truncated = False
         async with run.driver:
             while run.step < config.steps:
                 before = run.ledger
                 metrics, timings, rollout = await one_step(run)
+                if metrics["data/truncated_documents"] and not truncated:
+                    truncated = True
+                    screen.say(task_stream.truncated(metrics, run.step, config.tasks.max_tokens))
                 log.write(run.step, metrics, timings, account(before, rollout))
                 archive.append(
                     archived, rollout.batch[: config.rollout.archive], run.reader, run.step
@@ -111,7 +110,9 @@ async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool)
     return folder / "checkpoints"
 
 
-def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.ExitStack) -> Run:
+def prepare(
+    config: ConfigDict, folder: Path, resume: bool, stack: contextlib.ExitStack, screen: Screen
+) -> Run:
     """Loads the policy and puts the parts together, where the last checkpoint left them."""
     # What can be wrong with a config is found out before the run's folder exists.
     learner.settings_of(config)
@@ -120,13 +121,14 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
     policy = parts.load_policy(config.policy, config.dtype)
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)
-    records, score = _records(config), rewards.by(config.tasks.reward)
+    stream = task_stream.opened(config, policy.tokenizer, screen)
+    score = rewards.by(config.tasks.reward)
     handoff = _handoff(config.checkpoint, folder, policy)
     driver = parts.service(config.engine, policy, reading, template, PolicySnapshot(-1, None))
     r = config.rollout
-    wanted = Wanted(r.documents, _questions(config), r.max_rounds, r.max_staleness)
-    documents = Documents(policy.tokenizer, reading.chunk_size, config.tasks.max_tokens or None)
+    wanted = Wanted(r.documents, stream.questions, r.max_rounds, r.max_staleness)
     sampling = TurnSampling(r.temperature, r.top_p, template.stop_ids, 0)
+    documents = stream.documents(policy.tokenizer, reading.chunk_size)
     reader = Reader(driver, policy.tokenizer, template, reading, sampling, documents)
     learning = learner.prepare(config, policy.config, policy.params)
     del policy  # the starting weights live on in the learner alone
@@ -137,18 +139,16 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
     step, ledger, fresh = 0, Ledger(), not resume or checkpoints.latest() is None
     if not fresh:
         saved = checkpoints.restore(*learner.restore_target(learning))
-        records.check(saved.data["stream"])
-        ledger = spool.decode(
-            saved.data["ledger"], lambda o, question: records.at(o)[question], reader, score
-        )
+        stream.records.check(saved.data["stream"])
+        task_at = lambda ordinal, question: stream.records.at(ordinal)[question]  # noqa: E731
+        ledger = spool.decode(saved.data["ledger"], task_at, reader, score)
         learner.resume(learning, saved)
         step = saved.step
     run = Run(
         config=config,
         reader=reader,
-        documents=documents,
         score=score,
-        records=records,
+        stream=stream,
         wanted=wanted,
         driver=driver,
         ledger=ledger,
@@ -187,39 +187,22 @@ def _handoff(checkpoint: ConfigDict, folder: Path, policy: parts.LoadedPolicy) -
     return ThroughStorage(folder / "checkpoints", wanted)
 
 
-def _records(config: ConfigDict) -> Records:
-    """Returns where the run draws its tasks: the files that are named, or the generator."""
-    if config.tasks.files:
-        sources = by_source(config.tasks.files)
-        return of_files(sources, config.seed, _weights(config.tasks.weights))
-    make = functools.partial(_document, config.data.to_dict())
-    make(TRAINING_DOCUMENTS.start)
-    return generated(make, config.seed, documents=TRAINING_DOCUMENTS)
-
-
-def _weights(words: Sequence[str]) -> dict[str, float]:
-    weights = {}
-    for word in words:
-        name, _, weight = word.rpartition("=")
-        try:
-            weights[name] = float(weight)
-        except ValueError:
-            raise ValueError(f"tasks.weights has {word!r}; write SOURCE=NUMBER") from None
-    return weights
-
-
-def _document(data: dict[str, Any], seed: int) -> tuple[Task, ...]:
-    return make_tasks(seed, **data)
-
-
 # ---------------------------------------------------------------- one step
 
 
 async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollout]:
     """Rollout and update; returns (metrics, timings, what was sampled)."""
-    began, before = time.perf_counter(), run.ledger
+    began, before, reader = time.perf_counter(), run.ledger, run.reader
+    documents = run.stream.documents(reader.tokenizer, reader.rules.chunk_size)
+    held: list[Chunks] = []  # a document drawn again in this step is not tokenised again
+
+    def chunks_of(task: Task) -> Chunks:
+        held.append(documents(task))
+        return held[-1]
+
+    reader = dataclasses.replace(reader, chunks_of=chunks_of)
     rollout = await dynamic_sampling.collect_informative(
-        run.ledger, lambda ordinals: _collect(run, ordinals), run.wanted, run.driver.version
+        before, lambda ordinals: _collect(run, reader, ordinals), run.wanted, run.driver.version
     )
     _check_failures(run, rollout)
     rolled = time.perf_counter()
@@ -231,8 +214,9 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
         "rollout/draft_tokens": engine.draft_tokens,
         "rollout/decode_tokens": engine.decode_tokens,
         "data/draws": rollout.ledger.next,
-        "data/truncated_documents": run.documents.truncated_documents,
-        "data/truncated_tokens": run.documents.truncated_tokens,
+        "data/questions_left_out": run.stream.left_out,
+        "data/truncated_documents": documents.truncated_documents,
+        "data/truncated_tokens": documents.truncated_tokens,
     }
     packed_tokens = 0
     if rollout.batch:
@@ -252,10 +236,12 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
     return metrics, timings, rollout
 
 
-async def _collect(run: Run, ordinals: Sequence[int]) -> tuple[list[Group], list[collector.Failed]]:
-    draws = [Draw(ordinal, run.records.at(ordinal)) for ordinal in ordinals]
+async def _collect(
+    run: Run, reader: Reader, ordinals: Sequence[int]
+) -> tuple[list[Group], list[collector.Failed]]:
+    draws = [Draw(ordinal, run.stream.records.at(ordinal)) for ordinal in ordinals]
     return await collector.collect(
-        draws, run.reader, run.config.rollout.group_size, run.config.seed, run.score
+        draws, reader, run.config.rollout.group_size, run.config.seed, run.score
     )
 
 
@@ -277,11 +263,6 @@ def account(before: Ledger, rollout: Rollout) -> dict[str, Any]:
         **{outcome.value: places for outcome, places in rollout.settled.items()},
         "waiting": [one.group.place for one in rollout.ledger.waiting],
     }
-
-
-def _questions(config: ConfigDict) -> int:
-    """Returns how many questions a sample asks; task files have one a document."""
-    return 1 if config.tasks.files else config.data.questions
 
 
 # ---------------------------------------------------------------- checkpoint and hand-off
@@ -329,7 +310,7 @@ def _save(run: Run, params: Any, ledger: Ledger, step: int | None = None) -> Non
         "policy": dataclasses.asdict(learning.config),
     }
     beside = learner.saved_beside(learning, params)
-    data = {"stream": dict(run.records.identity), "ledger": spool.encode(ledger)}
+    data = {"stream": dict(run.stream.records.identity), "ledger": spool.encode(ledger)}
     run.checkpoints.save(step, params, beside, data, meta)
     run.saved = step
 
