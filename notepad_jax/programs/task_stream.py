@@ -13,14 +13,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from notepad_jax.data.records import (
-    LongQuestions,
-    Records,
-    by_source,
-    generated,
-    of_files,
-    without_long_questions,
-)
+from notepad_jax.data.records import Records, generated, of_files
+from notepad_jax.data.task_sources import LongQuestions, by_source, without_long_questions
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import Documents

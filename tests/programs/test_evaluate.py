@@ -159,11 +159,11 @@ def test_a_killed_evaluation_goes_on_and_reports_the_same(tmp_path):
 def test_everything_a_run_promises_is_there(tmp_path):
     config = config_of("--config.evaluate.tasks=vt")
     outcome = run(config, subject(oracle(config)), tmp_path / "run")
-    assert {"config.json", "readings.jsonl", "traces.jsonl", "report.json", "report.html",
+    assert {"config.json", "readings.jsonl", "report.json", "report.html",
             "accuracy.png"} <= {path.name for path in outcome.folder.iterdir()}  # fmt: skip
-    trace = [json.loads(line) for line in (tmp_path / "run/traces.jsonl").open()]
-    assert {"task", "chunk", "memory", "tokens", "seconds", "recall"} <= trace[0].keys()
-    readings = [json.loads(line) for line in (tmp_path / "run/readings.jsonl").open()]
+    lines = [json.loads(line) for line in (tmp_path / "run/readings.jsonl").open()]
+    assert {"chunk", "memory", "tokens", "seconds", "recall"} <= lines[0]["memories"][0].keys()
+    readings = [line["reading"] for line in lines]
     assert max(r["turns"] for r in readings) == 6  # 2,048 tokens in chunks of 500, the answer
     assert all(r["changes"] == 1 and not r["failed"] for r in readings)
     assert "ruler/vt" in outcome.report.read_text()
@@ -294,4 +294,6 @@ def test_our_engine_reads_a_suite_by_every_method_and_only_what_is_missing(tmp_p
         ("recent-only", 1024): 2, ("recent-only", 2048): 2,
     }  # fmt: skip
     lines = (tmp_path / "run" / "readings.jsonl").read_text().splitlines()
-    assert len(lines) == 2 * 4 * 2 and not any(json.loads(line)["failed"] for line in lines)
+    assert len(lines) == 2 * 4 * 2 and not any(
+        json.loads(line)["reading"]["failed"] for line in lines
+    )

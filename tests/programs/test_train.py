@@ -17,11 +17,15 @@ from notepad_jax.checkpoint import steps
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.data import files
 from notepad_jax.programs import configuration, parts, train
+from notepad_jax.reading.trace import TraceFile
+from notepad_jax.rollout import archive
+from notepad_jax.rollout.ledger import Outcome
 from notepad_jax.starter.synthetic import make_tasks
-from notepad_jax.telemetry.metrics import read_metrics
+from notepad_jax.telemetry.metrics import LEDGER, METRICS, read_metrics
 from notepad_jax.telemetry.progress import SilentScreen
 
 ROOT = Path(__file__).parents[2]
+WRITTEN = (METRICS, LEDGER, archive.FILE)  # of every byte that a resumed run must repeat
 SMALL = (
     f"--config.policy={ROOT / 'data' / 'starter'}",
     "--config.steps=4",
@@ -51,12 +55,12 @@ def uninterrupted(tmp_path_factory):
 
 def test_a_run_writes_what_people_look_for(uninterrupted):
     names = {path.name for path in uninterrupted.iterdir()}
-    assert {"config.json", "metrics.jsonl", "timings.jsonl", "trajectories.jsonl"} <= names
+    assert {"config.json", *WRITTEN, "timings.jsonl"} <= names
     metrics = read_metrics(uninterrupted)
     assert [m["step"] for m in metrics] == [1, 2, 3, 4]
     for m in metrics:
         assert m["rollout/prefix_tokens_saved"] > 5 * m["rollout/prefix_tokens"]
-        assert 0 <= m["reward"] <= 1 and m["groups/sampled"] == 4 * m["groups/rounds"]
+        assert 0 <= m["reward"] <= 1 and 4 <= m["groups/sampled"] <= 4 * m["groups/rounds"]
     learnt = [m for m in metrics if m["groups/kept"]]
     assert learnt, "no group carried a signal; choose another seed for this test"
     for m in learnt:
@@ -86,15 +90,8 @@ def test_a_run_killed_with_sigkill_resumes_with_identical_metrics(uninterrupted,
     process.send_signal(signal.SIGKILL)
     process.wait()
     run(folder, resume=True)
-    assert metrics.read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
-    whole, resumed = (
-        [json.loads(line) for line in (path / "trajectories.jsonl").open()]
-        for path in (uninterrupted, folder)
-    )
-    # A step whose checkpoint was cut off is sampled again; every reading is the same one.
-    assert {json.dumps(r, sort_keys=True) for r in resumed} == {
-        json.dumps(r, sort_keys=True) for r in whole
-    }
+    for name in WRITTEN:
+        assert (folder / name).read_bytes() == (uninterrupted / name).read_bytes()
 
 
 def test_a_run_is_not_begun_over_another(uninterrupted):
@@ -236,9 +233,39 @@ def test_tasks_may_come_from_files_and_a_resumed_run_draws_the_next_ones(tmp_pat
     whole = run(tmp_path / "whole", *words, "--config.steps=3")
     run(tmp_path / "parts", *words, "--config.steps=2")
     assert run(tmp_path / "parts", *words, "--config.steps=3", resume=True) == whole
-    assert all(m["groups/sampled"] == 4 * m["groups/rounds"] for m in whole)
-    drawn = {json.loads(line)["task"] for line in (tmp_path / "whole/trajectories.jsonl").open()}
-    assert drawn <= {task.id for task in tasks}
+    with TraceFile(tmp_path / "whole" / archive.FILE) as trajectories:
+        read = [reading for _, reading in trajectories.readings()]
+    assert {reading["task_id"] for reading in read} <= {task.id for task in tasks}
+    # Three of four draws are of the heavier source: ordinals say which (29 tasks, 12 draws).
+    ledger = [json.loads(line) for line in (tmp_path / "whole" / LEDGER).open()]
+    assert [line["drawn"][0] for line in ledger[1:]] == [line["drawn"][1] for line in ledger[:-1]]
+    assert whole[-1]["data/draws"] == ledger[-1]["drawn"][1] >= 12
+
+
+def test_a_stream_may_come_round_within_a_step_and_what_waits_survives_a_kill(tmp_path):
+    """Three tasks, four draws a step: "task id occurs twice" ended the run, and its resume."""
+    tasks = [task for seed in range(3) for task in make_tasks(seed, 512, 1, unanswerable=0)]
+    files.write(tmp_path / "three.jsonl", tasks, itertools.repeat(512))
+    words = [
+        f"--config.tasks.files={tmp_path / 'three.jsonl'}", "--config.rollout.documents=4",
+        "--config.rollout.max_staleness=1", "--config.rollout.max_rounds=3",
+    ]  # fmt: skip
+    whole = run(tmp_path / "whole", *words, "--config.steps=5")
+    assert sum(m["groups/waiting"] for m in whole) > 0, "nothing waited; choose another seed"
+    waited = next(m["step"] for m in whole if m["groups/waiting"])
+    run(tmp_path / "parts", *words, f"--config.steps={waited}")
+    assert run(tmp_path / "parts", *words, "--config.steps=5", resume=True) == whole
+    for name in WRITTEN:
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    ledger = [json.loads(line) for line in (tmp_path / "whole" / LEDGER).open()]
+    settled = [
+        tuple(place)
+        for line in ledger
+        for outcome in Outcome
+        for place in line.get(outcome.value, ())
+    ]
+    waiting = [tuple(place) for place in ledger[-1]["waiting"]]
+    assert sorted(settled + waiting) == [(o, 0) for o in range(ledger[-1]["drawn"][1])]
 
 
 @pytest.mark.parametrize(
