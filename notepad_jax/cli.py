@@ -305,7 +305,7 @@ def build_parser() -> argparse.ArgumentParser:
     run_options(command(
         "train", _train, "quickstart", "reinforcement learning on the final answer (GRPO)",
         "Rollout, reward, update, hand-off, again. Everything goes to runs/NAME: config.json,\n"
-        "metrics.jsonl and TensorBoard events, checkpoints/, trajectories.jsonl.\n\n"
+        "metrics.jsonl and TensorBoard events, ledger.jsonl, checkpoints/, trajectories.jsonl.\n\n"
         "example: notepad-jax train --name mine --config.steps=40 --config.seed=1",
     ))  # fmt: skip
     command(
@@ -319,7 +319,7 @@ def build_parser() -> argparse.ArgumentParser:
         "intervals, what was lost since the training length, and where. A suite is synthetic\n"
         "(the starter's language), ruler, ruler-qa, memory, or a file or folder of tasks. The\n"
         "reader is a policy on our engine, or any OpenAI-compatible endpoint. Everything goes\n"
-        "to runs/NAME: readings.jsonl, traces.jsonl, report.json, report.html.\n\n"
+        "to runs/NAME: readings.jsonl, report.json, report.html.\n\n"
         "examples: notepad-jax eval --policy runs/quickstart/hf --lengths 2k,32k,512k\n"
         "          notepad-jax eval --suite ruler-qa --hotpotqa hotpot_dev_distractor_v1.json \\\n"
         "              --policy Qwen2.5-7B-Instruct --methods notepad,full-context --repeats 4\n"

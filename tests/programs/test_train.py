@@ -1,5 +1,6 @@
 """A run that was killed goes on as if nothing had happened."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 from notepad_jax.checkpoint import steps
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.data import files
+from notepad_jax.data.records import Records
 from notepad_jax.programs import configuration, parts, train
 from notepad_jax.reading.trace import TraceFile
 from notepad_jax.rollout import archive
@@ -266,6 +268,33 @@ def test_a_stream_may_come_round_within_a_step_and_what_waits_survives_a_kill(tm
     ]
     waiting = [tuple(place) for place in ledger[-1]["waiting"]]
     assert sorted(settled + waiting) == [(o, 0) for o in range(ledger[-1]["drawn"][1])]
+
+
+class Torn:
+    """A document that cannot be read to its end."""
+
+    def pieces(self):
+        yield "the code of ann is red . " * 50
+        raise OSError("the disk is gone")
+
+
+def test_a_document_that_cannot_be_read_costs_its_groups_or_ends_the_run(tmp_path, monkeypatch):
+    whole = Records.at
+
+    def at(records, ordinal):
+        tasks = whole(records, ordinal)
+        if ordinal != 1:
+            return tasks
+        document = Torn()
+        return tuple(dataclasses.replace(task, document=document) for task in tasks)
+
+    monkeypatch.setattr(Records, "at", at)
+    first, *_ = run(tmp_path / "goes-on", "--config.steps=1", "--config.rollout.max_failed_share=1")
+    assert first["groups/dropped_failed"] == 2 and first["groups/sampled"] > 4
+    line = json.loads((tmp_path / "goes-on" / LEDGER).read_text())
+    assert line["failed"] == [[1, 0], [1, 1]]
+    with pytest.raises(ValueError, match="in 2 of .* of step 1 .*sample 0: OSError: the disk is g"):
+        run(tmp_path / "ends", "--config.steps=1", "--config.rollout.max_failed_share=0.1")
 
 
 @pytest.mark.parametrize(
