@@ -204,7 +204,7 @@ def _records(config: ConfigDict, tokenizer: Tokenizer, screen: Screen) -> tuple[
 
 def _left_out(long: Sequence[LongQuestions], limit: int) -> str:
     worst = max(long, key=lambda source: source.longest)
-    count, total = (sum(getattr(source, n) for source in long) for n in ("count", "total"))
+    count, total = sum(source.count for source in long), sum(source.total for source in long)
     names = ", ".join(source.source for source in long)
     return (
         f"{count:,} of {total:,} tasks of {names} have questions of more than {limit:,} tokens "

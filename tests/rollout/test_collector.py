@@ -1,6 +1,7 @@
 """Many readings at once: order, seeds, sharing, failure, cancellation, no turn barrier."""
 
 import asyncio
+import dataclasses
 import hashlib
 
 import fakes
@@ -153,6 +154,36 @@ def test_user_mistakes_are_value_errors_that_name_the_task():
         run([task("a"), task("a", SHORT)], fakes.empty())
     with pytest.raises(ValueError, match="task 'a', sample 0: there is no metric 'bleu'"):
         run([task("a", metric="bleu")], fakes.empty())
+
+
+def test_a_documents_text_is_tokenised_once_for_all_its_questions_and_samples():
+    class Counted:
+        opened = 0
+
+        def pieces(self):
+            self.opened += 1
+            return iter([LONG.text])
+
+    class AtOnce:
+        """Never yields to the loop, so that each reading ends before the next begins."""
+
+        async def complete(self, prompt, sampling):
+            return fakes.completion([2], sampling)
+
+    document = Counted()
+    for opened, completer in enumerate((AtOnce(), fakes.empty()), 1):
+        run([task("a", document), task("b", document)], completer)
+        assert document.opened == opened
+
+
+def test_what_is_truncated_is_counted_and_nothing_is_without_a_limit():
+    for limit, turns, counts in ((None, 8, (0, 0)), (10, 4, (1, 18)), (28, 8, (0, 0))):
+        how = dataclasses.replace(reader(), max_document=limit)
+        documents = how.documents()
+        tasks = [task("a"), task("b"), task("short", SHORT)]
+        groups = asyncio.run(collect(tasks, fakes.empty(), how, 1, 2, documents=documents))
+        assert [len(group.trajectories[0].turns) for group in groups] == [turns, turns, 2]
+        assert (documents.truncated_documents, documents.truncated_tokens) == counts
 
 
 def test_no_tasks_no_groups():
