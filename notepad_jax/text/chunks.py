@@ -16,6 +16,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator
+from types import TracebackType
 from typing import BinaryIO
 
 import numpy as np
@@ -95,6 +96,7 @@ class ChunkedDocument:
         self._ids = _Written()
         self._kept: int | None = None  # tokens that are read, once their number is known
         self._failure: BaseException | None = None
+        self._origin: TracebackType | None = None  # where it was raised first
         self.tokens_read = 0
 
     @property
@@ -127,18 +129,15 @@ class ChunkedDocument:
     def _read_on(self) -> None:
         """Tokenises the next block of text; sets `_kept` at the end, or raises."""
         if self._failure is not None:
-            raise self._failure.with_traceback(None)
+            raise self._failure.with_traceback(self._origin)
         try:
             ids = next(self._coming, None)
             if ids is not None:
                 self._ids.append(ids)
                 self.tokens_read += len(ids)
-        except IndexError as failure:  # a reading would take it for the document's end
-            self._failure = RuntimeError(f"the document raised IndexError: {failure}")
-            raise self._failure from failure
-        except BaseException as failure:  # a generator that was interrupted looks exhausted
-            self._failure = failure
-            raise
+        except BaseException as failure:  # kept: a generator that broke off looks exhausted
+            self._failure, self._origin = _not_the_end(failure), failure.__traceback__
+            raise self._failure
         if ids is None:
             self._end()
 
@@ -196,6 +195,13 @@ def _lost(problem: OSError) -> ValueError:
         f"the token ids of a document cannot be kept in {tempfile.gettempdir()} "
         f"({problem.strerror or problem}); make room there, or set TMPDIR to another disk"
     )
+
+
+def _not_the_end(failure: BaseException) -> BaseException:
+    """A reading takes an IndexError for the document's end, so none may come from inside it."""
+    if isinstance(failure, IndexError):
+        return RuntimeError(f"the document raised IndexError: {failure}")
+    return failure
 
 
 def _encoded(tokenizer: Tokenizer, document: Document) -> Iterator[Tokens]:

@@ -328,14 +328,16 @@ def test_a_limit_of_files_is_said_once_and_counted(twice_as_long, tmp_path):
 def test_a_run_does_not_go_on_with_files_of_other_content(read_whole, twice_as_long, tmp_path):
     folder = read_whole[0]
     moved = tmp_path / "elsewhere.jsonl"
-    moved.write_bytes(twice_as_long.read_bytes().replace(b"the", b"The", 1))
+    whole = twice_as_long.read_bytes()
+    assert whole.endswith(b'."}\n')
+    moved.write_bytes(whole[:-4] + b"!" + whole[-3:])  # the last letter of the last document
     with pytest.raises(ValueError, match="elsewhere.jsonl .* is not what it was") as caught:
         run_and_listen(folder, f"--config.tasks.files={moved}", "--config.steps=3", resume=True)
     assert "\n" not in str(caught.value)
     words = (f"--config.tasks.files={twice_as_long}", "--config.steps=3")
     with pytest.raises(ValueError, match="resume with the reading.max_question of the saved run"):
         run_and_listen(folder, *words, "--config.reading.max_question=40", resume=True)
-    moved.write_bytes(twice_as_long.read_bytes())
+    moved.write_bytes(whole)
     words = (f"--config.tasks.files={moved}", "--config.steps=3")
     metrics, _ = run_and_listen(folder, *words, resume=True)
     assert [m["step"] for m in metrics] == [1, 2, 3]
