@@ -128,18 +128,18 @@ class ChunkedDocument:
 
     def _read_on(self) -> None:
         """Tokenises the next block of text; sets `_kept` at the end, or raises."""
-        if self._failure is not None:
-            raise self._failure.with_traceback(self._origin)
-        try:
-            ids = next(self._coming, None)
-            if ids is not None:
-                self._ids.append(ids)
-                self.tokens_read += len(ids)
-        except BaseException as failure:  # kept: a generator that broke off looks exhausted
-            self._failure, self._origin = _not_the_end(failure), failure.__traceback__
-            raise self._failure
-        if ids is None:
-            self._end()
+        if self._failure is None:
+            try:
+                ids = next(self._coming, None)
+                if ids is None:
+                    self._end()
+                else:
+                    self._ids.append(ids)
+                    self.tokens_read += len(ids)
+                return
+            except BaseException as failure:  # kept: a generator that broke off looks exhausted
+                self._failure, self._origin = _not_the_end(failure), failure.__traceback__
+        raise self._failure.with_traceback(self._origin)
 
     def _end(self) -> None:
         limit = self.tokens_read if self._limit is None else self._limit
