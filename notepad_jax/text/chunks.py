@@ -67,6 +67,15 @@ class Documents:
             self._live[id(task.document)] = chunks
         return chunks
 
+    def ended(self, left_out: int) -> None:
+        """Counts a document whose end was found, and the tokens of it that nobody reads."""
+        self.truncated_documents += left_out > 0
+        self.truncated_tokens += left_out
+
+    def failed(self, document: Document) -> None:
+        """Who reads the document now is told so; whoever begins later tries again."""
+        self._live.pop(id(document), None)
+
 
 class ChunkedDocument:
     """The chunks of one document, tokenised once and as far as they were asked for.
@@ -85,13 +94,13 @@ class ChunkedDocument:
         document: Document,
         chunk_size: int,
         max_document: int | None = None,
-        count_in: Documents | None = None,
+        owner: Documents | None = None,
     ) -> None:
         _check_size(chunk_size)
         self._document = document  # known by identity to Documents, so it must not go before us
         self._chunk_size = chunk_size
         self._limit = max_document
-        self._count_in = count_in
+        self._owner = owner
         self._coming = _encoded(tokenizer, document)
         self._ids = _Written()
         self._kept: int | None = None  # tokens that are read, once their number is known
@@ -139,14 +148,15 @@ class ChunkedDocument:
                 return
             except BaseException as failure:  # kept: a generator that broke off looks exhausted
                 self._failure, self._origin = _not_the_end(failure), failure.__traceback__
+                if self._owner is not None:
+                    self._owner.failed(self._document)
         raise self._failure.with_traceback(self._origin)
 
     def _end(self) -> None:
         limit = self.tokens_read if self._limit is None else self._limit
         self._kept = min(self.tokens_read, limit)
-        if self._kept < self.tokens_read and self._count_in is not None:
-            self._count_in.truncated_documents += 1
-            self._count_in.truncated_tokens += self.tokens_read - self._kept
+        if self._owner is not None:
+            self._owner.ended(self.tokens_read - self._kept)
 
 
 class _Written:

@@ -238,6 +238,11 @@ def test_a_read_error_reaches_every_reading_and_every_chunk_from_there_on(failur
                 reader[0]
         assert reader.total_chunks is None
     assert document.opened == 1
+    later = documents(task(document, "c"))  # begins after it was known, and tries for itself
+    assert later is not readers[0]
+    with pytest.raises(expected):
+        later[10]
+    assert document.opened == 2
 
 
 def test_a_document_that_cannot_be_opened_fails_the_reading_and_not_the_asking():
