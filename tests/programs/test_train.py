@@ -311,3 +311,88 @@ def test_files_that_cannot_be_trained_on_are_named(tmp_path, words, message):
     with pytest.raises(ValueError, match=message):
         run(tmp_path / "run", *(word.format(path) for word in words))
     assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------- what of the files is read
+
+
+class Said(SilentScreen):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def run_and_listen(folder: Path, *words: str, resume: bool = False):
+    screen = Said()
+    config = configuration.load("quickstart", [*SMALL, *words])
+    train.train(config, folder, screen, resume)
+    return read_metrics(folder), screen.lines
+
+
+@pytest.fixture(scope="module")
+def twice_as_long(tmp_path_factory):
+    """Documents of twice `data.tokens`, and two questions that the starter cannot be asked."""
+    path = tmp_path_factory.mktemp("files") / "tasks.jsonl"
+    tasks = [make_tasks(seed, 1024, 1)[0] for seed in range(9)]
+    for place, more in ((2, " please" * 4), (5, " please" * 9)):
+        tasks[place] = dataclasses.replace(tasks[place], question=tasks[place].question + more)
+    files.write(path, tasks, itertools.repeat(1024))
+    return path
+
+
+@pytest.fixture(scope="module")
+def read_whole(twice_as_long, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("filed") / "run"
+    words = (f"--config.tasks.files={twice_as_long}", "--config.steps=2")
+    return folder, *run_and_listen(folder, *words)
+
+
+def test_documents_of_files_are_read_to_their_end(read_whole):
+    """They were cut at data.tokens, the length of generated ones: 64 chunks were read as 8."""
+    _, metrics, lines = read_whole
+    for m in metrics:
+        assert m["rollout/update_turns"] == 4 * m["rollout/trajectories"]  # 1,024 tokens by 256
+        assert m["data/truncated_documents"] == m["data/truncated_tokens"] == 0
+    assert not any("max_tokens" in line for line in lines)
+
+
+def test_questions_too_long_are_left_out_said_once_and_counted(read_whole, twice_as_long):
+    """They ended the run in the step that drew them."""
+    folder, metrics, lines = read_whole
+    assert [m["data/questions_left_out"] for m in metrics] == [2, 2]
+    (line,) = [line for line in lines if "max_question" in line]
+    assert "2 of 9 tasks of " in line and "questions of more than 8 tokens" in line
+    assert f"the longest, task '{make_tasks(5, 1024, 1)[0].id}'" in line
+    drawn = {json.loads(line)["task"] for line in (folder / "trajectories.jsonl").open()}
+    assert not drawn & {make_tasks(seed, 1024, 1)[0].id for seed in (2, 5)}
+
+
+def test_a_limit_of_files_is_said_once_and_counted(twice_as_long, tmp_path):
+    words = (f"--config.tasks.files={twice_as_long}", "--config.tasks.max_tokens=600")
+    metrics, lines = run_and_listen(tmp_path / "run", *words, "--config.steps=2")
+    for m in metrics:
+        assert m["rollout/update_turns"] == 3 * m["rollout/trajectories"]  # 600 tokens by 256
+        assert m["data/truncated_documents"] == m["groups/sampled"]
+        assert m["data/truncated_tokens"] == 424 * m["data/truncated_documents"]
+    (line,) = [line for line in lines if "max_tokens" in line]
+    assert "in step 1, " in line and "more than 600 tokens" in line
+
+
+def test_a_run_does_not_go_on_with_files_of_other_content(read_whole, twice_as_long, tmp_path):
+    folder = read_whole[0]
+    moved = tmp_path / "elsewhere.jsonl"
+    whole = twice_as_long.read_bytes()
+    assert whole.endswith(b'."}\n')
+    moved.write_bytes(whole[:-4] + b"!" + whole[-3:])  # the last letter of the last document
+    with pytest.raises(ValueError, match="elsewhere.jsonl .* is not what it was") as caught:
+        run_and_listen(folder, f"--config.tasks.files={moved}", "--config.steps=3", resume=True)
+    assert "\n" not in str(caught.value)
+    words = (f"--config.tasks.files={twice_as_long}", "--config.steps=3")
+    with pytest.raises(ValueError, match="resume with the reading.max_question of the saved run"):
+        run_and_listen(folder, *words, "--config.reading.max_question=40", resume=True)
+    moved.write_bytes(whole)
+    words = (f"--config.tasks.files={moved}", "--config.steps=3")
+    metrics, _ = run_and_listen(folder, *words, resume=True)
+    assert [m["step"] for m in metrics] == [1, 2, 3]
