@@ -11,11 +11,10 @@ everything.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.data.records import Records, by_source, generated, of_files
 from notepad_jax.engine.service import EngineService
 from notepad_jax.model import parameters
-from notepad_jax.programs import configuration, learner, parts
+from notepad_jax.programs import configuration, learner, parts, starting_policy
 from notepad_jax.programs.learner import Learner
 from notepad_jax.rollout import archive, collector, groups, rewards
 from notepad_jax.rollout.buffer import GroupBuffer
@@ -51,6 +50,7 @@ class Run:
     driver: EngineService
     buffer: GroupBuffer
     learner: Learner
+    start: Mapping[str, str]  # the policy that it began with, by content
     checkpoints: Checkpoints
     handoff: Handoff
     step: int  # steps done
@@ -62,18 +62,23 @@ class Diverged(ValueError):
     """Updates that are not finite, several in a row."""
 
 
-def train(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) -> Path:
+def train(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool = False, step: int | None = None
+) -> Path:
     """Runs (or continues) the training in `folder`; returns the folder of its checkpoints.
 
-    Raises ValueError for a config that cannot work, or a folder that already holds a run.
+    With `resume` it goes on from the newest good checkpoint, or from `step`. Raises ValueError
+    for a config that cannot work, a folder that already holds a run, a checkpoint that is
+    damaged, and a policy that is not the one that the run began with.
     """
-    return asyncio.run(_train(config, folder, screen, resume))
+    return asyncio.run(_train(config, folder, screen, resume, step))
 
 
-async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool) -> Path:
-    with contextlib.ExitStack() as stack:
-        run = prepare(config, folder, resume, stack)
-        log = stack.enter_context(RunLog(folder, resume_step=run.step + 1 if resume else None))
+async def _train(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
+) -> Path:
+    run = prepare(config, folder, screen, resume, step)
+    with RunLog(folder, resume_step=run.step + 1 if resume else None) as log:
         log.config(configuration.plain(config))
         table = screen.table("reinforcement learning", COLUMNS)
         bar = screen.bar("train", config.steps, "steps")
@@ -97,12 +102,20 @@ async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool)
     return folder / "checkpoints"
 
 
-def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.ExitStack) -> Run:
-    """Loads the policy and puts the parts together, where the last checkpoint left them."""
-    # What can be wrong with a config is found out before the run's folder exists.
+def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> None:
+    """Raises ValueError for what is wrong and can be known before anything is loaded."""
     learner.settings_of(config)
     if not resume and steps_in(folder / "checkpoints"):
         raise ValueError(f"{folder} already holds a run; resume it, or name another folder")
+    if not resume and step is not None:
+        raise ValueError(f"step {step} is where a run goes on: say --resume as well")
+
+
+def prepare(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
+) -> Run:
+    """Loads the policy and puts the parts together, where a checkpoint left them."""
+    check(config, folder, resume, step)  # before the run's folder exists
     policy = parts.load_policy(config.policy, config.dtype)
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)
@@ -118,18 +131,21 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
     records, score = _records(config), rewards.by(config.tasks.reward)
     handoff = _handoff(config.checkpoint, folder, policy)
     driver = parts.service(config.engine, policy, reading, template, PolicySnapshot(-1, None))
+    start = starting_policy.content(policy)
     learning = learner.prepare(config, policy.config, policy.params)
     del policy  # the starting weights live on in the learner alone
 
-    checkpoints = stack.enter_context(
-        Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
-    )
-    step, fresh = 0, not resume or checkpoints.latest() is None
-    if not fresh:
-        saved = checkpoints.restore(*learner.restore_target(learning))
+    checkpoints = Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
+    fresh = step is None and not (resume and checkpoints.steps())
+    if fresh:
+        step = 0
+    else:
+        saved = checkpoints.restore(*learner.restore_target(learning), screen.warn, step)
+        starting_policy.compare(saved.meta.get("start", {}), start, folder)
         records.set_state(saved.data)
         learner.resume(learning, saved)
         step = saved.step
+        checkpoints.go_on_from(step)
     run = Run(
         config=config,
         reader=reader,
@@ -138,6 +154,7 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
         driver=driver,
         buffer=GroupBuffer(config.rollout.max_staleness),
         learner=learning,
+        start=start,
         checkpoints=checkpoints,
         handoff=handoff,
         step=step,
@@ -294,6 +311,7 @@ def _save(run: Run, params: Any, drawn: Any, step: int | None = None) -> None:
         "seed": run.config.seed,
         "optimizer_steps": int(learning.state.step),
         "policy": dataclasses.asdict(learning.config),
+        "start": run.start,
     }
     beside = learner.saved_beside(learning, params)
     run.checkpoints.save(step, params, beside, drawn, meta)

@@ -19,7 +19,7 @@ from notepad_jax.checkpoint import stored
 from notepad_jax.checkpoint.checksums import leaf_checksums
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.hf.storage import StoreProblem
-from notepad_jax.checkpoint.steps import load_params, writer
+from notepad_jax.checkpoint.steps import load_params, write
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.model import parameters
 from notepad_jax.programs import configuration, convert, learner
@@ -90,10 +90,8 @@ def test_a_runs_newest_step_is_exported_with_the_tokenizer_it_started_from(publi
     (run / "checkpoints").mkdir(parents=True)
     (run / "config.json").write_text(json.dumps({"policy": str(published)}))
     meta = {"policy": dataclasses.asdict(tiny.CONFIG), "leaf_checksums": {}}
-    with writer(run / "checkpoints", 5, None) as steps:
-        for step in (3, 12):
-            parts = {"params": tiny.params(step), "meta": meta}
-            steps.save_checkpointables(step, parts, force=True)
+    for step in (3, 12):
+        write(run / "checkpoints", step, {"params": tiny.params(step), "meta": meta}, keep=5)
     for source, step in ((run, None), (run / "checkpoints", 3)):
         found = convert.export_hf(
             source, str(tmp_path / f"out{step}"), SCREEN, "float32", step=step
@@ -128,8 +126,8 @@ def test_a_runs_adapters_are_exported_alone(published, tmp_path, capsys):
     moved = jax.tree.map(lambda x: x + 0.25, learning.state)
     learning.state, adapters = moved, moved.masters
     run, params = tmp_path / "run", learner.params(learning)
-    with Checkpoints(run / "checkpoints") as checkpoints:
-        checkpoints.save(7, params, learner.saved_beside(learning, params), {}, {})
+    checkpoints = Checkpoints(run / "checkpoints")
+    checkpoints.save(7, params, learner.saved_beside(learning, params), {}, {})
     settings = json.dumps(configuration.plain(config))
     (run / "config.json").write_text(settings)
     command = ["export-hf", str(run), str(tmp_path / "out"), "--adapters", "--json"]
@@ -176,8 +174,7 @@ class Counted:
 
 def test_layers_that_share_a_chunk_are_read_once(tmp_path):
     params = {"layers": {"q": np.arange(24.0, dtype=np.float32).reshape(4, 2, 3)}}
-    with writer(tmp_path, 1, None) as steps:
-        steps.save_checkpointables(0, {"params": params, "meta": {}}, force=True)
+    write(tmp_path, 0, {"params": params, "meta": {}}, keep=1)
     leaf = stored.open_tree(tmp_path / "0")["layers"]["q"]
     reads = []
 
@@ -197,9 +194,7 @@ def test_a_large_leaf_is_read_a_layer_at_a_time(tmp_path):
         "layers": {name: rng.normal(size=(3, 2, 256, 1024)).astype(np.float32) for name in "ab"}
     }
     leaves = leaf_checksums(params)
-    with writer(tmp_path, 1, None) as steps:
-        parts = {"params": params, "meta": {"leaf_checksums": leaves}}
-        steps.save_checkpointables(0, parts, force=True)
+    write(tmp_path, 0, {"params": params, "meta": {"leaf_checksums": leaves}}, keep=1)
     found, reads = stored.open_tree(tmp_path / "0")["layers"], []
     for leaf in found.values():
         assert leaf._array.chunk_layout.read_chunk.shape == (1, 2, 256, 1024)
@@ -243,8 +238,7 @@ def test_flipped_bits_are_refused_or_harm_no_weight(tmp_path):
     """Anywhere in a step's files; half of them in the largest, which holds the weights."""
     params = tiny.params()
     meta = {"leaf_checksums": leaf_checksums(params)}
-    with writer(tmp_path, 1, None) as steps:
-        steps.save_checkpointables(0, {"params": params, "meta": meta}, force=True)
+    write(tmp_path, 0, {"params": params, "meta": meta}, keep=1)
 
     def read():
         found = stored.open_tree(tmp_path / "0")
