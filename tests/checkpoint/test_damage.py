@@ -210,20 +210,21 @@ def test_a_run_that_goes_on_from_an_older_step_gives_up_the_later_ones(folder):
 
 KILLED = """
 import os, signal, sys
+import jax.numpy as jnp
 from notepad_jax.checkpoint import manifest, training_state
 
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 checkpoints = training_state.Checkpoints(sys.argv[1], keep=1)
-checkpoints.save(1, {"a": 1.0 * __import__("jax").numpy.ones(3)}, {}, {}, {})
+checkpoints.save(1, {"a": jnp.full(3, 1.0)}, {"m": jnp.ones(2)}, {}, {})
 if sys.argv[2] == "before the manifest":
     manifest.write = kill
 else:
     os.rename = lambda old, new, rename=os.rename: (
         kill() if os.path.exists(os.path.join(old, "manifest.json")) else rename(old, new)
     )
-checkpoints.save(2, {"a": 2.0 * __import__("jax").numpy.ones(3)}, {}, {}, {})
+checkpoints.save(2, {"a": jnp.full(3, 2.0)}, {"m": jnp.ones(2)}, {}, {})
 """
 
 
@@ -237,8 +238,8 @@ def test_a_save_killed_after_orbax_was_done_is_as_if_it_had_never_begun(tmp_path
     assert done.returncode == -signal.SIGKILL
     assert ".2.writing" in os.listdir(tmp_path)
     checkpoints, said = training_state.Checkpoints(tmp_path, keep=1), []
-    target = {"a": jax.ShapeDtypeStruct((3,), jnp.float32)}
-    found = checkpoints.restore(target, {}, said.append)
+    params, opt = {"a": jnp.full(3, 2.0)}, {"m": jnp.ones(2)}
+    found = checkpoints.restore(abstract(params), abstract(opt), said.append)
     assert (found.step, float(found.params["a"][0]), said) == (1, 1.0, [])
-    checkpoints.save(2, {"a": jnp.full(3, 2.0)}, {}, {}, {})
+    checkpoints.save(2, params, opt, {}, {})
     assert os.listdir(tmp_path) == ["2"]
