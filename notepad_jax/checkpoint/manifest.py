@@ -2,9 +2,9 @@
 
 Weights have checksums of their own (`checksums`), which a hand-off compares; this covers all
 the rest of a step as well, optimizer state, data position, and what orbax notes for itself,
-without understanding any of it. One file is hashed by one thread: 1.6 GB/s with the processor's
-SHA instructions, and orbax cuts large arrays into many files. The manifest holds its own digest
-and is spelt one way only, so no bit of it can change unnoticed. Neighbour above: `steps`.
+without understanding any of it. A file is hashed by one thread, at 1.4 GB/s of a core that has
+SHA instructions (blake2b: 0.75); orbax begins another file at 2 GB. The manifest holds its own
+digest and is spelt one way only, so no bit of it can change unnoticed. Neighbour above: `steps`.
 """
 
 from __future__ import annotations

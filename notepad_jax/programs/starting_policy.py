@@ -38,9 +38,9 @@ def compare(began: Mapping[str, str], now: Mapping[str, str], run: Path) -> None
     others = [name for name in ("weights", "tokenizer", "config") if began.get(name) != now[name]]
     if others:
         raise ValueError(
-            f"{run} began with the policy in {began.get('folder', 'an unnamed folder')}, and the "
-            f"one in {now['folder']} has another {' and another '.join(others)}; put back what it "
-            f"began with, or say where it lies (--config.policy), or begin another run"
+            f"{run} began with the policy in {began.get('folder', 'an unnamed folder')}; not the "
+            f"same in {now['folder']}: {', '.join(others)}; put back what it began with, or say "
+            f"where it lies (--config.policy), or begin another run"
         )
 
 

@@ -203,20 +203,16 @@ def test_a_run_is_resumed_with_the_policy_that_it_began_with(words, tmp_path):
     assert prepared(elsewhere).step == 0
     for change, what in (
         (another_bit, "weights"),
-        (another_score, "weights and another tokenizer"),
-        (another_end, "weights and another tokenizer and another config"),
+        (another_score, "weights, tokenizer"),
+        (another_end, "weights, tokenizer, config"),
     ):
         change(elsewhere)
-        says = (
-            f"run began with the policy in {start}, and the one in {elsewhere} has another {what};"
-        )
+        says = f"run began with the policy in {start}; not the same in {elsewhere}: {what};"
         with pytest.raises(ValueError, match=says) as refused:
             prepared(elsewhere)
         assert "\n" not in str(refused.value)
     another_score(start)
-    with pytest.raises(
-        ValueError, match=f"in {start}, and the one in {start} has another tokenizer;"
-    ):
+    with pytest.raises(ValueError, match=f"in {start}; not the same in {start}: tokenizer;"):
         prepared(start)
 
 
