@@ -164,8 +164,8 @@ def choose(
         raise CheckpointError(f"no finished checkpoint under {folder}")
     if not any((folder / str(step) / manifest.NAME).exists() for step in there):
         raise CheckpointError(
-            f"{len(there)} steps under {folder} have no {manifest.NAME} ({_listed(there)}): they "
-            f"are of an earlier version, or copied in part; read them with what saved them"
+            f"no step under {folder} has a {manifest.NAME} (there: {_listed(there)}): saved by an "
+            f"earlier version, or copied in part; go on with that version, or begin another run"
         )
     raise CheckpointError(f"no good step under {folder}: {', '.join(bad)}")
 
@@ -179,9 +179,8 @@ def require(
     """
     found = manifest.damage(Path(folder) / str(step), items)
     if found is not None:
-        raise CheckpointError(
-            f"{folder}: step {step} is damaged ({found})" + f"; {mend}" * bool(mend)
-        )
+        line = f"{folder}: step {step} is damaged ({found})"
+        raise CheckpointError(f"{line}; {mend}" if mend else line)
 
 
 def _listed(steps: Collection[int]) -> str:
