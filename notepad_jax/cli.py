@@ -163,14 +163,14 @@ def _plain(value: Any) -> Any:
 def _quickstart(
     arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
-    outcome = quickstart.run(config, folder, screen, arguments.resume)
+    outcome = quickstart.run(config, folder, screen, arguments.resume, arguments.step)
     return outcome, quickstart.text(outcome)
 
 
 def _train(
     arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
-    checkpoints = train.train(config, folder, screen, arguments.resume)
+    checkpoints = train.train(config, folder, screen, arguments.resume, arguments.step)
     return {"folder": folder, "checkpoints": checkpoints}, f"checkpoints in {checkpoints}"
 
 
@@ -283,6 +283,11 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("--name", help="name of the run; its folder is runs/NAME")
         sub.add_argument("--resume", action="store_true", help="go on where the run stopped")
 
+    def training_options(sub: argparse.ArgumentParser) -> None:
+        run_options(sub)
+        sub.add_argument("--step", type=int, help="with --resume: from this checkpoint (the "
+                         "newest good one); later ones are given up")  # fmt: skip
+
     def suite_options(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("--tasks", help="some of the suite's tasks: vt,cwe (all)")
         sub.add_argument("--lengths", help="tokens, as 2k,32k,3.5m (the config's)")
@@ -297,12 +302,12 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("--model", help="at the endpoint; may be left out if it has one")
         sub.add_argument("--tokenizer", help="a folder with a tokenizer that counts tokens")
 
-    run_options(command(
+    training_options(command(
         "quickstart", _quickstart, "quickstart", "the whole claim at laptop scale, in 10 minutes",
         "Measures the starter policy by document length, trains it with GRPO on short documents,\n"
         "measures it again up to 3.5 million tokens, exports it, and writes a report with plots.",
     ))  # fmt: skip
-    run_options(command(
+    training_options(command(
         "train", _train, "quickstart", "reinforcement learning on the final answer (GRPO)",
         "Rollout, reward, update, hand-off, again. Everything goes to runs/NAME: config.json,\n"
         "metrics.jsonl and TensorBoard events, ledger.jsonl, checkpoints/, trajectories.jsonl.\n\n"
@@ -410,7 +415,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--adapters", action="store_true", help="adapters alone, for PEFT")
     sub.add_argument("--dtype", help="bfloat16 or float32 (bfloat16; of adapters, float32)")
     sub.add_argument("--part-size", type=float, default=5.0, metavar="GB", help="of a file (5)")
-    sub.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
+    sub.add_argument("--step", type=int, help="which checkpoint (default: the newest good one)")
     sub.add_argument("--like", help="the Hugging Face folder whose tokenizer and ids to copy")
     return parser
 

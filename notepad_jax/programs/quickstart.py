@@ -29,7 +29,6 @@ from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import (
     configuration,
     evaluate,
-    learner,
     parts,
     reading_list,
     subjects,
@@ -64,8 +63,13 @@ class Outcome:
     peak_memory: float  # bytes
 
 
-def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) -> Outcome:
-    """Does everything; with `resume`, an earlier run in `folder` is continued."""
+def run(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool = False, step: int | None = None
+) -> Outcome:
+    """Does everything; with `resume`, an earlier run in `folder` is continued.
+
+    Its training goes on from the newest good checkpoint, or from `step`.
+    """
     timings: dict[str, float] = {}
 
     def timed(name: str, work: Any) -> Any:
@@ -74,7 +78,7 @@ def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) 
         timings[name] = time.perf_counter() - began
         return result
 
-    learner.settings_of(config)  # what training would refuse is said before the first measurement
+    train.check(config, folder, resume, step)  # before the first measurement
     policy = parts.load_policy(config.policy, config.dtype)
     e = config.evaluate
     write_json(folder / CONFIG, configuration.plain(config))
@@ -88,7 +92,7 @@ def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) 
     screen.say(evaluate.table(summary.by_length(before)))
 
     screen.say(f"2/4  GRPO on documents of {config.data.tokens:,} tokens")
-    checkpoints = timed("train", lambda: train.train(config, folder, screen, resume))
+    checkpoints = timed("train", lambda: train.train(config, folder, screen, resume, step))
 
     screen.say("3/4  the trained policy")
     trained = dataclasses.replace(policy, params=_last_params(checkpoints, policy))

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from notepad_jax.checkpoint.steps import steps_in
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.service import EngineService
 from notepad_jax.model import parameters
-from notepad_jax.programs import configuration, learner, parts, task_stream
+from notepad_jax.programs import configuration, learner, parts, starting_policy, task_stream
 from notepad_jax.programs.learner import Learner
 from notepad_jax.programs.task_stream import TaskStream
 from notepad_jax.reading.loop import Reader
@@ -53,6 +53,7 @@ class Run:
     driver: EngineService
     ledger: Ledger
     learner: Learner
+    start: Mapping[str, str]  # the policy that it began with, by content
     checkpoints: Checkpoints
     handoff: Handoff
     step: int  # steps done
@@ -68,17 +69,23 @@ class ReadingsFailed(ValueError):
     """More readings of a step failed than the config lets pass."""
 
 
-def train(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) -> Path:
+def train(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool = False, step: int | None = None
+) -> Path:
     """Runs (or continues) the training in `folder`; returns the folder of its checkpoints.
 
-    Raises ValueError for a config that cannot work, or a folder that already holds a run.
+    With `resume` it goes on from the newest good checkpoint, or from `step`. Raises ValueError
+    for a config that cannot work, a folder that already holds a run, a checkpoint that is
+    damaged, and a policy that is not the one that the run began with.
     """
-    return asyncio.run(_train(config, folder, screen, resume))
+    return asyncio.run(_train(config, folder, screen, resume, step))
 
 
-async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool) -> Path:
+async def _train(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
+) -> Path:
+    run = prepare(config, folder, screen, resume, step)
     with contextlib.ExitStack() as stack:
-        run = prepare(config, folder, resume, stack, screen)
         log = stack.enter_context(RunLog(folder, resume_step=run.step + 1 if resume else None))
         log.config(configuration.plain(config))
         archived = stack.enter_context(TraceFile(folder / archive.FILE))
@@ -110,14 +117,20 @@ async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool)
     return folder / "checkpoints"
 
 
-def prepare(
-    config: ConfigDict, folder: Path, resume: bool, stack: contextlib.ExitStack, screen: Screen
-) -> Run:
-    """Loads the policy and puts the parts together, where the last checkpoint left them."""
-    # What can be wrong with a config is found out before the run's folder exists.
+def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> None:
+    """Raises ValueError for what is wrong and can be known before anything is loaded."""
     learner.settings_of(config)
     if not resume and steps_in(folder / "checkpoints"):
         raise ValueError(f"{folder} already holds a run; resume it, or name another folder")
+    if not resume and step is not None:
+        raise ValueError(f"step {step} is where a run goes on: say --resume as well")
+
+
+def prepare(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
+) -> Run:
+    """Loads the policy and puts the parts together, where a checkpoint left them."""
+    check(config, folder, resume, step)  # before the run's folder exists
     policy = parts.load_policy(config.policy, config.dtype)
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)
@@ -130,20 +143,23 @@ def prepare(
     sampling = TurnSampling(r.temperature, r.top_p, template.stop_ids, 0)
     documents = stream.documents(policy.tokenizer, reading.chunk_size)
     reader = Reader(driver, policy.tokenizer, template, reading, sampling, documents)
+    start = starting_policy.content(policy)
     learning = learner.prepare(config, policy.config, policy.params)
     del policy  # the starting weights live on in the learner alone
 
-    checkpoints = stack.enter_context(
-        Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
-    )
-    step, ledger, fresh = 0, Ledger(), not resume or checkpoints.latest() is None
-    if not fresh:
-        saved = checkpoints.restore(*learner.restore_target(learning))
+    checkpoints = Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
+    ledger, fresh = Ledger(), step is None and not (resume and checkpoints.steps())
+    if fresh:
+        step = 0
+    else:
+        saved = checkpoints.restore(*learner.restore_target(learning), screen.warn, step)
+        starting_policy.compare(saved.meta.get("start", {}), start, folder)
         stream.records.check(saved.data["stream"])
         task_at = lambda ordinal, question: stream.records.at(ordinal)[question]  # noqa: E731
         ledger = spool.decode(saved.data["ledger"], task_at, reader, score)
         learner.resume(learning, saved)
         step = saved.step
+        checkpoints.go_on_from(step)
     run = Run(
         config=config,
         reader=reader,
@@ -153,6 +169,7 @@ def prepare(
         driver=driver,
         ledger=ledger,
         learner=learning,
+        start=start,
         checkpoints=checkpoints,
         handoff=handoff,
         step=step,
@@ -308,6 +325,7 @@ def _save(run: Run, params: Any, ledger: Ledger, step: int | None = None) -> Non
         "seed": run.config.seed,
         "optimizer_steps": int(learning.state.step),
         "policy": dataclasses.asdict(learning.config),
+        "start": run.start,
     }
     beside = learner.saved_beside(learning, params)
     data = {"stream": dict(run.stream.records.identity), "ledger": spool.encode(ledger)}

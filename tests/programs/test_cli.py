@@ -113,7 +113,7 @@ def test_a_run_is_never_overwritten(tmp_path, capsys, monkeypatch):
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
-    def interrupted(config, folder, screen, resume):
+    def interrupted(config, folder, screen, resume, step):
         (folder / "checkpoints").mkdir(parents=True)
         raise KeyboardInterrupt
 
@@ -139,7 +139,7 @@ def test_a_resumed_run_keeps_its_settings(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
         "notepad_jax.programs.train.train",
-        lambda config, folder, screen, resume: seen.append(config) or folder,
+        lambda config, folder, screen, resume, step: seen.append(config) or folder,
     )
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)

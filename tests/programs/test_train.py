@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from orbax.checkpoint import v1 as ocp
+from sentencepiece import sentencepiece_model_pb2
 
+from notepad_jax import cli
 from notepad_jax.checkpoint import steps
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.data import files
@@ -42,9 +46,11 @@ SMALL = (
 )
 
 
-def run(folder: Path, *words: str, resume: bool = False) -> list[dict[str, float]]:
+def run(
+    folder: Path, *words: str, resume: bool = False, step: int | None = None
+) -> list[dict[str, float]]:
     config = configuration.load("quickstart", [*SMALL, *words])
-    train.train(config, folder, SilentScreen(), resume)
+    train.train(config, folder, SilentScreen(), resume, step)
     return read_metrics(folder)
 
 
@@ -101,6 +107,112 @@ def test_a_run_is_not_begun_over_another(uninterrupted):
     with pytest.raises(ValueError, match="already holds a run; resume it"):
         run(uninterrupted)
     assert sorted(path.name for path in (uninterrupted / "checkpoints").iterdir()) == before
+
+
+def last_state(folder: Path) -> list[np.ndarray]:
+    """Every array of the last step: weights and optimizer state."""
+    with steps.context():
+        found = ocp.load_checkpointables(
+            folder / "checkpoints" / "4", {"params": None, "opt": None}
+        )
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(found)]
+
+
+def test_a_damaged_newest_step_is_passed_over_and_done_again(uninterrupted, tmp_path, capsys):
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    path = max((folder / "checkpoints/4/opt").rglob("d/*"), key=lambda path: path.stat().st_size)
+    path.write_bytes(path.read_bytes()[:-9])
+    assert run(folder, resume=True) == read_metrics(uninterrupted)
+    (said,) = capsys.readouterr().err.splitlines()  # also on a screen that is silent
+    assert "step 4 is damaged (opt/" in said and said.endswith("; the newest good step is 3")
+    jax.tree.map(np.testing.assert_array_equal, last_state(folder), last_state(uninterrupted))
+    assert sorted(os.listdir(folder / "checkpoints")) == ["3", "4"]
+
+
+def test_a_run_goes_on_from_the_step_that_is_asked_for(
+    uninterrupted, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(uninterrupted, tmp_path / "runs" / "x")
+    resume = ["train", "--name=x", "--resume", "--json"]
+    assert cli.main([*resume, "--step=2"]) == 1
+    assert "runs/x/checkpoints has no step 2; there: 3, 4" in capsys.readouterr().err
+    assert cli.main(["train", "--name=y", "--step=2"]) == 1
+    assert "say --resume as well" in capsys.readouterr().err and not Path("runs/y").exists()
+    assert sorted(os.listdir("runs/x/checkpoints")) == ["3", "4"]
+    assert cli.main([*resume, "--step=3"]) == 0
+    metrics = Path("runs/x/metrics.jsonl")
+    assert metrics.read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
+    jax.tree.map(
+        np.testing.assert_array_equal, last_state(tmp_path / "runs/x"), last_state(uninterrupted)
+    )
+    for step in (3, 4):
+        Path(f"runs/x/checkpoints/{step}/meta/data.json").unlink()
+    capsys.readouterr()
+    before = metrics.read_bytes()
+    assert cli.main(resume) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "4 is damaged (meta/data.json is missing), step 3 is damaged (meta" in said
+    assert metrics.read_bytes() == before
+
+
+def test_a_run_of_an_earlier_version_is_neither_resumed_nor_begun_over(uninterrupted, tmp_path):
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    for step in (3, 4):
+        (folder / "checkpoints" / str(step) / "manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"no step under .* has a manifest.json \(there: 3, 4\)"):
+        run(folder, resume=True)
+    with pytest.raises(ValueError, match="already holds a run"):
+        run(folder)
+    assert sorted(os.listdir(folder / "checkpoints")) == ["3", "4"]
+
+
+def another_bit(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1_000] ^= 1  # the lowest of some weight's mantissa
+    path.write_bytes(content)
+
+
+def another_score(folder: Path) -> None:
+    model = sentencepiece_model_pb2.ModelProto.FromString((folder / "tokenizer.model").read_bytes())
+    model.pieces[-1].score -= 1
+    (folder / "tokenizer.model").write_bytes(model.SerializeToString())
+
+
+def another_end(folder: Path) -> None:
+    (folder / "generation_config.json").write_text("{}")
+
+
+@pytest.mark.parametrize("words", ["grpo.lora.rank=2", "grpo.kl_weight=0.1"])
+def test_a_run_is_resumed_with_the_policy_that_it_began_with(words, tmp_path):
+    """By content: the folder may be another, what lies in it may not."""
+    start, elsewhere = tmp_path / "start", tmp_path / "elsewhere"
+    shutil.copytree(ROOT / "data" / "starter", start)
+
+    def prepared(policy: Path, resume: bool = True) -> train.Run:
+        words_ = [*SMALL, f"--config.{words}", f"--config.policy={policy}"]
+        if "lora" in words:
+            words_.append("--config.optimizer.kind=adamw")
+        config = configuration.load("quickstart", words_)
+        return train.prepare(config, tmp_path / "run", SilentScreen(), resume, None)
+
+    prepared(start, resume=False)
+    shutil.copytree(start, elsewhere)
+    assert prepared(elsewhere).step == 0
+    for change, what in (
+        (another_bit, "weights"),
+        (another_score, "weights, tokenizer"),
+        (another_end, "weights, tokenizer, config"),
+    ):
+        change(elsewhere)
+        says = f"run began with the policy in {start}; not the same in {elsewhere}: {what};"
+        with pytest.raises(ValueError, match=says) as refused:
+            prepared(elsewhere)
+        assert "\n" not in str(refused.value)
+    another_score(start)
+    with pytest.raises(ValueError, match=f"in {start}; not the same in {start}: tokenizer;"):
+        prepared(start)
 
 
 def test_the_handoff_in_memory_gives_the_same_metrics(uninterrupted, tmp_path):
