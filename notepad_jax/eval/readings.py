@@ -12,7 +12,6 @@ what all readings of a folder have in common. Above: programs; beside: measure.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import shutil
 import tempfile
@@ -25,7 +24,6 @@ from notepad_jax.telemetry.identity import settle
 from notepad_jax.types import Finish
 
 READINGS, TRACES, IDENTITY = "readings.jsonl", "traces.jsonl", "identity.json"
-LOCK = ".lock"
 IN_MEMORY = 1 << 14  # bytes of an unfinished trace held before it moves to a temporary file
 
 
@@ -43,7 +41,6 @@ class Readings:
         self._traces: dict[Key, _Spool] = {}
         self._where: dict[Key, tuple[int, int]] = {}
         self._done: dict[Key, Result] = {}
-        self._lock = _locked(folder)
         self._take_up()
         self._readings_file = (folder / READINGS).open("ab")
         self._traces_file = (folder / TRACES).open("ab")
@@ -56,7 +53,6 @@ class Readings:
             trace.file.close()
         self._readings_file.close()
         self._traces_file.close()
-        self._lock.close()
 
     def missing(self, items: Iterable[Item]) -> list[Item]:
         """Returns the items that have no result yet, in their order.
@@ -133,19 +129,6 @@ class Readings:
             file.truncate(whole)
         with traces.open("ab") as file:
             file.truncate(traced)
-
-
-def _locked(folder: Path) -> IO[str]:
-    """Returns an open file that keeps other evaluations out of the folder until it is closed."""
-    file = (folder / LOCK).open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise ValueError(
-            f"another evaluation is writing to {folder}; wait for it, or choose another name"
-        ) from None
-    return file
 
 
 _CHANGE_FIELDS = dataclasses.fields(MemoryChange)

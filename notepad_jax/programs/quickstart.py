@@ -37,6 +37,7 @@ from notepad_jax.programs import (
 )
 from notepad_jax.report import numerals, quickstart_page
 from notepad_jax.report.examples import Example
+from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import Screen
@@ -65,7 +66,15 @@ class Outcome:
 
 
 def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) -> Outcome:
-    """Does everything; with `resume`, an earlier run in `folder` is continued."""
+    """Does everything; with `resume`, an earlier run in `folder` is continued.
+
+    Raises as `train.train` does.
+    """
+    with run_folder.opened(folder, resume):
+        return _run(config, folder, screen, resume)
+
+
+def _run(config: ConfigDict, folder: Path, screen: Screen, resume: bool) -> Outcome:
     timings: dict[str, float] = {}
 
     def timed(name: str, work: Any) -> Any:
@@ -77,7 +86,8 @@ def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) 
     learner.settings_of(config)  # what training would refuse is said before the first measurement
     policy = parts.load_policy(config.policy, config.dtype)
     e = config.evaluate
-    write_json(folder / CONFIG, configuration.plain(config))
+    if not resume:  # then training says it, once nothing has refused the settings
+        write_json(folder / CONFIG, configuration.plain(config))
     screen.say("1/4  the starter, before reinforcement learning")
     before, _ = timed(
         "measure before",

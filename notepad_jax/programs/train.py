@@ -22,7 +22,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
-from notepad_jax.checkpoint.steps import steps_in
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.data.records import Records, by_source, generated, of_files
 from notepad_jax.engine.service import EngineService
@@ -32,7 +31,9 @@ from notepad_jax.programs.learner import Learner
 from notepad_jax.rollout import archive, collector, groups, rewards
 from notepad_jax.rollout.buffer import GroupBuffer
 from notepad_jax.starter.synthetic import make_tasks
-from notepad_jax.telemetry.metrics import RunLog
+from notepad_jax.telemetry import run_folder
+from notepad_jax.telemetry.identity import write_json
+from notepad_jax.telemetry.metrics import CONFIG, RunLog
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import Group, PolicySnapshot, Task
 
@@ -63,18 +64,23 @@ class Diverged(ValueError):
 
 
 def train(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) -> Path:
-    """Runs (or continues) the training in `folder`; returns the folder of its checkpoints.
+    """Runs the training in the new folder `folder`, or continues one; returns its checkpoints.
 
-    Raises ValueError for a config that cannot work, or a folder that already holds a run.
+    Raises ValueError for a config that cannot work, and as `run_folder.opened` does. Whatever
+    is refused, nothing that was in the folder has changed.
     """
-    return asyncio.run(_train(config, folder, screen, resume))
+    with run_folder.opened(folder, resume):
+        return asyncio.run(_train(config, folder, screen, resume))
 
 
 async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool) -> Path:
+    settings = configuration.plain(config)
     with contextlib.ExitStack() as stack:
+        if not resume:
+            write_json(folder / CONFIG, settings)  # so that a start that is killed can be resumed
         run = prepare(config, folder, resume, stack)
         log = stack.enter_context(RunLog(folder, resume_step=run.step + 1 if resume else None))
-        log.config(configuration.plain(config))
+        write_json(folder / CONFIG, settings)  # nothing refused them
         table = screen.table("reinforcement learning", COLUMNS)
         bar = screen.bar("train", config.steps, "steps")
         bar.advance(run.step)
@@ -99,10 +105,8 @@ async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool)
 
 def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.ExitStack) -> Run:
     """Loads the policy and puts the parts together, where the last checkpoint left them."""
-    # What can be wrong with a config is found out before the run's folder exists.
+    # What can be wrong with a config is found out before anything is written or removed.
     learner.settings_of(config)
-    if not resume and steps_in(folder / "checkpoints"):
-        raise ValueError(f"{folder} already holds a run; resume it, or name another folder")
     policy = parts.load_policy(config.policy, config.dtype)
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)

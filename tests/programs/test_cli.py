@@ -114,7 +114,7 @@ def test_a_run_is_never_overwritten(tmp_path, capsys, monkeypatch):
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     def interrupted(config, folder, screen, resume):
-        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "checkpoints" / "0").mkdir(parents=True)
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)

@@ -13,7 +13,6 @@ import tiny_bpe
 
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.eval import summary
-from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, evaluate, reading_list, subjects
 from notepad_jax.reading.endpoint import bare_turn
 from notepad_jax.scoring import metrics
@@ -252,13 +251,6 @@ def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path):
     with pytest.raises(ValueError, match="begin a run of another name"):
         run(config_of("--config.evaluate.tasks=vt", "--config.seed=5"), subject(silence), tmp_path)
     assert (tmp_path / "config.json").read_bytes() == before
-
-
-def test_two_evaluations_do_not_write_into_one_folder(tmp_path):
-    with Readings(tmp_path, {}):
-        with pytest.raises(ValueError, match="another evaluation is writing to"):
-            Readings(tmp_path, {})
-    Readings(tmp_path, {}).__exit__()
 
 
 def test_without_a_reader_both_ways_to_name_one_are_told():
