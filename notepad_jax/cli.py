@@ -80,7 +80,8 @@ SHORTHAND = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. Mistakes of the user end in one line."""
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax and grain talk at every step
+    # orbax and grain talk at every step; what they log as an error they raise as well.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     parser = build_parser()
     arguments, words = parser.parse_known_args(argv)
     overrides = [word for word in words if word.startswith(configuration.FLAG)]
@@ -159,9 +160,9 @@ def saved_config(arguments: argparse.Namespace, folder: Path | None) -> dict[str
     """The settings of a run that is resumed, which need not be given again unless they are lost."""
     if folder is None or not arguments.resume:
         return {}
-    again = "say --config again, with all that was changed, and --resume goes on"
+    mend = "say --config again, with all that was changed, and --resume goes on"
     try:
-        return read_json(folder / CONFIG, again)
+        return read_json(folder / CONFIG, mend)
     except ValueError:
         if arguments.config:
             return {}
