@@ -54,15 +54,15 @@ def read_json(path: Path, mend: str) -> dict[str, Any]:
 def write_json(path: Path, content: Any) -> None:
     """Writes a JSON file at once or not at all; makes its folder. Other objects become text."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(content, indent=1, default=str) + "\n")
+    write_whole(path, (json.dumps(content, indent=1, default=str) + "\n").encode())
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Writes or replaces a file at once; whatever goes wrong, `path` is what it was."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content)
             file.flush()
             # A machine that fails may otherwise remember the name and not the content.
             os.fsync(file.fileno())

@@ -125,7 +125,7 @@ def truncate(path: Path, step: int) -> None:
     """Drops the lines of `step` and later, and whatever a kill left behind half-written."""
     if path.exists():
         kept = [json.dumps(line) + "\n" for line in _lines(path) if line["step"] < step]
-        write_whole(path, "".join(kept))
+        write_whole(path, "".join(kept).encode())
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ import itertools
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -95,28 +95,29 @@ def _begun(folder: Path) -> Iterator[None]:
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _make(folder)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            made.clear()
+            raise Exists(
+                f"{folder} exists; choose another name (--name), or go on with it (--resume)"
+            ) from None
         with _locked(folder):
-            try:
-                yield
-            except BaseException:
-                if not _came_to_something(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
-                raise
+            yield
     except BaseException:
-        for path in made:
-            with contextlib.suppress(OSError):
-                path.rmdir()  # an empty one
+        if folder in made:
+            _remove(folder, made)
         raise
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        raise Exists(
-            f"{folder} exists; choose another name (--name), or go on with it (--resume)"
-        ) from None
+def _remove(folder: Path, made: Iterable[Path]) -> None:
+    """Removes what a failed start made, unless the run can go on or somebody else took it up."""
+    with contextlib.suppress(OSError, ValueError), _locked(folder):
+        if not _came_to_something(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+    for path in made:
+        with contextlib.suppress(OSError):
+            path.rmdir()  # an empty one
 
 
 def _came_to_something(folder: Path) -> bool:
@@ -131,7 +132,6 @@ def _came_to_something(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    # As a file object, so that an exception between the two lines closes it as well.
     with (folder / LOCK).open("a+b", buffering=0) as file:
         _lock(folder, file.fileno())
         token = _held.set(_held.get() | {folder.resolve()})
@@ -150,6 +150,7 @@ def _lock(folder: Path, descriptor: int) -> None:
             f"{folder} is in use by {holder or 'another process'}; wait for it, or stop it"
         ) from None
     except OSError as problem:
+        (folder / LOCK).unlink(missing_ok=True)  # of no use to anybody
         raise ValueError(
             f"{folder} cannot be locked ({problem.strerror}), so two processes could damage it; "
             "runs/ may be a link to another disk"
