@@ -12,12 +12,17 @@ def largest_file(size: int):
     As on a full disk what fits of a write is written. The limit is the process's, and only
     regular files have it.
     """
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    old, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit_files(size)
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        limit_files(old)
+
+
+def limit_files(size: int) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
 
 
 def content(folder: Path) -> dict[str, bytes]:
