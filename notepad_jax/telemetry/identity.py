@@ -1,7 +1,8 @@
 """What a folder was made from: written down once, and compared when somebody goes on there.
 
 Going on with other settings would mix two things that look alike. Used for the readings of
-an evaluation and for built task files.
+an evaluation and for built task files. Such small files are written whole or not at all, and
+one that is damaged is named; whoever writes others of the kind does it here, too.
 """
 
 from __future__ import annotations
