@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             compiled.keep()
             pallas_kernels.use(config.get("kernels", "auto"))
             result, text = arguments.run(arguments, config, folder, screen)
-        print(json.dumps(result, indent=1, default=_plain) if arguments.json else text, flush=True)
+        _print(json.dumps(result, indent=1, default=_plain) if arguments.json else text)
     except KeyboardInterrupt:
         print(f"notepad-jax: stopped{again(arguments, folder)}", file=sys.stderr)
         return 130
@@ -113,6 +113,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"notepad-jax: {said}", file=sys.stderr)
         return 1
     return 0
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except OSError:  # the reader is gone, or the disk full; Python would try again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
 
 
 def again(arguments: argparse.Namespace, folder: Path | None) -> str:

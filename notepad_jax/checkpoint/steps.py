@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,18 @@ def writer(folder: str | Path, keep: int, keep_every: int | None) -> ocp.trainin
         preservation_policy=policies.AnyPreservationPolicy(kept),
         cleanup_tmp_directories=True,
     )
+
+
+def wait_for_threads(seconds: float = 10.0) -> None:
+    """Waits until orbax is done with a save that failed.
+
+    When orbax raises (a full disk), threads of its own still write parts of the step, and make
+    its folders anew if somebody has removed them.
+    """
+    end = time.monotonic() + seconds
+    for thread in threading.enumerate():
+        if type(thread).__module__.startswith("orbax."):
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def drop_from(steps: ocp.training.Checkpointer, step: int) -> None:

@@ -112,7 +112,10 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits and lets go of the folder."""
-        self._steps.close()
+        try:
+            self._steps.close()
+        finally:
+            steps.wait_for_threads()
 
     def __enter__(self) -> Checkpoints:
         return self

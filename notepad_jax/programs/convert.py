@@ -26,7 +26,7 @@ from notepad_jax.checkpoint.checksums import combine, leaf_checksums
 from notepad_jax.checkpoint.hf import adapters, huggingface, storage
 from notepad_jax.checkpoint.hf.folder_swap import new_folder
 from notepad_jax.checkpoint.hf.writing import PART_BYTES, Written
-from notepad_jax.checkpoint.steps import steps_in, writer
+from notepad_jax.checkpoint.steps import steps_in, wait_for_threads, writer
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.lora import Lora
@@ -119,8 +119,11 @@ def _save(folder: Path, config: PolicyConfig, params: Any) -> None:
         "leaf_checksums": leaves,
         "policy": dataclasses.asdict(config),
     }
-    with writer(folder, keep=1, keep_every=None) as steps:
-        steps.save_checkpointables(0, {"params": params, "meta": meta}, force=True)
+    try:
+        with writer(folder, keep=1, keep_every=None) as steps:
+            steps.save_checkpointables(0, {"params": params, "meta": meta}, force=True)
+    finally:
+        wait_for_threads()
 
 
 # ---------------------------------------------------------------- out

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -211,6 +213,40 @@ def test_damaged_settings_are_named_and_may_be_said_again(
         )
     assert cli.main([*words, "--config", "quickstart"]) == 1
     assert "x" in one_line(capsys) and seen[0].steps == 3
+
+
+def test_results_that_nobody_can_keep_end_in_one_line(tmp_path):
+    words = [sys.executable, "-m", "notepad_jax.cli", "build", "ruler", "--tasks", "vt",
+             "--lengths", "2k", "--samples", "1", "--out", str(tmp_path), "--json"]  # fmt: skip
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    (told,) = done.stderr.decode().splitlines()
+    assert told.startswith("notepad-jax: the disk is full, make room (")
+
+
+def test_a_full_disk_leaves_policies_and_task_files_as_they_were(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    build = ["build", "ruler", "--tasks", "vt", "--text", "noise", "--samples", "2", "--out"]
+    assert cli.main(["import-hf", POLICY[1], "ours"]) == 0
+    assert cli.main(["export-hf", "ours", "theirs"]) == 0
+    assert cli.main([*build, "tasks", "--lengths", "2k"]) == 0
+    commands = (
+        ["import-hf", POLICY[1], "new"],
+        ["import-hf", POLICY[1], "ours", "--overwrite"],
+        ["export-hf", "ours", "new"],
+        ["export-hf", "ours", "theirs", "--overwrite", "--dtype", "float32"],
+        [*build, "tasks", "--lengths", "2k,4k"],
+    )
+    before = limits.content(tmp_path)
+    capfd.readouterr()
+    for size in (2_000, 10_000, 200_000):
+        for words in commands:
+            if words[0] != "build" or size < 12_000:
+                with limits.largest_file(size):
+                    assert cli.main([*words, "--json"]) == 1
+                assert "the disk is full" in one_line(capfd)
+            assert limits.content(tmp_path) == before, (size, words)
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
