@@ -15,6 +15,8 @@ import json
 import os
 import re
 import shutil
+import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,9 @@ def write(
             _remove(folder, later)
         os.rename(temporary, folder / str(step))
         _sync(folder)
+    except BaseException:
+        _wait_for_threads()
+        raise
     finally:
         _sweep(folder, LEFT_OVER)
     _sweep(folder, SET_ASIDE)
@@ -122,6 +127,18 @@ def _sweep(folder: Path, names: re.Pattern[str]) -> None:
     for path in folder.iterdir():
         if names.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _wait_for_threads(seconds: float = 10.0) -> None:
+    """Waits until orbax is done with a save that failed.
+
+    When orbax raises (a full disk), threads of its own still write parts of the step, and make
+    its folders anew if somebody has removed them.
+    """
+    end = time.monotonic() + seconds
+    for thread in threading.enumerate():
+        if type(thread).__module__.startswith("orbax."):
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def _sync(folder: Path) -> None:

@@ -31,6 +31,7 @@ from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.lora import Lora
 from notepad_jax.parallel import mesh, rules
+from notepad_jax.telemetry.identity import read_json
 from notepad_jax.telemetry.progress import Bar, Screen
 
 CHECKPOINTS = "checkpoints"
@@ -256,11 +257,9 @@ def _folder(source: Path) -> Path:
 
 def _settings(source: Path) -> dict[str, Any]:
     """Returns the config.json of a run or an imported policy; {} where there is none."""
-    try:
-        said = json.loads((_folder(source) / huggingface.CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return said if isinstance(said, dict) else {}
+    path = _folder(source) / huggingface.CONFIG
+    mend = "mend it, or name the policy's Hugging Face folder (--like)"
+    return read_json(path, mend) if path.is_file() else {}
 
 
 def _sizes(where: Path, like: str, step: int) -> PolicyConfig:

@@ -36,6 +36,7 @@ from notepad_jax.programs import (
 )
 from notepad_jax.report import numerals, quickstart_page
 from notepad_jax.report.examples import Example
+from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import Screen
@@ -68,8 +69,16 @@ def run(
 ) -> Outcome:
     """Does everything; with `resume`, an earlier run in `folder` is continued.
 
-    Its training goes on from the newest good checkpoint, or from `step`.
+    Its training goes on from the newest good checkpoint, or from `step`. Raises as `train.train`
+    does.
     """
+    with run_folder.opened(folder, resume):
+        return _run(config, folder, screen, resume, step)
+
+
+def _run(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
+) -> Outcome:
     timings: dict[str, float] = {}
 
     def timed(name: str, work: Any) -> Any:
@@ -78,10 +87,11 @@ def run(
         timings[name] = time.perf_counter() - began
         return result
 
-    train.check(config, folder, resume, step)  # before the first measurement
+    train.check(config, resume, step)  # before the first measurement
     policy = parts.load_policy(config.policy, config.dtype)
     e = config.evaluate
-    write_json(folder / CONFIG, configuration.plain(config))
+    if not resume:  # then training says it, once nothing has refused the settings
+        write_json(folder / CONFIG, configuration.plain(config))
     screen.say("1/4  the starter, before reinforcement learning")
     before, _ = timed(
         "measure before",

@@ -21,7 +21,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
-from notepad_jax.checkpoint.steps import steps_in
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.service import EngineService
 from notepad_jax.model import parameters
@@ -34,7 +33,9 @@ from notepad_jax.reading.trace import TraceFile
 from notepad_jax.rollout import archive, collector, dynamic_sampling, rewards, spool
 from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
 from notepad_jax.rollout.ledger import Ledger
-from notepad_jax.telemetry.metrics import RunLog
+from notepad_jax.telemetry import run_folder
+from notepad_jax.telemetry.identity import write_json
+from notepad_jax.telemetry.metrics import CONFIG, RunLog
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import Chunks, Draw, Group, PolicySnapshot, Task
 
@@ -72,22 +73,27 @@ class ReadingsFailed(ValueError):
 def train(
     config: ConfigDict, folder: Path, screen: Screen, resume: bool = False, step: int | None = None
 ) -> Path:
-    """Runs (or continues) the training in `folder`; returns the folder of its checkpoints.
+    """Runs the training in the new folder `folder`, or continues one; returns its checkpoints.
 
     With `resume` it goes on from the newest good checkpoint, or from `step`. Raises ValueError
-    for a config that cannot work, a folder that already holds a run, a checkpoint that is
-    damaged, and a policy that is not the one that the run began with.
+    for a config that cannot work, a checkpoint that is damaged, a policy or task files that are
+    not those that the run began with, and as `run_folder.opened` does. Whatever is refused,
+    nothing that was in the folder has changed.
     """
-    return asyncio.run(_train(config, folder, screen, resume, step))
+    with run_folder.opened(folder, resume):
+        return asyncio.run(_train(config, folder, screen, resume, step))
 
 
 async def _train(
     config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
 ) -> Path:
+    settings = configuration.plain(config)
+    if not resume:
+        write_json(folder / CONFIG, settings)  # so that a start that is killed can be resumed
     run = prepare(config, folder, screen, resume, step)
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(RunLog(folder, resume_step=run.step + 1 if resume else None))
-        log.config(configuration.plain(config))
+        write_json(folder / CONFIG, settings)  # nothing refused them
         archived = stack.enter_context(TraceFile(folder / archive.FILE))
         archive.take_back(archived, run.step + 1)
         table = screen.table("reinforcement learning", COLUMNS)
@@ -117,11 +123,9 @@ async def _train(
     return folder / "checkpoints"
 
 
-def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> None:
+def check(config: ConfigDict, resume: bool, step: int | None) -> None:
     """Raises ValueError for what is wrong and can be known before anything is loaded."""
     learner.settings_of(config)
-    if not resume and steps_in(folder / "checkpoints"):
-        raise ValueError(f"{folder} already holds a run; resume it, or name another folder")
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
 
@@ -130,7 +134,7 @@ def prepare(
     config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
 ) -> Run:
     """Loads the policy and puts the parts together, where a checkpoint left them."""
-    check(config, folder, resume, step)  # before the run's folder exists
+    check(config, resume, step)  # before anything is written or removed
     policy = parts.load_policy(config.policy, config.dtype)
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)

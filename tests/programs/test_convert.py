@@ -102,6 +102,11 @@ def test_a_runs_newest_step_is_exported_with_the_tokenizer_it_started_from(publi
         assert (tmp_path / f"out{step}" / "chat_template.jinja").read_bytes() == b"{{ messages }}"
     with pytest.raises(ValueError, match="has no step 4; there: 3, 12"):
         convert.export_hf(run, str(tmp_path / "x"), SCREEN, step=4)
+    (run / "config.json").write_text('{"policy": "')
+    with pytest.raises(
+        ValueError, match="run/config.json is cut off, or no JSON; mend it, or name"
+    ):
+        convert.export_hf(run, str(tmp_path / "x"), SCREEN)
     (run / "config.json").unlink()
     with pytest.raises(ValueError, match="does not say which policy it started from; name"):
         convert.export_hf(run, str(tmp_path / "x"), SCREEN)

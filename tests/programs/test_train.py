@@ -29,6 +29,7 @@ from notepad_jax.rollout.ledger import Outcome
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, read_metrics
 from notepad_jax.telemetry.progress import SilentScreen
+from tests import limits, tiny
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = (METRICS, LEDGER, archive.FILE)  # of every byte that a resumed run must repeat
@@ -103,10 +104,105 @@ def test_a_run_killed_with_sigkill_resumes_with_identical_metrics(uninterrupted,
 
 
 def test_a_run_is_not_begun_over_another(uninterrupted):
-    before = sorted(path.name for path in (uninterrupted / "checkpoints").iterdir())
-    with pytest.raises(ValueError, match="already holds a run; resume it"):
+    before = limits.content(uninterrupted)
+    with pytest.raises(ValueError, match=r"run exists; choose another .* go on with it \(--resume"):
         run(uninterrupted)
-    assert sorted(path.name for path in (uninterrupted / "checkpoints").iterdir()) == before
+    assert limits.content(uninterrupted) == before
+
+
+@pytest.mark.parametrize("damage", ["no checkpoint is finished", "there are metrics alone"])
+def test_a_run_is_not_begun_over_what_is_left_of_another(uninterrupted, tmp_path, damage):
+    """What no checkpoint reader sees is somebody's nevertheless."""
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted, folder)
+    if damage == "there are metrics alone":
+        shutil.rmtree(folder / "checkpoints")
+    else:
+        for mark in folder.glob("checkpoints/*/_CHECKPOINT_METADATA"):
+            mark.write_text("{}")
+    before = limits.content(folder)
+    with pytest.raises(ValueError, match="run exists"):
+        run(folder)
+    assert limits.content(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--config.seed=5",), "resume with the settings of the saved run"),
+        (("--config.grpo.lora.rank=2", "--config.optimizer.kind=adamw"), "opt"),
+        (("--config.policy={wider}",), r"\d"),
+        (("--config.engine.pages=3",), "engine.pages"),
+        (("--config.policy=/nowhere",), "/nowhere"),
+    ],
+)
+def test_a_refused_resume_leaves_every_step_and_line(uninterrupted, tmp_path, words, message):
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted, folder)
+    wider = dataclasses.replace(parts.load_policy(ROOT / "data" / "starter").config, layers=1)
+    words = [word.format(wider=policy_folder(wider, tmp_path / "wider")) for word in words]
+    before = limits.content(folder)
+    with pytest.raises(ValueError, match=message):
+        run(folder, *words, resume=True)
+    assert limits.content(folder) == before
+
+
+class Filling(SilentScreen):
+    """A disk that is full after so many steps: no file grows beyond what it says then."""
+
+    def __init__(self, steps, size):
+        self._steps, self._size = steps, size
+
+    def bar(self, label, total, unit=""):
+        return self
+
+    def advance(self, amount=1, **shown):
+        self._steps -= 1
+        if self._steps == 0:
+            limits.limit_files(self._size())
+
+    def finish(self):
+        pass
+
+
+FILLING = {
+    "a checkpoint": lambda folder: 300_000,
+    "a line of metrics": lambda folder: (folder / "metrics.jsonl").stat().st_size + 20,
+    "the first of a line": lambda folder: (folder / "metrics.jsonl").stat().st_size,
+}
+
+
+@pytest.mark.parametrize("what", FILLING)
+def test_a_disk_that_fills_up_ends_a_run_in_one_line_and_it_goes_on(
+    uninterrupted, tmp_path, capfd, monkeypatch, what
+):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs/mine")
+    screen = Filling(3, lambda: FILLING[what](folder))  # it advances by nothing at first
+    monkeypatch.setattr(cli, "choose", lambda quiet: screen)
+    with limits.largest_file(-1):
+        assert cli.main(["train", "--name", "mine", *SMALL]) == 1
+    (told,) = capfd.readouterr().err.strip().splitlines()
+    assert "the disk is full, make room; go on with: notepad-jax train --name mine --res" in told
+    assert read_metrics(folder) == read_metrics(uninterrupted)[: len(read_metrics(folder))]
+    assert len(read_metrics(folder)) >= 2
+    assert steps.steps_in(folder / "checkpoints")[-1] == 2
+    monkeypatch.setattr(cli, "choose", lambda quiet: SilentScreen())
+    assert cli.main(["train", "--name", "mine", "--resume"]) == 0
+    name = "metrics.jsonl"
+    assert (folder / name).read_bytes() == (uninterrupted / name).read_bytes()
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_no_run(
+    uninterrupted, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for size in (2_000, 100_000):  # our words need some room: capfd keeps them in a file
+        with limits.largest_file(size):
+            assert cli.main(["train", "--json", "--name", "mine", *SMALL]) == 1
+        (told,) = capfd.readouterr().err.strip().splitlines()
+        assert told.startswith("notepad-jax: the disk is full, make room (")
+        assert list(tmp_path.iterdir()) == []
 
 
 def last_state(folder: Path) -> list[np.ndarray]:
@@ -240,6 +336,12 @@ def test_the_engine_may_keep_its_weights_in_bfloat16(tmp_path):
     known = "use one of 'float32', 'bfloat16', 'int8'"
     with pytest.raises(ValueError, match=f"rollout_dtype is 'int4'; {known}"):
         run(tmp_path / "other", "--config.checkpoint.rollout_dtype=int4")
+
+
+def policy_folder(config, folder: Path) -> Path:
+    """A policy of other sizes that knows the starter's words."""
+    beside = huggingface.companions(ROOT / "data" / "starter")
+    return huggingface.export_params(config, tiny.params(0, config), folder, beside)
 
 
 @pytest.fixture(scope="module")
@@ -477,7 +579,8 @@ def test_questions_too_long_are_left_out_said_once_and_counted(read_whole, twice
     (line,) = [line for line in lines if "max_question" in line]
     assert "2 of 9 tasks of " in line and "questions of more than 8 tokens" in line
     assert f"the longest, task '{make_tasks(5, 1024, 1)[0].id}'" in line
-    drawn = {json.loads(line)["task"] for line in (folder / "trajectories.jsonl").open()}
+    with TraceFile(folder / archive.FILE) as trajectories:
+        drawn = {reading["task_id"] for _, reading in trajectories.readings()}
     assert not drawn & {make_tasks(seed, 1024, 1)[0].id for seed in (2, 5)}
 
 
