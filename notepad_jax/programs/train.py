@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,25 @@ from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.service import EngineService
 from notepad_jax.model import parameters
-from notepad_jax.programs import configuration, learner, parts, starting_policy, task_stream
+from notepad_jax.programs import (
+    configuration,
+    learner,
+    parts,
+    rollouts,
+    starting_policy,
+    task_stream,
+)
 from notepad_jax.programs.learner import Learner
-from notepad_jax.programs.task_stream import TaskStream
-from notepad_jax.reading.loop import Reader
-from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.programs.rollouts import Rollouts
 from notepad_jax.reading.trace import TraceFile
-from notepad_jax.rollout import archive, collector, dynamic_sampling, rewards, spool
-from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
+from notepad_jax.rollout import archive, dynamic_sampling
+from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG, RunLog
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.types import Chunks, Draw, Group, PolicySnapshot, Task
+from notepad_jax.types import PolicySnapshot
 
 COLUMNS = ("step", "reward", "kept", "clip", "gap max", "entropy", "rollout s", "update s")
 
@@ -47,10 +52,7 @@ class Run:
     """What lives as long as a training run."""
 
     config: ConfigDict
-    reader: Reader
-    score: rewards.Score
-    stream: TaskStream
-    wanted: Wanted
+    rollouts: Rollouts
     driver: EngineService
     ledger: Ledger
     learner: Learner
@@ -64,10 +66,6 @@ class Run:
 
 class Diverged(ValueError):
     """Updates that are not finite, several in a row."""
-
-
-class ReadingsFailed(ValueError):
-    """More readings of a step failed than the config lets pass."""
 
 
 def train(
@@ -107,9 +105,9 @@ async def _train(
                 if metrics["data/truncated_documents"] and not truncated:
                     truncated = True
                     screen.say(task_stream.truncated(metrics, run.step, config.tasks.max_tokens))
-                log.write(run.step, metrics, timings, account(before, rollout))
+                log.write(run.step, metrics, timings, rollouts.account(before, rollout))
                 archive.append(
-                    archived, rollout.batch[: config.rollout.archive], run.reader, run.step
+                    archived, rollout.batch[: config.rollout.archive], run.rollouts.reader, run.step
                 )
                 for one in rollout.failed:
                     screen.say(f"step {run.step}: nothing is learnt from one group: {one}")
@@ -139,14 +137,9 @@ def prepare(
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)
     stream = task_stream.opened(config, policy.tokenizer, screen)
-    score = rewards.by(config.tasks.reward)
     handoff = _handoff(config.checkpoint, folder, policy)
     driver = parts.service(config.engine, policy, reading, template, PolicySnapshot(-1, None))
-    r = config.rollout
-    wanted = Wanted(r.documents, stream.questions, r.max_rounds, r.max_staleness)
-    sampling = TurnSampling(r.temperature, r.top_p, template.stop_ids, 0)
-    documents = stream.documents(policy.tokenizer, reading.chunk_size)
-    reader = Reader(driver, policy.tokenizer, template, reading, sampling, documents)
+    sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
     start = starting_policy.content(policy)
     learning = learner.prepare(config, policy.config, policy.params)
     del policy  # the starting weights live on in the learner alone
@@ -158,18 +151,13 @@ def prepare(
     else:
         saved = checkpoints.restore(*learner.restore_target(learning), screen.warn, step)
         starting_policy.compare(saved.meta.get("start", {}), start, folder)
-        stream.records.check(saved.data["stream"])
-        task_at = lambda ordinal, question: stream.records.at(ordinal)[question]  # noqa: E731
-        ledger = spool.decode(saved.data["ledger"], task_at, reader, score)
+        ledger = sampled.restored(saved.data)
         learner.resume(learning, saved)
         step = saved.step
         checkpoints.go_on_from(step)
     run = Run(
         config=config,
-        reader=reader,
-        score=score,
-        stream=stream,
-        wanted=wanted,
+        rollouts=sampled,
         driver=driver,
         ledger=ledger,
         learner=learning,
@@ -213,31 +201,16 @@ def _handoff(checkpoint: ConfigDict, folder: Path, policy: parts.LoadedPolicy) -
 
 async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollout]:
     """Rollout and update; returns (metrics, timings, what was sampled)."""
-    began, before, reader = time.perf_counter(), run.ledger, run.reader
-    documents = run.stream.documents(reader.tokenizer, reader.rules.chunk_size)
-    held: list[Chunks] = []  # a document drawn again in this step is not tokenised again
-
-    def chunks_of(task: Task) -> Chunks:
-        held.append(documents(task))
-        return held[-1]
-
-    reader = dataclasses.replace(reader, chunks_of=chunks_of)
-    rollout = await dynamic_sampling.collect_informative(
-        before, lambda ordinals: _collect(run, reader, ordinals), run.wanted, run.driver.version
-    )
-    _check_failures(run, rollout)
+    began, before = time.perf_counter(), run.ledger
+    rollout, metrics = await run.rollouts.step(before, run.driver.version)
     rolled = time.perf_counter()
     engine = run.driver.take_stats()
-    metrics = rollout.stats.metrics() | {
+    metrics |= {
         "rollout/prefix_tokens": engine.prefix_tokens,
         "rollout/prefix_tokens_saved": engine.prefix_tokens_saved,
         "rollout/tail_tokens": engine.tail_tokens,
         "rollout/draft_tokens": engine.draft_tokens,
         "rollout/decode_tokens": engine.decode_tokens,
-        "data/draws": rollout.ledger.next,
-        "data/questions_left_out": run.stream.left_out,
-        "data/truncated_documents": documents.truncated_documents,
-        "data/truncated_tokens": documents.truncated_tokens,
     }
     packed_tokens = 0
     if rollout.batch:
@@ -255,35 +228,6 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
         "update_tokens_per_second": packed_tokens / (ended - rolled),
     }
     return metrics, timings, rollout
-
-
-async def _collect(
-    run: Run, reader: Reader, ordinals: Sequence[int]
-) -> tuple[list[Group], list[collector.Failed]]:
-    draws = [Draw(ordinal, run.stream.records.at(ordinal)) for ordinal in ordinals]
-    return await collector.collect(
-        draws, reader, run.config.rollout.group_size, run.config.seed, run.score
-    )
-
-
-def _check_failures(run: Run, rollout: Rollout) -> None:
-    """Raises ReadingsFailed where more of a step's groups failed than the config lets pass."""
-    failed, most = rollout.failed, run.config.rollout.max_failed_share
-    sampled = rollout.stats.groups_sampled
-    if failed and len(failed) > most * sampled:
-        raise ReadingsFailed(
-            f"readings failed in {len(failed)} of {sampled} groups of step {run.step + 1} "
-            f"(rollout.max_failed_share is {most}); the first: {failed[0]}"
-        ) from failed[0].failure
-
-
-def account(before: Ledger, rollout: Rollout) -> dict[str, Any]:
-    """Returns a step's line of ledger.jsonl: what was drawn, and what became of what."""
-    return {
-        "drawn": [before.next, rollout.ledger.next],  # the second is the next step's first
-        **{outcome.value: places for outcome, places in rollout.settled.items()},
-        "waiting": [one.group.place for one in rollout.ledger.waiting],
-    }
 
 
 # ---------------------------------------------------------------- checkpoint and hand-off
@@ -332,8 +276,7 @@ def _save(run: Run, params: Any, ledger: Ledger, step: int | None = None) -> Non
         "start": run.start,
     }
     beside = learner.saved_beside(learning, params)
-    data = {"stream": dict(run.stream.records.identity), "ledger": spool.encode(ledger)}
-    run.checkpoints.save(step, params, beside, data, meta)
+    run.checkpoints.save(step, params, beside, run.rollouts.saved(ledger), meta)
     run.saved = step
 
 
