@@ -38,13 +38,14 @@ FILES = (METRICS, LEDGER, TIMINGS, archive.FILE)
 
 # What a kill can hit, as it is told; each kill is of one kind, the first that is true.
 NOTHING_SAVED = "before the first checkpoint"
-STARTING = "a resume has begun, and nothing has changed yet"
+STARTING = "a resume has begun, and no file has changed yet"
+CUT_BACK = "a resume has cut its files back, and no step is new"
 SAVING = "a checkpoint is being written"
 TORN = "a line is cut in the middle"
 UNEVEN = "a step's line is in some files and not in others"
 LOGGED = "steps are logged and not saved"
 AT_REST = "the newest step is saved, and nothing is newer"
-PLACES = (NOTHING_SAVED, STARTING, SAVING, TORN, UNEVEN, LOGGED, AT_REST)
+PLACES = (NOTHING_SAVED, STARTING, CUT_BACK, SAVING, TORN, UNEVEN, LOGGED, AT_REST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,18 +61,22 @@ class Moment:
         return f"{self.seconds:.3f} s{after}"
 
 
-def draw(chance: random.Random, seconds: float, steps_left: int, begun: bool) -> Moment:
+def draw(
+    chance: random.Random, seconds: float, steps_left: int, every: int, logged: bool
+) -> Moment:
     """Draws when to kill a process.
 
-    `seconds` is what a whole run takes, `steps_left` what this one has to do, and `begun`
-    says whether it resumes another.
+    `seconds` is what a whole run takes, `steps_left` what this one has to do, of which each
+    `every`-th is saved, and `logged` says whether there are files for a resume to cut back.
+    A moment that never comes lets the run end.
     """
-    aims = [aim for aim in AIMS if begun or aim != RESUME]
+    aims = [aim for aim in AIMS if logged or aim != RESUME]
     aim = chance.choices(aims, [AIMS[aim][0] for aim in aims])[0]
     if aim == CLOCK:
         return Moment(aim, 0, chance.uniform(0, seconds))
-    most = 1 if aim == RESUME else max(1, steps_left)
-    return Moment(aim, chance.randint(1, most), chance.uniform(0, AIMS[aim][1]))
+    saves = -(-steps_left // every)
+    most = {SAVE: saves, COMMIT: saves, LINE: steps_left, READING: 4 * steps_left, RESUME: 1}[aim]
+    return Moment(aim, chance.randint(1, max(1, most)), chance.uniform(0, AIMS[aim][1]))
 
 
 class Watch:
@@ -148,7 +153,7 @@ class Seen:
     unfinished: tuple[str, ...]  # other names among them
     lines: Mapping[str, int]  # finished lines of each of FILES
     torn: tuple[str, ...]  # those of FILES whose last line has no end
-    changed: tuple[tuple[int, int], ...]  # inode and time of each of FILES
+    files: tuple[tuple[int, int], ...]  # inode and time of each of FILES
 
 
 def see(folder: Path) -> Seen:
@@ -169,15 +174,18 @@ def place(before: Seen, after: Seen) -> str:
     """Returns which of PLACES a kill hit, from what lay there before and after the process."""
     if not after.saved:
         return NOTHING_SAVED
-    if before == after:
+    logged = after.lines[METRICS] > after.saved[-1]
+    if before.saved == after.saved and before.files == after.files:
         return STARTING
+    if before.saved == after.saved and not logged:
+        return CUT_BACK
     if after.unfinished:
         return SAVING
     if after.torn:
         return TORN
     if len({after.lines[name] for name in (METRICS, LEDGER, TIMINGS)}) > 1:
         return UNEVEN
-    return LOGGED if after.lines[METRICS] > after.saved[-1] else AT_REST
+    return LOGGED if logged else AT_REST
 
 
 def _read(path: Path) -> bytes:

@@ -43,13 +43,15 @@ class Setting:
     name: str
     about: str
     steps: int
+    every: int  # steps between checkpoints
     words: tuple[str, ...]  # of the command line, beside SMALL
     unexercised: Callable[[Path], Iterator[str]]  # of an uninterrupted run: what it never did
 
     @property
     def command(self) -> tuple[str, ...]:
         """Everything that changes the config."""
-        return (*SMALL, f"--config.steps={self.steps}", *self.words)
+        counts = (f"--config.steps={self.steps}", f"--config.checkpoint.every={self.every}")
+        return (*SMALL, *counts, *self.words)
 
 
 def write_tasks(folder: Path) -> None:
@@ -80,7 +82,7 @@ def _lora(run: Path) -> Iterator[str]:
 def _files(run: Path) -> Iterator[str]:
     yield from _learning(run)
     ledger = [json.loads(line) for line in (run / LEDGER).open(encoding="utf-8")]
-    if not any(line["waiting"] for line in ledger[1:-1:2]):
+    if not any(line["waiting"] for line in ledger[1:-1:2]):  # of steps 2, 4, ... but not the last
         yield "no group waited in a checkpoint"
     tasks = sum(sum(1 for _ in (run.parents[1] / name).open()) for name in TASKS)
     if not any(line["drawn"][1] - line["drawn"][0] > tasks for line in ledger):
@@ -108,19 +110,19 @@ SETTINGS = {
     setting.name: setting
     for setting in (
         Setting(
-            "plain", "all weights, Muon, handed over through storage", 10, (), _plain,
+            "plain", "all weights, Muon, handed over through storage", 10, 1, (), _plain,
         ),
         Setting(
             "lora",
             "adapters, AdamW, KL to the start, bfloat16, handed over in memory, saved every 3rd",
             11,
+            3,
             (
                 "--config.dtype=bfloat16",
                 "--config.grpo.lora.rank=4",
                 "--config.grpo.kl_weight=0.1",
                 "--config.optimizer.kind=adamw",
                 "--config.checkpoint.handoff=memory",
-                "--config.checkpoint.every=3",
             ),
             _lora,
         ),
@@ -129,6 +131,7 @@ SETTINGS = {
             "five tasks from files, several rounds and times round a step, groups that wait, "
             "two minibatches, saved every 2nd",
             10,
+            2,
             (
                 f"--config.tasks.files={','.join(TASKS)}",
                 "--config.tasks.weights=synthetic/one_hop=2",
@@ -137,7 +140,6 @@ SETTINGS = {
                 "--config.rollout.max_staleness=1",
                 "--config.grpo.minibatches=2",
                 "--config.checkpoint.handoff=memory",
-                "--config.checkpoint.every=2",
             ),
             _files,
         ),

@@ -140,14 +140,15 @@ class Desk:
         said = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
         return f"{name}: exit code {process.returncode}: {said[-1] if said else 'no word'}"
 
-    def one_kill(self, name: str, begun: bool) -> Kill | subprocess.Popen:
+    def one_kill(self, name: str) -> Kill | subprocess.Popen:
         """Starts the run or goes on with it; returns the kill, or the process that had ended."""
         run = self.run(name)
         before, watch = kill_moments.see(run), Watch(run)
         left = self.setting.steps - (before.saved[-1] if before.saved else 0)
-        moment: Moment | None = kill_moments.draw(self.chance, self.outcome.seconds, left, begun)
-        if self.left <= 0:
-            moment = None
+        moment: Moment | None = None
+        if self.left > 0:
+            logged, every = bool(before.lines[kill_moments.METRICS]), self.setting.every
+            moment = kill_moments.draw(self.chance, self.outcome.seconds, left, every, logged)
         with self.started(name) as process:
             longest = LONGEST * self.outcome.seconds + 60
             kill_moments.arrives(process, watch, moment, longest, self.stop)
@@ -161,10 +162,9 @@ class Desk:
     def killed_run(self, name: str) -> list[str]:
         """Kills and resumes a run until it has ended; returns what is wrong with it."""
         while True:
-            begun = self.run(name).is_dir()
-            self.outcome.resumes += begun
+            self.outcome.resumes += self.run(name).is_dir()
             try:
-                hit = self.one_kill(name, begun)
+                hit = self.one_kill(name)
             except TimeoutError as problem:
                 return [f"{name}: {problem}"]
             if isinstance(hit, subprocess.Popen):
