@@ -27,7 +27,7 @@ SAVE, COMMIT, LINE, READING, RESUME = "save", "commit", "line", "reading", "resu
 # What a kill is aimed at: (weight, seconds after it within which the kill comes, what it is).
 AIMS = {
     CLOCK: (5, 0.0, "any time of the run"),
-    SAVE: (2, 0.5, "a checkpoint's temporary folder appeared"),
+    SAVE: (3, 0.15, "a checkpoint's temporary folder appeared"),
     COMMIT: (2, 0.1, "a step took its name"),
     LINE: (2, 0.05, "a line was appended to metrics.jsonl"),
     READING: (1, 0.02, "a reading was appended to trajectories.jsonl"),

@@ -292,6 +292,8 @@ def main() -> None:
     folder = Path(options.folder or tempfile.mkdtemp(prefix="kills-")).absolute()
     if options.folder and folder.exists():
         parser.error(f"{folder} exists; name a new folder")
+    # What stops us reaches the runs, which are in process groups of their own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     outcomes = kill_all(
         [SETTINGS[name] for name in names], options.kills, options.seed, folder, options.jobs
     )
