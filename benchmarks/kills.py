@@ -44,6 +44,7 @@ from benchmarks import kill_moments, same_run
 from benchmarks.kill_moments import AIMS, PLACES, Moment, Watch
 from benchmarks.kill_settings import ROOT, SETTINGS, Setting, write_tasks
 from notepad_jax.programs.compiled import SWITCH
+from notepad_jax.telemetry.metrics import METRICS
 
 WHOLE, AGAIN = "whole", "again"  # names of the undisturbed runs
 LONGEST, LONGEST_COLD = 20, 1200.0  # times what a run takes, and seconds for the first one
@@ -98,8 +99,10 @@ class Desk:
             "PYTHONPATH": str(ROOT),
         }
         self.outcome = Outcome(setting.name)
+        self.wanted = self.left = 0  # kills
 
     def run(self, name: str) -> Path:
+        """The folder of a run."""
         return self.folder / "runs" / name
 
     def undisturbed(self, name: str, longest: float) -> float:
@@ -147,12 +150,12 @@ class Desk:
         left = self.setting.steps - (before.saved[-1] if before.saved else 0)
         moment: Moment | None = None
         if self.left > 0:
-            logged, every = bool(before.lines[kill_moments.METRICS]), self.setting.every
+            logged, every = before.lines[METRICS] > 0, self.setting.every
             moment = kill_moments.draw(self.chance, self.outcome.seconds, left, every, logged)
         with self.started(name) as process:
             longest = LONGEST * self.outcome.seconds + 60
-            kill_moments.arrives(process, watch, moment, longest, self.stop)
-        if moment is None or process.returncode != -signal.SIGKILL:
+            came = kill_moments.arrives(process, watch, moment, longest, self.stop)
+        if moment is None or not came or process.returncode != -signal.SIGKILL:
             return process
         after = kill_moments.see(run)
         newest = after.saved[-1] if after.saved else None
@@ -209,6 +212,7 @@ class Desk:
         return outcome
 
     def say(self, text: str) -> None:
+        """Tells how it goes, on standard error."""
         print(f"{self.setting.name}: {text}", file=sys.stderr, flush=True)
 
 
@@ -294,9 +298,11 @@ def main() -> None:
         parser.error(f"{folder} exists; name a new folder")
     # What stops us reaches the runs, which are in process groups of their own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    outcomes = kill_all(
-        [SETTINGS[name] for name in names], options.kills, options.seed, folder, options.jobs
-    )
+    chosen = [SETTINGS[name] for name in names]
+    try:
+        outcomes = kill_all(chosen, options.kills, options.seed, folder, options.jobs)
+    except (ValueError, OSError) as problem:
+        sys.exit(f"{problem}; the runs are in {folder}")
     print(json.dumps(report(outcomes), indent=1) if options.json else table(outcomes))
     if any(outcome.wrong for outcome in outcomes):
         sys.exit(f"something is wrong; the runs are in {folder}")

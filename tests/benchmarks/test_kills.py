@@ -81,7 +81,8 @@ CHANGES = {  # what is changed, and how the difference begins
                   update(mu=(flipped(s["opt"]["mu"][0], 1), s["opt"]["mu"][1]))),
     "bfloat16": ("checkpoints/3/opt: leaf mu/1/q[2]: ", lambda s: s["opt"]["mu"][1].
                  update(q=flipped(s["opt"]["mu"][1]["q"], 2))),
-    "scalar": ("checkpoints/3/opt: leaf count[]: ", lambda s: s["opt"].update(count=np.array(2, np.int32))),
+    "scalar": ("checkpoints/3/opt: leaf count[]: ",
+               lambda s: s["opt"].update(count=np.array(2, np.int32))),
     "dtype": ("checkpoints/3/opt: leaf count was int32[] and is now float32[]",
               lambda s: s["opt"].update(count=np.array(3, np.float32))),
     "no leaf": ("checkpoints/3/opt: leaf count is only in one", lambda s: s["opt"].pop("count")),

@@ -1,12 +1,7 @@
-"""A run that was killed goes on as if nothing had happened."""
+"""A run that stopped goes on as if nothing had happened (`benchmarks/test_kills.py` kills some)."""
 
 import itertools
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import jax
@@ -67,31 +62,6 @@ def test_a_run_writes_what_people_look_for(uninterrupted):
         assert m["logprob_gap_max"] < 2e-5  # the sampler reports what the trainer computes
         assert m["ratio_mean"] == pytest.approx(1, abs=1e-5)
         assert m["update/prefix_tokens_saved"] > 0
-
-
-def test_a_run_killed_with_sigkill_resumes_with_identical_metrics(uninterrupted, tmp_path):
-    folder = tmp_path / "run"
-    program = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]);"
-        "from notepad_jax.programs import configuration, train;"
-        "from notepad_jax.telemetry.progress import SilentScreen;"
-        "c = configuration.load('quickstart', sys.argv[3:]);"
-        "train.train(c, Path(sys.argv[2]), SilentScreen())"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(ROOT), str(folder), *SMALL],
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    )
-    metrics = folder / "metrics.jsonl"
-    deadline = time.monotonic() + 300
-    while not (metrics.is_file() and metrics.read_text().count("\n") >= 2):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    run(folder, resume=True)
-    for name in WRITTEN:
-        assert (folder / name).read_bytes() == (uninterrupted / name).read_bytes()
 
 
 def test_a_run_is_not_begun_over_another(uninterrupted):
