@@ -1,12 +1,11 @@
-"""A run that was killed, damaged or refused goes on as if nothing had happened, or not at all."""
+"""A run that was damaged or refused goes on as if nothing had happened, or not at all.
+
+(`tests/benchmarks/test_kills.py` kills some.)
+"""
 
 import dataclasses
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import jax
@@ -21,32 +20,7 @@ from notepad_jax.programs import configuration, parts, train
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.progress import SilentScreen
 from tests import limits
-from tests.programs.runs import ROOT, SMALL, WRITTEN, policy_folder, run
-
-
-def test_a_run_killed_with_sigkill_resumes_with_identical_metrics(uninterrupted, tmp_path):
-    folder = tmp_path / "run"
-    program = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]);"
-        "from notepad_jax.programs import configuration, train;"
-        "from notepad_jax.telemetry.progress import SilentScreen;"
-        "c = configuration.load('quickstart', sys.argv[3:]);"
-        "train.train(c, Path(sys.argv[2]), SilentScreen())"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(ROOT), str(folder), *SMALL],
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    )
-    metrics = folder / "metrics.jsonl"
-    deadline = time.monotonic() + 300
-    while not (metrics.is_file() and metrics.read_text().count("\n") >= 2):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    run(folder, resume=True)
-    for name in WRITTEN:
-        assert (folder / name).read_bytes() == (uninterrupted / name).read_bytes()
+from tests.programs.runs import ROOT, SMALL, policy_folder, run
 
 
 def test_a_run_is_not_begun_over_another(uninterrupted):

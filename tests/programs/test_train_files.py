@@ -91,9 +91,7 @@ def test_a_document_that_cannot_be_read_costs_its_groups_or_ends_the_run(tmp_pat
     assert first["groups/dropped_failed"] == 2 and first["groups/sampled"] > 4
     line = json.loads((tmp_path / "goes-on" / LEDGER).read_text())
     assert line["failed"] == [[1, 0], [1, 1]]
-    with pytest.raises(
-        ValueError, match="in 2 of the .* of a step .*OSError: the disk is g"
-    ):
+    with pytest.raises(ValueError, match="in 2 of the .* of a step .*OSError: the disk is g"):
         run(tmp_path / "ends", "--config.steps=1", "--config.rollout.max_failed_share=0.1")
 
 
