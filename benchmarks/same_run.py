@@ -1,7 +1,7 @@
 """Whether two run folders hold the same training run, and where they first differ.
 
 A run that was killed and resumed must leave what an uninterrupted one leaves: the lines of
-metrics, ledger and trajectories byte for byte; the same finished steps, in them every leaf of
+metrics, ledger and trajectories byte for byte; the same newest steps, in them every leaf of
 params and optimizer state bit for bit, and equal `data` (the account of all draws, with the
 groups that wait) and `meta`; a line of timings for each step. Clock readings, TensorBoard events
 and the names that orbax gives its files may differ. Used by `kills`.
@@ -38,7 +38,7 @@ def differences(whole: Path, other: Path) -> list[str]:
     found = [_of_bytes(whole / name, other / name) for name in WRITTEN]
     found.append(_of_timings(whole, other))
     there = [steps.steps_in(folder / "checkpoints") for folder in (whole, other)]
-    if there[0] != there[1]:
+    if set(there[0]) != set(there[1]) - set(older_steps(whole, other)):
         found.append(f"checkpoints: steps {there[0]} are now {there[1]}")
     for step in sorted(set(there[0]) & set(there[1])):
         pair = [folder / "checkpoints" / str(step) for folder in (whole, other)]
@@ -46,6 +46,16 @@ def differences(whole: Path, other: Path) -> list[str]:
             found.extend(_of_trees(item, *pair))
         found.extend(_of_json(item, *pair) for item in JSONS)
     return [one for one in found if one]
+
+
+def older_steps(whole: Path, other: Path) -> list[int]:
+    """Returns the steps of `other` that are older than all of `whole`.
+
+    A kill between the commit of a run's last step and the removal of the oldest leaves that one,
+    and nothing is saved again that would remove it.
+    """
+    there = [steps.steps_in(folder / "checkpoints") for folder in (whole, other)]
+    return [step for step in there[1] if step < min(there[0], default=0)]
 
 
 def leaves(step: Path, item: str) -> dict[str, np.ndarray]:

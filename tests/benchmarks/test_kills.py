@@ -113,6 +113,15 @@ def test_what_is_missing_is_found(whole, tmp_path):
     assert steps == "checkpoints: steps [3] are now []"
 
 
+def test_a_step_more_is_a_difference_unless_it_is_older_than_all(whole, tmp_path):
+    shutil.copytree(whole, other := tmp_path / "other")
+    shutil.copytree(whole / "checkpoints" / "3", other / "checkpoints" / "1")
+    assert same_run.differences(whole, other) == []
+    assert same_run.older_steps(whole, other) == [1]
+    (other / "checkpoints" / "1").rename(other / "checkpoints" / "4")
+    assert same_run.differences(whole, other) == ["checkpoints: steps [3] are now [3, 4]"]
+
+
 # ---------------------------------------------------------------- moments
 
 
