@@ -163,7 +163,7 @@ class Desk:
         after = kill_moments.see(run)
         newest = after.saved[-1] if after.saved else None
         place = kill_moments.place(before, after)
-        return Kill(name, moment.aim, str(moment), place, newest, after.lines[kill_moments.METRICS])
+        return Kill(name, moment.aim, str(moment), place, newest, after.lines[METRICS])
 
     def killed_run(self, name: str) -> list[str]:
         """Kills and resumes a run until it has ended; returns what is wrong with it."""
