@@ -13,9 +13,8 @@ programs.train; below: task_sources (what is read; what is made comes in as a fu
 from __future__ import annotations
 
 import functools
-import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -32,14 +31,12 @@ class Records:
     """Samples by ordinal; `generated` and `of_files` make one.
 
     `identity` says what it is a stream of, in values that JSON holds: two streams of one
-    identity have the same sample at every ordinal. It is also an endless iterator, which begins
-    at ordinal 0.
+    identity have the same sample at every ordinal.
     """
 
     def __init__(self, samples: grain.MapDataset, identity: Mapping[str, Any]) -> None:
         self.identity = identity
         self._samples = samples
-        self._next = 0
 
     def at(self, ordinal: int) -> tuple[Task, ...]:
         """Returns the sample of an ordinal: the same one whatever was asked for before.
@@ -79,28 +76,6 @@ class Records:
                     f"this data position was saved with {name} = {theirs} and the run has {ours}; "
                     "resume with the settings of the saved run"
                 )
-
-    def __iter__(self) -> Iterator[tuple[Task, ...]]:
-        return self
-
-    def __next__(self) -> tuple[Task, ...]:
-        sample = self.at(self._next)
-        self._next += 1
-        return sample
-
-    def get_state(self) -> bytes:
-        """Returns the next ordinal, and what it is an ordinal of, as JSON bytes."""
-        state = {"identity": self.identity, "grain": {"next_index": self._next}}
-        return json.dumps(state).encode()
-
-    def set_state(self, state: bytes) -> None:
-        """Goes to a position: the next sample is the one that came next at `get_state`.
-
-        Raises ValueError as `check` does.
-        """
-        saved = json.loads(state)
-        self.check(saved["identity"])
-        self._next = int(saved["grain"]["next_index"])
 
 
 def generated(

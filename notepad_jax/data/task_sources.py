@@ -90,9 +90,8 @@ def by_source(paths: Iterable[str | Path], screen: Screen) -> TaskSources:
 
 def _opened(path: str | Path, screen: Screen) -> tuple[Sequence[Pair], TaskFile]:
     digest = hashlib.sha256()
-    size = (
-        None if sources.is_remote(path) or not Path(path).is_file() else Path(path).stat().st_size
-    )
+    known = not sources.is_remote(path) and Path(path).is_file()
+    size = Path(path).stat().st_size if known else None
     bar = _LateBar(screen, f"opening {Path(path).name}", size, "bytes")
 
     def on_block(block: bytes) -> None:

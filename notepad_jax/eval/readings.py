@@ -8,10 +8,9 @@ Above: programs; beside: measure.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from notepad_jax.eval.measure import Item, Key, Result
 from notepad_jax.reading.trace import MemoryChange, Spool, TraceFile
@@ -19,7 +18,6 @@ from notepad_jax.telemetry.identity import settle
 from notepad_jax.types import Finish
 
 READINGS, IDENTITY = "readings.jsonl", "identity.json"
-LOCK = ".lock"
 
 
 class Readings:
@@ -36,7 +34,6 @@ class Readings:
         self._under_way: dict[Key, Spool] = {}
         self._number: dict[Key, int] = {}
         self._done: dict[Key, Result] = {}
-        self._lock = _locked(folder)
         self._file = TraceFile(folder / READINGS)
         for number, fields in self._file.readings():
             self._take_up(number, fields)
@@ -46,7 +43,6 @@ class Readings:
 
     def __exit__(self, *_: object) -> None:
         self._file.__exit__()
-        self._lock.close()
 
     def missing(self, items: Iterable[Item]) -> list[Item]:
         """Returns the items that have no result yet, in their order.
@@ -97,16 +93,3 @@ class Readings:
         self._done.pop(result.key, None)
         if not result.failed:
             self._done[result.key], self._number[result.key] = result, number
-
-
-def _locked(folder: Path) -> IO[str]:
-    """Returns an open file that keeps other evaluations out of the folder until it is closed."""
-    file = (folder / LOCK).open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise ValueError(
-            f"another evaluation is writing to {folder}; wait for it, or choose another name"
-        ) from None
-    return file

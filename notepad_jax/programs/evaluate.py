@@ -30,6 +30,7 @@ from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.report import evaluation_page
 from notepad_jax.report.examples import Example
+from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import Screen
@@ -167,7 +168,16 @@ def _progress(
 
 
 def run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Outcome:
-    """Evaluates into `folder` (or goes on there): readings, traces, report.json, report.html."""
+    """Evaluates into `folder` (or goes on there): readings, traces, report.json, report.html.
+
+    Raises ValueError for settings that cannot work or are not those of the folder's readings,
+    and as `run_folder.opened` does.
+    """
+    with run_folder.opened(folder, resume=folder.is_dir()):
+        return _run(config, reader, folder, screen)
+
+
+def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Outcome:
     e = config.evaluate
     _check_amounts(config)
     lengths = list(dict.fromkeys(parse_length(name) for name in e.lengths))

@@ -14,29 +14,35 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
-from notepad_jax.checkpoint.steps import steps_in
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.service import EngineService
 from notepad_jax.model import parameters
-from notepad_jax.programs import configuration, learner, parts, task_stream
+from notepad_jax.programs import (
+    configuration,
+    learner,
+    parts,
+    rollouts,
+    starting_policy,
+    task_stream,
+)
 from notepad_jax.programs.learner import Learner
-from notepad_jax.programs.task_stream import TaskStream
-from notepad_jax.reading.loop import Reader
-from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.programs.rollouts import Rollouts
 from notepad_jax.reading.trace import TraceFile
-from notepad_jax.rollout import archive, collector, dynamic_sampling, rewards, spool
-from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
+from notepad_jax.rollout import archive, dynamic_sampling
+from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
-from notepad_jax.telemetry.metrics import RunLog
+from notepad_jax.telemetry import run_folder
+from notepad_jax.telemetry.identity import write_json
+from notepad_jax.telemetry.metrics import CONFIG, RunLog
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.types import Chunks, Draw, Group, PolicySnapshot, Task
+from notepad_jax.types import PolicySnapshot
 
 COLUMNS = ("step", "reward", "kept", "clip", "gap max", "entropy", "rollout s", "update s")
 
@@ -46,13 +52,11 @@ class Run:
     """What lives as long as a training run."""
 
     config: ConfigDict
-    reader: Reader
-    score: rewards.Score
-    stream: TaskStream
-    wanted: Wanted
+    rollouts: Rollouts
     driver: EngineService
     ledger: Ledger
     learner: Learner
+    start: Mapping[str, str]  # the policy that it began with, by content
     checkpoints: Checkpoints
     handoff: Handoff
     step: int  # steps done
@@ -64,23 +68,30 @@ class Diverged(ValueError):
     """Updates that are not finite, several in a row."""
 
 
-class ReadingsFailed(ValueError):
-    """More readings of a step failed than the config lets pass."""
+def train(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool = False, step: int | None = None
+) -> Path:
+    """Runs the training in the new folder `folder`, or continues one; returns its checkpoints.
 
-
-def train(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) -> Path:
-    """Runs (or continues) the training in `folder`; returns the folder of its checkpoints.
-
-    Raises ValueError for a config that cannot work, or a folder that already holds a run.
+    With `resume` it goes on from the newest good checkpoint, or from `step`. Raises ValueError
+    for a config that cannot work, a checkpoint that is damaged, a policy or task files that are
+    not those that the run began with, and as `run_folder.opened` does. Whatever is refused,
+    nothing that was in the folder has changed.
     """
-    return asyncio.run(_train(config, folder, screen, resume))
+    with run_folder.opened(folder, resume):
+        return asyncio.run(_train(config, folder, screen, resume, step))
 
 
-async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool) -> Path:
+async def _train(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
+) -> Path:
+    settings = configuration.plain(config)
+    if not resume:
+        write_json(folder / CONFIG, settings)  # so that a start that is killed can be resumed
+    run = prepare(config, folder, screen, resume, step)
     with contextlib.ExitStack() as stack:
-        run = prepare(config, folder, resume, stack, screen)
         log = stack.enter_context(RunLog(folder, resume_step=run.step + 1 if resume else None))
-        log.config(configuration.plain(config))
+        write_json(folder / CONFIG, settings)  # nothing refused them
         archived = stack.enter_context(TraceFile(folder / archive.FILE))
         archive.take_back(archived, run.step + 1)
         table = screen.table("reinforcement learning", COLUMNS)
@@ -94,9 +105,9 @@ async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool)
                 if metrics["data/truncated_documents"] and not truncated:
                     truncated = True
                     screen.say(task_stream.truncated(metrics, run.step, config.tasks.max_tokens))
-                log.write(run.step, metrics, timings, account(before, rollout))
+                log.write(run.step, metrics, timings, rollouts.account(before, rollout))
                 archive.append(
-                    archived, rollout.batch[: config.rollout.archive], run.reader, run.step
+                    archived, rollout.batch[: config.rollout.archive], run.rollouts.reader, run.step
                 )
                 for one in rollout.failed:
                     screen.say(f"step {run.step}: nothing is learnt from one group: {one}")
@@ -110,49 +121,47 @@ async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool)
     return folder / "checkpoints"
 
 
-def prepare(
-    config: ConfigDict, folder: Path, resume: bool, stack: contextlib.ExitStack, screen: Screen
-) -> Run:
-    """Loads the policy and puts the parts together, where the last checkpoint left them."""
-    # What can be wrong with a config is found out before the run's folder exists.
+def check(config: ConfigDict, resume: bool, step: int | None) -> None:
+    """Raises ValueError for what is wrong and can be known before anything is loaded."""
     learner.settings_of(config)
-    if not resume and steps_in(folder / "checkpoints"):
-        raise ValueError(f"{folder} already holds a run; resume it, or name another folder")
+    if not resume and step is not None:
+        raise ValueError(f"step {step} is where a run goes on: say --resume as well")
+
+
+def prepare(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
+) -> Run:
+    """Loads the policy and puts the parts together, where a checkpoint left them."""
+    check(config, resume, step)  # before anything is written or removed
     policy = parts.load_policy(config.policy, config.dtype)
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)
     stream = task_stream.opened(config, policy.tokenizer, screen)
-    score = rewards.by(config.tasks.reward)
     handoff = _handoff(config.checkpoint, folder, policy)
     driver = parts.service(config.engine, policy, reading, template, PolicySnapshot(-1, None))
-    r = config.rollout
-    wanted = Wanted(r.documents, stream.questions, r.max_rounds, r.max_staleness)
-    sampling = TurnSampling(r.temperature, r.top_p, template.stop_ids, 0)
-    documents = stream.documents(policy.tokenizer, reading.chunk_size)
-    reader = Reader(driver, policy.tokenizer, template, reading, sampling, documents)
+    sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
+    start = starting_policy.content(policy)
     learning = learner.prepare(config, policy.config, policy.params)
     del policy  # the starting weights live on in the learner alone
 
-    checkpoints = stack.enter_context(
-        Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
-    )
-    step, ledger, fresh = 0, Ledger(), not resume or checkpoints.latest() is None
-    if not fresh:
-        saved = checkpoints.restore(*learner.restore_target(learning))
-        stream.records.check(saved.data["stream"])
-        task_at = lambda ordinal, question: stream.records.at(ordinal)[question]  # noqa: E731
-        ledger = spool.decode(saved.data["ledger"], task_at, reader, score)
+    checkpoints = Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
+    ledger, fresh = Ledger(), step is None and not (resume and checkpoints.steps())
+    if fresh:
+        step = 0
+    else:
+        saved = checkpoints.restore(*learner.restore_target(learning), screen.warn, step)
+        starting_policy.compare(saved.meta.get("start", {}), start, folder)
+        ledger = sampled.restored(saved.data)
         learner.resume(learning, saved)
         step = saved.step
+        checkpoints.go_on_from(step)
     run = Run(
         config=config,
-        reader=reader,
-        score=score,
-        stream=stream,
-        wanted=wanted,
+        rollouts=sampled,
         driver=driver,
         ledger=ledger,
         learner=learning,
+        start=start,
         checkpoints=checkpoints,
         handoff=handoff,
         step=step,
@@ -192,31 +201,16 @@ def _handoff(checkpoint: ConfigDict, folder: Path, policy: parts.LoadedPolicy) -
 
 async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollout]:
     """Rollout and update; returns (metrics, timings, what was sampled)."""
-    began, before, reader = time.perf_counter(), run.ledger, run.reader
-    documents = run.stream.documents(reader.tokenizer, reader.rules.chunk_size)
-    held: list[Chunks] = []  # a document drawn again in this step is not tokenised again
-
-    def chunks_of(task: Task) -> Chunks:
-        held.append(documents(task))
-        return held[-1]
-
-    reader = dataclasses.replace(reader, chunks_of=chunks_of)
-    rollout = await dynamic_sampling.collect_informative(
-        before, lambda ordinals: _collect(run, reader, ordinals), run.wanted, run.driver.version
-    )
-    _check_failures(run, rollout)
+    began, before = time.perf_counter(), run.ledger
+    rollout, metrics = await run.rollouts.step(before, run.driver.version)
     rolled = time.perf_counter()
     engine = run.driver.take_stats()
-    metrics = rollout.stats.metrics() | {
+    metrics |= {
         "rollout/prefix_tokens": engine.prefix_tokens,
         "rollout/prefix_tokens_saved": engine.prefix_tokens_saved,
         "rollout/tail_tokens": engine.tail_tokens,
         "rollout/draft_tokens": engine.draft_tokens,
         "rollout/decode_tokens": engine.decode_tokens,
-        "data/draws": rollout.ledger.next,
-        "data/questions_left_out": run.stream.left_out,
-        "data/truncated_documents": documents.truncated_documents,
-        "data/truncated_tokens": documents.truncated_tokens,
     }
     packed_tokens = 0
     if rollout.batch:
@@ -234,35 +228,6 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
         "update_tokens_per_second": packed_tokens / (ended - rolled),
     }
     return metrics, timings, rollout
-
-
-async def _collect(
-    run: Run, reader: Reader, ordinals: Sequence[int]
-) -> tuple[list[Group], list[collector.Failed]]:
-    draws = [Draw(ordinal, run.stream.records.at(ordinal)) for ordinal in ordinals]
-    return await collector.collect(
-        draws, reader, run.config.rollout.group_size, run.config.seed, run.score
-    )
-
-
-def _check_failures(run: Run, rollout: Rollout) -> None:
-    """Raises ReadingsFailed where more of a step's groups failed than the config lets pass."""
-    failed, most = rollout.failed, run.config.rollout.max_failed_share
-    sampled = rollout.stats.groups_sampled
-    if failed and len(failed) > most * sampled:
-        raise ReadingsFailed(
-            f"readings failed in {len(failed)} of {sampled} groups of step {run.step + 1} "
-            f"(rollout.max_failed_share is {most}); the first: {failed[0]}"
-        ) from failed[0].failure
-
-
-def account(before: Ledger, rollout: Rollout) -> dict[str, Any]:
-    """Returns a step's line of ledger.jsonl: what was drawn, and what became of what."""
-    return {
-        "drawn": [before.next, rollout.ledger.next],  # the second is the next step's first
-        **{outcome.value: places for outcome, places in rollout.settled.items()},
-        "waiting": [one.group.place for one in rollout.ledger.waiting],
-    }
 
 
 # ---------------------------------------------------------------- checkpoint and hand-off
@@ -308,10 +273,10 @@ def _save(run: Run, params: Any, ledger: Ledger, step: int | None = None) -> Non
         "seed": run.config.seed,
         "optimizer_steps": int(learning.state.step),
         "policy": dataclasses.asdict(learning.config),
+        "start": run.start,
     }
     beside = learner.saved_beside(learning, params)
-    data = {"stream": dict(run.stream.records.identity), "ledger": spool.encode(ledger)}
-    run.checkpoints.save(step, params, beside, data, meta)
+    run.checkpoints.save(step, params, beside, run.rollouts.saved(ledger), meta)
     run.saved = step
 
 

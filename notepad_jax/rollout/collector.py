@@ -66,7 +66,8 @@ async def collect(
     """Reads every question of every draw `group_size` times.
 
     Returns (groups, failed groups), both in the order of the draws. Tasks that share a document
-    object share its chunks. Raises CompleterFailed if nobody is answered any more.
+    object share its chunks. Raises ValueError naming a task that cannot be scored, and
+    CompleterFailed if nobody is answered any more.
     """
     if group_size < 1:
         raise ValueError(f"group_size is {group_size}; it must be at least 1")
@@ -85,7 +86,10 @@ async def collect(
             return end.failure
         status = Status.ANSWERED if end.finish is Finish.STOP else Status.TRUNCATED
         task, sample = jobs[index].task, index % group_size
-        return score(Reading(task.id, sample, tuple(turns.turns), end.answer, status), task)
+        try:
+            return score(Reading(task.id, sample, tuple(turns.turns), end.answer, status), task)
+        except ValueError as error:  # of the task, not of what was said
+            raise ValueError(f"task {task.id!r}: {error}") from error
 
     read = await read_all(jobs, reader, lambda index: _Turns(kept), ended)
     groups: list[Group] = []

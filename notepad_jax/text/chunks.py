@@ -16,6 +16,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator
+from types import TracebackType
 from typing import BinaryIO
 
 import numpy as np
@@ -66,6 +67,15 @@ class Documents:
             self._live[id(task.document)] = chunks
         return chunks
 
+    def ended(self, left_out: int) -> None:
+        """Counts a document whose end was found, and the tokens of it that nobody reads."""
+        self.truncated_documents += left_out > 0
+        self.truncated_tokens += left_out
+
+    def failed(self, document: Document) -> None:
+        """Who reads the document now is told so; whoever begins later tries again."""
+        self._live.pop(id(document), None)
+
 
 class ChunkedDocument:
     """The chunks of one document, tokenised once and as far as they were asked for.
@@ -84,17 +94,18 @@ class ChunkedDocument:
         document: Document,
         chunk_size: int,
         max_document: int | None = None,
-        count_in: Documents | None = None,
+        owner: Documents | None = None,
     ) -> None:
         _check_size(chunk_size)
         self._document = document  # known by identity to Documents, so it must not go before us
         self._chunk_size = chunk_size
         self._limit = max_document
-        self._count_in = count_in
+        self._owner = owner
         self._coming = _encoded(tokenizer, document)
         self._ids = _Written()
         self._kept: int | None = None  # tokens that are read, once their number is known
         self._failure: BaseException | None = None
+        self._origin: TracebackType | None = None  # where it was raised first
         self.tokens_read = 0
 
     @property
@@ -126,28 +137,26 @@ class ChunkedDocument:
 
     def _read_on(self) -> None:
         """Tokenises the next block of text; sets `_kept` at the end, or raises."""
-        if self._failure is not None:
-            raise self._failure.with_traceback(None)
-        try:
-            ids = next(self._coming, None)
-            if ids is not None:
-                self._ids.append(ids)
-                self.tokens_read += len(ids)
-        except IndexError as failure:  # a reading would take it for the document's end
-            self._failure = RuntimeError(f"the document raised IndexError: {failure}")
-            raise self._failure from failure
-        except BaseException as failure:  # a generator that was interrupted looks exhausted
-            self._failure = failure
-            raise
-        if ids is None:
-            self._end()
+        if self._failure is None:
+            try:
+                ids = next(self._coming, None)
+                if ids is None:
+                    self._end()
+                else:
+                    self._ids.append(ids)
+                    self.tokens_read += len(ids)
+                return
+            except BaseException as failure:  # kept: a generator that broke off looks exhausted
+                self._failure, self._origin = _not_the_end(failure), failure.__traceback__
+                if self._owner is not None:
+                    self._owner.failed(self._document)
+        raise self._failure.with_traceback(self._origin)
 
     def _end(self) -> None:
         limit = self.tokens_read if self._limit is None else self._limit
         self._kept = min(self.tokens_read, limit)
-        if self._kept < self.tokens_read and self._count_in is not None:
-            self._count_in.truncated_documents += 1
-            self._count_in.truncated_tokens += self.tokens_read - self._kept
+        if self._owner is not None:
+            self._owner.ended(self.tokens_read - self._kept)
 
 
 class _Written:
@@ -196,6 +205,13 @@ def _lost(problem: OSError) -> ValueError:
         f"the token ids of a document cannot be kept in {tempfile.gettempdir()} "
         f"({problem.strerror or problem}); make room there, or set TMPDIR to another disk"
     )
+
+
+def _not_the_end(failure: BaseException) -> BaseException:
+    """A reading takes an IndexError for the document's end, so none may come from inside it."""
+    if isinstance(failure, IndexError):
+        return RuntimeError(f"the document raised IndexError: {failure}")
+    return failure
 
 
 def _encoded(tokenizer: Tokenizer, document: Document) -> Iterator[Tokens]:

@@ -13,7 +13,6 @@ import tiny_bpe
 
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.eval import summary
-from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, evaluate, reading_list, subjects
 from notepad_jax.reading.endpoint import bare_turn
 from notepad_jax.scoring import metrics
@@ -22,6 +21,7 @@ from notepad_jax.text.approximate import ApproximateTokenizer
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import open_tokenizer
 from notepad_jax.types import Completion, Finish, tokens
+from tests import limits
 
 SMALL = (
     "--config.evaluate.suite=ruler",
@@ -254,11 +254,31 @@ def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path):
     assert (tmp_path / "config.json").read_bytes() == before
 
 
-def test_two_evaluations_do_not_write_into_one_folder(tmp_path):
-    with Readings(tmp_path, {}):
-        with pytest.raises(ValueError, match="another evaluation is writing to"):
-            Readings(tmp_path, {})
-    Readings(tmp_path, {}).__exit__()
+def test_a_disk_that_fills_up_loses_no_reading_and_the_report_is_the_same(tmp_path):
+    config = config_of("--config.evaluate.tasks=vt,niah_single_1")
+    reader = subject(lambda *asked: str(asked[-1]))
+    run(config, reader, tmp_path / "whole")
+    report = (tmp_path / "whole" / "report.json").read_bytes()
+    lines = (tmp_path / "whole" / "readings.jsonl").stat().st_size
+    largest = (tmp_path / "whole" / "report.html").stat().st_size
+    for size in (100, 4_000, lines // 2, lines - 5, largest - 5):
+        folder = tmp_path / str(size)
+        with limits.largest_file(size), pytest.raises(OSError, match="File too large"):
+            run(config, reader, folder)
+        assert folder.exists() == (size >= 4_000)  # the settings alone are no run
+        run(config, reader, folder)
+        assert (folder / "report.json").read_bytes() == report
+
+
+def test_what_a_finished_evaluation_has_outlives_a_full_disk(tmp_path):
+    config = config_of("--config.evaluate.tasks=vt", "--config.evaluate.lengths=1k")
+    run(config, subject(silence), tmp_path)
+    before = limits.content(tmp_path)
+    with limits.largest_file(10), pytest.raises(OSError, match="File too large"):
+        run(config_of("--config.evaluate.tasks=vt"), subject(silence), tmp_path)
+    assert {
+        name: text[: len(before[name])] for name, text in limits.content(tmp_path).items()
+    } == before
 
 
 def test_without_a_reader_both_ways_to_name_one_are_told():

@@ -1,8 +1,4 @@
-"""A run that stopped goes on as if nothing had happened (`benchmarks/test_kills.py` kills some)."""
-
-import itertools
-import json
-from pathlib import Path
+"""What a training run writes, in every precision and by every hand-off."""
 
 import jax
 import numpy as np
@@ -10,42 +6,9 @@ import pytest
 
 from notepad_jax.checkpoint import steps
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.data import files
-from notepad_jax.programs import configuration, parts, train
-from notepad_jax.reading.trace import TraceFile
-from notepad_jax.rollout import archive
-from notepad_jax.rollout.ledger import Outcome
-from notepad_jax.starter.synthetic import make_tasks
-from notepad_jax.telemetry.metrics import LEDGER, METRICS, read_metrics
-from notepad_jax.telemetry.progress import SilentScreen
-
-ROOT = Path(__file__).parents[2]
-WRITTEN = (METRICS, LEDGER, archive.FILE)  # of every byte that a resumed run must repeat
-SMALL = (
-    f"--config.policy={ROOT / 'data' / 'starter'}",
-    "--config.steps=4",
-    "--config.data.tokens=512",
-    "--config.data.questions=2",
-    "--config.rollout.documents=2",
-    "--config.rollout.group_size=4",
-    "--config.engine.slots=16",
-    "--config.engine.pages=96",
-    "--config.grpo.row_length=512",
-    "--config.grpo.micro_batch_rows=1",
-)
-
-
-def run(folder: Path, *words: str, resume: bool = False) -> list[dict[str, float]]:
-    config = configuration.load("quickstart", [*SMALL, *words])
-    train.train(config, folder, SilentScreen(), resume)
-    return read_metrics(folder)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    run(folder)
-    return folder
+from notepad_jax.programs import parts
+from notepad_jax.telemetry.metrics import read_metrics
+from tests.programs.runs import ROOT, WRITTEN, run
 
 
 def test_a_run_writes_what_people_look_for(uninterrupted):
@@ -62,13 +25,6 @@ def test_a_run_writes_what_people_look_for(uninterrupted):
         assert m["logprob_gap_max"] < 2e-5  # the sampler reports what the trainer computes
         assert m["ratio_mean"] == pytest.approx(1, abs=1e-5)
         assert m["update/prefix_tokens_saved"] > 0
-
-
-def test_a_run_is_not_begun_over_another(uninterrupted):
-    before = sorted(path.name for path in (uninterrupted / "checkpoints").iterdir())
-    with pytest.raises(ValueError, match="already holds a run; resume it"):
-        run(uninterrupted)
-    assert sorted(path.name for path in (uninterrupted / "checkpoints").iterdir()) == before
 
 
 def test_the_handoff_in_memory_gives_the_same_metrics(uninterrupted, tmp_path):
@@ -187,68 +143,3 @@ def test_updates_that_are_not_finite_stop_the_run_at_the_last_good_step(tmp_path
     went_on = run(tmp_path / "run", words[0], f"--config.steps={good + 2}", resume=True)
     assert [m["step"] for m in went_on] == list(range(1, good + 3))
     assert not any(m.get("update/skipped", 0) for m in went_on)
-
-
-def test_tasks_may_come_from_files_and_a_resumed_run_draws_the_next_ones(tmp_path):
-    """The generator's own tasks, written to two files: fewer of one kind than of the other."""
-    tasks = [task for seed in range(30) for task in make_tasks(seed, 512, 2)]
-    for kind, count in (("one_hop", 20), ("two_hop", 9)):
-        chosen = [task for task in tasks if task.source.endswith(kind)][:count]
-        files.write(tmp_path / f"{kind}.jsonl", chosen, itertools.repeat(512))
-    words = [
-        f"--config.tasks.files={tmp_path / 'one_hop.jsonl'},{tmp_path / 'two_hop.jsonl'}",
-        "--config.tasks.weights=synthetic/one_hop=3",
-        "--config.rollout.documents=4",
-    ]
-    whole = run(tmp_path / "whole", *words, "--config.steps=3")
-    run(tmp_path / "parts", *words, "--config.steps=2")
-    assert run(tmp_path / "parts", *words, "--config.steps=3", resume=True) == whole
-    with TraceFile(tmp_path / "whole" / archive.FILE) as trajectories:
-        read = [reading for _, reading in trajectories.readings()]
-    assert {reading["task_id"] for reading in read} <= {task.id for task in tasks}
-    # Three of four draws are of the heavier source: ordinals say which (29 tasks, 12 draws).
-    ledger = [json.loads(line) for line in (tmp_path / "whole" / LEDGER).open()]
-    assert [line["drawn"][0] for line in ledger[1:]] == [line["drawn"][1] for line in ledger[:-1]]
-    assert whole[-1]["data/draws"] == ledger[-1]["drawn"][1] >= 12
-
-
-def test_a_stream_may_come_round_within_a_step_and_what_waits_survives_a_kill(tmp_path):
-    """Three tasks, four draws a step: "task id occurs twice" ended the run, and its resume."""
-    tasks = [task for seed in range(3) for task in make_tasks(seed, 512, 1, unanswerable=0)]
-    files.write(tmp_path / "three.jsonl", tasks, itertools.repeat(512))
-    words = [
-        f"--config.tasks.files={tmp_path / 'three.jsonl'}", "--config.rollout.documents=4",
-        "--config.rollout.max_staleness=1", "--config.rollout.max_rounds=3",
-    ]  # fmt: skip
-    whole = run(tmp_path / "whole", *words, "--config.steps=5")
-    assert sum(m["groups/waiting"] for m in whole) > 0, "nothing waited; choose another seed"
-    waited = next(m["step"] for m in whole if m["groups/waiting"])
-    run(tmp_path / "parts", *words, f"--config.steps={waited}")
-    assert run(tmp_path / "parts", *words, "--config.steps=5", resume=True) == whole
-    for name in WRITTEN:
-        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    ledger = [json.loads(line) for line in (tmp_path / "whole" / LEDGER).open()]
-    settled = [
-        tuple(place)
-        for line in ledger
-        for outcome in Outcome
-        for place in line.get(outcome.value, ())
-    ]
-    waiting = [tuple(place) for place in ledger[-1]["waiting"]]
-    assert sorted(settled + waiting) == [(o, 0) for o in range(ledger[-1]["drawn"][1])]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--config.tasks.files=nowhere.jsonl",), "nowhere.jsonl"),
-        (("--config.tasks.files={0}", "--config.tasks.weights=one"), "has 'one'; write SOURCE="),
-        (("--config.tasks.files={0}", "--config.tasks.weights=vt=2"), "no source 'vt' to weigh"),
-    ],
-)
-def test_files_that_cannot_be_trained_on_are_named(tmp_path, words, message):
-    path = tmp_path / "tasks.jsonl"
-    files.write(path, make_tasks(0, 512, 2), itertools.repeat(512))
-    with pytest.raises(ValueError, match=message):
-        run(tmp_path / "run", *(word.format(path) for word in words))
-    assert not (tmp_path / "run").exists()

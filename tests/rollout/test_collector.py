@@ -1,6 +1,7 @@
 """Draws become groups: order, noise, shared prompts, failed readings."""
 
 import asyncio
+import dataclasses
 import hashlib
 
 import fakes
@@ -130,3 +131,42 @@ def test_an_engine_that_died_is_not_one_readings_failure():
 
     with pytest.raises(CompleterFailed, match="FloatingPointError"):
         run(draws(task("a")), Dead(lambda prompt, sampling: [2]))
+
+
+def test_a_metric_that_there_is_not_is_named_with_its_task():
+    with pytest.raises(ValueError, match="task 'a': there is no metric 'bleu'"):
+        run(draws(task("a", metric="bleu")), fakes.empty())
+
+
+def test_a_documents_text_is_tokenised_once_for_all_its_questions_and_samples():
+    class Counted:
+        opened = 0
+
+        def pieces(self):
+            self.opened += 1
+            return iter([LONG.text])
+
+    class AtOnce:
+        """Never yields to the loop, so that each reading ends before the next begins."""
+
+        async def complete(self, prompt, sampling):
+            return fakes.completion([2], sampling)
+
+    document = Counted()
+    for opened, completer in enumerate((AtOnce(), fakes.empty()), 1):
+        run(draws((task("a", document), task("b", document))), completer)
+        assert document.opened == opened
+
+
+def test_what_is_truncated_is_counted_and_nothing_is_without_a_limit():
+    for limit, turns, counts in ((None, 8, (0, 0)), (10, 4, (1, 18)), (28, 8, (0, 0))):
+        documents = Documents(fakes.tokenizer(), 4, limit)
+        how = dataclasses.replace(reader(fakes.empty()), chunks_of=documents)
+        drawn = draws((task("a"), task("b")), task("short", SHORT))
+        groups, _ = asyncio.run(collect(drawn, how, 1, 2))
+        assert [len(group.trajectories[0].turns) for group in groups] == [turns, turns, 2]
+        assert (documents.truncated_documents, documents.truncated_tokens) == counts
+
+
+def test_no_draws_no_groups():
+    assert run([], fakes.empty()) == ([], [])
