@@ -103,6 +103,15 @@ def test_one_change_in_a_step_is_found_at_its_place(whole, tmp_path, change):
     assert items <= {"params", "meta"} if change == "params" else len(found) == 1
 
 
+def test_of_many_leaves_the_first_is_told_and_the_others_are_counted(whole, tmp_path):
+    state = copy.deepcopy(STATE)
+    for change in ("optimizer", "bfloat16", "scalar"):
+        CHANGES[change][1](state)
+    (found,) = same_run.differences(whole, made(tmp_path / "other", state))
+    assert found.startswith("checkpoints/3/opt: leaf count[]: ")
+    assert found.endswith(" (and 2 leaves more)")
+
+
 def test_what_is_missing_is_found(whole, tmp_path):
     shutil.copytree(whole, other := tmp_path / "other")
     (other / LEDGER).unlink()
