@@ -23,12 +23,14 @@ from notepad_jax.rollout import archive
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, TIMINGS
 
 CLOCK = "clock"
-SAVE, COMMIT, LINE, READING, RESUME = "save", "commit", "line", "reading", "resume"
+SAVE, COMMIT, REMOVE = "save", "commit", "remove"
+LINE, READING, RESUME = "line", "reading", "resume"
 # What a kill is aimed at: (weight, seconds after it within which the kill comes, what it is).
 AIMS = {
     CLOCK: (5, 0.0, "any time of the run"),
     SAVE: (3, 0.15, "a checkpoint's temporary folder appeared"),
-    COMMIT: (2, 0.1, "a step took its name"),
+    COMMIT: (2, 0.05, "a step took its name"),
+    REMOVE: (1, 0.002, "a step lost its name, to be removed"),
     LINE: (2, 0.05, "a line was appended to metrics.jsonl"),
     READING: (1, 0.02, "a reading was appended to trajectories.jsonl"),
     RESUME: (2, 0.1, "a resumed run has cut its metrics back"),
@@ -41,11 +43,12 @@ NOTHING_SAVED = "before the first checkpoint"
 STARTING = "a resume has begun, and no file has changed yet"
 CUT_BACK = "a resume has cut its files back, and no step is new"
 SAVING = "a checkpoint is being written"
+REMOVING = "a step is being removed"
 TORN = "a line is cut in the middle"
 UNEVEN = "a step's line is in some files and not in others"
 LOGGED = "steps are logged and not saved"
 AT_REST = "the newest step is saved, and nothing is newer"
-PLACES = (NOTHING_SAVED, STARTING, CUT_BACK, SAVING, TORN, UNEVEN, LOGGED, AT_REST)
+PLACES = (NOTHING_SAVED, STARTING, CUT_BACK, SAVING, REMOVING, TORN, UNEVEN, LOGGED, AT_REST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +78,20 @@ def draw(
     if aim == CLOCK:
         return Moment(aim, 0, chance.uniform(0, seconds))
     saves = -(-steps_left // every)
-    most = {SAVE: saves, COMMIT: saves, LINE: steps_left, READING: 4 * steps_left, RESUME: 1}[aim]
+    most = {
+        SAVE: saves,
+        COMMIT: saves,
+        REMOVE: saves,
+        LINE: steps_left,
+        READING: 4 * steps_left,
+        RESUME: 1,
+    }[aim]
     return Moment(aim, chance.randint(1, max(1, most)), chance.uniform(0, AIMS[aim][1]))
+
+
+def _kind(name: str) -> str:
+    """What a name that appears among the checkpoints says: a step, or on the way to or from one."""
+    return COMMIT if name.isdigit() else REMOVE if name.endswith(".removed") else SAVE
 
 
 class Watch:
@@ -93,7 +108,7 @@ class Watch:
         names, before = self._checkpoints(), self._names
         self._names = names
         for name in names - before:
-            happened.append(COMMIT if name.isdigit() else SAVE)
+            happened.append(_kind(name))
         for name, aim in ((METRICS, LINE), (archive.FILE, READING)):
             now, was = self._stat(name), self._files[name]
             self._files[name] = now
@@ -124,7 +139,8 @@ def arrives(
 ) -> bool:
     """Waits until the moment has come (True) or the process has ended (False).
 
-    Raises TimeoutError for a process that lives longer than `longest` seconds.
+    Raises TimeoutError for a process that lives longer than `longest` seconds, and
+    InterruptedError when `stop` is set.
     """
     began = time.monotonic()
     due = began + moment.seconds if moment and not moment.nth else None
@@ -136,7 +152,9 @@ def arrives(
         if due is None and moment:
             left -= watch.look().count(moment.aim)
             due = now + moment.seconds if left <= 0 else None
-        if now - began > longest or stop.is_set():
+        if stop.is_set():
+            raise InterruptedError("stopped")
+        if now - began > longest:
             raise TimeoutError(f"it had not ended after {now - began:.0f} s")
         time.sleep(POLL)
     return False
@@ -150,7 +168,7 @@ class Seen:
     """What lies in a run's folder."""
 
     saved: tuple[int, ...]  # finished steps
-    unfinished: tuple[str, ...]  # other names among them
+    unfinished: tuple[str, ...]  # other names among them, of what is written or removed
     lines: Mapping[str, int]  # finished lines of each of FILES
     torn: tuple[str, ...]  # those of FILES whose last line has no end
     files: tuple[tuple[int, int], ...]  # inode and time of each of FILES
@@ -180,7 +198,7 @@ def place(before: Seen, after: Seen) -> str:
     if before.saved == after.saved and not logged:
         return CUT_BACK
     if after.unfinished:
-        return SAVING
+        return SAVING if SAVE in map(_kind, after.unfinished) else REMOVING
     if after.torn:
         return TORN
     if len({after.lines[name] for name in (METRICS, LEDGER, TIMINGS)}) > 1:

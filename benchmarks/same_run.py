@@ -1,7 +1,7 @@
 """Whether two run folders hold the same training run, and where they first differ.
 
 A run that was killed and resumed must leave what an uninterrupted one leaves: the lines of
-metrics, ledger and trajectories byte for byte; the same finished steps, in them every leaf of
+metrics, ledger and trajectories byte for byte; the same newest steps, in them every leaf of
 params and optimizer state bit for bit, and equal `data` (the account of all draws, with the
 groups that wait) and `meta`; a line of timings for each step. Clock readings, TensorBoard events
 and the names that orbax gives its files may differ. Used by `kills`.
@@ -30,7 +30,7 @@ SHOWN = 60  # bytes of a line around the first difference
 
 
 def differences(whole: Path, other: Path) -> list[str]:
-    """Returns where `other` differs from `whole`, a line for each file or leaf that does.
+    """Returns where `other` differs from `whole`, a line for each file or part of a step.
 
     Each names the file and the first differing place; a file that cannot be read is a
     difference, too. Empty: the runs are the same.
@@ -38,14 +38,24 @@ def differences(whole: Path, other: Path) -> list[str]:
     found = [_of_bytes(whole / name, other / name) for name in WRITTEN]
     found.append(_of_timings(whole, other))
     there = [steps.steps_in(folder / "checkpoints") for folder in (whole, other)]
-    if there[0] != there[1]:
+    if set(there[0]) != set(there[1]) - set(older_steps(whole, other)):
         found.append(f"checkpoints: steps {there[0]} are now {there[1]}")
     for step in sorted(set(there[0]) & set(there[1])):
         pair = [folder / "checkpoints" / str(step) for folder in (whole, other)]
         for item in TREES:
-            found.extend(_of_trees(item, *pair))
+            found.append(_of_trees(item, *pair))
         found.extend(_of_json(item, *pair) for item in JSONS)
     return [one for one in found if one]
+
+
+def older_steps(whole: Path, other: Path) -> list[int]:
+    """Returns the steps of `other` that are older than all of `whole`.
+
+    A kill between the commit of a run's last step and the removal of the oldest leaves that one,
+    and nothing is saved again that would remove it.
+    """
+    there = [steps.steps_in(folder / "checkpoints") for folder in (whole, other)]
+    return [step for step in there[1] if step < min(there[0], default=0)]
 
 
 def leaves(step: Path, item: str) -> dict[str, np.ndarray]:
@@ -83,21 +93,23 @@ def _of_timings(whole: Path, other: Path) -> str:
     return "" if was == now else f"{TIMINGS}: steps {was} are now {now}"
 
 
-def _of_trees(item: str, whole: Path, other: Path) -> Iterator[str]:
+def _of_trees(item: str, whole: Path, other: Path) -> str:
     where = f"checkpoints/{other.name}/{item}"
     try:
         was, now = leaves(whole, item), leaves(other, item)
     except (OSError, ValueError) as problem:
-        yield f"{where}: {problem}"
-        return
-    for name in sorted(set(was) | set(now)):
-        if name not in was or name not in now:
-            yield f"{where}: leaf {name} is only in {'one' if name in was else 'the other'}"
-        elif said := _of_leaves(was[name], now[name]):
-            yield f"{where}: leaf {name}{said}"
+        return f"{where}: {problem}"
+    compared = {
+        name: _of_leaves(was.get(name), now.get(name)) for name in sorted(set(was) | set(now))
+    }
+    found = [f"{where}: leaf {name}{said}" for name, said in compared.items() if said]
+    more = f" (and {len(found) - 1} leaves more)" if len(found) > 1 else ""
+    return found[0] + more if found else ""
 
 
-def _of_leaves(was: np.ndarray, now: np.ndarray) -> str:
+def _of_leaves(was: np.ndarray | None, now: np.ndarray | None) -> str:
+    if was is None or now is None:
+        return f" is only in {'the other' if was is None else 'one'}"
     if (was.dtype, was.shape) != (now.dtype, now.shape):
         return f" was {was.dtype}{list(was.shape)} and is now {now.dtype}{list(now.shape)}"
     bits = [np.ascontiguousarray(leaf).reshape(-1).view(np.uint8) for leaf in (was, now)]

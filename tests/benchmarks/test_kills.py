@@ -103,6 +103,15 @@ def test_one_change_in_a_step_is_found_at_its_place(whole, tmp_path, change):
     assert items <= {"params", "meta"} if change == "params" else len(found) == 1
 
 
+def test_of_many_leaves_the_first_is_told_and_the_others_are_counted(whole, tmp_path):
+    state = copy.deepcopy(STATE)
+    for change in ("optimizer", "bfloat16", "scalar"):
+        CHANGES[change][1](state)
+    (found,) = same_run.differences(whole, made(tmp_path / "other", state))
+    assert found.startswith("checkpoints/3/opt: leaf count[]: ")
+    assert found.endswith(" (and 2 leaves more)")
+
+
 def test_what_is_missing_is_found(whole, tmp_path):
     shutil.copytree(whole, other := tmp_path / "other")
     (other / LEDGER).unlink()
@@ -111,6 +120,15 @@ def test_what_is_missing_is_found(whole, tmp_path):
     ledger, timings, steps = same_run.differences(whole, other)
     assert ledger.startswith(LEDGER) and timings.startswith("timings.jsonl: steps [1, 2, 3] are")
     assert steps == "checkpoints: steps [3] are now []"
+
+
+def test_a_step_more_is_a_difference_unless_it_is_older_than_all(whole, tmp_path):
+    shutil.copytree(whole, other := tmp_path / "other")
+    shutil.copytree(whole / "checkpoints" / "3", other / "checkpoints" / "1")
+    assert same_run.differences(whole, other) == []
+    assert same_run.older_steps(whole, other) == [1]
+    (other / "checkpoints" / "1").rename(other / "checkpoints" / "4")
+    assert same_run.differences(whole, other) == ["checkpoints: steps [3] are now [3, 4]"]
 
 
 # ---------------------------------------------------------------- moments
@@ -126,7 +144,7 @@ def test_moments_are_drawn_evenly_and_can_come():
         assert count[aim] == pytest.approx(3000 * weight / sum(weights.values()), rel=0.25)
     by_clock = [moment.seconds for moment in drawn if moment.aim == kill_moments.CLOCK]
     assert np.histogram(by_clock, 4, (0, 20))[0] == pytest.approx(len(by_clock) / 4, rel=0.25)
-    most = {"clock": 0, "save": 5, "commit": 5, "line": 9, "reading": 36, "resume": 1}
+    most = {"clock": 0, "save": 5, "commit": 5, "remove": 5, "line": 9, "reading": 36, "resume": 1}
     for aim, nth in most.items():
         assert max(moment.nth for moment in drawn if moment.aim == aim) == nth
     fresh = [kill_moments.draw(chance, 20.0, 9, 2, False) for _ in range(300)]
@@ -137,11 +155,13 @@ def test_a_watch_tells_what_happens_in_a_run(tmp_path):
     watch, checkpoints = Watch(tmp_path / "run"), tmp_path / "run" / "checkpoints"
     assert watch.look() == []
     checkpoints.mkdir(parents=True)
-    temporary = checkpoints / "3.orbax-checkpoint-tmp"
+    temporary = checkpoints / ".3.writing"
     temporary.mkdir()
     assert watch.look() == [kill_moments.SAVE]
     temporary.rename(checkpoints / "3")
     assert watch.look() == [kill_moments.COMMIT]
+    (checkpoints / "3").rename(checkpoints / ".3.removed")
+    assert watch.look() == [kill_moments.REMOVE]
     metrics, readings = tmp_path / "run" / METRICS, tmp_path / "run" / archive.FILE
     metrics.touch(), readings.touch()
     assert watch.look() == []
@@ -169,7 +189,8 @@ def test_what_a_kill_hit_is_told_by_what_lies_there():
     assert hit(before, unfinished=()) == kill_moments.STARTING
     assert hit(went_on) == kill_moments.CUT_BACK
     assert hit(went_on, lines=lines()) == kill_moments.LOGGED
-    assert hit(went_on, lines=lines(), unfinished=("3.tmp",)) == kill_moments.SAVING
+    assert hit(went_on, lines=lines(), unfinished=(".3.writing",)) == kill_moments.SAVING
+    assert hit(went_on, saved=(3,), unfinished=(".0.removed",)) == kill_moments.REMOVING
     assert hit(went_on, lines=lines(), torn=(METRICS,)) == kill_moments.TORN
     assert hit(went_on, lines=lines(**{LEDGER: 2})) == kill_moments.UNEVEN
     assert hit(went_on, lines=lines(), saved=(2, 3)) == kill_moments.AT_REST
@@ -178,11 +199,11 @@ def test_what_a_kill_hit_is_told_by_what_lies_there():
 def test_a_folder_is_seen_as_it_is(whole, tmp_path):
     assert kill_moments.see(tmp_path / "nothing").saved == ()
     shutil.copytree(whole, run := tmp_path / "run")
-    (run / "checkpoints" / "4.orbax-checkpoint-tmp").mkdir()
+    (run / "checkpoints" / ".4.writing").mkdir()
     with (run / LEDGER).open("a") as ledger:
         ledger.write('{"step": 4')
     seen = kill_moments.see(run)
-    assert (seen.saved, seen.unfinished) == ((3,), ("4.orbax-checkpoint-tmp",))
+    assert (seen.saved, seen.unfinished) == ((3,), (".4.writing",))
     assert set(seen.lines.values()) == {3} and seen.torn == (LEDGER,)
 
 
