@@ -23,14 +23,15 @@ import numpy as np
 
 from benchmarks.reading_cost import fit, peak_megabytes
 from notepad_jax.eval.lengths import format_length, parse_length
-from notepad_jax.eval.measure import Item, Reader, measure
-from notepad_jax.eval.methods import NOTEPAD, Excerpts
+from notepad_jax.eval.measure import Item, measure
+from notepad_jax.eval.methods import NOTEPAD
 from notepad_jax.eval.readings import Readings
 from notepad_jax.reading import endpoint
+from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.tasks import suites
 from notepad_jax.text import approximate
-from notepad_jax.text.chunks import DocumentStreams
+from notepad_jax.text.chunks import Documents
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import Completion, Finish, Prompt, SamplingParams, tokens
 
@@ -53,8 +54,7 @@ def read(length: int, documents: int, folder: Path) -> dict[str, float]:
     template = Template.load("chunk_first", tokenizer, endpoint.bare_turn(tokenizer))
     reader = Reader(
         Rewriter(), tokenizer, template, Rules(QUESTION, CHUNK, MEMORY, MEMORY, "overwrite"),
-        TurnSampling(0.7, 0.95, template.stop_ids, 0), DocumentStreams(tokenizer, CHUNK),
-        Excerpts(tokenizer, CHUNK),
+        TurnSampling(0.7, 0.95, template.stop_ids, 0), Documents(tokenizer, CHUNK),
     )  # fmt: skip
     sources = suites.Sources(approximate.count)
     list(suites.make("ruler", TASK, 4096, [0], 0, sources))  # reads the haystack

@@ -31,12 +31,13 @@ from notepad_jax.engine.executor import Executor
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.eval import lengths
-from notepad_jax.eval.measure import Item, Reader, Result, measure
-from notepad_jax.eval.methods import NOTEPAD, Excerpts
+from notepad_jax.eval.measure import Item, Result, measure
+from notepad_jax.eval.methods import NOTEPAD
+from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.text import prompts
-from notepad_jax.text.chunks import DocumentStreams
+from notepad_jax.text.chunks import Documents
 from notepad_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from notepad_jax.types import PolicySnapshot
 
@@ -96,8 +97,7 @@ class Desk:
         ]
         reader = Reader(
             self.service, self.tokenizer, self.template, self.rules, self.sampling,
-            DocumentStreams(self.tokenizer, self.rules.chunk_size),
-            Excerpts(self.tokenizer, self.rules.chunk_size),
+            Documents(self.tokenizer, self.rules.chunk_size),
         )  # fmt: skip
         return await measure([Item(task, NOTEPAD, length, 0) for task in tasks], reader)
 

@@ -47,6 +47,7 @@ def get_config() -> ConfigDict:
         dict(
             files=(),
             weights=(),  # of sources, as "ruler-qa/hotpotqa=2"; one that is not named has 1
+            max_tokens=0,  # of a document; longer ones lose their middle. 0: no limit
             reward="",  # a metric instead of each task's own: "boxed" is that of memory agents
         )
     )
@@ -59,7 +60,10 @@ def get_config() -> ConfigDict:
             temperature=1.0,
             top_p=1.0,
             max_rounds=3,  # of sampling, to replace uninformative groups; 1 only drops them
-            max_staleness=0,  # policy versions between sampling and learning
+            # Policy versions between sampling and learning. From 1 on, informative groups that
+            # a batch had no room for wait for the next one.
+            max_staleness=0,
+            max_failed_share=0.1,  # of a step's groups, whose readings failed; beyond, it stops
             archive=2,  # groups a step kept in trajectories.jsonl for people to read
         )
     )

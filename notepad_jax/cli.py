@@ -11,9 +11,12 @@ help and the call of its program, and all commands are read side by side here.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import errno
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -39,17 +42,22 @@ from notepad_jax.programs import (
     train,
     warmup,
 )
+from notepad_jax.telemetry import run_folder
+from notepad_jax.telemetry.identity import read_json
+from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import Screen, choose
 from notepad_jax.types import CompleterFailed
 
 EXIT_CODES = "exit codes: 0 done, 1 bad input, 2 bad command line, 130 stopped with Ctrl-C"
+# No room, by the words of the system: what is written in C++ has wrapped the number in them.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OVERRIDES = """\
 Any value of the config can be changed on the command line:
   --config.steps=20 --config.grpo.clip_high=0.28
 A key that does not exist is an error that names the nearest one."""
 
 
-BY_SUITE = "by suite"  # stands for --config where it was not given
+BY_SUITE = "by suite"  # the usual config of a command that has several
 # Options of the commands `eval`, `ask` and `build` that stand for a config key.
 SHORTHAND = {
     "policy": "policy",
@@ -72,7 +80,8 @@ SHORTHAND = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. Mistakes of the user end in one line."""
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax and grain talk at every step
+    # orbax and grain talk at every step; what they log as an error they raise as well.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     parser = build_parser()
     arguments, words = parser.parse_known_args(argv)
     overrides = [word for word in words if word.startswith(configuration.FLAG)]
@@ -81,52 +90,62 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     folder = None
     try:
-        with choose(quiet=arguments.json) as screen:
+        with contextlib.ExitStack() as stack:
+            screen = stack.enter_context(choose(quiet=arguments.json))
             if hasattr(arguments, "name"):
-                folder = run_folder(arguments)
+                folder = stack.enter_context(opened_folder(arguments))
             config = ConfigDict()
-            if name := config_name(arguments, saved := saved_config(folder)):
+            if name := config_name(arguments, saved := saved_config(arguments, folder)):
                 config = configuration.load(name, shorthand(arguments, name) + overrides, saved)
             compiled.keep()
             pallas_kernels.use(config.get("kernels", "auto"))
             result, text = arguments.run(arguments, config, folder, screen)
+        _print(json.dumps(result, indent=1, default=_plain) if arguments.json else text)
     except KeyboardInterrupt:
-        again = f"; go on with: notepad-jax {arguments.command} --name {folder.name} --resume" if (
-            folder is not None and folder.is_dir()
-        ) else ""  # fmt: skip
-        print(f"notepad-jax: stopped{again}", file=sys.stderr)
+        print(f"notepad-jax: stopped{again(arguments, folder)}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         return 0
     except (ValueError, OSError, CompleterFailed) as error:
-        print(f"notepad-jax: {error}", file=sys.stderr)
+        said = " ".join(str(error).splitlines())
+        if any(os.strerror(number) in said for number in FULL):
+            said = f"the disk is full, make room{again(arguments, folder)} ({said})"
+        print(f"notepad-jax: {said}", file=sys.stderr)
         return 1
-    print(json.dumps(result, indent=1, default=_plain) if arguments.json else text)
     return 0
 
 
-def run_folder(arguments: argparse.Namespace) -> Path:
-    """The run's folder: new, or with --resume an existing one."""
-    name = arguments.name or arguments.command
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except OSError:  # the reader is gone, or the disk full; Python would try again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
+def again(arguments: argparse.Namespace, folder: Path | None) -> str:
+    """Says how to go on with a run, if there is one to go on with."""
+    if folder is None or not folder.is_dir():
+        return ""
+    return f"; go on with: notepad-jax {arguments.command} --name {folder.name} --resume"
+
+
+def opened_folder(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Path]:
+    """The run's folder, held: new, or with --resume an existing one."""
+    named = arguments.name is not None
+    name = run_folder.plain_name(arguments.name) if named else arguments.command
     folder = Path("runs") / name
-    if arguments.resume:
-        if not folder.is_dir():
-            raise ValueError(f"there is no run {folder} to resume; see the folder runs/")
-        return folder
-    number = 2
-    while folder.exists():
-        if arguments.name:
-            raise ValueError(f"{folder} exists; choose another --name, or go on with --resume")
-        folder = Path("runs") / f"{name}-{number}"
-        number += 1
-    return folder
+    if named or arguments.resume:
+        return run_folder.opened(folder, arguments.resume)
+    return run_folder.numbered(folder)
 
 
 def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str | None:
     """The config of a command: what --config says, or the one that suits the suite."""
-    if arguments.config != BY_SUITE:
-        return arguments.config
-    suite = arguments.suite or saved.get("evaluate", {}).get("suite", reading_list.SYNTHETIC)
+    if arguments.config or arguments.usual != BY_SUITE:
+        return arguments.config or arguments.usual
+    known = configuration.flat(saved).get("evaluate.suite", reading_list.SYNTHETIC)
+    suite = arguments.suite or known
     elsewhere = suite != reading_list.SYNTHETIC or getattr(arguments, "endpoint", None)
     return "ruler" if elsewhere else "quickstart"
 
@@ -145,10 +164,17 @@ def shorthand(arguments: argparse.Namespace, name: str) -> list[str]:
     return [f"{configuration.FLAG}{key}={said[option]}" for option, key in given.items()]
 
 
-def saved_config(folder: Path | None) -> dict[str, Any]:
-    """The settings of a run that is resumed: they need not be given again."""
-    path = folder / "config.json" if folder is not None else None
-    return json.loads(path.read_text(encoding="utf-8")) if path and path.is_file() else {}
+def saved_config(arguments: argparse.Namespace, folder: Path | None) -> dict[str, Any]:
+    """The settings of a run that is resumed, which need not be given again unless they are lost."""
+    if folder is None or not arguments.resume:
+        return {}
+    mend = "say --config again, with all that was changed, and --resume goes on"
+    try:
+        return read_json(folder / CONFIG, mend)
+    except ValueError:
+        if arguments.config:
+            return {}
+        raise
 
 
 def _plain(value: Any) -> Any:
@@ -163,14 +189,14 @@ def _plain(value: Any) -> Any:
 def _quickstart(
     arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
-    outcome = quickstart.run(config, folder, screen, arguments.resume)
+    outcome = quickstart.run(config, folder, screen, arguments.resume, arguments.step)
     return outcome, quickstart.text(outcome)
 
 
 def _train(
     arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
-    checkpoints = train.train(config, folder, screen, arguments.resume)
+    checkpoints = train.train(config, folder, screen, arguments.resume, arguments.step)
     return {"folder": folder, "checkpoints": checkpoints}, f"checkpoints in {checkpoints}"
 
 
@@ -272,16 +298,19 @@ def build_parser() -> argparse.ArgumentParser:
             epilog=EXIT_CODES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        sub.set_defaults(run=run)
-        sub.add_argument(
-            "--config", default=config, help=f"a config file, or a name in configs/ ({config})"
-        )
+        sub.set_defaults(run=run, usual=config)
+        sub.add_argument("--config", help=f"a config file, or a name in configs/ ({config})")
         sub.add_argument("--json", action="store_true", help="print one JSON object, no progress")
         return sub
 
     def run_options(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("--name", help="name of the run; its folder is runs/NAME")
         sub.add_argument("--resume", action="store_true", help="go on where the run stopped")
+
+    def training_options(sub: argparse.ArgumentParser) -> None:
+        run_options(sub)
+        sub.add_argument("--step", type=int, help="with --resume: from this checkpoint (the "
+                         "newest good one); later ones are given up")  # fmt: skip
 
     def suite_options(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("--tasks", help="some of the suite's tasks: vt,cwe (all)")
@@ -297,15 +326,15 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("--model", help="at the endpoint; may be left out if it has one")
         sub.add_argument("--tokenizer", help="a folder with a tokenizer that counts tokens")
 
-    run_options(command(
+    training_options(command(
         "quickstart", _quickstart, "quickstart", "the whole claim at laptop scale, in 10 minutes",
         "Measures the starter policy by document length, trains it with GRPO on short documents,\n"
         "measures it again up to 3.5 million tokens, exports it, and writes a report with plots.",
     ))  # fmt: skip
-    run_options(command(
+    training_options(command(
         "train", _train, "quickstart", "reinforcement learning on the final answer (GRPO)",
         "Rollout, reward, update, hand-off, again. Everything goes to runs/NAME: config.json,\n"
-        "metrics.jsonl and TensorBoard events, checkpoints/, trajectories.jsonl.\n\n"
+        "metrics.jsonl and TensorBoard events, ledger.jsonl, checkpoints/, trajectories.jsonl.\n\n"
         "example: notepad-jax train --name mine --config.steps=40 --config.seed=1",
     ))  # fmt: skip
     command(
@@ -319,7 +348,7 @@ def build_parser() -> argparse.ArgumentParser:
         "intervals, what was lost since the training length, and where. A suite is synthetic\n"
         "(the starter's language), ruler, ruler-qa, memory, or a file or folder of tasks. The\n"
         "reader is a policy on our engine, or any OpenAI-compatible endpoint. Everything goes\n"
-        "to runs/NAME: readings.jsonl, traces.jsonl, report.json, report.html.\n\n"
+        "to runs/NAME: readings.jsonl, report.json, report.html.\n\n"
         "examples: notepad-jax eval --policy runs/quickstart/hf --lengths 2k,32k,512k\n"
         "          notepad-jax eval --suite ruler-qa --hotpotqa hotpot_dev_distractor_v1.json \\\n"
         "              --policy Qwen2.5-7B-Instruct --methods notepad,full-context --repeats 4\n"
@@ -381,7 +410,7 @@ def build_parser() -> argparse.ArgumentParser:
             epilog=EXIT_CODES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        sub.set_defaults(run=run, config=None)
+        sub.set_defaults(run=run, config=None, usual=None)
         sub.add_argument("--json", action="store_true", help="print one JSON object, no progress")
         sub.add_argument("--overwrite", action="store_true", help="replace the policy there")
         return sub
@@ -410,7 +439,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--adapters", action="store_true", help="adapters alone, for PEFT")
     sub.add_argument("--dtype", help="bfloat16 or float32 (bfloat16; of adapters, float32)")
     sub.add_argument("--part-size", type=float, default=5.0, metavar="GB", help="of a file (5)")
-    sub.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
+    sub.add_argument("--step", type=int, help="which checkpoint (default: the newest good one)")
     sub.add_argument("--like", help="the Hugging Face folder whose tokenizer and ids to copy")
     return parser
 

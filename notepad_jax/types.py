@@ -86,6 +86,18 @@ class Task:
             raise ValueError(f"task {self.id!r} has no gold answer; every task needs at least one")
 
 
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """One sample of the endless stream of tasks: a document's questions, drawn once.
+
+    The ordinal is its place in the stream. A task may be drawn again, and is then another draw
+    with other noise.
+    """
+
+    ordinal: int
+    tasks: tuple[Task, ...]
+
+
 # ---------------------------------------------------------------- reading
 
 
@@ -215,7 +227,6 @@ class Turn:
 class Status(enum.Enum):
     ANSWERED = "answered"
     TRUNCATED = "truncated"  # the answer was cut at max_new_tokens; scored as it is
-    CANCELLED = "cancelled"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -256,6 +267,18 @@ class Group:
 
     task: Task
     trajectories: tuple[Trajectory, ...]
+    ordinal: int = -1  # of the draw that the task came with; -1: of none
+    question: int = 0  # which of the draw's tasks
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(ordinal, question): no two groups of a run have the same."""
+        return self.ordinal, self.question
+
+    @property
+    def oldest_version(self) -> int:
+        """The smallest policy version among all turns of all members."""
+        return min(trajectory.oldest_version for trajectory in self.trajectories)
 
     @property
     def rewards(self) -> np.ndarray:

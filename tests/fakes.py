@@ -89,6 +89,11 @@ def rules(chunk_size: int = 4, memory_update: str = "overwrite") -> Rules:
     )
 
 
+def chunks_of(ids: Tokens, chunk_size: int) -> list[Tokens]:
+    """The definition of a document's chunks: its ids, sliced."""
+    return [ids[i : i + chunk_size] for i in range(0, len(ids), chunk_size)]
+
+
 class Scripted:
     """Asks a function for each completion's ids; keeps all calls. The base of the others.
 

@@ -7,7 +7,9 @@ with different meshes. Pointed at the folder that `training_state.Checkpoints` w
 hand-off at every step costs one save.
 
 The checksum of every leaf is recorded at publication and compared when the leaf was laid out
-for its new devices, before it is cast to the engine's dtype, or quantised.
+for its new devices, before it is cast to the engine's dtype, or quantised. They cover every
+weight, so an adoption does not hash the files of `params` as well: that would be a second
+reading of all weights at every step.
 Below: `steps` (orbax), `targets` (what the engine asks for), `checksums`.
 """
 
@@ -16,10 +18,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from orbax.checkpoint import v1 as ocp
-
 from notepad_jax.checkpoint.checksums import HandoffError, combine, compare, leaf_checksums
-from notepad_jax.checkpoint.steps import context, drop_from, load_params, steps_in, writer
+from notepad_jax.checkpoint.steps import load_params, read_meta, steps_in, write
 from notepad_jax.checkpoint.targets import as_published, carry, check_shapes, placed
 from notepad_jax.types import PolicySnapshot
 
@@ -91,16 +91,11 @@ class ThroughStorage:
         leaves = leaf_checksums(snapshot.params)
         path = self.folder / str(snapshot.version)
         if snapshot.version in steps_in(self.folder):
-            with context():
-                meta = ocp.load_checkpointables(path, {"meta": None})["meta"]
+            meta = read_meta(self.folder, snapshot.version)
             compare(meta["leaf_checksums"], leaves, f"{path}, saved before,")
             return combine(leaves)
         meta = {"step": snapshot.version, "checksum": combine(leaves), "leaf_checksums": leaves}
-        with writer(self.folder, self._keep, keep_every=None) as steps:
-            drop_from(steps, snapshot.version)
-            steps.save_checkpointables(
-                snapshot.version, {"params": snapshot.params, "meta": meta}, force=True
-            )
+        write(self.folder, snapshot.version, {"params": snapshot.params, "meta": meta}, self._keep)
         return combine(leaves)
 
     def newest(self) -> int | None:

@@ -1,5 +1,9 @@
-"""A folder of orbax steps: written, told finished from unfinished, and `params` read alone.
+"""A folder of orbax steps: written whole or not at all, looked through for damage, read.
 
+A step is a folder named by its number. It appears by one rename, when orbax has written
+everything and the `manifest` is in it, and it vanishes by one; whatever a kill leaves has
+another name and is swept up by the next save. So retention is ours and not orbax's, which
+would delete an old step before the new one has its manifest.
 An engine, an evaluation or a resumed run reads `params` through `load_params`, each device its
 own slices, onto any mesh; `training_state` and `handoff` (above) write and read the rest. Orbax
 v1 is marked experimental, so only this module and its two neighbours above import it.
@@ -8,15 +12,29 @@ v1 is marked experimental, so only this module and its two neighbours above impo
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from notepad_jax.checkpoint.checksums import compare, leaf_checksums, named_leaves
+from notepad_jax.checkpoint import manifest
+from notepad_jax.checkpoint.checksums import HandoffError, compare, leaf_checksums, named_leaves
 from notepad_jax.checkpoint.targets import as_published, cast, check_shapes, placed
+
+STEP = re.compile(r"0|[1-9]\d*")
+SET_ASIDE = re.compile(r"\d+\.set-aside")
+LEFT_OVER = re.compile(r"\.\d+\.(writing|removed).*|\d+\.orbax-checkpoint-tmp.*")
+
+
+class CheckpointError(ValueError):
+    """A step that cannot be written or read; the message says which, and what is wrong."""
 
 
 def context() -> ocp.Context:
@@ -44,64 +62,188 @@ def _by_layer(path: Any, leaf: Any) -> ocp.options.ArrayOptions.Saving.StorageOp
 
 
 def steps_in(folder: str | Path) -> list[int]:
-    """Returns the steps under `folder` whose save was finished, ascending.
-
-    A save in progress, or one that was killed, is not among them.
-    """
+    """Returns the steps under `folder`, ascending; a save that was cut off is not among them."""
     folder = Path(folder)
     if not folder.is_dir():
         return []
-    names = [path.name for path in folder.iterdir() if re.fullmatch(r"\d+", path.name)]
-    return sorted(int(name) for name in names if _is_finished(folder / name))
+    found = (path for path in folder.iterdir() if STEP.fullmatch(path.name) and path.is_dir())
+    return sorted(int(path.name) for path in found)
 
 
-def _is_finished(step: Path) -> bool:
-    """Whether orbax wrote its commit time, the last thing before a step gets its name.
+# ---------------------------------------------------------------- written
 
-    `ocp.is_orbax_checkpoint` alone says yes to a folder with half of the files.
+
+def write(
+    folder: str | Path, step: int, parts: Mapping[str, Any], keep: int,
+    keep_every: int | None = None,
+) -> None:  # fmt: skip
+    """Saves `parts` as a step, in place of it and of later ones, which then are deleted.
+
+    The newest `keep` steps survive, and multiples of `keep_every`. Nothing is deleted before
+    the new step is whole. One process at a time may write to a folder.
     """
-    mark = step / "_CHECKPOINT_METADATA"
-    if not mark.is_file() or not ocp.is_orbax_checkpoint(step):
-        return False
+    folder = Path(folder).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    _sweep(folder, LEFT_OVER)
+    temporary = folder / f".{step}.writing"
     try:
-        return bool(json.loads(mark.read_text()).get("commit_timestamp_nsecs"))
-    except (OSError, ValueError):  # deleted, or being written, while we look
-        return False
+        with context():
+            ocp.save_checkpointables(temporary, dict(parts))
+        manifest.write(temporary)
+        for later in reversed([found for found in steps_in(folder) if found >= step]):
+            _remove(folder, later)
+        os.rename(temporary, folder / str(step))
+        _sync(folder)
+    except BaseException:
+        _wait_for_threads()
+        raise
+    finally:
+        _sweep(folder, LEFT_OVER)
+    _sweep(folder, SET_ASIDE)
+    retain(folder, keep, keep_every)
 
 
-def writer(folder: str | Path, keep: int, keep_every: int | None) -> ocp.training.Checkpointer:
-    """Opens `folder` for writing: newest `keep` steps survive, and multiples of `keep_every`.
+def retain(folder: str | Path, keep: int, keep_every: int | None = None) -> None:
+    """Deletes all but the newest `keep` steps and multiples of `keep_every`, and leftovers."""
+    _sweep(Path(folder), LEFT_OVER)
+    for old in steps_in(folder)[:-keep]:
+        if keep_every is None or old % keep_every:
+            _remove(Path(folder), old)
 
-    What a killed save left behind is removed, so one process at a time may write.
+
+def set_aside(folder: str | Path, after: int) -> None:
+    """Takes their names from the steps later than `after`: a run goes on from there.
+
+    They count no longer, whoever looks, and the next save deletes them; until then they lie
+    in N.set-aside.
     """
-    policies = ocp.training.preservation_policies
-    kept: list[Any] = [policies.LatestN(keep)]
-    if keep_every is not None:
-        kept.append(policies.EveryNSteps(keep_every))
-    return ocp.training.Checkpointer(
-        Path(folder).absolute(),
-        context=context(),
-        save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-        preservation_policy=policies.AnyPreservationPolicy(kept),
-        cleanup_tmp_directories=True,
-    )
+    for later in reversed([found for found in steps_in(folder) if found > after]):
+        aside = Path(folder) / f"{later}.set-aside"
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(Path(folder) / str(later), aside)
 
 
-def drop_from(steps: ocp.training.Checkpointer, step: int) -> None:
-    """Deletes `step` and later ones: a run that resumed further back writes them anew."""
-    for later in [found.step for found in steps.checkpoints if found.step >= step]:
-        steps.delete(later)
+def _remove(folder: Path, step: int) -> None:
+    gone = folder / f".{step}.removed"
+    os.rename(folder / str(step), gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _sweep(folder: Path, names: re.Pattern[str]) -> None:
+    for path in folder.iterdir():
+        if names.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _wait_for_threads(seconds: float = 10.0) -> None:
+    """Waits until orbax is done with a save that failed.
+
+    When orbax raises (a full disk), threads of its own still write parts of the step, and make
+    its folders anew if somebody has removed them.
+    """
+    end = time.monotonic() + seconds
+    for thread in threading.enumerate():
+        if type(thread).__module__.startswith("orbax."):
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# ---------------------------------------------------------------- looked through
+
+
+def choose(
+    folder: str | Path, asked: int | None, say: Callable[[str], None],
+    items: Collection[str] | None = None,
+) -> int:  # fmt: skip
+    """Returns `asked`, or the newest step, whose files are as they were saved.
+
+    Reads all bytes of the step, or of those `items` of it. Each newer step that is damaged is
+    one line for `say`. Raises CheckpointError, in one line, where there is no good step.
+    """
+    folder, there, bad = Path(folder), steps_in(folder), []
+    if asked is not None:
+        if asked not in there:
+            raise CheckpointError(
+                f"{folder} has no step {asked}; there: {_listed(there) or 'none'}"
+            )
+        others = [step for step in there if step != asked]
+        require(folder, asked, items, f"others there: {_listed(others)}" if others else "")
+        return asked
+    for step in reversed(there):
+        found = manifest.damage(folder / str(step), items)
+        if found is None:
+            for line in bad:
+                say(f"{folder}: {line}; the newest good step is {step}")
+            return step
+        bad.append(f"step {step} is damaged ({found})")
+    if not there:
+        raise CheckpointError(f"no finished checkpoint under {folder}")
+    if not any((folder / str(step) / manifest.NAME).exists() for step in there):
+        raise CheckpointError(
+            f"no step under {folder} has a {manifest.NAME} (there: {_listed(there)}): saved by an "
+            f"earlier version, or copied in part; go on with that version, or begin another run"
+        )
+    raise CheckpointError(f"no good step under {folder}: {', '.join(bad)}")
+
+
+def require(
+    folder: str | Path, step: int, items: Collection[str] | None = None, mend: str = ""
+) -> None:
+    """Raises CheckpointError, ending in `mend`, unless a step's files are as they were saved.
+
+    Reads all bytes of the step, or of those `items` of it.
+    """
+    found = manifest.damage(Path(folder) / str(step), items)
+    if found is not None:
+        line = f"{folder}: step {step} is damaged ({found})"
+        raise CheckpointError(f"{line}; {mend}" if mend else line)
+
+
+def _listed(steps: Collection[int]) -> str:
+    return ", ".join(map(str, steps))
+
+
+# ---------------------------------------------------------------- read
+
+
+def read_meta(folder: str | Path, step: int) -> dict[str, Any]:
+    """Returns a step's `meta`, whose bytes are compared first. Raises CheckpointError."""
+    require(folder, step, ("meta",))
+    return json.loads((Path(folder) / str(step) / "meta" / "data.json").read_text("utf-8"))
 
 
 def load_params(folder: str | Path, step: int, abstract_params: Any) -> tuple[Any, dict[str, Any]]:
     """Reads `params` alone from one step; returns (params, meta).
 
     Every device reads its own slices, in the saved dtype; the checksums are compared with
-    those in `meta`; then leaves are cast. Raises HandoffError on any difference.
+    those in `meta`; then leaves are cast. That covers every weight, so the files of `params`
+    are hashed only where something is wrong, to name the one. Raises HandoffError on any
+    difference, CheckpointError for damaged files.
     """
-    path = Path(folder).absolute() / str(step)
+    folder = Path(folder).absolute()
+    path = folder / str(step)
+    meta = read_meta(folder, step)
     target = placed(abstract_params)
-    plain = as_published(target)
+    try:
+        loaded = _load_as_saved(path, as_published(target))
+        compare(meta["leaf_checksums"], leaf_checksums(loaded["params"]), str(path))
+    except Exception as problem:  # orbax and tensorstore raise of all kinds, in many lines
+        require(folder, step, ("params",))
+        if isinstance(problem, HandoffError):
+            raise
+        said = (str(problem).splitlines() or [type(problem).__name__])[0][:300]
+        raise CheckpointError(f"{path}: params cannot be read: {said}") from problem
+    return cast(loaded.pop("params"), target), meta
+
+
+def _load_as_saved(path: Path, plain: Any) -> dict[str, Any]:
     with context():
         saved = ocp.checkpointables_metadata(path).metadata["params"]
         check_shapes(saved, plain, str(path))
@@ -111,10 +253,7 @@ def load_params(folder: str | Path, step: int, abstract_params: Any) -> tuple[An
             for name, leaf in named_leaves(plain).items()
         ]
         as_saved = jax.tree.unflatten(jax.tree.structure(plain), as_saved)
-        loaded = ocp.load_checkpointables(path, {"params": as_saved, "meta": None})
-    meta = loaded["meta"]
-    compare(meta["leaf_checksums"], leaf_checksums(loaded["params"]), str(path))
-    return cast(loaded.pop("params"), target), meta
+        return ocp.load_checkpointables(path, {"params": as_saved})
 
 
 def as_stored(folder: str | Path, step: int) -> Any:

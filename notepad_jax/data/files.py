@@ -64,8 +64,10 @@ def _checked(path: Path, tasks: Iterable[Task], lengths: Iterable[int]) -> Itera
         yield task, int(length)
 
 
-def read(path: str | Path) -> Sequence[Pair]:
+def read(path: str | Path, on_block: sources.OnBlock | None = None) -> Sequence[Pair]:
     """Returns the tasks of a file with their lengths, in the file's order.
+
+    `on_block`, if given, is shown all bytes of the file, in order.
 
     A .jsonl (local or in a bucket) is scanned and checked as a whole, in memory that grows
     with the metadata and not with the documents; raises ValueError naming file and row for
@@ -74,8 +76,12 @@ def read(path: str | Path) -> Sequence[Pair]:
     checked when it is opened for being one, and record by record when these are asked for.
     """
     if _kind(path) == "array_record":
-        return array_records.ArrayRecords(_local(path))
-    return jsonl.read(path)
+        found = array_records.ArrayRecords(_local(path))
+        if on_block is not None:
+            for block in sources.blocks(path):
+                on_block(block)
+        return found
+    return jsonl.read(path, on_block)
 
 
 def _kind(path: str | Path) -> str:

@@ -20,21 +20,23 @@ _LOOKED_AT = 1 << 16  # bytes of a file's beginning
 _OTHERS = {"reward_model": "GoLongRL", "supporting_facts": "HotpotQA", "context": "SQuAD"}
 
 
-def read_any(path: str | Path) -> Sequence[tuple[Task, int]]:
+def read_any(
+    path: str | Path, on_block: sources.OnBlock | None = None
+) -> Sequence[tuple[Task, int]]:
     """Returns the tasks of a task file or a RULER file, and their lengths in tokens.
 
-    Raises ValueError for a file that is neither, and whatever `files.read` and
-    `ruler_files.read` refuse.
+    `on_block`, if given, is shown all bytes of the file, in order. Raises ValueError for a
+    file that is neither, and whatever `files.read` and `ruler_files.read` refuse.
     """
     if not str(path).lower().endswith(".jsonl"):
-        return files.read(path)
+        return files.read(path, on_block)
     keys = _keys(path)
     if "input" in keys and "question" not in keys:
-        return ruler_files.read(path)
+        return ruler_files.read(path, on_block=on_block)
     for key, name in _OTHERS.items():
         if key in keys and "document" not in keys:
             raise ValueError(f"{path} has rows of {name}; make tasks of them first")
-    return files.read(path)
+    return files.read(path, on_block)
 
 
 def _keys(path: str | Path) -> set[str]:

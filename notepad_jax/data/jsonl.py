@@ -38,11 +38,11 @@ def write(name: str, pairs: Iterable[Pair]) -> int:
     return count
 
 
-def read(path: str | Path) -> list[Pair]:
+def read(path: str | Path, on_block: sources.OnBlock | None = None) -> list[Pair]:
     """Returns the tasks of a file with their lengths; `files.read` says what is refused."""
     pairs: list[Pair] = []
     known: dict[str, int] = {}
-    for row in _scan(path):
+    for row in _scan(path, on_block):
         where = f"{path} row {row.number}"
         pair = rows.task_of(row.columns, FileDocument(str(path), row.start, row.stop), where)
         first = known.setdefault(pair[0].id, row.number)
@@ -107,9 +107,9 @@ _LONGEST_ESCAPE = 12  # \ud83d\ude00
 _KEY = re.compile(rb'(?<!\\)"document"[ \t]*:[ \t]*"')
 
 
-def _scan(path: str | Path) -> Iterator[_Row]:
+def _scan(path: str | Path, on_block: sources.OnBlock | None) -> Iterator[_Row]:
     """Reads rows one by one: what stands before the document, its byte range, what follows."""
-    window = _Window(path)
+    window = _Window(path, on_block)
     for number in itertools.count(1):
         where = f"{path} row {number}"
         head, ends = window.until_document(where)
@@ -140,10 +140,10 @@ def _scan(path: str | Path) -> Iterator[_Row]:
 class _Window:
     """The bytes of a file from `at` on, as far as they had to be read."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, on_block: sources.OnBlock | None) -> None:
         self.at = 0
         self._held, self._next = b"", 0  # what is consumed is dropped when more is read
-        self._blocks = sources.blocks(path)
+        self._blocks = sources.blocks(path, on_block=on_block)
 
     def _more(self) -> bool:
         block = next(self._blocks, b"")

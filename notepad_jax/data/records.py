@@ -1,66 +1,81 @@
-"""Where a run draws its questions: an endless, seeded, resumable stream of documents.
+"""Where a run draws its questions: an endless, seeded stream of documents, known by place.
 
 `generated` makes a sample, one document's questions, on the spot from a document seed;
-`of_files` draws it from task files, each source by its weight and not by its size.
-Either way the state is a position, and a position is all it takes to go on with the very
-next sample after a restart. Grain shuffles, shards, mixes and repeats numbers in this
-process (no workers: making or reading a document is cheap, and a worker would be one more
-thing to kill). Grain imports jax for itself; nothing here uses it. Above: programs.train;
-below: formats (what is read; what is made comes in as a function).
+`of_files` draws it from task files, each source by its weight and not by its size. Either way
+a sample has an **ordinal**, its place in the stream, and `Records.at` gives the sample of any
+ordinal: a machine that is told a number has the sample, and a run that knows which ordinals it
+is done with goes on with the very next one after a restart. Grain shuffles, shards, mixes and
+repeats numbers in this process (no workers: making or reading a document is cheap, and a worker
+would be one more thing to kill). Grain imports jax for itself; nothing here uses it. Above:
+programs.train; below: task_sources (what is read; what is made comes in as a function).
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
 import numpy as np
 
-from notepad_jax.data import array_records, formats
+from notepad_jax.data.rows import Pair
+from notepad_jax.data.task_sources import TaskSources, shares
 from notepad_jax.types import Task
 
 ALL_DOCUMENTS = range(2**31)  # document seeds; give a part of it to hold documents out
 
-_IN_PROCESS = grain.ReadOptions(num_threads=0, prefetch_buffer_size=1)
-
 
 class Records:
-    """An endless iterator of samples, and a position in it; `generated` and `of_files` make one."""
+    """Samples by ordinal; `generated` and `of_files` make one.
+
+    `identity` says what it is a stream of, in values that JSON holds: two streams of one
+    identity have the same sample at every ordinal.
+    """
 
     def __init__(self, samples: grain.MapDataset, identity: Mapping[str, Any]) -> None:
-        self._identity = identity
-        self._samples = iter(samples.to_iter_dataset(_IN_PROCESS))
+        self.identity = identity
+        self._samples = samples
 
-    def __iter__(self) -> Iterator[tuple[Task, ...]]:
-        return self
+    def at(self, ordinal: int) -> tuple[Task, ...]:
+        """Returns the sample of an ordinal: the same one whatever was asked for before.
 
-    def __next__(self) -> tuple[Task, ...]:
-        return next(self._samples)
-
-    def get_state(self) -> bytes:
-        """Returns the position and what it is a position in, as JSON bytes."""
-        return json.dumps({"identity": self._identity, "grain": self._samples.get_state()}).encode()
-
-    def set_state(self, state: bytes) -> None:
-        """Goes to a position: the next sample is the one that came next at `get_state`.
-
-        Raises ValueError if the state belongs to another seed, shard, mix or set of documents.
+        Raises ValueError for an ordinal below 0, and what reading or making the sample does.
         """
-        saved = json.loads(state)
-        for name, ours in self._identity.items():
-            theirs = saved["identity"].get(name)
-            if theirs != ours:
+        if ordinal < 0:
+            raise ValueError(f"there is no ordinal {ordinal}; they are counted from 0")
+        return self._samples[ordinal]
+
+    def check(self, saved: Mapping[str, Any]) -> None:
+        """Raises ValueError, saying how to mend it, if `saved` is another stream's identity.
+
+        Task files are the same if their bytes are, wherever they lie now.
+        """
+        drawn = [_KINDS["documents" in identity] for identity in (saved, self.identity)]
+        if drawn[0] != drawn[1]:
+            raise ValueError(
+                f"this data position was saved in a run that draws {drawn[0]}, and this one "
+                f"draws {drawn[1]}; resume with the tasks.files of the saved run"
+            )
+        for name, ours in self.identity.items():
+            theirs = saved.get(name)
+            if name == "max_question":
+                continue  # it matters where it leaves something out, and `left_out` says so
+            if name == "files":
+                _check_files(ours, theirs)
+            elif name == "left_out" and ours != theirs:
+                raise ValueError(
+                    f"this data position was saved with questions of more than "
+                    f"{saved.get('max_question')} tokens left out ({_counts(theirs)}), and the "
+                    f"run leaves out those of more than {self.identity['max_question']} "
+                    f"({_counts(ours)}); resume with the reading.max_question of the saved run"
+                )
+            elif theirs != ours:
                 raise ValueError(
                     f"this data position was saved with {name} = {theirs} and the run has {ours}; "
                     "resume with the settings of the saved run"
                 )
-        self._samples.set_state(saved["grain"])
 
 
 def generated(
@@ -94,95 +109,54 @@ def generated(
 
 
 def of_files(
-    sources: Mapping[str, Sequence[tuple[Task, int]]],
+    sources: TaskSources,
     seed: int,
     weights: Mapping[str, float] | None = None,
     shard_index: int = 0,
     shard_count: int = 1,
 ) -> Records:
-    """Samples out of task files, one task each, in a seeded order; `sources` as of `by_source`.
+    """Samples out of task files, one task each, in a seeded order.
 
     Sources take turns by their weights (1 if not given), whatever their sizes: with weights
     2 and 1, every three samples have two of the first. Each source is shuffled anew when it
     has been gone through. Shard i of n has every n-th task of every source, so shards are
     disjoint and together complete, and all of them draw from the same source at the same
-    step. A source of weight 0 is left out.
+    ordinal. A source of weight 0 is left out.
 
     Raises ValueError for a weight of nothing, or below 0, or a source with fewer tasks than
     shards.
     """
     _check(seed, shard_index, shard_count)
-    shares = _shares(sources, weights or {})
-    for name in shares:
-        if len(sources[name]) < shard_count:
+    drawn = shares(sources.tasks, weights or {})
+    for name in drawn:
+        if len(sources.tasks[name]) < shard_count:
             raise ValueError(
-                f"{len(sources[name])} tasks of {name!r} cannot be split over {shard_count} "
+                f"{len(sources.tasks[name])} tasks of {name!r} cannot be split over {shard_count} "
                 f"shards; use more tasks or fewer shards"
             )
     identity = {
         "seed": seed,
         "shard_index": shard_index,
         "shard_count": shard_count,
-        "weights": shares,
-        "tasks": {name: len(sources[name]) for name in shares},
-        "files": _digest(sources[name] for name in shares),
+        "weights": drawn,
+        "files": {
+            name: [[file.path, file.digest] for file in sources.files[name]] for name in drawn
+        },
+        "left_out": {name: n for name, n in sources.left_out.items() if name in drawn},
+        "max_question": sources.max_question,
     }
     parts = [
-        grain.MapDataset.range(len(sources[name]))[shard_index::shard_count]
+        grain.MapDataset.range(len(sources.tasks[name]))[shard_index::shard_count]
         .seed(_own_seed(seed, name))
         .shuffle()
         .repeat()
-        .map(functools.partial(_sample, sources[name]))
-        for name in shares
+        .map(functools.partial(_sample, sources.tasks[name]))
+        for name in drawn
     ]
-    return Records(grain.MapDataset.mix(parts, weights=list(shares.values())), identity)
+    return Records(grain.MapDataset.mix(parts, weights=list(drawn.values())), identity)
 
 
-def by_source(paths: Iterable[str | Path]) -> dict[str, Sequence[tuple[Task, int]]]:
-    """Opens task files and RULER files, and sorts their tasks by `Task.source`.
-
-    An .array_record is one source, named after the file, since its records are only read
-    when they are drawn. Raises ValueError for what `formats.read_any` refuses, for two
-    ArrayRecord files of one name, and for a task id that stands in two files.
-    """
-    found: dict[str, Any] = {}
-    known: dict[str, str | Path] = {}
-    for path in paths:
-        pairs = formats.read_any(path)
-        if isinstance(pairs, array_records.ArrayRecords):
-            name = Path(path).stem
-            if name in found:
-                raise ValueError(f"{path}: there is a source {name!r} already; rename the file")
-            found[name] = pairs
-            continue
-        for task, length in pairs:
-            if task.id in known:
-                raise ValueError(
-                    f"{path} has task {task.id!r}, and so has {known[task.id]}; give each file once"
-                )
-            known[task.id] = path
-            own = found.setdefault(task.source, [])
-            if not isinstance(own, list):
-                raise ValueError(f"{path}: an ArrayRecord file is named {task.source!r}, too")
-            own.append((task, length))
-    return found
-
-
-def _shares(sources: Mapping[str, Sequence[Any]], weights: Mapping[str, float]) -> dict[str, float]:
-    """The weight of every source that is to be drawn from, in order of name."""
-    for name, weight in weights.items():
-        if name not in sources:
-            raise ValueError(f"no source {name!r} to weigh; there are {', '.join(sorted(sources))}")
-        if not 0 <= weight < float("inf"):
-            raise ValueError(f"the weight of {name!r} is {weight}; it must be 0 or more")
-    shares = {name: float(weights.get(name, 1)) for name in sorted(sources)}
-    shares = {name: weight for name, weight in shares.items() if weight}
-    if not shares:
-        raise ValueError("there is no source to draw from; give a file, or a weight above 0")
-    return shares
-
-
-def _sample(pairs: Sequence[tuple[Task, int]], number: int) -> tuple[Task, ...]:
+def _sample(pairs: Sequence[Pair], number: int) -> tuple[Task, ...]:
     return (pairs[number][0],)
 
 
@@ -192,17 +166,44 @@ def _own_seed(seed: int, name: str) -> int:
     return int(state.generate_state(1, np.uint32)[0])
 
 
-def _digest(sources: Iterable[Sequence[tuple[Task, int]]]) -> str:
-    """Tells files apart by their task ids; of an ArrayRecord, by its first and last one."""
-    digest = hashlib.blake2b(digest_size=8)
-    for pairs in sources:
-        known = isinstance(pairs, list | tuple)
-        for number in range(len(pairs)) if known else (0, len(pairs) - 1):
-            digest.update(json.dumps(pairs[number][0].id).encode())
-    return digest.hexdigest()
+# ---------------------------------------------------------------- one stream or another
 
 
-# ---------------------------------------------------------------- what both have in common
+_KINDS = {True: "generated documents", False: "tasks out of files"}
+
+
+def _check_files(ours: Mapping[str, Sequence[Sequence[str]]], theirs: Any) -> None:
+    """Compares the [path, digest] lists of all sources; ValueError naming the first difference."""
+    if not isinstance(theirs, Mapping):
+        raise ValueError(
+            "this data position was saved by a version that did not take down the bytes of task "
+            "files, so nobody can tell whether they are the same; begin a new run"
+        )
+    for name in ours:
+        now, then = ours[name], theirs.get(name, ())
+        paths = ", ".join(path for path, _ in then) or "none"
+        if sorted(digest for _, digest in now) == sorted(digest for _, digest in then):
+            if [digest for _, digest in now] != [digest for _, digest in then]:
+                raise ValueError(
+                    f"the files of source {name!r} stand in another order than when this data "
+                    f"position was saved; resume with tasks.files in that order: {paths}"
+                )
+        elif len(now) != len(then):
+            raise ValueError(
+                f"source {name!r} has {len(now)} files, and had {len(then)} when this data "
+                f"position was saved; resume with these: {paths}"
+            )
+        else:
+            known = {digest for _, digest in then}
+            changed = next(path for path, digest in now if digest not in known)
+            raise ValueError(
+                f"{changed} (source {name!r}) is not what it was when this data position was "
+                f"saved: its bytes or its ids differ; resume with the file as it was ({paths})"
+            )
+
+
+def _counts(left_out: Mapping[str, int] | None) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in (left_out or {}).items()) or "none"
 
 
 def _check(seed: int, shard_index: int, shard_count: int) -> None:

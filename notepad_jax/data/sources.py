@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ BLOCK = 1 << 20  # bytes of one read; a remote request costs a round trip, so no
 LONGEST_ROW = 256 << 20  # bytes of one jsonl line or array element that is parsed whole
 LONGEST_FILE = 1 << 30  # bytes of a file that `read` holds
 
+OnBlock = Callable[[bytes], None]  # is shown each block as it is read, in order
+
 
 def is_remote(path: str | Path) -> bool:
     """Whether the path is a URL of a key-value store and not a local file."""
@@ -31,7 +33,11 @@ def is_remote(path: str | Path) -> bool:
 
 
 def blocks(
-    path: str | Path, start: int = 0, stop: int | None = None, size: int = BLOCK
+    path: str | Path,
+    start: int = 0,
+    stop: int | None = None,
+    size: int = BLOCK,
+    on_block: OnBlock | None = None,
 ) -> Iterator[bytes]:
     """Yields the bytes [start, stop) of a file in blocks of at most `size`; to its end if None.
 
@@ -41,6 +47,8 @@ def blocks(
     at = start
     for block in found(path, start, stop, size):
         at += len(block)
+        if on_block is not None:
+            on_block(block)
         yield block
     if stop is not None and at < stop:
         raise ValueError(f"{path} ends at byte {at:,}, before {stop:,}; it is cut short")
@@ -58,7 +66,9 @@ def read(path: str | Path) -> bytes:
     return b"".join(held)
 
 
-def open_lines(path: str | Path, longest: int = LONGEST_ROW) -> Iterator[tuple[int, int, bytes]]:
+def open_lines(
+    path: str | Path, longest: int = LONGEST_ROW, on_block: OnBlock | None = None
+) -> Iterator[tuple[int, int, bytes]]:
     """Yields (line number from 1, byte where it starts, line without its newline).
 
     Raises ValueError for a line of more than `longest` bytes.
@@ -66,7 +76,7 @@ def open_lines(path: str | Path, longest: int = LONGEST_ROW) -> Iterator[tuple[i
     number, at = 1, 0
     held: list[bytes] = []  # of a line that goes on; joined once, so long lines stay linear
     waiting = 0
-    for block in blocks(path):
+    for block in blocks(path, on_block=on_block):
         start = 0
         while (end := block.find(b"\n", start)) >= 0:
             line = b"".join([*held, block[start:end]])

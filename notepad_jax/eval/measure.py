@@ -1,6 +1,6 @@
 """Many readings at once, each kept as a few lines: what an evaluation measures.
 
-`measure` runs the same memory agent over the same completer as training does. Of a reading it
+`measure` watches the loop that training reads in, too (`reading.loop`). Of a reading it
 returns its answer, its scores and what became of the evidence; every memory goes to a
 trace as it is written, so nothing held here grows with the length of a document or with
 how often a policy rewrites its memory. Neighbours: methods (how a document is shown) and
@@ -10,10 +10,9 @@ programs above.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -21,35 +20,14 @@ import numpy as np
 from notepad_jax.eval import methods
 from notepad_jax.eval.recall import Recall
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.memory_agent import Rules, TurnSampling
+from notepad_jax.reading.loop import Ended, Job, Reader, read_all
+from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.scoring import extraction, metrics
-from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
-from notepad_jax.types import (
-    NO_TOKENS,
-    Chunks,
-    Completer,
-    CompleterFailed,
-    Finish,
-    Task,
-    Tokens,
-    Turn,
-    TurnKind,
-)
+from notepad_jax.types import NO_TOKENS, Finish, Task, Tokens, Turn
 
 # Beside the task's own metric. The last is for comparison with published figures only.
 REPORTED = ("em", "normalised_em", "token_f1", "sub_em", "sub_em_two_way")
-
-
-@dataclasses.dataclass(frozen=True)
-class MemoryChange:
-    """After which chunk the memory became which text."""
-
-    chunk: int
-    memory: str
-    tokens: int
-    seconds: float  # since the reading began
-    recall: float | None  # share of the evidence in this memory; None where none is known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +78,7 @@ class Result:
 
 
 class Trace(Protocol):
-    """Takes down one reading's memories as they change (readings.Readings makes them)."""
+    """Takes down one reading's memories as they change (`reading.trace.Spool`)."""
 
     def add(self, change: MemoryChange) -> None: ...
 
@@ -115,41 +93,25 @@ class Progress:
     correct: float  # sum over finished readings
 
 
-@dataclasses.dataclass(frozen=True)
-class Reader:
-    """Who reads, and how: what all readings of a measurement have in common.
-
-    The noise of a reading depends on `sampling.seed` and its item alone, so neither the
-    order nor `at_once` changes an answer. `excerpts` serves the methods of one turn.
-    """
-
-    completer: Completer
-    tokenizer: Tokenizer
-    template: Template
-    rules: Rules
-    sampling: TurnSampling
-    chunks_of: Callable[[Task], Chunks]
-    excerpts: methods.Excerpts
-    at_once: int = 256
-
-
 async def measure(
     items: Sequence[Item],
     reader: Reader,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    excerpts: methods.Excerpts | None = None,
     trace_of: Callable[[Item], Trace] | None = None,
     on_result: Callable[[Result], None] = lambda result: None,
     on_failure: Callable[[Exception], None] = lambda failure: None,
 ) -> list[Result]:
     """Makes all readings, `reader.at_once` at a time; results come in the order of items.
 
+    The noise of a reading depends on `reader.sampling.seed` and its item alone, so neither the
+    order nor `at_once` changes an answer. `excerpts` is for the methods of one turn.
     `on_result` is called as each reading ends. A reading that fails counts as wrong and says
     why; `on_failure` is told. A completer that is broken itself ends everything
     (CompleterFailed). What is wrong with the items themselves is raised before anything is
     read (`check`).
     """
     check(items, reader.tokenizer, reader.rules.max_question)
-    gate = asyncio.Semaphore(reader.at_once)
     now = Progress(0, 0, len(items), 0.0)
 
     def turned() -> None:
@@ -157,17 +119,38 @@ async def measure(
         now = dataclasses.replace(now, turns=now.turns + 1)
         on_progress(now)
 
-    async def one(item: Item) -> Result:
+    def watch(index: int) -> _Course:
+        item = items[index]
+        return _Course(item, reader.tokenizer, trace_of(item) if trace_of else None, turned)
+
+    def ended(index: int, course: _Course, end: Ended) -> Result:
         nonlocal now
-        async with gate:
-            trace = trace_of(item) if trace_of else None
-            result = await _read(item, reader, trace, turned, on_failure)
+        if _broke(end):
+            on_failure(end.failure)
+        result = course.result(end)
         on_result(result)
         now = dataclasses.replace(now, done=now.done + 1, correct=now.correct + result.correct)
         on_progress(now)
         return result
 
-    return list(await asyncio.gather(*(one(item) for item in items)))
+    jobs = [_job(item, reader.sampling.seed, excerpts) for item in items]
+    return await read_all(jobs, reader, watch, ended)
+
+
+def _job(item: Item, seed: int, excerpts: methods.Excerpts | None) -> Job:
+    own = memory_agent.hashed_seed(
+        "eval", seed, item.method, item.length, item.task.id, item.repeat
+    )
+    if item.method == methods.NOTEPAD:
+        return Job(item.task, own)
+    if excerpts is None:
+        raise ValueError(f"{item.method} shows an excerpt, and nobody said how long it may be")
+    return Job(item.task, own, lambda: excerpts(item.task.document, item.method)[0])
+
+
+def _broke(end: Ended) -> bool:
+    """Whether a reading failed; a document that does not fit is a result of its method."""
+    return end.failure is not None and not isinstance(end.failure, methods.DoesNotFit)
 
 
 def check(items: Sequence[Item], tokenizer: Tokenizer, max_question: int) -> None:
@@ -193,133 +176,71 @@ def check(items: Sequence[Item], tokenizer: Tokenizer, max_question: int) -> Non
     methods.check(item.method for item in items)
 
 
-class _CountedChunks:
-    """The chunks of a reading; counts the tokens it went through."""
-
-    def __init__(self, chunks: Chunks) -> None:
-        self._chunks, self._seen, self.tokens = chunks, -1, 0
-
-    def __getitem__(self, k: int) -> Tokens:
-        chunk = self._chunks[k]
-        if k > self._seen:
-            self._seen = k
-            self.tokens += len(chunk)
-        return chunk
-
-
-@dataclasses.dataclass
 class _Course:
-    """How a reading went so far."""
+    """Watches one reading: what its memory went through, and what came of it."""
 
-    chunks: _CountedChunks
-    recall: Recall
-    turns: int = 0
-    changes: int = 0
-    shown: int = 0  # tokens, by a method of one turn
-    finish: Finish = Finish.CANCELLED
-    answer: str = ""
-    failed: bool = False
-    problem: str = ""
+    def __init__(
+        self, item: Item, tokenizer: Tokenizer, trace: Trace | None, turned: Callable[[], None]
+    ) -> None:
+        self._item, self._tokenizer, self._trace, self._turned = item, tokenizer, trace, turned
+        self._clock, self._began = time.time(), time.perf_counter()
+        self._recall = Recall(item.task.evidence if item.method == methods.NOTEPAD else ())
+        self._memory: Tokens = NO_TOKENS
+        self._turns = self._changes = 0
 
+    @property
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._began
 
-async def _read(
-    item: Item,
-    reader: Reader,
-    trace: Trace | None,
-    turned: Callable[[], None],
-    on_failure: Callable[[Exception], None],
-) -> Result:
-    clock, began = time.time(), time.perf_counter()
-    facts = item.task.evidence if item.method == methods.NOTEPAD else ()
-    course = _Course(_CountedChunks(reader.chunks_of(item.task)), Recall(facts))
-    question = memory_agent.question_of(item.task, reader.tokenizer, reader.rules.max_question)
-    try:
-        await _follow(item, question, reader, course, trace, began, turned)
-    except methods.DoesNotFit as outcome:  # a result of the method, not a failure of ours
-        course.problem = str(outcome)
-    except CompleterFailed:  # nobody will be answered: what comes would all be wrong
-        raise
-    except Exception as failure:  # one broken reading must not cost the others
-        on_failure(failure)
-        course.failed, course.finish, course.answer = True, Finish.CANCELLED, ""
-        course.problem = f"{type(failure).__name__}: {failure}"
-    return _result(item, course, clock, time.perf_counter() - began)
+    def turn(self, turn: Turn, memory: Tokens) -> None:
+        self._turns += 1
+        if not np.array_equal(memory, self._memory):
+            self._memory = memory
+            text = self._tokenizer.decode(memory)
+            self._changes += 1
+            self._recall.see(text)
+            if self._trace is not None:
+                self._trace.add(
+                    MemoryChange(turn.chunk, text, len(memory), self._seconds, self._recall.final)
+                )
+        self._turned()
 
-
-async def _follow(
-    item: Item,
-    question: Tokens,
-    reader: Reader,
-    course: _Course,
-    trace: Trace | None,
-    began: float,
-    turned: Callable[[], None],
-) -> None:
-    """Reads to the end, writing down in `course` and `trace` what happens."""
-    memory: Tokens = NO_TOKENS
-    async for turn, after in _turns(item, question, reader, course):
-        course.turns += 1
-        if not np.array_equal(after, memory):
-            memory = after
-            text = reader.tokenizer.decode(memory)
-            course.changes += 1
-            course.recall.see(text)
-            if trace is not None:
-                seconds = time.perf_counter() - began
-                held = course.recall.final
-                trace.add(MemoryChange(turn.chunk, text, len(memory), seconds, held))
-        if turn.completion.finish is Finish.CANCELLED:
-            course.failed, course.problem = True, "the completion was cancelled"
-        elif turn.kind is TurnKind.ANSWER:
-            course.finish = turn.completion.finish
-            course.answer = reader.tokenizer.decode(memory_agent.written(turn.completion))
-        turned()
+    def result(self, end: Ended) -> Result:
+        """Scores the answer."""
+        item, task, answered = self._item, self._item.task, end.finish is not Finish.CANCELLED
+        score = metrics.score(end.answer, task.answers, task.metric, task.contract)
+        # RULER's own scores look at all of an answer; the others at what stands in its box.
+        contract = "auto" if task.contract == "plain" else task.contract
+        said = extraction.extract(end.answer, contract).answer or ""
+        correct = score.value if answered else 0.0
+        return Result(
+            task_id=task.id,
+            source=task.source,
+            method=item.method,
+            length=item.length,
+            repeat=item.repeat,
+            question=task.question,
+            gold=task.answers,
+            answer=end.answer,
+            correct=correct,
+            problem=_problem(end) or (score.problem if answered else ""),
+            scores={
+                name: metrics.METRICS[name](said, task.answers) if answered else 0.0
+                for name in REPORTED
+            },
+            finish=end.finish,
+            failed=_broke(end),
+            turns=self._turns,
+            tokens=end.tokens,
+            recall=self._recall.final,
+            lost=self._recall.fate(correct == 1.0) if answered else "",
+            began=self._clock,
+            seconds=self._seconds,
+            changes=self._changes,
+        )
 
 
-def _turns(
-    item: Item, question: Tokens, reader: Reader, course: _Course
-) -> AsyncIterator[tuple[Turn, Tokens]]:
-    seed = memory_agent.hashed_seed(
-        "eval", reader.sampling.seed, item.method, item.length, item.task.id, item.repeat
-    )
-    sampling = dataclasses.replace(reader.sampling, seed=seed)
-    how = (reader.completer, reader.template, reader.rules, question)
-    if item.method == methods.NOTEPAD:
-        return methods.read_with_memory(*how, course.chunks, sampling)
-    excerpt, _ = reader.excerpts(item.task.document, item.method)
-    course.shown = len(excerpt)
-    return methods.read_at_once(*how, excerpt, sampling)
-
-
-def _result(item: Item, course: _Course, began: float, seconds: float) -> Result:
-    task, answered = item.task, course.finish is not Finish.CANCELLED
-    score = metrics.score(course.answer, task.answers, task.metric, task.contract)
-    # RULER's own scores look at all of an answer; the others at what stands in its box.
-    contract = "auto" if task.contract == "plain" else task.contract
-    said = extraction.extract(course.answer, contract).answer or ""
-    correct = score.value if answered else 0.0
-    return Result(
-        task_id=task.id,
-        source=task.source,
-        method=item.method,
-        length=item.length,
-        repeat=item.repeat,
-        question=task.question,
-        gold=task.answers,
-        answer=course.answer,
-        correct=correct,
-        problem=course.problem or (score.problem if answered else ""),
-        scores={
-            name: metrics.METRICS[name](said, task.answers) if answered else 0.0
-            for name in REPORTED
-        },
-        finish=course.finish,
-        failed=course.failed,
-        turns=course.turns,
-        tokens=course.chunks.tokens or course.shown,
-        recall=course.recall.final,
-        lost=course.recall.fate(correct == 1.0) if answered else "",
-        began=began,
-        seconds=seconds,
-        changes=course.changes,
-    )
+def _problem(end: Ended) -> str:
+    if end.failure is None:
+        return ""
+    return f"{type(end.failure).__name__}: {end.failure}" if _broke(end) else str(end.failure)

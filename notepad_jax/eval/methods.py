@@ -3,9 +3,8 @@
 `notepad` reads all of it in chunks (reading.memory_agent). The others are what it is
 compared with, each one turn over at most `context` tokens: `full-context` shows the whole
 document and fails where it does not fit, `truncate-middle` its first and last halves,
-`recent-only` its end. All are coroutines of the same shape: turns, each with the memory
-after it. A document is streamed, and no more of it is held than a method shows. Above:
-measure; below: reading.memory_agent and text.prompts.
+`recent-only` its end (`Excerpts`). A document is streamed, and no more of it is held than a
+method shows. Above: measure, which hands both to `reading.loop`.
 """
 
 from __future__ import annotations
@@ -13,24 +12,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
-from notepad_jax.reading import memory_agent
-from notepad_jax.reading.memory_agent import Rules, TurnSampling
-from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
-from notepad_jax.types import (
-    NO_TOKENS,
-    Chunks,
-    Completer,
-    Document,
-    Tokens,
-    Turn,
-    TurnKind,
-    tokens,
-)
+from notepad_jax.types import NO_TOKENS, Document, Tokens, tokens
 
 NOTEPAD = "notepad"
 ONE_TURN = ("full-context", "truncate-middle", "recent-only")
@@ -46,34 +33,6 @@ def check(names: Iterable[str]) -> None:
 
 class DoesNotFit(ValueError):
     """A document is longer than the context that a method may show."""
-
-
-async def read_with_memory(
-    completer: Completer,
-    template: Template,
-    rules: Rules,
-    question: Tokens,
-    chunks: Chunks,
-    sampling: TurnSampling,
-) -> AsyncIterator[tuple[Turn, Tokens]]:
-    """The memory agent: yields each turn with the memory after it."""
-    state = memory_agent.start(question, chunks)
-    async for turn, after in memory_agent.read(completer, template, rules, state, sampling):
-        yield turn, after.memory_tokens
-
-
-async def read_at_once(
-    completer: Completer,
-    template: Template,
-    rules: Rules,
-    question: Tokens,
-    shown: Tokens,
-    sampling: TurnSampling,
-) -> AsyncIterator[tuple[Turn, Tokens]]:
-    """One answer turn over `shown`, the part of the document that a method shows."""
-    prompt = template.direct_prompt(question, shown)
-    completion = await completer.complete(prompt, sampling.params(rules, TurnKind.ANSWER, 0))
-    yield Turn(TurnKind.ANSWER, 0, prompt, completion), NO_TOKENS
 
 
 class Excerpts:

@@ -21,7 +21,7 @@ from notepad_jax.programs import parts
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.text.chunks import ChunkStream
+from notepad_jax.text.chunks import ChunkedDocument
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import MemoryState, PolicySnapshot, Turn, TurnKind
 
@@ -101,7 +101,7 @@ def ask(
     asked = memory_agent.encode_question(policy.tokenizer, question, rules.max_question)
     if not len(asked):
         raise ValueError("the question is empty; ask something, for example 'code of Ada ?'")
-    chunks = ChunkStream(policy.tokenizer, document, rules.chunk_size, window=2)
+    chunks = ChunkedDocument(policy.tokenizer, document, rules.chunk_size)
     try:
         chunks[0]
     except IndexError:
@@ -136,7 +136,7 @@ async def _answer(
     rules: memory_agent.Rules,
     template: Template,
     question: memory_agent.Tokens,
-    chunks: ChunkStream,
+    chunks: ChunkedDocument,
     on_turn: Callable[[Turn, MemoryState], None],
 ) -> str:
     e = config.evaluate

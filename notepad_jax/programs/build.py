@@ -24,9 +24,10 @@ from ml_collections import ConfigDict
 from notepad_jax.data import files
 from notepad_jax.data.foreign import golongrl
 from notepad_jax.eval.lengths import format_length, parse_length
-from notepad_jax.eval.measure import Item, Reader, measure
-from notepad_jax.eval.methods import NOTEPAD, Excerpts
+from notepad_jax.eval.measure import Item, measure
+from notepad_jax.eval.methods import NOTEPAD
 from notepad_jax.programs import configuration, evaluate, parts, reading_list, subjects
+from notepad_jax.reading.loop import Reader
 from notepad_jax.scoring import metrics
 from notepad_jax.tasks import suites
 from notepad_jax.telemetry.identity import settle, write_json
@@ -258,8 +259,7 @@ async def unknown(
     async with subject.opened(rules) as completer:
         reader = Reader(
             completer, subject.tokenizer, subject.template, rules,
-            evaluate.sampling(config, subject), lambda task: (),
-            Excerpts(subject.tokenizer, e.context), e.at_once,
+            evaluate.sampling(config, subject), lambda task: (), e.at_once,
         )  # fmt: skip
         for first in itertools.count(0, ASKED_AT_ONCE):
             numbers = range(first, first + ASKED_AT_ONCE)

@@ -3,7 +3,7 @@
 An imported policy is a folder with the published config.json and tokenizer files, and
 `checkpoints/0`: an orbax step with `params` and `meta`, which `checkpoint.steps.load_params`
 reads onto any mesh, as it reads a run's steps. `export_hf` takes such a folder, a run
-(runs/NAME), or a folder of steps, and streams the newest step out, one tensor at a time,
+(runs/NAME), or a folder of steps, and streams the newest good step out, one tensor at a time,
 without restoring the tree; `export_adapters` writes what a run with low-rank adapters trained,
 for PEFT. All write beside their destination and take its name at the end.
 """
@@ -26,11 +26,12 @@ from notepad_jax.checkpoint.checksums import combine, leaf_checksums
 from notepad_jax.checkpoint.hf import adapters, huggingface, storage
 from notepad_jax.checkpoint.hf.folder_swap import new_folder
 from notepad_jax.checkpoint.hf.writing import PART_BYTES, Written
-from notepad_jax.checkpoint.steps import steps_in, writer
+from notepad_jax.checkpoint.steps import choose, read_meta, steps_in, write
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.lora import Lora
 from notepad_jax.parallel import mesh, rules
+from notepad_jax.telemetry.identity import read_json
 from notepad_jax.telemetry.progress import Bar, Screen
 
 CHECKPOINTS = "checkpoints"
@@ -118,8 +119,7 @@ def _save(folder: Path, config: PolicyConfig, params: Any) -> None:
         "leaf_checksums": leaves,
         "policy": dataclasses.asdict(config),
     }
-    with writer(folder, keep=1, keep_every=None) as steps:
-        steps.save_checkpointables(0, {"params": params, "meta": meta}, force=True)
+    write(folder, 0, {"params": params, "meta": meta}, keep=1)
 
 
 # ---------------------------------------------------------------- out
@@ -130,7 +130,7 @@ def export_hf(
     dtype: str = "bfloat16", part_bytes: int = PART_BYTES,
     step: int | None = None, like: str | None = None, overwrite: bool = False,
 ) -> Exported:  # fmt: skip
-    """Writes one step (the newest) of a policy of ours as a Hugging Face folder or bucket.
+    """Writes one step (the newest good one) of a policy of ours as a Hugging Face folder or bucket.
 
     config.json's token ids, generation_config.json and the tokenizer's files come from
     `like`, a Hugging Face folder or URL: by default the imported folder itself, or the policy
@@ -138,7 +138,7 @@ def export_hf(
     """
     began = time.perf_counter()
     _known(dtype, DTYPES)
-    where, step = _step(Path(source), step, target)
+    where, step = _step(Path(source), step, target, screen, "params")
     like = like or _origin(Path(source))
     kvstore = storage.open_kvstore(like)
     text = storage.read_json(like, kvstore, huggingface.CONFIG)
@@ -158,14 +158,14 @@ def export_adapters(
     source: str | Path, target: str, screen: Screen, dtype: str = "float32",
     step: int | None = None, like: str | None = None, overwrite: bool = False,
 ) -> Exported:  # fmt: skip
-    """Writes the adapters of one step (the newest) of a run as PEFT loads them.
+    """Writes the adapters of one step (the newest good one) of a run as PEFT loads them.
 
     The model that they adapt is `like`, by default the policy that the run started from.
     Raises ValueError for anything wrong with either side, and for a run without adapters.
     """
     began = time.perf_counter()
     _known(dtype, DTYPES)
-    where, step = _step(Path(source), step, target)
+    where, step = _step(Path(source), step, target, screen, "opt")
     lora = _lora(Path(source))
     like = like or _origin(Path(source))
     config = _sizes(where, like, step)
@@ -220,20 +220,22 @@ def _abstract(config: PolicyConfig, dtype: str) -> list[jax.ShapeDtypeStruct]:
     return jax.tree.leaves(parameters.abstract_params(config, dtype))
 
 
-def _step(source: Path, step: int | None, target: str) -> tuple[Path, int]:
-    """Returns the folder of steps under `source` and the step asked for, or the newest."""
+def _step(
+    source: Path, step: int | None, target: str, screen: Screen, item: str
+) -> tuple[Path, int]:
+    """Returns the folder of steps under `source` and the step asked for, or the newest good one.
+
+    Good is a step whose `item` and `meta` are as they were saved; the rest is not read.
+    """
     _local(source, "a checkpoint of ours")
     where = source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else source
     if Path(target).absolute() in (source.absolute(), where.absolute()):
         raise ValueError(f"{target} is the source; choose another destination")
-    steps = steps_in(where)
-    if not steps:
+    if not steps_in(where):
         raise ValueError(
             f"{source} has no finished checkpoint; give a run (runs/NAME) or what import-hf wrote"
         )
-    if step is not None and step not in steps:
-        raise ValueError(f"{where} has no step {step}; there: {', '.join(map(str, steps))}")
-    return where, steps[-1] if step is None else step
+    return where, choose(where, step, screen.warn, (item, "meta"))
 
 
 def _origin(source: Path) -> str:
@@ -255,11 +257,9 @@ def _folder(source: Path) -> Path:
 
 def _settings(source: Path) -> dict[str, Any]:
     """Returns the config.json of a run or an imported policy; {} where there is none."""
-    try:
-        said = json.loads((_folder(source) / huggingface.CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return said if isinstance(said, dict) else {}
+    path = _folder(source) / huggingface.CONFIG
+    mend = "mend it, or name the policy's Hugging Face folder (--like)"
+    return read_json(path, mend) if path.is_file() else {}
 
 
 def _sizes(where: Path, like: str, step: int) -> PolicyConfig:
@@ -267,11 +267,7 @@ def _sizes(where: Path, like: str, step: int) -> PolicyConfig:
 
     The step's own record of them must agree: the tokenizer of another policy is no help.
     """
-    config = huggingface.import_config(like)
-    try:
-        meta = json.loads((where / str(step) / "meta" / "data.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return config  # shapes are compared by the export
+    config, meta = huggingface.import_config(like), read_meta(where, step)
     recorded = meta.get("policy") or {}
     ours = json.loads(json.dumps(dataclasses.asdict(config)))
     for key in sorted(set(recorded) & set(ours) - {"dtype", "valid_vocab", "family"}):

@@ -21,18 +21,20 @@ from ml_collections import ConfigDict
 
 from notepad_jax.eval import methods, summary
 from notepad_jax.eval.lengths import format_length, parse_length
-from notepad_jax.eval.measure import Progress, Reader, Result, check, measure
+from notepad_jax.eval.measure import Progress, Result, check, measure
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, reading_list
 from notepad_jax.programs.reading_list import SYNTHETIC, Job
 from notepad_jax.programs.subjects import Subject, counter
+from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.report import evaluation_page
 from notepad_jax.report.examples import Example
+from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.text.chunks import DocumentStreams
+from notepad_jax.text.chunks import Documents
 
 REPORT = "report.json"
 HOPELESS = 256  # readings, all failed, after which an evaluation stops before its end
@@ -110,16 +112,22 @@ async def _read(
 
     for rules, group in itertools.groupby(left, lambda pair: pair[0].rules):
         async with subject.opened(rules) as completer:
-            chunks_of = DocumentStreams(subject.tokenizer, rules.chunk_size)
+            chunks_of = Documents(subject.tokenizer, rules.chunk_size)
             reader = Reader(
                 completer, subject.tokenizer, subject.template, rules, sampling(config, subject),
-                chunks_of, excerpts, e.at_once,
+                chunks_of, e.at_once,
             )  # fmt: skip
             for job, items in group:
                 job = dataclasses.replace(job, items=tuple(items))
                 with _progress(job, label, len(e.methods) > 1, screen) as on_progress:
                     await measure(
-                        items, reader, on_progress, readings.trace_of, readings.add, on_failure
+                        items,
+                        reader,
+                        on_progress,
+                        excerpts,
+                        readings.trace_of,
+                        readings.add,
+                        on_failure,
                     )
                 _give_up(readings, failures, HOPELESS)
     _give_up(readings, failures, 1)
@@ -160,7 +168,16 @@ def _progress(
 
 
 def run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Outcome:
-    """Evaluates into `folder` (or goes on there): readings, traces, report.json, report.html."""
+    """Evaluates into `folder` (or goes on there): readings, traces, report.json, report.html.
+
+    Raises ValueError for settings that cannot work or are not those of the folder's readings,
+    and as `run_folder.opened` does.
+    """
+    with run_folder.opened(folder, resume=folder.is_dir()):
+        return _run(config, reader, folder, screen)
+
+
+def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Outcome:
     e = config.evaluate
     _check_amounts(config)
     lengths = list(dict.fromkeys(parse_length(name) for name in e.lengths))

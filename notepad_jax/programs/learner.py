@@ -46,9 +46,9 @@ class Plan:
         """Optimizer steps that a rollout of enough groups is learnt from."""
         return self.minibatches * self.epochs
 
-    def rate_scale(self, kept_share: float) -> float:
+    def rate_scale(self, share: float) -> float:
         """Returns what the rate is multiplied by when that share of the groups is informative."""
-        return min(1.0, kept_share / self.full_rate_at) if self.full_rate_at else 1.0
+        return min(1.0, share / self.full_rate_at) if self.full_rate_at else 1.0
 
 
 @dataclasses.dataclass
@@ -120,10 +120,11 @@ def params(learner: Learner) -> Any:
 # ---------------------------------------------------------------- learning
 
 
-def learn(
-    learner: Learner, groups: Sequence[Group], kept_share: float
-) -> tuple[dict[str, float], int]:
-    """Learns from a rollout; returns (metrics, tokens that were packed)."""
+def learn(learner: Learner, groups: Sequence[Group], share: float) -> tuple[dict[str, float], int]:
+    """Learns from a rollout; returns (metrics, tokens that were packed).
+
+    `share` of the groups that these were chosen from were informative.
+    """
     plan = learner.plan
     values = advantages.of_groups(plan.advantage, groups)
     packed = [
@@ -137,7 +138,7 @@ def learn(
         for part in parts_of(len(groups), plan.minibatches)
     ]
     batches = [_with_logprobs(learner, one.batch) for one in packed] * plan.epochs
-    scale = plan.rate_scale(kept_share)
+    scale = plan.rate_scale(share)
     learner.state, learnt = update.learn(
         learner.config, learner.optimizer, learner.settings, learner.state, learner.frozen,
         batches, scale,

@@ -13,7 +13,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.checkpoint.steps import as_stored, load_params
+from notepad_jax.checkpoint.steps import as_stored, load_params, require
 from notepad_jax.checkpoint.targets import check_shapes
 from notepad_jax.engine.executor import Executor
 from notepad_jax.engine.service import EngineService
@@ -54,6 +54,7 @@ def load_policy(folder: str | Path, activations: str = "") -> LoadedPolicy:
     steps = Path(folder) / convert.CHECKPOINTS
     if steps.is_dir():
         config = huggingface.import_config(folder)
+        require(steps, 0, ("params", "meta"), "import the policy again")
         like = as_stored(steps, 0)
         check_shapes(like, parameters.abstract_params(config), str(steps))
         params, _ = load_params(steps, 0, like)

@@ -29,7 +29,6 @@ from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import (
     configuration,
     evaluate,
-    learner,
     parts,
     reading_list,
     subjects,
@@ -37,6 +36,7 @@ from notepad_jax.programs import (
 )
 from notepad_jax.report import numerals, quickstart_page
 from notepad_jax.report.examples import Example
+from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import Screen
@@ -64,8 +64,21 @@ class Outcome:
     peak_memory: float  # bytes
 
 
-def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) -> Outcome:
-    """Does everything; with `resume`, an earlier run in `folder` is continued."""
+def run(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool = False, step: int | None = None
+) -> Outcome:
+    """Does everything; with `resume`, an earlier run in `folder` is continued.
+
+    Its training goes on from the newest good checkpoint, or from `step`. Raises as `train.train`
+    does.
+    """
+    with run_folder.opened(folder, resume):
+        return _run(config, folder, screen, resume, step)
+
+
+def _run(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
+) -> Outcome:
     timings: dict[str, float] = {}
 
     def timed(name: str, work: Any) -> Any:
@@ -74,10 +87,11 @@ def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) 
         timings[name] = time.perf_counter() - began
         return result
 
-    learner.settings_of(config)  # what training would refuse is said before the first measurement
+    train.check(config, resume, step)  # before the first measurement
     policy = parts.load_policy(config.policy, config.dtype)
     e = config.evaluate
-    write_json(folder / CONFIG, configuration.plain(config))
+    if not resume:  # then training says it, once nothing has refused the settings
+        write_json(folder / CONFIG, configuration.plain(config))
     screen.say("1/4  the starter, before reinforcement learning")
     before, _ = timed(
         "measure before",
@@ -88,7 +102,7 @@ def run(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) 
     screen.say(evaluate.table(summary.by_length(before)))
 
     screen.say(f"2/4  GRPO on documents of {config.data.tokens:,} tokens")
-    checkpoints = timed("train", lambda: train.train(config, folder, screen, resume))
+    checkpoints = timed("train", lambda: train.train(config, folder, screen, resume, step))
 
     screen.say("3/4  the trained policy")
     trained = dataclasses.replace(policy, params=_last_params(checkpoints, policy))

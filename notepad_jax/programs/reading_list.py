@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from notepad_jax.eval import methods
 from notepad_jax.eval.measure import Item
 from notepad_jax.programs import parts
-from notepad_jax.programs.train import TRAINING_DOCUMENTS
+from notepad_jax.programs.task_stream import TRAINING_DOCUMENTS
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.tasks import suites

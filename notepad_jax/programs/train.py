@@ -1,11 +1,11 @@
 """`notepad-jax train`: rollout, reward, update, hand-off, again.
 
 One step reads like this: draw documents; read every question G times with the engine;
-drop groups that teach nothing; learn from the others (`learner`); save a checkpoint; the
-engine adopts the new parameters. Every random number is a function of (seed, step, task,
-sample, turn), and the position in the data is part of the checkpoint, so a run that was
-killed continues with the same batches, noise and metrics. Above: cli and quickstart; below:
-everything.
+replace groups that teach nothing; learn from the others (`learner`); save a checkpoint; the
+engine adopts the new parameters. Every random number is a function of (seed, ordinal of the
+draw, question, sample, turn), and the account of all draws, with the groups that wait, is part
+of the checkpoint, so a run that was killed continues with the same batches, noise and metrics.
+Above: cli and quickstart; below: everything.
 """
 
 from __future__ import annotations
@@ -13,30 +13,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
-from notepad_jax.checkpoint.steps import steps_in
 from notepad_jax.checkpoint.training_state import Checkpoints
-from notepad_jax.data.records import Records, by_source, generated, of_files
 from notepad_jax.engine.service import EngineService
 from notepad_jax.model import parameters
-from notepad_jax.programs import configuration, learner, parts
+from notepad_jax.programs import (
+    configuration,
+    learner,
+    parts,
+    rollouts,
+    starting_policy,
+    task_stream,
+)
 from notepad_jax.programs.learner import Learner
-from notepad_jax.rollout import archive, collector, groups, rewards
-from notepad_jax.rollout.buffer import GroupBuffer
-from notepad_jax.starter.synthetic import make_tasks
-from notepad_jax.telemetry.metrics import RunLog
+from notepad_jax.programs.rollouts import Rollouts
+from notepad_jax.reading.trace import TraceFile
+from notepad_jax.rollout import archive, dynamic_sampling
+from notepad_jax.rollout.dynamic_sampling import Rollout
+from notepad_jax.rollout.ledger import Ledger
+from notepad_jax.telemetry import run_folder
+from notepad_jax.telemetry.identity import write_json
+from notepad_jax.telemetry.metrics import CONFIG, RunLog
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.types import Group, PolicySnapshot, Task
+from notepad_jax.types import PolicySnapshot
 
-TRAINING_DOCUMENTS = range(2**30)  # document seeds; evaluation uses others
 COLUMNS = ("step", "reward", "kept", "clip", "gap max", "entropy", "rollout s", "update s")
 
 
@@ -45,12 +52,11 @@ class Run:
     """What lives as long as a training run."""
 
     config: ConfigDict
-    reader: collector.Reader
-    score: rewards.Score
-    records: Records
+    rollouts: Rollouts
     driver: EngineService
-    buffer: GroupBuffer
+    ledger: Ledger
     learner: Learner
+    start: Mapping[str, str]  # the policy that it began with, by content
     checkpoints: Checkpoints
     handoff: Handoff
     step: int  # steps done
@@ -62,33 +68,51 @@ class Diverged(ValueError):
     """Updates that are not finite, several in a row."""
 
 
-def train(config: ConfigDict, folder: Path, screen: Screen, resume: bool = False) -> Path:
-    """Runs (or continues) the training in `folder`; returns the folder of its checkpoints.
+def train(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool = False, step: int | None = None
+) -> Path:
+    """Runs the training in the new folder `folder`, or continues one; returns its checkpoints.
 
-    Raises ValueError for a config that cannot work, or a folder that already holds a run.
+    With `resume` it goes on from the newest good checkpoint, or from `step`. Raises ValueError
+    for a config that cannot work, a checkpoint that is damaged, a policy or task files that are
+    not those that the run began with, and as `run_folder.opened` does. Whatever is refused,
+    nothing that was in the folder has changed.
     """
-    return asyncio.run(_train(config, folder, screen, resume))
+    with run_folder.opened(folder, resume):
+        return asyncio.run(_train(config, folder, screen, resume, step))
 
 
-async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool) -> Path:
+async def _train(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
+) -> Path:
+    settings = configuration.plain(config)
+    if not resume:
+        write_json(folder / CONFIG, settings)  # so that a start that is killed can be resumed
+    run = prepare(config, folder, screen, resume, step)
     with contextlib.ExitStack() as stack:
-        run = prepare(config, folder, resume, stack)
         log = stack.enter_context(RunLog(folder, resume_step=run.step + 1 if resume else None))
-        log.config(configuration.plain(config))
+        write_json(folder / CONFIG, settings)  # nothing refused them
+        archived = stack.enter_context(TraceFile(folder / archive.FILE))
+        archive.take_back(archived, run.step + 1)
         table = screen.table("reinforcement learning", COLUMNS)
         bar = screen.bar("train", config.steps, "steps")
         bar.advance(run.step)
+        truncated = False
         async with run.driver:
             while run.step < config.steps:
-                drawn = run.records.get_state()
-                metrics, timings, sampled = await one_step(run)
-                log.write(run.step, metrics, timings)
+                before = run.ledger
+                metrics, timings, rollout = await one_step(run)
+                if metrics["data/truncated_documents"] and not truncated:
+                    truncated = True
+                    screen.say(task_stream.truncated(metrics, run.step, config.tasks.max_tokens))
+                log.write(run.step, metrics, timings, rollouts.account(before, rollout))
                 archive.append(
-                    folder / "trajectories.jsonl", sampled[: config.rollout.archive],
-                    run.reader, run.step,
-                )  # fmt: skip
+                    archived, rollout.batch[: config.rollout.archive], run.rollouts.reader, run.step
+                )
+                for one in rollout.failed:
+                    screen.say(f"step {run.step}: nothing is learnt from one group: {one}")
                 if _skipped(metrics):
-                    _keep_last_good(run, drawn)
+                    _keep_last_good(run, before)
                 else:
                     await save_and_hand_over(run)
                 bar.advance(1, reward=metrics["reward"])
@@ -97,47 +121,47 @@ async def _train(config: ConfigDict, folder: Path, screen: Screen, resume: bool)
     return folder / "checkpoints"
 
 
-def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.ExitStack) -> Run:
-    """Loads the policy and puts the parts together, where the last checkpoint left them."""
-    # What can be wrong with a config is found out before the run's folder exists.
+def check(config: ConfigDict, resume: bool, step: int | None) -> None:
+    """Raises ValueError for what is wrong and can be known before anything is loaded."""
     learner.settings_of(config)
-    if not resume and steps_in(folder / "checkpoints"):
-        raise ValueError(f"{folder} already holds a run; resume it, or name another folder")
+    if not resume and step is not None:
+        raise ValueError(f"step {step} is where a run goes on: say --resume as well")
+
+
+def prepare(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
+) -> Run:
+    """Loads the policy and puts the parts together, where a checkpoint left them."""
+    check(config, resume, step)  # before anything is written or removed
     policy = parts.load_policy(config.policy, config.dtype)
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)
-    reader = collector.Reader(
-        tokenizer=policy.tokenizer,
-        template=template,
-        rules=reading,
-        temperature=config.rollout.temperature,
-        top_p=config.rollout.top_p,
-        group_size=config.rollout.group_size,
-        max_document=config.data.tokens,
-    )
-    records, score = _records(config), rewards.by(config.tasks.reward)
+    stream = task_stream.opened(config, policy.tokenizer, screen)
     handoff = _handoff(config.checkpoint, folder, policy)
     driver = parts.service(config.engine, policy, reading, template, PolicySnapshot(-1, None))
+    sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
+    start = starting_policy.content(policy)
     learning = learner.prepare(config, policy.config, policy.params)
     del policy  # the starting weights live on in the learner alone
 
-    checkpoints = stack.enter_context(
-        Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
-    )
-    step, fresh = 0, not resume or checkpoints.latest() is None
-    if not fresh:
-        saved = checkpoints.restore(*learner.restore_target(learning))
-        records.set_state(saved.data)
+    checkpoints = Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
+    ledger, fresh = Ledger(), step is None and not (resume and checkpoints.steps())
+    if fresh:
+        step = 0
+    else:
+        saved = checkpoints.restore(*learner.restore_target(learning), screen.warn, step)
+        starting_policy.compare(saved.meta.get("start", {}), start, folder)
+        ledger = sampled.restored(saved.data)
         learner.resume(learning, saved)
         step = saved.step
+        checkpoints.go_on_from(step)
     run = Run(
         config=config,
-        reader=reader,
-        score=score,
-        records=records,
+        rollouts=sampled,
         driver=driver,
-        buffer=GroupBuffer(config.rollout.max_staleness),
+        ledger=ledger,
         learner=learning,
+        start=start,
         checkpoints=checkpoints,
         handoff=handoff,
         step=step,
@@ -146,7 +170,7 @@ def prepare(config: ConfigDict, folder: Path, resume: bool, stack: contextlib.Ex
     )
     params = learner.params(learning)
     if fresh:
-        _save(run, params, records.get_state())
+        _save(run, params, ledger)
     run.driver.start_with(_published(run, params))
     return run
 
@@ -172,65 +196,29 @@ def _handoff(checkpoint: ConfigDict, folder: Path, policy: parts.LoadedPolicy) -
     return ThroughStorage(folder / "checkpoints", wanted)
 
 
-def _records(config: ConfigDict) -> Records:
-    """Returns where the run draws its tasks: the files that are named, or the generator."""
-    if config.tasks.files:
-        sources = by_source(config.tasks.files)
-        return of_files(sources, config.seed, _weights(config.tasks.weights))
-    make = functools.partial(_document, config.data.to_dict())
-    make(TRAINING_DOCUMENTS.start)
-    return generated(make, config.seed, documents=TRAINING_DOCUMENTS)
-
-
-def _weights(words: Sequence[str]) -> dict[str, float]:
-    weights = {}
-    for word in words:
-        name, _, weight = word.rpartition("=")
-        try:
-            weights[name] = float(weight)
-        except ValueError:
-            raise ValueError(f"tasks.weights has {word!r}; write SOURCE=NUMBER") from None
-    return weights
-
-
-def _document(data: dict[str, Any], seed: int) -> tuple[Task, ...]:
-    return make_tasks(seed, **data)
-
-
 # ---------------------------------------------------------------- one step
 
 
-async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], list[Group]]:
-    """Rollout and update; returns (metrics, timings, informative groups)."""
-    config, now = run.config, run.driver.version
-    began = time.perf_counter()
-    kept, stats = await groups.collect_informative(
-        lambda missing: _draw(run.records, config.rollout.documents),
-        lambda tasks: collector.collect(
-            tasks, run.driver, run.reader, config.seed, run.step, score=run.score
-        ),
-        wanted_groups=config.rollout.documents * _questions(config),
-        max_rounds=config.rollout.max_rounds,
-    )
+async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollout]:
+    """Rollout and update; returns (metrics, timings, what was sampled)."""
+    began, before = time.perf_counter(), run.ledger
+    rollout, metrics = await run.rollouts.step(before, run.driver.version)
     rolled = time.perf_counter()
-    run.buffer.add(kept, now)
-    batch_groups = run.buffer.take(len(kept), now)
     engine = run.driver.take_stats()
-    metrics = stats.metrics() | {
+    metrics |= {
         "rollout/prefix_tokens": engine.prefix_tokens,
         "rollout/prefix_tokens_saved": engine.prefix_tokens_saved,
         "rollout/tail_tokens": engine.tail_tokens,
         "rollout/draft_tokens": engine.draft_tokens,
         "rollout/decode_tokens": engine.decode_tokens,
-        "groups/dropped_stale": run.buffer.dropped_stale,
     }
     packed_tokens = 0
-    if batch_groups:
-        learnt, packed_tokens = learner.learn(
-            run.learner, batch_groups, metrics["groups/kept_share"]
-        )
+    if rollout.batch:
+        learnt, packed_tokens = learner.learn(run.learner, rollout.batch, rollout.share)
         metrics |= learnt
-    run.step += 1
+        if _skipped(metrics):
+            rollout = dynamic_sampling.without_update(rollout, before)
+    run.step, run.ledger = run.step + 1, rollout.ledger
     ended = time.perf_counter()
     sampled = engine.prefix_tokens + engine.tail_tokens + engine.decode_tokens
     timings = {
@@ -239,16 +227,7 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], list[G
         "rollout_tokens_per_second": sampled / (rolled - began),
         "update_tokens_per_second": packed_tokens / (ended - rolled),
     }
-    return metrics, timings, batch_groups
-
-
-def _questions(config: ConfigDict) -> int:
-    """Returns how many questions a sample asks; task files have one a document."""
-    return 1 if config.tasks.files else config.data.questions
-
-
-def _draw(records: Iterator[tuple[Task, ...]], documents: int) -> list[Task]:
-    return [task for _ in range(documents) for task in next(records)]
+    return metrics, timings, rollout
 
 
 # ---------------------------------------------------------------- checkpoint and hand-off
@@ -258,7 +237,7 @@ async def save_and_hand_over(run: Run) -> None:
     """Saves the step if it is due; the engine adopts its parameters either way."""
     params, run.good = learner.params(run.learner), run.step
     if run.step % run.config.checkpoint.every == 0 or run.step == run.config.steps:
-        _save(run, params, run.records.get_state())
+        _save(run, params, run.ledger)
     snapshot = _published(run, params)
     del params  # with adapters it is a policy of its own, and the engine is about to hold two
     await run.driver.adopt(snapshot, drain=True)
@@ -269,14 +248,14 @@ def _skipped(metrics: dict[str, float]) -> bool:
     return 0 < metrics.get("update/skipped", 0) == metrics["update/optimizer_steps"]
 
 
-def _keep_last_good(run: Run, drawn: Any) -> None:
+def _keep_last_good(run: Run, before: Ledger) -> None:
     """After a skipped step: the last good one is on disk, and nothing newer ever hides it.
 
-    The weights are still that step's, so there is nothing to hand over. `drawn` is where the
-    data stood before the step; a resumed run draws it again.
+    The weights are still that step's, so there is nothing to hand over. `before` is the account
+    before the step; a resumed run draws again what it drew.
     """
     if run.saved != run.good:
-        _save(run, learner.params(run.learner), drawn, step=run.good)
+        _save(run, learner.params(run.learner), before, step=run.good)
     in_a_row, most = run.step - run.good, run.learner.plan.max_skipped
     if in_a_row >= most:
         raise Diverged(
@@ -287,16 +266,17 @@ def _keep_last_good(run: Run, drawn: Any) -> None:
         )
 
 
-def _save(run: Run, params: Any, drawn: Any, step: int | None = None) -> None:
-    """Saves the learner as it is, as `step` (the current one), with the data at `drawn`."""
+def _save(run: Run, params: Any, ledger: Ledger, step: int | None = None) -> None:
+    """Saves the learner as it is, as `step` (the current one), with the account `ledger`."""
     learning, step = run.learner, run.step if step is None else step
     meta = {
         "seed": run.config.seed,
         "optimizer_steps": int(learning.state.step),
         "policy": dataclasses.asdict(learning.config),
+        "start": run.start,
     }
     beside = learner.saved_beside(learning, params)
-    run.checkpoints.save(step, params, beside, drawn, meta)
+    run.checkpoints.save(step, params, beside, run.rollouts.saved(ledger), meta)
     run.saved = step
 
 

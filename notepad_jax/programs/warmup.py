@@ -235,7 +235,7 @@ def run(config: ml_collections.ConfigDict, screen: Screen) -> dict[str, float]:
     opt_state = place.commit(optimizer.init(params))
     first = 0
     if config.checkpoints:
-        saved = _restore(config.checkpoints, params, opt_state)
+        saved = _restore(config.checkpoints, params, opt_state, screen)
         first, params, opt_state = saved or (0, params, opt_state)
     screen.say(f"warmup: {count(policy):,} parameters, steps {first} to {config.steps}")
     bar = screen.bar("warmup", config.steps, "steps")
@@ -256,20 +256,22 @@ def run(config: ml_collections.ConfigDict, screen: Screen) -> dict[str, float]:
         last |= {f"{name}@{chunk_size}": x for name, x in numbers.items()}
         bar.advance(1, loss=numbers["loss"], retrieval=numbers["retrieval"], chunk=chunk_size)
         if config.checkpoints and (step + 1) % config.checkpoint_every == 0:
-            with Checkpoints(config.checkpoints, keep=1) as checkpoints:
-                checkpoints.save(step + 1, params, opt_state, {}, {"seed": config.seed})
+            checkpoints = Checkpoints(config.checkpoints, keep=1)
+            checkpoints.save(step + 1, params, opt_state, {}, {"seed": config.seed})
     bar.finish()
     folder = _write(policy, params, Path(config.folder))
     screen.say(f"wrote {folder} after {time.monotonic() - began:.0f} s")
     return last
 
 
-def _restore(folder: str, params: Params, opt_state: Any) -> tuple[int, Params, Any] | None:
-    with Checkpoints(folder, keep=1) as checkpoints:
-        if checkpoints.latest() is None:
-            return None
-        saved = checkpoints.restore(abstract(params), abstract(opt_state))
-        return saved.step, saved.params, saved.opt
+def _restore(
+    folder: str, params: Params, opt_state: Any, screen: Screen
+) -> tuple[int, Params, Any] | None:
+    checkpoints = Checkpoints(folder, keep=1)
+    if not checkpoints.steps():
+        return None
+    saved = checkpoints.restore(abstract(params), abstract(opt_state), screen.warn)
+    return saved.step, saved.params, saved.opt
 
 
 def _write(policy: PolicyConfig, params: Params, folder: Path) -> Path:

@@ -4,15 +4,14 @@ A reading is `MemoryState` -> prompt -> completion -> `MemoryState`, once per ch
 then one answer turn. Every turn is a context of its own: nothing but the memory is
 carried over, spliced in as token ids, never decoded and encoded again. `start`, `prompt`
 and `advance` are pure; `read` awaits a `Completer` between them. The same functions run
-in training, evaluation and serving. Above: rollout, eval and the programs; below:
-prompts and chunks.
+in training, evaluation and serving. Above: `loop` and the programs; below: prompts and chunks.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 
@@ -26,9 +25,7 @@ from notepad_jax.types import (
     Finish,
     MemoryState,
     Prompt,
-    Reading,
     SamplingParams,
-    Status,
     Task,
     Tokens,
     Turn,
@@ -193,38 +190,6 @@ async def read(
         yield turn, state
         if kind is TurnKind.ANSWER or cancelled:
             return
-
-
-OnTurn = Callable[[Turn, MemoryState], None]
-
-
-async def read_through(
-    completer: Completer,
-    tokenizer: Tokenizer,
-    template: Template,
-    rules: Rules,
-    state: MemoryState,
-    sampling: TurnSampling,
-    task_id: str,
-    sample: int,
-    on_turn: OnTurn | None = None,
-) -> Reading:
-    """Reads to the end and returns the whole reading, its answer decoded."""
-    turns: list[Turn] = []
-    async for turn, after in read(completer, template, rules, state, sampling):
-        turns.append(turn)
-        if on_turn is not None:
-            on_turn(turn, after)
-    status = _STATUS[turns[-1].completion.finish]
-    answer = "" if status is Status.CANCELLED else tokenizer.decode(written(turns[-1].completion))
-    return Reading(task_id, sample, tuple(turns), answer, status)
-
-
-_STATUS = {
-    Finish.STOP: Status.ANSWERED,
-    Finish.LENGTH: Status.TRUNCATED,
-    Finish.CANCELLED: Status.CANCELLED,
-}
 
 
 def _chunk_or_none(chunks: Chunks, k: int) -> Tokens | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from notepad_jax.eval.measure import MemoryChange, Result
+from notepad_jax.eval.measure import Result
+from notepad_jax.reading.trace import MemoryChange
 
 FIRST_CHANGES, LAST_CHANGES = 8, 4  # memory changes of an example that are shown
 

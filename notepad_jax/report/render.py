@@ -11,7 +11,6 @@ Above: `quickstart_page` and `evaluation_page`, which make the values; below: `n
 from __future__ import annotations
 
 import base64
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from markupsafe import Markup
 
 from notepad_jax.eval.lengths import format_length
 from notepad_jax.report import numerals
+from notepad_jax.telemetry.identity import write_whole
 
 LONGEST_TEXT = 6_000  # characters of one value that are shown
 
@@ -36,9 +36,7 @@ def write(path: Path, template: str, values: Mapping[str, Any]) -> Path:
     """
     html = _ENVIRONMENT.get_template(template).render(values)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(html, encoding="utf-8", errors="replace")
-    os.replace(temporary, path)
+    write_whole(path, html.encode("utf-8", "replace"))
     return path
 
 

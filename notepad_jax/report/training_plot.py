@@ -33,7 +33,7 @@ class Panel:
 
 PANELS = (
     Panel("Reward", {"reward": "mean reward"}, "share"),
-    Panel("Groups that carry signal", {"groups/kept_share": "kept"}, "share"),
+    Panel("Groups that carry signal", {"groups/informative_share": "informative"}, "share"),
     Panel("Entropy per token", {"entropy_update": "memory", "entropy_answer": "answer"}),
     Panel("Share of tokens clipped", {"clip_share": "clipped"}),
     Panel(

@@ -1,151 +1,120 @@
-"""Many readings at once: n tasks x G samples, each a coroutine of the same reading loop.
+"""Draws become groups: every question read G times, every reading scored.
 
-There is no turn barrier: a reading asks for its next turn as soon as its last one came
-back, and the completer (the engine, or a fake) sees all waiting turns together.
-Everything runs in one thread of asyncio, so nothing here needs a lock. If one reading
-fails or the caller is cancelled, all the others are cancelled and awaited before
-`collect` returns. Above: programs and groups; below: reading.memory_agent and rewards.
+The noise of a reading is a function of (run seed, ordinal of its draw, question, sample): a task
+that is drawn again is read with other noise, and a draw that is read again with the same.
+Members of a group keep the shared parts of their prompts once between them, and no hints to
+an engine: what is left of 16 readings is hardly more than one and 16 answers.
+Above: programs and groups; below: reading.loop and rewards.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.memory_agent import Rules, TurnSampling
+from notepad_jax.reading.loop import Ended, Job, Reader, read_all
 from notepad_jax.rollout import rewards
-from notepad_jax.text.chunks import DocumentChunks
-from notepad_jax.text.prompts import Template
-from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import (
-    Chunks,
-    Completer,
-    CompleterFailed,
+    Draw,
+    Finish,
     Group,
-    MemoryState,
+    Prompt,
+    Reading,
+    Status,
     Task,
     Tokens,
     Trajectory,
     Turn,
 )
 
-OnTurn = Callable[[Task, int, Turn, MemoryState], None]  # task, sample, turn, state after it
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Failed:
+    """A group of which a reading failed: it cannot be compared, so nothing is learnt from it."""
+
+    task: Task
+    ordinal: int
+    question: int
+    sample: int  # the first that failed
+    failure: Exception
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(ordinal, question), as a group's."""
+        return self.ordinal, self.question
+
+    def __str__(self) -> str:
+        kind = type(self.failure).__name__
+        return f"task {self.task.id!r}, sample {self.sample}: {kind}: {self.failure}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Reader:
-    """How a rollout reads: what all readings of a run have in common."""
-
-    tokenizer: Tokenizer
-    template: Template
-    rules: Rules
-    temperature: float  # 1 in training: behaviour logprobs are those of the policy itself
-    top_p: float  # 1 in training
-    group_size: int  # G samples of each task
-    max_document: int  # tokens; longer documents are centre-truncated
-
-    def __post_init__(self) -> None:
-        if self.group_size < 1:
-            raise ValueError(f"group_size is {self.group_size}; it must be at least 1")
-
-
-def trajectory_seed(run_seed: int, step: int, task_id: str, sample: int) -> int:
-    """Returns the base seed of one reading (63 bits, blake2b): none is used twice."""
-    return memory_agent.hashed_seed("trajectory", int(run_seed), int(step), task_id, int(sample))
+def trajectory_seed(run_seed: int, ordinal: int, question: int, sample: int) -> int:
+    """Returns the base seed of one reading (63 bits, blake2b): none is used twice in a run."""
+    return memory_agent.hashed_seed(
+        "trajectory", int(run_seed), int(ordinal), int(question), int(sample)
+    )
 
 
 async def collect(
-    tasks: Sequence[Task],
-    completer: Completer,
+    draws: Sequence[Draw],
     reader: Reader,
+    group_size: int,
     run_seed: int,
-    step: int,
-    on_turn: OnTurn | None = None,
     score: rewards.Score = rewards.score,
-) -> list[Group]:
-    """Reads every task G times and returns one scored group per task, in task order.
+) -> tuple[list[Group], list[Failed]]:
+    """Reads every question of every draw `group_size` times.
 
-    Tasks that share a document object share its chunks. The ids of `tasks` must differ,
-    or their readings would draw the same noise. Raises ValueError naming the task where
-    its input is at fault (a question over the limit), ReadingFailed where anything else
-    went wrong during a reading.
+    Returns (groups, failed groups), both in the order of the draws. Tasks that share a document
+    object share its chunks. Raises ValueError naming a task that cannot be scored, and
+    CompleterFailed if nobody is answered any more.
     """
-    _check_ids(tasks)
-    chunks_of = DocumentChunks(reader.tokenizer, reader.rules.chunk_size, reader.max_document)
-    questions = [
-        memory_agent.question_of(task, reader.tokenizer, reader.rules.max_question)
-        for task in tasks
+    if group_size < 1:
+        raise ValueError(f"group_size is {group_size}; it must be at least 1")
+    asked = [
+        (task, draw.ordinal, question) for draw in draws for question, task in enumerate(draw.tasks)
     ]
-
-    async def one(task: Task, question: Tokens, sample: int) -> Trajectory:
-        seed = trajectory_seed(run_seed, step, task.id, sample)
-        return await _read_one(
-            task, question, chunks_of(task), sample, seed, completer, reader, on_turn, score
-        )
-
-    try:
-        async with asyncio.TaskGroup() as readings:
-            running = [
-                [readings.create_task(one(task, question, k)) for k in range(reader.group_size)]
-                for task, question in zip(tasks, questions, strict=True)
-            ]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from failures.exceptions[0].__cause__
-    return [
-        Group(task, tuple(reading.result() for reading in members))
-        for task, members in zip(tasks, running, strict=True)
+    jobs = [
+        Job(task, trajectory_seed(run_seed, ordinal, question, sample))
+        for task, ordinal, question in asked
+        for sample in range(group_size)
     ]
+    kept: dict[bytes, Tokens] = {}
+
+    def ended(index: int, turns: _Turns, end: Ended) -> Trajectory | Exception:
+        if end.failure is not None:
+            return end.failure
+        status = Status.ANSWERED if end.finish is Finish.STOP else Status.TRUNCATED
+        task, sample = jobs[index].task, index % group_size
+        try:
+            return score(Reading(task.id, sample, tuple(turns.turns), end.answer, status), task)
+        except ValueError as error:  # of the task, not of what was said
+            raise ValueError(f"task {task.id!r}: {error}") from error
+
+    read = await read_all(jobs, reader, lambda index: _Turns(kept), ended)
+    groups: list[Group] = []
+    failed: list[Failed] = []
+    for number, (task, ordinal, question) in enumerate(asked):
+        members = read[number * group_size : (number + 1) * group_size]
+        broken = [(k, one) for k, one in enumerate(members) if isinstance(one, Exception)]
+        if broken:
+            failed.append(Failed(task, ordinal, question, *broken[0]))
+        else:
+            groups.append(Group(task, tuple(members), ordinal, question))
+    return groups, failed
 
 
-class ReadingFailed(RuntimeError):
-    """A reading broke off; the message names the task and the sample."""
+class _Turns:
+    """Watches one reading: its turns, as an update needs them."""
+
+    def __init__(self, kept: dict[bytes, Tokens]) -> None:
+        self.turns: list[Turn] = []
+        self._kept = kept  # shared parts of prompts, one array of each
+
+    def turn(self, turn: Turn, memory: Tokens) -> None:
+        self.turns.append(dataclasses.replace(turn, prompt=shared_once(turn.prompt, self._kept)))
 
 
-async def _read_one(
-    task: Task,
-    question: Tokens,
-    chunks: Chunks,
-    sample: int,
-    seed: int,
-    completer: Completer,
-    reader: Reader,
-    on_turn: OnTurn | None,
-    score: rewards.Score,
-) -> Trajectory:
-    def tell(turn: Turn, state: MemoryState) -> None:
-        if on_turn is not None:
-            on_turn(task, sample, turn, state)
-
-    try:
-        reading = await memory_agent.read_through(
-            completer,
-            reader.tokenizer,
-            reader.template,
-            reader.rules,
-            memory_agent.start(question, chunks),
-            TurnSampling(reader.temperature, reader.top_p, reader.template.stop_ids, seed),
-            task.id,
-            sample,
-            tell,
-        )
-        return score(reading, task)
-    except CompleterFailed:
-        raise  # nothing that this reading did: everybody's fails, with one cause
-    except ValueError as error:
-        raise ValueError(f"task {task.id!r}, sample {sample}: {error}") from error
-    except Exception as error:
-        raise ReadingFailed(
-            f"task {task.id!r}, sample {sample}: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _check_ids(tasks: Sequence[Task]) -> None:
-    seen: set[str] = set()
-    for task in tasks:
-        if task.id in seen:
-            raise ValueError(
-                f"task id {task.id!r} occurs twice in one rollout; give every question its own id"
-            )
-        seen.add(task.id)
+def shared_once(prompt: Prompt, kept: dict[bytes, Tokens]) -> Prompt:
+    """Returns the prompt without hints, its shared part the one array of `kept` that is equal."""
+    return Prompt(kept.setdefault(prompt.shared.tobytes(), prompt.shared), prompt.tail)

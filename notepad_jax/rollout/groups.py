@@ -1,20 +1,15 @@
-"""Dynamic sampling: a group whose rewards are all equal teaches nothing, so it is
-dropped, counted, and replaced by a fresh one, for a bounded number of rounds.
+"""What a rollout sampled, in numbers: sums and counts that are divided once, at the end.
 
 Reward and accuracy are reported over *all* sampled trajectories: over the kept ones alone
-they would look the same at every stage of training. Everything is a sum or a count;
-`GroupStats.metrics` divides once. Above: programs.train; `collect` comes in as a function.
+they would look the same at every stage of training. Above: dynamic_sampling.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
-from notepad_jax.types import Finish, Group, Status, Task, TurnKind
-
-NextTasks = Callable[[int], Sequence[Task]]  # how many are missing -> tasks to read
-Collect = Callable[[Sequence[Task]], Awaitable[list[Group]]]
+from notepad_jax.types import Finish, Group, Status, TurnKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,13 +18,15 @@ class GroupStats:
 
     rounds: int = 0
     groups_sampled: int = 0
-    groups_kept: int = 0
-    groups_surplus: int = 0  # informative, but more than were wanted
+    groups_informative: int = 0
+    groups_failed: int = 0  # a reading failed; sampled, and nothing else is known of them
+    groups_kept: int = 0  # in the batch
+    groups_waiting: int = 0  # informative, and kept for the next step
+    groups_stale: int = 0  # informative, and too old by the time there was room
     dropped_all_right: int = 0  # every reward 1
     dropped_all_wrong: int = 0  # every reward 0
     dropped_all_equal: int = 0  # every reward the same, in between
     trajectories: int = 0
-    cancelled: int = 0
     reward_sum: float = 0.0
     em_sum: float = 0.0
     normalised_em_sum: float = 0.0
@@ -44,6 +41,11 @@ class GroupStats:
         mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
         return GroupStats(*(a + b for a, b in zip(mine, theirs, strict=True)))
 
+    @property
+    def informative_share(self) -> float:
+        """Of the groups sampled; 0 where none was."""
+        return self.groups_informative / max(1, self.groups_sampled)
+
     def metrics(self) -> dict[str, float]:
         """Returns averages and counts under metric names; the one place that divides."""
         n, turns = max(1, self.trajectories), max(1, self.update_turns)
@@ -54,13 +56,14 @@ class GroupStats:
             "groups/rounds": self.rounds,
             "groups/sampled": self.groups_sampled,
             "groups/kept": self.groups_kept,
-            "groups/kept_share": self.groups_kept / max(1, self.groups_sampled),
-            "groups/surplus": self.groups_surplus,
+            "groups/informative_share": self.informative_share,
+            "groups/waiting": self.groups_waiting,
+            "groups/dropped_stale": self.groups_stale,
+            "groups/dropped_failed": self.groups_failed,
             "groups/dropped_all_right": self.dropped_all_right,
             "groups/dropped_all_wrong": self.dropped_all_wrong,
             "groups/dropped_all_equal": self.dropped_all_equal,
             "rollout/trajectories": self.trajectories,
-            "rollout/cancelled": self.cancelled,
             "rollout/empty_answers": self.empty_sum / n,
             "rollout/truncated_answers": self.truncated_answers / n,
             "rollout/truncated_memories": self.truncated_updates / turns,
@@ -70,37 +73,10 @@ class GroupStats:
         }
 
 
-async def collect_informative(
-    next_tasks: NextTasks, collect: Collect, wanted_groups: int, max_rounds: int
-) -> tuple[list[Group], GroupStats]:
-    """Samples until `wanted_groups` informative groups are there, or the rounds are over.
-
-    Each round asks `next_tasks` for as many tasks as groups are missing (it may give
-    more, e.g. a whole document's questions, or none when the data is at its end).
-    Returns at most `wanted_groups` groups, in the order they were drawn; with
-    `max_rounds` = 1 nothing is replaced. The result can be empty: nothing to learn from.
-    """
-    if wanted_groups < 1 or max_rounds < 1:
-        raise ValueError(
-            f"wanted_groups is {wanted_groups} and max_rounds {max_rounds}; both must be at least 1"
-        )
-    kept: list[Group] = []
-    stats = GroupStats()
-    while len(kept) < wanted_groups and stats.rounds < max_rounds:
-        tasks = next_tasks(wanted_groups - len(kept))
-        if not tasks:
-            break
-        groups = await collect(tasks)
-        stats += dataclasses.replace(measure(groups), rounds=1)
-        kept += [group for group in groups if group.informative]
-    surplus = max(0, len(kept) - wanted_groups)
-    stats += GroupStats(groups_kept=len(kept) - surplus, groups_surplus=surplus)
-    return kept[:wanted_groups], stats
-
-
-def measure(groups: Sequence[Group]) -> GroupStats:
-    """Returns the sums and counts of `groups`, all but rounds, kept and surplus."""
-    return sum((_measure_one(group) for group in groups), GroupStats())
+def measure(groups: Sequence[Group], failed: int = 0) -> GroupStats:
+    """Returns the sums and counts of groups that were sampled, `failed` more that broke off."""
+    whole = sum((_measure_one(group) for group in groups), GroupStats())
+    return whole + GroupStats(groups_sampled=failed, groups_failed=failed)
 
 
 def _measure_one(group: Group) -> GroupStats:
@@ -117,11 +93,11 @@ def _measure_one(group: Group) -> GroupStats:
 
     return GroupStats(
         groups_sampled=1,
+        groups_informative=int(group.informative),
         dropped_all_right=int(right),
         dropped_all_wrong=int(wrong),
         dropped_all_equal=int(dropped and not right and not wrong),
         trajectories=len(readings),
-        cancelled=sum(reading.status is Status.CANCELLED for reading in readings),
         reward_sum=float(rewards.sum()),
         em_sum=part("em"),
         normalised_em_sum=part("normalised_em"),

@@ -2,8 +2,7 @@
 
 The reward is the task's own metric on the final answer, found by the task's contract; what
 the memory said on the way earns nothing. A truncated answer is scored as it is, a malformed
-one and a cancelled reading score 0, and all three are counted. Used by the collector; below
-is scoring.metrics.
+one scores 0, and both are counted. Used by the collector; below is scoring.metrics.
 """
 
 from __future__ import annotations
@@ -43,19 +42,14 @@ def score(reading: Reading, task: Task) -> Trajectory:
     `malformed` (holds no answer of the kind asked for), `em` and `normalised_em` of the
     answer.
     """
-    cancelled = reading.status is Status.CANCELLED
     judge = functools.partial(metrics.score, reading.answer, task.answers, contract=task.contract)
     worth = judge(metric=task.metric)
     parts = {
         "answered": float(reading.status is Status.ANSWERED),
         "truncated": float(reading.status is Status.TRUNCATED),
         "empty": float(not reading.answer.strip()),
-        "malformed": float(not cancelled and bool(worth.problem)),
-        "em": 0.0 if cancelled else judge(metric="em").value,
-        "normalised_em": 0.0 if cancelled else judge(metric="normalised_em").value,
+        "malformed": float(bool(worth.problem)),
+        "em": judge(metric="em").value,
+        "normalised_em": judge(metric="normalised_em").value,
     }
-    return Trajectory(
-        reading=reading,
-        reward=0.0 if cancelled else worth.value,
-        reward_parts=parts,
-    )
+    return Trajectory(reading, worth.value, parts)

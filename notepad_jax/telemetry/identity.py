@@ -1,7 +1,8 @@
 """What a folder was made from: written down once, and compared when somebody goes on there.
 
 Going on with other settings would mix two things that look alike. Used for the readings of
-an evaluation and for built task files.
+an evaluation and for built task files. Such small files are written whole or not at all, and
+one that is damaged is named; whoever writes others of the kind does it here, too.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any
 def settle(path: Path, identity: Mapping[str, Any], mend: str) -> None:
     """Writes `identity` (JSON values) to `path`, or makes sure that it stands there already.
 
-    Raises ValueError naming the first value that differs, with both and the mend.
+    Raises ValueError naming the first value that differs, with both and the mend; also for a
+    file that is damaged.
     """
     ours = json.loads(json.dumps(identity))
     if not path.is_file():
         write_json(path, ours)
         return
-    theirs = json.loads(path.read_text(encoding="utf-8"))
+    theirs = read_json(path, mend)
     for name in sorted(ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):
             raise ValueError(
@@ -31,9 +33,40 @@ def settle(path: Path, identity: Mapping[str, Any], mend: str) -> None:
             )
 
 
+def read_json(path: Path, mend: str) -> dict[str, Any]:
+    """Returns the JSON object in `path`.
+
+    Raises ValueError naming the file, what is wrong with it and the mend, if it is not there,
+    cut, not UTF-8 or something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
+    except OSError as problem:
+        raise ValueError(f"{path} cannot be read ({problem.strerror}); {mend}") from None
+    except (ValueError, RecursionError) as problem:
+        wrong = "is not UTF-8" if isinstance(problem, UnicodeError) else "is cut off, or no JSON"
+        raise ValueError(f"{path} {wrong if path.stat().st_size else 'is empty'}; {mend}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object; {mend}")
+    return content
+
+
 def write_json(path: Path, content: Any) -> None:
     """Writes a JSON file at once or not at all; makes its folder. Other objects become text."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, (json.dumps(content, indent=1, default=str) + "\n").encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes or replaces a file at once; whatever goes wrong, `path` is what it was."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            # A machine that fails may otherwise remember the name and not the content.
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)  # on a full disk, half a file

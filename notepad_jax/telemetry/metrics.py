@@ -1,10 +1,12 @@
 """The numbers of a run, on disk: one JSON line per step, and the same for TensorBoard.
 
-`metrics.jsonl` holds what the algorithm computed, `timings.jsonl` what the clock said. They
-are two files so that the promise "kill, resume, and the metrics that follow are identical"
-can be checked with `cmp`: resuming at step k drops every line of step k or later, also a
-line that a kill cut in the middle, and the run writes them again. TensorBoard events are
-written by tensorboardX, which needs no TensorFlow. Above: the programs.
+`metrics.jsonl` holds what the algorithm computed, `ledger.jsonl` what became of every draw,
+`timings.jsonl` what the clock said. They are apart so that the promise "kill, resume, and the
+metrics that follow are identical" can be checked with `cmp`: resuming at step k drops every
+line of step k or later, also a line that a kill or a full disk cut in the middle, and the run
+writes them again. TensorBoard events are written with parts of tensorboardX, which needs no
+TensorFlow: its SummaryWriter writes from a thread, where a full disk ends the thread and the
+next steps wait for ever. Above: the programs.
 """
 
 from __future__ import annotations
@@ -12,17 +14,20 @@ from __future__ import annotations
 import json
 import math
 import numbers
-import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
 
-from notepad_jax.telemetry.identity import write_json
+from notepad_jax.telemetry.identity import write_whole
 
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
+LEDGER = "ledger.jsonl"
 CONFIG = "config.json"
 EVENTS = "tensorboard"
 
@@ -42,15 +47,12 @@ class RunLog:
         if resume_step is None:
             self._refuse_to_mix()
         else:
-            truncate(self.folder / METRICS, resume_step)
-            truncate(self.folder / TIMINGS, resume_step)
+            for name in (METRICS, TIMINGS, LEDGER):
+                truncate(self.folder / name, resume_step)
         self._metrics = _open(self.folder / METRICS)
         self._timings = _open(self.folder / TIMINGS)
-        self._events = (
-            SummaryWriter(str(self.folder / EVENTS), purge_step=resume_step)
-            if tensorboard
-            else None
-        )
+        self._ledger = _open(self.folder / LEDGER)
+        self._events = _open_events(self.folder / EVENTS, resume_step) if tensorboard else None
 
     def _refuse_to_mix(self) -> None:
         found = read_metrics(self.folder)
@@ -60,29 +62,33 @@ class RunLog:
                 f"{found[-1]['step']}; resume that run, or choose another run name"
             )
 
-    def config(self, config: Mapping[str, Any]) -> None:
-        """Writes config.json, replacing it in one rename."""
-        write_json(self.folder / CONFIG, config)
-
     def write(
         self,
         step: int,
         metrics: Mapping[str, float],
         timings: Mapping[str, float] | None = None,
+        account: Mapping[str, Any] | None = None,
     ) -> None:
-        """Appends one line per file and flushes: a kill loses nothing that was written."""
-        _append(self._metrics, step, metrics)
+        """Appends one line per file and flushes: a kill loses nothing that was written.
+
+        `account` is what became of the step's draws, JSON values.
+        """
+        _append(self._metrics, step, _numbers(metrics))
         if timings:
-            _append(self._timings, step, timings)
+            _append(self._timings, step, _numbers(timings))
+        if account:
+            _append(self._ledger, step, account)
         if self._events is not None:
             for name, value in {**metrics, **(timings or {})}.items():
-                self._events.add_scalar(name, float(value), step)
+                summary = scalar(name, float(value))
+                self._events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
             self._events.flush()
 
     def close(self) -> None:
         """Closes the files."""
         self._metrics.close()
         self._timings.close()
+        self._ledger.close()
         if self._events is not None:
             self._events.close()
 
@@ -97,10 +103,23 @@ def _open(path: Path) -> TextIO:
     return path.open("a", encoding="utf-8")
 
 
-def _append(file: TextIO, step: int, values: Mapping[str, float]) -> None:
-    line = {"step": step} | {name: _number(name, value) for name, value in values.items()}
-    file.write(json.dumps(line) + "\n")
+def _open_events(folder: Path, resume_step: int | None) -> EventsWriter:
+    """Begins a file of events, which hides those of `resume_step` and later in older files."""
+    folder.mkdir(exist_ok=True)
+    events = EventsWriter(str(folder / "events"))
+    if resume_step is not None:
+        start = SessionLog(status=SessionLog.START)
+        events.write_event(Event(wall_time=time.time(), step=resume_step, session_log=start))
+    return events
+
+
+def _append(file: TextIO, step: int, values: Mapping[str, Any]) -> None:
+    file.write(json.dumps({"step": step, **values}) + "\n")
     file.flush()
+
+
+def _numbers(values: Mapping[str, float]) -> dict[str, int | float | str]:
+    return {name: _number(name, value) for name, value in values.items()}
 
 
 def _number(name: str, value: Any) -> int | float | str:
@@ -116,20 +135,27 @@ def _number(name: str, value: Any) -> int | float | str:
 
 def truncate(path: Path, step: int) -> None:
     """Drops the lines of `step` and later, and whatever a kill left behind half-written."""
-    if not path.exists():
-        return
-    kept = [json.dumps(line) + "\n" for line in _lines(path) if line["step"] < step]
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    os.replace(temporary, path)
+    if path.exists():
+        kept = [json.dumps(line) + "\n" for line in _lines(path) if line["step"] < step]
+        write_whole(path, "".join(kept).encode())
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """Parses the finished lines of a file; one without its newline was never finished."""
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    with path.open("rb") as file:
+        return [_parse(path, n, line) for n, line in enumerate(file, 1) if line.endswith(b"\n")]
+
+
+def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+        if isinstance(values["step"], int):
+            return values
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(f"line {number} of {path} is damaged; take it out: the run goes on without it")
 
 
 def read_metrics(folder: str | Path, file: str = METRICS) -> list[dict[str, float]]:

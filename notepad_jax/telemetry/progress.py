@@ -56,6 +56,9 @@ class Screen(Protocol):
     def say(self, text: str) -> None:
         """Prints a line that stays."""
 
+    def warn(self, text: str) -> None:
+        """Prints a line that nobody may miss, also where progress is not shown."""
+
     def bar(self, label: str, total: int | None, unit: str = "") -> Bar:
         """Begins an activity of `total` steps (None: unknown)."""
 
@@ -92,10 +95,13 @@ def _shown(values: Mapping[str, Value]) -> str:
 
 
 class SilentScreen:
-    """Shows nothing; it is its own bar and its own table."""
+    """Shows nothing but warnings; it is its own bar and its own table."""
 
     def say(self, text: str) -> None:
         pass
+
+    def warn(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
     def bar(self, label: str, total: int | None, unit: str = "") -> Bar:
         return self
@@ -132,6 +138,8 @@ class LineScreen:
 
     def say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+
+    warn = say
 
     def bar(self, label: str, total: int | None, unit: str = "") -> Bar:
         return _LineBar(self, label, total, unit)
@@ -211,6 +219,8 @@ class TerminalScreen:
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
+
+    warn = say
 
     def bar(self, label: str, total: int | None, unit: str = "") -> Bar:
         return _LiveBar(self._bars, self._bars.add_task(label, total=total, unit=unit, shown=""))

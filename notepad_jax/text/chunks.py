@@ -1,61 +1,91 @@
 """A document cut into chunks of C tokens: chunk k is ids[C * k : C * (k + 1)], no overlap.
 
-`ChunkList` is for documents whose ids fit in memory (training); `ChunkStream` tokenises
-as the reading goes on and keeps only a window of chunks, so that a document of any length
-is read in constant memory. Both are `Chunks`: indexing past the end raises IndexError.
-The readings of one document share one of these objects (`DocumentChunks` in training,
-`DocumentStreams` in evaluation), so the text is tokenised once however many questions and
-samples there are. Above: reading.memory_agent and rollout.collector; below: the tokenizer.
+`Documents` gives every reading of a document the same `ChunkedDocument`, so the text is
+tokenised once however many questions and samples there are, and however unevenly they read.
+Text is tokenised as far as somebody asked; its ids are written down as they are made, the
+first `IN_MEMORY` of them in memory and the rest in a temporary file without a name, so that
+a document of any length costs little memory and no chunk is ever made twice. Indexing past
+the end raises IndexError; what went wrong on the way is raised again for every reading that
+comes to that place. Above: reading.memory_agent, rollout.collector and the programs; below:
+the tokenizer.
 """
 
 from __future__ import annotations
 
-import collections
-import itertools
+import os
+import tempfile
 import weakref
 from collections.abc import Iterator
+from types import TracebackType
+from typing import BinaryIO
 
 import numpy as np
 
 from notepad_jax.text.tokenizer import Tokenizer
-from notepad_jax.types import Chunks, Document, Task, Tokens, tokens
+from notepad_jax.types import Document, Task, Tokens, tokens
 
-WINDOW = 2**18  # tokens of a streamed document that are kept
+IN_MEMORY = 2**18  # tokens of a document that are kept in memory: 1 MB; more go to a file
+_BYTES = 4  # of a token
 
 
 def centre_truncate(ids: Tokens, limit: int) -> Tokens:
     """Returns at most `limit` tokens: the first half and the last half of a longer text."""
-    if limit < 1:
-        raise ValueError(f"a document limit of {limit} tokens leaves nothing; use at least 1")
+    _check_limit(limit)
     if len(ids) <= limit:
         return tokens(ids)
     first = limit // 2
     return tokens(np.concatenate([ids[:first], ids[len(ids) - (limit - first) :]]))
 
 
-class ChunkList:
-    """Chunks of ids [L] held in memory; ceil(L / chunk_size) of them."""
+class Documents:
+    """Task -> chunks; all readings of a document object that are under way share them.
 
-    def __init__(self, ids: Tokens, chunk_size: int) -> None:
+    Documents of more than `max_document` tokens are centre-truncated (None: none is), and
+    counted when that is found out: how many, and the tokens that nobody reads.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, chunk_size: int, max_document: int | None = None
+    ) -> None:
         _check_size(chunk_size)
-        ids = tokens(ids)
-        self._chunks = tuple(ids[i : i + chunk_size] for i in range(0, len(ids), chunk_size))
+        if max_document is not None:
+            _check_limit(max_document)
+        self._how = tokenizer, chunk_size, max_document
+        # A document is known by identity, which holds for as long as its chunks hold on to it.
+        self._live: weakref.WeakValueDictionary[int, ChunkedDocument] = (
+            weakref.WeakValueDictionary()
+        )
+        self.truncated_documents = 0
+        self.truncated_tokens = 0
 
-    def __len__(self) -> int:
-        return len(self._chunks)
+    def __call__(self, task: Task) -> ChunkedDocument:
+        """Returns the chunks of the task's document; they live as long as somebody holds them."""
+        chunks = self._live.get(id(task.document))
+        if chunks is None:
+            tokenizer, chunk_size, limit = self._how
+            chunks = ChunkedDocument(tokenizer, task.document, chunk_size, limit, self)
+            self._live[id(task.document)] = chunks
+        return chunks
 
-    def __getitem__(self, k: int) -> Tokens:
-        if k < 0:
-            raise IndexError(f"there is no chunk {k}; chunks are counted from 0")
-        return self._chunks[k]
+    def ended(self, left_out: int) -> None:
+        """Counts a document whose end was found, and the tokens of it that nobody reads."""
+        self.truncated_documents += left_out > 0
+        self.truncated_tokens += left_out
+
+    def failed(self, document: Document) -> None:
+        """Who reads the document now is told so; whoever begins later tries again."""
+        self._live.pop(id(document), None)
 
 
-class ChunkStream:
-    """Chunks of a document of any length, tokenised on demand, `window` of them kept.
+class ChunkedDocument:
+    """The chunks of one document, tokenised once and as far as they were asked for.
 
-    Asking for a chunk older than the window starts again from the document's beginning,
-    which is slow and therefore counted in `restarts`. `tokens_read` counts all tokens
-    produced so far by the current pass; `total_chunks` is None until the end was seen.
+    `tokens_read` counts the tokens made so far, truncated ones included; `total_chunks` is
+    None until the end was seen. With a limit the whole document is tokenised first.
+
+    Raises IndexError past the end, and whatever the document or the tokenizer raised (an
+    IndexError of theirs as a RuntimeError) for every chunk that is not whole before the place
+    where that happened; ValueError where the temporary disk takes no more.
     """
 
     def __init__(
@@ -63,98 +93,130 @@ class ChunkStream:
         tokenizer: Tokenizer,
         document: Document,
         chunk_size: int,
-        window: int = 64,
+        max_document: int | None = None,
+        owner: Documents | None = None,
     ) -> None:
         _check_size(chunk_size)
-        if window < 2:
-            raise ValueError(f"a window of {window} chunks is too small; use at least 2")
-        self._tokenizer = tokenizer
-        self._document = document
+        self._document = document  # known by identity to Documents, so it must not go before us
         self._chunk_size = chunk_size
-        self._kept: collections.deque[Tokens] = collections.deque(maxlen=window)
-        self.restarts = 0
-        self.total_chunks: int | None = None
-        self._start()
-
-    def _start(self) -> None:
-        encoded = self._tokenizer.encode_pieces(self._document.pieces())
-        self._coming = _cut(encoded, self._chunk_size)
-        self._kept.clear()
-        self._next = 0  # index of the chunk that `_coming` yields next
+        self._limit = max_document
+        self._owner = owner
+        self._coming = _encoded(tokenizer, document)
+        self._ids = _Written()
+        self._kept: int | None = None  # tokens that are read, once their number is known
+        self._failure: BaseException | None = None
+        self._origin: TracebackType | None = None  # where it was raised first
         self.tokens_read = 0
+
+    @property
+    def total_chunks(self) -> int | None:
+        return None if self._kept is None else -(-self._kept // self._chunk_size)
 
     def __getitem__(self, k: int) -> Tokens:
         if k < 0:
             raise IndexError(f"there is no chunk {k}; chunks are counted from 0")
-        if self.total_chunks is not None and k >= self.total_chunks:
-            raise IndexError(f"there is no chunk {k}; the document has {self.total_chunks}")
-        if k < self._next - len(self._kept):
-            self.restarts += 1
-            self._start()
-        while self._next <= k:
-            self._read_one()
-        return self._kept[k - self._next]
+        start, stop = k * self._chunk_size, (k + 1) * self._chunk_size
+        while self._kept is None and (self._limit is not None or self.tokens_read < stop):
+            self._read_on()
+        if self._kept is not None:
+            stop = min(stop, self._kept)
+            if start >= stop:
+                raise IndexError(f"there is no chunk {k}; the document has {self.total_chunks}")
+        return self._between(start, stop)
 
-    def _read_one(self) -> None:
-        chunk = next(self._coming, None)
-        if chunk is None:
-            self.total_chunks = self._next
-            raise IndexError(f"the document has {self._next} chunks")
-        self._kept.append(chunk)
-        self._next += 1
-        self.tokens_read += len(chunk)
+    def _between(self, start: int, stop: int) -> Tokens:
+        """Tokens start to stop of those that are read; behind their centre, some are left out."""
+        left_out = 0 if self._kept is None else self.tokens_read - self._kept
+        centre = self._kept // 2 if left_out else stop
+        if stop <= centre:
+            return self._ids.read(start, stop)
+        behind = self._ids.read(max(start, centre) + left_out, stop + left_out)
+        if start >= centre:
+            return behind
+        return tokens(np.concatenate([self._ids.read(start, centre), behind]))
 
+    def _read_on(self) -> None:
+        """Tokenises the next block of text; sets `_kept` at the end, or raises."""
+        if self._failure is None:
+            try:
+                ids = next(self._coming, None)
+                if ids is None:
+                    self._end()
+                else:
+                    self._ids.append(ids)
+                    self.tokens_read += len(ids)
+                return
+            except BaseException as failure:  # kept: a generator that broke off looks exhausted
+                self._failure, self._origin = _not_the_end(failure), failure.__traceback__
+                if self._owner is not None:
+                    self._owner.failed(self._document)
+        raise self._failure.with_traceback(self._origin)
 
-class DocumentChunks:
-    """Task -> Chunks, one object for all tasks that share a document object.
-
-    Documents longer than `max_document` tokens are centre-truncated (training only; the
-    number of such documents is `truncated`). Lives as long as the readings it serves:
-    it holds on to the documents, because it knows them by identity.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, chunk_size: int, max_document: int) -> None:
-        _check_size(chunk_size)
-        self._tokenizer = tokenizer
-        self._chunk_size = chunk_size
-        self._max_document = max_document
-        self._known: dict[int, tuple[Document, Chunks]] = {}
-        self.truncated = 0
-
-    def __call__(self, task: Task) -> Chunks:
-        key = id(task.document)
-        if key not in self._known:
-            self._known[key] = task.document, self._make(task.document)
-        return self._known[key][1]
-
-    def _make(self, document: Document) -> Chunks:
-        parts = list(self._tokenizer.encode_pieces(document.pieces()))
-        ids = tokens(np.concatenate(parts)) if parts else tokens()
-        self.truncated += len(ids) > self._max_document
-        return ChunkList(centre_truncate(ids, self._max_document), self._chunk_size)
+    def _end(self) -> None:
+        limit = self.tokens_read if self._limit is None else self._limit
+        self._kept = min(self.tokens_read, limit)
+        if self._owner is not None:
+            self._owner.ended(self.tokens_read - self._kept)
 
 
-class DocumentStreams:
-    """Task -> Chunks for documents of any length, in constant memory.
+class _Written:
+    """Token ids as they are made, to be read back by place: first in memory, then in a file."""
 
-    All readings of a document that are under way share one stream; when the last of them
-    ends, it goes. They read at nearly the same pace, so that a window of WINDOW tokens
-    hardly ever makes a document start again.
-    """
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._file: BinaryIO | None = None  # where ids[IN_MEMORY:] stand
+        self._size = 0  # bytes
 
-    def __init__(self, tokenizer: Tokenizer, chunk_size: int) -> None:
-        _check_size(chunk_size)
-        self._tokenizer = tokenizer
-        self._chunk_size = chunk_size
-        self._live: weakref.WeakValueDictionary[int, ChunkStream] = weakref.WeakValueDictionary()
+    def append(self, ids: Tokens) -> None:
+        """Raises ValueError where the temporary disk takes no more; then nothing is appended."""
+        data = np.ascontiguousarray(ids, np.int32).tobytes()
+        room = IN_MEMORY * _BYTES - len(self._held)
+        if data[room:]:
+            try:
+                self._to_file(data[room:], self._size - len(self._held))
+            except OSError as problem:
+                raise _lost(problem) from None
+        self._held += data[:room]
+        self._size += len(data)
 
-    def __call__(self, task: Task) -> Chunks:
-        stream = self._live.get(id(task.document))
-        if stream is None:
-            window = max(2, WINDOW // self._chunk_size)
-            stream = ChunkStream(self._tokenizer, task.document, self._chunk_size, window)
-            self._live[id(task.document)] = stream
-        return stream
+    def _to_file(self, data: bytes, at: int) -> None:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(buffering=0)  # buffers hide that a disk is full
+            weakref.finalize(self, self._file.close)
+        while data:
+            count = os.pwrite(self._file.fileno(), data, at)
+            data, at = data[count:], at + count
+
+    def read(self, start: int, stop: int) -> Tokens:
+        """Returns ids[start:stop], which must have been appended."""
+        first, last, border = start * _BYTES, stop * _BYTES, len(self._held)
+        data = bytes(self._held[first:last])
+        if last > border:
+            begin = max(first, border)
+            try:
+                data += os.pread(self._file.fileno(), last - begin, begin - border)
+            except OSError as problem:
+                raise _lost(problem) from None
+        return np.frombuffer(data, np.int32)
+
+
+def _lost(problem: OSError) -> ValueError:
+    return ValueError(
+        f"the token ids of a document cannot be kept in {tempfile.gettempdir()} "
+        f"({problem.strerror or problem}); make room there, or set TMPDIR to another disk"
+    )
+
+
+def _not_the_end(failure: BaseException) -> BaseException:
+    """A reading takes an IndexError for the document's end, so none may come from inside it."""
+    if isinstance(failure, IndexError):
+        return RuntimeError(f"the document raised IndexError: {failure}")
+    return failure
+
+
+def _encoded(tokenizer: Tokenizer, document: Document) -> Iterator[Tokens]:
+    """A document is opened when its first chunk is asked for, and fails no earlier."""
+    yield from tokenizer.encode_pieces(document.pieces())
 
 
 def _check_size(chunk_size: int) -> None:
@@ -162,19 +224,6 @@ def _check_size(chunk_size: int) -> None:
         raise ValueError(f"chunk_size is {chunk_size}; a chunk needs at least 1 token")
 
 
-def _cut(encoded: Iterator[Tokens], chunk_size: int) -> Iterator[Tokens]:
-    """Re-cuts a stream of id arrays of any length into arrays of `chunk_size`."""
-    held: list[Tokens] = []
-    count = 0
-    for ids in itertools.chain(encoded):
-        held.append(ids)
-        count += len(ids)
-        if count < chunk_size:
-            continue
-        joined = np.concatenate(held)
-        whole = count - count % chunk_size
-        for start in range(0, whole, chunk_size):
-            yield tokens(joined[start : start + chunk_size])
-        held, count = [joined[whole:]], count - whole
-    if count:
-        yield tokens(np.concatenate(held))
+def _check_limit(limit: int) -> None:
+    if limit < 1:
+        raise ValueError(f"a document limit of {limit} tokens leaves nothing; use at least 1")

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from notepad_jax.checkpoint import checksums, handoff, targets, training_state
+from notepad_jax.checkpoint import checksums, handoff, manifest, targets, training_state
 from notepad_jax.model.matrices import Quantized
 from notepad_jax.types import PolicySnapshot
 
@@ -190,6 +190,9 @@ def test_weights_that_are_not_the_published_ones_are_refused(tmp_path):
     right = checksums.leaf_checksums(small())["layers/k"]
     wrong = checksums.leaf_checksums(small(1))["layers/k"]
     meta.write_text(meta.read_text().replace(right, wrong))
+    with pytest.raises(ValueError, match="step 0 is damaged \\(meta/data.json has other bytes"):
+        bridge.adopt()
+    manifest.write(meta.parents[1])  # were the table itself another one
     with pytest.raises(ValueError, match="leaf 'layers/k' was published as"):
         bridge.adopt()
 
@@ -197,14 +200,14 @@ def test_weights_that_are_not_the_published_ones_are_refused(tmp_path):
 def test_a_training_checkpoint_is_a_publication(tmp_path):
     params, opt = small(), optax.adam(1e-3).init(small())
     bridge = handoff.ThroughStorage(tmp_path, abstract(small()))
-    with training_state.Checkpoints(tmp_path) as checkpoints:
-        saved = checkpoints.save(5, params, opt, {}, {"seed": 1})
-        written = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
-        assert bridge.publish(PolicySnapshot(5, params)) == saved
-        assert sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*")) == written
-        with pytest.raises(ValueError, match="saved before"):
-            bridge.publish(PolicySnapshot(5, small(1)))
-        adopted = bridge.adopt()
+    checkpoints = training_state.Checkpoints(tmp_path)
+    saved = checkpoints.save(5, params, opt, {}, {"seed": 1})
+    written = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
+    assert bridge.publish(PolicySnapshot(5, params)) == saved
+    assert sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*")) == written
+    with pytest.raises(ValueError, match="saved before"):
+        bridge.publish(PolicySnapshot(5, small(1)))
+    adopted = bridge.adopt()
     assert (adopted.version, checksums.checksum(adopted.params)) == (5, saved)
 
 

@@ -35,11 +35,11 @@ def targets(params, opt):
 def test_a_step_comes_back_as_it_was(tmp_path):
     params, opt = state()
     meta = {"seeds": [1, 2], "policy": {"width": 8, "rope_theta": 1e6}, "note": None}
-    with training_state.Checkpoints(tmp_path) as checkpoints:
-        assert checkpoints.latest() is None
-        checksum = checkpoints.save(7, params, opt, {"next": [3]}, meta)
-    with training_state.Checkpoints(tmp_path) as checkpoints:
-        saved = checkpoints.restore(*targets(params, opt))
+    checkpoints = training_state.Checkpoints(tmp_path)
+    assert checkpoints.steps() == []
+    checksum = checkpoints.save(7, params, opt, {"next": [3]}, meta)
+    checkpoints = training_state.Checkpoints(tmp_path)
+    saved = checkpoints.restore(*targets(params, opt), print)
     assert (saved.step, saved.data) == (7, {"next": [3]})
     assert saved.meta["checksum"] == checksum == checksums.checksum(saved.params)
     assert {name: saved.meta[name] for name in meta} == meta
@@ -56,79 +56,72 @@ def test_a_grain_iterator_goes_on_where_it_stood(tmp_path):
     params, opt = state()
     iterator = batches()
     next(iterator)
-    with training_state.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(0, params, opt, iterator.get_state(), {})
-        expected = next(iterator)
-        resumed = batches()
-        resumed.set_state(checkpoints.restore(*targets(params, opt)).data)
+    checkpoints = training_state.Checkpoints(tmp_path)
+    checkpoints.save(0, params, opt, iterator.get_state(), {})
+    expected = next(iterator)
+    resumed = batches()
+    resumed.set_state(checkpoints.restore(*targets(params, opt), print).data)
     np.testing.assert_array_equal(next(resumed), expected)
-
-
-def test_bytes_come_back_as_bytes(tmp_path):
-    params, opt = state()
-    with training_state.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(0, params, opt, b"\x00\xff", {})
-        assert checkpoints.restore(*targets(params, opt)).data == b"\x00\xff"
 
 
 def test_restoring_casts_params(tmp_path):
     params, opt = state()
-    with training_state.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(0, params, opt, {}, {})
-        narrow = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), params)
-        saved = checkpoints.restore(narrow, abstract(opt))
+    checkpoints = training_state.Checkpoints(tmp_path)
+    checkpoints.save(0, params, opt, {}, {})
+    narrow = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), params)
+    saved = checkpoints.restore(narrow, abstract(opt), print)
     np.testing.assert_array_equal(saved.params["embed"], params["embed"].astype(jnp.bfloat16))
 
 
 def test_the_newest_and_the_milestones_are_kept(tmp_path):
     params, opt = state()
-    with training_state.Checkpoints(tmp_path, keep=2, keep_every=4) as checkpoints:
-        for step in range(7):
-            checkpoints.save(step, params, opt, {}, {}, wait=False)
-        assert checkpoints.steps() == [0, 4, 5, 6]
+    checkpoints = training_state.Checkpoints(tmp_path, keep=2, keep_every=4)
+    for step in range(7):
+        checkpoints.save(step, params, opt, {}, {})
+    assert checkpoints.steps() == [0, 4, 5, 6]
 
 
 def test_resuming_further_back_drops_what_came_later(tmp_path):
     (params, opt), (others, _) = state(), state(5)
-    with training_state.Checkpoints(tmp_path, keep=9) as checkpoints:
-        for step in range(4):
-            checkpoints.save(step, params, opt, {}, {})
-        assert checkpoints.restore(*targets(params, opt), step=1).step == 1
-        checkpoints.save(2, others, opt, {}, {})
-        assert checkpoints.steps() == [0, 1, 2]
-        restored = checkpoints.restore(*targets(params, opt)).params
+    checkpoints = training_state.Checkpoints(tmp_path, keep=9)
+    for step in range(4):
+        checkpoints.save(step, params, opt, {}, {})
+    assert checkpoints.restore(*targets(params, opt), print, step=1).step == 1
+    checkpoints.save(2, others, opt, {}, {})
+    assert checkpoints.steps() == [0, 1, 2]
+    restored = checkpoints.restore(*targets(params, opt), print).params
     assert checksums.checksum(restored) == checksums.checksum(others)
 
 
 def test_mistakes_are_named(tmp_path):
     params, opt = state()
-    with training_state.Checkpoints(tmp_path) as checkpoints:
-        with pytest.raises(ValueError, match="no finished checkpoint"):
-            checkpoints.restore(*targets(params, opt))
-        with pytest.raises(ValueError, match="meta is written as JSON"):
-            checkpoints.save(0, params, opt, {}, {"key": jax.random.key(0)})
-        with pytest.raises(ValueError, match="data is written as JSON"):
-            checkpoints.save(0, params, opt, {"state": object()}, {})
-        checkpoints.save(0, params, opt, {}, {})
-        with pytest.raises(ValueError, match=r"no checkpoint of step 3 .* there: \[0\]"):
-            checkpoints.restore(*targets(params, opt), step=3)
-        with pytest.raises(ValueError, match=r"opt has no leaf|opt has a leaf"):
-            other = optax.sgd(1e-3, momentum=0.9).init(params)
-            checkpoints.restore(abstract(params), abstract(other))
+    checkpoints = training_state.Checkpoints(tmp_path)
+    with pytest.raises(ValueError, match="no finished checkpoint"):
+        checkpoints.restore(*targets(params, opt), print)
+    with pytest.raises(ValueError, match="meta is written as JSON"):
+        checkpoints.save(0, params, opt, {}, {"key": jax.random.key(0)})
+    with pytest.raises(ValueError, match="data is written as JSON"):
+        checkpoints.save(0, params, opt, {"state": object()}, {})
+    checkpoints.save(0, params, opt, {}, {})
+    with pytest.raises(ValueError, match="has no step 3; there: 0$"):
+        checkpoints.restore(*targets(params, opt), print, step=3)
+    with pytest.raises(ValueError, match=r"opt has no leaf|opt has a leaf"):
+        other = optax.sgd(1e-3, momentum=0.9).init(params)
+        checkpoints.restore(abstract(params), abstract(other), print)
 
 
 def test_leftovers_of_a_killed_save_are_ignored(tmp_path):
     params, opt = state()
-    with training_state.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(3, params, opt, {}, {})
+    checkpoints = training_state.Checkpoints(tmp_path)
+    checkpoints.save(3, params, opt, {}, {})
     shutil.copytree(tmp_path / "3", tmp_path / "9.orbax-checkpoint-tmp")
-    shutil.copytree(tmp_path / "3" / "params", tmp_path / "8" / "params")  # no commit mark
+    for name in (".8.writing", ".8.writing.orbax-checkpoint-tmp", ".2.removed"):
+        shutil.copytree(tmp_path / "3" / "params", tmp_path / name)
     (tmp_path / "notes").mkdir()
-    with training_state.Checkpoints(tmp_path) as checkpoints:
-        assert checkpoints.steps() == [3]
-        assert checkpoints.restore(*targets(params, opt)).step == 3
-        checkpoints.save(8, params, opt, {}, {})
-        assert checkpoints.latest() == 8
+    assert checkpoints.steps() == [3]
+    assert checkpoints.restore(*targets(params, opt), print).step == 3
+    checkpoints.save(8, params, opt, {}, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "8", "notes"]
 
 
 SAVE_FOR_EVER = """
@@ -136,11 +129,11 @@ import sys
 import jax.numpy as jnp
 from notepad_jax.checkpoint import training_state
 
-with training_state.Checkpoints(sys.argv[1], keep=2) as checkpoints:
-    for step in range(100_000):
-        params = {"a": jnp.full((64, 1024), float(step)), "b": jnp.full(3, float(step))}
-        checkpoints.save(step, params, {"m": params["a"]}, {"step": step}, {})
-        print(step, flush=True)
+checkpoints = training_state.Checkpoints(sys.argv[1], keep=2)
+for step in range(100_000):
+    params = {"a": jnp.full((64, 1024), float(step)), "b": jnp.full(3, float(step))}
+    checkpoints.save(step, params, {"m": params["a"]}, {"step": step}, {})
+    print(step, flush=True)
 """
 
 
@@ -158,8 +151,8 @@ def test_a_run_killed_while_saving_restores_a_whole_step(tmp_path, delay):
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=30)
     a, b = jnp.zeros((64, 1024)), jnp.zeros(3)
-    with training_state.Checkpoints(tmp_path, keep=2) as checkpoints:
-        saved = checkpoints.restore(*targets({"a": a, "b": b}, {"m": a}))
+    checkpoints = training_state.Checkpoints(tmp_path, keep=2)
+    saved = checkpoints.restore(*targets({"a": a, "b": b}, {"m": a}), print)
     assert saved.step >= last
     assert saved.data == {"step": saved.step}
     assert float(saved.params["b"][0]) == float(saved.opt["m"][0, 0]) == saved.step

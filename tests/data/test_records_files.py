@@ -1,12 +1,16 @@
 """Samples out of task files: balanced by weight, exact to resume, disjoint and complete."""
 
 import collections
+import hashlib
 import itertools
+import json
 
 import pytest
 
 from notepad_jax.data import files
-from notepad_jax.data.records import Records, by_source, of_files
+from notepad_jax.data.records import Records, of_files
+from notepad_jax.data.task_sources import TaskFile, TaskSources, by_source
+from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.types import Task, TextDocument
 
 
@@ -15,12 +19,18 @@ def pairs(source: str, count: int) -> list[tuple[Task, int]]:
     return [(Task(f"{source}{k}", "q?", document, ("x",), source, "em"), 1) for k in range(count)]
 
 
-def mix(**counts: int) -> dict[str, list[tuple[Task, int]]]:
-    return {name: pairs(name, count) for name, count in counts.items()}
+def stored(tasks: dict[str, list[tuple[Task, int]]]) -> TaskSources:
+    """These tasks as if each source stood in a file of its own."""
+    digests = {name: hashlib.sha256(repr(own).encode()).hexdigest() for name, own in tasks.items()}
+    return TaskSources(tasks, {name: (TaskFile(f"{name}.jsonl", digests[name]),) for name in tasks})
 
 
-def draw(records: Records, count: int) -> list[str]:
-    return [sample[0].id for sample in itertools.islice(records, count)]
+def mix(**counts: int) -> TaskSources:
+    return stored({name: pairs(name, count) for name, count in counts.items()})
+
+
+def draw(records: Records, count: int, first: int = 0) -> list[str]:
+    return [records.at(ordinal)[0].id for ordinal in range(first, first + count)]
 
 
 # ---------------------------------------------------------------- balance
@@ -61,33 +71,19 @@ def test_seeds_differ_and_are_all_there_is_to_it():
     assert sum(x == y for x, y in zip(drawn, draw(other, 100), strict=True)) < 20  # expected: 2
 
 
-# ---------------------------------------------------------------- resume
-
-
-def test_resume_is_exact_at_every_position():
-    sources, weights = mix(a=2, b=3, c=1), {"b": 2}
-    records = of_files(sources, 5, weights)
-    states, drawn = [], []
-    for _ in range(25):  # several rounds of every source
-        states.append(records.get_state())
-        drawn += draw(records, 1)
-    fresh = of_files(sources, 5, weights)
-    for place, state in enumerate(states):
-        fresh.set_state(state)
-        assert draw(fresh, 25 - place) == drawn[place:]
+# ---------------------------------------------------------------- other streams
 
 
 def test_a_foreign_state_is_refused_by_name():
-    state = of_files(mix(a=4, b=4), 5).get_state()
+    saved = json.loads(json.dumps(of_files(mix(a=4, b=4), 5).identity))
+    of_files(mix(a=4, b=4), 5).check(saved)
     for other, name in (
         (of_files(mix(a=4, b=4), 6), "seed = 5 and the run has 6"),
         (of_files(mix(a=4, b=4), 5, {"a": 2}), "weights"),
-        (of_files(mix(a=4, b=5), 5), "tasks"),
         (of_files(mix(a=4, b=4), 5, shard_index=1, shard_count=2), "shard_index = 0"),
-        (of_files({"a": pairs("x", 4), "b": pairs("b", 4)}, 5), "files"),
     ):
         with pytest.raises(ValueError, match=f"saved with {name}"):
-            other.set_state(state)
+            other.check(saved)
 
 
 # ---------------------------------------------------------------- shards
@@ -99,11 +95,11 @@ def test_shards_are_disjoint_and_together_complete(hosts):
     seen: list[str] = []
     for host in range(hosts):
         records = of_files(sources, 3, shard_index=host, shard_count=hosts)
-        own = {name: len(range(host, len(tasks), hosts)) for name, tasks in sources.items()}
+        own = {name: len(range(host, len(tasks), hosts)) for name, tasks in sources.tasks.items()}
         drawn = draw(records, 2 * max(own.values()))
         for name, count in own.items():  # this host's round of each source
             seen += [task for task in drawn if task[0] == name][:count]
-    assert sorted(seen) == sorted(task.id for tasks in sources.values() for task, _ in tasks)
+    assert sorted(seen) == sorted(task.id for tasks in sources.tasks.values() for task, _ in tasks)
 
 
 def test_all_shards_draw_from_the_same_source_at_the_same_step():
@@ -123,7 +119,7 @@ def test_all_shards_draw_from_the_same_source_at_the_same_step():
         (mix(a=2), {"a": -1}, (0, 1), "the weight of 'a' is -1"),
         (mix(a=2), {"a": float("nan")}, (0, 1), "the weight of 'a' is nan"),
         (mix(a=2), {"a": 0}, (0, 1), "no source to draw from"),
-        ({}, {}, (0, 1), "no source to draw from"),
+        (stored({}), {}, (0, 1), "no source to draw from"),
         (mix(a=2, b=9), {}, (0, 3), "2 tasks of 'a' cannot be split over 3 shards"),
         (mix(a=2), {}, (2, 2), "shard 2 of 2"),
     ],
@@ -139,10 +135,11 @@ def test_files_are_sorted_by_source_and_read_lazily(tmp_path):
     mixed = [task for both in zip(pairs("a", 3), pairs("b", 3), strict=True) for task, _ in both]
     files.write(tmp_path / "mixed.jsonl", mixed, itertools.repeat(1))
     files.write(tmp_path / "c.array_record", [task for task, _ in pairs("c", 4)], [1] * 4)
-    sources = by_source([tmp_path / "mixed.jsonl", tmp_path / "c.array_record"])
-    assert {name: len(tasks) for name, tasks in sources.items()} == {"a": 3, "b": 3, "c": 4}
+    paths = [tmp_path / "mixed.jsonl", tmp_path / "c.array_record"]
+    sources = by_source(paths, SilentScreen())
+    assert {name: len(tasks) for name, tasks in sources.tasks.items()} == {"a": 3, "b": 3, "c": 4}
     records = of_files(sources, 0)
-    samples = list(itertools.islice(records, 12))
+    samples = [records.at(ordinal) for ordinal in range(12)]
     assert {sample[0].source for sample in samples} == {"a", "b", "c"}
     assert all("".join(sample[0].document.pieces()) == "text" for sample in samples)
 
@@ -151,6 +148,6 @@ def test_a_task_in_two_files_is_named(tmp_path):
     for name in ("1", "2"):
         files.write(tmp_path / f"{name}.jsonl", [pairs("a", 1)[0][0]], [1])
     with pytest.raises(ValueError, match="2.jsonl has task 'a0', and so has .*1.jsonl"):
-        by_source([tmp_path / "1.jsonl", tmp_path / "2.jsonl"])
+        by_source([tmp_path / "1.jsonl", tmp_path / "2.jsonl"], SilentScreen())
     with pytest.raises(ValueError, match="1.jsonl"):
-        by_source([tmp_path / "1.jsonl", tmp_path / "1.jsonl"])
+        by_source([tmp_path / "1.jsonl", tmp_path / "1.jsonl"], SilentScreen())

@@ -47,7 +47,7 @@ def test_lines_carry_their_number_and_byte(tmp_path, monkeypatch):
     path.write_bytes("é1\n\nlast".encode())
     expected = [(1, 0, "é1".encode()), (2, 4, b""), (3, 5, b"last")]
     assert list(sources.open_lines(path)) == expected
-    monkeypatch.setattr(sources.blocks, "__defaults__", (0, None, 2))  # blocks of two bytes
+    monkeypatch.setattr(sources.blocks, "__defaults__", (0, None, 2, None))  # blocks of two bytes
     assert list(sources.open_lines(path)) == expected
 
 
@@ -89,7 +89,7 @@ def test_an_array_is_parsed_in_any_cut(tmp_path, monkeypatch):
     path.write_text(json.dumps(TABLE, ensure_ascii=False))
     monkeypatch.setattr(sources, "BLOCK", 1)
     for size in (1, 2, 7):
-        monkeypatch.setattr(sources.blocks, "__defaults__", (0, None, size))
+        monkeypatch.setattr(sources.blocks, "__defaults__", (0, None, size, None))
         assert [row for _, row in sources.rows(path)] == TABLE
 
 

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from notepad_jax.eval.measure import Item, Reader, measure
+from notepad_jax.eval.measure import Item, measure
 from notepad_jax.eval.methods import Excerpts
+from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
-from notepad_jax.text.chunks import ChunkList
 from notepad_jax.types import Task, TextDocument
 from tests import fakes
 
@@ -18,7 +18,7 @@ def items(*tasks: Task, length: int = 4, method: str = "notepad", repeats: int =
     return [Item(one, method, length, k) for one in tasks for k in range(repeats)]
 
 
-def reader(completer, chunk_size: int = 2, at_once: int = 9, context: int = 4) -> Reader:
+def reader(completer, chunk_size: int = 2, at_once: int = 9) -> Reader:
     tokenizer = fakes.tokenizer()
     return Reader(
         completer=completer,
@@ -26,12 +26,12 @@ def reader(completer, chunk_size: int = 2, at_once: int = 9, context: int = 4) -
         template=fakes.template(),
         rules=fakes.rules(chunk_size),
         sampling=TurnSampling(0.0, 1.0, tuple(tokenizer.stop_ids), 7),
-        chunks_of=lambda t: ChunkList(tokenizer.encode(t.document.text), chunk_size),
-        excerpts=Excerpts(tokenizer, context),
+        chunks_of=lambda t: fakes.chunks_of(tokenizer.encode(t.document.text), chunk_size),
         at_once=at_once,
     )
 
 
 def read(planned, completer, on_progress=lambda progress: None, **more):
     how = {name: more.pop(name) for name in ("trace_of", "on_result", "on_failure") if name in more}
-    return asyncio.run(measure(planned, reader(completer, **more), on_progress, **how))
+    shown = Excerpts(fakes.tokenizer(), 4)  # tokens that a method of one turn may show
+    return asyncio.run(measure(planned, reader(completer, **more), on_progress, shown, **how))

@@ -1,11 +1,16 @@
 """Measuring readings: what is kept of one, how it is scored, what is traced."""
 
+import asyncio
+import dataclasses
+
 import pytest
 
-from notepad_jax.eval.measure import REPORTED, MemoryChange
+from notepad_jax.eval.measure import REPORTED, measure
+from notepad_jax.reading.trace import MemoryChange
+from notepad_jax.text.chunks import Documents
 from notepad_jax.types import CompleterFailed, Evidence, Finish
 from tests import fakes
-from tests.eval.reading import items, read, task
+from tests.eval.reading import items, read, reader, task
 
 
 class Trace(list):
@@ -144,3 +149,63 @@ def test_a_document_that_does_not_fit_is_a_wrong_answer_and_no_failure():
     (result,) = read(items(long, method="full-context"), fakes.empty())
     assert result.problem.startswith("the document has 7 tokens and a prompt may show 4 of it")
     assert (result.correct, result.failed, result.finish) == (0.0, False, Finish.CANCELLED)
+
+
+# ---------------------------------------------------------------- documents that are shared
+
+
+@dataclasses.dataclass
+class Counted:
+    """A document of blocks that a tokenizer encodes one by one; may break off in between."""
+
+    blocks: int
+    breaks_after: int | None = None
+    opened: int = 0
+
+    def pieces(self):
+        self.opened += 1
+        for number in range(self.blocks):
+            if number == self.breaks_after:
+                raise ValueError("row 3 changed after it was opened")
+            yield "red green blue is " * 300  # 1,200 tokens, more than a block
+
+
+def read_shared(document, questions, completer, at_once, chunk_size=300):
+    tasks = [
+        dataclasses.replace(task(f"q{k}", ""), document=document, question=question)
+        for k, question in enumerate(questions)
+    ]
+    one = reader(completer, chunk_size, at_once)
+    one = dataclasses.replace(one, chunks_of=Documents(one.tokenizer, chunk_size))
+    return asyncio.run(measure(items(*tasks), one))
+
+
+def test_a_read_error_fails_every_reading_of_the_document():
+    """Who came second took it for the document's end, and answered on what there was."""
+    document = Counted(blocks=5, breaks_after=3)
+    results = read_shared(document, ["who ?"] * 4, fakes.first_of_chunk(), at_once=4)
+    assert [result.problem for result in results] == [
+        "ValueError: row 3 changed after it was opened"
+    ] * 4
+    assert all(result.failed and result.finish is Finish.CANCELLED for result in results)
+    assert document.opened == 1
+
+
+def test_readings_at_uneven_pace_tokenise_their_document_once():
+    """One that lagged by more than 262,144 tokens began the document again."""
+    who = int(fakes.tokenizer().encode("who")[0])
+
+    class Uneven:
+        """Answers those who ask "who ?" ten times as slowly."""
+
+        inner = fakes.first_of_chunk()
+
+        async def complete(self, prompt, sampling):
+            for _ in range(20 * (who in prompt.tokens)):
+                await asyncio.sleep(0)
+            return await self.inner.complete(prompt, sampling)
+
+    document = Counted(blocks=300)
+    asked = ("code of ann ?", "who ?", "code of bob ?")
+    results = read_shared(document, asked, Uneven(), at_once=3, chunk_size=3000)
+    assert {result.tokens for result in results} == {360_000} and document.opened == 1

@@ -1,10 +1,10 @@
-"""Readings on disk: nothing lost, nothing twice, traces that belong to their readings."""
+"""Readings on disk: nothing lost, nothing twice. (The file itself: tests/reading/test_trace.py.)"""
 
 import json
 
 import pytest
 
-from notepad_jax.eval.readings import READINGS, TRACES, Readings
+from notepad_jax.eval.readings import READINGS, Readings
 from tests import fakes
 from tests.eval.reading import items, read, task
 from tests.eval.test_measure import Failing
@@ -28,13 +28,12 @@ def test_readings_and_traces_come_back(tmp_path):
     ]
     left, again, same = read_into(tmp_path, PLANNED, fakes.empty())
     assert left == [] and again == results and same == traces
-    assert len((tmp_path / TRACES).read_text().splitlines()) == 5
 
 
 def test_after_a_kill_only_what_is_missing_is_read_again(tmp_path):
     _, results, traces = read_into(tmp_path, PLANNED, fakes.first_of_chunk())
     lines = (tmp_path / READINGS).read_bytes().splitlines(keepends=True)
-    first = json.loads(lines[0])["task_id"]  # the one that ended first
+    first = json.loads(lines[0])["reading"]["task_id"]  # the one that ended first
     for cut in (0, 1, 17, len(lines[1]) - 1):
         (tmp_path / READINGS).write_bytes(lines[0] + lines[1][:cut])
         left, again, same = read_into(tmp_path, PLANNED, fakes.first_of_chunk())
@@ -42,7 +41,6 @@ def test_after_a_kill_only_what_is_missing_is_read_again(tmp_path):
         timeless = lambda r: r.__class__(**{**vars(r), "began": 0, "seconds": 0})  # noqa: E731
         assert list(map(timeless, again)) == list(map(timeless, results))
         assert [[c.memory for c in t] for t in same] == [[c.memory for c in t] for t in traces]
-        assert len((tmp_path / TRACES).read_text().splitlines()) == 5
 
 
 def test_what_failed_is_read_again(tmp_path):
@@ -59,16 +57,10 @@ def test_readings_of_changed_gold_answers_are_refused(tmp_path):
         read_into(tmp_path, changed, fakes.first_of_chunk())
 
 
-def test_readings_whose_traces_are_lost_are_made_again(tmp_path):
-    _, results, _ = read_into(tmp_path, PLANNED, fakes.first_of_chunk())
-    (tmp_path / TRACES).write_bytes(b"")
-    left, again, traces = read_into(tmp_path, PLANNED, fakes.first_of_chunk())
-    assert len(left) == 3 and [r.answer for r in again] == [r.answer for r in results]
-    assert [len(trace) for trace in traces] == [2, 2, 1]
-
-
 def test_a_line_that_is_no_reading_is_named(tmp_path):
-    (tmp_path / READINGS).write_text(json.dumps({"answer": "red"}) + "\n")
+    (tmp_path / READINGS).write_text(
+        json.dumps({"reading": {"answer": "red"}, "memories": []}) + "\n"
+    )
     with pytest.raises(ValueError, match="line 1 of .*readings.jsonl is no reading"):
         Readings(tmp_path, {})
 

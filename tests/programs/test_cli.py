@@ -1,17 +1,25 @@
 """The command line as a user meets it: results, refusals, exit codes."""
 
 import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from notepad_jax import cli
 from notepad_jax.engine import launches
-from notepad_jax.programs import configuration
+from notepad_jax.programs import configuration, quickstart, train
 from notepad_jax.starter.synthetic import make_tasks
+from notepad_jax.telemetry import run_folder
+from notepad_jax.telemetry.progress import SilentScreen
+from tests import limits
 
 ROOT = Path(__file__).parents[2]
 POLICY = ["--policy", str(ROOT / "data" / "starter")]
+POLICY_KEY = [f"--config.policy={ROOT / 'data' / 'starter'}"]
 
 
 @pytest.fixture
@@ -112,9 +120,138 @@ def test_a_run_is_never_overwritten(tmp_path, capsys, monkeypatch):
     assert "no run runs/other" in one_line(capsys)
 
 
+@pytest.mark.parametrize(
+    "name", ["", ".", "../up", "a/b", "/tmp/mine", "a\\b", "a\nb", "-x", "x" * 300]
+)
+def test_a_name_cannot_leave_the_folder_of_runs(tmp_path, capsys, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for command in ("train", "quickstart", "eval"):
+        for more in ([], ["--resume"]):
+            assert cli.main([command, "--json", f"--name={name}", *POLICY_KEY, *more]) == 1
+            assert "name" in one_line(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def elsewhere(work):
+    """Runs `work` as another holder of a folder, as another process is."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def test_a_run_that_somebody_writes_to_is_left_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "mine"
+    with run_folder.opened(folder, resume=False):
+        (folder / "config.json").write_text("{}")
+        before = limits.content(folder)
+        for command in ("train", "quickstart", "eval"):
+            words = [command, "--json", "--name", "mine", *POLICY_KEY]
+            assert elsewhere(lambda words=words: cli.main([*words, "--resume"])) == 1
+            assert f"runs/mine is in use by process {os.getpid()} on" in one_line(capsys)
+            assert elsewhere(lambda words=words: cli.main(words)) == 1
+            assert "runs/mine exists" in one_line(capsys)
+        config = configuration.load("quickstart", POLICY_KEY)
+        for use in (train.train, quickstart.run):
+            with pytest.raises(ValueError, match="mine is in use by process"):
+                elsewhere(lambda use=use: use(config, folder, SilentScreen(), resume=True))
+            with pytest.raises(ValueError, match="mine exists"):
+                elsewhere(lambda use=use: use(config, folder, SilentScreen()))
+    assert limits.content(folder) == before
+
+
+@pytest.mark.parametrize("command", ["train", "quickstart", "eval"])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, ValueError("no"), OSError(28, "No space left on device")]
+)
+def test_a_start_that_failed_leaves_nothing(tmp_path, capsys, monkeypatch, command, error):
+    """After the settings are written, which is where the parts are put together."""
+
+    def fails(*arguments, **named):
+        assert list(tmp_path.rglob("config.json")) or command == "eval"
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    place = {"train": "load_policy", "quickstart": "rules", "eval": "load_policy"}[command]
+    monkeypatch.setattr(f"notepad_jax.programs.parts.{place}", fails)
+    assert cli.main([command, "--json", "--name", "mine", *POLICY_KEY]) in (1, 130)
+    assert "--resume" not in one_line(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+DAMAGED = {
+    "cut": (b'{"steps": 7, "see', "is cut off, or no JSON"),
+    "empty": (b"", "is empty"),
+    "list": (b"[]", "holds no JSON object"),
+    "bytes": (b'{"steps": "\xff"}', "is not UTF-8"),
+    "missing": (None, "cannot be read (No such file or directory)"),
+}
+
+
+@pytest.mark.parametrize("command", ["train", "quickstart", "eval"])
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_settings_are_named_and_may_be_said_again(
+    tmp_path, capsys, monkeypatch, command, damage
+):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    content, says = DAMAGED[damage]
+    if content is not None:
+        (folder / "config.json").write_bytes(content)
+    before = limits.content(folder)
+    words = [command, "--json", "--name", "mine", "--resume", *POLICY_KEY, "--config.steps=3"]
+    assert cli.main(words) == 1
+    assert f"runs/mine/config.json {says}; say --config again" in one_line(capsys)
+    assert limits.content(folder) == before
+    seen = []
+    for place in ("train.train", "quickstart.run", "subjects.named"):
+        monkeypatch.setattr(
+            f"notepad_jax.programs.{place}",
+            lambda config, *arguments: (
+                seen.append(config) or (_ for _ in ()).throw(ValueError("x"))
+            ),
+        )
+    assert cli.main([*words, "--config", "quickstart"]) == 1
+    assert "x" in one_line(capsys) and seen[0].steps == 3
+
+
+def test_results_that_nobody_can_keep_end_in_one_line(tmp_path):
+    words = [sys.executable, "-m", "notepad_jax.cli", "build", "ruler", "--tasks", "vt",
+             "--lengths", "2k", "--samples", "1", "--out", str(tmp_path), "--json"]  # fmt: skip
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    (told,) = done.stderr.decode().splitlines()
+    assert told.startswith("notepad-jax: the disk is full, make room (")
+
+
+def test_a_full_disk_leaves_policies_and_task_files_as_they_were(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    build = ["build", "ruler", "--tasks", "vt", "--text", "noise", "--samples", "2", "--out"]
+    assert cli.main(["import-hf", POLICY[1], "ours"]) == 0
+    assert cli.main(["export-hf", "ours", "theirs"]) == 0
+    assert cli.main([*build, "tasks", "--lengths", "2k"]) == 0
+    commands = (
+        ["import-hf", POLICY[1], "new"],
+        ["import-hf", POLICY[1], "ours", "--overwrite"],
+        ["export-hf", "ours", "new"],
+        ["export-hf", "ours", "theirs", "--overwrite", "--dtype", "float32"],
+        [*build, "tasks", "--lengths", "2k,4k"],
+    )
+    before = limits.content(tmp_path)
+    capfd.readouterr()
+    for size in (2_000, 10_000, 200_000):
+        for words in commands:
+            if words[0] != "build" or size < 12_000:
+                with limits.largest_file(size):
+                    assert cli.main([*words, "--json"]) == 1
+                assert "the disk is full" in one_line(capfd)
+            assert limits.content(tmp_path) == before, (size, words)
+
+
 def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
-    def interrupted(config, folder, screen, resume):
-        (folder / "checkpoints").mkdir(parents=True)
+    def interrupted(config, folder, screen, resume, step):
+        (folder / "checkpoints" / "0").mkdir(parents=True)
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
@@ -139,7 +276,7 @@ def test_a_resumed_run_keeps_its_settings(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
         "notepad_jax.programs.train.train",
-        lambda config, folder, screen, resume: seen.append(config) or folder,
+        lambda config, folder, screen, resume, step: seen.append(config) or folder,
     )
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)

@@ -15,10 +15,9 @@ from ml_collections import ConfigDict
 
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo.update import UpdateSettings
-from notepad_jax.programs import configuration, ranges, reading_list
+from notepad_jax.programs import configuration, learner, ranges, reading_list
 from notepad_jax.programs.configuration import ConfigProblem
 from notepad_jax.reading.endpoint import EndpointCompleter
-from notepad_jax.rollout.collector import Reader
 from notepad_jax.starter.synthetic import make_tasks
 
 NAMES = ("quickstart", "ruler", "starter")
@@ -41,14 +40,10 @@ def of_fields(kind, *sections, **more):
     return kind(**{key: values[key] for key in names & set(values)} | more)
 
 
-def sampled(config):
-    return Reader(None, None, None, 1.0, 1.0, config.rollout.group_size, None)
-
-
 # Keys (or their sections) that a value of a lower floor refuses, and what builds it.
 HELD = {
     "data.questions": lambda c: make_tasks(0, **c.data),
-    "rollout.group_size": sampled,
+    "rollout.group_size": learner.settings_of,
     "grpo": lambda c: of_fields(UpdateSettings, c.grpo, temperature=c.rollout.temperature),
     "engine": lambda c: of_fields(EngineSettings, c.engine, max_prompt=1, max_new_tokens=1),
     "endpoint.at_once": lambda c: EndpointCompleter(

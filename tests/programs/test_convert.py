@@ -15,14 +15,14 @@ import tiny
 from safetensors.numpy import load_file
 
 from notepad_jax import cli
-from notepad_jax.checkpoint import stored
+from notepad_jax.checkpoint import manifest, stored
 from notepad_jax.checkpoint.checksums import leaf_checksums
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.hf.storage import StoreProblem
-from notepad_jax.checkpoint.steps import load_params, writer
+from notepad_jax.checkpoint.steps import load_params, write
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.model import parameters
-from notepad_jax.programs import configuration, convert, learner
+from notepad_jax.programs import configuration, convert, learner, parts
 from notepad_jax.telemetry.progress import LineScreen, SilentScreen
 
 SCREEN = SilentScreen()
@@ -90,10 +90,8 @@ def test_a_runs_newest_step_is_exported_with_the_tokenizer_it_started_from(publi
     (run / "checkpoints").mkdir(parents=True)
     (run / "config.json").write_text(json.dumps({"policy": str(published)}))
     meta = {"policy": dataclasses.asdict(tiny.CONFIG), "leaf_checksums": {}}
-    with writer(run / "checkpoints", 5, None) as steps:
-        for step in (3, 12):
-            parts = {"params": tiny.params(step), "meta": meta}
-            steps.save_checkpointables(step, parts, force=True)
+    for step in (3, 12):
+        write(run / "checkpoints", step, {"params": tiny.params(step), "meta": meta}, keep=5)
     for source, step in ((run, None), (run / "checkpoints", 3)):
         found = convert.export_hf(
             source, str(tmp_path / f"out{step}"), SCREEN, "float32", step=step
@@ -104,6 +102,11 @@ def test_a_runs_newest_step_is_exported_with_the_tokenizer_it_started_from(publi
         assert (tmp_path / f"out{step}" / "chat_template.jinja").read_bytes() == b"{{ messages }}"
     with pytest.raises(ValueError, match="has no step 4; there: 3, 12"):
         convert.export_hf(run, str(tmp_path / "x"), SCREEN, step=4)
+    (run / "config.json").write_text('{"policy": "')
+    with pytest.raises(
+        ValueError, match="run/config.json is cut off, or no JSON; mend it, or name"
+    ):
+        convert.export_hf(run, str(tmp_path / "x"), SCREEN)
     (run / "config.json").unlink()
     with pytest.raises(ValueError, match="does not say which policy it started from; name"):
         convert.export_hf(run, str(tmp_path / "x"), SCREEN)
@@ -128,8 +131,8 @@ def test_a_runs_adapters_are_exported_alone(published, tmp_path, capsys):
     moved = jax.tree.map(lambda x: x + 0.25, learning.state)
     learning.state, adapters = moved, moved.masters
     run, params = tmp_path / "run", learner.params(learning)
-    with Checkpoints(run / "checkpoints") as checkpoints:
-        checkpoints.save(7, params, learner.saved_beside(learning, params), {}, {})
+    checkpoints = Checkpoints(run / "checkpoints")
+    checkpoints.save(7, params, learner.saved_beside(learning, params), {}, {})
     settings = json.dumps(configuration.plain(config))
     (run / "config.json").write_text(settings)
     command = ["export-hf", str(run), str(tmp_path / "out"), "--adapters", "--json"]
@@ -176,8 +179,7 @@ class Counted:
 
 def test_layers_that_share_a_chunk_are_read_once(tmp_path):
     params = {"layers": {"q": np.arange(24.0, dtype=np.float32).reshape(4, 2, 3)}}
-    with writer(tmp_path, 1, None) as steps:
-        steps.save_checkpointables(0, {"params": params, "meta": {}}, force=True)
+    write(tmp_path, 0, {"params": params, "meta": {}}, keep=1)
     leaf = stored.open_tree(tmp_path / "0")["layers"]["q"]
     reads = []
 
@@ -197,9 +199,7 @@ def test_a_large_leaf_is_read_a_layer_at_a_time(tmp_path):
         "layers": {name: rng.normal(size=(3, 2, 256, 1024)).astype(np.float32) for name in "ab"}
     }
     leaves = leaf_checksums(params)
-    with writer(tmp_path, 1, None) as steps:
-        parts = {"params": params, "meta": {"leaf_checksums": leaves}}
-        steps.save_checkpointables(0, parts, force=True)
+    write(tmp_path, 0, {"params": params, "meta": {"leaf_checksums": leaves}}, keep=1)
     found, reads = stored.open_tree(tmp_path / "0")["layers"], []
     for leaf in found.values():
         assert leaf._array.chunk_layout.read_chunk.shape == (1, 2, 256, 1024)
@@ -224,27 +224,71 @@ def test_a_damaged_step_is_refused_in_one_line_and_nothing_is_left(published, tm
         assert "\n" not in str(raised.value)
         assert sorted(os.listdir(tmp_path)) == ["mine", "published"]
 
-    # one element of one layer is another number, in a file that is otherwise sound
+    # one element of one layer is another number, in files that agree with their manifest
     leaf = stored.open_tree(step)["layers"]["down"]
     array = ts.open(leaf._array.spec(), open=True).result()
     was = array[1, 7, 3].read().result()
     array[1, 7, 3].write(-was).result()
+    refused(r"step 0 is damaged \(params/d/\w+ does not belong there\)")
+    manifest.write(step)
     refused(r"0: layers/down was saved as bfloat16\[3x48x32\]:\w{8} and reads as .*is damaged; exp")
     array[1, 7, 3].write(was).result()
+    manifest.write(step)
     convert.export_hf(tmp_path / "mine", str(tmp_path / "sound"), SCREEN)
     shutil.rmtree(tmp_path / "sound")
     for path in (step / "params").rglob("*"):
         if path.is_file() and path.stat().st_size > 10_000:
             path.write_bytes(path.read_bytes()[:5000])
+    refused(r"step 0 is damaged \(params/\S+ is cut: 5,000 of [\d,]+ bytes\)")
+    with pytest.raises(ValueError, match=r"step 0 is damaged \(params.*; import the policy again$"):
+        parts.load_policy(tmp_path / "mine")
+    manifest.write(step)
     refused("0: .* cannot be read, so the step is damaged; export another step")
+
+
+def test_the_newest_good_step_is_exported_and_what_was_passed_over_is_said(published, tmp_path):
+    """What an export does not read may be damaged: the weights, for adapters alone."""
+    run, target = tmp_path / "run", str(tmp_path / "out")
+    config = configuration.load("quickstart", ["--config.grpo.lora.rank=2"])
+    config.policy, config.grpo.lora.targets = str(published), ("q",)
+    learning = learner.prepare(config, *huggingface.import_policy(published))
+    params, checkpoints = learner.params(learning), Checkpoints(run / "checkpoints")
+    meta = {"policy": dataclasses.asdict(tiny.CONFIG)}
+    for step in (3, 12):
+        checkpoints.save(step, params, learner.saved_beside(learning, params), {}, meta)
+    (run / "config.json").write_text(json.dumps(configuration.plain(config)))
+    stream = io.StringIO()
+    screen = LineScreen(stream)
+
+    def exported(export, **options):
+        return export(run, target, screen, overwrite=True, **options).step
+
+    for item, harmed, sound in (
+        ("opt", convert.export_adapters, convert.export_hf),
+        ("params", convert.export_hf, convert.export_adapters),
+    ):
+        path = max((run / "checkpoints/12" / item).rglob("d/*"), key=lambda p: p.stat().st_size)
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 4]))
+        assert exported(sound) == 12 and "damaged" not in stream.getvalue()
+        shutil.rmtree(target)
+        assert exported(harmed) == 3
+        (said,) = [line for line in stream.getvalue().splitlines() if "damaged" in line]
+        assert f"step 12 is damaged ({item}/" in said and said.endswith("newest good step is 3")
+        damaged = rf"step 12 is damaged \({item}/\S+ has other bytes than were saved\); others"
+        with pytest.raises(ValueError, match=damaged) as refused:
+            exported(harmed, step=12)
+        assert "\n" not in str(refused.value)
+        path.write_bytes(content)
+        stream.truncate(0)
+        shutil.rmtree(target)
 
 
 def test_flipped_bits_are_refused_or_harm_no_weight(tmp_path):
     """Anywhere in a step's files; half of them in the largest, which holds the weights."""
     params = tiny.params()
     meta = {"leaf_checksums": leaf_checksums(params)}
-    with writer(tmp_path, 1, None) as steps:
-        steps.save_checkpointables(0, {"params": params, "meta": meta}, force=True)
+    write(tmp_path, 0, {"params": params, "meta": meta}, keep=1)
 
     def read():
         found = stored.open_tree(tmp_path / "0")

@@ -13,7 +13,6 @@ import tiny_bpe
 
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.eval import summary
-from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, evaluate, reading_list, subjects
 from notepad_jax.reading.endpoint import bare_turn
 from notepad_jax.scoring import metrics
@@ -22,6 +21,7 @@ from notepad_jax.text.approximate import ApproximateTokenizer
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import open_tokenizer
 from notepad_jax.types import Completion, Finish, tokens
+from tests import limits
 
 SMALL = (
     "--config.evaluate.suite=ruler",
@@ -138,7 +138,15 @@ def test_a_fair_coin_gets_its_interval(tmp_path):
     assert found.accuracy.low < 0.5 < found.accuracy.high or abs(heads - 200) > 18
 
 
-def test_a_killed_evaluation_goes_on_and_reports_the_same(tmp_path):
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C as in a terminal: a process begun in the background inherits that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_killed_evaluation_goes_on_and_reports_the_same(tmp_path, ctrl_c):
     config = config_of("--config.evaluate.tasks=vt,niah_single_1,niah_multivalue",
                        "--config.evaluate.methods=notepad,recent-only")  # fmt: skip
     right = oracle(config)
@@ -159,11 +167,11 @@ def test_a_killed_evaluation_goes_on_and_reports_the_same(tmp_path):
 def test_everything_a_run_promises_is_there(tmp_path):
     config = config_of("--config.evaluate.tasks=vt")
     outcome = run(config, subject(oracle(config)), tmp_path / "run")
-    assert {"config.json", "readings.jsonl", "traces.jsonl", "report.json", "report.html",
+    assert {"config.json", "readings.jsonl", "report.json", "report.html",
             "accuracy.png"} <= {path.name for path in outcome.folder.iterdir()}  # fmt: skip
-    trace = [json.loads(line) for line in (tmp_path / "run/traces.jsonl").open()]
-    assert {"task", "chunk", "memory", "tokens", "seconds", "recall"} <= trace[0].keys()
-    readings = [json.loads(line) for line in (tmp_path / "run/readings.jsonl").open()]
+    lines = [json.loads(line) for line in (tmp_path / "run/readings.jsonl").open()]
+    assert {"chunk", "memory", "tokens", "seconds", "recall"} <= lines[0]["memories"][0].keys()
+    readings = [line["reading"] for line in lines]
     assert max(r["turns"] for r in readings) == 6  # 2,048 tokens in chunks of 500, the answer
     assert all(r["changes"] == 1 and not r["failed"] for r in readings)
     assert "ruler/vt" in outcome.report.read_text()
@@ -254,11 +262,31 @@ def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path):
     assert (tmp_path / "config.json").read_bytes() == before
 
 
-def test_two_evaluations_do_not_write_into_one_folder(tmp_path):
-    with Readings(tmp_path, {}):
-        with pytest.raises(ValueError, match="another evaluation is writing to"):
-            Readings(tmp_path, {})
-    Readings(tmp_path, {}).__exit__()
+def test_a_disk_that_fills_up_loses_no_reading_and_the_report_is_the_same(tmp_path):
+    config = config_of("--config.evaluate.tasks=vt,niah_single_1")
+    reader = subject(lambda *asked: str(asked[-1]))
+    run(config, reader, tmp_path / "whole")
+    report = (tmp_path / "whole" / "report.json").read_bytes()
+    lines = (tmp_path / "whole" / "readings.jsonl").stat().st_size
+    largest = (tmp_path / "whole" / "report.html").stat().st_size
+    for size in (100, 4_000, lines // 2, lines - 5, largest - 5):
+        folder = tmp_path / str(size)
+        with limits.largest_file(size), pytest.raises(OSError, match="File too large"):
+            run(config, reader, folder)
+        assert folder.exists() == (size >= 4_000)  # the settings alone are no run
+        run(config, reader, folder)
+        assert (folder / "report.json").read_bytes() == report
+
+
+def test_what_a_finished_evaluation_has_outlives_a_full_disk(tmp_path):
+    config = config_of("--config.evaluate.tasks=vt", "--config.evaluate.lengths=1k")
+    run(config, subject(silence), tmp_path)
+    before = limits.content(tmp_path)
+    with limits.largest_file(10), pytest.raises(OSError, match="File too large"):
+        run(config_of("--config.evaluate.tasks=vt"), subject(silence), tmp_path)
+    assert {
+        name: text[: len(before[name])] for name, text in limits.content(tmp_path).items()
+    } == before
 
 
 def test_without_a_reader_both_ways_to_name_one_are_told():
@@ -294,4 +322,6 @@ def test_our_engine_reads_a_suite_by_every_method_and_only_what_is_missing(tmp_p
         ("recent-only", 1024): 2, ("recent-only", 2048): 2,
     }  # fmt: skip
     lines = (tmp_path / "run" / "readings.jsonl").read_text().splitlines()
-    assert len(lines) == 2 * 4 * 2 and not any(json.loads(line)["failed"] for line in lines)
+    assert len(lines) == 2 * 4 * 2 and not any(
+        json.loads(line)["reading"]["failed"] for line in lines
+    )

@@ -1,13 +1,4 @@
-"""A run that was killed goes on as if nothing had happened."""
-
-import itertools
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
+"""What a training run writes, in every precision and by every hand-off."""
 
 import jax
 import numpy as np
@@ -15,93 +6,25 @@ import pytest
 
 from notepad_jax.checkpoint import steps
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.data import files
-from notepad_jax.programs import configuration, parts, train
-from notepad_jax.starter.synthetic import make_tasks
+from notepad_jax.programs import parts
 from notepad_jax.telemetry.metrics import read_metrics
-from notepad_jax.telemetry.progress import SilentScreen
-
-ROOT = Path(__file__).parents[2]
-SMALL = (
-    f"--config.policy={ROOT / 'data' / 'starter'}",
-    "--config.steps=4",
-    "--config.data.tokens=512",
-    "--config.data.questions=2",
-    "--config.rollout.documents=2",
-    "--config.rollout.group_size=4",
-    "--config.engine.slots=16",
-    "--config.engine.pages=96",
-    "--config.grpo.row_length=512",
-    "--config.grpo.micro_batch_rows=1",
-)
-
-
-def run(folder: Path, *words: str, resume: bool = False) -> list[dict[str, float]]:
-    config = configuration.load("quickstart", [*SMALL, *words])
-    train.train(config, folder, SilentScreen(), resume)
-    return read_metrics(folder)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    run(folder)
-    return folder
+from tests.programs.runs import ROOT, WRITTEN, run
 
 
 def test_a_run_writes_what_people_look_for(uninterrupted):
     names = {path.name for path in uninterrupted.iterdir()}
-    assert {"config.json", "metrics.jsonl", "timings.jsonl", "trajectories.jsonl"} <= names
+    assert {"config.json", *WRITTEN, "timings.jsonl"} <= names
     metrics = read_metrics(uninterrupted)
     assert [m["step"] for m in metrics] == [1, 2, 3, 4]
     for m in metrics:
         assert m["rollout/prefix_tokens_saved"] > 5 * m["rollout/prefix_tokens"]
-        assert 0 <= m["reward"] <= 1 and m["groups/sampled"] == 4 * m["groups/rounds"]
+        assert 0 <= m["reward"] <= 1 and 4 <= m["groups/sampled"] <= 4 * m["groups/rounds"]
     learnt = [m for m in metrics if m["groups/kept"]]
     assert learnt, "no group carried a signal; choose another seed for this test"
     for m in learnt:
         assert m["logprob_gap_max"] < 2e-5  # the sampler reports what the trainer computes
         assert m["ratio_mean"] == pytest.approx(1, abs=1e-5)
         assert m["update/prefix_tokens_saved"] > 0
-
-
-def test_a_run_killed_with_sigkill_resumes_with_identical_metrics(uninterrupted, tmp_path):
-    folder = tmp_path / "run"
-    program = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]);"
-        "from notepad_jax.programs import configuration, train;"
-        "from notepad_jax.telemetry.progress import SilentScreen;"
-        "c = configuration.load('quickstart', sys.argv[3:]);"
-        "train.train(c, Path(sys.argv[2]), SilentScreen())"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(ROOT), str(folder), *SMALL],
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    )
-    metrics = folder / "metrics.jsonl"
-    deadline = time.monotonic() + 300
-    while not (metrics.is_file() and metrics.read_text().count("\n") >= 2):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    run(folder, resume=True)
-    assert metrics.read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
-    whole, resumed = (
-        [json.loads(line) for line in (path / "trajectories.jsonl").open()]
-        for path in (uninterrupted, folder)
-    )
-    # A step whose checkpoint was cut off is sampled again; every reading is the same one.
-    assert {json.dumps(r, sort_keys=True) for r in resumed} == {
-        json.dumps(r, sort_keys=True) for r in whole
-    }
-
-
-def test_a_run_is_not_begun_over_another(uninterrupted):
-    before = sorted(path.name for path in (uninterrupted / "checkpoints").iterdir())
-    with pytest.raises(ValueError, match="already holds a run; resume it"):
-        run(uninterrupted)
-    assert sorted(path.name for path in (uninterrupted / "checkpoints").iterdir()) == before
 
 
 def test_the_handoff_in_memory_gives_the_same_metrics(uninterrupted, tmp_path):
@@ -220,38 +143,3 @@ def test_updates_that_are_not_finite_stop_the_run_at_the_last_good_step(tmp_path
     went_on = run(tmp_path / "run", words[0], f"--config.steps={good + 2}", resume=True)
     assert [m["step"] for m in went_on] == list(range(1, good + 3))
     assert not any(m.get("update/skipped", 0) for m in went_on)
-
-
-def test_tasks_may_come_from_files_and_a_resumed_run_draws_the_next_ones(tmp_path):
-    """The generator's own tasks, written to two files: fewer of one kind than of the other."""
-    tasks = [task for seed in range(30) for task in make_tasks(seed, 512, 2)]
-    for kind, count in (("one_hop", 20), ("two_hop", 9)):
-        chosen = [task for task in tasks if task.source.endswith(kind)][:count]
-        files.write(tmp_path / f"{kind}.jsonl", chosen, itertools.repeat(512))
-    words = [
-        f"--config.tasks.files={tmp_path / 'one_hop.jsonl'},{tmp_path / 'two_hop.jsonl'}",
-        "--config.tasks.weights=synthetic/one_hop=3",
-        "--config.rollout.documents=4",
-    ]
-    whole = run(tmp_path / "whole", *words, "--config.steps=3")
-    run(tmp_path / "parts", *words, "--config.steps=2")
-    assert run(tmp_path / "parts", *words, "--config.steps=3", resume=True) == whole
-    assert all(m["groups/sampled"] == 4 * m["groups/rounds"] for m in whole)
-    drawn = {json.loads(line)["task"] for line in (tmp_path / "whole/trajectories.jsonl").open()}
-    assert drawn <= {task.id for task in tasks}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--config.tasks.files=nowhere.jsonl",), "nowhere.jsonl"),
-        (("--config.tasks.files={0}", "--config.tasks.weights=one"), "has 'one'; write SOURCE="),
-        (("--config.tasks.files={0}", "--config.tasks.weights=vt=2"), "no source 'vt' to weigh"),
-    ],
-)
-def test_files_that_cannot_be_trained_on_are_named(tmp_path, words, message):
-    path = tmp_path / "tasks.jsonl"
-    files.write(path, make_tasks(0, 512, 2), itertools.repeat(512))
-    with pytest.raises(ValueError, match=message):
-        run(tmp_path / "run", *(word.format(path) for word in words))
-    assert not (tmp_path / "run").exists()

@@ -10,7 +10,7 @@ import pytest
 from notepad_jax.reading import endpoint, memory_agent
 from notepad_jax.reading.connection import EndpointProblem
 from notepad_jax.reading.endpoint import EndpointCompleter, bare_turn
-from notepad_jax.text.chunks import ChunkStream
+from notepad_jax.text.chunks import ChunkedDocument
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import Finish, Prompt, SamplingParams, TextDocument, TurnKind, tokens
 from tests import fakes
@@ -215,7 +215,7 @@ def test_the_memory_agent_reads_a_document_through_an_endpoint():
     sampling = memory_agent.TurnSampling(0.0, 1.0, template.stop_ids, seed=1)
     state = memory_agent.start(
         TOKENIZER.encode("Where does Ann live?"),
-        ChunkStream(TOKENIZER, TextDocument(text), rules.chunk_size),
+        ChunkedDocument(TOKENIZER, TextDocument(text), rules.chunk_size),
     )
 
     async def use(completer):

@@ -10,15 +10,15 @@ import pytest
 
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import TurnSampling, turn_seed
-from notepad_jax.text.chunks import ChunkList, ChunkStream
-from notepad_jax.types import Finish, Status, TextDocument, TurnKind, tokens
+from notepad_jax.text.chunks import ChunkedDocument
+from notepad_jax.types import Finish, TextDocument, Tokens, TurnKind, tokens
 
 SAMPLING = TurnSampling(temperature=1.0, top_p=1.0, stop_ids=(2,), seed=7)
 QUESTION = tokens([310, 311])
 
 
-def chunks(length: int, size: int = 4) -> ChunkList:
-    return ChunkList(tokens(range(300, 300 + length)), size)
+def chunks(length: int, size: int = 4) -> list[Tokens]:
+    return fakes.chunks_of(tokens(range(300, 300 + length)), size)
 
 
 def turns_of(completer, state, rules=None, template=None):
@@ -145,30 +145,19 @@ def test_a_cancelled_completion_ends_the_reading():
             done = await super().complete(prompt, sampling)
             return dataclasses.replace(done, finish=Finish.CANCELLED)
 
-    async def run():
-        return await memory_agent.read_through(
-            Cancelling(lambda p, s: [300]),
-            fakes.tokenizer(),
-            fakes.template(),
-            fakes.rules(),
-            memory_agent.start(QUESTION, chunks(8)),
-            SAMPLING,
-            "task",
-            0,
-        )
-
-    reading = asyncio.run(run())
-    assert reading.status is Status.CANCELLED and reading.answer == "" and len(reading.turns) == 1
+    ((turn, state),) = turns_of(
+        Cancelling(lambda p, s: [300]), memory_agent.start(QUESTION, chunks(8))
+    )
+    assert turn.completion.finish is Finish.CANCELLED and len(state.memory_tokens) == 0
 
 
 def test_a_streamed_document_reads_like_a_listed_one():
     tok, text = fakes.tokenizer(), "the secret code of ann is red . " * 6
     question = tok.encode("who ?")
-    listed = memory_agent.start(question, ChunkList(tok.encode(text), 5))
-    streamed = memory_agent.start(question, ChunkStream(tok, TextDocument(text), 5, window=2))
+    listed = memory_agent.start(question, fakes.chunks_of(tok.encode(text), 5))
+    streamed = memory_agent.start(question, ChunkedDocument(tok, TextDocument(text), 5))
     one, two = (turns_of(fakes.appender(), state) for state in (listed, streamed))
     assert [t.prompt.tokens.tolist() for t, _ in one] == [t.prompt.tokens.tolist() for t, _ in two]
-    assert streamed.chunks.restarts == 0
 
 
 def test_contexts_are_bounded_by_the_rules():

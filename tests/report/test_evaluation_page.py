@@ -10,8 +10,9 @@ from matplotlib.text import Text
 from PIL import Image
 
 from notepad_jax.eval import published
-from notepad_jax.eval.measure import MemoryChange, Result
+from notepad_jax.eval.measure import Result
 from notepad_jax.eval.summary import ALL, Summary, share
+from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.report import accuracy_plot, canvas, evaluation_page, numerals, render
 from notepad_jax.report.evaluation_page import Report
 from notepad_jax.report.examples import Example

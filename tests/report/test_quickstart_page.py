@@ -7,8 +7,9 @@ import pytest
 from markup import Tags
 from PIL import Image
 
-from notepad_jax.eval.measure import MemoryChange, Result
+from notepad_jax.eval.measure import Result
 from notepad_jax.eval.summary import ALL, Summary, share
+from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.report import accuracy_plot, canvas, numerals, quickstart_page, training_plot
 from notepad_jax.report.examples import Example
 from notepad_jax.report.quickstart_page import Report

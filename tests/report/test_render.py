@@ -11,8 +11,9 @@ import pytest
 from markup import Tags
 from markupsafe import Markup
 
-from notepad_jax.eval.measure import MemoryChange, Result
+from notepad_jax.eval.measure import Result
 from notepad_jax.eval.summary import ALL, Summary, share
+from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.report import evaluation_page, quickstart_page, render
 from notepad_jax.report.examples import Example
 from notepad_jax.types import Finish

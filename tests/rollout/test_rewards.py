@@ -38,10 +38,7 @@ def test_parts_are_of_the_answer_found():
     assert scored(r"it is \boxed{ann}", contract="boxed").reward_parts["em"] == 1.0
 
 
-def test_a_cancelled_reading_is_worth_nothing_and_not_malformed():
-    trajectory = scored("ann", contract="boxed", status=Status.CANCELLED)
-    assert trajectory.reward == 0.0
-    assert not any(trajectory.reward_parts.values())
+def test_a_truncated_answer_is_scored_as_it_is():
     truncated = scored("ann", status=Status.TRUNCATED)
     assert truncated.reward == truncated.reward_parts["truncated"] == 1.0
 

@@ -6,6 +6,7 @@ import pytest
 
 from notepad_jax.telemetry import metrics
 from notepad_jax.telemetry.metrics import RunLog, read_metrics
+from tests import limits
 
 
 def write_steps(log, steps):
@@ -54,10 +55,40 @@ def test_numbers_that_json_does_not_know(tmp_path):
     assert math.isnan(line["loss"]) and line["ratio"] == math.inf
 
 
-def test_tensorboard_events_and_config_are_written(tmp_path):
+def test_tensorboard_events_are_written(tmp_path):
     with RunLog(tmp_path) as log:
-        log.config({"seed": 1, "path": tmp_path})
         log.write(0, {"groups/kept": 3}, {"rollout_s": 1.5})
     (events,) = (tmp_path / metrics.EVENTS).iterdir()
     assert b"groups/kept" in events.read_bytes() and b"rollout_s" in events.read_bytes()
-    assert '"seed": 1' in (tmp_path / metrics.CONFIG).read_text()
+
+
+@pytest.mark.parametrize("torn", [b'{"step": 1, "rew', b'{"reward": 1.0}', b"[]", b"\xff\xfe", b""])
+def test_a_damaged_line_that_is_not_the_last_is_named(tmp_path, torn):
+    with RunLog(tmp_path, tensorboard=False) as log:
+        write_steps(log, range(3))
+    lines = (tmp_path / metrics.METRICS).read_bytes().splitlines()
+    whole = b"\n".join([lines[0], torn, lines[2], b""])
+    (tmp_path / metrics.METRICS).write_bytes(whole)
+    for use in (read_metrics, lambda folder: RunLog(folder, resume_step=1, tensorboard=False)):
+        with pytest.raises(ValueError, match="^line 2 of .*/metrics.jsonl is damaged; take it out"):
+            use(tmp_path)
+    assert (tmp_path / metrics.METRICS).read_bytes() == whole
+
+
+def test_a_disk_that_is_full_ends_the_run_and_harms_no_line(tmp_path):
+    """At every size that the first step's files pass through, TensorBoard's among them."""
+    with RunLog(tmp_path / "whole") as log:
+        write_steps(log, range(4))
+    whole = (tmp_path / "whole" / metrics.METRICS).read_bytes()
+    for size in range(0, 400, 20):
+        folder = tmp_path / str(size)
+        with limits.largest_file(size), pytest.raises(OSError, match="File too large"):
+            with RunLog(folder) as log:
+                write_steps(log, range(100))
+        done = len(read_metrics(folder))
+        with RunLog(folder, resume_step=done) as log:
+            write_steps(log, range(done, 4))
+        assert (folder / metrics.METRICS).read_bytes() == whole
+    with limits.largest_file(100), pytest.raises(OSError, match="File too large"):
+        RunLog(folder, resume_step=3, tensorboard=False)
+    assert (folder / metrics.METRICS).read_bytes() == whole

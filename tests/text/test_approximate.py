@@ -12,6 +12,7 @@ import threading
 import tracemalloc
 import zipfile
 
+import fakes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from notepad_jax.reading import endpoint
 from notepad_jax.text import approximate
 from notepad_jax.text.approximate import ApproximateTokenizer, count
-from notepad_jax.text.chunks import ChunkList, ChunkStream
+from notepad_jax.text.chunks import ChunkedDocument
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import TextDocument
 
@@ -123,8 +124,8 @@ def test_the_stop_id_is_in_no_text_and_vanishes():
 def test_documents_are_chunked_in_a_stream_as_in_a_list():
     text = "It was a dark and stormy night in 1830; the rain fell.\n" * 400
     tokenizer = ApproximateTokenizer()
-    listed = ChunkList(tokenizer.encode(text), 50)
-    streamed = ChunkStream(tokenizer, TextDocument(text), 50)
+    listed = fakes.chunks_of(tokenizer.encode(text), 50)
+    streamed = ChunkedDocument(tokenizer, TextDocument(text), 50)
     assert all(np.array_equal(streamed[k], listed[k]) for k in range(len(listed)))
     assert "".join(tokenizer.decode(listed[k]) for k in range(len(listed))) == text
 

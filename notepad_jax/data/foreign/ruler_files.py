@@ -29,7 +29,12 @@ _MARKERS = re.compile(r"<\||\[/?INST\]|<(?:start|end)_of_turn>|</?s>")
 _QUESTION = re.compile(r"question:\s*", re.IGNORECASE)
 
 
-def read(path: str | Path, source: str = "", length: int = 0) -> list[tuple[Task, int]]:
+def read(
+    path: str | Path,
+    source: str = "",
+    length: int = 0,
+    on_block: sources.OnBlock | None = None,
+) -> list[tuple[Task, int]]:
     """Returns the tasks of a file with their lengths in tokens, in the file's order.
 
     `source` ("ruler/niah_single_1") and `length` are told by the path if not given: RULER
@@ -43,7 +48,7 @@ def read(path: str | Path, source: str = "", length: int = 0) -> list[tuple[Task
     folder = _length_of(path)
     tasks: list[tuple[Task, int]] = []
     known: dict[str, int] = {}
-    for number, start, line in sources.open_lines(path, LONGEST_ROW):
+    for number, start, line in sources.open_lines(path, LONGEST_ROW, on_block):
         if not line.strip():
             continue
         where = f"{path} row {number}"

@@ -1,0 +1,318 @@
+"""SIGKILL at random moments: a run that was killed and resumed is the run that was not.
+
+    python -m benchmarks.kills                                   # 100 kills, half an hour
+    python -m benchmarks.kills --kills 6 --settings plain,files  # a few minutes
+
+For each setting (`kill_settings`: plain; LoRA with KL, bfloat16 and hand-off in memory; task
+files with groups that wait) it makes a run nobody disturbs, as users start it, in a folder of
+its own, and the same once more: both must be equal, and the second says how long a run takes
+when its programs are compiled. Then it starts runs and kills them, process group and all, at
+moments drawn from the clock or aimed at tender places (`kill_moments`), goes on with each by
+`--resume` after every kill until it ends, and begins another while kills are left. Every run
+that ends is compared with the undisturbed one (`same_run`): metrics, ledger and trajectories
+byte for byte, params and optimizer state bit for bit, the account of draws and the step's meta,
+the steps that were timed. A kill between the commit of the last step and the removal of the
+oldest leaves that one behind; runs in which this happened are counted, as equal ones.
+
+A difference, a resume that fails and one that never ends are told with the run, its kills and
+the first differing place; the run's folder stays, and the exit code is 1. The moments are drawn
+from --seed; where on disk they hit depends on the machine, and the second table counts that.
+Compiled programs are kept in the folder (or in NOTEPAD_JAX_CACHE), so a restart costs seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import kill_moments, same_run
+from benchmarks.kill_moments import AIMS, PLACES, Moment, Watch
+from benchmarks.kill_settings import ROOT, SETTINGS, Setting, write_tasks
+from notepad_jax.programs.compiled import SWITCH
+from notepad_jax.telemetry.metrics import METRICS
+
+WHOLE, AGAIN = "whole", "again"  # names of the undisturbed runs
+LONGEST, LONGEST_COLD = 20, 1200.0  # times what a run takes, and seconds for the first one
+LET_LIVE = 0.2  # of the processes: or the last steps of a run would be killed over and over
+GIVE_UP = 3  # runs of a setting that went wrong, after which no more are begun
+
+
+@dataclasses.dataclass(frozen=True)
+class Kill:
+    """A kill that came before the process had ended."""
+
+    run: str
+    aim: str
+    moment: str
+    place: str  # one of kill_moments.PLACES
+    saved: int | None  # the newest step on disk
+    lines: int  # of metrics.jsonl
+
+    def __str__(self) -> str:
+        return (
+            f"{self.run}, {self.moment}: {self.place} (step {self.saved} saved, "
+            f"{self.lines} lines of metrics)"
+        )
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What came of a setting."""
+
+    setting: str
+    seconds: float = 0.0  # of an undisturbed run
+    took: float = 0.0  # seconds, all in all
+    equal: int = 0  # runs that ended as the undisturbed one
+    older: int = 0  # of these, runs that still have an older step than the undisturbed one
+    resumes: int = 0
+    kills: list[Kill] = dataclasses.field(default_factory=list)
+    wrong: list[str] = dataclasses.field(default_factory=list)
+
+
+class Desk:
+    """One setting's folder, in which runs are started and killed."""
+
+    def __init__(self, setting: Setting, folder: Path, seed: int, stop: threading.Event):
+        self.setting, self.folder, self.stop = setting, folder / setting.name, stop
+        self.folder.mkdir(parents=True)
+        write_tasks(self.folder)
+        self.chance = random.Random(f"{seed} {setting.name}")
+        # jax's own variable would win over ours, and killed writers belong in no common cache.
+        inherited = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+        self.environment = {
+            "JAX_PLATFORMS": "cpu",
+            SWITCH: str(folder / "cache"),
+            **inherited,
+            "PYTHONPATH": str(ROOT),
+        }
+        self.outcome = Outcome(setting.name)
+        self.wanted = self.left = 0  # kills
+
+    def run(self, name: str) -> Path:
+        """The folder of a run."""
+        return self.folder / "runs" / name
+
+    def undisturbed(self, name: str, longest: float) -> float:
+        """Makes a run and leaves it alone; returns its seconds. Raises ValueError."""
+        began = time.monotonic()
+        with self.started(name) as process:
+            kill_moments.arrives(process, Watch(self.run(name)), None, longest, self.stop)
+        if process.returncode:
+            raise ValueError(f"{self.setting.name}: {self.ended(name, process)}")
+        return time.monotonic() - began
+
+    @contextlib.contextmanager
+    def started(self, name: str) -> Iterator[subprocess.Popen]:
+        """A process that begins the run, or goes on with it as a user would; then it is gone.
+
+        The words of its config are said again only where a kill came before config.json.
+        """
+        words = ["train", "--name", name]
+        if self.run(name).is_dir():
+            words.append("--resume")
+        if not (self.run(name) / "config.json").is_file():
+            words += ["--config", "quickstart", *self.setting.command]
+        with (self.folder / f"{name}.log").open("a") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "notepad_jax.cli", *words],
+                cwd=self.folder, env=self.environment, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def ended(self, name: str, process: subprocess.Popen) -> str:
+        """Says how a process ended that should not have ended so."""
+        said = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
+        return f"{name}: exit code {process.returncode}: {said[-1] if said else 'no word'}"
+
+    def one_kill(self, name: str) -> Kill | subprocess.Popen:
+        """Starts the run or goes on with it; returns the kill, or the process that had ended."""
+        run = self.run(name)
+        before, watch = kill_moments.see(run), Watch(run)
+        left = self.setting.steps - (before.saved[-1] if before.saved else 0)
+        moment: Moment | None = None
+        if self.left > 0 and self.chance.random() > LET_LIVE:
+            logged, every = before.lines[METRICS] > 0, self.setting.every
+            moment = kill_moments.draw(self.chance, self.outcome.seconds, left, every, logged)
+        with self.started(name) as process:
+            longest = LONGEST * self.outcome.seconds + 60
+            came = kill_moments.arrives(process, watch, moment, longest, self.stop)
+        if moment is None or not came or process.returncode != -signal.SIGKILL:
+            return process
+        after = kill_moments.see(run)
+        newest = after.saved[-1] if after.saved else None
+        place = kill_moments.place(before, after)
+        return Kill(name, moment.aim, str(moment), place, newest, after.lines[METRICS])
+
+    def killed_run(self, name: str) -> list[str]:
+        """Kills and resumes a run until it has ended; returns what is wrong with it."""
+        while True:
+            self.outcome.resumes += self.run(name).is_dir()
+            try:
+                hit = self.one_kill(name)
+            except TimeoutError as problem:
+                return [f"{name}: {problem}"]
+            if isinstance(hit, subprocess.Popen):
+                if hit.returncode:
+                    return [self.ended(name, hit)]
+                found = same_run.differences(self.run(WHOLE), self.run(name))
+                return [f"{name}: {one}" for one in found]
+            self.left -= 1
+            self.outcome.kills.append(hit)
+            self.say(f"kill {len(self.outcome.kills)}/{self.wanted}: {hit}")
+
+    def work(self, kills: int) -> Outcome:
+        """Makes the undisturbed runs, then kills others `kills` times."""
+        began, outcome = time.monotonic(), self.outcome
+        self.wanted = self.left = kills
+        self.say(f"{self.setting.about}; the undisturbed run compiles its programs")
+        self.undisturbed(WHOLE, LONGEST_COLD)
+        missing = list(self.setting.unexercised(self.run(WHOLE)))
+        if missing:
+            raise ValueError(f"{self.setting.name} tries nothing: {'; '.join(missing)}")
+        outcome.seconds = self.undisturbed(AGAIN, LONGEST_COLD)
+        self.say(f"a run takes {outcome.seconds:.1f} s")
+        outcome.wrong += [
+            f"undisturbed, and yet {AGAIN}: {one}"
+            for one in same_run.differences(self.run(WHOLE), self.run(AGAIN))
+        ]
+        bad, number = bool(outcome.wrong), 0
+        while self.left > 0 and bad < GIVE_UP:
+            number += 1
+            name = f"killed-{number}"
+            if found := self.killed_run(name):
+                bad += 1
+                struck = "; ".join(str(kill) for kill in outcome.kills if kill.run == name)
+                outcome.wrong += found + [f"  its kills: {struck}"]
+                for one in found:
+                    self.say(f"WRONG {one}")
+            else:
+                outcome.equal += 1
+                outcome.older += bool(same_run.older_steps(self.run(WHOLE), self.run(name)))
+                self.say(f"{name} ended, equal to the undisturbed run")
+                shutil.rmtree(self.run(name))
+        outcome.took = time.monotonic() - began
+        return outcome
+
+    def say(self, text: str) -> None:
+        """Tells how it goes, on standard error."""
+        print(f"{self.setting.name}: {text}", file=sys.stderr, flush=True)
+
+
+def kill_all(
+    settings: Sequence[Setting], kills: int, seed: int, folder: Path, jobs: int = 1
+) -> list[Outcome]:
+    """Kills `kills` times in all, spread evenly over the settings, `jobs` of them side by side.
+
+    Raises ValueError for a setting whose undisturbed run fails or does not try what it should.
+    """
+    stop = threading.Event()
+    desks = [Desk(setting, folder, seed, stop) for setting in settings]
+    share, more = divmod(kills, len(desks))
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        under_way = [
+            pool.submit(desk.work, share + (number < more)) for number, desk in enumerate(desks)
+        ]
+        try:
+            return [one.result() for one in under_way]
+        except BaseException:  # no process outlives us, whoever stopped us
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def report(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Returns all that was found as JSON values."""
+    return {
+        "kills": sum(len(outcome.kills) for outcome in outcomes),
+        "equal_runs": sum(outcome.equal for outcome in outcomes),
+        "wrong": [f"{o.setting}: {one}" for o in outcomes for one in o.wrong],
+        "settings": [dataclasses.asdict(outcome) for outcome in outcomes],
+    }
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Returns what was found as text: runs by setting, then kills by place and by aim."""
+    lines = [f"{'setting':<10}{'kills':>7}{'resumes':>9}{'equal runs':>12}{'older step':>12}"
+             f"{'wrong':>7}{'s a run':>9}{'minutes':>9}"]  # fmt: skip
+    for o in outcomes:
+        wrong = sum(not one.startswith(" ") for one in o.wrong)
+        lines.append(f"{o.setting:<10}{len(o.kills):7}{o.resumes:9}{o.equal:12}{o.older:12}"
+                     f"{wrong:7}{o.seconds:9.1f}{o.took / 60:9.1f}")  # fmt: skip
+    lines += _counts("what a kill hit", PLACES, {p: p for p in PLACES}, outcomes, "place")
+    said = {aim: f"{aim}: {about}" for aim, (_, _, about) in AIMS.items()}
+    lines += _counts("what it was aimed at", tuple(AIMS), said, outcomes, "aim")
+    return "\n".join(lines + [f"{o.setting}: {one}" for o in outcomes for one in o.wrong])
+
+
+def _counts(
+    title: str, kinds: Sequence[str], said: Mapping[str, str], outcomes: Sequence[Outcome],
+    field: str,
+) -> list[str]:  # fmt: skip
+    counted = [collections.Counter(getattr(kill, field) for kill in o.kills) for o in outcomes]
+    lines = ["", f"{title:<54}" + "".join(f"{o.setting:>8}" for o in outcomes)]
+    for kind in kinds:
+        lines.append(f"{said[kind]:<54}" + "".join(f"{count[kind]:8}" for count in counted))
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="settings:\n" + "\n".join(f"  {s.name}: {s.about}" for s in SETTINGS.values()),
+    )  # fmt: skip
+    parser.add_argument("--kills", type=int, default=100, help="in all (100)")
+    parser.add_argument("--settings", default=",".join(SETTINGS), help="some of them (all)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
+    parser.add_argument("--jobs", type=int, default=1, help="settings side by side (1)")
+    parser.add_argument("--folder", help="a new folder, which stays (a temporary one)")
+    parser.add_argument("--json", action="store_true", help="one JSON object, every kill in it")
+    options = parser.parse_args()
+    names = options.settings.split(",")
+    if unknown := [name for name in names if name not in SETTINGS]:
+        parser.error(f"there is no setting {unknown[0]!r}; there are {', '.join(SETTINGS)}")
+    if options.kills < 0 or options.jobs < 1:
+        parser.error("--kills must be at least 0 and --jobs at least 1")
+    folder = Path(options.folder or tempfile.mkdtemp(prefix="kills-")).absolute()
+    if options.folder and folder.exists():
+        parser.error(f"{folder} exists; name a new folder")
+    # What stops us reaches the runs, which are in process groups of their own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    chosen = [SETTINGS[name] for name in names]
+    try:
+        outcomes = kill_all(chosen, options.kills, options.seed, folder, options.jobs)
+    except (ValueError, OSError) as problem:
+        sys.exit(f"{problem}; the runs are in {folder}")
+    print(json.dumps(report(outcomes), indent=1) if options.json else table(outcomes))
+    if any(outcome.wrong for outcome in outcomes):
+        sys.exit(f"something is wrong; the runs are in {folder}")
+    if not options.folder:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Many readings at once: the one loop that rollouts, evaluations and `build` read in.
+
+There is no turn barrier: a reading asks for its next turn as soon as its last one came back,
+and the completer (the engine, an endpoint, a fake) sees all waiting turns together. Everything
+runs in one thread of asyncio, so nothing here needs a lock.
+
+A reading that fails costs itself: it ends with its `failure`, and who asked for it decides what
+that means. A completer that is broken ends everything (CompleterFailed). Whatever ends the
+loop, a failure or a cancellation, all readings are cancelled and awaited before it returns.
+Above: rollout.collector and eval.measure, which watch; below: memory_agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from notepad_jax.reading import memory_agent
+from notepad_jax.reading.memory_agent import Rules, TurnSampling
+from notepad_jax.text.prompts import Template
+from notepad_jax.text.tokenizer import Tokenizer
+from notepad_jax.types import (
+    NO_TOKENS,
+    Chunks,
+    Completer,
+    CompleterFailed,
+    Finish,
+    Task,
+    Tokens,
+    Turn,
+    TurnKind,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """Who reads, and how: what all readings of a rollout or a measurement have in common."""
+
+    completer: Completer
+    tokenizer: Tokenizer
+    template: Template
+    rules: Rules
+    sampling: TurnSampling  # its seed is each job's own
+    chunks_of: Callable[[Task], Chunks]
+    at_once: int | None = None  # readings under way; None: all
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """One reading to be made: by the memory agent, or in one turn over what `shown` returns."""
+
+    task: Task
+    seed: int  # of all its noise; order and company change nothing
+    shown: Callable[[], Tokens] | None = None
+
+
+class Watcher(Protocol):
+    """Sees one reading go on."""
+
+    def turn(self, turn: Turn, memory: Tokens) -> None:
+        """A turn came back; `memory` is what is held after it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a reading ended."""
+
+    answer: str  # "" where there is none
+    finish: Finish  # of the answer turn; CANCELLED where there is no answer
+    tokens: int  # of the document that were shown to the policy
+    failure: Exception | None = None
+
+
+W = TypeVar("W", bound=Watcher)
+R = TypeVar("R")
+
+
+async def read_all(
+    jobs: Sequence[Job],
+    reader: Reader,
+    watch: Callable[[int], W],
+    ended: Callable[[int, W, Ended], R],
+) -> list[R]:
+    """Makes all readings, at most `reader.at_once` at a time.
+
+    `watch` is called with a job's index as its reading begins, `ended` as it ends; what that
+    returns of each job is returned, in the order of jobs. Raises CompleterFailed, and whatever
+    `watch`, the watchers and `ended` raise.
+    """
+    gate = asyncio.Semaphore(reader.at_once or max(1, len(jobs)))
+    # All chunks are made now: readings of one document share them however far apart they run.
+    chunks = [reader.chunks_of(job.task) if job.shown is None else () for job in jobs]
+
+    async def one(index: int) -> R:
+        async with gate:
+            watcher = watch(index)
+            end = await _follow(jobs[index], chunks[index], reader, watcher)
+        chunks[index] = ()  # the last reading of a document lets it go
+        return ended(index, watcher, end)
+
+    try:
+        async with asyncio.TaskGroup() as readings:
+            running = [readings.create_task(one(index)) for index in range(len(jobs))]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures.exceptions[0].__cause__
+    return [reading.result() for reading in running]
+
+
+async def _follow(job: Job, chunks: Chunks, reader: Reader, watcher: Watcher) -> Ended:
+    read = _Counted(chunks)
+    course = _turns(job, read, reader)
+    turn: Turn | None = None
+    while True:
+        try:
+            turn, memory = await anext(course)
+            if turn.completion.finish is Finish.CANCELLED:
+                raise Cancelled("the completion was cancelled")
+        except StopAsyncIteration:
+            answer = reader.tokenizer.decode(memory_agent.written(turn.completion))
+            return Ended(answer, turn.completion.finish, read.tokens)
+        except CompleterFailed:
+            raise  # nothing that this reading did: everybody's fails, with one cause
+        except Exception as failure:
+            return Ended("", Finish.CANCELLED, read.tokens, failure)
+        watcher.turn(turn, memory)
+
+
+class Cancelled(RuntimeError):
+    """A completion was cancelled by whoever runs the completer."""
+
+
+async def _turns(job: Job, read: _Counted, reader: Reader) -> AsyncIterator[tuple[Turn, Tokens]]:
+    rules, template = reader.rules, reader.template
+    question = memory_agent.question_of(job.task, reader.tokenizer, rules.max_question)
+    sampling = dataclasses.replace(reader.sampling, seed=job.seed)
+    if job.shown is None:
+        state = memory_agent.start(question, read)
+        async for turn, after in memory_agent.read(
+            reader.completer, template, rules, state, sampling
+        ):
+            yield turn, after.memory_tokens
+        return
+    excerpt = job.shown()
+    read.tokens = len(excerpt)
+    prompt = template.direct_prompt(question, excerpt)
+    params = sampling.params(rules, TurnKind.ANSWER, 0)
+    completion = await reader.completer.complete(prompt, params)
+    yield Turn(TurnKind.ANSWER, 0, prompt, completion), NO_TOKENS
+
+
+class _Counted:
+    """The chunks of a reading; counts the tokens it went through."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks, self._seen, self.tokens = chunks, -1, 0
+
+    def __getitem__(self, k: int) -> Tokens:
+        chunk = self._chunks[k]
+        if k > self._seen:
+            self._seen = k
+            self.tokens += len(chunk)
+        return chunk

@@ -1,0 +1,158 @@
+"""Finished readings on disk: the one trace format, of rollouts and of evaluations.
+
+A file has one JSON line per reading: `{"reading": {...}, "memories": [...]}`. The first part says
+whose reading it is and what came of it (its fields are the writer's), the second how the
+memory changed on the way: one entry a change, so a memory that rests costs nothing. A line
+is written in one piece when its reading has ended, and until then its memories lie in a
+`Spool`; so a killed writer leaves at most one cut line at the end, which is dropped when the
+file is opened again. Opening also makes the index: where each line begins, and nothing else
+of it stays in memory. Above: rollout.archive and eval.readings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+IN_MEMORY = 1 << 14  # bytes of an unfinished reading's memories before they go to a file
+_HEAD, _REST = b'{"reading": ', b', "memories": ['
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryChange:
+    """After which chunk the memory became which text."""
+
+    chunk: int
+    memory: str
+    tokens: int
+    seconds: float | None = None  # since the reading began; None where nobody looked at a clock
+    recall: float | None = None  # share of the evidence in this memory; None where none is known
+
+
+class Spool:
+    """The memories of a reading that has not ended."""
+
+    def __init__(self, changes: Iterable[MemoryChange] = ()) -> None:
+        self.file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)
+        for change in changes:
+            self.add(change)
+
+    def add(self, change: MemoryChange) -> None:
+        """Appends a change."""
+        self.file.write((b", " if self.file.tell() else b"") + _json(dataclasses.asdict(change)))
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yields everything that was added, and closes the spool."""
+        with self.file as file:
+            file.seek(0)
+            while block := file.read(1 << 20):
+                yield block
+
+
+class TraceFile:
+    """The readings of one file, to append to and to look things up in; a context manager.
+
+    A reading is known by its number, counted from 0 in the order of writing. Raises ValueError
+    naming file and line for a finished line that is no reading.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Unbuffered: what a write could not finish is cut off again, and nothing comes after it.
+        self._written = self.path.open("ab", buffering=0)
+        self._read = self.path.open("rb")
+        self._starts: list[int] = []
+        self._end = 0
+        for line in self._read:
+            if not line.endswith(b"\n"):
+                break  # its writer was killed in the middle of it
+            self._starts.append(self._end)
+            self._end += len(line)
+        self._written.truncate(self._end)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __enter__(self) -> TraceFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._written.close()
+        self._read.close()
+
+    def add(self, reading: Mapping[str, Any], spool: Spool) -> int:
+        """Appends a reading and its memories; returns its number.
+
+        A disk that is full raises OSError and leaves the file as it was.
+        """
+        start = self._end
+        try:
+            for block in (_HEAD, _json(reading), _REST, *spool.blocks(), b"]}\n"):
+                self._end += _write_all(self._written, block)
+        except BaseException:
+            self._end = start
+            self._written.truncate(start)
+            raise
+        self._starts.append(start)
+        return len(self._starts) - 1
+
+    def readings(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yields (number, what is known of the reading) of all."""
+        for number in range(len(self)):
+            yield number, self._parse(number, head=True)["reading"]
+
+    def memories(self, number: int) -> Iterator[MemoryChange]:
+        """Yields how the memory changed in reading `number`."""
+        for change in self._parse(number)["memories"]:
+            yield MemoryChange(**change)
+
+    def drop_from(self, unwanted: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Cuts the file where the first unwanted reading begins: who goes on writes it anew."""
+        for number, reading in self.readings():
+            if unwanted(reading):
+                self._end = self._starts[number]
+                del self._starts[number:]
+                self._written.truncate(self._end)
+                return
+
+    def _parse(self, number: int, head: bool = False) -> dict[str, Any]:
+        self._read.seek(self._starts[number])
+        line = self._read.readline()
+        try:
+            if not line.startswith(_HEAD):
+                raise ValueError("another beginning")
+            if head:  # memories may be a thousand times as long
+                found, _ = json.JSONDecoder().raw_decode(line.decode("ascii"), len(_HEAD))
+                return {"reading": _mapping(found)}
+            return json.loads(line)
+        except ValueError:
+            raise self.broken(number) from None
+
+    def broken(self, number: int) -> ValueError:
+        """Returns the error that names a line which is no reading."""
+        return ValueError(
+            f"line {number + 1} of {self.path} is no reading of this version; begin a new run"
+        )
+
+
+def _write_all(file: IO[bytes], data: bytes) -> int:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+    return len(data)
+
+
+def _mapping(found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise ValueError("no object")
+    return found
+
+
+def _json(value: object) -> bytes:
+    # A policy may write lone surrogates; escaped, they are ASCII.
+    return json.dumps(value, default=dict).encode("ascii")

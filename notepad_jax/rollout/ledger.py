@@ -1,0 +1,80 @@
+"""What became of every draw: the account that a checkpoint carries.
+
+The stream of tasks is endless and each draw has an ordinal, its place in it (`types.Draw`). A
+question of a draw makes a group, and every group is settled exactly once: learnt from
+(`trained`), or dropped for one of four named reasons; until then it waits here. So the
+groups drawn are always the groups settled and the groups waiting, whatever was interrupted, and
+the position in the stream is one number. A `Ledger` is a value: a step makes the next one, and a
+step that is not kept is forgotten with it. Above: dynamic_sampling and train; beside: spool,
+which writes the waiting groups down.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping
+
+from notepad_jax.types import Group
+
+Place = tuple[int, int]  # (ordinal, question)
+
+
+class Outcome(enum.Enum):
+    """What became of a group."""
+
+    TRAINED = "trained"
+    UNINFORMATIVE = "uninformative"  # all rewards equal
+    FAILED = "failed"  # a reading failed
+    STALE = "stale"  # informative, and too old before there was room in a batch
+    SKIPPED = "skipped"  # its step's updates were not finite
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Waiting:
+    """An informative group that no batch had room for."""
+
+    group: Group
+    share: float  # of the groups sampled with it that were informative, in (0, 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """The account after a step."""
+
+    next: int = 0  # the ordinal that is drawn next
+    groups: int = 0  # drawn so far
+    settled: Mapping[Outcome, int] = dataclasses.field(default_factory=dict)  # groups
+    waiting: tuple[Waiting, ...] = ()  # the longest waiting first
+
+    def __post_init__(self) -> None:
+        if self.groups != sum(self.settled.values()) + len(self.waiting):
+            raise ValueError(
+                f"{self.groups} groups were drawn, {sum(self.settled.values())} are settled and "
+                f"{len(self.waiting)} wait; the ledger of this step does not add up"
+            )
+
+    def after(
+        self,
+        next: int,
+        settled: Mapping[Outcome, Iterable[Place]],
+        waiting: Iterable[Waiting],
+    ) -> Ledger:
+        """Returns the account after a step that drew up to ordinal `next`.
+
+        `settled` and `waiting` must be those that waited before and those that were drawn, each
+        once; ValueError otherwise.
+        """
+        waiting = tuple(waiting)
+        places = [one.group.place for one in waiting]
+        places += [place for group in settled.values() for place in group]
+        known = {one.group.place for one in self.waiting}
+        new = [place for place in places if place not in known]
+        if len(set(places)) != len(places) or not known <= set(places):
+            raise ValueError("a group was settled twice, or one that waited was forgotten")
+        if {ordinal for ordinal, _ in new} != set(range(self.next, next)):
+            raise ValueError(f"the draws {self.next} to {next - 1} are not those that were settled")
+        counts = dict(self.settled)
+        for outcome, group in settled.items():
+            counts[outcome] = counts.get(outcome, 0) + len(list(group))
+        return Ledger(next, self.groups + len(new), counts, waiting)

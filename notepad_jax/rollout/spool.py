@@ -1,0 +1,132 @@
+"""Groups that wait, as JSON: what a checkpoint keeps of them, and the groups made again.
+
+Of a turn only what the policy said is written: ids and logprobs, bit by bit. Its prompt follows
+from the task and from what was said before, by the same pure functions that asked for it
+(`memory_agent`), and a digest of all prompts says whether they came out the same: a changed
+document, template or tokenizer is refused, not learnt from. Above: programs.train; below:
+memory_agent and ledger.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from notepad_jax.reading import memory_agent
+from notepad_jax.reading.loop import Reader
+from notepad_jax.rollout import rewards
+from notepad_jax.rollout.collector import shared_once
+from notepad_jax.rollout.ledger import Ledger, Outcome, Waiting
+from notepad_jax.types import (
+    Completion,
+    Finish,
+    Group,
+    Reading,
+    Status,
+    Task,
+    Tokens,
+    Trajectory,
+    Turn,
+    tokens,
+)
+
+IDS, LOGPROBS = "<i4", "<f4"  # as they are written, on any machine
+TaskAt = Callable[[int, int], Task]  # (ordinal, question)
+
+
+def encode(ledger: Ledger) -> dict[str, Any]:
+    """Returns the account and its waiting groups as JSON values."""
+    return {
+        "next": ledger.next,
+        "groups": ledger.groups,
+        "settled": {outcome.value: count for outcome, count in ledger.settled.items()},
+        "waiting": [
+            {
+                "place": list(one.group.place),
+                "share": one.share,
+                "readings": [_said(trajectory) for trajectory in one.group.trajectories],
+            }
+            for one in ledger.waiting
+        ],
+    }
+
+
+def decode(
+    said: Mapping[str, Any], task_at: TaskAt, reader: Reader, score: rewards.Score
+) -> Ledger:
+    """Returns the account that `encode` wrote, its waiting groups made again.
+
+    Raises ValueError for groups whose prompts cannot be made again as they were.
+    """
+    return Ledger(
+        next=said["next"],
+        groups=said["groups"],
+        settled={Outcome(name): count for name, count in said["settled"].items()},
+        waiting=tuple(
+            Waiting(_group(one, task_at, reader, score), one["share"]) for one in said["waiting"]
+        ),
+    )
+
+
+def _said(trajectory: Trajectory) -> dict[str, Any]:
+    turns = trajectory.turns
+    completions = [turn.completion for turn in turns]
+    return {
+        "prompts": _digest(turns),
+        "ids": _text([c.tokens for c in completions], IDS),
+        "logprobs": _text([c.behaviour_logprobs for c in completions], LOGPROBS),
+        "turns": [[len(c.tokens), c.finish.value, c.policy_version] for c in completions],
+    }
+
+
+def _group(said: Mapping[str, Any], task_at: TaskAt, reader: Reader, score: rewards.Score) -> Group:
+    ordinal, question = said["place"]
+    task, kept = task_at(ordinal, question), {}
+    members = [
+        score(_reading(one, task, sample, reader, kept), task)
+        for sample, one in enumerate(said["readings"])
+    ]
+    return Group(task, tuple(members), ordinal, question)
+
+
+def _reading(
+    said: Mapping[str, Any], task: Task, sample: int, reader: Reader, kept: dict[bytes, Tokens]
+) -> Reading:
+    turns: list[Turn] = []
+    asked = memory_agent.question_of(task, reader.tokenizer, reader.rules.max_question)
+    state = memory_agent.start(asked, reader.chunks_of(task))
+    ids, logprobs, at = _array(said["ids"], IDS), _array(said["logprobs"], LOGPROBS), 0
+    for length, finish, version in said["turns"]:
+        kind, prompt = memory_agent.prompt(reader.template, state)
+        here, at = slice(at, at + length), at + length
+        completion = Completion(tokens(ids[here]), logprobs[here], Finish(finish), version)
+        turns.append(Turn(kind, state.next_chunk, shared_once(prompt, kept), completion))
+        state = memory_agent.advance(reader.rules, reader.template, state, completion)
+    if _digest(turns) != said["prompts"]:
+        raise ValueError(
+            f"a reading of task {task.id!r} waits in the checkpoint, and its prompts come out "
+            "otherwise now; resume with the documents, template and tokenizer of the run"
+        )
+    last = turns[-1].completion
+    status = Status.ANSWERED if last.finish is Finish.STOP else Status.TRUNCATED
+    answer = reader.tokenizer.decode(memory_agent.written(last))
+    return Reading(task.id, sample, tuple(turns), answer, status)
+
+
+def _digest(turns: Sequence[Turn]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for turn in turns:
+        digest.update(np.int64(len(turn.prompt.tokens)).tobytes() + turn.prompt.tokens.tobytes())
+    return digest.hexdigest()
+
+
+def _text(parts: Sequence[np.ndarray], dtype: str) -> str:
+    return base64.b64encode(np.concatenate(parts).astype(dtype).tobytes()).decode("ascii")
+
+
+def _array(text: str, dtype: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), dtype).astype(dtype[1:])

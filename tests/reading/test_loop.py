@@ -1,0 +1,144 @@
+"""The one reading loop: order, no turn barrier, failures, cancellation, what is shared."""
+
+import asyncio
+
+import pytest
+
+from notepad_jax.reading.loop import Job, Reader, read_all
+from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.text.chunks import Documents
+from notepad_jax.types import (
+    CompleterFailed,
+    Completion,
+    Finish,
+    Task,
+    TextDocument,
+    TurnKind,
+    tokens,
+)
+from tests import fakes
+
+LONG = TextDocument("the code of ann is red . " * 4)  # 28 tokens, 7 chunks
+SHORT = TextDocument("bob says blue .")  # 1 chunk
+
+
+def task(name: str, document=LONG, question: str = "who ?") -> Task:
+    return Task(name, question, document, ("ann",), "test", "em")
+
+
+def reader(completer, at_once: int | None = None) -> Reader:
+    tokenizer = fakes.tokenizer()
+    return Reader(
+        completer, tokenizer, fakes.template(), fakes.rules(),
+        TurnSampling(1.0, 1.0, tuple(tokenizer.stop_ids), 0), Documents(tokenizer, 4), at_once,
+    )  # fmt: skip
+
+
+class Seen:
+    """Notes every turn of every reading in one list."""
+
+    def __init__(self, notes, index):
+        self.notes, self.index = notes, index
+
+    def turn(self, turn, memory):
+        self.notes.append((self.index, turn.kind))
+
+
+def run(jobs, completer, at_once=None):
+    notes = []
+    how = reader(completer, at_once)
+    ends = asyncio.run(
+        read_all(jobs, how, lambda i: Seen(notes, i), lambda i, seen, end: (i, seen.index, end))
+    )
+    assert [end[:2] for end in ends] == [(i, i) for i in range(len(jobs))]
+    return [end for *_, end in ends], notes
+
+
+def test_a_short_reading_does_not_wait_for_a_long_one():
+    ends, notes = run([Job(task("long"), 1), Job(task("short", SHORT), 2)], fakes.empty())
+    assert notes.index((1, TurnKind.ANSWER)) < 5 and notes[-1] == (0, TurnKind.ANSWER)
+    assert [end.tokens for end in ends] == [28, 4]
+
+
+def test_no_more_than_at_once_are_under_way():
+    completer = fakes.Scripted(lambda prompt, sampling: [2], pauses=3)
+    most = 0
+
+    class Counting:
+        async def complete(self, prompt, sampling):
+            nonlocal most
+            most = max(most, completer.running + 1)
+            return await completer.complete(prompt, sampling)
+
+    run([Job(task(str(k)), k) for k in range(7)], Counting(), at_once=2)
+    assert most == 2
+    run([Job(task(str(k)), k) for k in range(7)], Counting())
+    assert most == 7
+
+
+def test_a_reading_of_one_turn_sees_its_excerpt():
+    completer = fakes.empty()
+    (end,), notes = run([Job(task("a"), 1, lambda: tokens([5, 6, 7]))], completer)
+    assert end.tokens == 3 and notes == [(0, TurnKind.ANSWER)]
+    assert completer.calls[0][0].shared.tolist()[:3] == [5, 6, 7]
+
+
+class Failing(fakes.Scripted):
+    """Raises at one call."""
+
+    def __init__(self, at, failure):
+        super().__init__(lambda prompt, sampling: [2], pauses=3)
+        self.at, self.failure = at, failure
+
+    async def complete(self, prompt, sampling):
+        if len(self.calls) == self.at:
+            self.calls.append((prompt, sampling))
+            raise self.failure
+        return await super().complete(prompt, sampling)
+
+
+def test_a_failure_costs_its_own_reading_alone():
+    ends, _ = run([Job(task(str(k)), k) for k in range(3)], Failing(7, OSError("gone")))
+    assert [type(end.failure) for end in ends].count(OSError) == 1
+    broken = next(end for end in ends if end.failure)
+    assert (broken.answer, broken.finish) == ("", Finish.CANCELLED)
+    assert all(end.finish is Finish.STOP for end in ends if not end.failure)
+
+
+def test_a_cancelled_completion_is_a_failure():
+    class Cancelling:
+        async def complete(self, prompt, sampling):
+            return Completion(tokens(), [], Finish.CANCELLED, 0)
+
+    (end,), notes = run([Job(task("a"), 1)], Cancelling())
+    assert str(end.failure) == "the completion was cancelled" and notes == []
+
+
+@pytest.mark.parametrize("cause", [CompleterFailed("the engine failed"), None])
+def test_what_ends_the_loop_leaves_nothing_running(cause):
+    completer = Failing(5, cause) if cause else fakes.Scripted(lambda *_: [2], pauses=1000)
+
+    async def attempt():
+        jobs = [Job(task(str(k)), k) for k in range(4)]
+        everything = asyncio.create_task(
+            read_all(jobs, reader(completer), lambda i: Seen([], i), lambda *end: end)
+        )
+        await asyncio.sleep(0.01)
+        if cause is None:
+            everything.cancel()
+        with pytest.raises(CompleterFailed if cause else asyncio.CancelledError):
+            await everything
+        assert completer.running == 0 and len(asyncio.all_tasks()) == 1
+
+    asyncio.run(attempt())
+
+
+def test_what_a_watcher_raises_is_no_reading_that_failed():
+    class Full:
+        def turn(self, turn, memory):
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="disk is full"):
+        asyncio.run(
+            read_all([Job(task("a"), 1)], reader(fakes.empty()), lambda i: Full(), lambda *e: e)
+        )
