@@ -300,13 +300,15 @@ def main() -> None:
     folder = Path(options.folder or tempfile.mkdtemp(prefix="kills-")).absolute()
     if options.folder and folder.exists():
         parser.error(f"{folder} exists; name a new folder")
-    # What stops us reaches the runs, which are in process groups of their own.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Whoever stops us stops the runs, which are in process groups of their own.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     chosen = [SETTINGS[name] for name in names]
     try:
         outcomes = kill_all(chosen, options.kills, options.seed, folder, options.jobs)
     except (ValueError, OSError) as problem:
         sys.exit(f"{problem}; the runs are in {folder}")
+    except KeyboardInterrupt:
+        sys.exit(f"stopped; the runs are in {folder}")
     print(json.dumps(report(outcomes), indent=1) if options.json else table(outcomes))
     if any(outcome.wrong for outcome in outcomes):
         sys.exit(f"something is wrong; the runs are in {folder}")
