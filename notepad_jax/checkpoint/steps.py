@@ -100,9 +100,15 @@ def write(
     finally:
         _sweep(folder, LEFT_OVER)
     _sweep(folder, SET_ASIDE)
+    retain(folder, keep, keep_every)
+
+
+def retain(folder: str | Path, keep: int, keep_every: int | None = None) -> None:
+    """Deletes all but the newest `keep` steps and multiples of `keep_every`, and leftovers."""
+    _sweep(Path(folder), LEFT_OVER)
     for old in steps_in(folder)[:-keep]:
         if keep_every is None or old % keep_every:
-            _remove(folder, old)
+            _remove(Path(folder), old)
 
 
 def set_aside(folder: str | Path, after: int) -> None:

@@ -10,7 +10,6 @@ restored.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
@@ -32,7 +31,7 @@ class Saved:
     step: int
     params: Any
     opt: Any
-    data: Any  # what `save` was given: JSON, or bytes
+    data: Any  # what `save` was given: JSON
     meta: Mapping[str, Any]  # what `save` was given, and step, checksum, leaf_checksums
 
 
@@ -51,8 +50,9 @@ class Checkpoints:
         leaves = leaf_checksums(params)
         total = combine(leaves)
         told = {**meta, "step": step, "checksum": total, "leaf_checksums": leaves}
-        _check_json("meta", told)
-        parts = {"params": params, "opt": opt, "data": _to_json(data), "meta": told}
+        for name, value in (("meta", told), ("data", data)):
+            _check_json(name, value)
+        parts = {"params": params, "opt": opt, "data": data, "meta": told}
         steps.write(self.folder, step, parts, self._keep, self._keep_every)
         return total
 
@@ -78,11 +78,12 @@ class Checkpoints:
             kinds = ocp.checkpointables_metadata(path).metadata["opt"]
             check_shapes(kinds, opt_target, f"{path}/opt")
             parts = ocp.load_checkpointables(path, {"opt": opt_target, "data": None})
-        return Saved(step, params, parts["opt"], _from_json(parts["data"]), meta)
+        return Saved(step, params, parts["opt"], parts["data"], meta)
 
     def go_on_from(self, step: int) -> None:
-        """Sets later steps aside (`steps.set_aside`); the next save deletes them."""
+        """Sets later steps aside (`steps.set_aside`); ends what a killed save began to delete."""
         steps.set_aside(self.folder, step)
+        steps.retain(self.folder, self._keep, self._keep_every)
 
 
 def _check_json(name: str, value: Any) -> None:
@@ -90,15 +91,3 @@ def _check_json(name: str, value: Any) -> None:
         json.dumps(value)
     except (TypeError, ValueError) as problem:
         raise CheckpointError(f"{name} is written as JSON and cannot be: {problem}") from None
-
-
-def _to_json(data: Any) -> dict[str, Any]:
-    """Wraps an iterator's state: JSON as it is, bytes as base64."""
-    if isinstance(data, bytes):
-        return {"base64": base64.b64encode(data).decode()}
-    _check_json("data", data)
-    return {"json": data}
-
-
-def _from_json(stored: Mapping[str, Any]) -> Any:
-    return base64.b64decode(stored["base64"]) if "base64" in stored else stored["json"]

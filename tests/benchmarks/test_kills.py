@@ -86,7 +86,7 @@ CHANGES = {  # what is changed, and how the difference begins
     "dtype": ("checkpoints/3/opt: leaf count was int32[] and is now float32[]",
               lambda s: s["opt"].update(count=np.array(3, np.float32))),
     "no leaf": ("checkpoints/3/opt: leaf count is only in one", lambda s: s["opt"].pop("count")),
-    "account": ("checkpoints/3/data/json/waiting/0/place/0: 5 is now 4",
+    "account": ("checkpoints/3/data/waiting/0/place/0: 5 is now 4",
                 lambda s: s["data"]["waiting"][0]["place"].__setitem__(0, 4)),
     "meta": ("checkpoints/3/meta/seed: 1 is now 2", lambda s: s["meta"].update(seed=2)),
 }  # fmt: skip

@@ -208,6 +208,17 @@ def test_a_run_that_goes_on_from_an_older_step_gives_up_the_later_ones(folder):
     assert_is(restored(folder, print), 36)
 
 
+def test_going_on_ends_what_a_killed_save_began_to_delete(tmp_path):
+    """A kill between a step's name and the end of an older one left one too many for ever."""
+    three = training_state.Checkpoints(tmp_path, keep=3)
+    for step in (1, 2, 3):
+        three.save(step, *state(step), {"next": step}, {"seed": step})
+    (tmp_path / ".0.removed").mkdir()
+    (tmp_path / ".4.writing").mkdir()
+    training_state.Checkpoints(tmp_path, keep=2).go_on_from(3)
+    assert sorted(os.listdir(tmp_path)) == ["2", "3"]
+
+
 KILLED = """
 import os, signal, sys
 import jax.numpy as jnp

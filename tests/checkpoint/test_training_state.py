@@ -64,13 +64,6 @@ def test_a_grain_iterator_goes_on_where_it_stood(tmp_path):
     np.testing.assert_array_equal(next(resumed), expected)
 
 
-def test_bytes_come_back_as_bytes(tmp_path):
-    params, opt = state()
-    checkpoints = training_state.Checkpoints(tmp_path)
-    checkpoints.save(0, params, opt, b"\x00\xff", {})
-    assert checkpoints.restore(*targets(params, opt), print).data == b"\x00\xff"
-
-
 def test_restoring_casts_params(tmp_path):
     params, opt = state()
     checkpoints = training_state.Checkpoints(tmp_path)

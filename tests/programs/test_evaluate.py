@@ -138,7 +138,15 @@ def test_a_fair_coin_gets_its_interval(tmp_path):
     assert found.accuracy.low < 0.5 < found.accuracy.high or abs(heads - 200) > 18
 
 
-def test_a_killed_evaluation_goes_on_and_reports_the_same(tmp_path):
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C as in a terminal: a process begun in the background inherits that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_killed_evaluation_goes_on_and_reports_the_same(tmp_path, ctrl_c):
     config = config_of("--config.evaluate.tasks=vt,niah_single_1,niah_multivalue",
                        "--config.evaluate.methods=notepad,recent-only")  # fmt: skip
     right = oracle(config)

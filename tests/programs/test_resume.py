@@ -178,7 +178,7 @@ def test_a_run_of_an_earlier_version_is_neither_resumed_nor_begun_over(uninterru
         (folder / "checkpoints" / str(step) / "manifest.json").unlink()
     with pytest.raises(ValueError, match=r"no step under .* has a manifest.json \(there: 3, 4\)"):
         run(folder, resume=True)
-    with pytest.raises(ValueError, match="already holds a run"):
+    with pytest.raises(ValueError, match="run exists; choose another name"):
         run(folder)
     assert sorted(os.listdir(folder / "checkpoints")) == ["3", "4"]
 
