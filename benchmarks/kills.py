@@ -11,8 +11,7 @@ moments drawn from the clock or aimed at tender places (`kill_moments`), goes on
 `--resume` after every kill until it ends, and begins another while kills are left. Every run
 that ends is compared with the undisturbed one (`same_run`): metrics, ledger and trajectories
 byte for byte, params and optimizer state bit for bit, the account of draws and the step's meta,
-the steps that were timed. A kill between the commit of the last step and the removal of the
-oldest leaves that one behind; runs in which this happened are counted, as equal ones.
+the steps that were timed and those on disk, with nothing left over beside them.
 
 A difference, a resume that fails and one that never ends are told with the run, its kills and
 the first differing place; the run's folder stays, and the exit code is 1. The moments are drawn
@@ -79,7 +78,6 @@ class Outcome:
     seconds: float = 0.0  # of an undisturbed run
     took: float = 0.0  # seconds, all in all
     equal: int = 0  # runs that ended as the undisturbed one
-    older: int = 0  # of these, runs that still have an older step than the undisturbed one
     resumes: int = 0
     kills: list[Kill] = dataclasses.field(default_factory=list)
     wrong: list[str] = dataclasses.field(default_factory=list)
@@ -209,7 +207,6 @@ class Desk:
                     self.say(f"WRONG {one}")
             else:
                 outcome.equal += 1
-                outcome.older += bool(same_run.older_steps(self.run(WHOLE), self.run(name)))
                 self.say(f"{name} ended, equal to the undisturbed run")
                 shutil.rmtree(self.run(name))
         outcome.took = time.monotonic() - began
@@ -257,12 +254,12 @@ def report(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """Returns what was found as text: runs by setting, then kills by place and by aim."""
-    lines = [f"{'setting':<10}{'kills':>7}{'resumes':>9}{'equal runs':>12}{'older step':>12}"
-             f"{'wrong':>7}{'s a run':>9}{'minutes':>9}"]  # fmt: skip
+    lines = [f"{'setting':<10}{'kills':>7}{'resumes':>9}{'equal runs':>12}{'wrong':>7}"
+             f"{'s a run':>9}{'minutes':>9}"]  # fmt: skip
     for o in outcomes:
         wrong = sum(not one.startswith(" ") for one in o.wrong)
-        lines.append(f"{o.setting:<10}{len(o.kills):7}{o.resumes:9}{o.equal:12}{o.older:12}"
-                     f"{wrong:7}{o.seconds:9.1f}{o.took / 60:9.1f}")  # fmt: skip
+        lines.append(f"{o.setting:<10}{len(o.kills):7}{o.resumes:9}{o.equal:12}{wrong:7}"
+                     f"{o.seconds:9.1f}{o.took / 60:9.1f}")  # fmt: skip
     lines += _counts("what a kill hit", PLACES, {p: p for p in PLACES}, outcomes, "place")
     said = {aim: f"{aim}: {about}" for aim, (_, _, about) in AIMS.items()}
     lines += _counts("what it was aimed at", tuple(AIMS), said, outcomes, "aim")
@@ -300,13 +297,15 @@ def main() -> None:
     folder = Path(options.folder or tempfile.mkdtemp(prefix="kills-")).absolute()
     if options.folder and folder.exists():
         parser.error(f"{folder} exists; name a new folder")
-    # What stops us reaches the runs, which are in process groups of their own.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Whoever stops us stops the runs, which are in process groups of their own.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     chosen = [SETTINGS[name] for name in names]
     try:
         outcomes = kill_all(chosen, options.kills, options.seed, folder, options.jobs)
     except (ValueError, OSError) as problem:
         sys.exit(f"{problem}; the runs are in {folder}")
+    except KeyboardInterrupt:
+        sys.exit(f"stopped; the runs are in {folder}")
     print(json.dumps(report(outcomes), indent=1) if options.json else table(outcomes))
     if any(outcome.wrong for outcome in outcomes):
         sys.exit(f"something is wrong; the runs are in {folder}")

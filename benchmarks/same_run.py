@@ -1,10 +1,10 @@
 """Whether two run folders hold the same training run, and where they first differ.
 
 A run that was killed and resumed must leave what an uninterrupted one leaves: the lines of
-metrics, ledger and trajectories byte for byte; the same newest steps, in them every leaf of
-params and optimizer state bit for bit, and equal `data` (the account of all draws, with the
-groups that wait) and `meta`; a line of timings for each step. Clock readings, TensorBoard events
-and the names that orbax gives its files may differ. Used by `kills`.
+metrics, ledger and trajectories byte for byte; the same steps and nothing beside them, in them
+every leaf of params and optimizer state bit for bit, and equal `data` (the account of all draws,
+with the groups that wait) and `meta`; a line of timings for each step. Clock readings,
+TensorBoard events and the names that orbax gives its files may differ. Used by `kills`.
 """
 
 from __future__ import annotations
@@ -37,25 +37,15 @@ def differences(whole: Path, other: Path) -> list[str]:
     """
     found = [_of_bytes(whole / name, other / name) for name in WRITTEN]
     found.append(_of_timings(whole, other))
-    there = [steps.steps_in(folder / "checkpoints") for folder in (whole, other)]
-    if set(there[0]) != set(there[1]) - set(older_steps(whole, other)):
-        found.append(f"checkpoints: steps {there[0]} are now {there[1]}")
+    there = [_names(folder / "checkpoints") for folder in (whole, other)]
+    if there[0] != there[1]:
+        found.append(f"checkpoints: {there[0]} are now {there[1]}")
     for step in sorted(set(there[0]) & set(there[1])):
-        pair = [folder / "checkpoints" / str(step) for folder in (whole, other)]
+        pair = [folder / "checkpoints" / step for folder in (whole, other)]
         for item in TREES:
             found.append(_of_trees(item, *pair))
         found.extend(_of_json(item, *pair) for item in JSONS)
     return [one for one in found if one]
-
-
-def older_steps(whole: Path, other: Path) -> list[int]:
-    """Returns the steps of `other` that are older than all of `whole`.
-
-    A kill between the commit of a run's last step and the removal of the oldest leaves that one,
-    and nothing is saved again that would remove it.
-    """
-    there = [steps.steps_in(folder / "checkpoints") for folder in (whole, other)]
-    return [step for step in there[1] if step < min(there[0], default=0)]
 
 
 def leaves(step: Path, item: str) -> dict[str, np.ndarray]:
@@ -64,6 +54,11 @@ def leaves(step: Path, item: str) -> dict[str, np.ndarray]:
         warnings.simplefilter("ignore")  # orbax: that it lays the leaves out as they were saved
         tree = ocp.load_checkpointables(step.absolute(), {item: None})[item]
     return jax.device_get(named_leaves(tree))
+
+
+def _names(checkpoints: Path) -> list[str]:
+    """The steps, and whatever a save or a removal that was cut off has left among them."""
+    return sorted(path.name for path in checkpoints.glob("*"))
 
 
 def _of_bytes(whole: Path, other: Path) -> str:

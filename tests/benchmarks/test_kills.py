@@ -119,16 +119,15 @@ def test_what_is_missing_is_found(whole, tmp_path):
     shutil.rmtree(other / "checkpoints" / "3")
     ledger, timings, steps = same_run.differences(whole, other)
     assert ledger.startswith(LEDGER) and timings.startswith("timings.jsonl: steps [1, 2, 3] are")
-    assert steps == "checkpoints: steps [3] are now []"
+    assert steps == "checkpoints: ['3'] are now []"
 
 
-def test_a_step_more_is_a_difference_unless_it_is_older_than_all(whole, tmp_path):
+def test_what_is_left_over_is_found(whole, tmp_path):
     shutil.copytree(whole, other := tmp_path / "other")
     shutil.copytree(whole / "checkpoints" / "3", other / "checkpoints" / "1")
-    assert same_run.differences(whole, other) == []
-    assert same_run.older_steps(whole, other) == [1]
-    (other / "checkpoints" / "1").rename(other / "checkpoints" / "4")
-    assert same_run.differences(whole, other) == ["checkpoints: steps [3] are now [3, 4]"]
+    assert same_run.differences(whole, other) == ["checkpoints: ['3'] are now ['1', '3']"]
+    (other / "checkpoints" / "1").rename(other / "checkpoints" / ".4.writing")
+    assert same_run.differences(whole, other) == ["checkpoints: ['3'] are now ['.4.writing', '3']"]
 
 
 # ---------------------------------------------------------------- moments
