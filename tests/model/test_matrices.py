@@ -261,6 +261,7 @@ print("agreed")
 """
 
 
+@pytest.mark.slow
 def test_weights_are_quantised_where_they_lie_on_four_devices():
     here = Path(__file__).parent
     path = os.pathsep.join(map(str, (here, here.parent, here.parents[1])))

@@ -69,6 +69,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_sharded_over_four_devices():
     """Every shard returns the full answer; gradients are neither missing nor doubled."""
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}

@@ -294,6 +294,7 @@ def test_without_a_reader_both_ways_to_name_one_are_told():
         subjects.named(config_of(), SilentScreen())
 
 
+@pytest.mark.slow
 def test_our_engine_reads_a_suite_by_every_method_and_only_what_is_missing(tmp_path):
     """A random chat model: what it says is nonsense, but every part of the path is real."""
     words_only = tiny_bpe.folder(tmp_path / "tokenizer", chat_template=CHAT)

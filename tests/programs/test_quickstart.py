@@ -1,7 +1,5 @@
 """The quick start at toy sizes: every step runs, every promised file is there."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -9,19 +7,12 @@ from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, evaluate, parts, quickstart, reading_list
 from notepad_jax.telemetry.progress import SilentScreen
+from tests.programs import runs
+from tests.programs.runs import ROOT
 
-ROOT = Path(__file__).parents[2]
 SMALL = (
-    f"--config.policy={ROOT / 'data' / 'starter'}",
+    *runs.SMALL,  # the programs that these tests compile, other tests have compiled
     "--config.steps=2",
-    "--config.data.tokens=512",
-    "--config.data.questions=2",
-    "--config.rollout.documents=2",
-    "--config.rollout.group_size=4",
-    "--config.engine.slots=16",
-    "--config.engine.pages=128",
-    "--config.grpo.row_length=512",
-    "--config.grpo.micro_batch_rows=1",
     "--config.evaluate.lengths=('512', '4k')",
     "--config.evaluate.lengths_before=('512',)",
     "--config.evaluate.chunk_size=512",

@@ -64,6 +64,7 @@ def published(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_published_bfloat16_policy_trains_at_the_published_rate(published, tmp_path):
     words = (
         f"--config.policy={published}",
