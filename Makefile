@@ -22,7 +22,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-deps '$(JETSTREAM)'
 	@touch $@
 
-quickstart: install ## measure, train, measure again up to 3.5 million tokens (about 10 minutes)
+quickstart: install ## measure, train, measure again up to 3.5 million tokens (about 11 minutes)
 	$(BIN)/notepad-jax quickstart
 
 # libtpu (0.7 GB) compiles for TPUs where there is none. Not on x86_64 Linux: nothing to install.
