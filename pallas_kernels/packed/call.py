@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from pallas_kernels.interpret import Interpret
 from pallas_kernels.packed.backward import backward_kv, backward_q
 from pallas_kernels.packed.forward import forward
+from pallas_kernels.remat import kept
 from pallas_kernels.schedule import Schedule
 from pallas_kernels.tiles import LANES, LOG2E
 
@@ -64,7 +65,7 @@ def _attend(q: Array, k: Array, v: Array, schedule: Schedule, interpret: Interpr
 
 def _attend_forward(q: Array, k: Array, v: Array, schedule: Schedule, interpret: Interpret) -> Any:
     out, lse = forward(q, k, v, schedule, interpret)
-    out, lse = out + schedule.poison.astype(out.dtype), lse + schedule.poison
+    out, lse = kept(out + schedule.poison.astype(out.dtype), lse + schedule.poison)
     return (out, lse), (q, k, v, schedule, out, lse)
 
 

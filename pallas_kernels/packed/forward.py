@@ -71,6 +71,9 @@ def _forward_kernel(
             lse_ref[head] = ((peak_ref[head] + jnp.log2(total)) * _LN2).T[:1]
 
 
+# jax drops a jit whose results nobody needs, and never a pallas_call: a layer whose outputs are
+# kept (`remat`) must not run this again in its backward.
+@functools.partial(jax.jit, static_argnames="interpret")
 def forward(
     q_NTH: Array, k_KSH: Array, v_KSH: Array, schedule: Schedule, interpret: Interpret = False
 ) -> tuple[Array, Array]:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pallas_kernels.remat import kept
 from pallas_kernels.schedule import Schedule
 from pallas_kernels.tiles import HIDDEN
 
@@ -109,7 +110,7 @@ def _packed_forward(q: Array, k: Array, v: Array, schedule: Schedule) -> Any:
     sums = jnp.maximum(sums, 1e-30)  # queries of the zero padding see nothing
     poison = schedule.poison
     out = (outs / sums[..., None] + poison).astype(q.dtype)
-    lse = peaks + jnp.log(sums) + poison
+    out, lse = kept(out, peaks + jnp.log(sums) + poison)
     return (out, lse), (q, k, v, schedule, out, lse)
 
 
