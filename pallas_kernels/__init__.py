@@ -17,9 +17,11 @@ from pallas_kernels.dispatch import (
     using,
 )
 from pallas_kernels.pages import Pages, PageTables
+from pallas_kernels.remat import SAVE_ATTENTION
 
 __all__ = [
     "BACKENDS",
+    "SAVE_ATTENTION",
     "PageTables",
     "Pages",
     "backend",
