@@ -84,19 +84,21 @@ class Pages:
         index_X: Int[Array, " X"],
     ) -> Pages:
         """Writes single tokens of the given layers at flat indices `page * Z + offset`."""
-        Z = self.page_size
+        Z, K = self.page_size, self.data.shape[2]
         rows = self._rows(index_X[None] // Z, layers_L[:, None])
         kv = self._entries(jnp.stack([k_LXKH, v_LXKH], 2))  # [L, X, 2, K, C]
-        data = self.data.at[rows, :, :, jnp.broadcast_to(index_X % Z, rows.shape), :]
+        # All indices but the last are given: with a window over kinds and heads XLA would turn
+        # the whole cache round for it, and back.
+        kinds, heads, at = jnp.arange(2)[:, None], jnp.arange(K), (index_X % Z)[:, None, None]
+        data = self.data.at[rows[..., None, None], kinds, heads, at]
         return dataclasses.replace(self, data=data.set(kv, mode="drop"))
 
-    def copy_tokens(self, source_X: Int[Array, " X"], target_X: Int[Array, " X"]) -> Pages:
-        """Copies tokens between flat indices in every layer (a shared page's ragged end)."""
-        layers_L = jnp.arange(self.layers)
-        Z = self.page_size
-        rows = layers_L[:, None] * self.pages_per_layer + source_X[None] // Z
-        kv = self.data[rows, :, :, jnp.broadcast_to(source_X % Z, rows.shape), :]
-        return self.write_tokens(kv[:, :, 0], kv[:, :, 1], layers_L, target_X)
+    def copy_page(self, source: Int[Array, ""], target: Int[Array, ""]) -> Pages:
+        """Copies a page in every layer (one in which a shared prefix ends)."""
+        first_L = jnp.arange(self.layers) * self.pages_per_layer
+        return dataclasses.replace(
+            self, data=self.data.at[first_L + target].set(self.data[first_L + source])
+        )
 
     def _entries(self, kv: Array) -> Array:
         """Keys and values as they lie in the cache: its dtype, its width."""
