@@ -16,10 +16,11 @@ from pallas_kernels.dispatch import (
     use,
     using,
 )
-from pallas_kernels.pages import Pages, PageTables
+from pallas_kernels.pages import CACHE_DTYPES, Pages, PageTables
 
 __all__ = [
     "BACKENDS",
+    "CACHE_DTYPES",
     "PageTables",
     "Pages",
     "backend",
