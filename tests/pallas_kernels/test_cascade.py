@@ -58,15 +58,13 @@ def tables(draw: st.DrawFn) -> tuple[PageTables, np.ndarray]:
     return PageTables(shared, lens, members, place, private), kv_lens
 
 
-def filled(dtype: str, rng: np.random.Generator) -> Pages:
-    """A cache of random entries in one layer; the other is NaN, or has scales of NaN."""
+@functools.lru_cache
+def filled(dtype: str) -> Pages:
+    """A cache of random entries."""
     pages = Pages.zeros(LAYERS, PAGES, K, Z, H, dtype)
-    kv = rng.standard_normal((LAYERS * PAGES, 2, K, Z, H), np.float32)
+    kv = np.random.default_rng(0).standard_normal(pages.data.shape, np.float32)
     data, *scales = pages.entries(jnp.asarray(kv))
-    known = (jnp.arange(LAYERS * PAGES) // PAGES == LAYER)[:, None, None, None, None]
-    new = [data, *(x[..., None, :] for x in scales)]
-    new[-1] = jnp.where(known, new[-1], jnp.nan)
-    return pages.of(*new)
+    return pages.of(data, *(x[..., None, :] for x in scales))
 
 
 def shared_lens(tables: PageTables) -> np.ndarray:
@@ -81,9 +79,9 @@ def forget(pages: Pages, tables: PageTables, kv_lens: np.ndarray) -> Pages:
     for slot, kv_len in enumerate(kv_lens):
         for t in range(max(int(kv_len - shared_lens(tables)[slot]) - 1, 0)):
             known[LAYER * PAGES + tables.private_BQ[slot, t // Z], t % Z] = True
-    *before, last = pages.arrays
+    *before, last = pages.arrays  # of int8 it is the scales that are NaN
     seen = known[:, None, None, None, :] if before else known[:, None, None, :, None]
-    return pages.of(*before, jnp.where(seen, last, jnp.nan))
+    return pages.of(*before, jnp.asarray(np.where(seen, last, np.asarray(np.nan, last.dtype))))
 
 
 def loops(q: jax.Array, pages: Pages, tables: PageTables, kv_lens: np.ndarray) -> np.ndarray:
@@ -115,22 +113,22 @@ def attend(backend: str, dtype: str, races: bool = False):
     return jax.jit(functools.partial(paged.paged_attention, sizes=sizes(dtype), interpret=mode))
 
 
+write = jax.jit(Pages.write_tokens)
+
+
 def check(backend: str, dtype: str, case: tuple, seed: int, races: bool = False) -> None:
     where, kv_lens = case
     rng = np.random.default_rng(seed)
-    pages = forget(filled(dtype, rng), where, kv_lens)
+    pages = forget(filled(dtype), where, kv_lens)
     float_dtype = "float32" if quantised(dtype) else dtype
     q, k, v = (
         jnp.asarray(rng.standard_normal((B, n, H), np.float32), float_dtype) for n in (N, K, K)
     )
     out, after = attend(backend, dtype, races)(q, k, v, pages, jnp.int32(LAYER), where, kv_lens)
-    want = pages
-    for b in np.flatnonzero(kv_lens):
-        at = int(kv_lens[b] - shared_lens(where)[b]) - 1
-        flat = where.private_BQ[b, at // Z] * Z + at % Z
-        want = want.write_tokens(
-            k[None, b : b + 1], v[None, b : b + 1], jnp.array([LAYER]), flat[None]
-        )
+    at = np.maximum(kv_lens - shared_lens(where) - 1, 0)
+    flat = where.private_BQ[np.arange(B), at // Z] * Z + at % Z
+    flat = np.where(kv_lens > 0, flat, PAGES * Z).astype(np.int32)
+    want = write(pages, k[None], v[None], jnp.array([LAYER]), jnp.asarray(flat))
     for got, expected in zip(after.arrays, want.arrays, strict=True):  # NaN included
         assert np.asarray(got).tobytes() == np.asarray(expected).tobytes()
     expected = loops(q, want, where, kv_lens)
@@ -149,7 +147,7 @@ def test_the_twin_is_the_softmax_over_the_whole_context(dtype, case, seed):
 @pytest.mark.parametrize(
     "dtype", ["int8", *(pytest.param(d, marks=pytest.mark.slow) for d in ("float32", "bfloat16"))]
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(tables(), st.integers(0, 2**16))
 def test_the_kernel_is_the_softmax_over_the_whole_context(dtype, case, seed):
     check("kernel", dtype, case, seed)
@@ -171,10 +169,14 @@ def test_no_races():
     assert not interpret_pallas_call.races.races_found
 
 
+def listed(first_row: int, where: PageTables, kv_lens: np.ndarray) -> runs.Runs:
+    where, kv_lens = jax.tree.map(jnp.asarray, (where, kv_lens))
+    return runs.list_runs(first_row, where, kv_lens, kv_lens > 0, jnp.arange(B), Z)
+
+
 def test_a_shared_prefix_is_listed_once_for_its_members():
     where, kv_lens = full()
-    order = jnp.arange(B)
-    found = runs.list_runs(PAGES, where, jnp.asarray(kv_lens), jnp.asarray(kv_lens > 0), order, Z)
+    found = listed(PAGES, where, kv_lens)
     pages = [
         found.table[at : at + -(-tokens // Z)].tolist()
         for at, tokens in zip(found.table_at.tolist(), found.tokens.tolist(), strict=True)
@@ -188,8 +190,7 @@ def test_a_shared_prefix_is_listed_once_for_its_members():
 def test_a_prefix_whose_members_are_all_idle_is_not_read():
     where, kv_lens = full()
     kv_lens[:2] = 0
-    active = jnp.asarray(kv_lens > 0)
-    found = runs.list_runs(0, where, jnp.asarray(kv_lens), active, jnp.arange(B), Z)
+    found = listed(0, where, kv_lens)
     assert found.tokens.tolist() == [0, 0, 0, 0, 2 * Z, 0, 0, 0, 0]
 
 
@@ -205,38 +206,39 @@ def test_a_vector_is_rounded_to_integers_times_its_largest_number():
     assert np.abs(found * scale[:, None] - x).max() <= scale.max() * 0.5001
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_what_was_written_in_any_way_is_read_back(dtype):
+def test_what_was_written_in_any_way_is_read_back():
     rng = np.random.default_rng(0)
-    k, v = (jnp.asarray(rng.standard_normal((LAYERS, 2 * Z, K, H), np.float32)) for _ in "kv")
-    empty = Pages.zeros(LAYERS, PAGES, K, Z, H, dtype)
-    table = np.array([[5, 3]], np.int32)
+    k, v = jnp.asarray(rng.standard_normal((2, LAYERS, 2 * Z, K, H), np.float32))
+    empty = Pages.zeros(LAYERS, PAGES, K, Z, H, "int8")
+    table = jnp.array([[5, 3]])
     whole = empty.write_pages(k[:, None], v[:, None], table)
     flat = (table[0, :, None] * Z + np.arange(Z)).reshape(-1)
     single = empty.write_tokens(k, v, jnp.arange(LAYERS), flat)
-    moved = empty.write_pages(k[:, None], v[:, None], np.array([[9, 3]], np.int32))
+    moved = empty.write_pages(k[:, None], v[:, None], jnp.array([[9, 3]]))
     moved = moved.copy_page(jnp.int32(9), jnp.int32(5))
     for pages in (whole, single, moved):
         for layer in range(LAYERS):
             for got, x in zip(pages.read(jnp.int32(layer), table, H), (k, v), strict=True):
-                coarse = 2**-8 if dtype == "bfloat16" else 0.5 / 127
-                bound = coarse * np.abs(x[layer]).max(axis=-1, keepdims=True)
-                assert (np.abs(got[0].astype("float32") - x[layer]) <= 1.001 * bound).all()
+                bound = 0.5001 / 127 * np.abs(x[layer]).max(axis=-1, keepdims=True)
+                assert (np.abs(got[0] - x[layer]) <= bound).all()
 
 
-def mixed(dtype: str) -> tuple:
+twin = jax.jit(reference.ragged_paged_attention)
+
+
+def mixed() -> tuple:
     """A decoding sequence, one of 9 new tokens and an idle one, pages of their own."""
     rng = np.random.default_rng(1)
     q, k, v = (jnp.asarray(rng.standard_normal((16, n, H), np.float32)) for n in (N, K, K))
-    rows = PAGES + np.array([[3, 7], [8, 2], [5, 0]], np.int32)
-    lens, cu = np.array([40, 37, 0], np.int32), np.array([0, 1, 10, 12], np.int32)
-    return q, k, v, filled(dtype, rng), rows, lens, cu, (1, 1, 3)
+    rows = PAGES + jnp.array([[3, 7], [8, 2], [5, 0]], jnp.int32)
+    lens, cu = jnp.array([40, 37, 0], jnp.int32), jnp.array([0, 1, 10, 12], jnp.int32)
+    return q, k, v, filled("int8"), rows, lens, cu, (1, 1, 3)
 
 
 @pytest.mark.slow
 def test_a_mixed_call_of_an_int8_cache_agrees_with_its_twin():
-    *args, distribution = mixed("int8")
-    want, expected = reference.ragged_paged_attention(*args, distribution)
+    *args, distribution = mixed()
+    want, expected = twin(*args)
     call = functools.partial(
         paged.ragged_paged_attention, distribution_3=distribution, sizes=sizes("int8"),
         interpret=True,
@@ -248,13 +250,11 @@ def test_a_mixed_call_of_an_int8_cache_agrees_with_its_twin():
 
 
 def test_the_mixed_twin_of_an_int8_cache_is_that_of_its_floats():
-    q, k, v, pages, rows, lens, cu, distribution = mixed("int8")
-    out, after = reference.ragged_paged_attention(q, k, v, pages, rows, lens, cu, distribution)
+    q, k, v, pages, rows, lens, cu, _ = mixed()
+    out, after = twin(q, k, v, pages, rows, lens, cu)
     floats = Pages(after.data * after.scales.swapaxes(-1, -2), PAGES)
     new = [floats.data[rows[0, 39 // Z], :, :, 39 % Z]]
     new += [floats.data[rows[1, t // Z], :, :, t % Z] for t in range(28, 37)]
     kv = jnp.pad(jnp.stack(new), ((0, 6), (0, 0), (0, 0), (0, 0)))
-    want, _ = reference.ragged_paged_attention(
-        q, kv[:, 0], kv[:, 1], floats, rows, lens, cu, distribution
-    )
+    want, _ = twin(q, kv[:, 0], kv[:, 1], floats, rows, lens, cu)
     np.testing.assert_allclose(out, want, atol=2e-6)
