@@ -7,6 +7,7 @@ Every program reads the same keys through these functions, so training, evaluati
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.steps import as_stored, load_params, require
 from notepad_jax.checkpoint.targets import check_shapes
 from notepad_jax.engine.executor import Executor
-from notepad_jax.engine.service import EngineService
+from notepad_jax.engine.service import EngineService, Runs
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
@@ -95,9 +96,9 @@ def rules(reading: ConfigDict) -> Rules:
 
 def service(
     engine: ConfigDict, policy: LoadedPolicy, reading: Rules, template: Template,
-    snapshot: PolicySnapshot,
+    snapshot: PolicySnapshot, around: Callable[[Runs], Runs] = lambda executor: executor,
 ) -> EngineService:  # fmt: skip
-    """Builds an engine that is large enough for `reading`."""
+    """Builds an engine that is large enough for `reading`; it runs `around` its executor."""
     longest = template.longest_prompt(reading.max_question, reading.chunk_size, reading.max_memory)
     answer = max(reading.max_memory, reading.max_answer)
     settings = EngineSettings(
@@ -111,7 +112,7 @@ def service(
         cache_dtype=engine.cache_dtype,
     )
     return EngineService(
-        Executor(policy.config, settings),
+        around(Executor(policy.config, settings)),
         snapshot,
         share_prefixes=engine.share_prefixes,
         read_ahead=engine.read_ahead,
