@@ -2,7 +2,7 @@
 
 Progress goes to standard error and results to standard output, as text or with `--json` as
 one JSON object. Exit codes: 0 done; 1 something about the input is wrong (one line says
-what); 2 the command line is wrong; 130 stopped with Ctrl-C (a training run can be resumed).
+what); 2 the command line is wrong; 130 stopped with Ctrl-C, 143 with SIGTERM (a run goes on).
 
 The file is long because a command is three things that change together, its options, its
 help and the call of its program, and all commands are read side by side here.
@@ -38,6 +38,7 @@ from notepad_jax.programs import (
     parts,
     quickstart,
     reading_list,
+    stopping,
     subjects,
     train,
     warmup,
@@ -48,7 +49,7 @@ from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import Screen, choose
 from notepad_jax.types import CompleterFailed
 
-EXIT_CODES = "exit codes: 0 done, 1 bad input, 2 bad command line, 130 stopped with Ctrl-C"
+EXIT_CODES = "exit codes: 0 done, 1 bad input, 2 bad command line, 130 Ctrl-C, 143 SIGTERM"
 # No room, by the words of the system: what is written in C++ has wrapped the number in them.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OVERRIDES = """\
@@ -91,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = None
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(stopping.told_apart())
             screen = stack.enter_context(choose(quiet=arguments.json))
             if hasattr(arguments, "name"):
                 folder = stack.enter_context(opened_folder(arguments))
@@ -101,9 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             pallas_kernels.use(config.get("kernels", "auto"))
             result, text = arguments.run(arguments, config, folder, screen)
         _print(json.dumps(result, indent=1, default=_plain) if arguments.json else text)
-    except KeyboardInterrupt:
-        print(f"notepad-jax: stopped{again(arguments, folder)}", file=sys.stderr)
-        return 130
+    except stopping.Stopped as stop:
+        print(f"notepad-jax: {stop}{again(arguments, folder)}", file=sys.stderr)
+        return stop.exit_code
     except BrokenPipeError:
         return 0
     except (ValueError, OSError, CompleterFailed) as error:
@@ -334,7 +336,8 @@ def build_parser() -> argparse.ArgumentParser:
     training_options(command(
         "train", _train, "quickstart", "reinforcement learning on the final answer (GRPO)",
         "Rollout, reward, update, hand-off, again. Everything goes to runs/NAME: config.json,\n"
-        "metrics.jsonl and TensorBoard events, ledger.jsonl, checkpoints/, trajectories.jsonl.\n\n"
+        "metrics.jsonl and TensorBoard events, ledger.jsonl, checkpoints/, trajectories.jsonl.\n"
+        "Ctrl-C or SIGTERM keeps the finished turns of the rollout, too, and --resume goes on.\n\n"
         "example: notepad-jax train --name mine --config.steps=40 --config.seed=1",
     ))  # fmt: skip
     command(

@@ -19,7 +19,7 @@ from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.steps import as_stored, load_params, require
 from notepad_jax.checkpoint.targets import check_shapes, placed
 from notepad_jax.engine.executor import Executor
-from notepad_jax.engine.service import EngineService
+from notepad_jax.engine.service import EngineService, Runs
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
@@ -184,12 +184,12 @@ def engine_settings(engine: ConfigDict, reading: Rules, template: Template) -> E
 
 def service(
     engine: ConfigDict, policy: LoadedPolicy, reading: Rules, template: Template,
-    snapshot: PolicySnapshot,
+    snapshot: PolicySnapshot, around: Callable[[Runs], Runs] = lambda executor: executor,
 ) -> EngineService:  # fmt: skip
-    """Builds an engine for `reading`, on devices of its own mesh."""
+    """Builds an engine for `reading`, on a mesh of its own; it runs `around` its executor."""
     settings = engine_settings(engine, reading, template)
     return EngineService(
-        Executor(policy.config, settings, engines_mesh(engine)),
+        around(Executor(policy.config, settings, engines_mesh(engine))),
         snapshot,
         share_prefixes=engine.share_prefixes,
         read_ahead=engine.read_ahead,

@@ -4,7 +4,8 @@ One step reads like this: draw documents; read every question G times with the e
 replace groups that teach nothing; learn from the others (`learner`); save a checkpoint; the
 engine adopts the new parameters. Every random number is a function of (seed, ordinal of the
 draw, question, sample, turn), and the account of all draws, with the groups that wait, is part
-of the checkpoint, so a run that was killed continues with the same batches, noise and metrics.
+of the checkpoint, so a run that was killed continues with the same batches, noise and metrics;
+one that is told to stop (`stopping`) keeps the turns of the rollout under way, too (`under_way`).
 Above: cli and quickstart; below: everything.
 """
 
@@ -30,7 +31,9 @@ from notepad_jax.programs import (
     parts,
     rollouts,
     starting_policy,
+    stopping,
     task_stream,
+    under_way,
 )
 from notepad_jax.programs.learner import Learner
 from notepad_jax.programs.rollouts import Rollouts
@@ -59,6 +62,7 @@ class Run:
     start: Mapping[str, str]  # the policy that it began with, by content
     checkpoints: Checkpoints
     handoff: Handoff
+    under_way: under_way.UnderWay
     step: int  # steps done
     good: int  # the last step whose update was finite, or that had none
     saved: int | None  # the last step on disk
@@ -76,19 +80,22 @@ def train(
     With `resume` it goes on from the newest good checkpoint, or from `step`. Raises ValueError
     for a config that cannot work, a checkpoint that is damaged, a policy or task files that are
     not those that the run began with, and as `run_folder.opened` does. Whatever is refused,
-    nothing that was in the folder has changed.
+    nothing that was in the folder has changed. On Ctrl-C and SIGTERM it keeps what was begun
+    and raises `stopping.Stopped`.
     """
-    with run_folder.opened(folder, resume):
-        return asyncio.run(_train(config, folder, screen, resume, step))
+    stop = stopping.Stop()
+    with run_folder.opened(folder, resume), stop.watching():
+        return asyncio.run(_train(config, folder, screen, resume, step, stop))
 
 
 async def _train(
-    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
-) -> Path:
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None,
+    stop: stopping.Stop,
+) -> Path:  # fmt: skip
     settings = configuration.plain(config)
     if not resume:
         write_json(folder / CONFIG, settings)  # so that a start that is killed can be resumed
-    run = prepare(config, folder, screen, resume, step)
+    run = prepare(config, folder, screen, resume, step, stop)
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(RunLog(folder, resume_step=run.step + 1 if resume else None))
         write_json(folder / CONFIG, settings)  # nothing refused them
@@ -98,6 +105,7 @@ async def _train(
         bar = screen.bar("train", config.steps, "steps")
         bar.advance(run.step)
         truncated = False
+        stack.enter_context(stop.patiently())
         async with run.driver:
             while run.step < config.steps:
                 before = run.ledger
@@ -117,6 +125,8 @@ async def _train(
                     await save_and_hand_over(run)
                 bar.advance(1, reward=metrics["reward"])
                 table.row(**_shown(run.step, metrics, timings))
+                run.under_way.done(run.saved)
+                stop.check(f"after step {run.step}")
         bar.finish()
     return folder / "checkpoints"
 
@@ -132,16 +142,21 @@ def check(config: ConfigDict, resume: bool, step: int | None) -> None:
 
 
 def prepare(
-    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
-) -> Run:
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None,
+    stop: stopping.Stop | None = None,
+) -> Run:  # fmt: skip
     """Loads the policy and puts the parts together, where a checkpoint left them."""
     check(config, resume, step)  # before anything is written or removed
+    begun = under_way.UnderWay(
+        folder, configuration.plain(config), stop or stopping.Stop(), screen.warn
+    )
     policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config))
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)
     stream = task_stream.opened(config, policy.tokenizer, screen)
     handoff = _handoff(config.checkpoint, folder, parts.adopted(config, policy.config))
-    driver = parts.service(config.engine, policy, reading, template, PolicySnapshot(-1, None))
+    nobody = PolicySnapshot(-1, None)
+    driver = parts.service(config.engine, policy, reading, template, nobody, begun.around)
     sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
     start = starting_policy.content(policy)
     learning = learner.prepare(config, policy.config, policy.params)
@@ -158,6 +173,7 @@ def prepare(
         learner.resume(learning, saved)
         step = saved.step
         checkpoints.go_on_from(step)
+        begun.take_up()
     run = Run(
         config=config,
         rollouts=sampled,
@@ -167,6 +183,7 @@ def prepare(
         start=start,
         checkpoints=checkpoints,
         handoff=handoff,
+        under_way=begun,
         step=step,
         good=step,
         saved=None if fresh else step,
@@ -198,7 +215,10 @@ def _handoff(checkpoint: ConfigDict, folder: Path, wanted: Any) -> Handoff:
 async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollout]:
     """Rollout and update; returns (metrics, timings, what was sampled)."""
     began, before = time.perf_counter(), run.ledger
-    rollout, metrics = await run.rollouts.step(before, run.driver.version)
+    version = run.driver.version
+    rollout, metrics = await run.under_way.rolled(
+        run.step + 1, version, before.next, run.rollouts.step(before, version)
+    )
     rolled = time.perf_counter()
     engine = run.driver.take_stats()
     metrics |= {
@@ -222,6 +242,7 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
         "update_seconds": ended - rolled,
         "rollout_tokens_per_second": sampled / (rolled - began),
         "update_tokens_per_second": packed_tokens / (ended - rolled),
+        "replayed_turns": run.under_way.replay.replayed,  # of a rollout that was stopped
     }
     return metrics, timings, rollout
 
