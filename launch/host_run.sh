@@ -2,6 +2,7 @@
 # Runs on a TPU host: starts the run there, keeps a copy of it in the bucket, stops it.
 #
 #   host_run.sh start FLAGS...   in the background; does nothing if it runs already
+#   host_run.sh keep FLAGS...    the same, but does nothing if it has ended here, either
 #   host_run.sh work FLAGS...    in the foreground: what start and a Kubernetes pod run
 #   host_run.sh stop             SIGTERM, and wait until all is saved and copied
 #
@@ -20,7 +21,7 @@ main() {
     local verb=$1
     shift
     case $verb in
-    start) start "$@" ;;
+    start | keep) start "$verb" "$@" ;;
     work) work "$@" ;;
     stop) stop ;;
     esac
@@ -28,13 +29,21 @@ main() {
 
 # The lock is taken here and passed on, so that there is no moment in which two could start.
 start() {
+    local verb=$1
+    shift
     exec 9>run.lock
     if ! flock --nonblock 9; then
         [[ $(cat run.name) == "$RUN" ]] && echo "$RUN runs" && return
         echo "another run is under way here: $(cat run.name); stop it, or wait for it" >&2
         exit 1
     fi
+    # Looked at with the lock in hand: a run that ends right now has left this file before.
+    if [[ $verb == keep && $(cat run.ended 2>/dev/null) == "$RUN" ]]; then
+        echo "$RUN has ended"
+        return
+    fi
     echo "$RUN" >run.name
+    rm -f run.pid run.ended
     LOCKED=yes setsid --fork nohup bash "$HERE/host_run.sh" work "$@" >>"$LOG" 2>&1 </dev/null
     echo "$RUN started"
 }
@@ -44,8 +53,14 @@ stop() {
         echo "nothing runs"
         return
     fi
-    touch stop.asked
-    kill -TERM "$(cat run.pid)" || true
+    local tries
+    # A start removes the number of the last run, so this is no stranger's.
+    for ((tries = 0; tries < 100; tries++)); do
+        touch stop.asked
+        if [[ -s run.pid ]] && kill -TERM "$(cat run.pid)"; then break; fi
+        if flock --nonblock run.lock true; then break; fi
+        sleep 0.1
+    done
     # A rollout under way is saved first; with a large model that takes a while.
     flock --wait 1800 run.lock true || { echo "the run has not stopped after 30 minutes" >&2 && exit 1; }
     echo "$RUN stopped"
@@ -58,13 +73,14 @@ work() {
         exec 9>run.lock
         flock --nonblock 9 || { echo "a run is under way here" >&2 && exit 1; }
         echo "$RUN" >run.name
+        rm -f run.pid run.ended
     fi
     unset LOCKED
-    echo $$ >run.pid
     rm -f stop.asked
     TERMINATED=no CHILD="" TOLD=no
     trap 'TERMINATED=yes; [[ -z $CHILD ]] || kill -TERM "$CHILD"' TERM INT
-    trap '[[ $TOLD == yes ]] || tell "failed before it began"' EXIT
+    echo $$ >run.pid
+    trap '[[ $TOLD == yes ]] || ended "failed before it began"' EXIT
     tell running
     bring_back
     local resume=() code=0
@@ -113,9 +129,14 @@ finish() {
         (($1)) || stands="failed to copy the run to the bucket"
     fi
     copy_log || true
-    tell "$stands"
-    TOLD=yes
+    ended "$stands"
     exit "$1"
+}
+
+ended() {
+    [[ $1 == interrupted ]] || echo "$RUN" >run.ended
+    tell "$1"
+    TOLD=yes
 }
 
 # ---------------------------------------------------------------- the bucket
@@ -132,13 +153,13 @@ bring_back() {
     there=$(gcloud storage ls "$ROOT/runs/$RUN/" 2>&1) || {
         grep -qi 'matched no objects' <<<"$there" && return
         echo "the bucket cannot be read: $there" >&2
-        tell "failed to read the bucket" && TOLD=yes
+        ended "failed to read the bucket"
         exit 1
     }
     rm -rf "incoming/$RUN"
     mkdir -p "incoming/$RUN"
     if ! gcloud storage rsync --recursive "$ROOT/runs/$RUN" "incoming/$RUN" --quiet; then
-        tell "failed to read the bucket" && TOLD=yes
+        ended "failed to read the bucket"
         exit 1
     fi
     mv "incoming/$RUN" "runs/$RUN"

@@ -25,7 +25,7 @@ source "$(dirname "$0")/slices.sh"
 source "$(dirname "$0")/hosts.sh"
 
 main() {
-    local made_again=0 code=()
+    local made_again=0 verb=start code=()
     begin "$@"
     only --detach --stop --again
     host_lines
@@ -39,14 +39,14 @@ main() {
     done)
         given --again || { say "run $RUN is done; its results are in $ROOT/runs/$RUN. Choose another RUN, or go on with --again" && return; }
         ;;
-    running) code=(--keep-code) ;; # a run keeps the code that it began with
+    running) verb=keep code=(--keep-code) ;; # a run keeps the code that it began with
     esac
     case $SEEN in done | failed* | stopped) write_object "$ROOT/state/$RUN" starting ||
         refuse "$ROOT cannot be written: $(head -c 500 "$SCRATCH/problem")" ;; esac
     while :; do
         "$HERE/create.sh" "${COMMON[@]}"
         "$HERE/setup.sh" "${COMMON[@]}" "${code[@]}"
-        start || refuse "the run could not be started on all hosts; what they said stands above, launch/logs.sh shows more"
+        on_hosts "$verb" || refuse "the run could not be started on all hosts; what they said stands above, launch/logs.sh shows more"
         [[ $DRY_RUN == no ]] || return 0
         if given --detach; then
             say "run $RUN is under way; launch/logs.sh --follow shows it, launch/status.sh says how it stands"
@@ -56,18 +56,18 @@ main() {
         made_again=$((made_again + 1))
         ((made_again <= RECREATIONS)) || refuse "$NAME was lost $made_again times, RECREATIONS=$RECREATIONS; calling this again goes on from the last copy"
         say "$NAME was lost ($STANDS): making it again, $made_again of at most $RECREATIONS times"
-        code=(--keep-code)
+        verb=keep code=(--keep-code)
     done
 }
 
-start() { on_every_host "$WORK start${WORDS[*]:+ }${WORDS[*]}"; }
+on_hosts() { on_every_host "$WORK $1${WORDS[*]:+ }${WORDS[*]}"; }
 
 stop_it() {
     on_every_host "$WORK stop" || refuse "the run could not be stopped on all hosts; what they said stands above"
 }
 
-# Returns when the slice is lost. Ends the script when the run has ended. `start` again is nothing
-# for a run that runs, and mends a host that was restarted.
+# Returns when the slice is lost. Ends the script when the run has ended. `keep` is nothing for a
+# run that runs or has just ended, and mends a host that was restarted.
 watch_it() {
     local misses=0
     say "watching run $RUN; Ctrl-C leaves it running, launch/logs.sh --follow shows what it says"
@@ -83,10 +83,10 @@ watch_it() {
         look_at_slices absent
         case $STANDS in
         dead | absent | going | partial) break ;;
-        ready) if start >"$SCRATCH/start" 2>&1; then misses=0; else misses=$((misses + 1)); fi ;;
+        ready) if on_hosts keep >"$SCRATCH/keep" 2>&1; then misses=0; else misses=$((misses + 1)); fi ;;
         *) misses=$((misses + 1)) ;;
         esac
-        ((misses < 20)) || refuse "$NAME could not be reached $misses times ($STANDS): $(tail -n 3 "$SCRATCH/start" 2>/dev/null); the run may go on, and calling this again watches it again"
+        ((misses < 20)) || refuse "$NAME could not be reached $misses times ($STANDS): $(tail -n 3 "$SCRATCH/keep" 2>/dev/null); the run may go on, and calling this again watches it again"
     done
     PATIENT=no
 }

@@ -12,6 +12,8 @@ if ((BASH_VERSINFO[0] < 5)); then
     exit 1
 fi
 
+LC_ALL=C # so that [a-z] means these 26 letters
+
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 SCRIPT=launch/$(basename "$0")
 # shellcheck source=launch/gcloud.sh

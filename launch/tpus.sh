@@ -53,11 +53,12 @@ flat() {
 # Generations wired in three dimensions, 4 chips a host: the parts of a cube of 4x4x4, then whole
 # cubes with A <= B <= C, at most $1 chips in all.
 solid() {
-    local a b c
-    IFS=x read -r a b c <<<"$TOPOLOGY"
-    CHIPS=$((${TOPOLOGY//x/*})) USUAL=$TOPOLOGY HOST_CHIPS=4 ONE_HOST=2x2x1
+    local a b c size='([1-9][0-9]{0,3})'
+    [[ $TOPOLOGY =~ ^${size}x${size}x${size}$ ]] || true
+    a=${BASH_REMATCH[1]:-0} b=${BASH_REMATCH[2]:-0} c=${BASH_REMATCH[3]:-0}
+    CHIPS=$((a * b * c)) USUAL=$TOPOLOGY HOST_CHIPS=4 ONE_HOST=2x2x1
     case $TOPOLOGY in 2x2x1 | 2x2x2 | 2x2x4 | 2x4x4) return ;; esac
-    if [[ ! $TOPOLOGY =~ ^[1-9][0-9]*x[1-9][0-9]*x[1-9][0-9]*$ ]] || ((a % 4 || b % 4 || c % 4 || a > b || b > c || CHIPS > $1)); then
+    if ((CHIPS == 0 || a % 4 || b % 4 || c % 4 || a > b || b > c || CHIPS > $1)); then
         refuse "TPU=$TPU: there is no topology $TOPOLOGY of $GENERATION; there are 2x2x1, 2x2x2, 2x2x4, 2x4x4, and AxBxC in multiples of 4 with A <= B <= C and at most $1 chips"
     fi
     usual_cubes $((CHIPS / 64))
