@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
+
+from notepad_jax.parallel import hosts
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 NOTED = b"\nnotepad-jax: stopping, and keeping what was begun; once more, and it stops at once\n"
@@ -88,6 +91,12 @@ class Stop:
         """Raises Stopped if somebody asked for it."""
         if self.number is not None:
             raise Stopped(self.number, where)
+
+    def check_all(self, where: str) -> None:
+        """`check` in all processes, at the same point: one that was asked stops the others."""
+        asked = (json.loads(said) for said in hosts.gather(json.dumps(self.number).encode()))
+        self.number = max((one for one in asked if one is not None), default=None)
+        self.check(where)
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
         if self._loop is None or self.number is not None:

@@ -12,7 +12,6 @@ Above: cli and quickstart; below: everything.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.service import EngineService
 from notepad_jax.grpo import micro_batches
+from notepad_jax.parallel import hosts
 from notepad_jax.programs import (
     configuration,
     learner,
@@ -33,21 +33,18 @@ from notepad_jax.programs import (
     starting_policy,
     stopping,
     task_stream,
+    telling,
     under_way,
 )
 from notepad_jax.programs.learner import Learner
 from notepad_jax.programs.rollouts import Rollouts
-from notepad_jax.reading.trace import TraceFile
-from notepad_jax.rollout import archive, dynamic_sampling
+from notepad_jax.rollout import dynamic_sampling
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
-from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json
-from notepad_jax.telemetry.metrics import CONFIG, RunLog
+from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import PolicySnapshot
-
-COLUMNS = ("step", "reward", "kept", "clip", "gap max", "entropy", "rollout s", "update s")
 
 
 @dataclasses.dataclass
@@ -84,7 +81,7 @@ def train(
     and raises `stopping.Stopped`.
     """
     stop = stopping.Stop()
-    with run_folder.opened(folder, resume), stop.watching():
+    with telling.opened(folder, resume), stop.watching():
         return asyncio.run(_train(config, folder, screen, resume, step, stop))
 
 
@@ -92,42 +89,22 @@ async def _train(
     config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None,
     stop: stopping.Stop,
 ) -> Path:  # fmt: skip
-    settings = configuration.plain(config)
-    if not resume:
-        write_json(folder / CONFIG, settings)  # so that a start that is killed can be resumed
+    if not resume and hosts.first():  # so that a start that is killed can be resumed
+        write_json(folder / CONFIG, configuration.plain(config))
     run = prepare(config, folder, screen, resume, step, stop)
-    with contextlib.ExitStack() as stack:
-        log = stack.enter_context(RunLog(folder, resume_step=run.step + 1 if resume else None))
-        write_json(folder / CONFIG, settings)  # nothing refused them
-        archived = stack.enter_context(TraceFile(folder / archive.FILE))
-        archive.take_back(archived, run.step + 1)
-        table = screen.table("reinforcement learning", COLUMNS)
-        bar = screen.bar("train", config.steps, "steps")
-        bar.advance(run.step)
-        truncated = False
-        stack.enter_context(stop.patiently())
+    told = telling.telling(config, folder, screen, run.rollouts.reader, run.step, resume)
+    with told as tell, stop.patiently():
         async with run.driver:
             while run.step < config.steps:
                 before = run.ledger
                 metrics, timings, rollout = await one_step(run)
-                if metrics["data/truncated_documents"] and not truncated:
-                    truncated = True
-                    screen.say(task_stream.truncated(metrics, run.step, config.tasks.max_tokens))
-                log.write(run.step, metrics, timings, rollouts.account(before, rollout))
-                archive.append(
-                    archived, rollout.batch[: config.rollout.archive], run.rollouts.reader, run.step
-                )
-                for one in rollout.failed:
-                    screen.say(f"step {run.step}: nothing is learnt from one group: {one}")
+                tell(run.step, metrics, timings, before, rollout)
                 if _skipped(metrics):
                     _keep_last_good(run, before)
                 else:
                     await save_and_hand_over(run)
-                bar.advance(1, reward=metrics["reward"])
-                table.row(**_shown(run.step, metrics, timings))
                 run.under_way.done(run.saved)
-                stop.check(f"after step {run.step}")
-        bar.finish()
+                stop.check_all(f"after step {run.step}")
     return folder / "checkpoints"
 
 
@@ -137,6 +114,11 @@ def check(config: ConfigDict, resume: bool, step: int | None) -> None:
     there = parts.trainers_mesh(config)
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
     parts.engines_mesh(config.engine)
+    if hosts.count() > 1 and config.checkpoint.handoff != "memory":
+        raise ValueError(
+            f"checkpoint.handoff is {config.checkpoint.handoff!r}, but this run has "
+            f"{hosts.count()} processes, whose engines take their weights from memory: use 'memory'"
+        )
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
 
@@ -221,13 +203,16 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
     )
     rolled = time.perf_counter()
     engine = run.driver.take_stats()
-    metrics |= {
-        "rollout/prefix_tokens": engine.prefix_tokens,
-        "rollout/prefix_tokens_saved": engine.prefix_tokens_saved,
-        "rollout/tail_tokens": engine.tail_tokens,
-        "rollout/draft_tokens": engine.draft_tokens,
-        "rollout/decode_tokens": engine.decode_tokens,
-    }
+    counted = hosts.added(
+        {
+            "rollout/prefix_tokens": engine.prefix_tokens,
+            "rollout/prefix_tokens_saved": engine.prefix_tokens_saved,
+            "rollout/tail_tokens": engine.tail_tokens,
+            "rollout/draft_tokens": engine.draft_tokens,
+            "rollout/decode_tokens": engine.decode_tokens,
+        }
+    )
+    metrics |= counted
     packed_tokens = 0
     if rollout.batch:
         learnt, packed_tokens = learner.learn(run.learner, rollout.batch, rollout.share)
@@ -236,7 +221,7 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
             rollout = dynamic_sampling.without_update(rollout, before)
     run.step, run.ledger = run.step + 1, rollout.ledger
     ended = time.perf_counter()
-    sampled = engine.prefix_tokens + engine.tail_tokens + engine.decode_tokens
+    sampled = sum(counted[f"rollout/{kind}_tokens"] for kind in ("prefix", "tail", "decode"))
     timings = {
         "rollout_seconds": rolled - began,
         "update_seconds": ended - rolled,
@@ -307,16 +292,3 @@ def _published(run: Run, params: Any) -> PolicySnapshot:
     if snapshot.version != run.step:
         raise RuntimeError(f"step {run.step} was published and step {snapshot.version} arrived")
     return snapshot
-
-
-def _shown(step: int, metrics: dict[str, float], timings: dict[str, float]) -> dict[str, Any]:
-    return {
-        "step": step,
-        "reward": metrics["reward"],
-        "kept": f"{metrics['groups/kept']}/{metrics['groups/sampled']}",
-        "clip": metrics.get("clip_share", 0.0),
-        "gap max": metrics.get("logprob_gap_max", 0.0),
-        "entropy": metrics.get("entropy_update", 0.0),
-        "rollout s": timings["rollout_seconds"],
-        "update s": timings["update_seconds"],
-    }

@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 
 from notepad_jax.engine import journal
 from notepad_jax.engine.replay import Given, Replay
+from notepad_jax.parallel import hosts
 from notepad_jax.programs import configuration
 from notepad_jax.programs.stopping import Stop
 
-FILE = "under_way.jsonl"
+FILE, OTHERS = "under_way.jsonl", "under_way-{}.jsonl"
 FREE = ("steps",)  # settings that a run may change and go on with its turns
 
 T = TypeVar("T")
@@ -34,7 +35,9 @@ class UnderWay:
     ):
         self.stop = stop
         self.replay: Replay | None = None
-        self._path, self._settings, self._say = folder / FILE, settings, say
+        # A file of its own for each process: it keeps the turns of its own engine.
+        self._path = folder / (FILE if hosts.first() else OTHERS.format(hosts.index()))
+        self._settings, self._say = settings, say
         self._step: int | None = None  # whose turns the file has; None: there is no file
         self._turns: Mapping[int, Given] = {}  # which it has, until their step comes
         self._header: Mapping[str, Any] = {}
@@ -72,7 +75,7 @@ class UnderWay:
         If the run is asked to stop meanwhile, the turns that have ended are kept, and Stopped is
         raised; those that run are begun again. Raises what `rollout` raises.
         """
-        header = {"step": step, "version": version, "draw": draw}
+        header = {"step": step, "version": version, "draw": draw, "processes": hosts.count()}
         self.replay.begin(self._known(header))
         rolling = asyncio.ensure_future(rollout)
         noticed = asyncio.ensure_future(self.stop.noticed.wait())
@@ -95,8 +98,13 @@ class UnderWay:
         """After a step: the file leaves if its step is among those that are `saved`."""
         self.stop.keep = None
         if self._step is not None and self._step <= saved:
-            self._path.unlink(missing_ok=True)
+            for path in self._leaving():
+                path.unlink(missing_ok=True)
             self._step = None
+
+    def _leaving(self) -> list[Path]:
+        """The files that a step that is done leaves behind: of more processes than now, too."""
+        return [self._path, *self._path.parent.glob(OTHERS.format("*"))]
 
     def _known(self, header: Mapping[str, Any]) -> Mapping[int, Given]:
         if self._step != header["step"]:

@@ -214,7 +214,9 @@ def test_hosts_that_come_one_by_one_are_waited_for(world):
 # ---------------------------------------------------------------- failures half-way
 
 
-@pytest.mark.parametrize("piece", ["create note ", "workload-policy", "create note-0", "create note-1"])
+@pytest.mark.parametrize(
+    "piece", ["create note ", "workload-policy", "create note-0", "create note-1"]
+)
 def test_a_creation_that_was_cut_short_is_finished_by_the_next_call(world, piece):
     world.put("on_create", "RUNNING RUNNING RUNNING RUNNING")
     world.put("fail", f"{piece}|||QUOTA_EXCEEDED: no more of these")
