@@ -75,8 +75,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 config = configuration.load(name, shorthand(arguments, name) + overrides, saved)
             compiled.keep()
             pallas_kernels.use(config.get("kernels", "auto"))
-            result, text = arguments.run(arguments, config, folder, screen)
+            refused = None
+            try:
+                result, text = arguments.run(arguments, config, folder, screen)
+            except commands.Refused as error:
+                result, text, refused = error.result, error.text, error
         _print(json.dumps(result, indent=1, default=_plain) if arguments.json else text)
+        if refused:
+            raise refused
     except KeyboardInterrupt:
         print(f"notepad-jax: stopped{again(arguments, folder)}", file=sys.stderr)
         return 130

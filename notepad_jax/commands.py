@@ -23,6 +23,8 @@ from notepad_jax.programs import (
     convert,
     evaluate,
     parts,
+    plan,
+    plan_table,
     quickstart,
     subjects,
     train,
@@ -38,6 +40,14 @@ A key that does not exist is an error that names the nearest one."""
 BY_SUITE = "by suite"  # the usual config of a command that has several
 
 
+class Refused(ValueError):
+    """A command that has something to print and yet ends with exit code 1."""
+
+    def __init__(self, result: Any, text: str, problem: str) -> None:
+        super().__init__(problem)
+        self.result, self.text = result, text
+
+
 def _quickstart(
     arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
@@ -50,6 +60,16 @@ def _train(
 ) -> tuple[Any, str]:
     checkpoints = train.train(config, folder, screen, arguments.resume, arguments.step)
     return {"folder": folder, "checkpoints": checkpoints}, f"checkpoints in {checkpoints}"
+
+
+def _plan(
+    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
+) -> tuple[Any, str]:
+    try:
+        made = plan.run(config, arguments.tpu, screen)
+    except plan.DoesNotFit as problem:
+        raise Refused(problem.plan, plan_table.text(problem.plan), str(problem)) from problem
+    return made, plan_table.text(made)
 
 
 def _warmup(
@@ -189,6 +209,17 @@ def build_parser() -> argparse.ArgumentParser:
         "metrics.jsonl and TensorBoard events, ledger.jsonl, checkpoints/, trajectories.jsonl.\n\n"
         "example: notepad-jax train --name mine --config.steps=40 --config.seed=1",
     ))  # fmt: skip
+    sub = command(
+        "plan", _plan, "qwen2_5_7b", "whether a config fits a TPU slice that is not here",
+        "Compiles every program of a training run with the TPU compiler (no TPU is needed) and\n"
+        "says what it needs of each chip's memory, what the chips send each other, how long a\n"
+        "step would take at least, and what to change where it does not fit: exit code 1 then.\n"
+        "`policy` may be a published model whose weights are not here.\n\n"
+        "example: notepad-jax plan --config configs/qwen2_5_7b.py --tpu v5p:2x4x4",
+    )  # fmt: skip
+    sub.add_argument(
+        "--tpu", required=True, metavar="CHIP:SIDES", help="a slice, as v5p:2x4x4 or v6e:8x8"
+    )
     command(
         "warmup", _warmup, "starter", "make the starter policy by supervised learning",
         "Teaches a tiny policy to find facts and copy notes, and to forget: something honest for\n"

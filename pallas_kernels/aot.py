@@ -8,12 +8,13 @@ numbers and not that the compiler accepts a kernel; this module proves the other
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -129,5 +130,21 @@ def compile_for(
     Raises:
       what `devices` raises, and whatever the compiler has to say about the function.
     """
-    with targeting(chip):
+    with targeting(chip), nothing_kept():
         return jax.jit(function, donate_argnums=donate).trace(*avals).lower().compile()
+
+
+@contextlib.contextmanager
+def nothing_kept() -> Iterator[None]:
+    """For a with block in which no program that is compiled is written to jax's cache on disk.
+
+    What was compiled for chips that are not here can be written there, but not read again:
+    every later run would try, and warn.
+    """
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
