@@ -41,6 +41,7 @@ from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import update
 from notepad_jax.grpo.batch import pack
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
+from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.grpo.state import start
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
@@ -59,7 +60,7 @@ ENGINE = EngineSettings(
     slots=PROMPTS * SAMPLES, page_size=16, pages=PROMPTS * SAMPLES * 9, max_prompt=PROMPT,
     max_new_tokens=COMPLETION, steps_per_launch=COMPLETION, row_tokens=PROMPT,
 )  # fmt: skip
-UPDATE = update.UpdateSettings(
+UPDATE = UpdateSettings(
     clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl_weight=0.0, temperature=1.0,
     micro_batch_rows=PROMPTS, remat=False,
 )  # fmt: skip

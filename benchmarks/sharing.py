@@ -30,6 +30,7 @@ from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import update
 from notepad_jax.grpo.batch import PackedBatch, pack
+from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.types import (
@@ -62,7 +63,7 @@ POLICIES = {
     "starter's size (2 layers, d 128)": policy_config(128, 2, 2, 1, 600),
     "4 layers, d 256": policy_config(256, 4, 8, 2, 1024),
 }
-UPDATE = update.UpdateSettings(
+UPDATE = UpdateSettings(
     clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl_weight=0.0, temperature=1.0,
     micro_batch_rows=1, remat=False,
 )  # fmt: skip

@@ -107,6 +107,14 @@ def get_config() -> ConfigDict:
             max_grad_norm=1.0,  # of the whole gradient; 0 does not clip
         )
     )
+    # Devices to learn on, in rows of `tensor` that share heads, experts and vocabulary; rows of a
+    # batch and the width of the weights are cut over the rows (fsdp).
+    config.parallel = ConfigDict(
+        dict(
+            devices=1,  # 0 takes all there are
+            tensor=1,
+        )
+    )
     config.checkpoint = ConfigDict(
         dict(
             handoff="storage",  # the engine loads each step's params through orbax; or "memory"
@@ -119,6 +127,7 @@ def get_config() -> ConfigDict:
     )
     config.engine = ConfigDict(
         dict(
+            tensor=1,  # devices that share its heads, the first of this host's
             slots=256,
             page_size=64,  # tokens; a chunk should be a whole number of pages
             pages=1024,

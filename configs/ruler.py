@@ -67,6 +67,7 @@ def get_config() -> ConfigDict:
     )
     config.engine = ConfigDict(
         dict(
+            tensor=1,  # devices that share its heads, the first of this host's
             slots=32,
             page_size=128,
             pages=2304,  # 295K tokens; at Qwen2.5-7B's 57 KB a token, 17 GB

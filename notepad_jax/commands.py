@@ -100,7 +100,7 @@ def _build(
 def _ask(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
-    policy = parts.load_policy(config.policy, config.dtype)
+    policy = parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
     document = ask.FileDocument(None if arguments.file == "-" else Path(arguments.file))
     answer = ask.ask(config, policy, document, arguments.question, screen)
     where = ", ".join(f"{chunk:,}" for chunk, _ in answer.changes) or "none"

@@ -22,25 +22,29 @@ from pallas_kernels import logprob, packed, paged, reference, schedule, tuning
 from pallas_kernels.pages import Pages, PageTables
 
 BACKENDS = ("auto", "pallas", "interpret", "xla", "reference")
-_forced = "auto"
+
+# Part of the key of all of jax's caches: what was traced for one backend is never taken for
+# another.
+_forced = jax.make_user_context("auto")
 
 
 def use(name: str) -> None:
-    """Forces a backend for everything that is traced from now on; "auto" undoes it.
+    """Forces a backend for every call from now on, in all threads; "auto" undoes it.
+
+    A function that jax has compiled for another backend is traced again.
 
     "pallas" is the TPU kernels, "interpret" the same kernels on the CPU in TPU interpret mode
     (slow, for tests), "xla" dense products, "reference" block lists in plain jnp.
     """
-    global _forced
     if name not in BACKENDS:
         raise ValueError(f"no kernel backend {name!r}; there are {', '.join(BACKENDS)}")
-    _forced = name
+    _forced.set_global(name)  # not for this thread alone: the engine traces in its own
 
 
 @contextlib.contextmanager
 def using(name: str) -> Iterator[None]:
     """`use` for the length of a with block."""
-    before = _forced
+    before = _forced.value
     use(name)
     try:
         yield
@@ -50,8 +54,8 @@ def using(name: str) -> Iterator[None]:
 
 def backend() -> str:
     """Returns the backend in use: one of `BACKENDS` but "auto"."""
-    if _forced != "auto":
-        return _forced
+    if _forced.value != "auto":
+        return _forced.value
     return {"tpu": "pallas", "gpu": "xla"}.get(jax.default_backend(), "reference")
 
 

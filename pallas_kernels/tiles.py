@@ -11,20 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
 LANES = 128
 HIDDEN = -1e30  # the score of what must not count: finite, so that differences stay finite
 LOG2E = math.log2(math.e)
-
-Interpret = bool | pltpu.InterpretParams  # True: on the CPU, in TPU interpret mode
-
-
-def interpret_mode(interpret: Interpret) -> Interpret:
-    """Returns what `pallas_call` takes: never True, which is the older mode and gives wrong
-    gradients for right kernels."""
-    return pltpu.InterpretParams() if interpret is True else interpret
 
 
 def dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:

@@ -62,7 +62,9 @@ def _logprobs(config, weights, row, labels, length, temperature):
     attend = attention.packed(config, kv_end[None].astype(jnp.int32))
     hidden, _, _ = policy.forward(config, weights, row[None], positions, attend)
     # token_logprobs takes a static temperature; scaling the hidden states is the same.
-    return logprobs.token_logprobs(config, weights, hidden[0] / temperature, labels, 1.0)[0]
+    places = jnp.arange(len(row))
+    hidden = hidden / temperature
+    return logprobs.token_logprobs(config, weights, hidden, places, labels, 1.0)[0]
 
 
 def trainer_logprobs(

@@ -1,10 +1,10 @@
 """What a reader of weights asks for: shapes, dtypes and places, and weights put into them.
 
 A target is a tree of `jax.ShapeDtypeStruct`s (or of arrays); a leaf with no sharding goes to
-the default device, and in the place of a matrix that is to be quantised stands a `Quantized`
-of two of them. Weights are compared with their checksums as they were published, in their new
-place, and only then cast: by `carry` leaf by leaf out of a tree that somebody else owns, by
-`cast` out of one that was read for this purpose. Neighbours above: `steps` and `handoff`.
+this process's first device, and in the place of a matrix that is to be quantised stands a
+`Quantized` of two of them. Weights are compared with their checksums as they were published, in
+their new place, and only then cast: by `carry` leaf by leaf out of a tree that somebody else
+owns, by `cast` out of one that was read for this purpose. Neighbours above: `steps`, `handoff`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,22 @@ from notepad_jax.checkpoint.checksums import (
     named_leaves,
 )
 from notepad_jax.model.matrices import Quantized, quantize
+from notepad_jax.parallel import place
 
 
-def placed(abstract: Any) -> Any:
-    """Returns `abstract` with the default device where no sharding is named."""
-    default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+def placed(abstract: Any, shardings: Any = None) -> Any:
+    """Returns `abstract` in the places that `shardings`, a tree, names.
 
-    def leaf(x: Any) -> jax.ShapeDtypeStruct:
-        sharding = getattr(x, "sharding", None) or default  # numpy arrays have none
+    Without it leaves stay where they say, or go to this process's first device.
+    """
+    default = place.first_device()
+
+    def leaf(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    return jax.tree.map(leaf, abstract)
+    if shardings is None:  # numpy arrays have none
+        shardings = jax.tree.map(lambda x: getattr(x, "sharding", None) or default, abstract)
+    return jax.tree.map(leaf, abstract, shardings)
 
 
 def check_shapes(saved: Any, wanted: Any, where: str) -> None:

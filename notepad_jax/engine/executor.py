@@ -4,6 +4,9 @@ The executor owns the paged cache and nothing else; who lies where is in the con
 is given. Launches are handed to the device one after the other and only then waited for, so
 the device never waits for the host's bookkeeping in between.
 
+An engine has a mesh of its own with one row of devices: weights, heads and cache are cut over
+"tensor" and nothing else is, so that engines beside each other never wait for one another.
+
 `compile_ahead` compiles every program that an engine of some settings ever runs, without
 running it. Above: `service` and `jetstream_engine`; below: `layout` and `launches`.
 """
@@ -11,11 +14,13 @@ running it. Above: `service` and `jetstream_engine`; below: `layout` and `launch
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from notepad_jax.engine import launches, layout
 from notepad_jax.engine.pages import CachedPrefix
@@ -33,7 +38,8 @@ from notepad_jax.engine.shapes import (
 )
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
-from notepad_jax.parallel import place, rules
+from notepad_jax.parallel import mesh as meshes
+from notepad_jax.parallel import rules
 from notepad_jax.types import NO_TOKENS, SamplingParams, tokens
 from pallas_kernels import Pages, cache_head_size
 
@@ -48,13 +54,14 @@ class Sampled(NamedTuple):
 class Executor:
     """Owns the cache. `seen` counts the launches of each shape."""
 
-    def __init__(
-        self, config: PolicyConfig, settings: EngineSettings, mesh: jax.sharding.Mesh | None = None
-    ):
+    def __init__(self, config: PolicyConfig, settings: EngineSettings, mesh: Mesh | None = None):
+        """On `mesh`, or this process's first device. ValueError for a mesh with several rows."""
         self.config, self.settings = config, settings
+        self.mesh = meshes.one() if mesh is None else mesh
         self.seen: dict[Shape, int] = {}
-        empty = _empty_cache(config, settings)
-        self.pages = place.commit(empty, _cache_sharding(empty, mesh))
+        where = jax.tree.map(lambda x: x.sharding, _abstract_cache(config, settings, self.mesh))
+        make = jax.jit(functools.partial(_empty_cache, config, settings), out_shardings=where)
+        self.pages = make()  # on its devices from the start: it may be most of their memory
 
     def read(self, params: Params, prefixes: Sequence[CachedPrefix]) -> None:
         """Reads prefixes into their pages."""
@@ -63,7 +70,8 @@ class Executor:
         for width, chosen in cover(lengths, prefix_widths(self.settings)):
             row = layout.prefix_row(self.settings, [prefixes[i] for i in chosen], width)
             self._count(PrefixRow(width))
-            self.pages = launches.read_prefixes(self.config, params, self.pages, row)
+            with meshes.within(self.mesh):
+                self.pages = launches.read_prefixes(self.config, params, self.pages, row)
 
     def start(self, params: Params, contexts: Sequence[Context]) -> list[Sampled]:
         """Prefills the tails of admitted turns, verifying drafts: at least a token for each."""
@@ -74,7 +82,8 @@ class Executor:
                 members = [group[i] for i in chosen]
                 row, spans = layout.tail_row(self.settings, [contexts[b] for b in members], width)
                 self._count(TailRow(width))
-                self.pages, *out = launches.start_tails(self.config, params, self.pages, row)
+                with meshes.within(self.mesh):
+                    self.pages, *out = launches.start_tails(self.config, params, self.pages, row)
                 waiting.append((members, spans, out))
         sampled: list[Sampled | None] = [None] * len(contexts)
         for members, spans, out in waiting:
@@ -92,16 +101,18 @@ class Executor:
         tables = layout.decode_tables(self.settings, contexts, shape)
         slots = layout.slot_arrays(contexts, shape.slots)
         self._count(shape)
-        self.pages, *out = launches.generate(
-            self.config, params, self.pages, tables, slots,
-            self.settings.steps_per_launch,
-        )  # fmt: skip
+        with meshes.within(self.mesh):
+            self.pages, *out = launches.generate(
+                self.config, params, self.pages, tables, slots,
+                self.settings.steps_per_launch,
+            )  # fmt: skip
         new, logps, made = jax.device_get(out)
         return [_sampled(new[b, : made[b]], logps[b, : made[b]]) for b in range(len(contexts))]
 
     def insert(self, kv: Any, target_T: np.ndarray) -> None:
         """Writes dense keys and values of one prompt at flat cache indices (JetStream's way)."""
-        self.pages = launches.insert_dense(self.pages, kv, target_T)
+        with meshes.within(self.mesh):
+            self.pages = launches.insert_dense(self.pages, kv, target_T)
 
     def _count(self, shape: Shape) -> None:
         self.seen[shape] = self.seen.get(shape, 0) + 1
@@ -120,10 +131,7 @@ def _sampled(new: np.ndarray, logps: np.ndarray) -> Sampled:
 
 
 def compile_ahead(
-    config: PolicyConfig,
-    settings: EngineSettings,
-    params: Params,
-    mesh: jax.sharding.Mesh | None = None,
+    config: PolicyConfig, settings: EngineSettings, params: Params, mesh: Mesh | None = None
 ) -> tuple[Shape, ...]:
     """Compiles every launch of an engine, running none; returns their shapes.
 
@@ -131,9 +139,22 @@ def compile_ahead(
     persistent compilation cache the engine that comes later compiles nothing.
     """
     for shape in shapes(settings):
-        launch, arguments = arguments_of(config, settings, params, shape, mesh)
-        launch.lower(*arguments).compile()
+        lowered(config, settings, params, shape, mesh).compile()
     return shapes(settings)
+
+
+def lowered(
+    config: PolicyConfig,
+    settings: EngineSettings,
+    params: Params,
+    shape: Shape,
+    mesh: Mesh | None = None,
+) -> jax.stages.Lowered:
+    """The program of a shape, not compiled yet; `params` as in `compile_ahead`."""
+    mesh = meshes.one() if mesh is None else mesh
+    launch, arguments = arguments_of(config, settings, params, shape, mesh)
+    with meshes.within(mesh):
+        return launch.lower(*arguments)
 
 
 def arguments_of(
@@ -141,7 +162,7 @@ def arguments_of(
     settings: EngineSettings,
     params: Params,
     shape: Shape,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: Mesh,
 ) -> tuple[Any, tuple]:
     """The launch of a shape and its arguments, in arrays that hold nothing."""
     before = config, params, _abstract_cache(config, settings, mesh)
@@ -157,6 +178,14 @@ def arguments_of(
     return launches.generate, (*before, tables, slots, settings.steps_per_launch)
 
 
+def cache_bytes(config: PolicyConfig, settings: EngineSettings, mesh: Mesh) -> int:
+    """Bytes of the paged cache on each device of `mesh`."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x in jax.tree.leaves(_abstract_cache(config, settings, mesh))
+    )
+
+
 def _empty_cache(config: PolicyConfig, settings: EngineSettings) -> Pages:
     size = cache_head_size(config.head_size)
     return Pages.zeros(
@@ -165,17 +194,18 @@ def _empty_cache(config: PolicyConfig, settings: EngineSettings) -> Pages:
     )  # fmt: skip
 
 
-def _abstract_cache(
-    config: PolicyConfig, settings: EngineSettings, mesh: jax.sharding.Mesh | None
-) -> Pages:
+def _abstract_cache(config: PolicyConfig, settings: EngineSettings, mesh: Mesh) -> Pages:
+    """The cache's shapes and places: on a mesh, each device has the heads that it computes."""
+    if mesh.shape["fsdp"] != 1:
+        raise ValueError(
+            f"an engine's mesh has one row of devices, not {mesh.shape['fsdp']}; give each "
+            f"row an engine of its own"
+        )
     pages = jax.eval_shape(functools.partial(_empty_cache, config, settings))
-    where = _cache_sharding(pages, mesh)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), pages)
-
-
-def _cache_sharding(pages: Pages, mesh: jax.sharding.Mesh | None) -> jax.sharding.Sharding:
-    """Where the cache lives: on a mesh, each device has the heads that it computes."""
-    if mesh is None:
-        return place.first_device()
     axes = (None, None, "kv_heads", None, None)
-    return rules.sharding(mesh, axes, pages.data.shape, rules.SERVING)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=rules.sharding(mesh, axes, x.shape, rules.SERVING)
+        ),
+        pages,
+    )

@@ -22,6 +22,8 @@ from notepad_jax.engine.scheduler import Context
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
+from notepad_jax.parallel import mesh as meshes
+from notepad_jax.parallel import place
 from notepad_jax.types import NO_TOKENS, SamplingParams, tokens
 
 
@@ -56,7 +58,8 @@ class PagedEngine(jetstream_compat.Engine):
         mesh: jax.sharding.Mesh | None = None,
     ):
         self.config, self.settings = config, settings
-        self._sampling, self._tokenizer, self._mesh = sampling, tokenizer, mesh
+        self._sampling, self._tokenizer = sampling, tokenizer
+        self._mesh = meshes.one() if mesh is None else mesh
 
     def load_params(self, params: Params) -> Params:
         return params
@@ -86,7 +89,8 @@ class PagedEngine(jetstream_compat.Engine):
                 f"shorten it or raise engine.max_prompt"
             )
         padded = np.pad(fresh, (0, _bucket(len(fresh)) - len(fresh))).astype(np.int32)
-        kv = launches.prefill_dense(self.config, params, kv_before, start, padded[None])
+        with meshes.within(self._mesh):
+            kv = launches.prefill_dense(self.config, params, kv_before, start, padded[None])
         return Prefix(kv, jnp.asarray(np.concatenate([known, padded])), length)
 
     def insert(self, prefix: Prefix, decode_state: DecodeState, slot: int) -> DecodeState:
@@ -136,7 +140,7 @@ class PagedEngine(jetstream_compat.Engine):
             state.slots[slot] = None
 
     def get_prefix_destination_sharding(self) -> Any:
-        return jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        return place.replicated(self._mesh)
 
     def get_tokenizer(self) -> Any:
         return jetstream_compat.TokenizerParameters()
@@ -159,7 +163,7 @@ class PagedEngine(jetstream_compat.Engine):
         return self.settings.max_prompt
 
     @property
-    def mesh(self) -> jax.sharding.Mesh | None:
+    def mesh(self) -> jax.sharding.Mesh:
         return self._mesh
 
     @property

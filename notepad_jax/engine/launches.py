@@ -89,7 +89,7 @@ def read_prefixes(config: PolicyConfig, params: Params, pages: Pages, row: Prefi
     """Fills whole pages with the keys and values of prefixes that start a context."""
     attend = attention.packed(config, row.kv_end)
     k, v = policy.Policy(config, params).cache_entries(row.tokens, row.positions, attend)
-    return pages.write_pages(k, v, row.table)
+    return attention.write_pages(pages, k, v, row.table)
 
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnames="pages")
@@ -104,7 +104,7 @@ def start_tails(
     pages = _copy_pages(pages, row.copy_from, row.copy_to, row.copies)
     attend = attention.packed_after_prefix(config, pages, row.table, row.length, row.kv_end)
     hidden_1TD, _, (k, v) = policy.forward(config, params, row.tokens, row.positions, attend)
-    pages = pages.write_tokens(k[:, 0], v[:, 0], jnp.arange(k.shape[0]), row.target)
+    pages = attention.write_tokens(pages, k, v, row.target)
     return pages, *_sample_after(config, params, hidden_1TD[0], row)
 
 
@@ -113,7 +113,7 @@ def _copy_pages(pages: Pages, source_Y: Array, target_Y: Array, count: Array) ->
 
     def one(y: Array, pages: Pages) -> Pages:
         source, target = source_Y[y] * pages.page_size, target_Y[y] * pages.page_size
-        return pages.copy_tokens(source + offsets_Z, target + offsets_Z)
+        return attention.copy_tokens(pages, source + offsets_Z, target + offsets_Z)
 
     return jax.lax.fori_loop(0, count, one, pages)
 
@@ -170,7 +170,7 @@ def prefill_dense(
 def insert_dense(pages: Pages, kv: tuple[Array, Array], target_T: Int[Array, " T"]) -> Pages:
     """Puts a dense prompt's tokens at flat cache indices; past the cache's end for none."""
     k, v = kv
-    return pages.write_tokens(k[:, 0], v[:, 0], jnp.arange(k.shape[0]), target_T)
+    return attention.write_tokens(pages, k, v, target_T)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "steps"), donate_argnames="pages")

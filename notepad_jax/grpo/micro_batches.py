@@ -2,8 +2,10 @@
 
 Every micro-batch has the same number of rows and, flat over them, the completion tokens that
 are trained on: the host knows which, so the device gathers just the hidden states that predict
-one. How many there are varies; their number is padded up to one of a few sizes (`bucket`), so
-that few programs are compiled. Above: `update` runs them.
+one. On a mesh the rows are cut into as many parts as "fsdp" has devices, and a token's place
+counts within its part, so that no device needs another's rows. How many tokens there are
+varies; their number is padded up to one of a few sizes (`bucket`), so that few programs are
+compiled (`shapes` is one, abstract). Above: `update` runs them.
 """
 
 from __future__ import annotations
@@ -22,12 +24,16 @@ Leaf = Any  # an array, or whatever jax puts in its place when it maps over a tr
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MicroBatch:
-    """b rows and, flat over them, the X completion tokens that are trained on."""
+    """b rows and, flat over them, the X completion tokens that are trained on.
+
+    Both in equal parts for the devices of a mesh: the first X / parts tokens belong to the
+    first b / parts rows, and so on, each part with padding of its own.
+    """
 
     tokens: Leaf  # [b, T]
     positions: Leaf  # [b, T]
     kv_end: Leaf  # [b, T]
-    before: Leaf  # [X] flat index of the hidden state that predicts the token
+    before: Leaf  # [X] flat index, within its part's rows, of the state that predicts the token
     labels: Leaf  # [X]
     weights: Leaf  # [X] 0 on the padding of X
     advantages: Leaf  # [X]
@@ -49,12 +55,14 @@ def bucket(count: int) -> int:
     return -(-count // unit) * unit
 
 
-def split(batch: TrainBatch, rows: int) -> list[MicroBatch]:
+def split(batch: TrainBatch, rows: int, parts: int = 1) -> list[MicroBatch]:
     """Splits the batch's rows, in order, into micro-batches of equal shape, on the host.
 
-    Raises ValueError: the rows cannot be split, or no token or a row's first token is trained.
+    Each has `rows` rows in `parts` parts. Raises ValueError: the rows cannot be split, or no
+    token or a row's first token is trained.
     """
     height, width = batch.tokens.shape
+    check_parts(rows, parts)
     if height % rows:
         raise ValueError(
             f"{height} rows cannot be split into micro-batches of {rows}; "
@@ -63,27 +71,26 @@ def split(batch: TrainBatch, rows: int) -> list[MicroBatch]:
     trained_BT = batch.weights > 0
     if trained_BT[:, 0].any():
         raise ValueError("the first token of a row is trained, but nothing precedes it")
-    places = [np.flatnonzero(trained_BT[at : at + rows]) for at in range(0, height, rows)]
-    most = max(len(place_X) for place_X in places)
+    places = _places(trained_BT, rows, parts)
+    most = max(len(place_Y) for micro in places for place_Y in micro)
     if not most:
         raise ValueError("the batch holds not one trained token; there is nothing to learn from")
     size = bucket(most)
 
-    def one(number: int, place_X: np.ndarray) -> MicroBatch:
+    def one(number: int, micro: list[np.ndarray]) -> MicroBatch:
         here = slice(number * rows, (number + 1) * rows)
 
         def take(values_BT: np.ndarray) -> np.ndarray:
-            out_X = np.zeros(size, values_BT.dtype)
-            out_X[: len(place_X)] = values_BT[here].reshape(-1)[place_X]
-            return out_X
+            values_PY = values_BT[here].reshape(parts, -1)
+            return np.concatenate(
+                [_padded(own[place_Y], size) for own, place_Y in zip(values_PY, micro, strict=True)]
+            )
 
-        before_X = np.zeros(size, np.int32)
-        before_X[: len(place_X)] = place_X - 1
         return MicroBatch(
             tokens=batch.tokens[here],
             positions=batch.positions[here],
             kv_end=batch.kv_end[here],
-            before=before_X,
+            before=np.concatenate([_padded(place_Y - 1, size) for place_Y in micro], dtype="int32"),
             labels=take(batch.tokens),
             weights=take(batch.weights),
             advantages=take(batch.advantages),
@@ -93,4 +100,60 @@ def split(batch: TrainBatch, rows: int) -> list[MicroBatch]:
             update_turn=take(batch.update_turn),
         )
 
-    return [one(number, place_X) for number, place_X in enumerate(places) if len(place_X)]
+    return [one(n, micro) for n, micro in enumerate(places) if any(map(len, micro))]
+
+
+def shapes(rows: int, width: int, parts: int, most: int) -> MicroBatch:
+    """A micro-batch of `rows` x `width` whose fullest part has `most` trained tokens, abstract."""
+    check_parts(rows, parts)
+    by_row, flat = (rows, width), (parts * bucket(most),)
+    whole, real = np.dtype(np.int32), np.dtype(np.float32)
+    kinds = dict(tokens=whole, positions=whole, kv_end=whole, before=whole, labels=whole)
+    return MicroBatch(
+        **{
+            field.name: jax.ShapeDtypeStruct(
+                by_row if field.name in ("tokens", "positions", "kv_end") else flat,
+                kinds.get(field.name, real),
+            )
+            for field in dataclasses.fields(MicroBatch)
+        }
+    )
+
+
+def check_parts(rows: int, parts: int) -> None:
+    """Raises ValueError for rows that cannot be spread evenly over a mesh's devices."""
+    if rows % parts:
+        raise ValueError(
+            f"grpo.micro_batch_rows is {rows}, which {parts} devices cannot share; use a multiple "
+            f"of {parts}, or more parallel.tensor"
+        )
+
+
+def put_back(batch: TrainBatch, rows: int, parts: int, found: list[np.ndarray]) -> np.ndarray:
+    """Returns, float32 [B, T], what was computed of each trained token of `split`'s, 0 elsewhere.
+
+    `found` is [X] a micro-batch, in the order of `split(batch, rows, parts)`.
+    """
+    trained_BT = batch.weights > 0
+    places = [micro for micro in _places(trained_BT, rows, parts) if any(map(len, micro))]
+    kept = [
+        own[: len(place_Y)]
+        for found_X, micro in zip(found, places, strict=True)
+        for own, place_Y in zip(found_X.reshape(parts, -1), micro, strict=True)
+    ]
+    out_BT = np.zeros(trained_BT.shape, np.float32)
+    out_BT[trained_BT] = np.concatenate(kept)
+    return out_BT
+
+
+def _places(trained_BT: np.ndarray, rows: int, parts: int) -> list[list[np.ndarray]]:
+    """The trained tokens of every part of every micro-batch, flat within the part."""
+    own = rows // parts
+    return [
+        [np.flatnonzero(trained_BT[at : at + own]) for at in range(first, first + rows, own)]
+        for first in range(0, len(trained_BT), rows)
+    ]
+
+
+def _padded(values_Y: np.ndarray, size: int) -> np.ndarray:
+    return np.pad(values_Y, (0, size - len(values_Y)))

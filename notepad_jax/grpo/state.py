@@ -17,6 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding
+
+from notepad_jax.parallel import mesh, place
 
 
 @jax.tree_util.register_dataclass
@@ -30,23 +33,46 @@ class TrainState:
 
 
 def start(trained: Any, optimizer: optax.GradientTransformation) -> TrainState:
-    """Returns the state before the first step.
+    """Returns the state before the first step, where `trained` lies.
 
     `trained` is taken over: what is float32 already is not copied, and the first update
-    donates it. Whoever needs those arrays after that holds a copy.
+    donates it. Whoever needs those arrays after that holds a copy. Leaves that lie on no mesh
+    are committed to the first device.
     """
     masters = jax.tree.map(_master, trained)
-    step, opt_state = _fresh(masters, optimizer=optimizer)
+    cut = place.specs(abstract(masters, optimizer).opt_state)
+    with mesh.within(mesh.of(masters)):
+        step, opt_state = _fresh(masters, optimizer=optimizer, cut=cut)
+    return TrainState(step, masters, opt_state)
+
+
+def abstract(trained: Any, optimizer: optax.GradientTransformation) -> TrainState:
+    """Returns shapes, dtypes and places of the state that `start` makes.
+
+    `trained` holds arrays, or `jax.ShapeDtypeStruct`s with their shardings. Moments are cut as
+    their parameters are: no device holds the whole of anything that a parameter's size has.
+    """
+    masters = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), trained
+    )
+    there = mesh.of(masters)
+    step = jax.ShapeDtypeStruct((), jnp.int32, sharding=place.replicated(there))
+    made = jax.eval_shape(optimizer.init, masters)
+    opt_state = jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        made, place.beside(made, masters, there),
+    )  # fmt: skip
     return TrainState(step, masters, opt_state)
 
 
 def _master(leaf: Any) -> jax.Array:
     """A committed float32 array where `leaf` lies: an uncommitted one compiles programs twice."""
     leaf = jnp.asarray(leaf, jnp.float32)
-    return jax.device_put(leaf, leaf.sharding)
+    on_a_mesh = isinstance(leaf.sharding, NamedSharding)
+    return place.commit(leaf, leaf.sharding if on_a_mesh else place.first_device())
 
 
 # What is unused must be kept: without an argument nothing says where the results are committed.
-@functools.partial(jax.jit, static_argnames="optimizer", keep_unused=True)
-def _fresh(masters: Any, optimizer: optax.GradientTransformation) -> tuple[Any, Any]:
-    return jnp.zeros((), jnp.int32), optimizer.init(masters)
+@functools.partial(jax.jit, static_argnames=("optimizer", "cut"), keep_unused=True)
+def _fresh(masters: Any, optimizer: optax.GradientTransformation, cut: Any) -> tuple[Any, Any]:
+    return jnp.zeros((), jnp.int32), place.held(optimizer.init(masters), cut)

@@ -18,7 +18,6 @@ programs. Beside: `batch` makes the batch, `objective` the sums, `optimizer` the
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -27,47 +26,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from notepad_jax.grpo import micro_batches
 from notepad_jax.grpo import objective as objectives
 from notepad_jax.grpo.micro_batches import MicroBatch
-from notepad_jax.grpo.state import TrainState
+from notepad_jax.grpo.settings import UpdateSettings
+from notepad_jax.grpo.state import TrainState, abstract
 from notepad_jax.model import attention, logprobs, moe, parameters, policy
 from notepad_jax.model.config import PolicyConfig
+from notepad_jax.parallel import mesh, place, shards
+from notepad_jax.parallel.shards import ROWS, WHOLE
 from notepad_jax.types import TrainBatch
 
 # Summed gradient (float32), sums, and tokens per layer and expert [L, E] (E is 0 if dense).
 Total = tuple[Any, objectives.Sums, Array]
-
-
-@dataclasses.dataclass(frozen=True)
-class UpdateSettings:
-    """How one optimizer step is taken; no defaults here, they live in configs/."""
-
-    clip_low: float  # ratios below 1 - clip_low give no gradient when the advantage is negative
-    clip_high: float  # ratios above 1 + clip_high give none when it is positive
-    dual_clip: float  # ratios above it give none when it is negative
-    kl_weight: float  # of k3 to the reference policy, per token; 0 needs no reference
-    temperature: float  # the sampler's
-    micro_batch_rows: int  # rows whose activations are alive at once
-    remat: bool  # recompute a layer's activations in the backward pass
-
-    def __post_init__(self) -> None:
-        if not 0 < self.temperature < float("inf"):
-            raise ValueError(
-                f"temperature is {self.temperature}; a greedy sampler gives no gradient, "
-                "set it above 0"
-            )
-        if self.micro_batch_rows < 1:
-            raise ValueError(f"micro_batch_rows is {self.micro_batch_rows}; it must be at least 1")
-        if not (0 <= self.clip_low < 1 and 0 <= self.clip_high < self.dual_clip - 1):
-            raise ValueError(
-                f"clip range ({self.clip_low}, {self.clip_high}), dual clip {self.dual_clip}: need "
-                "0 <= clip_low < 1, clip_high >= 0 and dual_clip > 1 + clip_high"
-            )
-        if not 0 <= self.kl_weight < float("inf"):
-            raise ValueError(f"kl_weight is {self.kl_weight}; it must be 0 (off) or more")
 
 
 def learn(
@@ -88,10 +62,13 @@ def learn(
     Raises:
       ValueError: the rows cannot be split, or no token or a row's first token is trained.
     """
-    taken = []
+    taken, cut = [], place.specs(state)
     for batch in batches:
         total = _sum(config, settings, state.masters, frozen, batch)
-        state, report = _apply(state, total, batch.denominator, rate_scale, optimizer=optimizer)
+        with mesh.within(mesh.of(state.masters)):
+            state, report = _apply(
+                state, total, batch.denominator, rate_scale, optimizer=optimizer, cut=cut
+            )
         taken.append(report)
     taken = jax.device_get(taken)  # the one device-to-host copy of all these steps
     return state, _metrics(taken, [batch.denominator for batch in batches])
@@ -114,13 +91,24 @@ def _sum(
     config: PolicyConfig, settings: UpdateSettings, masters: Any, frozen: Any, batch: TrainBatch
 ) -> Total:
     """Returns the gradient and the sums over the whole batch, micro-batch by micro-batch."""
-    s = settings
-    clip = (s.clip_low, s.clip_high, s.dual_clip, s.kl_weight)
-    fixed = dict(config=config, temperature=s.temperature, remat=s.remat)
-    total = _nothing_yet(masters, config)
-    for micro in micro_batches.split(batch, s.micro_batch_rows):
-        total = _accumulate(total, masters, frozen, micro, *clip, **fixed)
+    there, cut = mesh.of(masters), place.specs(masters)
+    parts = there.shape["fsdp"]
+    fixed = _fixed(config, settings)
+    with mesh.within(there):
+        total = _nothing_yet(masters, config, cut)
+        for micro in micro_batches.split(batch, settings.micro_batch_rows, parts):
+            micro = place.commit(micro, place.rows(there))
+            total = _accumulate(total, masters, frozen, micro, *_clip(settings), **fixed, cut=cut)
     return total
+
+
+def _clip(settings: UpdateSettings) -> tuple[float, ...]:
+    s = settings
+    return s.clip_low, s.clip_high, s.dual_clip, s.kl_weight
+
+
+def _fixed(config: PolicyConfig, settings: UpdateSettings) -> dict[str, Any]:
+    return dict(config=config, temperature=settings.temperature, remat=settings.remat)
 
 
 def token_logprobs_of(
@@ -131,14 +119,68 @@ def token_logprobs_of(
     Of frozen parameters these are the batch's reference logprobs, of the trainer's before
     the first step on the batch its proximal ones.
     """
-    micros = micro_batches.split(batch, micro_batch_rows)
-    parts = [_logprobs(params, m, config=config, temperature=temperature)[0] for m in micros]
-    parts = jax.device_get(parts)
-    out_BT = np.zeros(batch.tokens.shape, np.float32)
-    trained_BT = batch.weights > 0
-    counts = [np.count_nonzero(micro.weights) for micro in micros]
-    out_BT[trained_BT] = np.concatenate([p[:n] for p, n in zip(parts, counts, strict=True)])
-    return out_BT
+    there = mesh.of(params)
+    parts = there.shape["fsdp"]
+    with mesh.within(there):
+        found = [
+            _logprobs(
+                params, place.commit(m, place.rows(there)), config=config, temperature=temperature
+            )[0]
+            for m in micro_batches.split(batch, micro_batch_rows, parts)
+        ]
+    return micro_batches.put_back(batch, micro_batch_rows, parts, jax.device_get(found))
+
+
+def lowered(
+    config: PolicyConfig,
+    optimizer: optax.GradientTransformation,
+    settings: UpdateSettings,
+    trained: Any,
+    frozen: Any,
+    row_length: int,
+    most: int,
+) -> dict[str, jax.stages.Lowered]:
+    """Returns the programs of an update for arrays that are only described, not compiled yet.
+
+    `trained` and `frozen` are trees of `jax.ShapeDtypeStruct`s with their shardings. Rows are
+    `row_length` tokens; the fullest device's rows hold `most` trained ones. `accumulate` and
+    `apply` make up `learn`, `logprobs` is `token_logprobs_of`.
+    """
+    state = abstract(trained, optimizer)
+    there, cut = mesh.of(state.masters), place.specs(state.masters)
+    micro = micro_batches.shapes(
+        settings.micro_batch_rows, row_length, there.shape["fsdp"], most
+    )  # fmt: skip
+    micro = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place.rows(there)), micro
+    )
+    with mesh.within(there):
+        total = jax.eval_shape(lambda: _nothing_yet(state.masters, config, cut))
+        gradient, sums, load = total
+        gradient = jax.tree.map(
+            lambda x, like: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=like.sharding),
+            gradient, state.masters,
+        )  # fmt: skip
+        total = gradient, *_everywhere((sums, load), there)
+        fixed = _fixed(config, settings)
+        clip = _everywhere((jax.ShapeDtypeStruct((), jnp.float32),) * 4, there)
+        return {
+            "accumulate": _accumulate.lower(
+                total, state.masters, frozen, micro, *clip, **fixed, cut=cut
+            ),
+            "apply": _apply.lower(
+                state, total, *clip[:2], optimizer=optimizer, cut=place.specs(state)
+            ),
+            "logprobs": _logprobs.lower(
+                parameters.join(frozen, state.masters), micro,
+                config=config, temperature=settings.temperature,
+            ),
+        }  # fmt: skip
+
+
+def _everywhere(tree: Any, there: jax.sharding.Mesh) -> Any:
+    where = place.replicated(there)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree)
 
 
 def _metrics(
@@ -169,9 +211,9 @@ def _metrics(
 
 
 # The masters lend no more than their shapes; kept, they also say where the total lives.
-@functools.partial(jax.jit, static_argnames="config", keep_unused=True)
-def _nothing_yet(masters: Any, config: PolicyConfig) -> Total:
-    gradient = jax.tree.map(jnp.zeros_like, masters)
+@functools.partial(jax.jit, static_argnames=("config", "cut"), keep_unused=True)
+def _nothing_yet(masters: Any, config: PolicyConfig, cut: Any) -> Total:
+    gradient = place.held(jax.tree.map(jnp.zeros_like, masters), cut)
     return gradient, objectives.zero(), jnp.zeros((config.layers, _experts(config)))
 
 
@@ -187,14 +229,21 @@ def _run(
     hidden_BTD, _, _, routes_LBTA = policy.forward_with_routes(
         config, params, micro.tokens, micro.positions, attend, remat=remat
     )
-    hidden_XD = hidden_BTD.reshape(-1, config.width)[micro.before]
     logprob_X, _, entropy_X = logprobs.token_logprobs(
-        config, params, hidden_XD, micro.labels, temperature
+        config, params, hidden_BTD, micro.before, micro.labels, temperature
     )
     if config.experts is None:
         return logprob_X, entropy_X, jnp.zeros((config.layers, 0))
-    trained_BT = jnp.zeros(micro.tokens.size).at[micro.before].add(micro.weights) > 0
-    load_LE = moe.load(routes_LBTA, trained_BT.reshape(micro.tokens.shape), _experts(config))
+
+    def local(routes_LBTA: Array, before_X: Array, weights_X: Array) -> Array:
+        B, T = routes_LBTA.shape[1:3]
+        trained_BT = (jnp.zeros(B * T).at[before_X].add(weights_X) > 0).reshape(B, T)
+        return shards.total(moe.load(routes_LBTA, trained_BT, _experts(config)), "fsdp")
+
+    routes = PartitionSpec(None, "fsdp")
+    load_LE = shards.each(local, (routes, ROWS, ROWS), WHOLE)(
+        routes_LBTA, micro.before, micro.weights
+    )
     return logprob_X, entropy_X, load_LE
 
 
@@ -206,7 +255,7 @@ def _logprobs(
 
 
 @functools.partial(
-    jax.jit, static_argnames=("config", "temperature", "remat"), donate_argnames=("total",)
+    jax.jit, static_argnames=("config", "temperature", "remat", "cut"), donate_argnames=("total",)
 )
 def _accumulate(
     total: Total,
@@ -220,6 +269,7 @@ def _accumulate(
     config: PolicyConfig,
     temperature: float,
     remat: bool,
+    cut: Any,
 ) -> Total:
     """Adds the micro-batch's summed gradient and sums to `total`."""
 
@@ -245,17 +295,18 @@ def _accumulate(
 
     gradient, (sums, load_LE) = jax.grad(loss, has_aux=True)(masters)
     summed, sums_so_far, load_so_far = total
-    summed = jax.tree.map(jnp.add, summed, gradient)
+    summed = place.held(jax.tree.map(jnp.add, summed, gradient), cut)
     return summed, objectives.merge(sums_so_far, sums), load_so_far + load_LE
 
 
-@functools.partial(jax.jit, static_argnames=("optimizer",), donate_argnames="state")
+@functools.partial(jax.jit, static_argnames=("optimizer", "cut"), donate_argnames="state")
 def _apply(
     state: TrainState,
     total: Total,
     denominator: float | Array,
     rate_scale: float | Array,
     optimizer: optax.GradientTransformation,
+    cut: Any,
 ) -> tuple[TrainState, tuple[objectives.Sums, dict[str, Array]]]:
     """Divides once and lets the optimizer move the masters, unless something is not finite."""
     summed, sums, load_LE = total
@@ -280,7 +331,7 @@ def _apply(
         norms |= moe.load_metrics(load_LE)
     new = TrainState(state.step + 1, masters, opt_state)
     state = jax.tree.map(lambda new, old: jnp.where(applied, new, old), new, state)
-    return state, (sums, norms)
+    return place.held(state, cut), (sums, norms)
 
 
 def _share_changed(moved: Any) -> Array:

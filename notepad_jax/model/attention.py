@@ -3,19 +3,24 @@
 `packed` is training: rows of shared prefixes and tails under one `kv_end` mask.
 `packed_after_prefix` is prefill: the same mask, but the first keys of each row come out of
 the paged cache. `paged` is decoding: one new token a slot, written into the cache first.
-All three go through the one dispatch of `pallas_kernels`.
+All three go through the one dispatch of `pallas_kernels`, and on a mesh each device calls it
+on the rows and heads that it holds (`shards.each`): rows of a batch are cut over "fsdp", heads
+and the cache's kv heads over "tensor". An engine's mesh has one row of devices.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 import pallas_kernels
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.policy import Attend
+from notepad_jax.parallel import shards
+from notepad_jax.parallel.shards import HEADS, PAGES, ROWS, STACKED, WHOLE
 
 
 def _schedule(config: PolicyConfig, kv_end_BS: Int[Array, "B S"], queries: int) -> Any:
@@ -26,12 +31,24 @@ def _schedule(config: PolicyConfig, kv_end_BS: Int[Array, "B S"], queries: int) 
 
 
 def packed(config: PolicyConfig, kv_end_BT: Int[Array, "B T"]) -> Attend:
-    """Attention within packed rows, nothing cached."""
-    schedule = _schedule(config, kv_end_BT, kv_end_BT.shape[1])
+    """Attention within packed rows, nothing cached.
+
+    A block list counts through the rows of its shard, so every shard has one of its own, under
+    a leading axis that is cut as the rows are.
+    """
+
+    def listed(kv_end_BT: Array) -> Any:
+        return jax.tree.map(lambda x: x[None], _schedule(config, kv_end_BT, kv_end_BT.shape[1]))
+
+    def local(q: Array, k: Array, v: Array, schedules: Any) -> Array:
+        own = jax.tree.map(lambda x: x[0], schedules)
+        return pallas_kernels.packed_attention(q, k, v, own)[0]
+
+    schedules = shards.each(listed, ROWS, ROWS)(kv_end_BT)
+    call = shards.each(local, (HEADS, HEADS, HEADS, ROWS), HEADS)
 
     def attend(layer: Array, q: Array, k: Array, v: Array, carry: Any) -> tuple[Array, Any, Any]:
-        out, _ = pallas_kernels.packed_attention(q, k, v, schedule)
-        return out, carry, ()
+        return call(q, k, v, schedules), carry, ()
 
     return attend
 
@@ -56,15 +73,24 @@ def packed_after_prefix(
     ).astype(jnp.int32)
     schedule = _schedule(config, kv_end_BS, kv_end_BT.shape[1])
 
-    def attend(layer: Array, q: Array, k: Array, v: Array, carry: Any) -> tuple[Array, Any, Any]:
+    def local(
+        layer: Array, q: Array, k: Array, v: Array, pages: pallas_kernels.Pages,
+        table_BP: Array, in_prefix_BS: Array, schedule: Any,
+    ) -> Array:  # fmt: skip
         # Slots of a page beyond the prefix may hold anything; weight 0 times NaN is NaN.
         kept = [
             jnp.where(in_prefix_BS[..., None, None], x, 0)
-            for x in pages.read(layer, prefix_table_BP, config.head_size)
+            for x in pages.read(layer, table_BP, config.head_size)
         ]
         k_BS = jnp.concatenate([kept[0].astype(k.dtype), k], axis=1)
         v_BS = jnp.concatenate([kept[1].astype(v.dtype), v], axis=1)
-        out, _ = pallas_kernels.packed_attention(q, k_BS, v_BS, schedule)
+        return pallas_kernels.packed_attention(q, k_BS, v_BS, schedule)[0]
+
+    specs = (WHOLE, HEADS, HEADS, HEADS, PAGES, WHOLE, WHOLE, WHOLE)
+    call = shards.each(local, specs, HEADS)
+
+    def attend(layer: Array, q: Array, k: Array, v: Array, carry: Any) -> tuple[Array, Any, Any]:
+        out = call(layer, q, k, v, pages, prefix_table_BP, in_prefix_BS, schedule)
         return out, carry, (k, v)
 
     return attend
@@ -77,12 +103,18 @@ def packed_after_dense(
     kv_end_BS = jnp.full((1, start + length), start + length, jnp.int32)
     schedule = _schedule(config, kv_end_BS, length)
 
-    def attend(layer: Array, q: Array, k: Array, v: Array, carry: Any) -> tuple[Array, Any, Any]:
-        if kv_before is not None:
-            k_old, v_old = (x[layer, :, :start] for x in kv_before)
+    def local(
+        layer: Array, q: Array, k: Array, v: Array, before: tuple[Array, ...], schedule: Any
+    ) -> Array:
+        if before:
+            k_old, v_old = (x[layer, :, :start] for x in before)
             k, v = jnp.concatenate([k_old, k], 1), jnp.concatenate([v_old, v], 1)
-        out, _ = pallas_kernels.packed_attention(q, k, v, schedule)
-        return out, carry, ()
+        return pallas_kernels.packed_attention(q, k, v, schedule)[0]
+
+    call = shards.each(local, (WHOLE, HEADS, HEADS, HEADS, STACKED, WHOLE), HEADS)
+
+    def attend(layer: Array, q: Array, k: Array, v: Array, carry: Any) -> tuple[Array, Any, Any]:
+        return call(layer, q, k, v, kv_before or (), schedule), carry, ()
 
     return attend
 
@@ -93,10 +125,52 @@ def paged(tables: pallas_kernels.PageTables, kv_lens_B: Int[Array, " B"]) -> Att
     `kv_lens_B` counts the slot's context, this token included; 0 is an idle slot.
     """
 
-    def attend(layer: Array, q: Array, k: Array, v: Array, pages: Any) -> tuple[Array, Any, Any]:
+    def local(
+        layer: Array, q: Array, k: Array, v: Array, pages: pallas_kernels.Pages,
+        tables: pallas_kernels.PageTables, kv_lens_B: Array,
+    ) -> tuple[Array, pallas_kernels.Pages]:  # fmt: skip
         out_BNH, pages = pallas_kernels.paged_attention(
             q[:, 0], k[:, 0], v[:, 0], pages, layer, tables, kv_lens_B
         )
-        return out_BNH[:, None], pages, ()
+        return out_BNH[:, None], pages
+
+    specs = (WHOLE, HEADS, HEADS, HEADS, PAGES, WHOLE, WHOLE)
+    call = shards.each(local, specs, (HEADS, PAGES))
+
+    def attend(layer: Array, q: Array, k: Array, v: Array, pages: Any) -> tuple[Array, Any, Any]:
+        out, pages = call(layer, q, k, v, pages, tables, kv_lens_B)
+        return out, pages, ()
 
     return attend
+
+
+def write_pages(
+    pages: pallas_kernels.Pages, k_LBTKH: Array, v_LBTKH: Array, table_BP: Int[Array, "B P"]
+) -> pallas_kernels.Pages:
+    """`Pages.write_pages`, each device the heads that it holds."""
+    specs = (PAGES, STACKED, STACKED, WHOLE)
+    return shards.each(pallas_kernels.Pages.write_pages, specs, PAGES)(
+        pages, k_LBTKH, v_LBTKH, table_BP
+    )
+
+
+def write_tokens(
+    pages: pallas_kernels.Pages, k_L1XKH: Array, v_L1XKH: Array, index_X: Int[Array, " X"]
+) -> pallas_kernels.Pages:
+    """Writes a row's tokens in every layer at flat cache indices, each device its heads."""
+
+    def local(pages: pallas_kernels.Pages, k: Array, v: Array, index_X: Array) -> Any:
+        return pages.write_tokens(k[:, 0], v[:, 0], jnp.arange(k.shape[0]), index_X)
+
+    return shards.each(local, (PAGES, STACKED, STACKED, WHOLE), PAGES)(
+        pages, k_L1XKH, v_L1XKH, index_X
+    )
+
+
+def copy_tokens(
+    pages: pallas_kernels.Pages, source_X: Int[Array, " X"], target_X: Int[Array, " X"]
+) -> pallas_kernels.Pages:
+    """`Pages.copy_tokens`, each device the heads that it holds."""
+    return shards.each(pallas_kernels.Pages.copy_tokens, (PAGES, WHOLE, WHOLE), PAGES)(
+        pages, source_X, target_X
+    )

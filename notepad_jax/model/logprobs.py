@@ -8,13 +8,18 @@ no tokenizer has are applied in both by the same two rules: divide, then mask.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 import pallas_kernels
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
 from notepad_jax.model.policy import output_matrix
+from notepad_jax.parallel import shards
+from notepad_jax.parallel.shards import ROWS
 
 
 def logits(
@@ -31,17 +36,31 @@ def logits(
 def token_logprobs(
     config: PolicyConfig,
     params: Params,
-    hidden_XD: Float[Array, "X D"],
+    hidden_BTD: Float[Array, "B T D"],
+    places_X: Int[Array, " X"],
     labels_X: Int[Array, " X"],
     temperature: float,
 ) -> tuple[Float[Array, " X"], Float[Array, " X"], Float[Array, " X"]]:
-    """Returns (logprob of the label, logsumexp, entropy) of softmax(logits / temperature)."""
+    """Returns (logprob of the label, logsumexp, entropy) of softmax(logits / temperature).
+
+    `places` are where in the rows the label is predicted: flat indices, on a mesh into the rows
+    of the shard that the place is on (X is cut as the rows are, evenly). The vocabulary is cut
+    over "tensor". Of the hidden states, only those at the places meet the output matrix.
+    """
     tied = config.tied_embeddings
-    return pallas_kernels.token_logprob(
-        hidden_XD,
-        (params["embed"] if tied else params["unembed"]).astype(hidden_XD.dtype),
-        labels_X,
-        temperature=temperature,
-        valid_vocab=config.valid_vocab,
-        transposed=tied,
-    )
+    matrix = (params["embed"] if tied else params["unembed"]).astype(hidden_BTD.dtype)
+
+    def local(hidden_BTD: Array, matrix: Array, places_X: Array, labels_X: Array) -> Any:
+        return pallas_kernels.token_logprob(
+            hidden_BTD.reshape(-1, config.width)[places_X],
+            matrix,
+            labels_X,
+            temperature=temperature,
+            valid_vocab=config.valid_vocab,
+            transposed=tied,
+            axis_name=shards.name("tensor"),
+        )
+
+    cut = PartitionSpec("tensor", None) if tied else PartitionSpec(None, "tensor")
+    call = shards.each(local, (ROWS, cut, ROWS, ROWS), ROWS, typed=True)
+    return call(hidden_BTD, matrix, places_X, labels_X)

@@ -18,12 +18,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array
 
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.matrices import Adapted
 from notepad_jax.model.parameters import Params, specs
-from notepad_jax.parallel import place
+from notepad_jax.parallel import mesh as meshes
+from notepad_jax.parallel import place, rules
 
 # Matrices that can be adapted.
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -54,26 +56,54 @@ def init(config: PolicyConfig, lora: Lora, key: Array) -> Params:
     Raises:
       ValueError: the policy has no such matrix (a mixture of experts has no `gate`).
     """
-    sizes = specs(config)["layers"]
     layers: dict[str, Array] = {}
-    for name, subkey in zip(lora.targets, jax.random.split(key, len(lora.targets)), strict=True):
-        if name not in sizes:
-            raise ValueError(f"lora.targets has {name!r}, which this policy's layers do not have")
-        layer, *axes = sizes[name].shape
-        split = len(sizes[name].inputs)
-        inputs, outputs = axes[:split], axes[split:]
-        fan_in = math.prod(inputs)
-        shape = (layer, *inputs, lora.rank)
+    keys = jax.random.split(key, len(lora.targets))
+    for (name, inputs, outputs), subkey in zip(_adapted(config, lora), keys, strict=True):
+        fan_in = math.prod(size for size, _ in inputs)
+        shape = (config.layers, *(size for size, _ in inputs), lora.rank)
         layers[_IN.format(name)] = jax.random.normal(subkey, shape) * fan_in**-0.5
-        layers[_OUT.format(name)] = jnp.zeros((layer, lora.rank, *outputs))
-    return place.commit({"layers": layers})
+        shape = (config.layers, lora.rank, *(size for size, _ in outputs))
+        layers[_OUT.format(name)] = jnp.zeros(shape)
+    return {"layers": layers}
+
+
+def layout(config: PolicyConfig, lora: Lora, mesh: Mesh) -> Params:
+    """Returns where fresh adapters live: each factor is cut as its matrix is on that side."""
+    layers: dict[str, Any] = {}
+    for name, inputs, outputs in _adapted(config, lora):
+        for leaf, sides in (
+            (_IN, [*inputs, (lora.rank, None)]),
+            (_OUT, [(lora.rank, None), *outputs]),
+        ):
+            sizes, axes = zip((config.layers, "layer"), *sides, strict=True)
+            layers[leaf.format(name)] = rules.sharding(mesh, axes, sizes, rules.TRAINING)
+    return {"layers": layers}
+
+
+def _adapted(config: PolicyConfig, lora: Lora) -> list[tuple[str, list, list]]:
+    """The targets with (size, logical axis) of each input and each output dimension."""
+    known, found = specs(config)["layers"], []
+    for name in lora.targets:
+        if name not in known:
+            raise ValueError(f"lora.targets has {name!r}, which this policy's layers do not have")
+        _, *sides = zip(known[name].shape, known[name].axes, strict=True)
+        split = len(known[name].inputs)
+        found.append((name, sides[:split], sides[split:]))
+    return found
+
+
+def frozen(base: Params, scale: Any) -> Params:
+    """Returns what of an adapted policy is not trained: the base and the adapters' `scale`."""
+    return {**base, "layers": {**base["layers"], _SCALE: scale}}
 
 
 def partition(config: PolicyConfig, base: Params, lora: Lora, key: Array) -> tuple[Params, Params]:
-    """Returns (frozen, trained): the base with the adapters' scale, and fresh adapters."""
-    scale = place.commit(jnp.full((config.layers,), lora.alpha / lora.rank, jnp.float32))
-    frozen = {**base, "layers": {**base["layers"], _SCALE: scale}}
-    return frozen, init(config, lora, key)
+    """Returns (frozen, trained), on the mesh of `base`: the base and scale, fresh adapters."""
+    there = meshes.of(base)
+    scale = jnp.full((config.layers,), lora.alpha / lora.rank, jnp.float32)
+    scale = place.commit(scale, place.replicated(there))
+    trained = place.commit(init(config, lora, key), layout(config, lora, there))
+    return frozen(base, scale), trained
 
 
 def plain(params: Params) -> Params:

@@ -6,6 +6,10 @@ one grouped matrix product over the whole batch: jax's megablox kernel on TPUs,
 `jax.lax.ragged_dot` elsewhere. No token is dropped and there is no capacity; a token's
 result does not depend on what else is in the batch. `layers.DecoderLayer` calls it.
 
+On a mesh, tokens are cut over "fsdp" and experts over "tensor" (`parallel.rules`): each device
+sorts its own tokens, its own experts first, computes those alone, and the devices that hold
+the other experts add theirs.
+
 Letters of this file: E experts, A experts per token, X tokens, M = X * A sorted rows.
 """
 
@@ -18,13 +22,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.experimental.pallas.ops.tpu import megablox
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 import pallas_kernels
 from notepad_jax.model.config import Experts
 from notepad_jax.model.matrices import Matrix, Quantized
+from notepad_jax.parallel import shards
+from notepad_jax.parallel.shards import ROWS
 
 NAMES = ("router", "expert_gate", "expert_up", "expert_down")
+EXPERTS = PartitionSpec("tensor")  # [E, ...]
 
 
 def route(
@@ -85,26 +93,49 @@ class RoutedSwiGLU(nnx.Module):
         self, x_BTD: Float[Array, "B T D"]
     ) -> tuple[Float[Array, "B T D"], Int[Array, "B T A"]]:
         """Returns (output in x's dtype, which experts each token was sent to)."""
-        B, T, D = x_BTD.shape
-        E, A = self.experts.count, self.experts.per_token
-        x_XD = x_BTD.reshape(B * T, D)
         with jax.named_scope("route"):
-            chosen_XA, weights_XA = route(x_XD, self.router[...], self.experts)
-            flat_M = chosen_XA.reshape(-1)
-            order_M = jnp.argsort(flat_M)
-            sizes_E = jnp.bincount(flat_M, length=E).astype(jnp.int32)
-        sorted_MD = x_XD[order_M // A]
-        gate, up, down = (
+            B, T, D = x_BTD.shape
+            chosen, weights = route(x_BTD.reshape(B * T, D), self.router[...], self.experts)
+            chosen_BTA, weights_BTA = (x.reshape(B, T, -1) for x in (chosen, weights))
+        matrices = tuple(
             w.get_value() for w in (self.expert_gate, self.expert_up, self.expert_down)
         )
-        with jax.named_scope("experts"):
-            hidden_MF = jax.nn.silu(grouped_matmul(sorted_MD, gate, sizes_E))
-            hidden_MF = hidden_MF * grouped_matmul(sorted_MD, up, sizes_E)
-            out_MD = grouped_matmul(hidden_MF, down, sizes_E)
-        # A gather by the inverse permutation: a scatter-add would sum in no fixed order.
-        out_XAD = out_MD[jnp.argsort(order_M)].reshape(B * T, A, D)
-        out_XD = jnp.einsum("xad,xa->xd", out_XAD.astype(jnp.float32), weights_XA)
-        return out_XD.astype(x_BTD.dtype).reshape(B, T, D), chosen_XA.reshape(B, T, A)
+        call = shards.each(_computed, (ROWS, ROWS, ROWS, EXPERTS), ROWS)
+        return call(x_BTD, chosen_BTA, weights_BTA, matrices), chosen_BTA
+
+
+def _computed(
+    x_BTD: Float[Array, "B T D"],
+    chosen_BTA: Int[Array, "B T A"],
+    weights_BTA: Float[Array, "B T A"],
+    matrices: tuple[Matrix, Matrix, Matrix],
+) -> Float[Array, "B T D"]:
+    """What the experts make of the tokens that they were chosen for, weighted and summed.
+
+    `matrices` are gate, up and down, [experts of this shard, ...].
+    """
+    B, T, D = x_BTD.shape
+    A = chosen_BTA.shape[-1]
+    gate, up, down = matrices
+    own = jax.tree.leaves(gate)[0].shape[0]
+    with jax.named_scope("sort"):
+        # Counted from this shard's first expert: its own come first, all others are `own`.
+        mine_M = chosen_BTA.reshape(-1) - own * shards.number("tensor")
+        mine_M = jnp.where((mine_M >= 0) & (mine_M < own), mine_M, own)
+        order_M = jnp.argsort(mine_M)
+        sizes_E = jnp.bincount(mine_M, length=own).astype(jnp.int32)
+        computed_M1 = (jnp.arange(mine_M.size) < jnp.sum(sizes_E))[:, None]
+        # Rows of others are never computed: whatever stands there, and its gradient, is 0.
+        sorted_MD = jnp.where(computed_M1, x_BTD.reshape(B * T, D)[order_M // A], 0)
+    with jax.named_scope("experts"):
+        hidden_MF = jax.nn.silu(grouped_matmul(sorted_MD, gate, sizes_E))
+        hidden_MF = hidden_MF * grouped_matmul(sorted_MD, up, sizes_E)
+        hidden_MF = jnp.where(computed_M1, hidden_MF, 0)
+        out_MD = jnp.where(computed_M1, grouped_matmul(hidden_MF, down, sizes_E), 0)
+    # A gather by the inverse permutation: a scatter-add would sum in no fixed order.
+    out_BTAD = out_MD[jnp.argsort(order_M)].reshape(B, T, A, D)
+    out_BTD = jnp.einsum("btad,bta->btd", out_BTAD.astype(jnp.float32), weights_BTA)
+    return shards.total(out_BTD, "tensor").astype(x_BTD.dtype)
 
 
 # ---------------------------------------------------------------- load statistics

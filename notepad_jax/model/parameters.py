@@ -15,12 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.matrices import Quantized
 from notepad_jax.parallel import place
-from notepad_jax.parallel.rules import sharding
+from notepad_jax.parallel.rules import sharding, trimmed
 
 Params = Any  # nested dict of arrays; an engine's may hold `Quantized` matrices
 
@@ -138,7 +138,7 @@ def without(params: Params, others: Params) -> Params:
     return {name: leaf for name, leaf in left.items() if not isinstance(leaf, Mapping) or leaf}
 
 
-def shardings(config: PolicyConfig, mesh: Mesh, rules: Mapping[str, str | None]) -> Any:
+def shardings(config: PolicyConfig, mesh: Mesh | AbstractMesh, rules: Mapping[str, str | None]) -> Any:
     """Returns the tree of shardings of the parameters on `mesh` under a table of rules."""
     return map_specs(lambda s: sharding(mesh, s.axes, s.shape, rules), config)
 
@@ -172,5 +172,5 @@ def _undivided(sharding: Any, axes: tuple[int, ...]) -> Any:
     """Returns `sharding` with `axes` on every device whole."""
     if not isinstance(sharding, NamedSharding):
         return sharding
-    spec = (None if i in axes else name for i, name in enumerate(sharding.spec))
-    return NamedSharding(sharding.mesh, PartitionSpec(*spec))
+    spec = [None if i in axes else name for i, name in enumerate(sharding.spec)]
+    return NamedSharding(sharding.mesh, trimmed(spec))

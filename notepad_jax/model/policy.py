@@ -23,6 +23,7 @@ from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
 from notepad_jax.model.matrices import in_dtype
 from notepad_jax.model.parameters import Params
+from notepad_jax.parallel import shards
 
 # (layer, q_BTNH, k_BTKH, v_BTKH, carry) -> (out_BTNH, carry, per_layer_output)
 Attend = Callable[[Array, Array, Array, Array, Any], tuple[Array, Any, Any]]
@@ -48,7 +49,7 @@ class Policy(nnx.Module):
         """See `forward_with_routes`."""
         c = self.config
         with jax.named_scope("embed"):
-            hidden_BTD = self.embed[...][tokens_BT].astype(c.dtype)
+            hidden_BTD = shards.rows(self.embed[...][tokens_BT].astype(c.dtype))
         cos_sin = rope_angles(positions_BT, c.head_size, c.rope_theta, c.rope)
 
         def body(state: tuple[Array, Any], xs: tuple[Any, Array]) -> tuple[Any, Any]:
@@ -62,7 +63,7 @@ class Policy(nnx.Module):
                 out_BTNH, carry, extra = attend(index, q_BTNH, k_BTKH, v_BTKH, carry)
             with jax.named_scope("feed_forward"):
                 hidden_BTD, routes_BTA = layer.after_attention_with_routes(hidden_BTD, out_BTNH)
-            return (hidden_BTD, carry), (extra, routes_BTA)
+            return (shards.rows(hidden_BTD), carry), (extra, routes_BTA)
 
         if remat:
             body = jax.checkpoint(body)
@@ -82,7 +83,7 @@ class Policy(nnx.Module):
         skipped: exact, and for a network of L layers one L-th of the work.
         """
         c = self.config
-        hidden_BTD = self.embed[...][tokens_BT].astype(c.dtype)
+        hidden_BTD = shards.rows(self.embed[...][tokens_BT].astype(c.dtype))
         cos_sin = rope_angles(positions_BT, c.head_size, c.rope_theta, c.rope)
 
         def body(hidden_BTD: Array, xs: tuple[Any, Array]) -> tuple[Array, Any]:
@@ -94,7 +95,7 @@ class Policy(nnx.Module):
             def rest(hidden_BTD: Array) -> Array:
                 q_BTNH = layer.attention.queries(normed_BTD, cos_sin)
                 out_BTNH, _, _ = attend(index, q_BTNH, k_BTKH, v_BTKH, ())
-                return layer.after_attention(hidden_BTD, out_BTNH)
+                return shards.rows(layer.after_attention(hidden_BTD, out_BTNH))
 
             hidden_BTD = jax.lax.cond(index < c.layers - 1, rest, lambda h: h, hidden_BTD)
             return hidden_BTD, (k_BTKH, v_BTKH)

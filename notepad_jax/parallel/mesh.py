@@ -1,20 +1,27 @@
-"""The device mesh of a program: ("fsdp", "tensor").
+"""The device mesh of a program: ("fsdp", "tensor"), always there.
 
-Parameters are split over both axes (`rules`); rows of a batch over "fsdp". One device is the
-mesh (1, 1), so there is no second path for laptops.
+Parameters are split over both axes (`rules`), rows of a batch over "fsdp". One device is the
+mesh (1, 1), so there is no second path for laptops. Trainer and engine have a mesh each: the
+trainer's spans all its devices, an engine's is one row of devices, cut over "tensor" alone.
+
+Whoever launches a program does so `within` the mesh of its arrays (`of`): that is how the code
+that cuts a kernel by hand (`shards`) learns of it, and jit keeps one program per mesh.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 AXES = ("fsdp", "tensor")
 
 
-def make(tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+def make(tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Arranges `devices` (default: all) as (devices / tensor, tensor).
 
     Raises ValueError if the devices cannot be split so.
@@ -25,4 +32,25 @@ def make(tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> jax.sh
             f"{len(devices)} devices cannot be split into tensor groups of {tensor}; "
             f"use a divisor of {len(devices)}"
         )
-    return jax.sharding.Mesh(np.array(devices).reshape(-1, tensor), AXES)
+    return Mesh(np.array(devices).reshape(-1, tensor), AXES)
+
+
+def one() -> Mesh:
+    """The mesh (1, 1) of this process's first device."""
+    return make(1, jax.local_devices()[:1])
+
+
+def of(tree: Any) -> Mesh:
+    """The mesh that the leaves of `tree`, arrays or abstract, lie on.
+
+    What nobody placed lies on the first device, so without such a leaf it is `one`.
+    """
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(getattr(leaf, "sharding", None), NamedSharding):
+            return leaf.sharding.mesh
+    return one()
+
+
+def within(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
+    """For a with block in which programs over `mesh` are traced and launched."""
+    return jax.set_mesh(mesh)

@@ -2,21 +2,35 @@
 
 jax compiles a program once for arguments that are committed to a device and once more for the
 same arguments where they are not, and what comes out of storage, or of a program that was given
-a committed argument, is committed. So arrays are committed when they are made. `rules` (beside)
-says where on a mesh a parameter lives; above: everybody who makes arrays.
+a committed argument, is committed. So arrays are committed when they are made, and always to a
+mesh: one device is the mesh (1, 1). `rules` (beside) says where on a mesh a parameter lives;
+above: everybody who makes arrays.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from notepad_jax.parallel import mesh as meshes
 
 
-def first_device() -> SingleDeviceSharding:
+def first_device() -> NamedSharding:
     """Returns where arrays live unless somebody says otherwise: this process's first device."""
-    return SingleDeviceSharding(jax.local_devices()[0])
+    return replicated(meshes.one())
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The whole array on every device of `mesh`."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def rows(mesh: Mesh) -> NamedSharding:
+    """Leading axes, rows of a batch or flat over them, cut over "fsdp"."""
+    return NamedSharding(mesh, PartitionSpec("fsdp") if mesh.shape["fsdp"] > 1 else PartitionSpec())
 
 
 def commit(tree: Any, shardings: Any = None) -> Any:
@@ -27,3 +41,44 @@ def commit(tree: Any, shardings: Any = None) -> Any:
     """
     where: Sharding | Any = first_device() if shardings is None else shardings
     return jax.device_put(tree, where)
+
+
+def specs(tree: Any) -> tuple[PartitionSpec, ...]:
+    """How each leaf is cut, as a value that jit can be given (`held`).
+
+    What was placed on no mesh lies on one device, whole.
+    """
+    whole = PartitionSpec()
+    return tuple(getattr(leaf.sharding, "spec", whole) for leaf in jax.tree.leaves(tree))
+
+
+def held(tree: Any, cut: tuple[PartitionSpec, ...]) -> Any:
+    """Within a program: keeps the leaves cut as `specs` said of a tree of their structure.
+
+    Left alone, the compiler chooses where results lie. What one launch gives and the next one
+    takes must not move, or it is compiled twice and its buffers cannot be donated.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    pairs = zip(leaves, cut, strict=True)
+    return structure.unflatten([jax.lax.with_sharding_constraint(x, spec) for x, spec in pairs])
+
+
+def beside(tree: Any, like: Mapping[str, Any], mesh: Mesh) -> Any:
+    """Returns where the leaves of `tree` live, which holds copies of the tree `like` somewhere.
+
+    An optimizer's state has moments that mirror the parameters, under paths that end as the
+    parameters' do, and counters: a leaf with a namesake of its shape lives where that one
+    does, all others are on every device.
+    """
+    known = {path: leaf for path, leaf in jax.tree.flatten_with_path(like)[0]}
+
+    def one(path: tuple, leaf: Any) -> NamedSharding:
+        for start in range(len(path)):
+            found = known.get(path[start:])
+            if found is not None and found.shape == leaf.shape:
+                return found.sharding
+        return replicated(mesh)
+
+    return jax.tree.map_with_path(one, tree)

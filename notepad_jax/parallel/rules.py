@@ -7,9 +7,9 @@ Megatron; what is left is split over "fsdp" along the width or the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 TRAINING: Mapping[str, str | None] = {
     "layer": None,
@@ -26,15 +26,16 @@ SERVING: Mapping[str, str | None] = TRAINING | {"embed": None}
 
 
 def sharding(
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     axes: tuple[str | None, ...],
     shape: tuple[int, ...],
     rules: Mapping[str, str | None],
 ) -> NamedSharding:
     """Returns where an array with these logical axes lives.
 
-    Raises ValueError for an axis that the table does not know, or a dimension that its mesh
-    axis does not divide.
+    Mesh axes of one device cut nothing and are not named, nor are trailing dimensions that are
+    whole, so that layouts that are the same compare equal. Raises ValueError for an axis that
+    the table does not know, or a dimension that its mesh axis does not divide.
     """
     spec: list[str | None] = []
     for axis, size in zip(axes, shape, strict=True):
@@ -46,9 +47,11 @@ def sharding(
                 f"{size} {axis} cannot be split over {target}={mesh.shape[target]}; "
                 f"use a divisor of {size}"
             )
-        spec.append(target)
-    return NamedSharding(mesh, PartitionSpec(*spec))
+        spec.append(target if target is not None and mesh.shape[target] > 1 else None)
+    return NamedSharding(mesh, trimmed(spec))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec())
+def trimmed(spec: Sequence[str | None]) -> PartitionSpec:
+    """A spec without the dimensions at its end that are whole."""
+    cut = [i for i, name in enumerate(spec) if name is not None]
+    return PartitionSpec(*spec[: cut[-1] + 1 if cut else 0])

@@ -21,9 +21,11 @@ from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.checkpoint.training_state import Saved
 from notepad_jax.grpo import advantages, batch, update
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
+from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.grpo.state import TrainState, start
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
+from notepad_jax.parallel import place
 from notepad_jax.types import Group, TrainBatch
 
 
@@ -57,14 +59,14 @@ class Learner:
 
     config: PolicyConfig
     plan: Plan
-    settings: update.UpdateSettings
+    settings: UpdateSettings
     optimizer: Any
     state: TrainState
     frozen: Any  # leaves that are not trained; empty where all are
     reference: Any  # the starting policy, for KL; empty where none is asked for
 
 
-def settings_of(config: ConfigDict) -> tuple[Plan, update.UpdateSettings, OptimizerSettings]:
+def settings_of(config: ConfigDict) -> tuple[Plan, UpdateSettings, OptimizerSettings]:
     """Reads the sections `grpo` and `optimizer`; ValueError for what cannot work."""
     g, r = config.grpo, config.rollout
     if r.group_size < 2:
@@ -78,7 +80,7 @@ def settings_of(config: ConfigDict) -> tuple[Plan, update.UpdateSettings, Optimi
             f"nucleus is not one: train with rollout.top_p=1 (evaluate.top_p is free)"
         )
     plan = Plan(g.advantage, g.minibatches, g.epochs, g.row_length, g.full_rate_at, g.max_skipped)
-    settings = update.UpdateSettings(
+    settings = UpdateSettings(
         clip_low=g.clip_low,
         clip_high=g.clip_high,
         dual_clip=g.dual_clip,
@@ -113,8 +115,10 @@ def partition(
 
 
 def params(learner: Learner) -> Any:
-    """Returns the policy as of now, as ordinary parameters."""
-    return lora.merged(parameters.join(learner.frozen, learner.state.masters))
+    """Returns the policy as of now, as ordinary parameters, where the learner has them."""
+    joined = parameters.join(learner.frozen, learner.state.masters)
+    where = jax.tree.map(lambda x: x.sharding, lora.plain(joined))
+    return place.commit(lora.merged(joined), where)
 
 
 # ---------------------------------------------------------------- learning

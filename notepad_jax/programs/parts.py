@@ -7,20 +7,24 @@ Every program reads the same keys through these functions, so training, evaluati
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.steps import as_stored, load_params, require
-from notepad_jax.checkpoint.targets import check_shapes
+from notepad_jax.checkpoint.targets import check_shapes, placed
 from notepad_jax.engine.executor import Executor
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
-from notepad_jax.parallel import place
+from notepad_jax.parallel import mesh
+from notepad_jax.parallel.rules import SERVING, TRAINING
 from notepad_jax.programs import compiled, convert
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.text import chat
@@ -29,6 +33,8 @@ from notepad_jax.text.tokenizer import Tokenizer, open_tokenizer
 from notepad_jax.types import PolicySnapshot
 
 ACTIVATIONS = ("float32", "bfloat16")
+
+Where = Callable[[PolicyConfig], Any]  # the sharding of every parameter of a policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +47,75 @@ class LoadedPolicy:
     folder: Path
 
 
-def load_policy(folder: str | Path, activations: str = "") -> LoadedPolicy:
+# ---------------------------------------------------------------- devices
+
+
+def trainers_mesh(config: ConfigDict, there: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh that a run learns on: `parallel.devices` of `there` (default: all), in rows.
+
+    Raises ValueError, naming the key, if there are fewer or they cannot be split so.
+    """
+    there = jax.devices() if there is None else there
+    count, tensor = config.parallel.devices or len(there), config.parallel.tensor
+    if count > len(there):
+        raise ValueError(f"parallel.devices is {count}, but there are {len(there)}; 0 takes all")
+    if count % tensor:
+        raise ValueError(
+            f"parallel.tensor is {tensor}, which does not divide {count} devices; use a divisor"
+        )
+    return mesh.make(tensor, there[:count])
+
+
+def engines_mesh(engine: ConfigDict, there: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh of an engine: the first `engine.tensor` of `there` (default: this host's)."""
+    there = jax.local_devices() if there is None else there
+    if engine.tensor > len(there):
+        raise ValueError(
+            f"engine.tensor is {engine.tensor}, but this host has {len(there)} devices; an engine "
+            f"lives on one host"
+        )
+    return mesh.make(engine.tensor, there[: engine.tensor])
+
+
+def to_learn(config: ConfigDict) -> Where:
+    """Parameters as a trainer has them: cut over both axes of its mesh."""
+    there = trainers_mesh(config)
+    return lambda policy: parameters.shardings(policy, there, TRAINING)
+
+
+def to_read(engine: ConfigDict) -> Where:
+    """Parameters as an engine has them: heads over its devices, nothing gathered."""
+    there = engines_mesh(engine)
+    return lambda policy: parameters.shardings(policy, there, SERVING)
+
+
+def on_one(policy: PolicyConfig) -> Any:
+    """Parameters on this process's first device."""
+    return parameters.shardings(policy, mesh.one(), SERVING)
+
+
+def adopted(config: ConfigDict, policy: PolicyConfig) -> Any:
+    """What the engine of a run asks a hand-off for: dtypes and places of its weights.
+
+    Raises ValueError for a `checkpoint.rollout_dtype` that nothing keeps weights in.
+    """
+    dtype = config.checkpoint.rollout_dtype or policy.dtype
+    if dtype not in parameters.ROLLOUT_DTYPES:
+        known = ", ".join(map(repr, parameters.ROLLOUT_DTYPES))
+        raise ValueError(f"checkpoint.rollout_dtype is {dtype!r}; use one of {known}")
+    whole = placed(parameters.abstract_params(policy), to_read(config.engine)(policy))
+    return parameters.rollout_target(policy, whole, dtype)
+
+
+# ---------------------------------------------------------------- the policy
+
+
+def load_policy(folder: str | Path, activations: str = "", where: Where = on_one) -> LoadedPolicy:
     """Reads config, weights and tokenizer of a Hugging Face folder, or of what import-hf wrote.
 
-    The weights are as stored, committed to the first device. `activations` is the dtype that
-    the policy computes in; "" is the one that its config.json names.
+    The weights are as stored; every device reads its own slices of them, and `where` says which
+    (`to_learn`, `to_read`). `activations` is the dtype that the policy computes in; "" is the
+    one that its config.json names.
     """
     if activations not in ("", *ACTIVATIONS):
         known = ", ".join(map(repr, ACTIVATIONS))
@@ -57,9 +127,10 @@ def load_policy(folder: str | Path, activations: str = "") -> LoadedPolicy:
         require(steps, 0, ("params", "meta"), "import the policy again")
         like = as_stored(steps, 0)
         check_shapes(like, parameters.abstract_params(config), str(steps))
-        params, _ = load_params(steps, 0, like)
+        params, _ = load_params(steps, 0, placed(like, where(config)))
     else:
-        config, params = huggingface.import_policy(folder)
+        config, store = huggingface.open_policy(folder)
+        params = huggingface.import_params(config, store, where(config))
     tokenizer = open_tokenizer(folder)
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
@@ -69,7 +140,7 @@ def load_policy(folder: str | Path, activations: str = "") -> LoadedPolicy:
     config = dataclasses.replace(
         config, valid_vocab=tokenizer.vocab_size, dtype=activations or config.dtype
     )
-    return LoadedPolicy(config, place.commit(params), tokenizer, Path(folder))
+    return LoadedPolicy(config, params, tokenizer, Path(folder))
 
 
 def template(reading: ConfigDict, policy: LoadedPolicy) -> Template:
@@ -93,14 +164,11 @@ def rules(reading: ConfigDict) -> Rules:
     )
 
 
-def service(
-    engine: ConfigDict, policy: LoadedPolicy, reading: Rules, template: Template,
-    snapshot: PolicySnapshot,
-) -> EngineService:  # fmt: skip
-    """Builds an engine that is large enough for `reading`."""
+def engine_settings(engine: ConfigDict, reading: Rules, template: Template) -> EngineSettings:
+    """Returns the sizes of an engine that is large enough for `reading`."""
     longest = template.longest_prompt(reading.max_question, reading.chunk_size, reading.max_memory)
     answer = max(reading.max_memory, reading.max_answer)
-    settings = EngineSettings(
+    return EngineSettings(
         slots=engine.slots,
         page_size=engine.page_size,
         pages=engine.pages,
@@ -110,8 +178,16 @@ def service(
         row_tokens=engine.row_tokens,
         cache_dtype=engine.cache_dtype,
     )
+
+
+def service(
+    engine: ConfigDict, policy: LoadedPolicy, reading: Rules, template: Template,
+    snapshot: PolicySnapshot,
+) -> EngineService:  # fmt: skip
+    """Builds an engine for `reading`, on devices of its own mesh."""
+    settings = engine_settings(engine, reading, template)
     return EngineService(
-        Executor(policy.config, settings),
+        Executor(policy.config, settings, engines_mesh(engine)),
         snapshot,
         share_prefixes=engine.share_prefixes,
         read_ahead=engine.read_ahead,

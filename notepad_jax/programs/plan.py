@@ -16,7 +16,6 @@ import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict

@@ -88,7 +88,7 @@ def _run(
         return result
 
     train.check(config, resume, step)  # before the first measurement
-    policy = parts.load_policy(config.policy, config.dtype)
+    policy = parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
     e = config.evaluate
     if not resume:  # then training says it, once nothing has refused the settings
         write_json(folder / CONFIG, configuration.plain(config))

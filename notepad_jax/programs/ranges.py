@@ -84,6 +84,9 @@ RANGES: dict[str, Range] = {
     "grpo.row_length": whole(1),
     "grpo.lora.rank": whole(0),  # 0 is off; `Lora` is only built above it
     "grpo.lora.alpha": POSITIVE,
+    "parallel.devices": whole(0),
+    "parallel.tensor": whole(1),
+    "engine.tensor": whole(1),
     "checkpoint.every": whole(1),
     "checkpoint.keep": whole(1),
     "endpoint.timeout": POSITIVE,

@@ -79,7 +79,9 @@ def named(config: ConfigDict, screen: Screen) -> Subject:
         return endpoint(config, screen)
     if not config.policy:
         raise ValueError("there is nobody to read; give --policy FOLDER or --endpoint URL")
-    return engine(config, parts.load_policy(config.policy, config.dtype))
+    return engine(
+        config, parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
+    )
 
 
 def counter(tokenizer: Tokenizer) -> Callable[[str], int]:

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.service import EngineService
-from notepad_jax.model import parameters
+from notepad_jax.grpo import micro_batches
 from notepad_jax.programs import (
     configuration,
     learner,
@@ -123,7 +123,10 @@ async def _train(
 
 def check(config: ConfigDict, resume: bool, step: int | None) -> None:
     """Raises ValueError for what is wrong and can be known before anything is loaded."""
-    learner.settings_of(config)
+    _, settings, _ = learner.settings_of(config)
+    there = parts.trainers_mesh(config)
+    micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
+    parts.engines_mesh(config.engine)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
 
@@ -133,11 +136,11 @@ def prepare(
 ) -> Run:
     """Loads the policy and puts the parts together, where a checkpoint left them."""
     check(config, resume, step)  # before anything is written or removed
-    policy = parts.load_policy(config.policy, config.dtype)
+    policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config))
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)
     stream = task_stream.opened(config, policy.tokenizer, screen)
-    handoff = _handoff(config.checkpoint, folder, policy)
+    handoff = _handoff(config.checkpoint, folder, parts.adopted(config, policy.config))
     driver = parts.service(config.engine, policy, reading, template, PolicySnapshot(-1, None))
     sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
     start = starting_policy.content(policy)
@@ -175,15 +178,8 @@ def prepare(
     return run
 
 
-def _handoff(checkpoint: ConfigDict, folder: Path, policy: parts.LoadedPolicy) -> Handoff:
-    """Returns the bridge to the engine, which asks for the dtype that it keeps weights in."""
-    if checkpoint.rollout_dtype not in ("", *parameters.ROLLOUT_DTYPES):
-        known = ", ".join(map(repr, parameters.ROLLOUT_DTYPES))
-        raise ValueError(
-            f"checkpoint.rollout_dtype is {checkpoint.rollout_dtype!r}; use one of {known}"
-        )
-    dtype = checkpoint.rollout_dtype or policy.config.dtype
-    wanted = parameters.rollout_target(policy.config, policy.params, dtype)
+def _handoff(checkpoint: ConfigDict, folder: Path, wanted: Any) -> Handoff:
+    """Returns the bridge to the engine, which asks for `wanted`."""
     if checkpoint.handoff == "memory":
         return InProcess(wanted)
     if checkpoint.handoff != "storage":

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.interpret import Interpret, interpret_mode
 from pallas_kernels.logprob.backward import backward
 from pallas_kernels.logprob.blocks import Setup, vary, varying
 from pallas_kernels.logprob.forward import forward
 from pallas_kernels.logprob.sizes import ROWS, VMEM_LIMIT, Sizes, Vmem, fit_sizes
-from pallas_kernels.tiles import LANES, Interpret, interpret_mode
+from pallas_kernels.tiles import LANES
 
 
 def token_logprob(

@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
+from pallas_kernels.interpret import Interpret
 from pallas_kernels.packed.walk import (
     A_B,
     A_BT,
@@ -29,7 +30,7 @@ from pallas_kernels.packed.walk import (
     visible_keys,
 )
 from pallas_kernels.schedule import FIRST, LAST, Schedule
-from pallas_kernels.tiles import HIDDEN, LANES, Interpret, dot, each, wide
+from pallas_kernels.tiles import HIDDEN, LANES, dot, each, wide
 
 # ---------------------------------------------------------------- queries
 

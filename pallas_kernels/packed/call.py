@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pallas_kernels.interpret import Interpret
 from pallas_kernels.packed.backward import backward_kv, backward_q
 from pallas_kernels.packed.forward import forward
 from pallas_kernels.schedule import Schedule
-from pallas_kernels.tiles import LANES, LOG2E, Interpret
+from pallas_kernels.tiles import LANES, LOG2E
 
 
 def packed_attention(

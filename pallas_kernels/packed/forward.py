@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
+from pallas_kernels.interpret import Interpret
 from pallas_kernels.packed.walk import (
     A_BT,
     at,
@@ -22,7 +23,7 @@ from pallas_kernels.packed.walk import (
     specs_by_query,
 )
 from pallas_kernels.schedule import FIRST, LAST, Schedule
-from pallas_kernels.tiles import HIDDEN, LANES, Interpret, dot, each, online, wide
+from pallas_kernels.tiles import HIDDEN, LANES, dot, each, online, wide
 
 _LN2 = math.log(2)
 

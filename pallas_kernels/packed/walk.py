@@ -16,8 +16,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
+from pallas_kernels.interpret import Interpret, interpret_mode
 from pallas_kernels.schedule import PARTIAL, BlockList, Schedule
-from pallas_kernels.tiles import HIDDEN, LANES, LOG2E, Interpret, each, interpret_mode
+from pallas_kernels.tiles import HIDDEN, LANES, LOG2E, each
 
 A_BT = (1, 1)  # the axes that a @ b.T contracts
 A_B = (1, 0)

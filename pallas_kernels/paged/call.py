@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.interpret import Interpret, interpret_mode
 from pallas_kernels.paged import decode, mixed, write
 from pallas_kernels.paged.sizes import PagedSizes, check_sizes, default_sizes
-from pallas_kernels.tiles import LANES, LOG2E, Interpret, interpret_mode
+from pallas_kernels.tiles import LANES, LOG2E
 
 
 def check_arguments(

@@ -10,9 +10,10 @@ import pytest
 from notepad_jax.grpo import advantages, micro_batches, state, update
 from notepad_jax.grpo.batch import pack
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
+from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.model import lora, matrices, parameters
 
-SETTINGS = update.UpdateSettings(
+SETTINGS = UpdateSettings(
     clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl_weight=0.0, temperature=1.0,
     micro_batch_rows=1, remat=False,
 )  # fmt: skip

@@ -209,7 +209,7 @@ def test_an_int8_policy_is_little_more_than_half_of_a_bfloat16_one(name, whole):
 
 
 def test_a_scale_is_split_as_its_output_axes_are():
-    layout = parameters.shardings(MOE, mesh.make(), rules.TRAINING)
+    layout = parameters.shardings(MOE, jax.sharding.AbstractMesh((2, 2), mesh.AXES), rules.TRAINING)
     abstract = jax.tree.map(
         lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
         parameters.abstract_params(MOE), layout,
@@ -219,10 +219,10 @@ def test_a_scale_is_split_as_its_output_axes_are():
         name: (tuple(leaf.values.sharding.spec), tuple(leaf.scale.sharding.spec))
         for name, leaf in layers.items() if isinstance(leaf, Quantized)
     }  # fmt: skip
-    heads = ((None, "fsdp", "tensor", None), (None, None, "tensor", None))
+    heads = ((None, "fsdp", "tensor"), (None, None, "tensor"))
     assert specs["q"] == specs["k"] == specs["v"] == heads
     assert specs["o"] == ((None, "tensor", None, "fsdp"), (None, None, None, "fsdp"))
-    assert specs["expert_up"] == ((None, "tensor", "fsdp", None), (None, "tensor", None, None))
+    assert specs["expert_up"] == ((None, "tensor", "fsdp"), (None, "tensor"))
     assert specs["expert_down"] == ((None, "tensor", None, "fsdp"),) * 2
     assert layers["router"].sharding == layout["layers"]["router"]
 

@@ -107,7 +107,7 @@ def test_every_expert_that_is_used_gets_gradient_and_remat_changes_nothing():
     def loss(params, remat):
         args = (MOE, params, ids, jnp.arange(20)[None], attend)
         hidden, _, _, routes = policy.forward_with_routes(*args, remat=remat)
-        logp, _, _ = logprobs.token_logprobs(MOE, params, hidden[0], ids[0], 1.0)
+        logp, _, _ = logprobs.token_logprobs(MOE, params, hidden, jnp.arange(20), ids[0], 1.0)
         return -logp.sum(), routes
 
     grad = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)

@@ -1,5 +1,6 @@
 """The TPU kernels of packed attention, in TPU interpret mode, against plain mathematics."""
 
+import concurrent.futures
 import functools
 
 import jax
@@ -293,6 +294,33 @@ def test_the_backend_follows_the_machine_unless_forced():
     assert pallas_kernels.backend() == "reference"
     with pytest.raises(ValueError, match="no kernel backend 'cuda'; there are auto, pallas"):
         pallas_kernels.use("cuda")
+
+
+def test_what_was_traced_for_one_backend_is_not_taken_for_another():
+    seen = []
+
+    def body(total, x):
+        seen.append(pallas_kernels.backend())
+        return total + x, None
+
+    inner = jax.jit(lambda x: jax.lax.scan(jax.checkpoint(body), 0.0, x)[0])
+    outer = jax.jit(jax.value_and_grad(lambda x: inner(x)))
+    x = jnp.ones(3)
+    with pallas_kernels.using("reference"):
+        outer(x)
+    with pallas_kernels.using("interpret"):
+        outer(x)
+    assert set(seen) == {"reference", "interpret"}
+    traces = len(seen)
+    for name in ("reference", "interpret"):
+        with pallas_kernels.using(name):
+            outer(x)
+    assert len(seen) == traces  # both are kept
+
+
+def test_a_forced_backend_holds_in_every_thread():
+    with pallas_kernels.using("interpret"), concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(pallas_kernels.backend).result(timeout=60) == "interpret"
 
 
 def entries(S, T, sizes=(BLOCK, BLOCK)):

@@ -53,8 +53,25 @@ def test_a_train_state_is_committed_also_where_it_is_nothing_but_zeros():
     assert all_committed(state.start(masters, optax.adamw(1e-3)))
 
 
-def test_a_cache_on_a_mesh_holds_the_heads_of_each_device():
-    mesh = meshes.make()
-    data = tiny.executor(mesh=mesh).pages.data
-    assert data.committed
-    assert data.sharding.spec == jax.sharding.PartitionSpec(None, None, "tensor", None, None)
+def test_one_device_is_a_mesh_and_what_lies_there_lies_on_it():
+    for tree in (place.commit(np.ones(3)), tiny.params(), tiny.executor().pages):
+        assert meshes.of(tree) == meshes.one() and dict(meshes.one().shape) == dict.fromkeys(
+            meshes.AXES, 1
+        )
+    assert meshes.of({"loose": jnp.ones(3)}) == meshes.one()
+
+
+def test_moments_lie_beside_their_parameters_and_counters_everywhere():
+    there = meshes.make()
+    masters = parameters.map_specs(
+        lambda s: jax.ShapeDtypeStruct(
+            s.shape, "float32", sharding=rules.sharding(there, s.axes, s.shape, rules.TRAINING)
+        ),
+        tiny.CONFIG,
+    )
+    made = state.abstract(masters, optax.adamw(1e-3))
+    for moments in (made.opt_state[0].mu, made.opt_state[0].nu):
+        assert jax.tree.map(lambda x: x.sharding, moments) == jax.tree.map(
+            lambda x: x.sharding, masters
+        )
+    assert made.opt_state[0].count.sharding == place.replicated(there) == made.step.sharding

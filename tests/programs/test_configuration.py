@@ -14,7 +14,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from notepad_jax.engine.settings import EngineSettings
-from notepad_jax.grpo.update import UpdateSettings
+from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.programs import configuration, learner, ranges, reading_list
 from notepad_jax.programs.configuration import ConfigProblem
 from notepad_jax.reading.endpoint import EndpointCompleter

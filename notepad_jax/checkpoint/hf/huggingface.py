@@ -29,6 +29,7 @@ from notepad_jax.checkpoint.hf.storage import CONFIG, INDEX, WEIGHTS
 from notepad_jax.checkpoint.hf.writing import PART_BYTES, Planned, Written
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import abstract_params
+from notepad_jax.parallel import place
 from notepad_jax.text import tokenizer
 
 __all__ = ["CONFIG", "INDEX", "WEIGHTS", "ImportProblem", "read_config", "write_config"]
@@ -91,7 +92,7 @@ def import_policy(source: str | Path) -> tuple[PolicyConfig, Tree]:
     to the tokenizer's size with `dataclasses.replace`. Raises as `open_policy`.
     """
     config, store = open_policy(source)
-    first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    first = place.first_device()
     return config, import_params(
         config, store, jax.tree.map(lambda _: first, abstract_params(config))
     )

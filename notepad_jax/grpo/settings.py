@@ -1,0 +1,37 @@
+"""How an optimizer step is taken: one frozen value, checked when it is made.
+
+Above: `update` takes the steps; programs fill it in from a config.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateSettings:
+    """How one optimizer step is taken; no defaults here, they live in configs/."""
+
+    clip_low: float  # ratios below 1 - clip_low give no gradient when the advantage is negative
+    clip_high: float  # ratios above 1 + clip_high give none when it is positive
+    dual_clip: float  # ratios above it give none when it is negative
+    kl_weight: float  # of k3 to the reference policy, per token; 0 needs no reference
+    temperature: float  # the sampler's
+    micro_batch_rows: int  # rows whose activations are alive at once
+    remat: bool  # recompute a layer's activations in the backward pass
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(
+                f"temperature is {self.temperature}; a greedy sampler gives no gradient, "
+                "set it above 0"
+            )
+        if self.micro_batch_rows < 1:
+            raise ValueError(f"micro_batch_rows is {self.micro_batch_rows}; it must be at least 1")
+        if not (0 <= self.clip_low < 1 and 0 <= self.clip_high < self.dual_clip - 1):
+            raise ValueError(
+                f"clip range ({self.clip_low}, {self.clip_high}), dual clip {self.dual_clip}: need "
+                "0 <= clip_low < 1, clip_high >= 0 and dual_clip > 1 + clip_high"
+            )
+        if not 0 <= self.kl_weight < float("inf"):
+            raise ValueError(f"kl_weight is {self.kl_weight}; it must be 0 (off) or more")

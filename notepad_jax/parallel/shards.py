@@ -1,0 +1,81 @@
+"""Code that every device runs on its own shard: what XLA cannot cut, and what it cuts badly.
+
+A Pallas kernel is opaque to the partitioner, and a gather at flat places knows nothing of
+rows. `each` runs such a function once a device, on the rows, heads or pages that lie there,
+under `jax.shard_map` over the mesh that the program is traced within (`mesh.within`). On one
+device, and where there is no mesh, a shard is the whole and the function is simply called.
+
+The specs below are the layouts that cross such a border. Above: model and engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, PartitionSpec
+
+ROWS = PartitionSpec("fsdp")  # [B, ...], or flat over rows
+HEADS = PartitionSpec("fsdp", None, "tensor")  # [B, T, heads, ...]
+STACKED = PartitionSpec(None, "fsdp", None, "tensor")  # [L, B, T, heads, ...]
+PAGES = PartitionSpec(None, None, "tensor")  # a paged cache: [pages, 2, kv heads, ...]
+WHOLE = PartitionSpec()
+
+
+def each(
+    function: Callable[..., Any], in_specs: Any, out_specs: Any, typed: bool = False
+) -> Callable[..., Any]:
+    """Returns `function` as every device runs it, on shards cut as the specs say.
+
+    Specs are prefixes of the arguments' and results' trees. A result that is not cut over an
+    axis must be the same on all its devices. `typed` is for functions with collectives whose
+    gradients follow from which axes a value varies over (`jax.shard_map`'s check_vma).
+    """
+    if _mesh() is None:
+        return function
+    return jax.shard_map(
+        function, in_specs=in_specs, out_specs=out_specs, check_vma=typed, axis_names=set(_AXES)
+    )
+
+
+def rows(x: Any) -> Any:
+    """Keeps the rows of an activation [B, ...] on the devices of their row, all else whole."""
+    if _mesh() is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, ROWS)
+
+
+def name(axis: str) -> str | None:
+    """The axis' name for a collective within `each`, or None where it is not cut."""
+    return axis if _size(axis) > 1 else None
+
+
+def number(axis: str) -> Any:
+    """Which shard along `axis` this device has, within `each`."""
+    return jax.lax.axis_index(axis) if _size(axis) > 1 else 0
+
+
+def total(x: Any, axis: str) -> Any:
+    """The sum of `x` over the shards along `axis`, within `each`."""
+    return jax.lax.psum(x, axis) if _size(axis) > 1 else x
+
+
+_AXES = ("fsdp", "tensor")
+
+
+def _traced_within() -> AbstractMesh:
+    return jax.sharding.get_abstract_mesh()
+
+
+def _mesh() -> AbstractMesh | None:
+    """The mesh to cut over, or None where there is nothing to cut, or it is cut already."""
+    mesh = _traced_within()
+    if mesh.empty or mesh.size == 1 or mesh.manual_axes:
+        return None
+    return mesh
+
+
+def _size(axis: str) -> int:
+    mesh = _traced_within()
+    return 1 if mesh.empty else mesh.shape[axis]

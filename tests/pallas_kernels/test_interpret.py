@@ -1,0 +1,60 @@
+"""Interpreted kernels under remat and over several CPU devices: what sharded tests rest on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import os
+import jax, jax.numpy as jnp, layouts, numpy as np
+import pallas_kernels
+from jax.sharding import PartitionSpec as P
+
+assert jax.device_count() == 4
+mesh = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+rng = np.random.default_rng(0)
+T, N, K, H = 136, 2, 1, 64
+q, k, v = (jnp.asarray(rng.normal(size=(4, T, n, H)), jnp.float32) for n in (N, K, K))
+kv_end = jnp.asarray(np.stack([layouts.kv_end(rng, T) for _ in range(4)]))
+
+def shard(q, k, v, kv_end):
+    blocks = pallas_kernels.packed_schedule(kv_end, T, head_size=H, dtype=q.dtype)
+    layer = lambda q, _: (pallas_kernels.packed_attention(q, k, v, blocks)[0], None)
+    return jax.lax.scan(jax.checkpoint(layer), q, jnp.arange(2))[0]
+
+def loss(q, k, v):
+    rows = jax.shard_map(
+        shard, mesh=mesh, in_specs=(P("rows"),) * 4, out_specs=P("rows"), check_vma=False
+    )
+    return (rows(q, k, v, kv_end) ** 2).mean()
+
+step = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
+want = step(q, k, v)
+with pallas_kernels.using("interpret"):
+    got = step(q, k, v)
+for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    np.testing.assert_allclose(a, b, atol=2e-6 * float(abs(b).max()))
+
+os.environ["PJRT_NPROC"] = "4"  # as many threads as devices hang
+try:
+    with pallas_kernels.using("interpret"):
+        jax.make_jaxpr(loss)(q, k, v)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_gradients_under_remat_over_four_devices_are_the_reference_s():
+    here = Path(__file__).parent
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "PJRT_NPROC": "8",
+        "PYTHONPATH": f"{here.parents[1]}{os.pathsep}{here}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True, text=True, timeout=240, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "4 CPU devices need 8 threads and have 4; set PJRT_NPROC=8" in done.stdout

@@ -1,0 +1,165 @@
+"""What test_sharding runs in a process of eight fake devices: the same numbers as on one.
+
+    python eight.py KERNELS update|engine CASE FSDP TENSOR
+
+Loss, gradient and steps of an update, or an engine's tokens, over the mesh (FSDP, TENSOR) with
+the reference backend or the kernels themselves in interpret mode, against the reference backend
+on one device.
+"""
+
+import asyncio
+import dataclasses
+import sys
+
+import jax
+import numpy as np
+import optax
+import tiny
+
+import pallas_kernels
+from notepad_jax.engine.service import EngineService
+from notepad_jax.grpo import state, update
+from notepad_jax.grpo.settings import UpdateSettings
+from notepad_jax.model import lora, parameters
+from notepad_jax.model.config import Experts, PolicyConfig
+from notepad_jax.parallel import mesh as meshes
+from notepad_jax.parallel import place, rules
+from notepad_jax.types import PolicySnapshot, TrainBatch
+
+DENSE = dataclasses.replace(tiny.CONFIG, layers=2, heads=8, kv_heads=4)
+CASES: dict[str, PolicyConfig] = {
+    "dense": DENSE,
+    "untied": dataclasses.replace(DENSE, tied_embeddings=False, attention_bias=True),
+    "experts": dataclasses.replace(
+        DENSE, experts=Experts(count=8, per_token=2, feed_forward=24, normalize=True)
+    ),
+    "lora": DENSE,
+}
+ADAPTERS = lora.Lora(2, 4.0, ("q", "o", "down"))
+SETTINGS = UpdateSettings(
+    clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl_weight=0.1, temperature=0.7,
+    micro_batch_rows=8, remat=True,
+)  # fmt: skip
+
+
+def batch(rows: int = 16, width: int = 64) -> TrainBatch:
+    """Rows with a shared prefix and two tails, ragged, some rows with nothing to learn."""
+    rng = np.random.default_rng(0)
+    shape = rows, width
+    tokens = rng.integers(4, 60, shape).astype(np.int32)
+    positions = np.tile(np.arange(width, dtype=np.int32), (rows, 1))
+    kv_end = positions + 1
+    weights = np.zeros(shape, np.float32)
+    for row in range(rows):
+        prefix, first, second = np.sort(rng.choice(np.arange(8, width), 3, replace=False))
+        kv_end[row, :prefix] = second
+        kv_end[row, prefix:first], kv_end[row, first:second] = first, second
+        positions[row, first:second] = prefix + np.arange(second - first)
+        if row % 5 != 3:
+            trained = rng.random(second - prefix) < 0.5
+            weights[row, prefix:second] = trained * rng.uniform(0.5, 2, second - prefix)
+    real = lambda: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    whole = np.zeros(shape, np.int32)
+    behaviour = real() * 0.1 - 4
+    return TrainBatch(
+        tokens=tokens, positions=positions, kv_end=kv_end, weights=weights, advantages=real(),
+        behaviour_logprobs=behaviour, proximal_logprobs=behaviour + real() * 0.1,
+        reference_logprobs=behaviour + real() * 0.1, turn=whole, trajectory=whole, prompt=whole,
+        update_turn=(weights > 0).astype(np.float32), denominator=float(weights.sum()),
+    )  # fmt: skip
+
+
+def laid(case: str, config: PolicyConfig, mesh: jax.sharding.Mesh) -> tuple:
+    """(frozen, trained) on `mesh`, as initialised: sharpened weights multiply rounding, too."""
+    drawn = parameters.init_params(config, jax.random.key(0))
+    params = place.commit(drawn, parameters.shardings(config, mesh, rules.TRAINING))
+    if case != "lora":
+        return {}, params
+    frozen, trained = lora.partition(config, params, ADAPTERS, jax.random.key(1))
+    layers = trained["layers"]  # B begins at zero, and then A has no gradient
+    return frozen, {
+        "layers": {
+            name: place.commit(jax.random.normal(jax.random.key(2), leaf.shape), leaf.sharding)
+            for name, leaf in layers.items()
+        }
+    }
+
+
+def learnt(case: str, config: PolicyConfig, mesh: jax.sharding.Mesh) -> tuple:
+    """(loss, gradient, masters after two steps, logprobs, metrics)."""
+    frozen, trained = laid(case, config, mesh)
+    one = batch()
+    loss, gradient = update.loss_and_gradient(config, SETTINGS, trained, frozen, one)
+    logprobs = update.token_logprobs_of(
+        config, parameters.join(frozen, trained), one, SETTINGS.temperature, 8
+    )
+    optimizer = optax.adamw(1e-3)
+    began = state.start(trained, optimizer)
+    where = jax.tree.map(lambda x: x.sharding, began)
+    ended, metrics = update.learn(config, optimizer, SETTINGS, began, frozen, [one, one])
+    # Nothing moved between the steps, or it would have been compiled and copied anew.
+    assert jax.tree.map(lambda x: x.sharding, ended) == where
+    assert update._accumulate._cache_size() == update._apply._cache_size() == len(SEEN)
+    return loss, gradient, ended.masters, logprobs, metrics
+
+
+def close(found, wanted, tolerance: float) -> None:
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(np.abs(b).max(), 1e-6))
+
+
+def check_update(case: str, config: PolicyConfig, mesh: jax.sharding.Mesh) -> None:
+    SEEN.append(meshes.one())
+    with pallas_kernels.using("reference"):
+        one = learnt(case, config, meshes.one())
+    SEEN.append(mesh)
+    many = learnt(case, config, mesh)
+    np.testing.assert_allclose(many[0], one[0], rtol=1e-5)
+    close(many[1], one[1], 3e-5)
+    np.testing.assert_allclose(many[3], one[3], atol=2e-5)
+    for name, value in one[4].items():
+        np.testing.assert_allclose(many[4][name], value, rtol=1e-3, atol=1e-6, err_msg=name)
+    assert one[4].keys() == many[4].keys() and one[4]["update/skipped"] == 0
+    assert ("moe_load_max" in one[4]) == (case == "experts")
+
+
+def check_engine(config: PolicyConfig, tensor: int) -> None:
+    """Tokens of an engine over `tensor` devices, and where its cache lies before and after."""
+    params = tiny.params(config=config)
+    row = meshes.make(tensor, jax.devices()[-tensor:])  # not the first device
+
+    async def complete(mesh: jax.sharding.Mesh) -> list:
+        there = place.commit(params, parameters.shardings(config, mesh, rules.SERVING))
+        executor = tiny.executor(config=config, mesh=mesh)
+        before = executor.pages.data.sharding
+        prompts = tiny.prompts(per_prefix=1)
+        async with EngineService(executor, PolicySnapshot(0, there)) as service:
+            done = await asyncio.gather(
+                *[service.complete(p, tiny.sampling(i)) for i, p in enumerate(prompts)]
+            )
+        assert executor.pages.data.sharding == before
+        held = executor.pages.data.addressable_shards[0].data.shape[2]
+        assert held == config.kv_heads // mesh.shape["tensor"]
+        return done
+
+    with pallas_kernels.using("reference"):
+        one = asyncio.run(complete(meshes.one()))
+    many = asyncio.run(complete(row))
+    for a, b in zip(one, many, strict=True):
+        assert a.tokens.tolist() == b.tokens.tolist()
+        # Sharpened weights (`tiny.params`) multiply the rounding of sums in another order.
+        np.testing.assert_allclose(a.behaviour_logprobs, b.behaviour_logprobs, atol=3e-5)
+
+
+SEEN: list[jax.sharding.Mesh] = []
+
+if __name__ == "__main__":
+    kernels, what, case, fsdp, tensor = *sys.argv[1:4], *map(int, sys.argv[4:6])
+    assert len(jax.devices()) == fsdp * tensor == 8
+    pallas_kernels.use(kernels)
+    if what == "update":
+        check_update(case, CASES[case], meshes.make(tensor))
+    else:
+        check_engine(CASES[case], tensor)
+    print("agreed")
