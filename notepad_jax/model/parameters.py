@@ -138,7 +138,9 @@ def without(params: Params, others: Params) -> Params:
     return {name: leaf for name, leaf in left.items() if not isinstance(leaf, Mapping) or leaf}
 
 
-def shardings(config: PolicyConfig, mesh: Mesh | AbstractMesh, rules: Mapping[str, str | None]) -> Any:
+def shardings(
+    config: PolicyConfig, mesh: Mesh | AbstractMesh, rules: Mapping[str, str | None]
+) -> Any:
     """Returns the tree of shardings of the parameters on `mesh` under a table of rules."""
     return map_specs(lambda s: sharding(mesh, s.axes, s.shape, rules), config)
 

@@ -111,10 +111,13 @@ class Plan:
 def run(config: ConfigDict, slice_name: str, screen: Screen) -> Plan:
     """Plans `config` for a slice such as "v5p:2x4x4".
 
-    Raises ValueError for a slice that does not exist or a config that cannot run on it,
-    `aot.MissingCompiler` without libtpu, and `DoesNotFit`.
+    Raises ValueError for a slice that does not exist, a config that cannot run on it, or where
+    libtpu is not installed, and `DoesNotFit`.
     """
-    there = aot.slice_of(slice_name)
+    try:
+        there = aot.slice_of(slice_name)
+    except aot.MissingCompiler as problem:
+        raise ValueError(str(problem)) from problem
     chip = estimate.CHIPS[slice_name.partition(":")[0]]
     kernels = "pallas" if config.kernels == "auto" else config.kernels
     with pallas_kernels.using(kernels), aot.nothing_kept():
