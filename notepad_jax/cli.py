@@ -4,8 +4,7 @@ Progress goes to standard error and results to standard output, as text or with 
 one JSON object. Exit codes: 0 done; 1 something about the input is wrong (one line says
 what); 2 the command line is wrong; 130 stopped with Ctrl-C, 143 with SIGTERM (a run goes on).
 
-The file is long because a command is three things that change together, its options, its
-help and the call of its program, and all commands are read side by side here.
+What the commands are stands in `commands`; here is what they have in common.
 """
 
 from __future__ import annotations
@@ -18,47 +17,24 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 import pallas_kernels
-from notepad_jax import __version__
-from notepad_jax.data import files
-from notepad_jax.eval import methods
-from notepad_jax.programs import (
-    ask,
-    build,
-    compiled,
-    configuration,
-    convert,
-    evaluate,
-    parts,
-    quickstart,
-    reading_list,
-    stopping,
-    subjects,
-    train,
-    warmup,
-)
+from notepad_jax import commands
+from notepad_jax.parallel import hosts
+from notepad_jax.programs import compiled, configuration, reading_list, stopping, telling
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_json
 from notepad_jax.telemetry.metrics import CONFIG
-from notepad_jax.telemetry.progress import Screen, choose
+from notepad_jax.telemetry.progress import choose
 from notepad_jax.types import CompleterFailed
 
-EXIT_CODES = "exit codes: 0 done, 1 bad input, 2 bad command line, 130 Ctrl-C, 143 SIGTERM"
 # No room, by the words of the system: what is written in C++ has wrapped the number in them.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-OVERRIDES = """\
-Any value of the config can be changed on the command line:
-  --config.steps=20 --config.grpo.clip_high=0.28
-A key that does not exist is an error that names the nearest one."""
-
-
-BY_SUITE = "by suite"  # the usual config of a command that has several
 # Options of the commands `eval`, `ask` and `build` that stand for a config key.
 SHORTHAND = {
     "policy": "policy",
@@ -83,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. Mistakes of the user end in one line."""
     # orbax and grain talk at every step; what they log as an error they raise as well.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
-    parser = build_parser()
+    parser = commands.build_parser()
     arguments, words = parser.parse_known_args(argv)
     overrides = [word for word in words if word.startswith(configuration.FLAG)]
     unknown = [word for word in words if not word.startswith(configuration.FLAG)]
@@ -93,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(stopping.told_apart())
-            screen = stack.enter_context(choose(quiet=arguments.json))
+            if getattr(arguments, "hosts", None):
+                hosts.join(arguments.hosts)
+            screen = stack.enter_context(choose(quiet=arguments.json or not hosts.first()))
             if hasattr(arguments, "name"):
                 folder = stack.enter_context(opened_folder(arguments))
             config = ConfigDict()
@@ -101,8 +79,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 config = configuration.load(name, shorthand(arguments, name) + overrides, saved)
             compiled.keep()
             pallas_kernels.use(config.get("kernels", "auto"))
-            result, text = arguments.run(arguments, config, folder, screen)
-        _print(json.dumps(result, indent=1, default=_plain) if arguments.json else text)
+            refused = None
+            try:
+                result, text = arguments.run(arguments, config, folder, screen)
+            except commands.Refused as error:
+                result, text, refused = error.result, error.text, error
+        if hosts.first():
+            _print(json.dumps(result, indent=1, default=_plain) if arguments.json else text)
+        if refused:
+            raise refused
     except stopping.Stopped as stop:
         print(f"notepad-jax: {stop}{again(arguments, folder)}", file=sys.stderr)
         return stop.exit_code
@@ -138,13 +123,15 @@ def opened_folder(arguments: argparse.Namespace) -> contextlib.AbstractContextMa
     name = run_folder.plain_name(arguments.name) if named else arguments.command
     folder = Path("runs") / name
     if named or arguments.resume:
-        return run_folder.opened(folder, arguments.resume)
+        return telling.opened(folder, arguments.resume)
+    if hosts.count() > 1:
+        raise ValueError("several processes need one name for their run; say --name")
     return run_folder.numbered(folder)
 
 
 def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str | None:
     """The config of a command: what --config says, or the one that suits the suite."""
-    if arguments.config or arguments.usual != BY_SUITE:
+    if arguments.config or arguments.usual != commands.BY_SUITE:
         return arguments.config or arguments.usual
     known = configuration.flat(saved).get("evaluate.suite", reading_list.SYNTHETIC)
     suite = arguments.suite or known
@@ -183,268 +170,6 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return dataclasses.asdict(value)
     return str(value)
-
-
-# ---------------------------------------------------------------- the commands
-
-
-def _quickstart(
-    arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
-) -> tuple[Any, str]:
-    outcome = quickstart.run(config, folder, screen, arguments.resume, arguments.step)
-    return outcome, quickstart.text(outcome)
-
-
-def _train(
-    arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
-) -> tuple[Any, str]:
-    checkpoints = train.train(config, folder, screen, arguments.resume, arguments.step)
-    return {"folder": folder, "checkpoints": checkpoints}, f"checkpoints in {checkpoints}"
-
-
-def _warmup(
-    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
-) -> tuple[Any, str]:
-    numbers = warmup.run(config, screen)
-    lines = [f"{name:>18}  {value:.4g}" for name, value in sorted(numbers.items())]
-    return numbers, "\n".join(lines)
-
-
-def _eval(
-    arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
-) -> tuple[Any, str]:
-    outcome = evaluate.run(config, subjects.named(config, screen), folder, screen)
-    return outcome, evaluate.text(outcome)
-
-
-def _build(
-    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
-) -> tuple[Any, str]:
-    made = build.run(
-        config, Path(arguments.out), arguments.form, arguments.paragraphs, arguments.rows,
-        arguments.drop_known, screen,
-    )  # fmt: skip
-    return made, build.text(made)
-
-
-def _ask(
-    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
-) -> tuple[Any, str]:
-    policy = parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
-    document = ask.FileDocument(None if arguments.file == "-" else Path(arguments.file))
-    answer = ask.ask(config, policy, document, arguments.question, screen)
-    where = ", ".join(f"{chunk:,}" for chunk, _ in answer.changes) or "none"
-    text = (
-        f"{answer.answer}\n"
-        f"(read {answer.tokens:,} tokens in {answer.chunks:,} chunks; "
-        f"chunks that changed the memory: {where})"
-    )
-    return answer, text
-
-
-def _import_hf(
-    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
-) -> tuple[Any, str]:
-    made = convert.import_hf(
-        arguments.source, arguments.target, screen, arguments.dtype, arguments.overwrite
-    )
-    return made, (
-        f"{made.folder}: {made.parameters:,} parameters of a {made.family} in {made.dtype}, "
-        f"over {made.devices} device(s), in {made.seconds:.1f} s"
-    )
-
-
-def _export_hf(
-    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
-) -> tuple[Any, str]:
-    if arguments.part_size <= 0:
-        raise ValueError(f"--part-size is {arguments.part_size}; a part needs room, in GB")
-    if arguments.adapters:
-        made = convert.export_adapters(
-            arguments.source, arguments.target, screen, arguments.dtype or "float32",
-            arguments.step, arguments.like, arguments.overwrite,
-        )  # fmt: skip
-    else:
-        made = convert.export_hf(
-            arguments.source, arguments.target, screen, arguments.dtype or "bfloat16",
-            int(arguments.part_size * 1e9), arguments.step, arguments.like, arguments.overwrite,
-        )  # fmt: skip
-    what = "adapters of a" if arguments.adapters else "a"
-    return made, (
-        f"{made.folder}: step {made.step} of {made.source} as {what} {made.family}, "
-        f"{made.tensors:,} tensors in {made.dtype}, {made.bytes / 1e6:,.1f} MB, "
-        f"{len(made.files)} files, in {made.seconds:.1f} s"
-    )
-
-
-# ---------------------------------------------------------------- the parser
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="notepad-jax",
-        description="Teach a language model to read without limit: chunk by chunk, with a bounded "
-        "memory that it rewrites, trained by reinforcement learning on its final answers.",
-        epilog=EXIT_CODES,
-    )
-    parser.add_argument("--version", action="version", version=f"notepad-jax {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(
-        name: str, run: Callable[..., tuple[Any, str]], config: str, short: str, long: str
-    ) -> argparse.ArgumentParser:
-        sub = commands.add_parser(
-            name,
-            help=short,
-            description=f"{long}\n\n{OVERRIDES}",
-            epilog=EXIT_CODES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        sub.set_defaults(run=run, usual=config)
-        sub.add_argument("--config", help=f"a config file, or a name in configs/ ({config})")
-        sub.add_argument("--json", action="store_true", help="print one JSON object, no progress")
-        return sub
-
-    def run_options(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("--name", help="name of the run; its folder is runs/NAME")
-        sub.add_argument("--resume", action="store_true", help="go on where the run stopped")
-
-    def training_options(sub: argparse.ArgumentParser) -> None:
-        run_options(sub)
-        sub.add_argument("--step", type=int, help="with --resume: from this checkpoint (the "
-                         "newest good one); later ones are given up")  # fmt: skip
-
-    def suite_options(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("--tasks", help="some of the suite's tasks: vt,cwe (all)")
-        sub.add_argument("--lengths", help="tokens, as 2k,32k,3.5m (the config's)")
-        sub.add_argument("--samples", type=int, help="questions per task and length")
-        sub.add_argument("--text", help="haystack: stdlib, noise, a text file or folder")
-        sub.add_argument("--hotpotqa", metavar="FILE", help="HotpotQA's json, here or in gs://")
-        sub.add_argument("--squad", metavar="FILE", help="SQuAD's json, here or in gs://")
-
-    def reader_options(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("--policy", help="a Hugging Face folder (the config's)")
-        sub.add_argument("--endpoint", metavar="URL", help="read through this server instead")
-        sub.add_argument("--model", help="at the endpoint; may be left out if it has one")
-        sub.add_argument("--tokenizer", help="a folder with a tokenizer that counts tokens")
-
-    training_options(command(
-        "quickstart", _quickstart, "quickstart", "the whole claim at laptop scale, in 10 minutes",
-        "Measures the starter policy by document length, trains it with GRPO on short documents,\n"
-        "measures it again up to 3.5 million tokens, exports it, and writes a report with plots.",
-    ))  # fmt: skip
-    training_options(command(
-        "train", _train, "quickstart", "reinforcement learning on the final answer (GRPO)",
-        "Rollout, reward, update, hand-off, again. Everything goes to runs/NAME: config.json,\n"
-        "metrics.jsonl and TensorBoard events, ledger.jsonl, checkpoints/, trajectories.jsonl.\n"
-        "Ctrl-C or SIGTERM keeps the finished turns of the rollout, too, and --resume goes on.\n\n"
-        "example: notepad-jax train --name mine --config.steps=40 --config.seed=1",
-    ))  # fmt: skip
-    command(
-        "warmup", _warmup, "starter", "make the starter policy by supervised learning",
-        "Teaches a tiny policy to find facts and copy notes, and to forget: something honest for\n"
-        "reinforcement learning to mend. Writes a Hugging Face folder.",
-    )  # fmt: skip
-    sub = command(
-        "eval", _eval, BY_SUITE, "how well a policy reads documents of growing length",
-        "Reads a suite of tasks at each length with each method, and reports scores with 95%\n"
-        "intervals, what was lost since the training length, and where. A suite is synthetic\n"
-        "(the starter's language), ruler, ruler-qa, memory, or a file or folder of tasks. The\n"
-        "reader is a policy on our engine, or any OpenAI-compatible endpoint. Everything goes\n"
-        "to runs/NAME: readings.jsonl, report.json, report.html.\n\n"
-        "examples: notepad-jax eval --policy runs/quickstart/hf --lengths 2k,32k,512k\n"
-        "          notepad-jax eval --suite ruler-qa --hotpotqa hotpot_dev_distractor_v1.json \\\n"
-        "              --policy Qwen2.5-7B-Instruct --methods notepad,full-context --repeats 4\n"
-        "          notepad-jax eval --suite ruler --endpoint http://localhost:8000/v1",
-    )  # fmt: skip
-    run_options(sub)
-    sub.add_argument(
-        "--suite",
-        help="synthetic, ruler, ruler-qa, memory, or a path (synthetic; of an endpoint, ruler-qa)",
-    )
-    sub.add_argument("--methods", help=f"how documents are shown: {', '.join(methods.METHODS)}")
-    sub.add_argument("--repeats", type=int, help="readings of each question")
-    sub.add_argument("--train-length", help="of the policy, as 32k: losses are counted from there")
-    suite_options(sub)
-    reader_options(sub)
-    sub = command(
-        "build", _build, "ruler", "task files, to evaluate or to train on",
-        "Makes the tasks of a suite at each length, one file each, and goes on with those that\n"
-        "are missing. SUITE is ruler (13 tasks), ruler-qa, memory, or golongrl, which converts\n"
-        "the rows of --rows. Lengths are tokens of --tokenizer; without one, of a stand-in that\n"
-        "counts words and their parts. `eval` asks the samples of seed 0 without any files: a\n"
-        "training set needs a --seed of its own, or other questions.\n\n"
-        "examples: notepad-jax build ruler --lengths 8k,32k,128k --samples 50 --out data/ruler\n"
-        "          notepad-jax build ruler-qa --hotpotqa hotpot_train_v1.1.json --out train \\\n"
-        "              --paragraphs 200 --samples 8192 --seed 1 --form array_record \\\n"
-        "              --drop-known --endpoint http://localhost:8000/v1",
-    )  # fmt: skip
-    sub.add_argument("suite", metavar="SUITE", help="ruler, ruler-qa, memory or golongrl")
-    sub.add_argument("--out", required=True, help="the folder for the files")
-    sub.add_argument("--form", default="jsonl", help=f"{' or '.join(files.FORMS)} (jsonl)")
-    sub.add_argument("--seed", type=int, help="another seed makes other samples (0)")
-    sub.add_argument(
-        "--paragraphs", help="of ruler-qa, instead of lengths: 50,200 (published: 50 to 25,600)"
-    )
-    sub.add_argument("--rows", help="of golongrl: a parquet or jsonl file, or a gs:// URL")
-    sub.add_argument(
-        "--drop-known", action="store_true",
-        help="leave out questions that the policy or endpoint answers without the document",
-    )  # fmt: skip
-    suite_options(sub)
-    reader_options(sub)
-    sub = command(
-        "ask", _ask, "quickstart", "one question about a file of any size",
-        "Reads the file chunk by chunk in constant memory and shows the memory as it changes,\n"
-        "then the answer and which chunks changed the memory.\n\n"
-        "example: notepad-jax ask --policy runs/quickstart/hf story.txt 'code of Ada ?'",
-    )  # fmt: skip
-    sub.add_argument("file", help="a text file, or - for standard input")
-    sub.add_argument("question")
-    sub.add_argument("--policy", help="a Hugging Face folder (default: the config's)")
-
-    def conversion(
-        name: str, run: Callable[..., tuple[Any, str]], short: str, long: str
-    ) -> argparse.ArgumentParser:
-        sub = commands.add_parser(
-            name,
-            help=short,
-            description=long,
-            epilog=EXIT_CODES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        sub.set_defaults(run=run, config=None, usual=None)
-        sub.add_argument("--json", action="store_true", help="print one JSON object, no progress")
-        sub.add_argument("--overwrite", action="store_true", help="replace the policy there")
-        return sub
-
-    sub = conversion(
-        "import-hf", _import_hf, "a published model, as a checkpoint of ours",
-        "Reads config.json, safetensors and tokenizer of a Qwen2/2.5, Qwen3, Qwen3-MoE, Llama or\n"
-        "Mistral folder or bucket by byte range, each device its own slices, and writes a folder\n"
-        "that `train`, `eval` and `ask` take as --policy. (They take a local Hugging Face folder\n"
-        "as it is; import what lies in a bucket, or what is too large to hold twice.)\n\n"
-        "example: notepad-jax import-hf gs://bucket/Qwen2.5-7B-Instruct policies/qwen",
-    )  # fmt: skip
-    sub.add_argument("source", metavar="SRC", help="a local Hugging Face folder or a gs:// URL")
-    sub.add_argument("target", metavar="DST", help="a new local folder")
-    sub.add_argument("--dtype", help="of the checkpoint: bfloat16 or float32 (default: as stored)")
-    sub = conversion(
-        "export-hf", _export_hf, "a trained checkpoint, as transformers and vLLM load it",
-        "Streams one step out as sharded safetensors with index, config.json, generation_config\n"
-        "and tokenizer. Interrupted, it leaves the old folder or none. --adapters writes those of\n"
-        "a run with grpo.lora.rank above 0 alone, as PEFT loads them onto the published model.\n\n"
-        "examples: notepad-jax export-hf runs/mine exported --dtype bfloat16\n"
-        "          notepad-jax export-hf runs/mine adapters --adapters",
-    )  # fmt: skip
-    sub.add_argument("source", metavar="SRC", help="a run (runs/NAME) or what import-hf wrote")
-    sub.add_argument("target", metavar="DST", help="a new local folder or a gs:// URL")
-    sub.add_argument("--adapters", action="store_true", help="adapters alone, for PEFT")
-    sub.add_argument("--dtype", help="bfloat16 or float32 (bfloat16; of adapters, float32)")
-    sub.add_argument("--part-size", type=float, default=5.0, metavar="GB", help="of a file (5)")
-    sub.add_argument("--step", type=int, help="which checkpoint (default: the newest good one)")
-    sub.add_argument("--like", help="the Hugging Face folder whose tokenizer and ids to copy")
-    return parser
 
 
 if __name__ == "__main__":

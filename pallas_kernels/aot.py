@@ -8,10 +8,13 @@ numbers and not that the compiler accepts a kernel; this module proves the other
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
+import math
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -20,6 +23,15 @@ from jax.experimental import topologies
 
 # The smallest slice of each generation that libtpu describes under a name of its own.
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x4x4", "v6e": "v6e:16x16", "tpu7x": "tpu7x:2x2x1"}
+
+# Slices that can be had (cloud.google.com/tpu/docs/{v5e,v6e,v5p,tpu7x}, read 2026-11-22). On v5p
+# and tpu7x also those whose three sides are multiples of 4, up to so many chips.
+_FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_DEEP = ("1x1x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4")
+SLICES = {"v5e": _FLAT, "v6e": _FLAT, "v5p": _DEEP, "tpu7x": _DEEP}
+MOST_CHIPS = {"v5p": 6144, "tpu7x": 9216}
+# Chips of a host, where they are not 2x2: a single chip, and the hosts of eight.
+_HOSTS = {"1x1": (1, 1, 1), "1x1x1": (1, 1, 1), "2x4": (2, 4, 1)}
 
 # libtpu reads these once, when it is loaded.
 ENVIRONMENT = {
@@ -57,13 +69,47 @@ def devices(chip: str) -> tuple[Any, ...]:
     """
     if chip not in TOPOLOGIES:
         raise ValueError(f"chip {chip!r} is not one of {', '.join(TOPOLOGIES)}")
+    return _described(TOPOLOGIES[chip])
+
+
+@functools.cache
+def slice_of(name: str) -> tuple[Any, ...]:
+    """Returns compile-only devices of a whole slice, as "v5p:2x4x4"; two a chip on tpu7x.
+
+    Devices that share a `process_index` are of one host.
+
+    Raises:
+      ValueError: no such chip, or no such slice of it; the message says which there are.
+      MissingCompiler: libtpu is not installed.
+    """
+    chip, _, sides = name.partition(":")
+    if chip not in SLICES:
+        raise ValueError(
+            f"{name!r} names no TPU that is known here: write CHIP:SIDES as v5p:2x4x4, "
+            f"where CHIP is one of {', '.join(SLICES)}"
+        )
+    if sides not in SLICES[chip] and not _of_cubes(chip, sides):
+        more = ", or three sides that are multiples of 4" if chip in MOST_CHIPS else ""
+        raise ValueError(
+            f"there is no slice {name!r}; {chip} comes as {', '.join(SLICES[chip])}{more}"
+        )
+    host = {"chips_per_host_bounds": _HOSTS[sides]} if sides in _HOSTS else {}
+    return _described(name, **host)
+
+
+def _of_cubes(chip: str, sides: str) -> bool:
+    if chip not in MOST_CHIPS or not re.fullmatch(r"[1-9]\d?x[1-9]\d?x[1-9]\d?", sides):
+        return False
+    lengths = [int(side) for side in sides.split("x")]
+    return math.prod(lengths) <= MOST_CHIPS[chip] and not any(side % 4 for side in lengths)
+
+
+def _described(name: str, **how: Any) -> tuple[Any, ...]:
     if problem := missing_compiler():
         raise MissingCompiler(problem)
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    return tuple(
-        topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGIES[chip]).devices
-    )
+    for variable, value in ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    return tuple(topologies.get_topology_desc(platform="tpu", topology_name=name, **how).devices)
 
 
 def targeting(chip: str) -> Any:
@@ -84,5 +130,21 @@ def compile_for(
     Raises:
       what `devices` raises, and whatever the compiler has to say about the function.
     """
-    with targeting(chip):
+    with targeting(chip), nothing_kept():
         return jax.jit(function, donate_argnums=donate).trace(*avals).lower().compile()
+
+
+@contextlib.contextmanager
+def nothing_kept() -> Iterator[None]:
+    """For a with block in which no program that is compiled is written to jax's cache on disk.
+
+    What was compiled for chips that are not here can be written there, but not read again:
+    every later run would try, and warn.
+    """
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)

@@ -338,4 +338,4 @@ def _apply(
 def _share_changed(moved: Any) -> Array:
     leaves = jax.tree.leaves(moved)
     changed = sum(jnp.count_nonzero(leaf).astype(jnp.float32) for leaf in leaves)
-    return changed / sum(leaf.size for leaf in leaves)
+    return changed / float(sum(leaf.size for leaf in leaves))  # beyond int32 at 2.1 billion

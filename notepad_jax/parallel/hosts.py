@@ -12,6 +12,7 @@ Above: programs and checkpoint. Nobody else asks how many there are.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,36 +23,46 @@ from jax.experimental import multihost_utils
 AUTO = "auto"  # on TPU pods, and under SLURM or Open MPI, jax finds the others by itself
 
 
-def join(coordinator: str, count: int, index: int) -> None:
-    """Makes this process number `index` of `count`; before anything asks for a device.
+WAIT = 300  # seconds for all to come
 
-    `coordinator` is the first process' HOST:PORT, the same for all, or "auto". Raises
-    ValueError, in one line, where the others cannot be found.
+
+def join(where: str) -> None:
+    """Makes this process one of several; before anything asks for a device.
+
+    `where` is "HOST:PORT,COUNT,INDEX", of which HOST:PORT is the first process' and INDEX
+    counts from 0, or "auto". Raises ValueError, in one line, for anything else, and where the
+    others cannot be found.
     """
-    if jax.distributed.is_initialized():
-        return
+    found = re.fullmatch(r"([^,\s]+:\d+),(\d+),(\d+)", where)
+    if where != AUTO and (found is None or int(found[3]) >= int(found[2])):
+        raise ValueError(
+            f"--hosts is {where!r}; use 'auto', or HOST:PORT,COUNT,INDEX such as "
+            f"10.0.0.2:8476,4,0 with an index below the count"
+        )
     try:
-        if coordinator == AUTO:
-            jax.distributed.initialize()
+        if found is None:
+            jax.distributed.initialize(initialization_timeout=WAIT)
         else:
-            jax.distributed.initialize(coordinator, count, index)
+            jax.distributed.initialize(
+                found[1], int(found[2]), int(found[3]), initialization_timeout=WAIT
+            )
     except (RuntimeError, ValueError) as problem:
         said = (str(problem).splitlines() or [type(problem).__name__])[0][:300]
-        raise ValueError(
-            f"process {index} of {count} cannot join the others at {coordinator}: {said}"
-        ) from problem
+        raise ValueError(f"the other processes of --hosts {where} cannot be joined: {said}") from (
+            problem
+        )
 
 
 def count() -> int:
-    return jax.process_count()
+    return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
 def index() -> int:
-    return jax.process_index()
+    return jax.process_index() if jax.distributed.is_initialized() else 0
 
 
 def first() -> bool:
-    return jax.process_index() == 0
+    return index() == 0
 
 
 def gather(said: bytes) -> list[bytes]:

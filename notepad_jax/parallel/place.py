@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from notepad_jax.parallel import hosts
 from notepad_jax.parallel import mesh as meshes
 
 
@@ -42,7 +43,7 @@ def commit(tree: Any, shardings: Any = None) -> Any:
     process has the whole leaf and lays out what its own devices hold.
     """
     where: Sharding | Any = first_device() if shardings is None else shardings
-    if jax.process_count() == 1:
+    if hosts.count() == 1:
         return jax.device_put(tree, where)
     if isinstance(where, Sharding):
         return jax.tree.map(lambda leaf: _put(leaf, where), tree)

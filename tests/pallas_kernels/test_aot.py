@@ -59,3 +59,18 @@ def test_compiles_for_other_heads_and_dtypes(name: str, change: dict) -> None:
 def test_an_unknown_chip_is_refused_with_the_names_of_those_there_are() -> None:
     with pytest.raises(ValueError, match="'v4' is not one of v5e, v5p, v6e, tpu7x"):
         aot.devices("v4")
+
+
+def test_a_slice_has_the_devices_and_hosts_of_its_name() -> None:
+    counted = {}
+    for name in ("v5p:1x1x1", "v5p:2x4x4", "v5p:4x4x8", "v6e:2x4", "v5e:4x4", "tpu7x:2x2x1"):
+        devices = aot.slice_of(name)
+        counted[name] = len(devices), len({device.process_index for device in devices})
+    assert counted == {
+        "v5p:1x1x1": (1, 1),
+        "v5p:2x4x4": (32, 8),
+        "v5p:4x4x8": (128, 32),
+        "v6e:2x4": (8, 1),  # the one slice whose host has eight chips
+        "v5e:4x4": (16, 4),
+        "tpu7x:2x2x1": (8, 1),  # two cores a chip
+    }

@@ -1,0 +1,155 @@
+"""What to change in a config that does not fit, and about how much each change saves.
+
+Savings are estimates by proportion from what was compiled (half the rows, half the temporaries);
+only planning again with the change says for certain. Every change keeps the result of a step but
+the last ones, which say what they cost. Above: `plan`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from notepad_jax.programs.planned import HANDOFF, ROLLOUT, UPDATE, Planned
+from pallas_kernels import aot
+
+EVERYWHERE = (ROLLOUT, UPDATE, HANDOFF)
+KEPT_BY_REMAT = 1 / 4  # of an update's temporaries, about: layer inputs instead of all between
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A value of the config, or another slice, that needs less memory."""
+
+    key: str  # of the config; "" for another slice
+    value: Any
+    consequence: str
+    saves: int  # bytes of a device, in the phase that needs most (estimate)
+    enough: bool  # whether it alone would do (estimate)
+
+    @property
+    def words(self) -> str:
+        return f"--config.{self.key}={self.value}" if self.key else f"--tpu {self.value}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What planning found out; bytes of a device."""
+
+    peaks: Mapping[str, int]  # of each phase
+    temporaries: int  # of the update's largest program
+    hbm: int
+
+
+def changes(config: ConfigDict, made: Planned, found: Found, name: str) -> tuple[Change, ...]:
+    """Returns what would help on the slice `name`, the changes that suffice alone first."""
+    worst = max(found.peaks, key=lambda phase: found.peaks[phase])
+    listed = []
+    for key, value, consequence, saves in _candidates(config, made, found, name):
+        left = {phase: peak - saves.get(phase, 0) for phase, peak in found.peaks.items()}
+        if saves.get(worst, 0) > 0:
+            enough = max(left.values()) <= found.hbm
+            listed.append(Change(key, value, consequence, int(saves[worst]), enough))
+    return tuple(sorted(listed, key=lambda change: not change.enough))  # stable
+
+
+Candidate = tuple[str, Any, str, Mapping[str, float]]
+
+
+def _candidates(config: ConfigDict, made: Planned, found: Found, name: str) -> Iterator[Candidate]:
+    yield from _of_update(config, made, found)
+    yield from _of_engine(config, made, found)
+    yield from _of_training(config, made)
+    yield from _of_slices(config, made, found, name)
+
+
+def _of_update(config: ConfigDict, made: Planned, found: Found) -> Iterator[Candidate]:
+    g, parts, beside = config.grpo, made.trainer.shape["fsdp"], found.temporaries
+    if g.micro_batch_rows > parts:
+        saved = beside * (1 - parts / g.micro_batch_rows)
+        yield "grpo.micro_batch_rows", parts, "the same result, less at once", {UPDATE: saved}
+    if not g.remat:
+        saved = beside * (1 - KEPT_BY_REMAT)
+        yield "grpo.remat", "true", "the same result, a third more time", {UPDATE: saved}
+    turn = made.reading.update
+    longest = turn.prompt + turn.completion
+    shorter = max(math.ceil(longest / 1024) * 1024, g.row_length // 2)
+    if shorter < g.row_length:
+        saved = beside * (1 - shorter / g.row_length)
+        yield "grpo.row_length", shorter, "the same result, prefixes repeated", {UPDATE: saved}
+    if config.parallel.devices not in (0, made.devices):
+        share = 1 - made.trainer.size / made.devices
+        saved = {phase: share * _learnt(made, phase) for phase in EVERYWHERE}
+        yield "parallel.devices", 0, "learn on all devices of the slice", saved
+
+
+def _of_engine(config: ConfigDict, made: Planned, found: Found) -> Iterator[Candidate]:
+    e, held = config.engine, made.residents[ROLLOUT]
+    over = max(found.peaks.values()) - found.hbm
+    if e.cache_dtype == "float32":
+        saved = dict.fromkeys(EVERYWHERE, held["cache"] / 2)
+        yield "engine.cache_dtype", "bfloat16", "rounded keys and values", saved
+    turn = made.reading.update
+    least = 2 * math.ceil((turn.prompt + turn.completion) / e.page_size)
+    pages = max(least, int(e.pages * (1 - over / held["cache"]) * 0.98))
+    if pages < e.pages:
+        saved = dict.fromkeys(EVERYWHERE, held["cache"] * (1 - pages / e.pages))
+        yield "engine.pages", pages, "fewer readings at once", saved
+    host = made.devices // made.hosts
+    wider = [n for n in range(e.tensor + 1, host + 1) if host % n == made.policy.kv_heads % n == 0]
+    if wider:
+        share = 1 - e.tensor / wider[-1]
+        both = share * (held["weights"] + held["cache"])
+        arriving = share * made.residents[HANDOFF]["arriving weights"]
+        saved = {ROLLOUT: both, UPDATE: both, HANDOFF: both + arriving}
+        yield "engine.tensor", wider[-1], "one engine over more devices of a host", saved
+    dtype = config.checkpoint.rollout_dtype or made.policy.dtype
+    smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(dtype)
+    if smaller:
+        saved = dict.fromkeys(EVERYWHERE, held["weights"] * (0.5 if smaller != "int8" else 0.45))
+        yield "checkpoint.rollout_dtype", smaller, "the engine's weights are rounded", saved
+
+
+def _of_training(config: ConfigDict, made: Planned) -> Iterator[Candidate]:
+    held, arriving = made.residents[UPDATE], made.residents[HANDOFF]["arriving weights"]
+    if config.checkpoint.handoff == "storage":
+        saved = {HANDOFF: arriving - held["weights"]}
+        yield "checkpoint.handoff", "memory", "weights are cast where they are learnt", saved
+    if "reference" in held:
+        saved = dict.fromkeys(EVERYWHERE, held["reference"])
+        yield "grpo.kl_weight", 0, "another objective: no distance to the start", saved
+    if not config.grpo.lora.rank:
+        base = held["masters"] / 2
+        saved = {phase: _learnt(made, phase) - base for phase in EVERYWHERE}
+        yield "grpo.lora.rank", 16, "adapters learn instead of the weights", saved
+
+
+def _of_slices(config: ConfigDict, made: Planned, found: Found, name: str) -> Iterator[Candidate]:
+    """The smallest larger slice that would do: what is learnt is cut over more devices."""
+    chip = name.partition(":")[0]
+    if config.parallel.devices:
+        return
+    for sides in aot.SLICES[chip]:
+        more = math.prod(map(int, sides.split("x"))) * (2 if chip == "tpu7x" else 1)
+        if more <= made.devices:
+            continue
+        share = 1 - made.devices / more
+        saved = {phase: share * _learnt(made, phase) for phase in EVERYWHERE}
+        saved[UPDATE] += share * found.temporaries if _spread(config, made, more) else 0
+        if all(found.peaks[phase] - saved[phase] <= found.hbm for phase in EVERYWHERE):
+            yield "", f"{chip}:{sides}", "more devices", saved
+            return
+
+
+def _spread(config: ConfigDict, made: Planned, devices: int) -> bool:
+    """Whether the rows of a micro-batch can be spread over so many devices."""
+    return config.grpo.micro_batch_rows % (devices // made.trainer.shape["tensor"]) == 0
+
+
+def _learnt(made: Planned, phase: str) -> int:
+    held = made.residents[phase]
+    return sum(held.get(part, 0) for part in ("masters", "moments", "gradient"))

@@ -1,0 +1,342 @@
+"""From a config and a slice that is not here to the programs that a run would launch on it.
+
+Everything is abstract: shapes, dtypes and places, made by the functions that a run makes its
+arrays with, so what is compiled is what would run. A device's memory is two things, and they
+must not be counted twice: *residents* (masters, moments, gradient, the engine's weights, the
+cache), which stay, and what a program needs beside those that it is given. Where the
+weights are not at hand a policy is known by its published name (`configs.models`), and prompts
+are counted by the stand-in tokenizer. Above: `plan`; below: `parts`, `workload`, and the
+programs' own `lowered`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from configs.models import MODELS
+from notepad_jax.checkpoint.hf import huggingface
+from notepad_jax.checkpoint.targets import placed
+from notepad_jax.engine import executor, shapes
+from notepad_jax.engine.settings import EngineSettings
+from notepad_jax.grpo import micro_batches, state, update
+from notepad_jax.grpo.optimizer import make_optimizer
+from notepad_jax.model import lora, parameters
+from notepad_jax.model.config import PolicyConfig
+from notepad_jax.parallel import place
+from notepad_jax.parallel.rules import SERVING, TRAINING
+from notepad_jax.programs import learner, parts, workload
+from notepad_jax.text import chat
+from notepad_jax.text.approximate import ApproximateTokenizer
+from notepad_jax.text.prompts import Template
+from notepad_jax.text.tokenizer import open_tokenizer
+
+ROLLOUT, UPDATE, HANDOFF = "rollout", "update", "hand-off"
+PHASES = (ROLLOUT, UPDATE, HANDOFF)
+# Attention's products of a query and key: scores and values; and once more each, with the
+# gradients of both sides, in the two kernels of the backward pass.
+FORWARD, BACKWARD = 2, 7
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Something to compile, and what a step does with it; figures are of one device."""
+
+    name: str
+    phase: str
+    lower: Callable[[], jax.stages.Lowered]
+    holds: frozenset[str]  # the residents among its arguments
+    launches: float  # in a step, at its limits; 0: compiled, but such a step needs another shape
+    kernel_flops: float  # of attention in one launch, which the compiled text does not tell
+    kernel_bytes: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A run on a slice."""
+
+    model: str
+    counted_by: str  # whose tokens the prompts' lengths are
+    policy: PolicyConfig
+    devices: int
+    hosts: int
+    trainer: Mesh
+    engine: Mesh
+    engines: int
+    residents: Mapping[str, Mapping[str, int]]  # phase -> name -> bytes of a device
+    programs: tuple[Program, ...]
+    reading: workload.Readings
+    rollout: workload.Rollout
+    update: workload.Update
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Sizes of a policy, and how its prompts are counted."""
+
+    name: str
+    counted_by: str
+    config: PolicyConfig
+    stored: str  # dtype of its weights
+    template: Template
+
+
+def policy_of(config: ConfigDict) -> Policy:
+    """Reads the folder `config.policy`; where there is none, its name is a published model's.
+
+    Raises ValueError where it is neither.
+    """
+    folder = Path(config.policy)
+    if folder.is_dir():
+        found = huggingface.import_config(folder)
+        tokenizer = open_tokenizer(folder)
+        framed = config.reading.chat == "model" and chat.has_template(folder)
+        frame = chat.frame(chat.ChatTemplate.read(folder), tokenizer) if framed else None
+        counted_by, name = "its own tokenizer", str(folder)
+    elif folder.name in MODELS:
+        found, name = MODELS[folder.name], folder.name
+        tokenizer, frame, counted_by = _StandIn(), None, "a stand-in tokenizer"
+    else:
+        raise ValueError(
+            f"policy {config.policy!r} is no folder here, and its last part none of the published "
+            f"models whose sizes are known: {', '.join(MODELS)}"
+        )
+    template = Template.load(config.reading.template, tokenizer, frame)
+    sizes = dataclasses.replace(found, dtype=config.dtype or found.dtype)
+    return Policy(name, counted_by, sizes, found.dtype, template)
+
+
+class _StandIn(ApproximateTokenizer):
+    """Counts a template's text, its control pieces as a word each."""
+
+    def encode_template(self, text: str) -> Any:
+        return self.encode(text)
+
+
+def plan_of(config: ConfigDict, there: Sequence[Any]) -> Planned:
+    """Returns what a run of `config` would launch on the devices `there`; compiles nothing.
+
+    Raises ValueError, in the words of a run, for what cannot work: a mesh that does not divide
+    devices, heads, rows or the vocabulary, or sizes that do not fit each other.
+    """
+    plan, settings, optimizer_settings = learner.settings_of(config)
+    trainer = parts.trainers_mesh(config, there)
+    micro_batches.check_parts(settings.micro_batch_rows, trainer.shape["fsdp"])
+    host = [device for device in there if device.process_index == there[0].process_index]
+    engine = parts.engines_mesh(config.engine, host)
+    hosts = len({device.process_index for device in there})
+    policy = policy_of(config)
+    engine_settings = parts.engine_settings(
+        config.engine, parts.rules(config.reading), policy.template
+    )
+    reading = workload.readings(config, policy.template)
+    rollout = workload.rollout(reading, engine_settings, hosts, config.engine.use_drafts)
+    updates = workload.update(
+        reading, plan.row_length, settings.micro_batch_rows, trainer.shape["fsdp"],
+        plan.minibatches, plan.epochs,
+    )  # fmt: skip
+    frozen, trained = _partitions(config.grpo.lora, policy, trainer)
+    optimizer = make_optimizer(optimizer_settings)
+    weights = _rollout_weights(config, policy.config, engine)
+    learning = _Learning(policy.config, optimizer, settings, frozen, trained, trainer)
+    return Planned(
+        model=policy.name,
+        counted_by=policy.counted_by,
+        policy=policy.config,
+        devices=len(there),
+        hosts=hosts,
+        trainer=trainer,
+        engine=engine,
+        engines=hosts,
+        residents=_residents(config, learning, weights, engine_settings, engine),
+        programs=(
+            *_engine_programs(policy.config, engine_settings, weights, engine, rollout),
+            *_update_programs(learning, plan, updates),
+        ),
+        reading=reading,
+        rollout=rollout,
+        update=updates,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Learning:
+    config: PolicyConfig
+    optimizer: Any
+    settings: Any
+    frozen: Any
+    trained: Any
+    mesh: Mesh
+
+
+def _partitions(settings: ConfigDict, policy: Policy, mesh: Mesh) -> tuple[Any, Any]:
+    """(frozen, trained), as `learner.partition` has them, abstract."""
+    config = policy.config
+    whole = parameters.abstract_params(config, policy.stored)
+    base = placed(whole, parameters.shardings(config, mesh, TRAINING))
+    if not settings.rank:
+        return {}, base
+    chosen = lora.Lora(settings.rank, settings.alpha, tuple(settings.targets))
+    fresh = jax.eval_shape(lambda key: lora.init(config, chosen, key), jax.random.key(0))
+    scale = jax.ShapeDtypeStruct((config.layers,), jnp.float32, sharding=place.replicated(mesh))
+    return lora.frozen(base, scale), placed(fresh, lora.layout(config, chosen, mesh))
+
+
+def _rollout_weights(config: ConfigDict, policy: PolicyConfig, mesh: Mesh) -> Any:
+    """The engine's weights, as `parts.adopted` asks for them, abstract."""
+    dtype = config.checkpoint.rollout_dtype or policy.dtype
+    whole = placed(parameters.abstract_params(policy), parameters.shardings(policy, mesh, SERVING))
+    return parameters.rollout_target(policy, whole, dtype)
+
+
+# ---------------------------------------------------------------- memory that stays
+
+
+def bytes_of(tree: Any, dtype: str | None = None) -> int:
+    """Bytes on one device of leaves with shardings; `dtype` instead of their own."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(dtype or leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _residents(
+    config: ConfigDict, learning: _Learning, weights: Any, settings: EngineSettings, engine: Mesh
+) -> Mapping[str, Mapping[str, int]]:
+    """What lies on a device of trainer and engine in each phase, by name."""
+    states = state.abstract(learning.trained, learning.optimizer)
+    always = {
+        "masters": bytes_of(states.masters),
+        "moments": bytes_of(states.opt_state),
+        "frozen": bytes_of(learning.frozen),
+        "reference": bytes_of(learning.trained, learning.config.dtype)
+        if learning.settings.kl_weight
+        else 0,
+        "weights": bytes_of(weights),
+        "cache": executor.cache_bytes(learning.config, settings, engine),
+    }
+    # The policy that arrives, beside the one that is read with. Through storage it arrives as
+    # it was saved, in float32, and is cast leaf by leaf; in memory one leaf is on the way.
+    saved = jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=where),
+        parameters.abstract_params(learning.config),
+        parameters.shardings(learning.config, engine, SERVING),
+    )
+    leaf = max(bytes_of(x) for x in jax.tree.leaves(saved))
+    if config.checkpoint.handoff == "storage":
+        arriving = bytes_of(saved) + leaf
+    else:
+        arriving = always["weights"] + leaf
+    summed = bytes_of(learning.frozen)  # a policy with its adapters added in; 0 without any
+    phases = {
+        ROLLOUT: always,
+        UPDATE: always | {"gradient": always["masters"]},
+        HANDOFF: always | {"adapters added in": summed, "arriving weights": arriving},
+    }
+    return {
+        phase: {name: size for name, size in held.items() if size} for phase, held in phases.items()
+    }
+
+
+# ---------------------------------------------------------------- programs
+
+
+def _engine_programs(
+    config: PolicyConfig,
+    settings: EngineSettings,
+    weights: Any,
+    mesh: Mesh,
+    rollout: workload.Rollout,
+) -> list[Program]:
+    """A program for every shape of an engine; of each kind one is what full turns launch."""
+    tensor = mesh.shape["tensor"]
+    full = {
+        shapes.PrefixRow(shapes.prefix_widths(settings)[-1]),
+        shapes.TailRow(shapes.tail_widths(settings)[-1]),
+        rollout.decode_shape,
+    }
+    pair = 2 * config.heads // tensor * config.head_size * config.layers
+    token = 2 * config.layers * config.kv_heads * config.head_size / tensor
+    cached = token * jnp.dtype(settings.cache_dtype).itemsize
+    made = []
+    for shape in shapes.shapes(settings):
+        launches, flops, moved = 0.0, 0.0, 0.0
+        if shape not in full:
+            pass
+        elif isinstance(shape, shapes.PrefixRow):
+            launches, flops = rollout.prefix_launches, FORWARD * pair * rollout.prefix_pairs
+        elif isinstance(shape, shapes.TailRow):
+            launches, flops = rollout.tail_launches, FORWARD * pair * rollout.tail_pairs
+        else:
+            launches, steps = rollout.decode_launches, settings.steps_per_launch * shape.slots
+            flops = FORWARD * pair * steps * rollout.context
+            moved = cached * steps * rollout.context
+        made.append(
+            Program(
+                name=_name(shape),
+                phase=ROLLOUT,
+                lower=lambda shape=shape: executor.lowered(config, settings, weights, shape, mesh),
+                holds=frozenset({"weights", "cache"}),
+                launches=launches,
+                kernel_flops=flops,
+                kernel_bytes=moved,
+            )
+        )
+    return made
+
+
+def _name(shape: shapes.Shape) -> str:
+    if isinstance(shape, shapes.PrefixRow):
+        return f"prefix {shape.tokens}"
+    if isinstance(shape, shapes.TailRow):
+        return f"tails {shape.tokens}"
+    return f"decode {shape.slots} as {shape.rows}x{shape.members}"
+
+
+def _update_programs(
+    learning: _Learning, plan: learner.Plan, updates: workload.Update
+) -> list[Program]:
+    made: dict[str, jax.stages.Lowered] = {}
+
+    def lowered(name: str) -> jax.stages.Lowered:
+        if not made:
+            made.update(
+                update.lowered(
+                    learning.config, learning.optimizer, learning.settings, learning.trained,
+                    learning.frozen, plan.row_length, updates.most,
+                )
+            )  # fmt: skip
+        return made[name]
+
+    c, mesh = learning.config, learning.mesh
+    rows = learning.settings.micro_batch_rows // mesh.shape["fsdp"]
+    pair = 2 * c.heads // mesh.shape["tensor"] * c.head_size * c.layers * rows * updates.pairs
+    again = FORWARD if learning.settings.remat else 0
+    many = updates.micro_batches * updates.optimizer_steps
+    forwards = (plan.optimizer_steps > 1) + bool(learning.settings.kl_weight)
+    known = {
+        "accumulate": (("masters", "frozen", "gradient"), many, FORWARD + again + BACKWARD),
+        "apply": (("masters", "moments", "gradient"), updates.optimizer_steps, 0),
+        "logprobs": (("masters", "frozen"), many // plan.epochs * forwards, FORWARD),
+    }
+    return [
+        Program(
+            name=name,
+            phase=UPDATE,
+            lower=lambda name=name: lowered(name),
+            holds=frozenset(holds),
+            launches=launches,
+            kernel_flops=products * pair,
+            kernel_bytes=0.0,
+        )
+        for name, (holds, launches, products) in known.items()
+        if launches
+    ]

@@ -1,0 +1,160 @@
+"""How often a training step launches each of its programs, from a config alone.
+
+An upper bound, in the open: every document is `tasks.max_tokens` (or `data.tokens`) long, every
+question, memory and answer is at its limit, no draft is accepted, and nobody's turn ends early;
+groups that a rollout replaces are not in it. Rows of the update are packed by the packer that a
+run uses, from these lengths. Above: `planned`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from notepad_jax import packing
+from notepad_jax.engine import shapes
+from notepad_jax.engine.settings import EngineSettings
+from notepad_jax.packing import Piece
+from notepad_jax.text.prompts import Template
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """Tokens of one turn at its limits."""
+
+    shared: int  # of the prompt, before the memory
+    private: int  # of the prompt, from there on
+    completion: int
+
+    @property
+    def prompt(self) -> int:
+        return self.shared + self.private
+
+
+@dataclasses.dataclass(frozen=True)
+class Readings:
+    """A step's rollout."""
+
+    groups: int
+    members: int  # readings of a group
+    chunks: int  # of a document: as many update turns, then the answer
+    update: Turn
+    answer: Turn
+
+    @property
+    def completion_tokens(self) -> int:
+        """Of one reading."""
+        return self.chunks * self.update.completion + self.answer.completion
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """Launches of one engine in a step, and what attention meets in one of them."""
+
+    prefix_launches: float
+    prefix_pairs: int  # visible (query, key) pairs of a row
+    tail_launches: float
+    tail_pairs: int
+    decode_launches: float
+    decode_shape: shapes.Decode
+    context: float  # tokens cached for a slot, on average
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """Launches of the trainer in a step."""
+
+    optimizer_steps: int
+    micro_batches: int  # of one optimizer step
+    most: int  # trained tokens of the fullest device's rows
+    pairs: int  # visible pairs of the fullest row
+    rows: int  # of one optimizer step, without padding
+    tokens: int  # in them
+
+
+def readings(config: ConfigDict, template: Template) -> Readings:
+    """Returns what a step reads, every turn at its limits."""
+    r = config.reading
+    files = bool(config.tasks.files)
+    document = (config.tasks.max_tokens if files else 0) or config.data.tokens
+    question, chunk, memory = (
+        np.zeros(n, np.int32) for n in (r.max_question, r.chunk_size, r.max_memory)
+    )
+    update = template.update_prompt(question, chunk, memory)
+    answer = template.answer_prompt(question, memory)
+    return Readings(
+        groups=config.rollout.documents * (1 if files else config.data.questions),
+        members=config.rollout.group_size,
+        chunks=-(-document // r.chunk_size),
+        update=Turn(len(update.shared), len(update.tail), r.max_memory),
+        answer=Turn(len(answer.shared), len(answer.tail), r.max_answer),
+    )
+
+
+def rollout(reading: Readings, settings: EngineSettings, engines: int, drafts: bool) -> Rollout:
+    """Returns the launches of one of `engines` engines that share the readings evenly."""
+    groups = math.ceil(reading.groups / engines)
+    slots = min(settings.slots, groups * reading.members)
+    shape = shapes.decode_shape(settings, _groups_of(slots, reading.members))
+    turn = reading.update
+    width = shapes.prefix_widths(settings)[-1]
+    fit = max(1, width // (settings.pages_for(turn.shared) * settings.page_size))
+    tail = turn.private + (turn.completion if drafts else 0)
+    tails = max(1, settings.row_tokens // tail)
+    decoded = groups * reading.members * reading.completion_tokens
+    return Rollout(
+        prefix_launches=groups * reading.chunks / fit,
+        prefix_pairs=fit * _triangle(turn.shared),
+        tail_launches=groups * (reading.chunks + 1) * math.ceil(reading.members / tails),
+        tail_pairs=tails * (tail * turn.shared + _triangle(tail)),
+        decode_launches=decoded / slots / settings.steps_per_launch,
+        decode_shape=shape,
+        context=turn.prompt + turn.completion / 2,
+    )
+
+
+def _groups_of(slots: int, members: int) -> tuple[int, ...]:
+    whole, rest = divmod(slots, members)
+    return (members,) * whole + ((rest,) if rest else ())
+
+
+def update(
+    reading: Readings, row_length: int, rows: int, parts: int, minibatches: int, epochs: int
+) -> Update:
+    """Returns the optimizer steps of a rollout: `rows` a micro-batch, over `parts` of a mesh.
+
+    Raises ValueError where a turn does not fit a row.
+    """
+    minibatches = min(minibatches, reading.groups)
+    groups = math.ceil(reading.groups / minibatches)
+    turns = [reading.update] * (groups * reading.chunks) + [reading.answer] * groups
+    prefixes = [turn.shared for turn in turns]
+    tails = [[turn.private + turn.completion] * reading.members for turn in turns]
+    packed = packing.first_fit(prefixes, tails, row_length)
+    trained = [sum(turns[p.bundle].completion * (p.last - p.first) for p in row) for row in packed]
+    return Update(
+        optimizer_steps=minibatches * epochs,
+        micro_batches=math.ceil(len(packed) / rows),
+        most=max(trained) * (rows // parts),
+        pairs=max(sum(_pairs(turns[p.bundle], p) for p in row) for row in packed),
+        rows=len(packed),
+        tokens=sum(sum(_tokens(turns[p.bundle], p) for p in row) for row in packed),
+    )
+
+
+def _tokens(turn: Turn, piece: Piece) -> int:
+    return turn.shared + (piece.last - piece.first) * (turn.private + turn.completion)
+
+
+def _pairs(turn: Turn, piece: Piece) -> int:
+    own = turn.private + turn.completion
+    return _triangle(turn.shared) + (piece.last - piece.first) * (
+        own * turn.shared + _triangle(own)
+    )
+
+
+def _triangle(tokens: int) -> int:
+    return tokens * (tokens + 1) // 2

@@ -1,0 +1,347 @@
+"""A plan: what stays on a device, the verdict, the words; whole plans are compiled by CI."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import pytest
+
+from notepad_jax import cli
+from notepad_jax.engine import executor, shapes
+from notepad_jax.model import parameters
+from notepad_jax.parallel import mesh
+from notepad_jax.programs import (
+    advice,
+    configuration,
+    learner,
+    parts,
+    plan,
+    plan_table,
+    planned,
+    workload,
+)
+from pallas_kernels import aot, estimate
+
+ROOT = Path(__file__).parents[2]
+STARTER = f"--config.policy={ROOT / 'data' / 'starter'}"
+needs_libtpu = pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler())
+
+
+def planned_here(*words: str, name: str = "quickstart") -> planned.Planned:
+    """A plan for this machine's device, as if it were a slice; nothing is compiled."""
+    return planned.plan_of(configuration.load(name, words), jax.devices()[:1])
+
+
+def on(slice_name: str, *words: str) -> planned.Planned:
+    return planned.plan_of(configuration.load("qwen2_5_7b", words), aot.slice_of(slice_name))
+
+
+# ---------------------------------------------------------------- what stays
+
+
+def nbytes(tree) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_residents_are_what_a_run_has(rank):
+    words = [STARTER, f"--config.grpo.lora.rank={rank}", "--config.grpo.kl_weight=0.1"]
+    made = planned_here(*words)
+    config = configuration.load("quickstart", words)
+    policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config))
+    weights = nbytes(policy.params)
+    learning = learner.prepare(config, policy.config, policy.params)
+    held = dict(made.residents[planned.UPDATE])
+    assert held["masters"] == held["gradient"] == nbytes(learning.state.masters)
+    assert held["moments"] == nbytes(learning.state.opt_state)
+    assert held.get("frozen", 0) == nbytes(learning.frozen)
+    own = nbytes(learning.reference) - nbytes(learning.frozen)
+    assert held["reference"] == own > 0
+    assert held["weights"] == weights  # the starter computes in the dtype that it is stored in
+    settings = parts.engine_settings(
+        config.engine, parts.rules(config.reading), parts.template(config.reading, policy)
+    )
+    assert held["cache"] == nbytes(executor.Executor(policy.config, settings).pages)
+
+
+def test_every_program_of_an_engine_is_planned_and_each_kind_is_launched():
+    made = planned_here(STARTER)
+    config = configuration.load("quickstart", [STARTER])
+    template = planned.policy_of(config).template
+    settings = parts.engine_settings(config.engine, parts.rules(config.reading), template)
+    own = [program for program in made.programs if program.phase == planned.ROLLOUT]
+    assert len(own) == len(shapes.shapes(settings))
+    launched = [program.name.split()[0] for program in own if program.launches]
+    assert launched == ["prefix", "tails", "decode"]
+    names = [program.name for program in made.programs if program.phase == planned.UPDATE]
+    assert names == ["accumulate", "apply"]  # with one optimizer step nobody asks for logprobs
+
+
+def test_a_plan_needs_no_weights_and_cuts_what_it_cuts():
+    made = planned_here("--config.grpo.micro_batch_rows=1", "--config.engine.tensor=1",
+                        name="qwen2_5_7b")  # fmt: skip
+    count = 7_615_616_512
+    held = made.residents[planned.UPDATE]
+    assert made.counted_by == "a stand-in tokenizer"
+    assert held["masters"] == held["gradient"] == 4 * count
+    assert 8 * count <= held["moments"] <= 8 * count + 64
+    assert held["weights"] == held["reference"] == 2 * count
+    assert held["cache"] == 6144 * 128 * 28 * 2 * 4 * 128 * 2
+    arriving = made.residents[planned.HANDOFF]["arriving weights"]
+    assert arriving == 2 * count + 4 * 28 * 3584 * 18_944  # the copy, and one leaf in float32
+    stored = planned_here("--config.grpo.micro_batch_rows=1", "--config.engine.tensor=1",
+                          "--config.checkpoint.handoff=storage", name="qwen2_5_7b")  # fmt: skip
+    arriving = stored.residents[planned.HANDOFF]["arriving weights"]
+    assert arriving == 4 * count + 4 * 28 * 3584 * 18_944
+
+
+@needs_libtpu
+def test_a_slice_cuts_what_is_learnt_over_all_and_what_reads_over_a_host():
+    made = on("v5p:2x4x4")
+    count = 7_615_616_512
+    held = made.residents[planned.ROLLOUT]
+    assert (made.devices, made.hosts, made.engines) == (32, 8, 8)
+    assert 4 * count / 32 <= held["masters"] < 4.1 * count / 32  # norms and biases are whole
+    assert 2 * count / 4 <= held["weights"] < 2.01 * count / 4
+    assert held["cache"] == 6144 * 128 * 28 * 2 * 4 * 128 * 2 // 4
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    "slice_name, words, says",
+    [
+        ("v5e:8x8", (), "grpo.micro_batch_rows is 32, which 64 devices cannot share"),
+        ("v5p:2x4x4", ("--config.parallel.tensor=3",), "parallel.tensor is 3"),
+        ("v5p:2x4x4", ("--config.engine.tensor=8",), "engine.tensor is 8, but this host has 4"),
+        ("v5p:2x4x4", ("--config.parallel.tensor=8",), "cannot be split over tensor=8"),
+        ("v5p:2x2x1", ("--config.parallel.devices=5",), "parallel.devices is 5, but there are 4"),
+        ("v5p:2x4x4", ("--config.grpo.row_length=4096",), "raise the row length"),
+        ("v5p:2x4x4", ("--config.engine.pages=16",), "engine.pages is 16"),
+        ("v5p:2x4x4", ("--config.policy=GPT-9",), "none of the published models"),
+    ],
+)
+def test_what_cannot_run_there_is_one_line(capsys, slice_name, words, says):
+    assert cli.main(["plan", "--json", "--tpu", slice_name, *words]) == 1
+    said = capsys.readouterr().err.strip()
+    assert says in said and "\n" not in said
+
+
+def test_a_slice_that_does_not_exist_is_one_line(capsys):
+    assert cli.main(["plan", "--json", "--tpu", "v5p:3x3x3"]) == 1
+    assert "there is no slice 'v5p:3x3x3'" in capsys.readouterr().err
+
+
+def test_without_libtpu_one_line_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setattr(aot, "missing_compiler", lambda: "pip install 'notepad-jax[aot]'")
+    aot.slice_of.cache_clear()
+    assert cli.main(["plan", "--json", "--tpu", "v5p:2x2x1"]) == 1
+    assert "pip install" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- the verdict
+
+GB = 10**9
+
+
+def facts(name, phase, peak, beside=GB, **more) -> plan.Facts:
+    fields = dict(
+        launches=2.0, arguments=GB, refused="", flops=1e12, moved=1e9, sent={"all-gather": 5e8},
+        compute_seconds=0.2, memory_seconds=0.1, link_seconds=0.05,
+    )  # fmt: skip
+    return plan.Facts(name=name, phase=phase, peak=peak, beside=beside, **(fields | more))
+
+
+def test_a_phase_needs_its_largest_program_and_never_less_than_what_stays():
+    own = [facts("a", "update", 5 * GB), facts("b", "update", 9 * GB, link_seconds=0.9)]
+    phase = plan._phase("update", {"masters": 3 * GB}, own)
+    assert (phase.largest, phase.peak) == ("b", 9 * GB)
+    assert phase.seconds == pytest.approx(2 * 0.3 + 2 * 0.9)  # links run beside the rest
+    assert phase.limit == "b, links" and phase.flops == 4e12
+    nothing = plan._phase("hand-off", {"masters": 3 * GB, "arriving": 4 * GB}, [])
+    assert (nothing.largest, nothing.peak, nothing.seconds) == ("", 7 * GB, 0)
+
+
+class Compiled:
+    """What jax gives of a compiled program: 3 of arguments, 1 of them donated, 2 beside."""
+
+    def compile(self):
+        return self
+
+    def memory_analysis(self):
+        sizes = dict(argument=3 * GB, output=GB + GB // 2, alias=GB, temp=GB, generated_code=0)
+        names = {f"{name}_size_in_bytes": size for name, size in sizes.items()}
+        return type("Memory", (), names)
+
+    def as_text(self):
+        return (
+            "ENTRY %main (x: bf16[100,100]) -> bf16[400,100] {\n"
+            "  %x = bf16[100,100] parameter(0)\n"
+            "  ROOT %all = bf16[400,100] all-gather(%x), replica_groups={{0,1,2,3}}\n}\n"
+        )
+
+
+def program(**more) -> planned.Program:
+    fields = dict(
+        name="accumulate", phase=planned.UPDATE, lower=lambda: None, launches=1.0,
+        holds=frozenset({"masters"}), kernel_flops=459e12, kernel_bytes=0.0,
+    )  # fmt: skip
+    return planned.Program(**(fields | more))
+
+
+@pytest.fixture
+def small() -> planned.Planned:
+    """A run that has 2 GB of masters and 4 of cache on each device."""
+    there = mesh.one()
+    turn = workload.Turn(100, 10, 10)
+    made = planned.Planned(
+        model="small", counted_by="hand", policy=planned.MODELS["Qwen2.5-7B-Instruct"],
+        devices=4, hosts=1, trainer=there, engine=there, engines=1,
+        residents={
+            planned.ROLLOUT: {"masters": 2 * GB, "weights": GB, "cache": 4 * GB},
+            planned.UPDATE: {"masters": 2 * GB, "weights": GB, "cache": 4 * GB, "gradient": GB},
+            planned.HANDOFF: {"masters": 2 * GB, "weights": GB, "arriving weights": 2 * GB},
+        },
+        programs=(), reading=workload.Readings(4, 2, 3, turn, turn),
+        rollout=None, update=workload.Update(2, 3, 100, 1000, 6, 600),
+    )  # fmt: skip
+    return made
+
+
+def test_what_a_program_is_given_is_not_counted_twice(small):
+    chip = estimate.CHIPS["v5p"]
+    fact = plan._facts(program(), Compiled(), small, chip)
+    # Arguments 3 (the masters in them), 1.5 beside; weights, cache and gradient: 6 more.
+    assert (fact.arguments, fact.beside, fact.peak) == (3 * GB, GB + GB // 2, 10.5 * GB)
+    assert fact.sent == {"all-gather": 3 / 4 * 400 * 100 * 2}
+    assert fact.compute_seconds == 1.0 and fact.limit == "compute"  # a device is two cores
+    assert fact.link_seconds == 3 / 4 * 80_000 / 600e9
+
+
+def test_a_program_that_the_compiler_refuses_is_told_in_its_words(small):
+    class Refusing:
+        def compile(self):
+            raise jax.errors.JaxRuntimeError(
+                "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+                "temporaries (4.50G) exceeds available HBM (2.00G)."
+            )
+
+    fact = plan._facts(program(), Refusing(), small, estimate.CHIPS["v5p"])
+    assert fact.peak == 8 * GB and fact.beside == int(4.5 * 2**30)
+    assert "exceeds available HBM" in fact.refused
+
+
+def changes_of(small, peaks, hbm, *words):
+    config = configuration.load("quickstart", words)
+    found = advice.Found(peaks, 2 * GB, hbm)
+    return {c.key: c for c in advice.changes(config, small, found, "v5p:2x2x1")}
+
+
+def test_advice_says_what_alone_is_enough(small):
+    peaks = {planned.ROLLOUT: 9 * GB, planned.UPDATE: 12 * GB, planned.HANDOFF: 5 * GB}
+    found = changes_of(small, peaks, 10.6 * GB, "--config.grpo.micro_batch_rows=4")
+    # Four rows a device become one: three quarters of the temporaries.
+    rows = found["grpo.micro_batch_rows"]
+    assert (rows.value, rows.saves, rows.enough) == (1, int(1.5 * GB), True)
+    assert found["grpo.remat"].enough
+    assert found["engine.cache_dtype"].saves == 2 * GB
+    pages = found["engine.pages"]
+    assert 0 < pages.value < 1024 * (1 - 1.4 / 4)
+    assert not any(change.enough is False for change in list(found.values())[:3])
+    assert "checkpoint.handoff" not in found  # it helps another phase than the worst
+
+
+def test_advice_for_a_hand_off_and_for_a_larger_slice(small):
+    peaks = {planned.ROLLOUT: 3 * GB, planned.UPDATE: 3 * GB, planned.HANDOFF: 11 * GB}
+    found = changes_of(small, peaks, 10 * GB, "--config.parallel.devices=0")
+    assert found["checkpoint.handoff"].saves == GB
+    larger = found[""]
+    assert (larger.words, larger.enough) == ("--tpu v5p:2x2x2", True)
+
+
+def test_a_plan_that_does_not_fit_is_printed_and_ends_with_1(small, capsys, monkeypatch):
+    one = facts("accumulate", planned.UPDATE, 12 * GB, beside=2 * GB)
+    monkeypatch.setattr(aot, "slice_of", lambda name: jax.devices()[:1])
+    monkeypatch.setattr(planned, "plan_of", lambda config, there: small)
+    monkeypatch.setattr(plan, "_compiled", lambda *_: (one,))
+    assert cli.main(["plan", "--json", "--config", "quickstart", "--tpu", "v5p:2x2x1"]) == 0
+    fitting = json.loads(capsys.readouterr().out)
+    assert fitting["fits"] and fitting["verdict"].startswith("fits v5p:2x2x1: 12.0 of 102.8 GB")
+    tight = dataclasses.replace(estimate.CHIPS["v5p"], hbm_size=int(10.5 * GB))
+    monkeypatch.setitem(estimate.CHIPS, "v5p", tight)
+    assert cli.main(["plan", "--json", "--config", "quickstart", "--tpu", "v5p:2x2x1"]) == 1
+    out, err = capsys.readouterr()
+    assert not json.loads(out)["fits"]
+    assert "12.0 of 10.5 GB a device in the update, 1.5 GB too much; " in err
+    assert err.strip().count("\n") == 0 and "would do (estimate)" in err
+    assert cli.main(["plan", "--config", "quickstart", "--tpu", "v5p:2x2x1"]) == 1
+    shown = capsys.readouterr().out
+    for word in ("exact", "compiled", "estimate", "alone enough", "all-gather 0.500", "masters"):
+        assert word in shown
+
+
+def test_the_table_holds_what_the_plan_holds(small):
+    one = facts("accumulate", planned.UPDATE, 12 * GB, beside=2 * GB)
+    refused = facts("apply", planned.UPDATE, 12 * GB, refused="no room for 4 G")
+    phases = tuple(plan._phase(n, small.residents[n], [one, refused]) for n in planned.PHASES)
+    made = plan.Plan(
+        slice="v5p:2x2x1", model="small", parameters=2 * GB, prompts_counted_by="hand", devices=4,
+        hosts=1, trainer="4 x 1", engines=1, engine_tensor=1, hbm=100 * GB, phases=phases,
+        programs=(one, refused), step=plan._step(small), fits=True, verdict="fits", advice=(),
+    )  # fmt: skip
+    lines = plan_table.text(made).splitlines()
+    assert lines[0] == "small, 2.00 billion parameters, on v5p:2x2x1: 4 devices, 1 host(s)"
+    assert next(line for line in lines if line.startswith("  cache")).split() == [
+        "cache", "4.00", "4.00",
+    ]  # fmt: skip
+    assert any("refused by the compiler: no room for 4 G" in line for line in lines)
+    assert lines[-1] == "fits"
+
+
+# ---------------------------------------------------------------- the real compiler
+
+LARGE = [
+    ("Qwen2.5-7B-Instruct", "v5e:8x8", 1, 1, ()),
+    ("Qwen2.5-7B-Instruct", "v5p:2x4x4", 1, 4, ()),
+    ("Qwen2.5-7B-Instruct", "v6e:8x8", 4, 4, ()),
+    ("Qwen2.5-14B-Instruct", "v5p:4x4x4", 2, 4, ()),
+    ("Qwen3-30B-A3B", "v5p:4x4x4", 4, 4, ()),
+    ("Qwen3-4B", "v6e:4x4", 1, 4, ("--config.grpo.lora.rank=16",)),
+]
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize("model, slice_name, tensor, engine, words", LARGE)
+def test_every_program_of_a_large_run_lowers(model, slice_name, tensor, engine, words):
+    """Shapes, shardings and kernels of published sizes; XLA's own part is the next test."""
+    devices = len(aot.slice_of(slice_name))
+    made = on(
+        slice_name, f"--config.policy={model}", f"--config.parallel.tensor={tensor}",
+        f"--config.grpo.micro_batch_rows={devices // tensor}", f"--config.engine.tensor={engine}",
+        *words,
+    )  # fmt: skip
+    with plan.pallas_kernels.using("pallas"):
+        texts = [program.lower().as_text() for program in made.programs]
+    assert len(texts) == len(made.programs) > 20
+    held = made.residents[planned.UPDATE]
+    assert held["masters"] < 4.2 * parameters.count(made.policy) / devices or "frozen" in held
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_the_starter_is_planned_whole(capsys):
+    words = [
+        "plan", "--json", "--config", "quickstart", "--tpu", "v5e:1x1", STARTER,
+        "--config.engine.slots=1", "--config.engine.row_tokens=64",
+        "--config.reading.chunk_size=64", "--config.grpo.row_length=512",
+    ]  # fmt: skip
+    assert cli.main(words) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["fits"] and made["hbm"] == int(15.75 * 2**30)
+    by_name = {one["name"]: one for one in made["programs"]}
+    assert by_name["accumulate"]["flops"] > 1e9 and by_name["apply"]["moved"] > 1e6
+    update = next(phase for phase in made["phases"] if phase["name"] == "update")
+    assert update["peak"] > sum(update["residents"].values())
+    # A cache of 4 MB beside which nothing is large: no program holds a second copy of it.
+    assert all(one["beside"] < 2**28 for one in made["programs"])
