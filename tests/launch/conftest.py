@@ -4,6 +4,7 @@ No test here reaches the network: `gcloud` on the path is fake_gcloud.sh, and ev
 a script could call is what a bare machine has.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -66,10 +67,16 @@ class World:
             "PATH": f"{self.folder / 'bin'}:{os.defpath}", "WORLD": str(self.folder),
             "HOME": str(home), **self.environment,
         }  # fmt: skip
-        return subprocess.run(
-            [str(word) for word in words], env=environment, text=True, capture_output=True,
-            timeout=60, stdin=subprocess.DEVNULL, **options,
+        process = subprocess.Popen(
+            [str(word) for word in words], env=environment, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, **options,
         )  # fmt: skip
+        try:
+            stdout, stderr = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # all that it started, too
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def calls(self, verb: str = "") -> list[list[str]]:
         """The arguments of all calls of gcloud that have the word `verb`."""
@@ -91,6 +98,20 @@ def name(call: list[str]) -> str:
     """The first word after the verb that is not an option, nor a kind of policy."""
     rest = call[next(i for i, word in enumerate(call) if word in ("create", "delete")) + 1 :]
     return next(word for word in rest if word != "workload-policy")
+
+
+def trained(world):
+    """The command lines of the trainings so far."""
+    file = world.folder / "trained"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def steps(world, run="first"):
+    """The steps whose checkpoints and lines are in the bucket."""
+    folder = world.bucket / "note" / "runs" / run
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    names = [path.name for path in (folder / "checkpoints").iterdir()]
+    return sorted(names), [json.loads(line)["step"] for line in lines]
 
 
 def run_of(home: Path) -> int | None:

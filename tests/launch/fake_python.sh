@@ -24,7 +24,7 @@ done
 mkdir -p "$folder/checkpoints"
 echo '{}' >"$folder/config.json"
 touch "$folder/.lock"
-steps=$(wc -l <"$folder/metrics.jsonl" 2>/dev/null || echo 0)
+steps=$(cat "$folder/metrics.jsonl" 2>/dev/null | wc -l)
 step() {
     steps=$((steps + 1))
     mkdir "$folder/checkpoints/.$steps.writing"
