@@ -38,6 +38,7 @@ step
 mkdir "$folder/checkpoints/.9.writing" # a save under way
 case $(cat "$WORLD/training" 2>/dev/null) in
 fails) exit 1 ;;
+stops) exit 130 ;;
 waits) while :; do sleep 0.05; done ;;
 *) step ;;
 esac

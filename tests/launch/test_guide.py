@@ -92,12 +92,12 @@ def test_every_command_of_the_guide_runs_in_its_order(world, host):
     for block in blocks(LAUNCH / "README.md"):
         if "run.sh\n" in block:  # so that nobody waits half a minute
             with (copy / "launch" / "settings.env").open("a") as settings:
-                settings.write("POLL_SECONDS=0\n")
+                settings.write("POLL_SECONDS=0.1\n")
         done = world.command("bash", "-euo", "pipefail", "-c", block, cwd=copy)
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
         said += done.stdout + done.stderr
         if "TPU notepad" in done.stdout and "delete.sh" not in block:
-            assert ": ready; 4 chips" in done.stdout or ": absent" in done.stdout
+            assert ": ready (ACTIVE); 4" in done.stdout or ": absent" in done.stdout
     assert trained(world) == [WORDS] and '{"step": 2}' in said
     assert "run first is done" in said and "paid for by the hour any more" in said
     assert not world.has("queued/notepad") and not world.has("bucket/my-bucket/notepad/runs")

@@ -18,7 +18,7 @@ FLAGS = {"FLAGS": "--config.steps=20 --config.seed=1"}
 WORDS = "train --config quickstart --name first"
 
 
-def until(condition, seconds=20):
+def until(condition, seconds=60):
     """Waits until something is so; a test that waits in vain fails here."""
     end = time.monotonic() + seconds
     while not condition():
@@ -162,6 +162,12 @@ def test_copies_are_made_while_it_runs(world, host):
     world.call("run.sh", "--stop")
 
 
+def test_a_program_that_somebody_stopped_is_not_begun_again(world, host):
+    world.put("training", "stops")
+    assert world.call("run.sh").returncode == 130
+    assert world.state() == "stopped" and len(trained(world)) == 1
+
+
 # ---------------------------------------------------------------- what is lost
 
 
@@ -182,12 +188,15 @@ def test_a_slice_that_is_taken_away_is_made_again_and_the_run_goes_on(world, hos
     until(lambda: (world.bucket / "note" / "runs" / "first" / "metrics.jsonl").exists())
     world.put("training", "ends")
     lose(world, host)
-    caller.join(30)
+    caller.join(90)
     assert ends and ends[0].returncode == 0, ends
     assert trained(world) == [WORDS, f"{WORDS} --resume"]
     assert steps(world) == (["2", "3"], [1, 2, 3])
     assert world.changes() == ["create note", "delete note", "create note"]
     assert "making it again, 1 of at most 10" in ends[0].stderr
+    assert "could not be had (SUSPENDED)" in ends[0].stderr
+    log = (world.bucket / "note" / "logs" / "first" / "host-0.log").read_text()
+    assert log.count(f"notepad-jax {WORDS}") == 2 and "went on from" in log
     assert sum("code.tar.gz" in " ".join(call) for call in world.calls("cp")) == 1
 
 

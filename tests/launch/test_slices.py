@@ -311,7 +311,9 @@ def test_status_says_how_it_stands_and_changes_nothing(world, states, stands):
     world.put("bucket/my-bucket/note/state/first", "running")
     world.put("bucket/my-bucket/note/runs/first/metrics.jsonl", '{"step": 1}', '{"step": 2}')
     done = world.call("status.sh")
-    assert done.returncode == 0 and f": {stands}" in done.stdout
+    assert (
+        done.returncode == 0 and f": {stands} ({states[0] if states else 'absent'})" in done.stdout
+    )
     assert "run first: running" in done.stdout and 'bucket: {"step": 2}' in done.stdout
     assert ("paid for" in done.stdout) == (stands != "absent")
     assert all(set(call) & {"describe", "cat"} for call in world.calls())
