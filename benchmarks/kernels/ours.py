@@ -7,7 +7,7 @@ compiles all of them for every chip.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -60,13 +60,17 @@ def _packed(model: Model, chip: str) -> Program:
     )
 
 
+def row_of_a_group(prefix: int, tails: Sequence[int]) -> np.ndarray:
+    """The mask of a prefix and the tails that share it: kv_end, int32 [tokens]."""
+    tail_ends = prefix + np.cumsum(tails)
+    ends = [np.full(prefix, prefix + sum(tails)), np.repeat(tail_ends, tails)]
+    return np.concatenate(ends).astype(np.int32)
+
+
 def _blocks_of_a_group(size_q: int, size_k: int, prefix: int, tails: int, tail: int) -> list[str]:
     """Compares the schedule of tails behind a shared prefix with what its mask needs."""
-    ends = [prefix + tails * tail] * prefix
-    for i in range(1, tails + 1):
-        ends += [prefix + i * tail] * tail
-    kv_end = np.asarray(ends, np.int32)
-    total = len(ends)
+    kv_end = row_of_a_group(prefix, [tail] * tails)
+    total = len(kv_end)
     built = schedule.packed_schedule(jnp.asarray(kv_end[None]), total, size_q, size_k)
     scheduled = int(built.count)
     needed = visible = 0
