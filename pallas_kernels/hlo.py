@@ -164,10 +164,23 @@ def trip_count(
     for one in condition.values():
         if one.op != "compare" or "direction=LT" not in one.attributes:
             continue
-        bound = condition[one.operands[1]]
+        counter, bound = (condition[name] for name in one.operands)
         if bound.op == "constant" and bound.inner.isdigit():
-            return int(bound.inner)
+            return -(-int(bound.inner) // _step(computations[loop.called("body")], counter))
     return math.prod(n for scope, n in rounds.items() if scope in loop.attributes)
+
+
+def _step(body: Computation, counter: Instruction) -> int:
+    """What a loop's body adds to its counter: 2 where the compiler unrolled it, or 1."""
+    index = re.search(r"index=(\d+)", counter.attributes)
+    root = next(one for one in body.values() if one.root)
+    if index is None or root.op != "tuple":
+        return 1
+    added = body[root.operands[int(index[1])]]
+    if added.op != "add":
+        return 1
+    steps = [body[name].inner for name in added.operands if body[name].op == "constant"]
+    return int(steps[0]) if steps and steps[0].isdigit() else 1
 
 
 def _cost(

@@ -321,6 +321,7 @@ def _update_programs(
     pair = 2 * c.heads // mesh.shape["tensor"] * c.head_size * c.layers * rows * updates.pairs
     again = FORWARD if learning.settings.remat else 0
     many = updates.micro_batches * updates.optimizer_steps
+    # Of the trainer's policy, and of the reference, whose program differs in its weights' dtype.
     forwards = (plan.optimizer_steps > 1) + bool(learning.settings.kl_weight)
     known = {
         "accumulate": (("masters", "frozen", "gradient"), many, FORWARD + again + BACKWARD),

@@ -164,6 +164,16 @@ def test_a_tpus_products_loops_and_memory_by_hand():
     assert (costs["silent"].moved, costs["silent"].flops) == (0, 0)
 
 
+def test_a_loop_that_the_compiler_unrolled_counts_in_larger_steps():
+    unrolled = TPU.replace("constant(3)", "constant(9)").replace(
+        "  ROOT %next = (s32[]{:T(128)}, bf16[64,32]",
+        "  %four = s32[]{:T(128)} constant(4)\n  %later = s32[]{:T(128)} add(%i, %four)\n"
+        "  ROOT %next = (s32[]{:T(128)}, bf16[64,32]",
+    ).replace("tuple(%i, %x, %w)", "tuple(%later, %x, %w)")  # fmt: skip
+    costs = {cost.instruction.name: cost for cost in hlo.instructions(unrolled)}
+    assert costs["heads"].times == 3  # 0, 4, 8
+
+
 @pytest.mark.parametrize(
     "window, left, right, labels, out, meets",
     [
