@@ -234,12 +234,12 @@ def _convolution_flops(computation: Computation, one: Instruction) -> tuple[int,
     out = dims(one.type)[0][1]
     size = lambda at, letter, label: at[label.index(letter)]  # noqa: E731
     pairs = size(out, "b", labels[3]) * size(right, "i", labels[2]) * size(right, "o", labels[2])
-    for n, digit in enumerate(letter for letter in labels[2] if letter.isdigit()):
+    for digit in (letter for letter in labels[2] if letter.isdigit()):
         taps, places = (size(*pair) for pair in (
             (right, digit, labels[2]), (out, digit, labels[3])
         ))  # fmt: skip
         reach = size(left, digit, labels[1])
-        part = lambda key, default: window.get(key, "x".join([default] * 9)).split("x")[n]  # noqa: B023, E731
+        part = lambda key, default: window.get(key, "x".join([default] * 9)).split("x")[int(digit)]  # noqa: B023, E731
         stride, wide, sparse = (int(part(k, "1")) for k in ("stride", "lhs_dilate", "rhs_dilate"))
         before = int(part("pad", "0_0").split("_")[0])
         pairs *= sum(
