@@ -2,7 +2,7 @@
 
 Progress goes to standard error and results to standard output, as text or with `--json` as
 one JSON object. Exit codes: 0 done; 1 something about the input is wrong (one line says
-what); 2 the command line is wrong; 130 stopped with Ctrl-C (a training run can be resumed).
+what); 2 the command line is wrong; 130 stopped with Ctrl-C, 143 with SIGTERM (a run goes on).
 
 What the commands are stands in `commands`; here is what they have in common.
 """
@@ -25,7 +25,8 @@ from ml_collections import ConfigDict
 
 import pallas_kernels
 from notepad_jax import commands
-from notepad_jax.programs import compiled, configuration, reading_list
+from notepad_jax.parallel import hosts
+from notepad_jax.programs import compiled, configuration, reading_list, stopping, telling
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_json
 from notepad_jax.telemetry.metrics import CONFIG
@@ -67,7 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = None
     try:
         with contextlib.ExitStack() as stack:
-            screen = stack.enter_context(choose(quiet=arguments.json))
+            stack.enter_context(stopping.told_apart())
+            if getattr(arguments, "hosts", None):
+                hosts.join(arguments.hosts)
+            screen = stack.enter_context(choose(quiet=arguments.json or not hosts.first()))
             if hasattr(arguments, "name"):
                 folder = stack.enter_context(opened_folder(arguments))
             config = ConfigDict()
@@ -80,12 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 result, text = arguments.run(arguments, config, folder, screen)
             except commands.Refused as error:
                 result, text, refused = error.result, error.text, error
-        _print(json.dumps(result, indent=1, default=_plain) if arguments.json else text)
+        if hosts.first():
+            _print(json.dumps(result, indent=1, default=_plain) if arguments.json else text)
         if refused:
             raise refused
-    except KeyboardInterrupt:
-        print(f"notepad-jax: stopped{again(arguments, folder)}", file=sys.stderr)
-        return 130
+    except stopping.Stopped as stop:
+        print(f"notepad-jax: {stop}{again(arguments, folder)}", file=sys.stderr)
+        return stop.exit_code
     except BrokenPipeError:
         return 0
     except (ValueError, OSError, CompleterFailed) as error:
@@ -118,7 +123,9 @@ def opened_folder(arguments: argparse.Namespace) -> contextlib.AbstractContextMa
     name = run_folder.plain_name(arguments.name) if named else arguments.command
     folder = Path("runs") / name
     if named or arguments.resume:
-        return run_folder.opened(folder, arguments.resume)
+        return telling.opened(folder, arguments.resume)
+    if hosts.count() > 1:
+        raise ValueError("several processes need one name for their run; say --name")
     return run_folder.numbered(folder)
 
 

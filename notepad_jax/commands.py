@@ -33,7 +33,7 @@ from notepad_jax.programs import (
 )
 from notepad_jax.telemetry.progress import Screen
 
-EXIT_CODES = "exit codes: 0 done, 1 bad input, 2 bad command line, 130 stopped with Ctrl-C"
+EXIT_CODES = "exit codes: 0 done, 1 bad input, 2 bad command line, 130 Ctrl-C, 143 SIGTERM"
 OVERRIDES = """\
 Any value of the config can be changed on the command line:
   --config.steps=20 --config.grpo.clip_high=0.28
@@ -208,12 +208,17 @@ def build_parser() -> argparse.ArgumentParser:
         "Measures the starter policy by document length, trains it with GRPO on short documents,\n"
         "measures it again up to 3.5 million tokens, exports it, and writes a report with plots.",
     ))  # fmt: skip
-    training_options(command(
+    sub = command(
         "train", _train, "quickstart", "reinforcement learning on the final answer (GRPO)",
         "Rollout, reward, update, hand-off, again. Everything goes to runs/NAME: config.json,\n"
-        "metrics.jsonl and TensorBoard events, ledger.jsonl, checkpoints/, trajectories.jsonl.\n\n"
+        "metrics.jsonl and TensorBoard events, ledger.jsonl, checkpoints/, trajectories.jsonl.\n"
+        "Ctrl-C or SIGTERM keeps the finished turns of the rollout, too, and --resume goes on.\n\n"
         "example: notepad-jax train --name mine --config.steps=40 --config.seed=1",
-    ))  # fmt: skip
+    )  # fmt: skip
+    training_options(sub)
+    sub.add_argument("--hosts", metavar="WHERE", help="one run of several processes, started alike "
+                     "on all hosts: auto (TPU pods, SLURM), or HOST:PORT,COUNT,INDEX; runs/ is on "
+                     "a disk that all of them see")  # fmt: skip
     sub = command(
         "plan", _plan, "qwen2_5_7b", "whether a config fits a TPU slice that is not here",
         "Compiles every program of a training run with the TPU compiler (no TPU is needed) and\n"

@@ -16,10 +16,13 @@ from pallas_kernels.dispatch import (
     use,
     using,
 )
-from pallas_kernels.pages import Pages, PageTables
+from pallas_kernels.pages import CACHE_DTYPES, Pages, PageTables
+from pallas_kernels.remat import SAVE_ATTENTION
 
 __all__ = [
     "BACKENDS",
+    "CACHE_DTYPES",
+    "SAVE_ATTENTION",
     "PageTables",
     "Pages",
     "backend",

@@ -8,12 +8,10 @@ time for a chip that is not here. Arguments are checked here, before anything co
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
@@ -165,29 +163,30 @@ def paged_attention(
         kernel that is made for it. Only read with `cu_q_lens_B1`.
     Raises:
       ValueError: shapes, head counts or dtypes do not fit each other, or a page size does not
-        tile (the TPU kernels need a multiple of 16 tokens in bfloat16, 8 in float32).
+        tile (the TPU kernels need a multiple of 8 tokens in float32, 16 in bfloat16, 128 in
+        int8).
     """
     T, N, _ = q_TNH.shape
     check_heads(N, k_TKH.shape[1])
     B = kv_lens_B.shape[0]
     if cu_q_lens_B1 is None and T != B:
         raise ValueError(f"{T} queries for {B} sequences: give cu_q_lens if they are not decoding")
-    if cu_q_lens_B1 is None and not _pallas():
+    if cu_q_lens_B1 is None and _pallas():
+        return paged.paged_attention(
+            q_TNH, k_TKH, v_TKH, pages, layer, tables, kv_lens_B,
+            interpret=backend() == "interpret",
+        )  # fmt: skip
+    if cu_q_lens_B1 is None:
         # How often the loops run is in the data: a GPU's host waits for it before every round.
         sizes = (2048, 2048) if backend() == "xla" else (128, 512)
         return reference.paged_attention(
             q_TNH, k_TKH, v_TKH, pages, layer, tables, kv_lens_B, sizes
         )
-    if cu_q_lens_B1 is None:
-        cu_q_lens_B1, decode = jnp.arange(B + 1, dtype=jnp.int32), B
     rows_BP = layer * pages.pages_per_layer + tables.whole_BP(pages.page_size)
     ragged = reference.ragged_paged_attention
     if _pallas():
         ragged = functools.partial(paged.ragged_paged_attention, interpret=backend() == "interpret")
-    out, data = ragged(
-        q_TNH, k_TKH, v_TKH, pages.data, rows_BP, kv_lens_B, cu_q_lens_B1, (decode, decode, B)
-    )
-    return out, dataclasses.replace(pages, data=data)
+    return ragged(q_TNH, k_TKH, v_TKH, pages, rows_BP, kv_lens_B, cu_q_lens_B1, (decode, decode, B))
 
 
 def cache_head_size(head_size: int) -> int:

@@ -6,6 +6,10 @@ every head is a plain tile. The pages of all layers lie in one array; layer l's 
 updated in place. A sequence's context is read in two parts: pages it shares with others
 (always full), then its private pages. Sharing is nothing but the same page number in
 several tables.
+
+An int8 cache holds each key and each value as integers of -127..127 times one float32 number, its
+scale. The scales lie in a second array, page for page and head for head beside the first, so
+that both are cut over a mesh along the same axis.
 """
 
 from __future__ import annotations
@@ -15,7 +19,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
+
+CACHE_DTYPES = ("float32", "bfloat16", "int8")
+
+
+def quantised(dtype: DTypeLike) -> bool:
+    """Whether a cache of this dtype has scales."""
+    return jnp.dtype(dtype) == jnp.int8
+
+
+def quantise(x: Float[Array, "*any H"]) -> tuple[Int[Array, "*any H"], Float[Array, "*any"]]:
+    """Rounds vectors to int8 times a float32 scale each, their largest number / 127."""
+    x = x.astype(jnp.float32)
+    scale = jnp.max(jnp.abs(x), axis=-1) / 127
+    rounded = jnp.round(x / jnp.where(scale == 0, 1, scale)[..., None])
+    return rounded.astype(jnp.int8), scale
 
 
 @jax.tree_util.register_dataclass
@@ -26,15 +46,18 @@ class Pages:
     C is the head size H, or more (see `dispatch.cache_head_size`); the rest is zeros.
     """
 
-    data: Any  # float [LP, 2, K, Z, C]
+    data: Any  # float32, bfloat16 or int8 [LP, 2, K, Z, C]
     pages_per_layer: int = dataclasses.field(metadata=dict(static=True))
+    scales: Any = None  # float32 [LP, 2, K, 1, Z] of an int8 cache; other caches have none
 
     @classmethod
     def zeros(
         cls, layers: int, pages: int, kv_heads: int, page_size: int, head_size: int, dtype: str
     ) -> Pages:
-        shape = (layers * pages, 2, kv_heads, page_size, head_size)
-        return cls(jnp.zeros(shape, dtype), pages)
+        before = layers * pages, 2, kv_heads
+        data = jnp.zeros((*before, page_size, head_size), dtype)
+        scales = jnp.zeros((*before, 1, page_size), jnp.float32) if quantised(dtype) else None
+        return cls(data, pages, scales)
 
     @property
     def page_size(self) -> int:
@@ -44,16 +67,39 @@ class Pages:
     def layers(self) -> int:
         return self.data.shape[0] // self.pages_per_layer
 
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """`data`, and `scales` if there are any."""
+        return (self.data,) if self.scales is None else (self.data, self.scales)
+
+    def of(self, *arrays: Array) -> Pages:
+        """Returns a cache like this one with other `arrays`."""
+        data, scales = (*arrays, None)[:2]
+        return dataclasses.replace(self, data=data, scales=scales)
+
     def read_heads(
         self, layer: Array, table_BP: Int[Array, "B P"], head_size: int
     ) -> tuple[Float[Array, "B K S H"], Float[Array, "B K S H"]]:
-        """Returns the keys and values of each row's pages, S = P * Z, heads before tokens."""
+        """Returns the keys and values of each row's pages, S = P * Z, heads before tokens.
+
+        In the cache's dtype, of an int8 cache in float32.
+        """
+        return self.read_rows(layer * self.pages_per_layer + table_BP, head_size)
+
+    def read_rows(
+        self, rows_BP: Int[Array, "B P"], head_size: int
+    ) -> tuple[Float[Array, "B K S H"], Float[Array, "B K S H"]]:
+        """`read_heads` of rows of `data`, whichever layer's they are."""
         _, _, K, Z, C = self.data.shape
-        B, P = table_BP.shape
-        rows = (layer * self.pages_per_layer + table_BP)[:, None, :]  # [B, 1, P]
-        k, v = (self.data[rows, kind, jnp.arange(K)[:, None]] for kind in (0, 1))
-        k, v = k.reshape(B, K, P * Z, C), v.reshape(B, K, P * Z, C)
-        return k[..., :head_size], v[..., :head_size]
+        B, P = rows_BP.shape
+        rows = rows_BP[:, None, :]  # [B, 1, P]
+
+        def one(kind: int) -> Array:
+            at = rows, kind, jnp.arange(K)[:, None]
+            x = self.data[at].reshape(B, K, P * Z, C)[..., :head_size]
+            return x if self.scales is None else x * self.scales[at].reshape(B, K, P * Z, 1)
+
+        return one(0), one(1)
 
     def read(
         self, layer: Array, table_BP: Int[Array, "B P"], head_size: int
@@ -72,9 +118,12 @@ class Pages:
         L, B, T, K, H = k_LBTKH.shape
         Z, P = self.page_size, table_BP.shape[1]
         kv = jnp.stack([k_LBTKH, v_LBTKH], 3).reshape(L, B, P, Z, 2, K, H)
-        kv = self._entries(kv.transpose(0, 1, 2, 4, 5, 3, 6))
+        data, *scales = self.entries(kv.transpose(0, 1, 2, 4, 5, 3, 6))
         rows = self._rows(table_BP[None], jnp.arange(L)[:, None, None])
-        return dataclasses.replace(self, data=self.data.at[rows].set(kv, mode="drop"))
+        new = data, *(scale[..., None, :] for scale in scales)
+        return self.of(
+            *(old.at[rows].set(x, mode="drop") for old, x in zip(self.arrays, new, strict=True))
+        )
 
     def write_tokens(
         self,
@@ -84,24 +133,28 @@ class Pages:
         index_X: Int[Array, " X"],
     ) -> Pages:
         """Writes single tokens of the given layers at flat indices `page * Z + offset`."""
-        Z = self.page_size
-        rows = self._rows(index_X[None] // Z, layers_L[:, None])
-        kv = self._entries(jnp.stack([k_LXKH, v_LXKH], 2))  # [L, X, 2, K, C]
-        data = self.data.at[rows, :, :, jnp.broadcast_to(index_X % Z, rows.shape), :]
-        return dataclasses.replace(self, data=data.set(kv, mode="drop"))
+        Z, K = self.page_size, self.data.shape[2]
+        rows = self._rows(index_X[None] // Z, layers_L[:, None])[..., None, None]
+        # All indices but the last are given: with a window over kinds and heads XLA would turn
+        # the whole cache round for it, and back.
+        kinds, heads, at = jnp.arange(2)[:, None], jnp.arange(K), (index_X % Z)[:, None, None]
+        data, *scales = self.entries(jnp.stack([k_LXKH, v_LXKH], 2))  # [L, X, 2, K, C]
+        places = self.data.at[rows, kinds, heads, at].set(data, mode="drop")
+        return self.of(
+            places,
+            *(self.scales.at[rows, kinds, heads, 0, at].set(x, mode="drop") for x in scales),
+        )
 
-    def copy_tokens(self, source_X: Int[Array, " X"], target_X: Int[Array, " X"]) -> Pages:
-        """Copies tokens between flat indices in every layer (a shared page's ragged end)."""
-        layers_L = jnp.arange(self.layers)
-        Z = self.page_size
-        rows = layers_L[:, None] * self.pages_per_layer + source_X[None] // Z
-        kv = self.data[rows, :, :, jnp.broadcast_to(source_X % Z, rows.shape), :]
-        return self.write_tokens(kv[:, :, 0], kv[:, :, 1], layers_L, target_X)
+    def copy_page(self, source: Int[Array, ""], target: Int[Array, ""]) -> Pages:
+        """Copies a page in every layer (one in which a shared prefix ends)."""
+        first_L = jnp.arange(self.layers) * self.pages_per_layer
+        return self.of(*(x.at[first_L + target].set(x[first_L + source]) for x in self.arrays))
 
-    def _entries(self, kv: Array) -> Array:
-        """Keys and values as they lie in the cache: its dtype, its width."""
+    def entries(self, kv: Float[Array, "*any H"]) -> tuple[Array, ...]:
+        """Keys or values as they lie in `arrays`: (values [..., C],) or (values, scales [...])."""
         beyond = self.data.shape[-1] - kv.shape[-1]
-        return jnp.pad(kv, ((0, 0),) * (kv.ndim - 1) + ((0, beyond),)).astype(self.data.dtype)
+        kv = jnp.pad(kv, ((0, 0),) * (kv.ndim - 1) + ((0, beyond),))
+        return (kv.astype(self.data.dtype),) if self.scales is None else quantise(kv)
 
     def _rows(self, page: Array, layer: Array) -> Array:
         """Row numbers in `data`; a page past the layer's end goes past the array's end."""
@@ -123,6 +176,14 @@ class PageTables:
     members_RM: Any  # int32 [R, M]: the slot at each place of a row; any slot at unused places
     place_B: Any  # int32 [B]: each slot's place, r * M + m
     private_BQ: Any  # int32 [B, Q]: page numbers of each slot's private tokens
+
+    @classmethod
+    def apart(cls, private_BQ: Int[Array, "B Q"]) -> PageTables:
+        """Slots that share nothing."""
+        B = private_BQ.shape[0]
+        order_B = jnp.arange(B, dtype=jnp.int32)
+        nothing_R, nothing_RP = jnp.zeros(B, jnp.int32), jnp.zeros((B, 0), jnp.int32)
+        return cls(nothing_RP, nothing_R, order_B[:, None], order_B, private_BQ)
 
     @property
     def shared_lens_B(self) -> Int[Array, " B"]:

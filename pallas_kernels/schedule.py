@@ -30,35 +30,26 @@ PARTIAL = 4  # some query of the block does not see some key: apply the mask
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class BlockList:
-    """One order of the blocks; its first `count` entries are real, the rest are zero.
+class Schedule:
+    """The blocks of a batch of packed rows; the first `count` entries are real, the rest zero.
 
-    Entries of one query block (or one key block) follow each other: a run.
+    Entries of one query block follow each other: a run, in which the keys ascend.
     """
 
     q_block: Any  # int32 [E]
     k_block: Any  # int32 [E]
     flags: Any  # int32 [E]: FIRST | LAST | PARTIAL
     count: Any  # int32 []: at most E, also if more blocks were needed
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """The blocks of a batch of packed rows, sorted both ways."""
-
-    by_query: BlockList  # forward and dq; within a run the keys ascend
-    by_key: BlockList  # dk and dv; every key block has a run, so that its zeros get written
     q_start: Any  # int32 [query blocks]: the position of each query block's first query
     kv_end: Any  # int32 [B * S, S padded]: kv_end in positions of the batch, 0 for padding
-    needed: Any  # int32 []: entries that the longer list needs
+    needed: Any  # int32 []: entries that the mask needs
     q_size: int = dataclasses.field(metadata=dict(static=True))  # queries per block
     k_size: int = dataclasses.field(metadata=dict(static=True))  # keys per block
 
     @property
     def room(self) -> int:
-        """Entries that the lists have room for."""
-        return self.by_query.flags.shape[0]
+        """Entries that the list has room for."""
+        return self.flags.shape[0]
 
     @property
     def overflowed(self) -> Bool[Array, ""]:
@@ -89,7 +80,7 @@ def packed_schedule(
         see itself (kv_end[i] > i); keys before the queries may have any end, 0 hides them.
       queries: T; the queries are the last T of the S positions.
       q_size, k_size: tokens per block.
-      max_entries: room of the lists. The default has room for every causal block, so it
+      max_entries: room of the list. The default has room for every causal block, so it
         cannot overflow; a smaller one saves the kernels scalar memory. If it is too small,
         `overflowed` says so and the results are NaN, never wrong numbers.
     Raises:
@@ -108,19 +99,18 @@ def packed_schedule(
     causal = k_first <= q_last
     needed = causal & (q_first < kv_end.max(axis=2)[:, None, :])  # [B, nq, nk]
     full = (k_last <= q_first) & (q_last < kv_end.min(axis=2)[:, None, :])
-    unseen = ~needed.any(axis=1, keepdims=True) & (jnp.arange(nq) == nq - 1)[:, None]
     room = max_entries or B * _causal_blocks(S, queries, bq, bk)
-    by_key = needed | unseen
     row_start = (jnp.arange(B) * nk * bk)[:, None]
     in_row = jnp.arange(nk * bk) < S
     return Schedule(
-        _block_list(needed, full, room),
-        _block_list(by_key, full, room, keys_first=True),
-        (row_start + q_first[:, 0]).reshape(-1).astype(jnp.int32),
-        jnp.where(in_row, row_start + kv_end.reshape(B, -1), 0).reshape(-1).astype(jnp.int32),
-        by_key.sum().astype(jnp.int32),
-        bq,
-        bk,
+        *_entries(needed, full, room),
+        q_start=(row_start + q_first[:, 0]).reshape(-1).astype(jnp.int32),
+        kv_end=jnp.where(in_row, row_start + kv_end.reshape(B, -1), 0)
+        .reshape(-1)
+        .astype(jnp.int32),
+        needed=needed.sum().astype(jnp.int32),
+        q_size=bq,
+        k_size=bk,
     )
 
 
@@ -130,23 +120,20 @@ def _causal_blocks(S: int, T: int, bq: int, bk: int) -> int:
     return int((q_last // bk + 1).sum())
 
 
-def _block_list(
-    needed_BQK: Bool[Array, "B Q K"], full_BQK: Bool[Array, "B Q K"], room: int, keys_first=False
-) -> BlockList:
-    B, nq, nk = needed_BQK.shape
-    if keys_first:
-        needed_BQK, full_BQK = needed_BQK.swapaxes(1, 2), full_BQK.swapaxes(1, 2)
-    inner, outer = (nq, nk) if keys_first else (nk, nq)
+def _entries(
+    needed_BQK: Bool[Array, "B Q K"], full_BQK: Bool[Array, "B Q K"], room: int
+) -> tuple[Array, Array, Array, Array]:
+    """Returns q_block, k_block and flags of each entry, and their count."""
+    _, nq, nk = needed_BQK.shape
     entry = jnp.nonzero(needed_BQK.reshape(-1), size=room, fill_value=0)[0]
     count = jnp.minimum(needed_BQK.sum(), room)
     real = jnp.arange(room) < count
-    row, run = entry // (outer * inner), entry // inner
+    row, run = entry // (nq * nk), entry // nk
     # A run's neighbours: `run` differs from the entry before, or there is none.
     first = real & (run != jnp.concatenate([jnp.full(1, -1, run.dtype), run[:-1]]))
     last = real & jnp.concatenate([(run[1:] != run[:-1]) | ~real[1:], jnp.ones(1, bool)])
     partial = real & ~full_BQK.reshape(-1)[entry]
     flags = FIRST * first + LAST * last + PARTIAL * partial
-    major, minor = jnp.where(real, run, 0), jnp.where(real, row * inner + entry % inner, 0)
-    q_block, k_block = (minor, major) if keys_first else (major, minor)
-    as_int = lambda x: x.astype(jnp.int32)  # noqa: E731
-    return BlockList(as_int(q_block), as_int(k_block), as_int(flags), as_int(count))
+    q_block, k_block = jnp.where(real, run, 0), jnp.where(real, row * nk + entry % nk, 0)
+    q_block, k_block, flags, count = (x.astype(jnp.int32) for x in (q_block, k_block, flags, count))
+    return q_block, k_block, flags, count

@@ -49,15 +49,19 @@ def each(*bounds: Any) -> Callable[[Callable[[Array], None]], None]:
     return loop
 
 
-def online(s: Array, v: Array, peak: Array, total: Array, acc: Array) -> tuple[Array, Array, Array]:
+def online(
+    s: Array, v: Array, peak: Array, total: Array, acc: Array, v_scale: Array | None = None
+) -> tuple[Array, Array, Array]:
     """One step of the online softmax, base 2: scores s [M, C] against values v [C, H].
 
     `peak` and `total` [M, 128] are the running maximum and sum of each row, in every lane, `acc`
     [M, H] is its weighted sum of values, not yet divided by the total. Returns all three anew.
+    `v_scale` [1, C] multiplies the values, if they have scales.
     """
     new_peak = jnp.maximum(peak, s.max(axis=1, keepdims=True))
     weights = jnp.exp2(s - wide(new_peak, s.shape[1]))
     keep = jnp.exp2(peak - new_peak)
     total = keep * total + weights.sum(axis=1, keepdims=True)
+    weights = weights if v_scale is None else weights * v_scale
     acc = wide(keep, v.shape[1]) * acc + dot(weights.astype(v.dtype), v, 1, 0)
     return new_peak, total, acc

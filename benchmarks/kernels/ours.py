@@ -54,8 +54,7 @@ def _packed(model: Model, chip: str) -> Program:
         (model.array(1, TOKENS, model.N, model.H), kv, kv, blocks),
         (
             part("attention forward", "packed_attention_forward", 2),
-            part("attention dq", "packed_attention_dq", 3),
-            part("attention dkv", "packed_attention_dkv", 4),
+            part("attention backward", "packed_attention_backward", 5),
         ),
         facts=lambda: _blocks_of_a_group(size_q, size_k, prefix=5120, tails=16, tail=2048),
     )
@@ -69,7 +68,7 @@ def _blocks_of_a_group(size_q: int, size_k: int, prefix: int, tails: int, tail: 
     kv_end = np.asarray(ends, np.int32)
     total = len(ends)
     built = schedule.packed_schedule(jnp.asarray(kv_end[None]), total, size_q, size_k)
-    scheduled = int(built.by_query.count)
+    scheduled = int(built.count)
     needed = visible = 0
     j = np.arange(-(-total // size_k) * size_k)
     end = np.pad(kv_end, (0, len(j) - total))

@@ -79,16 +79,18 @@ def int32(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def attention_part(
-    family: str, pattern: str, products: int, model: Model, size_q: int, size_k: int, **more: Any
-) -> Part:
+    family: str, pattern: str, products: int, model: Model, size_q: int, size_k: int,
+    keeps_keys: bool = False, **more: Any,
+) -> Part:  # fmt: skip
     """A kernel on tiles of size_q x size_k, of which a step does `repeats`, one a query head.
 
-    The forward and dq kernels keep their queries and fetch keys and values, once for all heads
-    of the step; dkv keeps keys and values and fetches every head's queries, the cotangents of
-    their outputs and two float32 numbers a query.
+    It keeps its queries and fetches keys and values, once for all heads of the step; a backward
+    in one moves the float32 sums of their gradients both ways besides. Or it keeps keys and
+    values and fetches every head's queries, the cotangents of their outputs and two float32
+    numbers a query; a backward in one then writes a part of their gradients besides.
     """
-    heads = more.get("repeats", 1)
-    moved = model.bytes(2, size_k, model.H)
-    if family == "attention dkv":
-        moved = heads * (model.bytes(2, size_q, model.H) + 2 * 4 * size_q)
+    heads, in_one = more.get("repeats", 1), family == "attention backward"
+    moved = model.bytes(2, size_k, model.H) + 2 * 2 * 4 * size_k * model.H * in_one
+    if keeps_keys:
+        moved = heads * (model.bytes(2 + in_one, size_q, model.H) + 2 * 4 * size_q)
     return Part(family, pattern, heads * products * 2 * size_q * size_k * model.H, moved, **more)

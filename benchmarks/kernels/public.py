@@ -27,17 +27,20 @@ from benchmarks.kernels.programs import (
 )
 
 
-def _splash(model: Model, chip: str, size: int) -> Program:
+def _splash(model: Model, chip: str, size: int, fused: bool = False) -> Program:
     """jax's splash attention: causal, with segment ids, blocks of `size` x `size` everywhere.
+
+    `fused`: its backward in one kernel, which writes dq once for every key block of the row.
 
     Keys are taken 512 at a time, which is better for blocks of 1,024 than all at once. The
     forward kernel is compiled alone, as for inference, and with the logsumexp, as in training.
     """
     inner = min(size, 512)
+    dq = None if fused else size
     sizes = splash.BlockSizes(
         block_q=size, block_kv=size, block_kv_compute=inner,
         block_q_dkv=size, block_kv_dkv=size, block_kv_dkv_compute=inner,
-        block_q_dq=size, block_kv_dq=size,
+        block_q_dq=dq, block_kv_dq=dq, use_fused_bwd_kernel=fused,
     )  # fmt: skip
     mask = splash_attention_mask.CausalMask((TOKENS, TOKENS))
     kernel = splash.make_splash_mha(
@@ -56,14 +59,19 @@ def _splash(model: Model, chip: str, size: int) -> Program:
 
     kv = model.array(model.K, TOKENS, model.H)
     part = functools.partial(attention_part, model=model, size_q=size, size_k=size)
+    backward: tuple[Part, ...] = (
+        part("attention dq", "splash_.*_dq", 3),
+        part("attention dkv", "splash_.*_dkv", 4, keeps_keys=True),
+    )
+    if fused:
+        backward = (part("attention backward", "splash_.*_dkv", 5, keeps_keys=True),)
     return Program(
         forward_and_gradients,
         (model.array(model.N, TOKENS, model.H), kv, kv, int32(TOKENS)),
         (
             part("attention forward", "splash_.*_fwd_.*no_residuals", 2),
             part("attention forward", "splash_.*_fwd_.*d_residuals", 2, variant="with lse"),
-            part("attention dq", "splash_.*_dq", 3),
-            part("attention dkv", "splash_.*_dkv", 4),
+            *backward,
         ),
     )
 
@@ -131,6 +139,7 @@ def _grouped_matmul(model: Model, chip: str) -> Program:
 PUBLIC: dict[str, Callable[[Model, str], Program]] = {
     "splash-512": functools.partial(_splash, size=512),
     "splash-1024": functools.partial(_splash, size=1024),
+    "splash-1024-fused": functools.partial(_splash, size=1024, fused=True),
     "ragged-256": functools.partial(_ragged, page=16),
     "ragged-2048": functools.partial(_ragged, page=128),
     "megablox": _grouped_matmul,

@@ -27,6 +27,7 @@ from orbax.checkpoint import v1 as ocp
 from notepad_jax.checkpoint import manifest
 from notepad_jax.checkpoint.checksums import HandoffError, compare, leaf_checksums, named_leaves
 from notepad_jax.checkpoint.targets import as_published, cast, check_shapes, placed
+from notepad_jax.parallel import hosts
 
 STEP = re.compile(r"0|[1-9]\d*")
 SET_ASIDE = re.compile(r"\d+\.set-aside")
@@ -80,27 +81,38 @@ def write(
     """Saves `parts` as a step, in place of it and of later ones, which then are deleted.
 
     The newest `keep` steps survive, and multiples of `keep_every`. Nothing is deleted before
-    the new step is whole. One process at a time may write to a folder.
+    the new step is whole. One program at a time may write to a folder: where it has several
+    processes, all of them call this, write what their devices hold, and the first does the rest;
+    the folder is on a disk that all of them see.
     """
     folder = Path(folder).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    _sweep(folder, LEFT_OVER)
     temporary = folder / f".{step}.writing"
+    if hosts.first():
+        folder.mkdir(parents=True, exist_ok=True)
+        _sweep(folder, LEFT_OVER)
+    hosts.wait()
     try:
         with context():
             ocp.save_checkpointables(temporary, dict(parts))
-        manifest.write(temporary)
-        for later in reversed([found for found in steps_in(folder) if found >= step]):
-            _remove(folder, later)
-        os.rename(temporary, folder / str(step))
-        _sync(folder)
+        hosts.asked_of_first(lambda: _named(folder, step, temporary))
     except BaseException:
         _wait_for_threads()
         raise
     finally:
-        _sweep(folder, LEFT_OVER)
-    _sweep(folder, SET_ASIDE)
-    retain(folder, keep, keep_every)
+        if hosts.first():
+            _sweep(folder, LEFT_OVER)
+    if hosts.first():
+        _sweep(folder, SET_ASIDE)
+        retain(folder, keep, keep_every)
+
+
+def _named(folder: Path, step: int, temporary: Path) -> None:
+    """Gives a step that is written its name."""
+    manifest.write(temporary)
+    for later in reversed([found for found in steps_in(folder) if found >= step]):
+        _remove(folder, later)
+    os.rename(temporary, folder / str(step))
+    _sync(folder)
 
 
 def retain(folder: str | Path, keep: int, keep_every: int | None = None) -> None:

@@ -99,7 +99,7 @@ def carry(params: Any, published: Mapping[str, str], target: Any, where: str) ->
 
     def arrived(name: str, leaf: Array, wanted: Any) -> Any:
         plain = as_published(wanted)
-        laid = jax.device_put(leaf, plain.sharding)  # may share buffers with `leaf`
+        laid = place.laid(leaf, plain.sharding)  # may share buffers with `leaf`
         compare({name: published[name]}, leaf_checksums({name: laid}), where)
         made = _in_form(laid, wanted)
         return jax.block_until_ready(jnp.copy(made) if made is laid else made)

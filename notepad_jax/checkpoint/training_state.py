@@ -22,6 +22,7 @@ from notepad_jax.checkpoint import steps
 from notepad_jax.checkpoint.checksums import combine, leaf_checksums
 from notepad_jax.checkpoint.steps import CheckpointError
 from notepad_jax.checkpoint.targets import check_shapes, placed
+from notepad_jax.parallel import hosts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,7 +71,8 @@ class Checkpoints:
         checksums before they are cast. `say` is told of every damaged step that is passed
         over. Raises CheckpointError or HandoffError, in one line.
         """
-        step = steps.choose(self.folder, step, say)
+        asked = step
+        step = hosts.asked_of_first(lambda: steps.choose(self.folder, asked, say))
         params, meta = steps.load_params(self.folder, step, abstract_params)
         path = self.folder / str(step)
         opt_target = placed(abstract_opt)
@@ -82,6 +84,9 @@ class Checkpoints:
 
     def go_on_from(self, step: int) -> None:
         """Sets later steps aside (`steps.set_aside`); ends what a killed save began to delete."""
+        hosts.asked_of_first(lambda: self._go_on_from(step))
+
+    def _go_on_from(self, step: int) -> None:
         steps.set_aside(self.folder, step)
         steps.retain(self.folder, self._keep, self._keep_every)
 

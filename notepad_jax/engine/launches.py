@@ -109,11 +109,8 @@ def start_tails(
 
 
 def _copy_pages(pages: Pages, source_Y: Array, target_Y: Array, count: Array) -> Pages:
-    offsets_Z = jnp.arange(pages.page_size)
-
     def one(y: Array, pages: Pages) -> Pages:
-        source, target = source_Y[y] * pages.page_size, target_Y[y] * pages.page_size
-        return attention.copy_tokens(pages, source + offsets_Z, target + offsets_Z)
+        return attention.copy_page(pages, source_Y[y], target_Y[y])
 
     return jax.lax.fori_loop(0, count, one, pages)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from pallas_kernels import CACHE_DTYPES
+
 STOP_IDS = 8  # the most stop ids of a completion: they are a fixed width of every decode launch
 
 
@@ -28,9 +30,9 @@ class EngineSettings:
             value = getattr(self, field.name)
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"engine.{field.name} is {value}; it must be at least 1")
-        if self.cache_dtype not in ("float32", "bfloat16"):
+        if self.cache_dtype not in CACHE_DTYPES:
             raise ValueError(
-                f"engine.cache_dtype is {self.cache_dtype!r}; use 'float32' or 'bfloat16'"
+                f"engine.cache_dtype is {self.cache_dtype!r}; use one of {', '.join(CACHE_DTYPES)}"
             )
         need = self.pages_for(self.max_prompt + self.max_new_tokens)
         if self.pages < need:

@@ -251,7 +251,8 @@ def _run(
 def _logprobs(
     params: Any, micro: MicroBatch, config: PolicyConfig, temperature: float
 ) -> tuple[Float[Array, " X"], Float[Array, " X"]]:
-    return _run(params, micro, config, temperature, remat=False)[:2]
+    logprob_X, entropy_X, _ = _run(params, micro, config, temperature, remat=False)
+    return shards.whole((logprob_X, entropy_X))
 
 
 @functools.partial(

@@ -167,10 +167,10 @@ def write_tokens(
     )
 
 
-def copy_tokens(
-    pages: pallas_kernels.Pages, source_X: Int[Array, " X"], target_X: Int[Array, " X"]
+def copy_page(
+    pages: pallas_kernels.Pages, source: Int[Array, ""], target: Int[Array, ""]
 ) -> pallas_kernels.Pages:
-    """`Pages.copy_tokens`, each device the heads that it holds."""
-    return shards.each(pallas_kernels.Pages.copy_tokens, (PAGES, WHOLE, WHOLE), PAGES)(
-        pages, source_X, target_X
+    """`Pages.copy_page`, each device the heads that it holds."""
+    return shards.each(pallas_kernels.Pages.copy_page, (PAGES, WHOLE, WHOLE), PAGES)(
+        pages, source, target
     )

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+import pallas_kernels
 from notepad_jax.model import lora
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
@@ -66,7 +67,7 @@ class Policy(nnx.Module):
             return (shards.rows(hidden_BTD), carry), (extra, routes_BTA)
 
         if remat:
-            body = jax.checkpoint(body)
+            body = jax.checkpoint(body, policy=pallas_kernels.SAVE_ATTENTION)
         layers = {name: leaf.get_value() for name, leaf in self.layers.items()}
         (hidden_BTD, carry), (extras, routes_LBTA) = jax.lax.scan(
             body, (hidden_BTD, carry), (layers, jnp.arange(c.layers))

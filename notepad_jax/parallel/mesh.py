@@ -52,5 +52,9 @@ def of(tree: Any) -> Mesh:
 
 
 def within(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
-    """For a with block in which programs over `mesh` are traced and launched."""
-    return jax.set_mesh(mesh)
+    """For a with block in which programs over `mesh` are traced and launched.
+
+    Only its axes count, not which devices they are: those are where the arguments lie. So a
+    program that is being traced may trace another one within.
+    """
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)

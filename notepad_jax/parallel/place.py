@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from notepad_jax.parallel import hosts
 from notepad_jax.parallel import mesh as meshes
 
 
@@ -37,10 +39,39 @@ def commit(tree: Any, shardings: Any = None) -> Any:
     """Returns `tree` with its leaves, of numpy or jax, committed to where `shardings` says.
 
     `shardings` is one `Sharding` for all leaves, a tree of them, or None for `first_device`.
-    What lies there already is not copied.
+    What lies there already is not copied. Where devices of several processes are meant, every
+    process has the whole leaf and lays out what its own devices hold.
     """
     where: Sharding | Any = first_device() if shardings is None else shardings
-    return jax.device_put(tree, where)
+    if hosts.count() == 1:
+        return jax.device_put(tree, where)
+    if isinstance(where, Sharding):
+        return jax.tree.map(lambda leaf: _put(leaf, where), tree)
+    return jax.tree.map(_put, tree, where)
+
+
+def _put(leaf: Any, sharding: Sharding) -> jax.Array:
+    spread = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+    if spread or sharding.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
+    host = np.asarray(leaf)
+    return jax.make_array_from_callback(host.shape, sharding, lambda cut: host[cut])
+
+
+def laid(leaf: jax.Array, sharding: Sharding) -> jax.Array:
+    """Returns an array on other devices of this program, of its own process where so asked.
+
+    An engine's mesh has devices of its process alone, and a trainer's has those of all: then the
+    leaf is laid out anew once, for all processes, so that each group of as many devices as the
+    engine has holds it whole, and each process takes what lies on its own.
+    """
+    if leaf.is_fully_addressable or not sharding.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
+    own, size = sharding.device_set, len(sharding.device_set)
+    everywhere = Mesh(np.array(jax.devices()).reshape(-1, size), ("group", "tensor"))
+    groups = jax.device_put(leaf, NamedSharding(everywhere, sharding.spec))
+    shards = [shard.data for shard in groups.addressable_shards if shard.device in own]
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
 
 
 def specs(tree: Any) -> tuple[PartitionSpec, ...]:
@@ -49,7 +80,8 @@ def specs(tree: Any) -> tuple[PartitionSpec, ...]:
     What was placed on no mesh lies on one device, whole.
     """
     whole = PartitionSpec()
-    return tuple(getattr(leaf.sharding, "spec", whole) for leaf in jax.tree.leaves(tree))
+    found = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(tree))
+    return tuple(getattr(sharding, "spec", whole) for sharding in found)
 
 
 def held(tree: Any, cut: tuple[PartitionSpec, ...]) -> Any:

@@ -46,6 +46,13 @@ def rows(x: Any) -> Any:
     return jax.lax.with_sharding_constraint(x, ROWS)
 
 
+def whole(x: Any) -> Any:
+    """Gives every device all of `x`, for a host to read."""
+    if _mesh() is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, WHOLE)
+
+
 def name(axis: str) -> str | None:
     """The axis' name for a collective within `each`, or None where it is not cut."""
     return axis if _size(axis) > 1 else None

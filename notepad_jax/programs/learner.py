@@ -225,7 +225,7 @@ def resume(learner: Learner, saved: Saved) -> None:
     """Puts the learner where a checkpoint left it."""
     same = parameters.without(saved.params, parameters.without(saved.params, learner.state.masters))
     learner.state = TrainState(
-        step=jax.device_put(jnp.int32(saved.meta["optimizer_steps"]), learner.state.step.sharding),
+        step=place.commit(np.int32(saved.meta["optimizer_steps"]), learner.state.step.sharding),
         masters=parameters.join(same, saved.opt["trained"]),
         opt_state=saved.opt["optimizer"],
     )

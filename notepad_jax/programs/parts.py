@@ -19,7 +19,7 @@ from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.steps import as_stored, load_params, require
 from notepad_jax.checkpoint.targets import check_shapes, placed
 from notepad_jax.engine.executor import Executor
-from notepad_jax.engine.service import EngineService
+from notepad_jax.engine.service import EngineService, Runs
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
@@ -77,16 +77,16 @@ def engines_mesh(engine: ConfigDict, there: Sequence[jax.Device] | None = None) 
     return mesh.make(engine.tensor, there[: engine.tensor])
 
 
-def to_learn(config: ConfigDict) -> Where:
+def to_learn(config: ConfigDict, there: Sequence[jax.Device] | None = None) -> Where:
     """Parameters as a trainer has them: cut over both axes of its mesh."""
-    there = trainers_mesh(config)
-    return lambda policy: parameters.shardings(policy, there, TRAINING)
+    learns = trainers_mesh(config, there)
+    return lambda policy: parameters.shardings(policy, learns, TRAINING)
 
 
-def to_read(engine: ConfigDict) -> Where:
+def to_read(engine: ConfigDict, there: Sequence[jax.Device] | None = None) -> Where:
     """Parameters as an engine has them: heads over its devices, nothing gathered."""
-    there = engines_mesh(engine)
-    return lambda policy: parameters.shardings(policy, there, SERVING)
+    reads = engines_mesh(engine, there)
+    return lambda policy: parameters.shardings(policy, reads, SERVING)
 
 
 def on_one(policy: PolicyConfig) -> Any:
@@ -94,7 +94,9 @@ def on_one(policy: PolicyConfig) -> Any:
     return parameters.shardings(policy, mesh.one(), SERVING)
 
 
-def adopted(config: ConfigDict, policy: PolicyConfig) -> Any:
+def adopted(
+    config: ConfigDict, policy: PolicyConfig, there: Sequence[jax.Device] | None = None
+) -> Any:
     """What the engine of a run asks a hand-off for: dtypes and places of its weights.
 
     Raises ValueError for a `checkpoint.rollout_dtype` that nothing keeps weights in.
@@ -103,7 +105,7 @@ def adopted(config: ConfigDict, policy: PolicyConfig) -> Any:
     if dtype not in parameters.ROLLOUT_DTYPES:
         known = ", ".join(map(repr, parameters.ROLLOUT_DTYPES))
         raise ValueError(f"checkpoint.rollout_dtype is {dtype!r}; use one of {known}")
-    whole = placed(parameters.abstract_params(policy), to_read(config.engine)(policy))
+    whole = placed(parameters.abstract_params(policy), to_read(config.engine, there)(policy))
     return parameters.rollout_target(policy, whole, dtype)
 
 
@@ -182,12 +184,12 @@ def engine_settings(engine: ConfigDict, reading: Rules, template: Template) -> E
 
 def service(
     engine: ConfigDict, policy: LoadedPolicy, reading: Rules, template: Template,
-    snapshot: PolicySnapshot,
+    snapshot: PolicySnapshot, around: Callable[[Runs], Runs] = lambda executor: executor,
 ) -> EngineService:  # fmt: skip
-    """Builds an engine for `reading`, on devices of its own mesh."""
+    """Builds an engine for `reading`, on a mesh of its own; it runs `around` its executor."""
     settings = engine_settings(engine, reading, template)
     return EngineService(
-        Executor(policy.config, settings, engines_mesh(engine)),
+        around(Executor(policy.config, settings, engines_mesh(engine))),
         snapshot,
         share_prefixes=engine.share_prefixes,
         read_ahead=engine.read_ahead,

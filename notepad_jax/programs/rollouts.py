@@ -1,16 +1,24 @@
 """The rollouts of a training run: what a step draws, reads and counts.
 
+Where a run has several processes, each has an engine and reads its share of a round's draws,
+every so-many-th ordinal; then all tell all what came of them. So every process goes on from the
+same groups, in the same order, and the account is the same everywhere. Only what was said
+travels: prompts are made again from the task (`spool`).
+
 Above: train, which learns from it; below: task_stream and rollout.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from notepad_jax.parallel import hosts
 from notepad_jax.programs.task_stream import TaskStream
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
@@ -59,8 +67,25 @@ class Rollouts:
     async def _read(
         self, reader: Reader, ordinals: Sequence[int]
     ) -> tuple[list[Group], list[collector.Failed]]:
-        draws = [Draw(ordinal, self.stream.records.at(ordinal)) for ordinal in ordinals]
-        return await collector.collect(draws, reader, self.group_size, self.seed, self.score)
+        own = ordinals[hosts.index() :: hosts.count()]
+        draws = [Draw(ordinal, self.stream.records.at(ordinal)) for ordinal in own]
+        read = await collector.collect(draws, reader, self.group_size, self.seed, self.score)
+        return read if hosts.count() == 1 else self._shared(reader, *read)
+
+    def _shared(
+        self, reader: Reader, groups: list[Group], failed: list[collector.Failed]
+    ) -> tuple[list[Group], list[collector.Failed]]:
+        """Tells the other processes what was read here, and returns what all have read."""
+        every = hosts.gather(json.dumps(spool.tell(groups, failed)).encode())
+        records = self.stream.records
+        draws = functools.cache(lambda ordinal: records.at(ordinal))
+        for number, said in enumerate(every):
+            if number != hosts.index():
+                others = spool.told(
+                    json.loads(said), lambda o, question: draws(o)[question], reader, self.score
+                )
+                groups, failed = groups + others[0], failed + others[1]
+        return tuple(sorted(found, key=lambda one: one.place) for found in (groups, failed))
 
     def _check(self, rollout: Rollout) -> None:
         failed, sampled = rollout.failed, rollout.stats.groups_sampled

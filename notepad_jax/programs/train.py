@@ -4,14 +4,14 @@ One step reads like this: draw documents; read every question G times with the e
 replace groups that teach nothing; learn from the others (`learner`); save a checkpoint; the
 engine adopts the new parameters. Every random number is a function of (seed, ordinal of the
 draw, question, sample, turn), and the account of all draws, with the groups that wait, is part
-of the checkpoint, so a run that was killed continues with the same batches, noise and metrics.
+of the checkpoint, so a run that was killed continues with the same batches, noise and metrics;
+one that is told to stop (`stopping`) keeps the turns of the rollout under way, too (`under_way`).
 Above: cli and quickstart; below: everything.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -24,27 +24,27 @@ from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.service import EngineService
 from notepad_jax.grpo import micro_batches
+from notepad_jax.parallel import hosts
 from notepad_jax.programs import (
     configuration,
     learner,
     parts,
     rollouts,
     starting_policy,
+    stopping,
     task_stream,
+    telling,
+    under_way,
 )
 from notepad_jax.programs.learner import Learner
 from notepad_jax.programs.rollouts import Rollouts
-from notepad_jax.reading.trace import TraceFile
-from notepad_jax.rollout import archive, dynamic_sampling
+from notepad_jax.rollout import dynamic_sampling
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
-from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json
-from notepad_jax.telemetry.metrics import CONFIG, RunLog
+from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import PolicySnapshot
-
-COLUMNS = ("step", "reward", "kept", "clip", "gap max", "entropy", "rollout s", "update s")
 
 
 @dataclasses.dataclass
@@ -59,6 +59,7 @@ class Run:
     start: Mapping[str, str]  # the policy that it began with, by content
     checkpoints: Checkpoints
     handoff: Handoff
+    under_way: under_way.UnderWay
     step: int  # steps done
     good: int  # the last step whose update was finite, or that had none
     saved: int | None  # the last step on disk
@@ -76,48 +77,34 @@ def train(
     With `resume` it goes on from the newest good checkpoint, or from `step`. Raises ValueError
     for a config that cannot work, a checkpoint that is damaged, a policy or task files that are
     not those that the run began with, and as `run_folder.opened` does. Whatever is refused,
-    nothing that was in the folder has changed.
+    nothing that was in the folder has changed. On Ctrl-C and SIGTERM it keeps what was begun
+    and raises `stopping.Stopped`.
     """
-    with run_folder.opened(folder, resume):
-        return asyncio.run(_train(config, folder, screen, resume, step))
+    stop = stopping.Stop()
+    with telling.opened(folder, resume), stop.watching():
+        return asyncio.run(_train(config, folder, screen, resume, step, stop))
 
 
 async def _train(
-    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
-) -> Path:
-    settings = configuration.plain(config)
-    if not resume:
-        write_json(folder / CONFIG, settings)  # so that a start that is killed can be resumed
-    run = prepare(config, folder, screen, resume, step)
-    with contextlib.ExitStack() as stack:
-        log = stack.enter_context(RunLog(folder, resume_step=run.step + 1 if resume else None))
-        write_json(folder / CONFIG, settings)  # nothing refused them
-        archived = stack.enter_context(TraceFile(folder / archive.FILE))
-        archive.take_back(archived, run.step + 1)
-        table = screen.table("reinforcement learning", COLUMNS)
-        bar = screen.bar("train", config.steps, "steps")
-        bar.advance(run.step)
-        truncated = False
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None,
+    stop: stopping.Stop,
+) -> Path:  # fmt: skip
+    if not resume and hosts.first():  # so that a start that is killed can be resumed
+        write_json(folder / CONFIG, configuration.plain(config))
+    run = prepare(config, folder, screen, resume, step, stop)
+    told = telling.telling(config, folder, screen, run.rollouts.reader, run.step, resume)
+    with told as tell, stop.patiently():
         async with run.driver:
             while run.step < config.steps:
                 before = run.ledger
                 metrics, timings, rollout = await one_step(run)
-                if metrics["data/truncated_documents"] and not truncated:
-                    truncated = True
-                    screen.say(task_stream.truncated(metrics, run.step, config.tasks.max_tokens))
-                log.write(run.step, metrics, timings, rollouts.account(before, rollout))
-                archive.append(
-                    archived, rollout.batch[: config.rollout.archive], run.rollouts.reader, run.step
-                )
-                for one in rollout.failed:
-                    screen.say(f"step {run.step}: nothing is learnt from one group: {one}")
+                tell(run.step, metrics, timings, before, rollout)
                 if _skipped(metrics):
                     _keep_last_good(run, before)
                 else:
                     await save_and_hand_over(run)
-                bar.advance(1, reward=metrics["reward"])
-                table.row(**_shown(run.step, metrics, timings))
-        bar.finish()
+                run.under_way.done(run.saved)
+                stop.check_all(f"after step {run.step}")
     return folder / "checkpoints"
 
 
@@ -127,21 +114,31 @@ def check(config: ConfigDict, resume: bool, step: int | None) -> None:
     there = parts.trainers_mesh(config)
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
     parts.engines_mesh(config.engine)
+    if hosts.count() > 1 and config.checkpoint.handoff != "memory":
+        raise ValueError(
+            f"checkpoint.handoff is {config.checkpoint.handoff!r}, but this run has "
+            f"{hosts.count()} processes, whose engines take their weights from memory: use 'memory'"
+        )
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
 
 
 def prepare(
-    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
-) -> Run:
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None,
+    stop: stopping.Stop | None = None,
+) -> Run:  # fmt: skip
     """Loads the policy and puts the parts together, where a checkpoint left them."""
     check(config, resume, step)  # before anything is written or removed
+    begun = under_way.UnderWay(
+        folder, configuration.plain(config), stop or stopping.Stop(), screen.warn
+    )
     policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config))
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)
     stream = task_stream.opened(config, policy.tokenizer, screen)
     handoff = _handoff(config.checkpoint, folder, parts.adopted(config, policy.config))
-    driver = parts.service(config.engine, policy, reading, template, PolicySnapshot(-1, None))
+    nobody = PolicySnapshot(-1, None)
+    driver = parts.service(config.engine, policy, reading, template, nobody, begun.around)
     sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
     start = starting_policy.content(policy)
     learning = learner.prepare(config, policy.config, policy.params)
@@ -158,6 +155,7 @@ def prepare(
         learner.resume(learning, saved)
         step = saved.step
         checkpoints.go_on_from(step)
+        begun.take_up()
     run = Run(
         config=config,
         rollouts=sampled,
@@ -167,6 +165,7 @@ def prepare(
         start=start,
         checkpoints=checkpoints,
         handoff=handoff,
+        under_way=begun,
         step=step,
         good=step,
         saved=None if fresh else step,
@@ -198,16 +197,22 @@ def _handoff(checkpoint: ConfigDict, folder: Path, wanted: Any) -> Handoff:
 async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollout]:
     """Rollout and update; returns (metrics, timings, what was sampled)."""
     began, before = time.perf_counter(), run.ledger
-    rollout, metrics = await run.rollouts.step(before, run.driver.version)
+    version = run.driver.version
+    rollout, metrics = await run.under_way.rolled(
+        run.step + 1, version, before.next, run.rollouts.step(before, version)
+    )
     rolled = time.perf_counter()
     engine = run.driver.take_stats()
-    metrics |= {
-        "rollout/prefix_tokens": engine.prefix_tokens,
-        "rollout/prefix_tokens_saved": engine.prefix_tokens_saved,
-        "rollout/tail_tokens": engine.tail_tokens,
-        "rollout/draft_tokens": engine.draft_tokens,
-        "rollout/decode_tokens": engine.decode_tokens,
-    }
+    counted = hosts.added(
+        {
+            "rollout/prefix_tokens": engine.prefix_tokens,
+            "rollout/prefix_tokens_saved": engine.prefix_tokens_saved,
+            "rollout/tail_tokens": engine.tail_tokens,
+            "rollout/draft_tokens": engine.draft_tokens,
+            "rollout/decode_tokens": engine.decode_tokens,
+        }
+    )
+    metrics |= counted
     packed_tokens = 0
     if rollout.batch:
         learnt, packed_tokens = learner.learn(run.learner, rollout.batch, rollout.share)
@@ -216,12 +221,13 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
             rollout = dynamic_sampling.without_update(rollout, before)
     run.step, run.ledger = run.step + 1, rollout.ledger
     ended = time.perf_counter()
-    sampled = engine.prefix_tokens + engine.tail_tokens + engine.decode_tokens
+    sampled = sum(counted[f"rollout/{kind}_tokens"] for kind in ("prefix", "tail", "decode"))
     timings = {
         "rollout_seconds": rolled - began,
         "update_seconds": ended - rolled,
         "rollout_tokens_per_second": sampled / (rolled - began),
         "update_tokens_per_second": packed_tokens / (ended - rolled),
+        "replayed_turns": run.under_way.replay.replayed,  # of a rollout that was stopped
     }
     return metrics, timings, rollout
 
@@ -286,16 +292,3 @@ def _published(run: Run, params: Any) -> PolicySnapshot:
     if snapshot.version != run.step:
         raise RuntimeError(f"step {run.step} was published and step {snapshot.version} arrived")
     return snapshot
-
-
-def _shown(step: int, metrics: dict[str, float], timings: dict[str, float]) -> dict[str, Any]:
-    return {
-        "step": step,
-        "reward": metrics["reward"],
-        "kept": f"{metrics['groups/kept']}/{metrics['groups/sampled']}",
-        "clip": metrics.get("clip_share", 0.0),
-        "gap max": metrics.get("logprob_gap_max", 0.0),
-        "entropy": metrics.get("entropy_update", 0.0),
-        "rollout s": timings["rollout_seconds"],
-        "update s": timings["update_seconds"],
-    }

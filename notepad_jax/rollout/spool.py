@@ -1,4 +1,4 @@
-"""Groups that wait, as JSON: what a checkpoint keeps of them, and the groups made again.
+"""Groups as JSON, and made again: those that wait in a checkpoint, and those of other processes.
 
 Of a turn only what the policy said is written: ids and logprobs, bit by bit. Its prompt follows
 from the task and from what was said before, by the same pure functions that asked for it
@@ -19,7 +19,7 @@ import numpy as np
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Reader
 from notepad_jax.rollout import rewards
-from notepad_jax.rollout.collector import shared_once
+from notepad_jax.rollout.collector import Failed, shared_once
 from notepad_jax.rollout.ledger import Ledger, Outcome, Waiting
 from notepad_jax.types import (
     Completion,
@@ -44,14 +44,7 @@ def encode(ledger: Ledger) -> dict[str, Any]:
         "next": ledger.next,
         "groups": ledger.groups,
         "settled": {outcome.value: count for outcome, count in ledger.settled.items()},
-        "waiting": [
-            {
-                "place": list(one.group.place),
-                "share": one.share,
-                "readings": [_said(trajectory) for trajectory in one.group.trajectories],
-            }
-            for one in ledger.waiting
-        ],
+        "waiting": [{**_told(one.group), "share": one.share} for one in ledger.waiting],
     }
 
 
@@ -70,6 +63,38 @@ def decode(
             Waiting(_group(one, task_at, reader, score), one["share"]) for one in said["waiting"]
         ),
     )
+
+
+def tell(groups: Sequence[Group], failed: Sequence[Failed]) -> dict[str, Any]:
+    """Returns what a round of readings came to, as JSON values for the other processes."""
+    return {
+        "groups": [_told(group) for group in groups],
+        "failed": [
+            [*one.place, one.sample, f"{type(one.failure).__name__}: {one.failure}"]
+            for one in failed
+        ],
+    }
+
+
+def told(
+    said: Mapping[str, Any], task_at: TaskAt, reader: Reader, score: rewards.Score
+) -> tuple[list[Group], list[Failed]]:
+    """Returns what another process `tell`s, made again here; raises as `decode` does."""
+    groups = [_group(one, task_at, reader, score) for one in said["groups"]]
+    failed = [
+        Failed(task_at(ordinal, question), ordinal, question, sample, FailedElsewhere(words))
+        for ordinal, question, sample, words in said["failed"]
+    ]
+    return groups, failed
+
+
+class FailedElsewhere(Exception):
+    """What a reading of another process failed of, in its words."""
+
+
+def _told(group: Group) -> dict[str, Any]:
+    readings = [_said(trajectory) for trajectory in group.trajectories]
+    return {"place": list(group.place), "readings": readings}
 
 
 def _said(trajectory: Trajectory) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,16 @@ def write_json(path: Path, content: Any) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Writes or replaces a file at once; whatever goes wrong, `path` is what it was."""
+    write_blocks(path, [content])
+
+
+def write_blocks(path: Path, blocks: Iterable[bytes]) -> None:
+    """As `write_whole`, of content that is made while it is written."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            for block in blocks:
+                file.write(block)
             file.flush()
             # A machine that fails may otherwise remember the name and not the content.
             os.fsync(file.fileno())

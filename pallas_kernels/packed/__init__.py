@@ -1,11 +1,10 @@
-"""Packed attention on TPU: three Pallas kernels that walk one block list.
+"""Packed attention on TPU: two Pallas kernels that walk one block list.
 
 The mask is "query i sees key j iff j <= i < kv_end[j]" (docs/kernels.md draws it). The list
 (`schedule`) names the blocks with anything to compute, so a batch of packed tails behind
-shared prefixes costs what its mask needs; full blocks do no mask work. The forward kernel
-and the dq kernel walk it by query block, the dk/dv kernel by key block, where the gradients
-of a shared prefix gather all of its tails and all query heads of the kv head in one
-accumulator.
+shared prefixes costs what its mask needs; full blocks do no mask work. Both kernels walk it
+by query block. The backward makes dq, dk and dv in that one walk: the gradients of a shared
+prefix gather all of its tails and all query heads of the kv head in float32 sums in memory.
 
 The online softmax is Milakov & Gimelshein's, blocked as in FlashAttention (Dao et al.,
 2022), in base 2: scores are scaled by log2(e) / sqrt(H), in float32, so a weight is one

@@ -1,13 +1,16 @@
-"""Packed attention, backward: one kernel for queries, one for keys and values.
+"""Packed attention, backward: one walk over the block list makes all three gradients.
 
-The dq kernel walks the list by query block, as the forward does; the dk/dv kernel by key block,
-where the gradients of a shared prefix gather all of its tails and all query heads of the kv
-head in one accumulator. Both compute the weights again, from the forward's logsumexps.
+By query, as the forward walks: a query block's dq stays in VMEM while its keys pass. The keys'
+and values' gradients of a block, float32, come from memory and go back at every entry, one
+copy of both, two buffers: they gather all queries of the row, all tails of a shared prefix and
+all query heads of the kv head. The next block's sums are asked for in the middle of an entry,
+when the last ones have long left, so that both copies hide behind products.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,178 +22,150 @@ from pallas_kernels.interpret import Interpret
 from pallas_kernels.packed.walk import (
     A_B,
     A_BT,
+    AT_B,
     at,
     call_over,
     column,
-    heads_per_step,
-    hide,
     masked_and_not,
     score_scale,
-    specs_by_query,
     visible_keys,
+    walk_by_query,
 )
-from pallas_kernels.schedule import FIRST, LAST, Schedule
-from pallas_kernels.tiles import HIDDEN, LANES, dot, each, wide
-
-# ---------------------------------------------------------------- queries
+from pallas_kernels.schedule import FIRST, LAST, PARTIAL, Schedule
+from pallas_kernels.tiles import HIDDEN, LANES, dot, wide
 
 
-def _backward_q_kernel(
+def _backward_kernel(
     q_block, k_block, flags, q_start,
-    q_ref, k_ref, v_ref, d_out_ref, stats_ref, kv_end_ref,
-    d_q_ref,
-    lse_column, delta_column, acc_ref,
+    q_ref, k_ref, v_ref, d_out_ref, stats_ref, kv_end_ref, nothing_yet,
+    d_q_ref, d_kv_ref,
+    d_q_acc, d_kv_acc, kv_end_column, moves, read_done, write_done,
     *, scale: float,
 ):  # fmt: skip
-    entry = pl.program_id(1)
-    flag = flags[entry]
-    heads, bk = q_ref.shape[0], k_ref.shape[0]
-
-    @at(FIRST, flag)
-    def _():
-        acc_ref[...] = jnp.zeros_like(acc_ref)
-
-        @each(heads)
-        def _(head: Array) -> None:
-            lse_column[head] = column(stats_ref[head, :1])
-            delta_column[head] = column(stats_ref[head, 1:])
-
-    def compute(masked: bool, head: Array) -> None:
-        k = k_ref[...]
-        scores = dot(q_ref[head], k, *A_BT) * score_scale(k.shape[1])
-        if masked:
-            k_first = k_block[entry] * bk
-            scores = hide(scores, q_start[q_block[entry]], k_first, kv_end_ref[...])
-        weights = jnp.exp2(scores - wide(lse_column[head], bk))
-        d_weights = dot(d_out_ref[head], v_ref[...], *A_BT)
-        d_scores = weights * (d_weights - wide(delta_column[head], bk))
-        acc_ref[head] += dot(d_scores.astype(k.dtype), k, *A_B)
-
-    masked_and_not(flag, heads, compute)
-
-    @at(LAST, flag)
-    def _():
-        d_q_ref[...] = (acc_ref[...] * scale).astype(d_q_ref.dtype)
-
-
-def backward_q(
-    q_NTH: Array, k_KSH: Array, v_KSH: Array, d_out_NTH: Array, stats_N2T: Array,
-    schedule: Schedule, interpret: Interpret = False,
-) -> Array:  # fmt: skip
-    """Returns the gradient of the queries, [N, T, H]; stats_N2T: lse in base 2, and delta."""
-    N, T, H = q_NTH.shape
-    heads, steps = heads_per_step(N, k_KSH.shape[0])
-    bq, blocks = schedule.q_size, schedule.by_query
-    queries, keys, kv_end = specs_by_query(schedule, heads, steps, H)
-    return call_over(
-        functools.partial(_backward_q_kernel, scale=H**-0.5),
-        "packed_attention_dq",
-        grid=(N // heads, blocks.count),
-        blocks=blocks,
-        schedule=schedule,
-        in_specs=[
-            queries,
-            keys,
-            keys,
-            queries,
-            pl.BlockSpec((heads, 2, bq), lambda n, e, q_block, *_: (n, 0, q_block[e])),
-            kv_end,
-        ],
-        out_specs=queries,
-        out_shape=jax.ShapeDtypeStruct((N, T, H), q_NTH.dtype),
-        scratch_shapes=[
-            pltpu.VMEM((heads, bq, LANES), jnp.float32),
-            pltpu.VMEM((heads, bq, LANES), jnp.float32),
-            pltpu.VMEM((heads, bq, H), jnp.float32),
-        ],
-        interpret=interpret,
-    )(q_NTH, k_KSH, v_KSH, d_out_NTH, stats_N2T, schedule.kv_end[None])
-
-
-# ---------------------------------------------------------------- keys and values
-
-
-def _backward_kv_kernel(
-    q_block, k_block, flags, q_start,
-    q_ref, k_ref, v_ref, d_out_ref, stats_ref, kv_end_ref,
-    d_k_ref, d_v_ref,
-    kv_end_column, d_k_acc, d_v_acc,
-    *, scale: float,
-):  # fmt: skip
-    entry, step = pl.program_id(1), pl.program_id(2)
-    flag = flags[entry]
+    kv_head, entry = pl.program_id(0), pl.program_id(2)
+    last_entry = pl.num_programs(2) - 1
+    flag, here = flags[entry], k_block[entry]
+    following = k_block[jnp.minimum(entry + 1, last_entry)]
     heads, bq, _ = q_ref.shape
     bk = k_ref.shape[0]
 
-    @pl.when(((flag & FIRST) != 0) & (step == 0))
+    def in_memory(block: Array) -> Any:
+        return d_kv_ref.at[kv_head, :, pl.ds(pl.multiple_of(block * bk, bk), bk)]
+
+    def read(block: Array, slot: Any) -> Any:
+        return pltpu.make_async_copy(in_memory(block), d_kv_acc.at[slot], read_done.at[slot])
+
+    def write(block: Array, slot: Any) -> Any:
+        return pltpu.make_async_copy(d_kv_acc.at[slot], in_memory(block), write_done.at[slot])
+
+    @pl.when(entry == 0)
+    def _():
+        moves[0] = 0
+        read(here, 0).start()
+
+    moved = (entry > 0) & (k_block[jnp.maximum(entry - 1, 0)] != here)
+
+    @pl.when(moved)
+    def _():
+        moves[0] += 1
+
+    slot = moves[0] & 1
+
+    @pl.when(moved | (entry == 0))
+    def _():
+        read(here, slot).wait()
+
+    @at(FIRST, flag)
+    def _():
+        d_q_acc[...] = jnp.zeros_like(d_q_acc)
+
+    @at(PARTIAL, flag)
     def _():
         kv_end_column[...] = column(kv_end_ref[...])
-        d_k_acc[...] = jnp.zeros_like(d_k_acc)
-        d_v_acc[...] = jnp.zeros_like(d_v_acc)
 
     def compute(masked: bool, head: Array) -> None:
-        # Keys down, queries across: both products below are then plain, and the queries'
-        # lse and delta are rows, which broadcast down for nothing.
-        q, d_out = q_ref[head], d_out_ref[head]
-        scores = dot(k_ref[...], q, *A_BT) * score_scale(q.shape[1])
+        @pl.when((head == heads // 2) & (following != here))
+        def _():
+            @pl.when(moves[0] > 0)
+            def _():
+                write(here, 1 - slot).wait()
+
+            read(following, 1 - slot).start()
+
+        # Keys down, queries across: two of the three products with the scores' gradients are
+        # then plain, and the queries' lse and delta are rows, which broadcast down for nothing.
+        q, d_out, k = q_ref[head], d_out_ref[head], k_ref[...]
+        scores = dot(k, q, *A_BT) * score_scale(q.shape[1])
         if masked:
             visible = visible_keys(
                 jax.lax.broadcasted_iota(jnp.int32, (1, bq), 1) + q_start[q_block[entry]],
-                jax.lax.broadcasted_iota(jnp.int32, (bk, 1), 0) + k_block[entry] * bk,
+                jax.lax.broadcasted_iota(jnp.int32, (bk, 1), 0) + here * bk,
                 wide(kv_end_column[...], bq),
             )
             scores = jnp.where(visible, scores, HIDDEN)
         weights = jnp.exp2(scores - stats_ref[head, :1])
-        d_v_acc[...] += dot(weights.astype(d_out.dtype), d_out, *A_B)
+        d_kv_acc[slot, 1] += dot(weights.astype(d_out.dtype), d_out, *A_B)
         d_weights = dot(v_ref[...], d_out, *A_BT)
-        d_scores = weights * (d_weights - stats_ref[head, 1:])
-        d_k_acc[...] += dot(d_scores.astype(q.dtype), q, *A_B)
+        d_scores = (weights * (d_weights - stats_ref[head, 1:])).astype(q.dtype)
+        d_kv_acc[slot, 0] += dot(d_scores, q, *A_B)
+        d_q_acc[head] += dot(d_scores, k, *AT_B)
 
     masked_and_not(flag, heads, compute)
 
-    @pl.when(((flag & LAST) != 0) & (step == pl.num_programs(2) - 1))
+    @pl.when((following != here) | (entry == last_entry))
     def _():
-        d_k_ref[...] = (d_k_acc[...] * scale).astype(d_k_ref.dtype)
-        d_v_ref[...] = d_v_acc[...].astype(d_v_ref.dtype)
+        write(here, slot).start()
+
+    @pl.when(entry == last_entry)
+    def _():
+        write(here, slot).wait()
+
+        @pl.when(moves[0] > 0)
+        def _():
+            write(here, 1 - slot).wait()
+
+    @at(LAST, flag)
+    def _():
+        d_q_ref[...] = (d_q_acc[...] * scale).astype(d_q_ref.dtype)
 
 
-def backward_kv(
+def backward(
     q_NTH: Array, k_KSH: Array, v_KSH: Array, d_out_NTH: Array, stats_N2T: Array,
     schedule: Schedule, interpret: Interpret = False,
-) -> tuple[Array, Array]:  # fmt: skip
-    """Returns the gradients of keys and values, [K, S, H]; stats_N2T: lse in base 2, and delta."""
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Returns the gradients of q, k and v; stats_N2T: lse in base 2, and delta."""
     N, T, H = q_NTH.shape
     K, S, _ = k_KSH.shape
-    heads, steps = heads_per_step(N, K)
-    bq, bk = schedule.q_size, schedule.k_size
-    blocks = schedule.by_key
-    per_query = lambda k, e, g, q_block, *_: (k * steps + g, q_block[e], 0)  # noqa: E731
-    per_key = lambda k, e, g, q_block, k_block, *_: (k, k_block[e], 0)  # noqa: E731
-    return call_over(
-        functools.partial(_backward_kv_kernel, scale=H**-0.5),
-        "packed_attention_dkv",
-        grid=(K, blocks.count, steps),
-        blocks=blocks,
-        schedule=schedule,
+    walk = walk_by_query(schedule, N, K, H)
+    (heads, bq, _), bk = walk.queries.block_shape, schedule.k_size
+    in_memory = pl.BlockSpec(memory_space=pltpu.MemorySpace.HBM)
+    nothing_yet = jnp.zeros((K, 2, S, H), jnp.float32)
+    d_q, d_kv = call_over(
+        walk,
+        schedule,
+        functools.partial(_backward_kernel, scale=H**-0.5),
+        "packed_attention_backward",
+        parallel=1,  # the heads of a kv head add to the same sums
         in_specs=[
-            pl.BlockSpec((heads, bq, H), per_query),
-            pl.BlockSpec((None, bk, H), per_key),
-            pl.BlockSpec((None, bk, H), per_key),
-            pl.BlockSpec((heads, bq, H), per_query),
-            pl.BlockSpec(
-                (heads, 2, bq), lambda k, e, g, q_block, *_: (k * steps + g, 0, q_block[e])
-            ),
-            pl.BlockSpec((1, bk), lambda k, e, g, q_block, k_block, *_: (0, k_block[e])),
+            walk.queries,
+            walk.keys,
+            walk.keys,
+            walk.queries,
+            pl.BlockSpec((heads, 2, bq), walk.query_block),
+            walk.kv_end,
+            in_memory,
         ],
-        out_specs=[pl.BlockSpec((None, bk, H), per_key)] * 2,
-        out_shape=[
-            jax.ShapeDtypeStruct((K, S, H), k_KSH.dtype),
-            jax.ShapeDtypeStruct((K, S, H), v_KSH.dtype),
-        ],
+        out_specs=[walk.queries, in_memory],
+        out_shape=[jax.ShapeDtypeStruct((N, T, H), q_NTH.dtype), nothing_yet],
         scratch_shapes=[
+            pltpu.VMEM((heads, bq, H), jnp.float32),
+            pltpu.VMEM((2, 2, bk, H), jnp.float32),
             pltpu.VMEM((bk, LANES), jnp.int32),
-            pltpu.VMEM((bk, H), jnp.float32),
-            pltpu.VMEM((bk, H), jnp.float32),
+            pltpu.SMEM((1,), jnp.int32),
+            pltpu.SemaphoreType.DMA((2,)),
+            pltpu.SemaphoreType.DMA((2,)),
         ],
+        aliases={6: 1},
         interpret=interpret,
-    )(q_NTH, k_KSH, v_KSH, d_out_NTH, stats_N2T, schedule.kv_end[None])
+    )(q_NTH, k_KSH, v_KSH, d_out_NTH, stats_N2T, schedule.kv_end[None], nothing_yet)
+    return d_q, (d_kv[:, 0] * H**-0.5).astype(k_KSH.dtype), d_kv[:, 1].astype(v_KSH.dtype)

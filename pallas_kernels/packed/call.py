@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from pallas_kernels.interpret import Interpret
-from pallas_kernels.packed.backward import backward_kv, backward_q
+from pallas_kernels.packed.backward import backward
 from pallas_kernels.packed.forward import forward
+from pallas_kernels.remat import kept
 from pallas_kernels.schedule import Schedule
 from pallas_kernels.tiles import LANES, LOG2E
 
@@ -64,7 +65,7 @@ def _attend(q: Array, k: Array, v: Array, schedule: Schedule, interpret: Interpr
 
 def _attend_forward(q: Array, k: Array, v: Array, schedule: Schedule, interpret: Interpret) -> Any:
     out, lse = forward(q, k, v, schedule, interpret)
-    out, lse = out + schedule.poison.astype(out.dtype), lse + schedule.poison
+    out, lse = kept(out + schedule.poison.astype(out.dtype), lse + schedule.poison)
     return (out, lse), (q, k, v, schedule, out, lse)
 
 
@@ -76,7 +77,7 @@ def _attend_backward(interpret: Interpret, residuals: Any, cotangents: Any) -> A
     # One operand, not two: each costs a grid step some twenty bundles of bookkeeping.
     stats = jnp.stack([lse * LOG2E, delta], axis=1)
     operands = (q, k, v, d_out, stats, schedule, interpret)
-    d_q, (d_k, d_v) = backward_q(*operands), backward_kv(*operands)
+    d_q, d_k, d_v = backward(*operands)
     no_gradient = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), schedule)
     return d_q, d_k, d_v, no_gradient
 

@@ -16,11 +16,10 @@ from pallas_kernels.packed.walk import (
     A_BT,
     at,
     call_over,
-    heads_per_step,
     hide,
     masked_and_not,
     score_scale,
-    specs_by_query,
+    walk_by_query,
 )
 from pallas_kernels.schedule import FIRST, LAST, Schedule
 from pallas_kernels.tiles import HIDDEN, LANES, dot, each, online, wide
@@ -35,7 +34,7 @@ def _forward_kernel(
     peak_ref, total_ref, acc_ref,
     *, chunk: int,
 ):  # fmt: skip
-    entry = pl.program_id(1)
+    entry = pl.program_id(2)
     flag = flags[entry]
     heads, bk = q_ref.shape[0], k_ref.shape[0]
 
@@ -71,25 +70,24 @@ def _forward_kernel(
             lse_ref[head] = ((peak_ref[head] + jnp.log2(total)) * _LN2).T[:1]
 
 
+# jax drops a jit whose results nobody needs, and never a pallas_call: a layer whose outputs are
+# kept (`remat`) must not run this again in its backward.
+@functools.partial(jax.jit, static_argnames="interpret")
 def forward(
     q_NTH: Array, k_KSH: Array, v_KSH: Array, schedule: Schedule, interpret: Interpret = False
 ) -> tuple[Array, Array]:
     """Returns (out [N, T, H], lse float32 [N, T])."""
     N, T, H = q_NTH.shape
-    heads, steps = heads_per_step(N, k_KSH.shape[0])
-    bq, bk, blocks = schedule.q_size, schedule.k_size, schedule.by_query
-    queries, keys, kv_end = specs_by_query(schedule, heads, steps, H)
+    walk = walk_by_query(schedule, N, k_KSH.shape[0], H)
+    heads, bq, _ = walk.queries.block_shape
     out, lse = call_over(
-        functools.partial(_forward_kernel, chunk=min(bk, 512)),
+        walk,
+        schedule,
+        functools.partial(_forward_kernel, chunk=min(schedule.k_size, 512)),
         "packed_attention_forward",
-        grid=(N // heads, blocks.count),
-        blocks=blocks,
-        schedule=schedule,
-        in_specs=[queries, keys, keys, kv_end],
-        out_specs=[
-            queries,
-            pl.BlockSpec((heads, 1, bq), lambda n, e, q_block, *_: (n, 0, q_block[e])),
-        ],
+        parallel=2,
+        in_specs=[walk.queries, walk.keys, walk.keys, walk.kv_end],
+        out_specs=[walk.queries, pl.BlockSpec((heads, 1, bq), walk.query_block)],
         out_shape=[
             jax.ShapeDtypeStruct((N, T, H), q_NTH.dtype),
             jax.ShapeDtypeStruct((N, 1, T), jnp.float32),

@@ -1,4 +1,4 @@
-"""What the three packed kernels share: how a block list is walked, and what happens in a block.
+"""What the two packed kernels share: how a block list is walked, and what happens in a block.
 
 A kernel is a `pallas_call` over the entries of a list (`call_over`), with the list's tables in
 scalar memory; one step serves several query heads (`heads_per_step`).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,12 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
 from pallas_kernels.interpret import Interpret, interpret_mode
-from pallas_kernels.schedule import PARTIAL, BlockList, Schedule
+from pallas_kernels.schedule import PARTIAL, Schedule
 from pallas_kernels.tiles import HIDDEN, LANES, LOG2E, each
 
 A_BT = (1, 1)  # the axes that a @ b.T contracts
 A_B = (1, 0)
+AT_B = (0, 0)
 
 # Scores, weights and their gradients are float32 blocks: the compiler's default of 16 MiB is
 # too little for blocks of 1,024. Every chip has at least 64 MiB.
@@ -39,43 +40,63 @@ def heads_per_step(q_heads: int, kv_heads: int) -> tuple[int, int]:
     return heads, group // heads
 
 
-def specs_by_query(schedule: Schedule, heads: int, steps: int, head_size: int) -> list:
-    """Blocks of queries, of keys (or values) and of kv_end on a grid (heads, entries)."""
+class Walk(NamedTuple):
+    """The grid (kv heads, steps a kv head, entries), and where in it operands lie."""
+
+    grid: tuple[Any, ...]
+    queries: pl.BlockSpec  # [N, T, H]: those of the step's heads
+    keys: pl.BlockSpec  # [K, S, H]
+    kv_end: pl.BlockSpec  # [1, S]
+    query_block: Callable  # the index of a block of [N, numbers, T]
+
+
+def walk_by_query(schedule: Schedule, q_heads: int, kv_heads: int, head_size: int) -> Walk:
+    heads, steps = heads_per_step(q_heads, kv_heads)
     bq, bk = schedule.q_size, schedule.k_size
-    return [
-        pl.BlockSpec((heads, bq, head_size), lambda n, e, q_block, *_: (n, q_block[e], 0)),
+    return Walk(
+        (kv_heads, steps, schedule.count),
         pl.BlockSpec(
-            (None, bk, head_size), lambda n, e, q_block, k_block, *_: (n // steps, k_block[e], 0)
+            (heads, bq, head_size), lambda k, g, e, q_block, *_: (k * steps + g, q_block[e], 0)
         ),
-        pl.BlockSpec((1, bk), lambda n, e, q_block, k_block, *_: (0, k_block[e])),
-    ]
+        pl.BlockSpec(
+            (None, bk, head_size), lambda k, g, e, q_block, k_block, *_: (k, k_block[e], 0)
+        ),
+        pl.BlockSpec((1, bk), lambda k, g, e, q_block, k_block, *_: (0, k_block[e])),
+        lambda k, g, e, q_block, *_: (k * steps + g, 0, q_block[e]),
+    )
 
 
 def call_over(
-    kernel: Callable, name: str, *, grid: tuple, blocks: BlockList, schedule: Schedule,
-    in_specs: list, out_specs: Any, out_shape: Any, scratch_shapes: list, interpret: Interpret,
+    walk: Walk, schedule: Schedule, kernel: Callable, name: str, *, parallel: int, in_specs: list,
+    out_specs: Any, out_shape: Any, scratch_shapes: list, interpret: Interpret,
+    aliases: dict[int, int] | None = None,
 ) -> Callable:  # fmt: skip
-    """A pallas_call over a block list: its four tables come first and live in scalar memory."""
+    """A pallas_call over a block list: its four tables come first and live in scalar memory.
+
+    The first `parallel` dimensions of the grid are independent of each other: a chip with two
+    cores gives each half of them. `aliases` counts operands behind the tables.
+    """
+    tables = schedule.q_block, schedule.k_block, schedule.flags, schedule.q_start
     call = pl.pallas_call(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=4,
-            grid=grid,
+            num_scalar_prefetch=len(tables),
+            grid=walk.grid,
             in_specs=in_specs,
             out_specs=out_specs,
             scratch_shapes=scratch_shapes,
         ),
         out_shape=out_shape,
+        input_output_aliases={len(tables) + i: o for i, o in (aliases or {}).items()},
         compiler_params=pltpu.CompilerParams(
-            # Heads are independent: a chip with two cores gives each half of them.
-            dimension_semantics=("parallel",) + ("arbitrary",) * (len(grid) - 1),
+            dimension_semantics=("parallel",) * parallel + ("arbitrary",) * (3 - parallel),
             disable_bounds_checks=True,
             vmem_limit_bytes=_VMEM_BYTES,
         ),
         interpret=interpret_mode(interpret),
         name=name,
     )
-    return functools.partial(call, blocks.q_block, blocks.k_block, blocks.flags, schedule.q_start)
+    return functools.partial(call, *tables)
 
 
 def score_scale(head_size: int) -> float:

@@ -8,7 +8,7 @@ Every head of a page is a plain tile, so nothing here needs `ref.reshape` or `re
 and all of it runs under `pltpu.InterpretParams`, race detection included.
 """
 
-from pallas_kernels.paged.call import check_arguments, ragged_paged_attention
+from pallas_kernels.paged.call import check_arguments, paged_attention, ragged_paged_attention
 from pallas_kernels.paged.sizes import PagedSizes, check_sizes, default_sizes
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "check_arguments",
     "check_sizes",
     "default_sizes",
+    "paged_attention",
     "ragged_paged_attention",
 ]

@@ -1,9 +1,14 @@
-"""Decoding: the leading sequences of at most one token, limited by memory traffic.
+"""Decoding: one new token a slot, a shared prefix read once for its row, limited by memory traffic.
 
-All pages of all sequences form one flat list that is cut into blocks of a few MB, so a DMA
-block is always full, however short the sequences are, and `buffers` blocks are in flight,
-across sequences. A sequence's last page passes through VMEM anyway: the new key and value are
-patched into it there, and only the touched tile goes back to memory.
+A row's work is a list of *runs*: the pages of its shared prefix, which meet the queries of all
+members at once, then each member's private pages, which meet that member's. The online softmax
+simply goes on from one to the other, so nothing has to be merged. All pages of all runs form one
+flat list that is cut into blocks of a few MB: a DMA block is always full, however short the runs
+are, and `buffers` blocks are in flight, across runs. A slot's last page passes through VMEM
+anyway: the new key and value are patched into it there, and only the touched tile goes back.
+
+Of an int8 cache the integers are multiplied as they are, which bfloat16 holds exactly; a key's
+scale multiplies its scores, a value's scale its weights.
 """
 
 from __future__ import annotations
@@ -18,164 +23,210 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
+from pallas_kernels.paged.runs import Runs
 from pallas_kernels.paged.sizes import PagedSizes, page_count, tile_rows
-from pallas_kernels.paged.softmax import accumulate, first_rows, normalised, reset
+from pallas_kernels.paged.softmax import (
+    accumulate,
+    as_queries,
+    finite_scales,
+    first_rows,
+    normalised,
+    reset,
+    scales_of,
+)
+from pallas_kernels.pages import Pages
 from pallas_kernels.tiles import HIDDEN, LANES, dot, each
 
 
 def _kernel(
-    # prefetched scalars
-    rows_ref: Any,  # [B * P]
-    kv_lens_ref: Any,  # [B]
-    cu_ref: Any,  # [B + 1]
-    starts_ref: Any,  # [B + 1]: where each sequence's pages begin in the flat list
-    count_ref: Any,  # [1]: sequences
+    # prefetched scalars: `runs.Runs`
+    starts_ref: Any,
+    table_at_ref: Any,
+    tokens_ref: Any,
+    who_ref: Any,
+    member_ref: Any,
+    table_ref: Any,
     # inputs
+    row_q_ref: Any,  # [R, k, M * G, H] in VMEM: the queries of a row's members, one after another
     q_ref: Any,  # [T, k, G, H] in VMEM
-    new_ref: Any,  # [T, k, 2, H] in VMEM
-    _: Any,
-    # outputs
-    out_ref: Any,  # [T, k, G, H] in VMEM
-    data_ref: Any,  # [rows, 2, K, Z, H], the cache, aliased
-    # scratch
-    buffer_ref: Any,  # [buffers, pages + chunk, 2, k, Z, H]
-    m_ref: Any,  # [k, G, 128]
-    l_ref: Any,  # [k, G, 128]
-    acc_ref: Any,  # [k, G, H]
-    read_sem: Any,  # [buffers]
-    write_sem: Any,  # [buffers]
-    *,
-    table_width: int,  # P
+    *refs: Any,  # new entries, the cache; outputs; scratch
+    arrays: int,  # of the cache: 2 with scales
+    shared: bool,  # whether any row has a prefix
     pages: int,  # a DMA block
     chunk: int,  # pages multiplied together
-    tails: tuple[int, ...],  # the sizes in which a sequence's last pages may be: up to chunk
-    buffers: int,
+    tails: tuple[int, ...],  # the sizes in which a run's last pages may be: up to chunk
     unroll: int,  # heads handled together, to hide the latency of one behind another
 ) -> None:
-    _, k_heads, Z, H = buffer_ref.shape[2:]
-    tile = tile_rows(data_ref.dtype)
+    new_refs, refs = refs[:arrays], refs[2 * arrays :]  # [T, k, 2, H] and scales [T, k, 2, Z]
+    out_ref, *refs = refs  # [T, k, G, H] in VMEM
+    cache_refs, refs = refs[:arrays], refs[arrays:]  # [rows, 2, K, Z, H] and [rows, 2, K, 1, Z]
+    buffer_refs, refs = refs[:arrays], refs[arrays:]  # [buffers, pages + chunk - 1, 2, k, Z, H] ..
+    m_ref, l_ref, acc_ref = refs[:3]  # [k, M * G, 128], the same, [k, M * G, H]
+    read_sems, write_sems = refs[3 : 3 + arrays], refs[3 + arrays :]  # [buffers] for each array
+    buffers, _, _, k_heads, Z, H = buffer_refs[0].shape
+    G = q_ref.shape[2]
+    tile = tile_rows(cache_refs[0].dtype)
     heads = pl.ds(pl.program_id(0) * k_heads, k_heads)
-    total = starts_ref[count_ref[0]]
+    runs = who_ref.shape[0]
+    total = starts_ref[runs]
     blocks = pl.cdiv(total, pages)
 
-    def read(row: Any, slot: Any, at: Any) -> Any:
-        return pltpu.make_async_copy(
-            data_ref.at[row, :, heads], buffer_ref.at[slot, at], read_sem.at[slot]
-        )
+    def reads(row: Any, slot: Any, at: Any) -> list[Any]:
+        return [
+            pltpu.make_async_copy(cache.at[row, :, heads], buffer.at[slot, at], sem.at[slot])
+            for cache, buffer, sem in zip(cache_refs, buffer_refs, read_sems, strict=True)
+        ]
 
-    def write(row: Any, slot: Any, at: Any, offset: Any) -> Any:
-        """The tile of a page that holds a new token, back to memory."""
-        return pltpu.make_async_copy(
-            buffer_ref.at[slot, at, :, :, pl.ds(offset, tile)],
-            data_ref.at[row, :, heads, pl.ds(offset, tile)],
-            write_sem.at[slot],
-        )
+    def writes(row: Any, slot: Any, at: Any, offset: Any) -> list[Any]:
+        """The tile of a page that holds a new token, back to memory, and all of its scales."""
+        touched = (pl.ds(offset, tile), slice(None))[:arrays]
+        return [
+            pltpu.make_async_copy(
+                buffer.at[slot, at, :, :, part], cache.at[row, :, heads, part], sem.at[slot]
+            )
+            for cache, buffer, part, sem in zip(
+                cache_refs, buffer_refs, touched, write_sems, strict=True
+            )
+        ]
 
     def walk(block: Any, first: Any, visit: Any, state: Any) -> Any:
-        """visit(sequence, begin, end, state) for each run of pages in a block of the list."""
+        """visit(run, begin, end, state) for each run with pages in a block of the list."""
         low, high = block * pages, jnp.minimum((block + 1) * pages, total)
 
         def body(carry: Any) -> Any:
-            seq, state = carry
-            begin = jnp.maximum(starts_ref[seq], low)
-            end = jnp.minimum(starts_ref[seq + 1], high)
-            return seq + 1, visit(seq, begin, end, state)
+            run, state = carry
+            begin = jnp.maximum(starts_ref[run], low)
+            end = jnp.minimum(starts_ref[run + 1], high)
+            return run + 1, visit(run, begin, end, state)
 
-        seq, state = lax.while_loop(lambda c: starts_ref[c[0]] < high, body, (first, state))
-        # A sequence cut by the block's end is the first of the next block.
-        return jnp.where(starts_ref[seq] > high, seq - 1, seq), state
+        run, state = lax.while_loop(lambda c: starts_ref[c[0]] < high, body, (first, state))
+        # A run cut by the block's end is the first of the next block.
+        return jnp.where(starts_ref[run] > high, run - 1, run), state
 
     def fetch(block: Any, first: Any) -> Any:
-        """Starts the copies of a block's pages; returns the next block's first sequence."""
+        """Starts the copies of a block's pages; returns the next block's first run."""
         slot = lax.rem(block, buffers)
 
-        def visit(seq: Any, begin: Any, end: Any, state: Any) -> Any:
-            entry = seq * table_width - starts_ref[seq]
+        def visit(run: Any, begin: Any, end: Any, state: Any) -> Any:
+            entry = table_at_ref[run] - starts_ref[run]
 
             @each(begin, end)
             def _(i: Any) -> None:
-                read(rows_ref[entry + i], slot, i - block * pages).start()
+                for copy in reads(table_ref[entry + i], slot, i - block * pages):
+                    copy.start()
 
             return state
 
         return walk(block, first, visit, 0)[0]
 
-    def patch(seq: Any, slot: Any, at: Any) -> None:
-        """Puts the new token of a sequence into its last page, in VMEM, and sends the tile."""
-        position = kv_lens_ref[seq] - 1
+    def patch(run: Any, slot: Any, at: Any) -> None:
+        """Puts a member's new token into its last page, in VMEM, and sends the tile."""
+        position, token = tokens_ref[run] - 1, who_ref[run]
         in_page = lax.rem(position, Z)
         offset = pl.multiple_of(in_page // tile * tile, tile)
         here = lax.broadcasted_iota(jnp.int32, (tile, H), 0) == in_page - offset
-        token = cu_ref[seq]
+        lane = lax.broadcasted_iota(jnp.int32, (1, Z), 1) == in_page
 
         @each(k_heads)
         def _(k: Any) -> None:
-            fresh = new_ref[token, k]  # [2, H]
             for kind in (0, 1):
                 at_tile = (slot, at, kind, k, pl.ds(offset, tile))
                 # float32: selects of packed types need packed masks, which v5e lacks.
-                old = buffer_ref[at_tile].astype(jnp.float32)
-                row = fresh[kind : kind + 1].astype(jnp.float32)
+                old = buffer_refs[0][at_tile].astype(jnp.float32)
+                row = new_refs[0][token, k][kind : kind + 1].astype(jnp.float32)
                 new = jnp.where(here, jnp.broadcast_to(row, old.shape), old)
-                buffer_ref[at_tile] = new.astype(buffer_ref.dtype)
+                buffer_refs[0][at_tile] = new.astype(buffer_refs[0].dtype)
+                for scales, fresh in zip(buffer_refs[1:], new_refs[1:], strict=True):
+                    row = fresh[token, k][kind : kind + 1]
+                    scales[slot, at, kind, k] = jnp.where(lane, row, scales[slot, at, kind, k])
 
-        row = rows_ref[seq * table_width + position // Z]
-        write(row, slot, at, offset).start()
+        row = table_ref[table_at_ref[run] + position // Z]
+        for copy in writes(row, slot, at, offset):
+            copy.start()
 
-    def attend(seq: Any, slot: Any, at: Any, valid: Any, count: int, masked: bool) -> None:
-        """`count` pages from page `at` of the buffer, of which the first `valid` tokens count."""
-        token, size = cu_ref[seq], count * Z
+    def attend(
+        query: Any, state: Any, slot: Any, at: Any, valid: Any, count: int, mask: bool
+    ) -> None:
+        """`count` pages from page `at` of the buffer, of which the first `valid` tokens count.
+
+        `query(k)` are the queries that they meet, `state` the rows of these in m, l and acc.
+        """
+        size, some = count * Z, pl.ds(at, count)
 
         @each(k_heads // unroll)
         def _(i: Any) -> None:
             for k in [i * unroll + j for j in range(unroll)]:
-                keys = buffer_ref[slot, pl.ds(at, count), 0, k].reshape(size, H)
-                values = buffer_ref[slot, pl.ds(at, count), 1, k].reshape(size, H)
-                s = dot(q_ref[token, k], keys, 1, 1)
-                if masked:
+                q = query(k)
+                keys, values = (
+                    buffer_refs[0][slot, some, kind, k].reshape(size, H) for kind in (0, 1)
+                )
+                k_scale, v_scale = (
+                    scales_of([buffer[slot, some, kind, k] for buffer in buffer_refs[1:]])
+                    for kind in (0, 1)
+                )
+                s = dot(q, as_queries(keys, q.dtype), 1, 1)
+                s = s if k_scale is None else s * k_scale
+                if mask:
                     s = jnp.where(lax.broadcasted_iota(jnp.int32, s.shape, 1) < valid, s, HIDDEN)
-                    values = first_rows(values, valid)
-                accumulate(s, values, m_ref, l_ref, acc_ref, k)
+                    if v_scale is None:
+                        values = first_rows(values, valid)
+                    else:
+                        v_scale = finite_scales(v_scale, valid)
+                accumulate(
+                    s, as_queries(values, q.dtype), m_ref, l_ref, acc_ref, (k, state), v_scale
+                )
 
     def compute(block: Any, first: Any) -> Any:
-        """Returns the next block's first sequence and the number of tiles sent to memory."""
+        """Returns the next block's first run and the number of tiles sent to memory."""
         slot, low = lax.rem(block, buffers), block * pages
 
-        def visit(seq: Any, begin: Any, end: Any, sent: Any) -> Any:
-            done = (end == starts_ref[seq + 1]) & (end > begin)
+        def visit(run: Any, begin: Any, end: Any, sent: Any) -> Any:
+            member, who = member_ref[run], who_ref[run]
+            own = member >= 0
+            done = own & (end == starts_ref[run + 1]) & (end > begin)
+            state = pl.ds(pl.multiple_of(jnp.maximum(member, 0) * G, 8), G)
 
-            @pl.when(begin == starts_ref[seq])
+            @pl.when(~own & (begin == starts_ref[run]))
             def _() -> None:
                 reset(m_ref, l_ref, acc_ref)
 
             @pl.when(done)
             def _() -> None:
-                patch(seq, slot, end - 1 - low)
+                patch(run, slot, end - 1 - low)
 
-            # Tokens of this sequence from page `begin` to page `end`.
-            position = (begin - starts_ref[seq]) * Z
-            tokens = jnp.minimum(kv_lens_ref[seq] - position, (end - begin) * Z)
+            # Tokens of this run from page `begin` to page `end`.
+            position = (begin - starts_ref[run]) * Z
+            tokens = jnp.minimum(tokens_ref[run] - position, (end - begin) * Z)
 
-            @each(pl.cdiv(end - begin, chunk))
-            def _(c: Any) -> None:
-                at, valid = begin - low + c * chunk, tokens - c * chunk * Z
-                full = valid >= chunk * Z
-                pl.when(full)(lambda: attend(seq, slot, at, valid, chunk, masked=False))
-                below = 0
-                for count in tails:  # the smallest that holds what is left
-                    fits = ~full & (valid > below) & ((valid <= count * Z) | (count == chunk))
-                    pl.when(fits)(
-                        functools.partial(attend, seq, slot, at, valid, count, masked=True)
-                    )
-                    below = count * Z
+            def in_chunks(query: Any, state: Any, tails: tuple[int, ...]) -> None:
+                @each(pl.cdiv(end - begin, chunk))
+                def _(c: Any) -> None:
+                    at, valid = begin - low + c * chunk, tokens - c * chunk * Z
+                    part = functools.partial(attend, query, state, slot, at, valid)
+                    full = valid >= chunk * Z
+                    pl.when(full)(functools.partial(part, chunk, mask=False))
+                    below = 0
+                    for count in tails:  # the smallest that holds what is left
+                        fits = ~full & (valid > below) & ((valid <= count * Z) | (count == chunk))
+                        pl.when(fits)(functools.partial(part, count, mask=True))
+                        below = count * Z
+
+            if shared:
+
+                @pl.when(~own)
+                def _() -> None:
+                    in_chunks(lambda k: row_q_ref[who, k], slice(None), tails[-1:])
+
+            @pl.when(own)
+            def _() -> None:
+                in_chunks(lambda k: q_ref[who, k], state, tails)
 
             @pl.when(done)
             def _() -> None:
-                token = cu_ref[seq]
-
                 @each(k_heads)
                 def _(k: Any) -> None:
-                    out_ref[token, k] = normalised(l_ref, acc_ref, k).astype(out_ref.dtype)
+                    out = normalised(l_ref, acc_ref, (k, state))
+                    out_ref[who, k] = out.astype(out_ref.dtype)
 
             return sent + done.astype(jnp.int32)
 
@@ -183,19 +234,20 @@ def _kernel(
 
     def wait_reads(block: Any) -> None:
         slot = lax.rem(block, buffers)
-        size = jnp.minimum(pages, total - block * pages)
 
-        @each(size)
+        @each(jnp.minimum(pages, total - block * pages))
         def _(i: Any) -> None:
-            read(0, slot, i).wait()
+            for copy in reads(0, slot, i):
+                copy.wait()
 
     def wait_writes(slot: Any, count: Any) -> None:
         @each(count)
         def _(i: Any) -> None:
-            write(0, slot, 0, 0).wait()
+            for copy in writes(0, slot, 0, 0):
+                copy.wait()
 
-    def start(block: Any, seq: Any) -> Any:
-        return lax.cond(block < blocks, lambda: fetch(block, seq), lambda: seq)
+    def start(block: Any, run: Any) -> Any:
+        return lax.cond(block < blocks, lambda: fetch(block, run), lambda: run)
 
     def step(block: Any, carry: Any) -> Any:
         ahead, here, sent = carry
@@ -214,73 +266,64 @@ def _kernel(
 
 def attend(
     q_TNH: Array,
-    k_TKH: Array,
-    v_TKH: Array,
-    data: Array,
-    rows_BP: Array,
-    kv_lens_B: Array,
-    cu_B1: Array,
-    count: Any,
+    new: tuple[Array, ...],  # [T, K, 2, H] as `Pages.entries` makes them, perhaps scales [T, K, 2]
+    pages: Pages,
+    runs: Runs,
+    token_RM: Array,
+    shared: bool,
     sizes: PagedSizes,
     interpret: Any,
-) -> tuple[Array, Array]:
-    """The first `count` sequences: at most one token each, so the first min(B, T) tokens."""
-    _, _, K, Z, H = data.shape
-    B, P = rows_BP.shape
-    T, N = min(B, q_TNH.shape[0]), q_TNH.shape[1]
+) -> tuple[Array, Pages]:
+    """One query a slot, T in all; `token_RM` are those of each row's members.
+
+    `shared` is false where no row has a prefix, which then is not compiled for.
+    """
+    _, _, K, Z, H = pages.data.shape
+    (T, N, _), (R, M) = q_TNH.shape, token_RM.shape
     G = N // K
     rows = pl.cdiv(G, 8) * 8
-    q = q_TNH[:T].reshape(T, K, G, H)
+    q = q_TNH.reshape(T, K, G, H)
     q = jnp.pad(q, ((0, 0), (0, 0), (0, rows - G), (0, 0)))
-    new = jnp.stack([k_TKH[:T], v_TKH[:T]], 2)  # [T, K, 2, H]
-    active = (cu_B1[1:] > cu_B1[:-1]) & (jnp.arange(B) < count)
-    used = jnp.where(active, pl.cdiv(kv_lens_B, Z), 0)
-    starts = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(used, dtype=jnp.int32)])
+    row_q = q[token_RM].transpose(0, 2, 1, 3, 4).reshape(R, K, M * rows, H)
+    # Integers pass through VMEM in the queries' dtype; a scale in every lane of a page.
+    new = new[0].astype(q.dtype), *(jnp.repeat(x[..., None], Z, -1) for x in new[1:])
     k_heads = K // sizes.head_split
-    page_bytes = 2 * k_heads * Z * H * data.dtype.itemsize
-    pages = max(1, sizes.decode_block_bytes // page_bytes)
-    chunk = min(pages, page_count(sizes.decode_chunk_rows // k_heads, Z))
+    page_bytes = 2 * k_heads * Z * H * pages.data.dtype.itemsize
+    block = max(1, sizes.decode_block_bytes // page_bytes)
+    chunk = min(block, page_count(sizes.decode_chunk_rows // k_heads, Z))
     parts = (page_count(max(1, chunk * Z // n), Z) for n in (4, 2, 1))
-    tails = tuple(sorted({part for part in parts if part < chunk} | {chunk}))
-    unroll = next(u for u in (4, 2, 1) if k_heads % u == 0)
     body = functools.partial(
         _kernel,
-        table_width=P,
-        pages=pages,
+        arrays=len(pages.arrays),
+        shared=shared,
+        pages=block,
         chunk=chunk,
-        tails=tails,
-        buffers=sizes.decode_buffers,
-        unroll=unroll,
+        tails=tuple(sorted({part for part in parts if part < chunk} | {chunk})),
+        unroll=next(u for u in (4, 2, 1) if k_heads % u == 0),
     )
-    by_head = lambda c, *_: (0, c, 0, 0)  # noqa: E731
-    out, data = pl.pallas_call(
+
+    def by_head(x: Any) -> pl.BlockSpec:
+        return pl.BlockSpec((x.shape[0], k_heads, *x.shape[2:]), lambda c, *_: (0, c, 0, 0))
+
+    here = [pl.BlockSpec(memory_space=pl.ANY) for _ in pages.arrays]
+    held = sizes.decode_buffers, block + chunk - 1, 2, k_heads
+    state = [(k_heads, M * rows, width) for width in (LANES, LANES, H)]
+    first = len(runs) + 2 + len(new)  # the cache among the inputs
+    out, *arrays = pl.pallas_call(
         body,
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=5,
+            num_scalar_prefetch=len(runs),
             grid=(sizes.head_split,),
-            in_specs=[
-                pl.BlockSpec((T, k_heads, rows, H), by_head),
-                pl.BlockSpec((T, k_heads, 2, H), by_head),
-                pl.BlockSpec(memory_space=pl.ANY),
-            ],
-            out_specs=[
-                pl.BlockSpec((T, k_heads, rows, H), by_head),
-                pl.BlockSpec(memory_space=pl.ANY),
-            ],
+            in_specs=[*map(by_head, (row_q, q, *new)), *here],
+            out_specs=[by_head(q), *here],
             scratch_shapes=[
-                pltpu.VMEM((sizes.decode_buffers, pages + chunk - 1, 2, k_heads, Z, H), data.dtype),
-                pltpu.VMEM((k_heads, rows, LANES), jnp.float32),
-                pltpu.VMEM((k_heads, rows, LANES), jnp.float32),
-                pltpu.VMEM((k_heads, rows, H), jnp.float32),
-                pltpu.SemaphoreType.DMA((sizes.decode_buffers,)),
-                pltpu.SemaphoreType.DMA((sizes.decode_buffers,)),
+                *(pltpu.VMEM((*held, *x.shape[3:]), x.dtype) for x in pages.arrays),
+                *(pltpu.VMEM(shape, jnp.float32) for shape in state),
+                *(pltpu.SemaphoreType.DMA((sizes.decode_buffers,)) for _ in here * 2),
             ],
         ),
-        out_shape=[
-            jax.ShapeDtypeStruct((T, K, rows, H), q_TNH.dtype),
-            jax.ShapeDtypeStruct(data.shape, data.dtype),
-        ],
-        input_output_aliases={7: 1},
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, *pages.arrays)],
+        input_output_aliases={first + i: 1 + i for i in range(len(here))},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel",),
             disable_bounds_checks=True,
@@ -288,5 +331,5 @@ def attend(
         ),
         interpret=interpret,
         name="paged_decode",
-    )(rows_BP.reshape(-1), kv_lens_B, cu_B1, starts, jnp.reshape(count, (1,)), q, new, data)
-    return out[:, :, :G].reshape(T, N, H), data
+    )(*runs, row_q, q, *new, *pages.arrays)
+    return out[:, :, :G].reshape(T, N, H), pages.of(*arrays)

@@ -19,7 +19,16 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
 from pallas_kernels.paged.sizes import PagedSizes, entries, page_count
-from pallas_kernels.paged.softmax import accumulate, first_rows, normalised, reset
+from pallas_kernels.paged.softmax import (
+    accumulate,
+    as_queries,
+    finite_scales,
+    first_rows,
+    normalised,
+    reset,
+    scales_of,
+)
+from pallas_kernels.pages import Pages
 from pallas_kernels.tiles import HIDDEN, LANES, dot, each
 
 
@@ -34,20 +43,16 @@ def _kernel(
     cu_ref: Any,  # [B + 1]
     # inputs
     q_ref: Any,  # [k * G, q, H]
-    data_ref: Any,  # [rows, 2, K, Z, H] in HBM
-    # outputs
-    out_ref: Any,  # [k * G, q, H]
-    # scratch
-    buffer_ref: Any,  # [2, pages, 2, k, Z, H]
-    m_ref: Any,  # [k, G * q, 128]
-    l_ref: Any,  # [k, G * q, 128]
-    acc_ref: Any,  # [k, G * q, H]
-    sem: Any,  # [2]
-    *,
+    *refs: Any,  # the cache; out; scratch
+    arrays: int,  # of the cache: 2 with scales
     table_width: int,  # P
     q_parts: int,  # pieces in which a query block is multiplied
 ) -> None:
-    _, pages, _, k_heads, Z, H = buffer_ref.shape
+    cache_refs, refs = refs[:arrays], refs[arrays:]  # [rows, 2, K, Z, H], [rows, 2, K, 1, Z]; HBM
+    out_ref, *refs = refs  # [k * G, q, H]
+    buffer_refs, refs = refs[:arrays], refs[arrays:]  # [2, pages, 2, k, Z, H], [.., 1, Z]
+    m_ref, l_ref, acc_ref, sem = refs  # [k, G * q, 128], the same, [k, G * q, H]; [arrays, 2]
+    _, pages, _, k_heads, Z, H = buffer_refs[0].shape
     q_size, G = q_ref.shape[1], q_ref.shape[0] // k_heads
     M, size = G * q_size, pages * Z
     e, entries = pl.program_id(1), pl.num_programs(1)
@@ -55,10 +60,11 @@ def _kernel(
     seq, q_block, base = seq_ref[e], block_ref[e], base_ref[e]
     blocks = pl.cdiv(keys_ref[e], size)
 
-    def copy(row: Any, slot: Any, at: Any) -> Any:
-        return pltpu.make_async_copy(
-            data_ref.at[row, :, heads], buffer_ref.at[slot, at], sem.at[slot]
-        )
+    def copies(row: Any, slot: Any, at: Any) -> list[Any]:
+        return [
+            pltpu.make_async_copy(cache.at[row, :, heads], buffer.at[slot, at], sem.at[i, slot])
+            for i, (cache, buffer) in enumerate(zip(cache_refs, buffer_refs, strict=True))
+        ]
 
     def pages_of(entry: Any, c: Any) -> Any:
         return jnp.minimum(pages, pl.cdiv(keys_ref[entry], Z) - c * pages)
@@ -68,7 +74,8 @@ def _kernel(
 
         @each(pages_of(entry, c))
         def _(i: Any) -> None:
-            copy(rows_ref[first + i], slot, i).start()
+            for copy in copies(rows_ref[first + i], slot, i):
+                copy.start()
 
     def fetch_after(c: Any) -> None:
         """Starts the copies of the key block that follows, perhaps the next entry's first."""
@@ -79,7 +86,8 @@ def _kernel(
     def wait(c: Any, slot: Any) -> None:
         @each(pages_of(e, c))
         def _(i: Any) -> None:
-            copy(0, slot, i).wait()
+            for copy in copies(0, slot, i):
+                copy.wait()
 
     # Query t of the token axis stands at position t + offset of its sequence.
     begin, end = cu_ref[seq], cu_ref[seq + 1]
@@ -100,18 +108,27 @@ def _kernel(
         @each(k_heads)
         def _(k: Any) -> None:
             q = q_ref[pl.ds(k * G, G)].reshape(M, H)
-            keys = buffer_ref[slot, :, 0, k].reshape(size, H)
-            values = buffer_ref[slot, :, 1, k].reshape(size, H)
-            if masked:
+            keys, values = (buffer_refs[0][slot, :, kind, k].reshape(size, H) for kind in (0, 1))
+            k_scale, v_scale = (
+                scales_of([buffer[slot, :, kind, k] for buffer in buffer_refs[1:]])
+                for kind in (0, 1)
+            )
+            keys = as_queries(keys, q.dtype)
+            if masked and v_scale is None:
                 values = first_rows(values, keys_ref[e] - c * size)
+            elif masked:
+                v_scale = finite_scales(v_scale, keys_ref[e] - c * size)
+            values = as_queries(values, q.dtype)
+            if masked:
                 last = limits() - c * size
             part = M // q_parts
             for at in range(0, M, part):
                 s = dot(q[at : at + part], keys, 1, 1)
+                s = s if k_scale is None else s * k_scale
                 if masked:
                     column = lax.broadcasted_iota(jnp.int32, s.shape, 1)
                     s = jnp.where(column <= last[at : at + part], s, HIDDEN)
-                accumulate(s, values, m_ref, l_ref, acc_ref, (k, pl.ds(at, part)))
+                accumulate(s, values, m_ref, l_ref, acc_ref, (k, pl.ds(at, part)), v_scale)
 
     pl.when(e == 0)(lambda: fetch(0, 0, 0))
     pl.when((e == 0) | (block_ref[jnp.maximum(e - 1, 0)] != q_block))(
@@ -136,7 +153,7 @@ def _kernel(
 
 def attend(
     q_TNH: Array,
-    data: Array,
+    pages: Pages,
     rows_BP: Array,
     kv_lens_B: Array,
     cu_B1: Array,
@@ -145,10 +162,10 @@ def attend(
     interpret: Any,
 ) -> Array:
     """Attention of the active sequences; the rows of other tokens are unspecified."""
-    _, _, K, Z, H = data.shape
+    _, _, K, Z, H = pages.data.shape
     B, P = rows_BP.shape
     T, N, _ = q_TNH.shape
-    size, pages = sizes.q_tokens, page_count(sizes.kv_tokens, Z)
+    size, count_k = sizes.q_tokens, page_count(sizes.kv_tokens, Z)
     k_heads = K // sizes.head_split
     G, q_blocks = N // K, pl.cdiv(T, size)
     q_NTH = jnp.pad(q_TNH.swapaxes(0, 1), ((0, 0), (0, q_blocks * size - T), (0, 0)))
@@ -165,22 +182,25 @@ def attend(
     # With nothing to do one entry is visited all the same: it writes zeros to block 0.
     block = jnp.where(listed, block, 0)
     keys = jnp.where(listed & (kv_lens_B[seq] > 0), keys, 0)
-    base = jnp.cumsum(pl.cdiv(keys, pages * Z), dtype=jnp.int32) - pl.cdiv(keys, pages * Z)
+    base = jnp.cumsum(pl.cdiv(keys, count_k * Z), dtype=jnp.int32) - pl.cdiv(keys, count_k * Z)
 
     q_spec = pl.BlockSpec((k_heads * G, size, H), lambda c, e, seq, block, *_: (c, block[e], 0))
     out_NTH = pl.pallas_call(
-        functools.partial(_kernel, table_width=P, q_parts=sizes.q_parts),
+        functools.partial(_kernel, arrays=len(pages.arrays), table_width=P, q_parts=sizes.q_parts),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=7,
             grid=(sizes.head_split, jnp.maximum(count, 1)),
-            in_specs=[q_spec, pl.BlockSpec(memory_space=pl.ANY)],
+            in_specs=[q_spec, *(pl.BlockSpec(memory_space=pl.ANY) for _ in pages.arrays)],
             out_specs=q_spec,
             scratch_shapes=[
-                pltpu.VMEM((2, pages, 2, k_heads, Z, H), data.dtype),
+                *(
+                    pltpu.VMEM((2, count_k, 2, k_heads, *x.shape[3:]), x.dtype)
+                    for x in pages.arrays
+                ),
                 pltpu.VMEM((k_heads, G * size, LANES), jnp.float32),
                 pltpu.VMEM((k_heads, G * size, LANES), jnp.float32),
                 pltpu.VMEM((k_heads, G * size, H), jnp.float32),
-                pltpu.SemaphoreType.DMA((2,)),
+                pltpu.SemaphoreType.DMA((len(pages.arrays), 2)),
             ],
         ),
         out_shape=jax.ShapeDtypeStruct(q_NTH.shape, q_NTH.dtype),
@@ -191,5 +211,5 @@ def attend(
         ),
         interpret=interpret,
         name="paged_mixed",
-    )(seq, block, keys, base, rows_BP.reshape(-1), kv_lens_B, cu_B1, q_NTH, data)
+    )(seq, block, keys, base, rows_BP.reshape(-1), kv_lens_B, cu_B1, q_NTH, *pages.arrays)
     return out_NTH[:, :T].swapaxes(0, 1)

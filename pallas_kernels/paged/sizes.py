@@ -56,9 +56,9 @@ def default_sizes(q_heads: int, kv_heads: int, head_size: int, dtype: Any) -> Pa
     )
 
 
-def check_sizes(sizes: PagedSizes, data: Any, rows_BP: Any) -> None:
+def check_sizes(sizes: PagedSizes, data: Any, entries: int) -> None:
+    """Raises ValueError if these blocks do not fit the cache, or page tables of so many entries."""
     _, _, K, Z, H = data.shape
-    B, P = rows_BP.shape
     tile = tile_rows(data.dtype)
     if Z % tile:
         raise ValueError(
@@ -78,9 +78,9 @@ def check_sizes(sizes: PagedSizes, data: Any, rows_BP: Any) -> None:
         raise ValueError(f"{K} kv heads cannot be split over {sizes.head_split} cores")
     if sizes.decode_buffers < 2:
         raise ValueError(f"{sizes.decode_buffers} decode buffers cannot overlap; use at least 2")
-    if B * P * 4 > _SMEM_BYTES:
+    if entries * 4 > _SMEM_BYTES:
         raise ValueError(
-            f"a page table of {B} x {P} takes {B * P * 4} bytes of scalar memory, "
+            f"page tables of {entries} entries take {entries * 4} bytes of scalar memory, "
             f"which has {_SMEM_BYTES}; use larger pages or fewer sequences a call"
         )
 

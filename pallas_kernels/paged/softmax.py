@@ -18,9 +18,30 @@ from pallas_kernels.tiles import online, wide
 START = -1e20
 
 
-def accumulate(s: Array, v: Array, m_ref: Any, l_ref: Any, acc_ref: Any, at: Any) -> None:
+def accumulate(
+    s: Array, v: Array, m_ref: Any, l_ref: Any, acc_ref: Any, at: Any, v_scale: Array | None
+) -> None:
     """One step of the online softmax: scores s [M, C] against values v [C, H], into `at`."""
-    m_ref[at], l_ref[at], acc_ref[at] = online(s, v, m_ref[at], l_ref[at], acc_ref[at])
+    new = online(s, v, m_ref[at], l_ref[at], acc_ref[at], v_scale)
+    m_ref[at], l_ref[at], acc_ref[at] = new
+
+
+def as_queries(x: Array, dtype: Any) -> Array:
+    """Keys or values as they meet queries; the integers of an int8 cache become floats."""
+    return x.astype(jnp.float32).astype(dtype) if x.dtype == jnp.int8 else x
+
+
+def scales_of(pages: list[Array]) -> Array | None:
+    """[] -> None; [[pages, 1, Z]] -> [1, pages * Z]: one number a key, in lanes as scores are."""
+    if not pages:
+        return None
+    (scales,) = pages
+    return jnp.concatenate([scales[p] for p in range(scales.shape[0])], axis=1)
+
+
+def finite_scales(scales: Array, count: Any) -> Array:
+    """Zeros from lane `count` on: what nobody wrote may be NaN."""
+    return jnp.where(lax.broadcasted_iota(jnp.int32, scales.shape, 1) < count, scales, 0)
 
 
 def first_rows(values: Array, count: Any) -> Array:

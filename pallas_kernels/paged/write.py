@@ -18,6 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
 from pallas_kernels.paged.sizes import PagedSizes, entries
+from pallas_kernels.pages import Pages
 from pallas_kernels.tiles import each
 
 
@@ -27,27 +28,36 @@ def _kernel(
     rows_ref: Any,  # [B * P]
     kv_lens_ref: Any,  # [B]
     cu_ref: Any,  # [B + 1]
-    low_ref: Any,  # [2, K, Z, H]: new tokens, a block and
-    high_ref: Any,  # [2, K, Z, H]: the next one; a page's tokens begin somewhere in the first
-    old_ref: Any,  # [2, K, Z, H]
-    out_ref: Any,  # [2, K, Z, H]
+    *refs: Any,
 ) -> None:
+    # Each of four for the data, [2, K, Z, H], and then for its scales, [2, K, 1, Z], if any: new
+    # tokens, a block and the next one (a page's tokens begin somewhere in the first), old, out.
+    arrays = len(refs) // 4
+    groups = [refs[i * arrays : (i + 1) * arrays] for i in range(4)]
+    low_refs, high_refs, old_refs, out_refs = groups
     e = pl.program_id(0)
     seq, page = seq_ref[e], page_ref[e]
-    _, K, Z, H = out_ref.shape
+    _, K, Z, H = out_refs[0].shape
     source, begin, end = _page_window(seq, page, kv_lens_ref, cu_ref, Z)
     shift = lax.rem(source, Z)
     slot = lax.broadcasted_iota(jnp.int32, (Z, H), 0)
     fresh = (slot >= begin) & (slot < end)
+    lane = lax.broadcasted_iota(jnp.int32, (1, Z), 1)
+    fresh_lanes = (lane >= begin) & (lane < end)
 
     @each(K)
     def _(k: Any) -> None:
         for kind in (0, 1):
-            # Rows rotate only as 32-bit values; bf16 survives the way there and back.
-            window = jnp.concatenate([low_ref[kind, k], high_ref[kind, k]]).astype(jnp.float32)
-            new = pltpu.roll(window, lax.rem(2 * Z - shift, 2 * Z), 0)[:Z]
-            old = old_ref[kind, k].astype(jnp.float32)
-            out_ref[kind, k] = jnp.where(fresh, new, old).astype(out_ref.dtype)
+            # Rows rotate only as 32-bit values; narrower ones survive the way there and back.
+            window = [ref[0][kind, k].astype(jnp.float32) for ref in (low_refs, high_refs)]
+            new = pltpu.roll(jnp.concatenate(window), lax.rem(2 * Z - shift, 2 * Z), 0)[:Z]
+            old = old_refs[0][kind, k].astype(jnp.float32)
+            out_refs[0][kind, k] = jnp.where(fresh, new, old).astype(out_refs[0].dtype)
+            for low, high, old_ref, out_ref in zip(*(r[1:] for r in groups), strict=True):
+                window = jnp.concatenate([low[kind, k], high[kind, k]], axis=1)
+                window = jnp.broadcast_to(window, (8, 2 * Z))  # a tile: one row does not rotate
+                new = pltpu.roll(window, lax.rem(2 * Z - shift, 2 * Z), 1)[:1, :Z]
+                out_ref[kind, k] = jnp.where(fresh_lanes, new, old_ref[kind, k])
 
 
 def _page_window(seq: Any, page: Any, kv_lens_ref: Any, cu_ref: Any, Z: int) -> tuple:
@@ -63,19 +73,18 @@ def _page_window(seq: Any, page: Any, kv_lens_ref: Any, cu_ref: Any, Z: int) -> 
 
 
 def write(
-    k_TKH: Array,
-    v_TKH: Array,
-    data: Array,
+    new: tuple[Array, ...],  # [T, K, 2, H] as `Pages.entries` makes them, perhaps scales [T, K, 2]
+    pages: Pages,
     rows_BP: Array,
     kv_lens_B: Array,
     cu_B1: Array,
     active_B: Array,
     sizes: PagedSizes,
     interpret: Any,
-) -> Array:
+) -> Pages:
     """Writes the new tokens of the active sequences, page by page."""
-    R, _, K, Z, H = data.shape
-    (T, _, _), (B, P) = k_TKH.shape, rows_BP.shape
+    R, _, K, Z, H = pages.data.shape
+    T, (B, P) = new[0].shape[0], rows_BP.shape
     q_lens_B = cu_B1[1:] - cu_B1[:-1]
     first_B = (kv_lens_B - q_lens_B) // Z
     pages_B = jnp.where(active_B & (kv_lens_B > 0), pl.cdiv(kv_lens_B, Z) - first_B, 0)
@@ -86,8 +95,13 @@ def write(
     # in the table must exist, whatever lies there.
     page = jnp.where(jnp.arange(page.shape[0]) < count, page, P)
     blocks = pl.cdiv(T, Z) + 2
-    new = jnp.stack([k_TKH, v_TKH]).transpose(0, 2, 1, 3).astype(data.dtype)
-    new = jnp.pad(new, ((0, 0), (0, 0), (Z, (blocks - 1) * Z - T), (0, 0)))
+
+    def in_blocks(x: Array) -> Array:
+        """[T, K, 2, ..] -> [blocks, 2, K, Z, ..]"""
+        x = jnp.pad(x, [(Z, (blocks - 1) * Z - T)] + [(0, 0)] * (x.ndim - 1))
+        return jnp.moveaxis(x.reshape(blocks, Z, *x.shape[1:]), (3, 2), (1, 2))
+
+    new = in_blocks(new[0]), *(in_blocks(x)[..., None, :] for x in new[1:])
 
     def source(e: Any, seq: Any, page: Any, rows: Any, kv_lens: Any, cu: Any) -> Any:
         return jnp.clip(_page_window(seq[e], page[e], kv_lens, cu, Z)[0] // Z, 0, blocks - 2)
@@ -96,20 +110,22 @@ def write(
         row = rows[seq[e] * P + jnp.minimum(page[e], P - 1)]
         return jnp.clip(row, 0, R - 1), 0, 0, 0, 0
 
-    new_block = lambda extra: pl.BlockSpec(  # noqa: E731
-        (2, K, Z, H), lambda *args: (0, 0, source(*args) + extra, 0)
-    )
-    page_block = pl.BlockSpec((None, 2, K, Z, H), target)
-    return pl.pallas_call(
+    def windows(extra: int) -> list[pl.BlockSpec]:
+        at = lambda *args: (source(*args) + extra, 0, 0, 0, 0)  # noqa: E731
+        return [pl.BlockSpec((None, *x.shape[1:]), at) for x in new]
+
+    pages_of = [pl.BlockSpec((None, *x.shape[1:]), target) for x in pages.arrays]
+    first = 5 + 2 * len(new)  # the cache among the inputs
+    arrays = pl.pallas_call(
         _kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=5,
             grid=(jnp.maximum(count, 1),),
-            in_specs=[new_block(0), new_block(1), page_block],
-            out_specs=page_block,
+            in_specs=[*windows(0), *windows(1), *pages_of],
+            out_specs=pages_of,
         ),
-        out_shape=jax.ShapeDtypeStruct(data.shape, data.dtype),
-        input_output_aliases={7: 0},
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in pages.arrays],
+        input_output_aliases={first + i: i for i in range(len(new))},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",),
             disable_bounds_checks=True,
@@ -117,4 +133,5 @@ def write(
         ),
         interpret=interpret,
         name="paged_write",
-    )(seq, page, rows_BP.reshape(-1), kv_lens_B, cu_B1, new, new, data)
+    )(seq, page, rows_BP.reshape(-1), kv_lens_B, cu_B1, *new, *new, *pages.arrays)
+    return pages.of(*arrays)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pallas_kernels.remat import kept
 from pallas_kernels.schedule import Schedule
 from pallas_kernels.tiles import HIDDEN
 
@@ -76,11 +77,10 @@ def _packed(q: Array, k: Array, v: Array, schedule: Schedule) -> Any:
 def _packed_forward(q: Array, k: Array, v: Array, schedule: Schedule) -> Any:
     H, groups = q.shape[-1], q.shape[2] // schedule.q_size
     scaled = q * jnp.asarray(H**-0.5, q.dtype)
-    entries = schedule.by_query
 
     def step(e: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         peaks, sums, outs = state
-        qb, kb = entries.q_block[e], entries.k_block[e]
+        qb, kb = schedule.q_block[e], schedule.k_block[e]
         scores = jnp.einsum(
             "kqh,ksh->kqs", _take(scaled, qb), _take(k, kb), preferred_element_type=jnp.float32
         )
@@ -105,11 +105,11 @@ def _packed_forward(q: Array, k: Array, v: Array, schedule: Schedule) -> Any:
         jnp.zeros(q.shape, jnp.float32),
     )
     with jax.named_scope("packed_attention"):
-        peaks, sums, outs = jax.lax.fori_loop(0, entries.count, step, start)
+        peaks, sums, outs = jax.lax.fori_loop(0, schedule.count, step, start)
     sums = jnp.maximum(sums, 1e-30)  # queries of the zero padding see nothing
     poison = schedule.poison
     out = (outs / sums[..., None] + poison).astype(q.dtype)
-    lse = peaks + jnp.log(sums) + poison
+    out, lse = kept(out, peaks + jnp.log(sums) + poison)
     return (out, lse), (q, k, v, schedule, out, lse)
 
 
@@ -118,7 +118,6 @@ def _packed_backward(residuals: Any, cotangents: tuple[Array, Array]) -> Any:
     d_out, d_lse = cotangents
     H, groups = q.shape[-1], q.shape[2] // schedule.q_size
     scale = H**-0.5
-    entries = schedule.by_query
     # Sums over queries are plain matrix products only with the queries' transpose on the left.
     q_T, d_out_T = q.swapaxes(-1, -2), d_out.swapaxes(-1, -2)
     # d score = weight * (d_out . v - d_out . out + d_lse): the last two are one number a query.
@@ -126,7 +125,7 @@ def _packed_backward(residuals: Any, cotangents: tuple[Array, Array]) -> Any:
 
     def step(e: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         d_q, d_k_T, d_v_T = state
-        qb, kb = entries.q_block[e], entries.k_block[e]
+        qb, kb = schedule.q_block[e], schedule.k_block[e]
         q_e, k_e, v_e, d_out_e = _take(q, qb), _take(k, kb), _take(v, kb), _take(d_out, qb)
         scores = scale * jnp.einsum("kqh,ksh->kqs", q_e, k_e, preferred_element_type=jnp.float32)
         visible = _visible(schedule, qb, kb, groups)
@@ -150,7 +149,7 @@ def _packed_backward(residuals: Any, cotangents: tuple[Array, Array]) -> Any:
     shapes = q.shape, k.swapaxes(-1, -2).shape, v.swapaxes(-1, -2).shape
     start = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
     with jax.named_scope("packed_attention_backward"):
-        d_q, d_k_T, d_v_T = jax.lax.fori_loop(0, entries.count, step, start)
+        d_q, d_k_T, d_v_T = jax.lax.fori_loop(0, schedule.count, step, start)
     return (
         d_q.astype(q.dtype),
         d_k_T.swapaxes(-1, -2).astype(k.dtype),

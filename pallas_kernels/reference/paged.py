@@ -79,6 +79,8 @@ def _attend_to(
         peak, total, out = state
         here = jax.lax.dynamic_slice_in_dim(table_RP, i * size, size, axis=1)
         k, v = pages.read_heads(layer, here, H)
+        if pages.scales is not None:
+            k, v = k.astype(q.dtype), v.astype(q.dtype)
         scores = jnp.einsum("rkqh,rksh->rkqs", q, k, preferred_element_type=jnp.float32)
         visible = i * size * Z + jnp.arange(size * Z) < lens_R[:, None]
         scores = jnp.where(visible[:, None, None], scores * H**-0.5, HIDDEN)
@@ -125,19 +127,19 @@ def ragged_paged_attention(
     q_TNH: Float[Array, "T N H"],
     k_TKH: Float[Array, "T K H"],
     v_TKH: Float[Array, "T K H"],
-    data: Float[Array, "rows 2 K Z C"],
+    pages: Pages,
     rows_BP: Int[Array, "B P"],
     kv_lens_B: Int[Array, " B"],
     cu_q_lens_B1: Int[Array, " B+1"],
     distribution_3: Any = None,
     *,
     scale: float | None = None,
-) -> tuple[Float[Array, "T N H"], Float[Array, "rows 2 K Z C"]]:
+) -> tuple[Float[Array, "T N H"], Pages]:
     """The operation of `paged.ragged_paged_attention`, same arguments and results.
 
     Of `distribution_3` only the last number, how many sequences count, changes anything.
     """
-    (T, N, H), K = q_TNH.shape, data.shape[2]
+    (T, N, H), K = q_TNH.shape, pages.data.shape[2]
     B = rows_BP.shape[0]
     if N % K:
         raise ValueError(f"{N} query heads cannot be split over {K} kv heads")
@@ -147,11 +149,13 @@ def ragged_paged_attention(
     begin_B, end_B = cu_q_lens_B1[:-1], cu_q_lens_B1[1:]
     live_B = (jnp.arange(B) < count) & (kv_lens_B > 0)
     with jax.named_scope("ragged_paged_attention"):
-        data = _write_new(k_TKH, v_TKH, data, rows_BP, kv_lens_B, end_B, live_B)
-        q_padded = jnp.pad(q_TNH, ((0, -T % size), (0, 0), (0, 0))).astype(data.dtype)
+        pages = _write_new(k_TKH, v_TKH, pages, rows_BP, kv_lens_B, end_B, live_B)
+        q_padded = jnp.pad(q_TNH, ((0, -T % size), (0, 0), (0, 0)))
+        if pages.scales is None:
+            q_padded = q_padded.astype(pages.data.dtype)
 
         def sequence(b: Array, out: Array) -> Array:
-            keys, values = _context(data, rows_BP[b], kv_lens_B[b], H)
+            keys, values = _context(pages, rows_BP[b], kv_lens_B[b], q_padded)
 
             def block(i: Array, out: Array) -> Array:
                 cut = lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size)  # noqa: E731
@@ -166,33 +170,34 @@ def ragged_paged_attention(
             return jax.lax.fori_loop(begin_B[b] // size, stop, block, out)
 
         out = jax.lax.fori_loop(0, B, sequence, jnp.zeros(q_padded.shape, jnp.float32))
-    return out[:T].astype(q_TNH.dtype), data
+    return out[:T].astype(q_TNH.dtype), pages
 
 
 def _write_new(
-    k_TKH: Array, v_TKH: Array, data: Array, rows_BP: Array, kv_lens_B: Array, end_B: Array,
+    k_TKH: Array, v_TKH: Array, pages: Pages, rows_BP: Array, kv_lens_B: Array, end_B: Array,
     live_B: Array,
-) -> Array:  # fmt: skip
+) -> Pages:  # fmt: skip
     """Writes the new tokens of the live sequences; those of others go past the array's end."""
-    (T, _, H), (B, P), (R, _, _, Z, C) = k_TKH.shape, rows_BP.shape, data.shape
+    T, (B, P), R, Z = k_TKH.shape[0], rows_BP.shape, pages.data.shape[0], pages.page_size
     t = jnp.arange(T)
     owner = jnp.sum(end_B[None, :] <= t[:, None], axis=1)  # [T]; B for padding
     seq = jnp.minimum(owner, B - 1)
     position = t - end_B[seq] + kv_lens_B[seq]
     page = rows_BP[seq, jnp.clip(position // Z, 0, P - 1)]
     row = jnp.where((owner < B) & live_B[seq], page, R)
-    new = jnp.stack([k_TKH, v_TKH], 1).astype(data.dtype)  # [T, 2, K, H]
-    new = jnp.pad(new, ((0, 0),) * 3 + ((0, C - H),))
-    return data.at[row, :, :, position % Z].set(new, mode="drop")
+    data, *scales = pages.entries(jnp.stack([k_TKH, v_TKH], 1))  # [T, 2, K, C]
+    return pages.of(
+        pages.data.at[row, :, :, position % Z].set(data, mode="drop"),
+        *(pages.scales.at[row, :, :, 0, position % Z].set(x, mode="drop") for x in scales),
+    )
 
 
-def _context(data: Array, rows_P: Array, kv_len: Array, head_size: int) -> tuple[Array, Array]:
-    """[K, S, H] keys and values of a sequence, zeros past its length."""
-    _, _, K, Z, C = data.shape
-    kv = data[rows_P].transpose(1, 2, 0, 3, 4).reshape(2, K, -1, C)[..., :head_size]
+def _context(pages: Pages, rows_P: Array, kv_len: Array, q: Array) -> tuple[Array, Array]:
+    """[K, S, H] keys and values of a sequence for queries q, zeros past its length."""
+    keys, values = (x[0] for x in pages.read_rows(rows_P[None], q.shape[-1]))
+    seen = (jnp.arange(keys.shape[1]) < kv_len)[:, None]
     # Slots past the length may hold NaN, and 0 * NaN would spread.
-    kv = jnp.where((jnp.arange(kv.shape[2]) < kv_len)[:, None], kv, 0)
-    return kv[0], kv[1]
+    return tuple(jnp.where(seen, x, 0).astype(q.dtype) for x in (keys, values))
 
 
 def _attend_block(

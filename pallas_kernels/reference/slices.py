@@ -20,6 +20,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.remat import kept
 from pallas_kernels.schedule import Schedule
 from pallas_kernels.tiles import HIDDEN
 
@@ -86,7 +87,7 @@ def _slice_forward(q: Array, k: Array, v: Array, kv_end: Array) -> Any:
             "bkgts,bksh->bkgth", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
         )
         out = (out / total[..., None]).astype(q.dtype)
-        lse = peak + jnp.log(total)
+        out, lse = kept(out, peak + jnp.log(total))
     return (out, lse), (q, k, v, kv_end, out, lse)
 
 

@@ -1,10 +1,15 @@
 """The decoder: numbers done by hand, and that packing and caching change nothing."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import tiny
+from jax.extend.core import jaxprs_in_params
 
+import pallas_kernels
 from notepad_jax.model import attention, layers, policy
 from notepad_jax.model.config import PolicyConfig
 
@@ -120,3 +125,35 @@ def test_cache_entries_are_the_keys_and_values_of_the_forward_pass():
     )(params)
     assert got[0].shape == (3, 2, 16, 2, 8)  # [L, B, T, K, H]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
+
+
+def products(jaxpr) -> collections.Counter:
+    """Kernels by name, and matrix products outside of kernels."""
+    found = collections.Counter()
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            found[equation.params["name"]] += 1
+            continue
+        found["product"] += equation.primitive.name == "dot_general"
+        for inner in jaxprs_in_params(equation.params):
+            found += products(inner)
+    return found
+
+
+@pytest.mark.parametrize("backend", ["pallas", "xla", "reference"])
+def test_a_backward_that_rematerialises_does_not_run_attention_forward_again(backend):
+    """A layer is one scan: made again are q, k, v, o, gate and up, and nothing of attention."""
+    params, tokens = tiny.params(), jnp.zeros((1, 256), jnp.int32)
+    kv_end = jnp.full((1, 256), 256, jnp.int32)
+
+    def loss(params, remat):
+        attend = attention.packed(tiny.CONFIG, kv_end)
+        positions = jnp.arange(256)[None]
+        return policy.forward(tiny.CONFIG, params, tokens, positions, attend, remat=remat)[0].sum()
+
+    gradient = jax.make_jaxpr(jax.grad(loss), static_argnums=1)
+    with pallas_kernels.using(backend):
+        kept, made_again = (products(gradient(params, remat).jaxpr) for remat in (False, True))
+    if backend == "pallas":
+        assert kept["packed_attention_forward"] == 1
+    assert made_again - kept == {"product": 6} and not kept - made_again

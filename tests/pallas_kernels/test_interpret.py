@@ -10,6 +10,7 @@ import os
 import jax, jax.numpy as jnp, layouts, numpy as np
 import pallas_kernels
 from jax.sharding import PartitionSpec as P
+from pallas_kernels.interpret import interpret_mode
 
 assert jax.device_count() == 4
 mesh = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -21,7 +22,8 @@ kv_end = jnp.asarray(np.stack([layouts.kv_end(rng, T) for _ in range(4)]))
 def shard(q, k, v, kv_end):
     blocks = pallas_kernels.packed_schedule(kv_end, T, head_size=H, dtype=q.dtype)
     layer = lambda q, _: (pallas_kernels.packed_attention(q, k, v, blocks)[0], None)
-    return jax.lax.scan(jax.checkpoint(layer), q, jnp.arange(2))[0]
+    layer = jax.checkpoint(layer, policy=pallas_kernels.SAVE_ATTENTION)
+    return jax.lax.scan(layer, q, jnp.arange(2))[0]
 
 def loss(q, k, v):
     rows = jax.shard_map(
@@ -38,8 +40,7 @@ for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
 
 os.environ["PJRT_NPROC"] = "4"  # as many threads as devices hang
 try:
-    with pallas_kernels.using("interpret"):
-        jax.make_jaxpr(loss)(q, k, v)
+    interpret_mode(True)
 except ValueError as error:
     print(error)
 """

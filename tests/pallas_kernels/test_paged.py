@@ -5,6 +5,8 @@ All layouts of one head shape have the same array sizes, so each shape compiles 
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import paged, tuning
+from pallas_kernels import Pages, paged, tuning
 from pallas_kernels.reference import ragged_paged_attention
 
 Z, P, B, T, ROWS = 16, 6, 6, 48, 42
@@ -134,19 +136,27 @@ def loops(q, k, v, data, rows, kv_lens, cu, distribution) -> tuple[np.ndarray, n
     return out, data
 
 
-@functools.lru_cache
-def kernel(sizes: paged.PagedSizes, races: bool = False):
-    """The kernels under the interpreter, both compiled, whatever the layout."""
-    mode = pltpu.InterpretParams(detect_races=True) if races else True
+def on_data(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which takes and returns a cache, of and to its array."""
 
-    @jax.jit
-    def call(*args):
-        return paged.ragged_paged_attention(*args, sizes=sizes, interpret=mode)
+    def call(q: Any, k: Any, v: Any, data: Any, *args: Any, **options: Any) -> tuple[Any, Any]:
+        out, pages = function(q, k, v, Pages(data, data.shape[0]), *args, **options)
+        return out, pages.data
 
     return call
 
 
-reference = jax.jit(ragged_paged_attention)
+ragged_kernels = on_data(paged.ragged_paged_attention)
+
+
+@functools.lru_cache
+def kernel(sizes: paged.PagedSizes, races: bool = False):
+    """The kernels under the interpreter, both compiled, whatever the layout."""
+    mode = pltpu.InterpretParams(detect_races=True) if races else True
+    return jax.jit(functools.partial(ragged_kernels, sizes=sizes, interpret=mode))
+
+
+reference = jax.jit(on_data(ragged_paged_attention))
 
 
 def check(got: tuple, want: tuple, dtype: str) -> None:
@@ -189,7 +199,7 @@ def test_other_heads_and_static_distributions(heads: Heads, name: str, distribut
     if distribution == "array":
         return check(kernel(heads.sizes)(*args), want, heads.dtype)
     call = functools.partial(
-        paged.ragged_paged_attention,
+        ragged_kernels,
         distribution_3=distribution,
         sizes=dataclasses.replace(heads.sizes, decode_chunk_rows=Z * heads.kv),
         interpret=True,
@@ -260,7 +270,7 @@ def test_default_sizes_fit(chip: str, heads: tuple[int, int], monkeypatch: pytes
     monkeypatch.setattr(tuning, "chip", lambda: chip)
     sizes = paged.default_sizes(*heads, 128, jnp.bfloat16)
     data = jax.ShapeDtypeStruct((10, 2, heads[1], 64, 128), jnp.bfloat16)
-    paged.check_sizes(sizes, data, jax.ShapeDtypeStruct((128, 512), jnp.int32))
+    paged.check_sizes(sizes, data, 128 * 512)
     rows = heads[0] // sizes.head_split * sizes.q_tokens
     key_block = 2 * heads[1] // sizes.head_split * sizes.kv_tokens * 128 * 2
     assert rows <= 8192 and key_block <= 2**22
@@ -272,7 +282,8 @@ def shapes(**changes: tuple) -> dict:
     made = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in floats.items()}
     made |= {n: jax.ShapeDtypeStruct(s, jnp.int32) for n, s in ints.items()}
     kinds = {n: made[n].dtype for n in made}
-    return made | {n: jax.ShapeDtypeStruct(s, kinds[n]) for n, s in changes.items()}
+    made |= {n: jax.ShapeDtypeStruct(s, kinds[n]) for n, s in changes.items()}
+    return made | dict(pages=Pages(made.pop("data"), 3))
 
 
 @pytest.mark.parametrize(
@@ -295,9 +306,13 @@ def test_arguments_that_do_not_fit(changes: dict, message: str):
 
 def test_dtypes_that_do_not_fit():
     made = shapes()
-    cache = jax.ShapeDtypeStruct(made["data"].shape, jnp.int8)
-    with pytest.raises(ValueError, match="the cache is int8; it must be float32 or bfloat16"):
-        paged.check_arguments(**made | dict(data=cache))
+    for dtype, message in (
+        (jnp.float16, "the cache is float16; it must be one of float32, bfloat16, int8"),
+        (jnp.int8, r"a cache of int8 .9, 2, 2, 16, 128. has scales None; make it .9, 2, 2, 1, 16."),
+    ):
+        cache = Pages(jax.ShapeDtypeStruct(made["pages"].data.shape, dtype), 3)
+        with pytest.raises(ValueError, match=message):
+            paged.check_arguments(**made | dict(pages=cache))
     lens = jax.ShapeDtypeStruct((3,), jnp.int16)
     with pytest.raises(ValueError, match="kv_lens is int16; .* int32"):
         paged.check_arguments(**made | dict(kv_lens_B=lens))
@@ -306,27 +321,27 @@ def test_dtypes_that_do_not_fit():
 @pytest.mark.parametrize(
     ("changes", "cache", "table", "message"),
     [
-        (dict(), (9, 2, 2, 12, 128), (3, 4), "pages of 12 tokens .* multiple of 16"),
-        (dict(), (9, 2, 2, 144, 128), (3, 4), "pages of 144 tokens are above 128"),
-        (dict(), (9, 2, 2, 16, 192), (3, 4), "head size 192 is above 128"),
-        (dict(), (9, 2, 2, 16, 128), (512, 512), "512 x 512 takes 1048576 bytes"),
-        (dict(q_tokens=24), (9, 2, 2, 16, 128), (3, 4), "q_tokens is 24; .* at least 16"),
-        (dict(q_parts=4), (9, 2, 2, 16, 128), (3, 4), "32 queries cannot be cut into 4 parts"),
-        (dict(head_split=2), (9, 2, 3, 16, 128), (3, 4), "3 kv heads cannot be split over 2"),
-        (dict(decode_buffers=1), (9, 2, 2, 16, 128), (3, 4), "1 decode buffers .* at least 2"),
+        (dict(), (9, 2, 2, 12, 128), 12, "pages of 12 tokens .* multiple of 16"),
+        (dict(), (9, 2, 2, 144, 128), 12, "pages of 144 tokens are above 128"),
+        (dict(), (9, 2, 2, 16, 192), 12, "head size 192 is above 128"),
+        (dict(), (9, 2, 2, 16, 128), 2**18, "262144 entries take 1048576 bytes"),
+        (dict(q_tokens=24), (9, 2, 2, 16, 128), 12, "q_tokens is 24; .* at least 16"),
+        (dict(q_parts=4), (9, 2, 2, 16, 128), 12, "32 queries cannot be cut into 4 parts"),
+        (dict(head_split=2), (9, 2, 3, 16, 128), 12, "3 kv heads cannot be split over 2"),
+        (dict(decode_buffers=1), (9, 2, 2, 16, 128), 12, "1 decode buffers .* at least 2"),
     ],
 )
-def test_sizes_that_do_not_fit(changes: dict, cache: tuple, table: tuple, message: str):
+def test_sizes_that_do_not_fit(changes: dict, cache: tuple, table: int, message: str):
     sizes = dataclasses.replace(BFLOAT16.sizes, **changes)
     with pytest.raises(ValueError, match=message):
         paged.check_sizes(
             sizes,
             jax.ShapeDtypeStruct(cache, jnp.bfloat16),
-            jax.ShapeDtypeStruct(table, jnp.int32),
+            table,
         )
 
 
 def test_a_distribution_that_does_not_fit():
     args = [jnp.asarray(x) for x in arguments(FLOAT32, LAYOUTS["decode and mixed"])[:-1]]
     with pytest.raises(ValueError, match="4 decode sequences of 9 in all .* table of 6"):
-        paged.ragged_paged_attention(*args, (4, 4, 9), sizes=FLOAT32.sizes, interpret=True)
+        ragged_kernels(*args, (4, 4, 9), sizes=FLOAT32.sizes, interpret=True)

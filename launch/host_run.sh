@@ -1,0 +1,191 @@
+#!/usr/bin/env bash
+# Runs on a TPU host: starts the run there, keeps a copy of it in the bucket, stops it.
+#
+#   host_run.sh start FLAGS...   in the background; does nothing if it runs already
+#   host_run.sh keep FLAGS...    the same, but does nothing if it has ended here, either
+#   host_run.sh work FLAGS...    in the foreground: what start and a Kubernetes pod run
+#   host_run.sh stop             SIGTERM, and wait until all is saved and copied
+#
+# ROOT (gs://...), RUN, COMMAND, CONFIG, SYNC_SECONDS and HOST_INDEX are set by launch/run.sh. Every
+# host copies its log; host 0 copies the run's folder too, brings it back before it goes on after
+# the slice was lost, and writes how the run stands to ROOT/state/RUN. One lock, run.lock, is held
+# from the first line to the last copy. Beside: host_setup.sh.
+
+set -euo pipefail
+shopt -s nullglob
+cd "$HOME/notepad"
+LOG=logs/$RUN.log
+HERE=$HOME/notepad/code/launch
+
+main() {
+    local verb=$1
+    shift
+    case $verb in
+    start | keep) start "$verb" "$@" ;;
+    work) work "$@" ;;
+    stop) stop ;;
+    esac
+}
+
+# The lock is taken here and passed on, so that there is no moment in which two could start.
+start() {
+    local verb=$1
+    shift
+    exec 9>run.lock
+    if ! flock --nonblock 9; then
+        [[ $(cat run.name) == "$RUN" ]] && echo "$RUN runs" && return
+        echo "another run is under way here: $(cat run.name); stop it, or wait for it" >&2
+        exit 1
+    fi
+    # Looked at with the lock in hand: a run that ends right now has left this file before.
+    if [[ $verb == keep && $(cat run.ended 2>/dev/null) == "$RUN" ]]; then
+        echo "$RUN has ended"
+        return
+    fi
+    echo "$RUN" >run.name
+    rm -f run.pid run.ended
+    LOCKED=yes setsid --fork nohup bash "$HERE/host_run.sh" work "$@" >>"$LOG" 2>&1 </dev/null
+    echo "$RUN started"
+}
+
+stop() {
+    if flock --nonblock run.lock true; then
+        echo "nothing runs"
+        return
+    fi
+    local tries
+    # A start removes the number of the last run, so this is no stranger's.
+    for ((tries = 0; tries < 100; tries++)); do
+        touch stop.asked
+        if [[ -s run.pid ]] && kill -TERM "$(cat run.pid)"; then break; fi
+        if flock --nonblock run.lock true; then break; fi
+        sleep 0.1
+    done
+    # A rollout under way is saved first; with a large model that takes a while.
+    flock --wait 1800 run.lock true || { echo "the run has not stopped after 30 minutes" >&2 && exit 1; }
+    echo "$RUN stopped"
+}
+
+# ---------------------------------------------------------------- the run
+
+work() {
+    if [[ ${LOCKED:-no} == no ]]; then
+        exec 9>run.lock
+        flock --nonblock 9 || { echo "a run is under way here" >&2 && exit 1; }
+        echo "$RUN" >run.name
+        rm -f run.pid run.ended
+    fi
+    unset LOCKED
+    rm -f stop.asked
+    TERMINATED=no CHILD="" TOLD=no
+    trap 'TERMINATED=yes; [[ -z $CHILD ]] || kill -TERM "$CHILD"' TERM INT
+    echo $$ >run.pid
+    trap '[[ $TOLD == yes ]] || ended "failed before it began"' EXIT
+    tell running
+    bring_back
+    local resume=() code=0
+    [[ ! -d runs/$RUN ]] || resume=(--resume)
+    cd code
+    echo "$(date -u +%FT%TZ) notepad-jax $COMMAND --config $CONFIG --name $RUN ${resume[*]} $*"
+    ../venv/bin/notepad-jax "$COMMAND" --config "$CONFIG" --name "$RUN" "${resume[@]}" "$@" 9>&- &
+    CHILD=$!
+    cd ..
+    [[ $TERMINATED == no ]] || kill -TERM "$CHILD"
+    follow || code=$?
+    CHILD=""
+    echo "$(date -u +%FT%TZ) notepad-jax ended with exit code $code"
+    finish "$code"
+}
+
+# Waits for the child and returns its exit code; meanwhile copies every SYNC_SECONDS.
+follow() {
+    local nap ended code
+    while :; do
+        sleep "$SYNC_SECONDS" 9>&- &
+        nap=$!
+        ended="" code=0
+        wait -n -p ended "$CHILD" "$nap" || code=$?
+        if [[ ${ended:-} == "$nap" ]]; then
+            copy || echo "the bucket could not be written; the next copy is in $SYNC_SECONDS s" >&2
+            continue
+        fi
+        kill "$nap" 2>/dev/null || true
+        [[ ${ended:-} != "$CHILD" ]] || return "$code"
+        # Neither: a signal, which was passed on. The child's end is waited for.
+    done
+}
+
+finish() {
+    local stands="failed with exit code $1"
+    if (($1 == 0)); then
+        stands="done"
+    elif [[ -e stop.asked ]]; then
+        stands=stopped
+    elif [[ $TERMINATED == yes ]]; then
+        stands=interrupted # the host goes down, so the run is to go on elsewhere
+    fi
+    if ! copy; then
+        echo "the last copy to the bucket failed; everything is still in $HOME/notepad/runs/$RUN" >&2
+        (($1)) || stands="failed to copy the run to the bucket"
+    fi
+    copy_log || true
+    ended "$stands"
+    exit "$1"
+}
+
+ended() {
+    [[ $1 == interrupted ]] || echo "$RUN" >run.ended
+    tell "$1"
+    TOLD=yes
+}
+
+# ---------------------------------------------------------------- the bucket
+
+tell() {
+    ((HOST_INDEX)) || echo "$1" | gcloud storage cp - "$ROOT/state/$RUN" --quiet ||
+        echo "the bucket could not be told: $1" >&2
+}
+
+# A new host has no folder of the run; the bucket may have one.
+bring_back() {
+    local there=""
+    ((HOST_INDEX == 0)) && [[ ! -d runs/$RUN ]] || return 0
+    there=$(gcloud storage ls "$ROOT/runs/$RUN/" 2>&1) || {
+        grep -qi 'matched no objects' <<<"$there" && return
+        echo "the bucket cannot be read: $there" >&2
+        ended "failed to read the bucket"
+        exit 1
+    }
+    rm -rf "incoming/$RUN"
+    mkdir -p "incoming/$RUN"
+    if ! gcloud storage rsync --recursive "$ROOT/runs/$RUN" "incoming/$RUN" --quiet; then
+        ended "failed to read the bucket"
+        exit 1
+    fi
+    mv "incoming/$RUN" "runs/$RUN"
+    echo "went on from $ROOT/runs/$RUN"
+}
+
+# The bucket gets a picture of one moment: checkpoints as links, since they do not change once they
+# have their name, then the files that grow. Nothing is removed there before all of the new is.
+copy() {
+    copy_log || true
+    ((HOST_INDEX == 0)) && [[ -d runs/$RUN ]] || return 0
+    rm -rf picture
+    mkdir -p "picture/$RUN"
+    local step
+    for step in "runs/$RUN"/checkpoints/*; do
+        mkdir -p "picture/$RUN/checkpoints"
+        # One that is removed right now is given up: a newer one is there.
+        cp -al "$step" "picture/$RUN/checkpoints/" 2>/dev/null || rm -rf "picture/$RUN/checkpoints/${step##*/}"
+    done
+    for step in "runs/$RUN"/*; do
+        [[ $step == */checkpoints ]] || cp -a "$step" "picture/$RUN/"
+    done
+    local to=(gcloud storage rsync --recursive "picture/$RUN" "$ROOT/runs/$RUN" --quiet)
+    "${to[@]}" && "${to[@]}" --delete-unmatched-destination-objects
+}
+
+copy_log() { gcloud storage cp "$LOG" "$ROOT/logs/$RUN/host-$HOST_INDEX.log" --quiet; }
+
+main "$@"

@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Runs the run of the settings on the TPU, from whatever state things are in, until it is done: makes
+# the TPU if it is not there, installs the project, starts the run, watches it, and does all of that
+# again when a spot slice is taken away. The run goes on from the last copy in the bucket.
+#
+#   launch/run.sh --dry-run
+#   launch/run.sh               until the run is done; Ctrl-C leaves it running, call it again to
+#                               watch again
+#   launch/run.sh --detach      start it and return (then nobody makes a lost slice again)
+#   launch/run.sh --stop        stop it: the rollout under way is saved, all is copied to the bucket
+#   launch/run.sh --again       go on with a run that is done, after more steps in FLAGS
+#
+# The TPU is paid for until launch/delete.sh, also after the run is done.
+# exit codes: 0 done, 1 failed or bad settings, 2 bad command line, 130 stopped
+#
+# options: --settings FILE (launch/settings.env), --set KEY=VALUE, --dry-run, --detach, --stop,
+# --again, --help
+
+set -euo pipefail
+# shellcheck source=launch/settings.sh
+source "$(dirname "$0")/settings.sh"
+# shellcheck source=launch/slices.sh
+source "$(dirname "$0")/slices.sh"
+# shellcheck source=launch/hosts.sh
+source "$(dirname "$0")/hosts.sh"
+
+main() {
+    local made_again=0 verb=start code=()
+    begin "$@"
+    only --detach --stop --again
+    host_lines
+    if given --stop; then
+        stop_it
+        return
+    fi
+    one_host_only
+    look_at_run absent
+    case $SEEN in
+    done)
+        given --again || { say "run $RUN is done; its results are in $ROOT/runs/$RUN. Choose another RUN, or go on with --again" && return; }
+        ;;
+    running) verb=keep code=(--keep-code) ;; # a run keeps the code that it began with
+    esac
+    case $SEEN in done | failed* | stopped) write_object "$ROOT/state/$RUN" starting ||
+        refuse "$ROOT cannot be written: $(head -c 500 "$SCRATCH/problem")" ;; esac
+    while :; do
+        "$HERE/create.sh" "${COMMON[@]}"
+        "$HERE/setup.sh" "${COMMON[@]}" "${code[@]}"
+        on_hosts "$verb" || refuse "the run could not be started on all hosts; what they said stands above, launch/logs.sh shows more"
+        [[ $DRY_RUN == no ]] || return 0
+        if given --detach; then
+            say "run $RUN is under way; launch/logs.sh --follow shows it, launch/status.sh says how it stands"
+            return
+        fi
+        watch_it
+        made_again=$((made_again + 1))
+        ((made_again <= RECREATIONS)) || refuse "$NAME was lost $made_again times, RECREATIONS=$RECREATIONS; calling this again goes on from the last copy"
+        say "$NAME was lost ($STANDS): making it again, $made_again of at most $RECREATIONS times"
+        verb=keep code=(--keep-code)
+    done
+}
+
+on_hosts() { on_every_host "$WORK $1${WORDS[*]:+ }${WORDS[*]}"; }
+
+stop_it() {
+    on_every_host "$WORK stop" || refuse "the run could not be stopped on all hosts; what they said stands above"
+}
+
+# Returns when the slice is lost. Ends the script when the run has ended. `keep` is nothing for a
+# run that runs or has just ended, and mends a host that was restarted.
+watch_it() {
+    local misses=0
+    say "watching run $RUN; Ctrl-C leaves it running, launch/logs.sh --follow shows what it says"
+    PATIENT=yes
+    while :; do
+        sleep "$POLL_SECONDS"
+        look_at_run absent
+        case $SEEN in
+        done) say "run $RUN is done: $ROOT/runs/$RUN. $NAME is still paid for; launch/delete.sh ends that" && exit 0 ;;
+        failed*) refuse "run $RUN $SEEN; see launch/logs.sh. $NAME is still paid for; launch/delete.sh ends that" ;;
+        stopped) say "run $RUN was stopped; calling this again goes on with it. $NAME is still paid for" && exit 130 ;;
+        esac
+        look_at_slices absent
+        case $STANDS in
+        dead | absent | going | partial) break ;;
+        ready) if on_hosts keep >"$SCRATCH/keep" 2>&1; then misses=0; else misses=$((misses + 1)); fi ;;
+        *) misses=$((misses + 1)) ;;
+        esac
+        ((misses < 20)) || refuse "$NAME could not be reached $misses times ($STANDS): $(tail -n 3 "$SCRATCH/keep" 2>/dev/null); the run may go on, and calling this again watches it again"
+    done
+    PATIENT=no
+}
+
+main "$@"

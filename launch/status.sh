@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Says how the TPU and the run of the settings stand. Changes nothing.
+#
+#   launch/status.sh
+#   launch/status.sh --set RUN=second
+#
+# The TPU is absent, coming (in the queue, or being made), ready (paid for), going (being deleted),
+# partial (launch/create.sh makes the rest) or dead (taken away or failed; launch/run.sh or
+# launch/create.sh makes it again). The run is absent, starting, running, done, failed, stopped or
+# interrupted (launch/run.sh goes on with it).
+#
+# options: --settings FILE (launch/settings.env), --set KEY=VALUE, --dry-run, --help
+
+set -euo pipefail
+# shellcheck source=launch/settings.sh
+source "$(dirname "$0")/settings.sh"
+# shellcheck source=launch/slices.sh
+source "$(dirname "$0")/slices.sh"
+
+main() {
+    local slice paid=""
+    begin "$@"
+    only --
+    look_at_slices ready
+    [[ $DRY_RUN == yes || $STANDS == absent ]] || paid="; $((CHIPS * SLICES)) chips, paid for while they are there"
+    [[ $DRY_RUN == yes ]] || echo "TPU $NAME ($TPU x $SLICES, $CAPACITY, $ZONE): $STANDS$paid"
+    if [[ $DRY_RUN == yes || $STANDS != absent ]]; then
+        if [[ $WAY == queued ]]; then
+            show_all "${QUEUED[@]}" describe "$NAME" "${AT[@]}" "--format=yaml(state,createTime)"
+        else
+            for ((slice = 0; slice < SLICES; slice++)); do
+                show_all "${GROUPS_OF[@]}" list-instances "$NAME-$slice" "${AT[@]}"
+            done
+        fi
+    fi
+    look_at_run running
+    [[ $DRY_RUN == yes ]] || echo "run $RUN: $SEEN"
+    look "" gcloud storage cat "$ROOT/runs/$RUN/metrics.jsonl"
+    [[ $DRY_RUN == yes || $SEEN == absent ]] || echo "last step in the bucket: $(tail -n 1 <<<"$SEEN")"
+}
+
+show_all() {
+    look "" "$@"
+    [[ $DRY_RUN == yes ]] || echo "$SEEN"
+}
+
+main "$@"

@@ -1,0 +1,128 @@
+"""What turns were given, written down as they end, and given again without being computed.
+
+`Replay` stands between the service and its executor. Going on with a rollout that was stopped,
+it answers for every turn that had ended; the service and its scheduler do exactly what they did
+the first time, and so do all counts, because they cannot tell. A launch in which every turn is
+known is not made. One with an unknown turn in it is made whole, with everybody in it, and the
+known ones keep what they were given before. That is what makes a run that goes on equal to one
+that was never stopped, in every bit: a launch of other members has another shape, which adds
+up in another order, and the last bits of a logprob are others.
+
+So a turn that had not ended at the stop is begun again, in the launches it was in: nothing of
+the cache is kept. Prefixes are read again as they were, since anybody may still need them.
+A turn is known by the seed of its noise, which no other turn of a run has, if prompt and
+sampling are the same. Above: programs.under_way, and `journal`, which keeps turns in a file;
+below: executor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from notepad_jax.engine.pages import CachedPrefix
+from notepad_jax.engine.scheduler import Context
+from notepad_jax.engine.service import Runs
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Given:
+    """What a turn got until it ended."""
+
+    asked: str  # digest of the prompt and of how it was sampled
+    tokens: np.ndarray  # int32 [n]
+    logprobs: np.ndarray  # float32 [n]
+    pieces: tuple[int, ...]  # tokens of each launch; their sum is n
+
+
+@dataclasses.dataclass(eq=False)
+class _Open:
+    """A turn that runs."""
+
+    asked: str
+    known: Given | None
+    pieces: list[tuple[list[int], list[float]]] = dataclasses.field(default_factory=list)
+
+    def known_piece(self) -> tuple[list[int], list[float]] | None:
+        """What the next launch gave it the first time; None if it had not ended."""
+        if self.known is None:
+            return None
+        number = len(self.pieces)
+        first = sum(self.known.pieces[:number])
+        here = slice(first, first + self.known.pieces[number])
+        return self.known.tokens[here].tolist(), self.known.logprobs[here].tolist()
+
+    def given(self) -> Given:
+        """What the turn got, now that it has ended."""
+        if self.known is not None:
+            return self.known
+        return Given(
+            self.asked,
+            np.array([token for new, _ in self.pieces for token in new], np.int32),
+            np.array([logprob for _, some in self.pieces for logprob in some], np.float32),
+            tuple(len(new) for new, _ in self.pieces),
+        )
+
+
+class Replay:
+    """An executor that remembers the turns of a rollout; see `service.Runs`."""
+
+    def __init__(self, executor: Runs):
+        self.settings = executor.settings
+        self.turns: dict[int, Given] = {}  # of this rollout, by seed: ended here, or known
+        self.replayed = 0  # turns that were known when they were asked for
+        self._executor = executor
+        self._open: dict[Context, _Open] = {}
+
+    def begin(self, known: Mapping[int, Given]) -> None:
+        """Forgets the last rollout; of the one that begins, `known` has ended before."""
+        self.turns, self.replayed = dict(known), 0
+        self._open.clear()  # of turns that were cancelled
+
+    def read(self, params: Any, prefixes: Sequence[CachedPrefix]) -> None:
+        """Reads prefixes into their pages."""
+        self._executor.read(params, prefixes)
+
+    def start(self, params: Any, contexts: Sequence[Context]) -> Sequence[tuple]:
+        """Prefills the tails of admitted turns, unless all of them are known."""
+        for context in contexts:
+            asked = _digest(context)
+            known = self.turns.get(context.sampling.seed)
+            if known is not None and known.asked != asked:
+                known = None
+            self.replayed += known is not None
+            self._open[context] = _Open(asked, known)
+        return self._launched(self._executor.start, params, contexts)
+
+    def decode(self, params: Any, contexts: Sequence[Context]) -> Sequence[tuple]:
+        """Decodes some tokens in every slot, unless all turns are known."""
+        return self._launched(self._executor.decode, params, contexts)
+
+    def _launched(
+        self, launch: Callable[..., Sequence[tuple]], params: Any, contexts: Sequence[Context]
+    ) -> Sequence[tuple]:
+        turns = [self._open[context] for context in contexts]
+        sampled = [turn.known_piece() for turn in turns]
+        if not all(sampled):
+            new = launch(params, contexts)
+            sampled = [one or other for one, other in zip(sampled, new, strict=True)]
+        for context, turn, piece in zip(contexts, turns, sampled, strict=True):
+            turn.pieces.append(piece)
+            if len(piece[0]) >= context.remaining or piece[0][-1] in context.sampling.stop_ids:
+                self.turns[context.sampling.seed] = turn.given()
+                del self._open[context]
+        return sampled
+
+
+def _digest(context: Context) -> str:
+    """Tells apart what is asked: the prompt's ids, and all of the sampling but its seed."""
+    s, digest = context.sampling, hashlib.blake2b(digest_size=12)
+    for part in (context.shared, context.tail):
+        digest.update(part.tobytes())
+    words = (len(context.shared), s.temperature, s.top_p, s.max_new_tokens, s.stop_ids)
+    digest.update(repr(words).encode())
+    return digest.hexdigest()

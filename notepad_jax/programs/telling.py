@@ -1,0 +1,97 @@
+"""What a training run tells people: its files of lines, a bar and a table, step by step.
+
+Of several processes the first tells; the others would say the same. Above: train; below:
+telemetry and rollout.archive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from notepad_jax.parallel import hosts
+from notepad_jax.programs import configuration, rollouts, task_stream
+from notepad_jax.reading.loop import Reader
+from notepad_jax.reading.trace import TraceFile
+from notepad_jax.rollout import archive
+from notepad_jax.rollout.dynamic_sampling import Rollout
+from notepad_jax.rollout.ledger import Ledger
+from notepad_jax.telemetry import run_folder
+from notepad_jax.telemetry.identity import write_json
+from notepad_jax.telemetry.metrics import CONFIG, RunLog
+from notepad_jax.telemetry.progress import Screen
+
+COLUMNS = ("step", "reward", "kept", "clip", "gap max", "entropy", "rollout s", "update s")
+
+# (step, metrics, timings, the account before the step, what was sampled)
+Tell = Callable[[int, Mapping[str, float], Mapping[str, float], Ledger, Rollout], None]
+
+
+@contextlib.contextmanager
+def opened(folder: Path, resume: bool) -> Iterator[Path]:
+    """Holds the run's folder for all processes: the first one does, and tells if it cannot.
+
+    Raises as `run_folder.opened` does; where there are several processes, in all of them.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> None:
+            stack.enter_context(run_folder.opened(folder, resume))
+
+        hosts.asked_of_first(begin)
+        yield folder
+
+
+@contextlib.contextmanager
+def telling(
+    config: ConfigDict, folder: Path, screen: Screen, reader: Reader, done: int, resume: bool
+) -> Iterator[Tell]:
+    """Yields the function that is told of every step; `done` of them lie behind."""
+    if not hosts.first():
+        yield lambda *step: None
+        return
+    with (
+        RunLog(folder, resume_step=done + 1 if resume else None) as log,
+        TraceFile(folder / archive.FILE) as archived,
+    ):
+        write_json(folder / CONFIG, configuration.plain(config))  # nothing refused it
+        archive.take_back(archived, done + 1)
+        table = screen.table("reinforcement learning", COLUMNS)
+        bar = screen.bar("train", config.steps, "steps")
+        bar.advance(done)
+        truncated = False
+
+        def tell(
+            step: int, metrics: Mapping[str, float], timings: Mapping[str, float],
+            before: Ledger, rollout: Rollout,
+        ) -> None:  # fmt: skip
+            nonlocal truncated
+            if metrics["data/truncated_documents"] and not truncated:
+                truncated = True
+                screen.say(task_stream.truncated(metrics, step, config.tasks.max_tokens))
+            log.write(step, metrics, timings, rollouts.account(before, rollout))
+            archive.append(archived, rollout.batch[: config.rollout.archive], reader, step)
+            for one in rollout.failed:
+                screen.say(f"step {step}: nothing is learnt from one group: {one}")
+            bar.advance(1, reward=metrics["reward"])
+            table.row(**_shown(step, metrics, timings))
+
+        yield tell
+        bar.finish()
+
+
+def _shown(step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "step": step,
+        "reward": metrics["reward"],
+        "kept": f"{metrics['groups/kept']}/{metrics['groups/sampled']}",
+        "clip": metrics.get("clip_share", 0.0),
+        "gap max": metrics.get("logprob_gap_max", 0.0),
+        "entropy": metrics.get("entropy_update", 0.0),
+        "rollout s": timings["rollout_seconds"],
+        "update s": timings["update_seconds"],
+    }

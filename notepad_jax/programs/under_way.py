@@ -1,0 +1,129 @@
+"""The rollout under way: stopped between two launches, kept in a file, and gone on with.
+
+What is kept are the turns that had ended (`engine.replay`); everything else of a rollout follows
+from them and the checkpoint: the draws, the prompts, the memory of every reading, the noise. So
+the file lies beside the checkpoints, belongs to one step of one run, and leaves when that step is
+done. Where it does not fit, or was damaged, one line says so, and the step is drawn again: what
+comes out is the same, it only takes longer. Above: train; below: stopping, engine.journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from notepad_jax.engine import journal
+from notepad_jax.engine.replay import Given, Replay
+from notepad_jax.parallel import hosts
+from notepad_jax.programs import configuration
+from notepad_jax.programs.stopping import Stop
+
+FILE, OTHERS = "under_way.jsonl", "under_way-{}.jsonl"
+FREE = ("steps",)  # settings that a run may change and go on with its turns
+
+T = TypeVar("T")
+
+
+class UnderWay:
+    """What a run keeps of its rollouts; one `begun` and one `done` a step."""
+
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], stop: Stop, say: Callable[[str], None]
+    ):
+        self.stop = stop
+        self.replay: Replay | None = None
+        # A file of its own for each process: it keeps the turns of its own engine.
+        self._path = folder / (FILE if hosts.first() else OTHERS.format(hosts.index()))
+        self._settings, self._say = settings, say
+        self._step: int | None = None  # whose turns the file has; None: there is no file
+        self._turns: Mapping[int, Given] = {}  # which it has, until their step comes
+        self._header: Mapping[str, Any] = {}
+
+    def around(self, executor: Any) -> Replay:
+        """Returns the executor through which an engine has to run."""
+        self.replay = Replay(executor)
+        return self.replay
+
+    def take_up(self) -> None:
+        """Reads what an earlier process kept, if it did; a line says what cannot be used."""
+        if not self._path.exists():
+            return
+        self._step = 0  # of no use to any step, until it proves to be
+        try:
+            header, turns = journal.read(self._path)
+        except ValueError as problem:
+            self._say(f"{problem}; its rollout is made anew")
+            return
+        theirs, ours = configuration.flat(header["settings"]), configuration.flat(self._settings)
+        for key in sorted(theirs.keys() | ours.keys()):
+            if key not in FREE and theirs.get(key) != ours.get(key):
+                self._say(
+                    f"{self._path} was kept with {key} = {theirs.get(key)!r}, and now it is "
+                    f"{ours.get(key)!r}; its rollout is made anew"
+                )
+                return
+        self._step, self._header, self._turns = header["step"], header, turns
+
+    async def rolled(
+        self, step: int, version: int, draw: int, rollout: Coroutine[Any, Any, T]
+    ) -> T:
+        """Awaits the rollout of `step`, by policy `version`, from ordinal `draw` on.
+
+        If the run is asked to stop meanwhile, the turns that have ended are kept, and Stopped is
+        raised; those that run are begun again. Raises what `rollout` raises.
+        """
+        header = {"step": step, "version": version, "draw": draw, "processes": hosts.count()}
+        self.replay.begin(self._known(header))
+        rolling = asyncio.ensure_future(rollout)
+        noticed = asyncio.ensure_future(self.stop.noticed.wait())
+        try:
+            await asyncio.wait((rolling, noticed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            rolling.cancel()
+            noticed.cancel()
+            await asyncio.wait((rolling, noticed))
+        if self.stop.number is None or (not rolling.cancelled() and rolling.exception()):
+            # Whoever asks from here on lets the step end; should that not be granted, the
+            # rollout is kept nevertheless.
+            self.stop.keep = lambda: self._keep_if_possible(header)
+            return rolling.result()
+        self._keep(header)
+        ended = len(self.replay.turns)
+        self.stop.check(f"in the rollout of step {step}, of which {ended:,} turns are kept")
+
+    def done(self, saved: int) -> None:
+        """After a step: the file leaves if its step is among those that are `saved`."""
+        self.stop.keep = None
+        if self._step is not None and self._step <= saved:
+            for path in self._leaving():
+                path.unlink(missing_ok=True)
+            self._step = None
+
+    def _leaving(self) -> list[Path]:
+        """The files that a step that is done leaves behind: of more processes than now, too."""
+        return [self._path, *self._path.parent.glob(OTHERS.format("*"))]
+
+    def _known(self, header: Mapping[str, Any]) -> Mapping[int, Given]:
+        if self._step != header["step"]:
+            return {}
+        turns, self._turns = self._turns, {}
+        for name, value in header.items():
+            if self._header.get(name) != value:
+                self._say(
+                    f"{self._path} begins with {name} {self._header.get(name)}, and this step "
+                    f"with {value}; its rollout is made anew"
+                )
+                return {}
+        self._say(f"step {header['step']} goes on with the {len(turns):,} turns that had ended")
+        return turns
+
+    def _keep(self, header: Mapping[str, Any]) -> None:
+        journal.write(self._path, {**header, "settings": self._settings}, self.replay.turns)
+        self._step = header["step"]
+
+    def _keep_if_possible(self, header: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # a full disk is no reason to break off the step
+            self._keep(header)

@@ -1,0 +1,52 @@
+"""Launches update the cache where it lies: compiled for a TPU, none makes a second one.
+
+XLA chooses a layout for every array; a scatter or a gather that it would rather have turned
+round costs a copy of the whole cache, twice, and nothing but the compiler says so. The cache is
+as large as Qwen2.5-7B's on one chip, of few layers; the rest of the policy is small, since it
+is not looked at.
+"""
+
+import dataclasses
+
+import jax
+import pytest
+
+import pallas_kernels
+from configs.models import MODELS
+from notepad_jax.engine import executor
+from notepad_jax.engine.settings import EngineSettings
+from notepad_jax.engine.shapes import PrefixRow, Shape, TailRow
+from notepad_jax.model import parameters
+from pallas_kernels import aot
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler()),
+]
+
+LAYERS = 4
+CONFIG = dataclasses.replace(
+    MODELS["Qwen2.5-7B-Instruct"],
+    layers=LAYERS, width=256, feed_forward=256, vocab_size=512, valid_vocab=512,
+)  # fmt: skip
+SETTINGS = EngineSettings(
+    slots=8, page_size=128, pages=2304, max_prompt=2048, max_new_tokens=512, steps_per_launch=4,
+    row_tokens=2048, cache_dtype="bfloat16",
+)  # fmt: skip
+
+
+def abstract(x: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)  # without the sharding on a CPU
+
+
+@pytest.mark.parametrize("shape", [PrefixRow(2048), TailRow(2048)], ids=["prefixes", "tails"])
+def test_temporaries_are_small_beside_the_cache(shape: Shape) -> None:
+    params = parameters.abstract_params(CONFIG, "bfloat16")
+    with pallas_kernels.using("pallas"), aot.targeting("v5p"):
+        launch, (config, *arguments) = executor.arguments_of(CONFIG, SETTINGS, params, shape)
+        params, pages, row = jax.tree.map(abstract, arguments)
+        memory = launch.trace(config, params, pages, row).lower().compile().memory_analysis()
+    cache = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pages))
+    assert memory.alias_size_in_bytes >= cache
+    # A layer of the cache is a quarter of it; the rows' own arrays are a twentieth.
+    assert memory.temp_size_in_bytes < cache / LAYERS / 2

@@ -1,0 +1,378 @@
+"""run.sh, setup.sh and what they start: a run from nothing to done, whatever happens on the way.
+
+The hosts are folders, ssh runs its command there, and the scripts that travel to a host run for
+real; only Python and what it would train are stand-ins (fake_python.sh).
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+from tests.launch.conftest import LAUNCH, ROOT, kill_run, run_of
+
+FLAGS = {"FLAGS": "--config.steps=20 --config.seed=1"}
+WORDS = "train --config quickstart --name first"
+
+
+def until(condition, seconds=20):
+    """Waits until something is so; a test that waits in vain fails here."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def trained(world):
+    file = world.folder / "trained"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def steps(world, run="first"):
+    """The steps whose checkpoints and lines are in the bucket."""
+    folder = world.bucket / "note" / "runs" / run
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    names = [path.name for path in (folder / "checkpoints").iterdir()]
+    return sorted(names), [json.loads(line)["step"] for line in lines]
+
+
+# ---------------------------------------------------------------- one host
+
+
+def test_a_run_from_nothing_to_done(world, host):
+    done = world.call("run.sh", **FLAGS)
+    assert done.returncode == 0, done.stderr
+    assert trained(world) == [f"{WORDS} --config.steps=20 --config.seed=1"]
+    assert world.state() == "done" and "still paid for" in done.stderr
+    assert steps(world) == (["1", "2"], [1, 2])  # and nothing that was being written
+    log = (world.bucket / "note" / "logs" / "first" / "host-0.log").read_text()
+    assert f"notepad-jax {WORDS}" in log and "exit code 0" in log
+    assert (world.folder / "pip").read_text().splitlines() == [
+        "-m pip install --quiet --constraint code/constraints.txt --editable code[tpu]",
+        "-m pip install --quiet --no-deps google-jetstream==0.2.2",
+    ]
+
+
+def test_what_is_sent_to_the_host_argument_by_argument(world):
+    world.put("fail", "start|||stop here")
+    world.call("run.sh", **FLAGS)
+    install, start = world.calls("ssh")
+    reach = ["compute", "tpus", "queued-resources", "ssh", "note", "--project=my-project-123",
+             "--zone=us-east5-a", "--node=0", "--worker=0", "--quiet"]  # fmt: skip
+    assert install[:-1] == start[:-1] == reach
+    assert install[-1] == (
+        "--command=HOST_INDEX=0 bash -c 'rm -rf notepad/code.new && mkdir -p notepad/code.new && "
+        "gcloud storage cat gs://my-bucket/note/code.tar.gz | tar -xz -C notepad/code.new && "
+        "bash notepad/code.new/launch/host_setup.sh'"
+    )
+    assert start[-1] == (
+        "--command=HOST_INDEX=0 ROOT=gs://my-bucket/note RUN=first COMMAND=train CONFIG=quickstart "
+        "SYNC_SECONDS=300 bash notepad/code/launch/host_run.sh start "
+        "--config.steps=20 --config.seed=1"
+    )
+
+
+def test_hosts_without_an_address_are_reached_through_the_proxy(world):
+    world.put("on_create", "RUNNING")
+    world.put("fail", "start|||stop here")
+    world.call("run.sh", WAY="group", TPU="v6e:2x4", IAP="yes")
+    assert world.calls("ssh")[0][:-1] == [
+        "compute", "ssh", "note-0-h0", "--project=my-project-123", "--zone=us-east5-a",
+        "--tunnel-through-iap", "--quiet",
+    ]  # fmt: skip
+
+
+def test_a_run_that_is_done_costs_nothing_more(world, host):
+    world.call("run.sh")
+    world.call("delete.sh")
+    before = len(world.calls())
+    done = world.call("run.sh")
+    assert done.returncode == 0 and "is done" in done.stderr and len(world.calls()) == before + 1
+    assert world.call("run.sh", "--again").returncode == 0
+    assert trained(world) == [WORDS, f"{WORDS} --resume"]
+    assert steps(world) == (["3", "4"], [1, 2, 3, 4])  # on a host that knew nothing of it
+
+
+def test_a_run_that_fails_says_where_to_look_and_is_not_begun_again(world, host):
+    world.put("training", "fails")
+    done = world.call("run.sh")
+    assert done.returncode == 1 and "launch/logs.sh" in done.stderr
+    assert world.state() == "failed with exit code 1" and len(trained(world)) == 1
+    (world.folder / "training").unlink()
+    assert world.call("run.sh").returncode == 0
+    assert trained(world) == [WORDS, f"{WORDS} --resume"]
+
+
+def test_a_run_of_another_name_waits_for_nobody(world, host):
+    world.put("training", "waits")
+    assert world.call("run.sh", "--detach").returncode == 0
+    until(lambda: trained(world))
+    done = world.call("run.sh", "--detach", RUN="second")
+    assert done.returncode == 1 and "another run is under way here: first" in done.stdout
+    assert len(trained(world)) == 1
+
+
+def test_starting_twice_starts_once_and_keeps_the_code(world, host):
+    world.put("training", "waits")
+    assert world.call("run.sh", "--detach").returncode == 0
+    until(lambda: trained(world))
+    until(lambda: world.state() == "running")
+    world.environment["CODE_VERSION"] = "2"
+    done = world.call("run.sh", "--detach")
+    assert done.returncode == 0 and "first runs" in done.stdout
+    assert "the code stays as it is" in done.stdout and len(trained(world)) == 1
+    assert (host / "notepad" / "code" / "pyproject.toml").read_text() == "name = notepad 1\n"
+
+
+def test_stop_saves_and_the_next_call_goes_on(world, host):
+    world.put("training", "waits")
+    world.call("run.sh", "--detach")
+    until(lambda: world.has("hosts/0/notepad/runs/first/checkpoints/.9.writing"))
+    done = world.call("run.sh", "--stop")
+    assert done.returncode == 0 and "first stopped" in done.stdout
+    assert world.state() == "stopped" and steps(world) == (["1", "2"], [1, 2])
+    assert "nothing runs" in world.call("run.sh", "--stop").stdout
+    (world.folder / "training").unlink()
+    assert world.call("run.sh").returncode == 0
+    assert trained(world) == [WORDS, f"{WORDS} --resume"] and world.state() == "done"
+
+
+def test_delete_stops_the_run_first(world, host):
+    world.put("training", "waits")
+    world.call("run.sh", "--detach")
+    until(lambda: world.has("hosts/0/notepad/runs/first/checkpoints/.9.writing"))
+    assert world.call("delete.sh").returncode == 0
+    assert world.state() == "stopped" and steps(world)[1] == [1, 2]
+    assert not world.has("queued/note")
+
+
+def test_delete_now_asks_nobody(world, host):
+    world.call("create.sh")
+    world.put("bucket/my-bucket/note/state/first", "running")
+    assert world.call("delete.sh", "--now").returncode == 0
+    assert world.calls("ssh") == [] and not world.has("queued/note")
+
+
+def test_delete_goes_on_if_the_run_cannot_be_stopped(world):
+    world.queued("ACTIVE")
+    world.put("bucket/my-bucket/note/state/first", "running")
+    world.put("fail", "ssh|||connection refused")
+    done = world.call("delete.sh")
+    assert done.returncode == 0 and "deleting all the same" in done.stderr
+    assert not world.has("queued/note")
+
+
+def test_copies_are_made_while_it_runs(world, host):
+    world.put("training", "waits")
+    world.call("run.sh", "--detach", SYNC_SECONDS="1")
+    metrics = world.bucket / "note" / "runs" / "first" / "metrics.jsonl"
+    until(lambda: metrics.exists() and (metrics.parent / "config.json").exists())
+    until(lambda: (world.bucket / "note" / "logs" / "first" / "host-0.log").exists())
+    assert world.state() == "running" and not (metrics.parent / ".lock").exists()
+    world.call("run.sh", "--stop")
+
+
+# ---------------------------------------------------------------- what is lost
+
+
+def lose(world, host):
+    """Takes the slice away, as a preemption does: processes, disk and all."""
+    world.queued("SUSPENDED")
+    kill_run(host)
+    until(lambda: run_of(host) is None)
+    (host / "notepad").rename(world.folder / "lost")
+
+
+def test_a_slice_that_is_taken_away_is_made_again_and_the_run_goes_on(world, host):
+    world.put("training", "waits")
+    ends = []
+    caller = threading.Thread(target=lambda: ends.append(
+        world.call("run.sh", SYNC_SECONDS="1", POLL_SECONDS="1", CAPACITY="spot")))  # fmt: skip
+    caller.start()
+    until(lambda: (world.bucket / "note" / "runs" / "first" / "metrics.jsonl").exists())
+    world.put("training", "ends")
+    lose(world, host)
+    caller.join(30)
+    assert ends and ends[0].returncode == 0, ends
+    assert trained(world) == [WORDS, f"{WORDS} --resume"]
+    assert steps(world) == (["2", "3"], [1, 2, 3])
+    assert world.changes() == ["create note", "delete note", "create note"]
+    assert "making it again, 1 of at most 10" in ends[0].stderr
+    assert sum("code.tar.gz" in " ".join(call) for call in world.calls("cp")) == 1
+
+
+def test_it_is_not_made_again_for_ever(world):
+    world.put("on_create", "ACTIVE", "SUSPENDED")
+    done = world.call("run.sh", RECREATIONS="2")
+    assert done.returncode == 1 and "was lost 3 times" in done.stderr
+    assert world.changes() == ["create note"] + ["delete note", "create note"] * 2
+
+
+def test_a_host_that_is_restarted_goes_on_by_itself(world, host):
+    world.put("training", "waits")
+    world.call("run.sh", "--detach")
+    until(lambda: world.has("hosts/0/notepad/runs/first/checkpoints/.9.writing"))
+    world.put("training", "ends")
+    os.kill(run_of(host), signal.SIGTERM)  # the host goes down
+    until(lambda: world.state() == "interrupted")
+    assert world.call("run.sh").returncode == 0
+    assert trained(world) == [WORDS, f"{WORDS} --resume"] and world.state() == "done"
+
+
+def test_a_bucket_that_cannot_be_read_stops_the_run_before_it_begins(world, host):
+    world.put("fail", "storage ls|||HTTPError 503")
+    done = world.call("run.sh")
+    assert done.returncode == 1 and world.state() == "failed to read the bucket"
+    assert trained(world) == []
+
+
+def test_results_that_cannot_be_copied_are_no_success(world, host):
+    world.put("fail", "storage rsync|||HTTPError 503")
+    done = world.call("run.sh")
+    assert done.returncode == 1 and world.state() == "failed to copy the run to the bucket"
+    assert world.has("hosts/0/notepad/runs/first/checkpoints/2")
+
+
+def test_nothing_is_removed_from_the_bucket_before_all_of_the_new_is_there(world, host):
+    world.call("run.sh")
+    copies = [call for call in world.calls("rsync") if call[3] == "picture/first"]
+    remove = "--delete-unmatched-destination-objects"
+    assert [remove in call for call in copies] == [False, True]
+
+
+def test_an_installation_that_fails_is_named_and_mended_by_the_next_call(world, host):
+    world.put("pip_fails")
+    done = world.call("run.sh")
+    assert done.returncode == 1 and "not on all hosts" in done.stderr and trained(world) == []
+    (world.folder / "pip_fails").unlink()
+    assert world.call("run.sh").returncode == 0
+    assert world.changes() == ["create note"]
+
+
+def test_installed_once_and_again_when_the_requirements_change(world, host):
+    world.call("create.sh")
+    for version, pips in (("1", 2), ("1", 2), ("2", 4)):
+        world.environment["CODE_VERSION"] = version
+        assert world.call("setup.sh").returncode == 0
+        assert len((world.folder / "pip").read_text().splitlines()) == pips
+
+
+def test_what_is_not_committed_is_mentioned(world, host):
+    world.environment["DIRTY"] = " M x"
+    assert "not committed" in world.call("setup.sh", "--code-only").stderr
+    assert world.calls("ssh") == [] and (world.bucket / "note" / "code.tar.gz").exists()
+
+
+def test_outside_of_a_checkout_setup_says_so(world, host):
+    world.environment["NO_CHECKOUT"] = "1"
+    done = world.call("setup.sh")
+    assert done.returncode == 1 and "git" in done.stderr and world.calls() == []
+
+
+# ---------------------------------------------------------------- several hosts
+
+
+@pytest.mark.parametrize("script", ["run.sh", "gke.sh"])
+@pytest.mark.parametrize("settings", [{"TPU": "v5p:2x2x2"}, {"SLICES": "2"}])
+def test_several_hosts_are_refused_in_one_line(world, script, settings):
+    done = world.call(script, **settings)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and world.calls() == []
+    assert "one host" in done.stderr and "v5p:2x2x1" in done.stderr and done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "settings", [{"TPU": "v6e:4x4"}, {"TPU": "v6e:4x4", "WAY": "group"}], ids=["queued", "group"]
+)
+def test_each_host_knows_its_number_and_the_first_writes(world, host, settings):
+    for number in range(1, 8):
+        (world.folder / "hosts" / str(number)).mkdir()
+    world.environment |= {"NOTEPAD_SEVERAL_HOSTS": "1", "HOSTS_OF_A_SLICE": "4"}
+    world.put("on_create", "ACTIVE" if "WAY" not in settings else "RUNNING " * 4)
+    done = world.call("run.sh", **settings, SLICES="2")
+    assert done.returncode == 0, done.stderr
+    numbers = [re.search(r"HOST_INDEX=(\d+)", call[-1])[1] for call in world.calls("ssh")
+               if call[-1].endswith("start")]  # fmt: skip
+    assert set(numbers) == {str(number) for number in range(8)}
+    assert "host 7: first started" in done.stdout
+    until(lambda: len(list((world.bucket / "note" / "logs" / "first").iterdir())) == 8)
+    assert len(trained(world)) == 8
+    assert sum(call[3] == "picture/first" for call in world.calls("rsync")) == 2
+
+
+def test_a_host_that_fails_is_named(world, host):
+    world.environment |= {"NOTEPAD_SEVERAL_HOSTS": "1"}
+    done = world.call("run.sh", SLICES="2")  # host 1 has no home
+    assert done.returncode == 1 and "1 of 2 hosts failed" in done.stderr
+    assert "host 1: ERROR" in done.stdout
+
+
+# ---------------------------------------------------------------- logs.sh, gke.sh
+
+
+def test_logs_come_from_the_bucket_and_live_from_the_host(world):
+    world.put("bucket/my-bucket/note/logs/first/host-0.log", "one", "two", "three")
+    assert world.call("logs.sh", "--lines=2").stdout == "two\nthree\n"
+    world.call("logs.sh", "--follow", "--lines=7")
+    assert world.calls("ssh")[0][-1] == "--command=HOST_INDEX=0 tail -n 7 -F notepad/logs/first.log"
+
+
+@pytest.mark.parametrize(
+    "option, code, said",
+    [("--host=1", 2, "hosts 0 to 0"), ("--host=x", 2, "hosts 0 to 0"), ("--lines=0", 2, "lines"),
+     ("--lines=5", 1, "no log of run first")],
+)  # fmt: skip
+def test_logs_that_are_not_there(world, option, code, said):
+    done = world.call("logs.sh", option)
+    assert done.returncode == code and said in done.stderr
+
+
+def test_the_pod_of_a_jobset_does_what_a_host_does(world, host):
+    """The manifest's own lines, run as the container would run them."""
+    yaml = pytest.importorskip("yaml")
+    assert world.call("setup.sh", "--code-only").returncode == 0
+    manifest = yaml.safe_load(world.call("gke.sh", **FLAGS, CAPACITY="spot").stdout)
+    job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+    pod = job["template"]["spec"]
+    assert manifest["metadata"]["name"] == "note" and job["parallelism"] == 1
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v5p-slice",
+        "cloud.google.com/gke-tpu-topology": "2x2x1",
+        "cloud.google.com/gke-spot": "true",
+    }
+    container = pod["containers"][0]
+    assert container["resources"]["limits"] == {"google.com/tpu": 4}
+    world.environment |= {"SLICE": "0", "JOB_COMPLETION_INDEX": "0"}
+    done = world.command(*container["command"], *container["args"])
+    assert done.returncode == 0, done.stderr
+    assert trained(world) == [f"{WORDS} --config.steps=20 --config.seed=1"]
+    assert world.state() == "done" and steps(world) == (["1", "2"], [1, 2])
+    assert "exit code 0" in done.stdout
+
+
+def test_slices_of_a_jobset(world):
+    yaml = pytest.importorskip("yaml")
+    world.environment["NOTEPAD_SEVERAL_HOSTS"] = "1"
+    reserved = {"CAPACITY": "reserved", "RESERVATION": "mine"}
+    for tpu, hosts, chips in (("v6e:4x4", 4, 4), ("v5e:2x4", 1, 8), ("tpu7x:4x4x4", 16, 4)):
+        text = world.call("gke.sh", TPU=tpu, SLICES="2", **reserved).stdout
+        replicated = yaml.safe_load(text)["spec"]["replicatedJobs"][0]
+        job = replicated["template"]["spec"]
+        pod = job["template"]["spec"]
+        assert replicated["replicas"] == 2 and job["completions"] == job["parallelism"] == hosts
+        assert pod["containers"][0]["resources"]["requests"] == {"google.com/tpu": chips}
+        assert pod["nodeSelector"]["cloud.google.com/reservation-name"] == "mine"
+        assert f"SLICE * {hosts} + JOB_COMPLETION_INDEX" in pod["containers"][0]["args"][0]
+
+
+def test_the_host_scripts_are_in_what_travels():
+    listed = subprocess.run(["git", "ls-files", "launch"], cwd=ROOT, text=True, timeout=20,
+                            capture_output=True).stdout.split()  # fmt: skip
+    if not listed:
+        pytest.skip("not a git checkout")
+    assert {"launch/host_setup.sh", "launch/host_run.sh"} <= set(listed)
+    assert {str(path.relative_to(ROOT)) for path in LAUNCH.glob("*.sh")} <= set(listed)

@@ -1,0 +1,298 @@
+"""Ctrl-C and SIGTERM: a run that was stopped anywhere goes on to the same bits."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import same_run
+from notepad_jax import cli
+from notepad_jax.engine import journal
+from notepad_jax.engine.replay import Given, Replay
+from notepad_jax.programs import learner, stopping, under_way
+from notepad_jax.programs.stopping import Stop, Stopped
+from notepad_jax.telemetry.metrics import TIMINGS, read_metrics
+from tests.programs.runs import ROOT, SMALL, run
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_terminal():
+    """A process begun in the background inherits that Ctrl-C is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.fixture
+def at_launch(monkeypatch):
+    """Has a signal come after the n-th launch, made or replayed, from when it is asked for."""
+    coming, launched = [], Replay._launched
+
+    def counted(self, *arguments):
+        sampled = launched(self, *arguments)
+        for one in coming:
+            one[0] -= 1
+            if one[0] == 0:
+                signal.raise_signal(one[1])
+        return sampled
+
+    monkeypatch.setattr(Replay, "_launched", counted)
+    return lambda nth, number=signal.SIGINT: coming.append([nth, number])
+
+
+def kept(folder: Path) -> int:
+    """Turns in the file."""
+    return len(journal.read(folder / under_way.FILE)[1])
+
+
+def test_a_run_stopped_several_times_is_the_run_that_was_not(
+    uninterrupted, tmp_path, at_launch, capsys
+):
+    """In the first rollout, twice in the second, at the very end of the last."""
+    folder = tmp_path / "run"
+    lines = [json.loads(line) for line in (uninterrupted / TIMINGS).open()]
+    assert not any(line["replayed_turns"] for line in lines)
+    at_launch(5)
+    with pytest.raises(Stopped, match="in the rollout of step 1, of which .* turns are kept"):
+        run(folder)
+    first = kept(folder)
+    assert first > 0
+    at_launch(40, signal.SIGTERM)
+    with pytest.raises(Stopped, match="stopped in the rollout of step 3") as stopped:
+        run(folder, resume=True)
+    assert stopped.value.exit_code == 143
+    at_launch(6)
+    with pytest.raises(Stopped, match="in the rollout of step 3") as stopped:
+        run(folder, resume=True)
+    assert stopped.value.exit_code == 130
+    assert read_metrics(folder, TIMINGS)[0]["replayed_turns"] == first
+    assert [line["step"] for line in read_metrics(folder)] == [1, 2]
+    run(folder, resume=True)
+    assert same_run.differences(uninterrupted, folder) == []
+    assert not (folder / under_way.FILE).exists()
+    assert f"step 1 goes on with the {first} turns" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_several_rounds_and_groups_that_wait_are_gone_on_with(tmp_path, at_launch):
+    """Few slots and small launches: turns run for long, and steps are saved every second time."""
+    words = (
+        "--config.steps=3",
+        "--config.rollout.documents=4",
+        "--config.rollout.max_rounds=3",
+        "--config.rollout.max_staleness=1",
+        "--config.checkpoint.handoff=memory",
+        "--config.checkpoint.every=2",
+    )
+    run(tmp_path / "whole", *words)
+    assert any(line["groups/rounds"] > 1 for line in read_metrics(tmp_path / "whole"))
+    at_launch(30)
+    with pytest.raises(Stopped, match="rollout of step 2"):
+        run(tmp_path / "run", *words)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["0"]
+    run(tmp_path / "run", *words, resume=True)
+    assert same_run.differences(tmp_path / "whole", tmp_path / "run") == []
+    assert not (tmp_path / "run" / under_way.FILE).exists()
+
+
+def test_a_signal_in_the_update_lets_the_step_end(uninterrupted, tmp_path, monkeypatch):
+    """Should the process not be given the time, the rollout is on disk."""
+    folder, learn, found = tmp_path / "run", learner.learn, []
+
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+        found.append(kept(folder))
+        shutil.copytree(folder, tmp_path / "killed")
+        return learn(*arguments)
+
+    monkeypatch.setattr(learner, "learn", interrupted)
+    with pytest.raises(Stopped, match="stopped after step 1"):
+        run(folder)
+    assert found and not (folder / under_way.FILE).exists()
+    monkeypatch.setattr(learner, "learn", learn)
+    run(tmp_path / "killed", resume=True)
+    assert read_metrics(tmp_path / "killed", TIMINGS)[0]["replayed_turns"] == found[0]
+    assert same_run.differences(uninterrupted, tmp_path / "killed") == []
+
+
+# ---------------------------------------------------------------- what fits, and what does not
+
+
+SETTINGS = {"steps": 4, "seed": 0, "rollout": {"temperature": 1.0, "stops": ["a"]}}
+TURNS = {7: Given("asked", np.array([1, 2], np.int32), np.zeros(2, np.float32), (1, 1))}
+
+
+class Nothing:
+    """An executor that is never asked."""
+
+    settings = None
+
+
+def kept_in(folder, header=(), settings=SETTINGS):
+    """What a process that was stopped in step 3 left."""
+    mine = under_way.UnderWay(folder, settings, Stop(), pytest.fail)
+    mine.around(Nothing())
+    mine.stop.number = signal.SIGTERM
+    step = {"step": 3, "version": 2, "draw": 8} | dict(header)
+
+    async def rollout():
+        mine.replay.turns = TURNS
+
+    with pytest.raises(Stopped, match=f"in the rollout of step {step['step']}, of which 1 turns"):
+        asyncio.run(mine.rolled(*step.values(), rollout()))
+    return folder / under_way.FILE
+
+
+def gone_on(folder, settings=SETTINGS, step=3):
+    """What a process that goes on there knows at the beginning of `step`, and says."""
+    said: list[str] = []
+    mine = under_way.UnderWay(folder, settings, Stop(), said.append)
+    mine.around(Nothing())
+    mine.take_up()
+
+    async def rollout():
+        return len(mine.replay.turns)
+
+    known = asyncio.run(mine.rolled(step, step - 1, 8, rollout()))
+    mine.done(step - 1)
+    there = (folder / under_way.FILE).exists()
+    mine.done(step)
+    return known, said, there, (folder / under_way.FILE).exists()
+
+
+def test_turns_wait_for_their_step_and_leave_with_it(tmp_path):
+    kept_in(tmp_path)
+    assert gone_on(tmp_path, step=2) == (0, [], True, True)
+    more = SETTINGS | {"steps": 9}
+    said = ["step 3 goes on with the 1 turns that had ended"]
+    assert gone_on(tmp_path, more) == (1, said, True, False)
+    assert gone_on(tmp_path) == (0, [], False, False)
+    kept_in(tmp_path)
+    assert gone_on(tmp_path, step=4) == (0, [], False, False)  # of a step that was saved after all
+
+
+@pytest.mark.parametrize(
+    ("header", "now", "cut", "says"),
+    [
+        ({}, {}, 9, "under_way.jsonl is cut off, or has other bytes than were saved; its rollout"),
+        ({}, {"seed": 1}, 0, "was kept with seed = 0, and now it is 1; its rollout is made anew"),
+        ({}, {"more": 1}, 0, "was kept with more = None, and now it is 1; its rollout is made"),
+        ({"draw": 7}, {}, 0, "begins with draw 7, and this step with 8; its rollout is made anew"),
+        ({"version": 1}, {}, 0, "begins with version 1, and this step with 2; its rollout is"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_a_line(tmp_path, header, now, cut, says):
+    path = kept_in(tmp_path, header)
+    path.write_bytes(path.read_bytes()[: -cut or None])
+    known, (said,), _, there = gone_on(tmp_path, SETTINGS | now)
+    assert says in said and "\n" not in said
+    assert known == 0 and not there
+
+
+def test_a_damaged_file_makes_the_rollout_anew(uninterrupted, tmp_path, at_launch, capsys):
+    folder = tmp_path / "run"
+    at_launch(5)
+    with pytest.raises(Stopped):
+        run(folder)
+    path = folder / under_way.FILE
+    path.write_bytes(path.read_bytes()[:-9])
+    run(folder, resume=True)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "under_way.jsonl is cut off" in said
+    assert same_run.differences(uninterrupted, folder) == []
+
+
+def test_a_rollout_that_fails_is_not_kept(tmp_path):
+    mine = under_way.UnderWay(tmp_path, SETTINGS, Stop(), pytest.fail)
+    mine.around(Nothing())
+
+    async def fails():
+        mine.stop.number = signal.SIGINT
+        mine.stop.noticed.set()
+        raise ValueError("more readings failed than may")
+
+    with pytest.raises(ValueError, match="more readings failed"):
+        asyncio.run(mine.rolled(3, 2, 8, fails()))
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------- signals
+
+
+@pytest.mark.parametrize("number", stopping.SIGNALS)
+def test_without_patience_a_signal_ends_the_block_at_once(number):
+    with pytest.raises(Stopped) as stopped, Stop().watching():
+        signal.raise_signal(number)
+    assert (str(stopped.value), stopped.value.exit_code) == ("stopped", 128 + number)
+
+
+def test_with_patience_the_second_does():
+    stop, seen = Stop(), []
+
+    async def patient():
+        stop.keep = lambda: seen.append("kept")
+        with stop.patiently():
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.wait_for(stop.noticed.wait(), 20)
+            seen.append("noticed")
+            signal.raise_signal(signal.SIGINT)
+            seen.append("never")
+
+    with pytest.raises(Stopped) as stopped, stop.watching():
+        asyncio.run(patient())
+    assert seen == ["kept", "noticed"] and stopped.value.exit_code == 130
+    with pytest.raises(Stopped, match="stopped after step 3"):
+        stop.check("after step 3")
+
+
+def test_other_commands_are_ended_by_both_alike(tmp_path, monkeypatch, capsys):
+    """In the middle of something asynchronous, as a measurement is."""
+    monkeypatch.chdir(tmp_path)
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+
+        async def measuring(number=number):
+            signal.raise_signal(number)
+            await asyncio.sleep(20)
+
+        monkeypatch.setattr(
+            "notepad_jax.programs.subjects.named",
+            lambda *_, measuring=measuring: asyncio.run(measuring()),
+        )
+        words = ["eval", "--json", "--name", "x", "--policy", str(ROOT / "data" / "starter")]
+        assert cli.main(words) == code
+        assert capsys.readouterr().err == "notepad-jax: stopped\n"
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", stopping.SIGNALS)
+def test_a_process_that_is_stopped_says_one_line_and_goes_on(uninterrupted, tmp_path, number):
+    """As a user does it: no traceback, the exit code, the words to go on with."""
+    words = [sys.executable, "-m", "notepad_jax.cli", "train", "--name", "mine"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    process = subprocess.Popen(
+        [*words, *SMALL], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    metrics, began = tmp_path / "runs" / "mine" / "metrics.jsonl", time.monotonic()
+    while not (metrics.is_file() and metrics.stat().st_size) and time.monotonic() < began + 120:
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, said
+    assert "Traceback" not in said and "never retrieved" not in said
+    last = said.splitlines()[-1]
+    assert last.startswith("notepad-jax: stopped ")
+    assert last.endswith("; go on with: notepad-jax train --name mine --resume")
+    subprocess.run([*words, "--resume"], cwd=tmp_path, env=environment, check=True, timeout=300)
+    assert same_run.differences(uninterrupted, tmp_path / "runs" / "mine") == []
