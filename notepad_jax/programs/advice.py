@@ -105,9 +105,11 @@ def _of_update(config: ConfigDict, made: Planned, found: Found) -> Iterator[Cand
 def _of_engine(config: ConfigDict, made: Planned, found: Found) -> Iterator[Candidate]:
     e, held = config.engine, made.residents[ROLLOUT]
     over = max(found.peaks.values()) - found.hbm
-    if e.cache_dtype == "float32":
-        saved = dict.fromkeys(EVERYWHERE, held["cache"] / 2)
-        yield "engine.cache_dtype", "bfloat16", "rounded keys and values", saved
+    smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(e.cache_dtype)
+    if smaller:
+        share = 0.5 if smaller != "int8" else 0.45  # int8 has scales beside it
+        saved = dict.fromkeys(EVERYWHERE, held["cache"] * share)
+        yield "engine.cache_dtype", smaller, "keys and values are rounded", saved
     turn = made.reading.update
     least = 2 * math.ceil((turn.prompt + turn.completion) / e.page_size)
     pages = max(least, int(e.pages * (1 - over / held["cache"]) * 0.98))

@@ -264,8 +264,7 @@ def _engine_programs(
         rollout.decode_shape,
     }
     pair = 2 * config.heads // tensor * config.head_size * config.layers
-    token = 2 * config.layers * config.kv_heads * config.head_size / tensor
-    cached = token * jnp.dtype(settings.cache_dtype).itemsize
+    cached = executor.cache_bytes(config, settings, mesh) / settings.pages / settings.page_size
     made = []
     for shape in shapes.shapes(settings):
         launches, flops, moved = 0.0, 0.0, 0.0
@@ -277,8 +276,9 @@ def _engine_programs(
             launches, flops = rollout.tail_launches, FORWARD * pair * rollout.tail_pairs
         else:
             launches, steps = rollout.decode_launches, settings.steps_per_launch * shape.slots
-            flops = FORWARD * pair * steps * rollout.context
-            moved = cached * steps * rollout.context
+            flops = FORWARD * pair * steps * (rollout.shared + rollout.private)
+            read = shape.rows * rollout.shared + shape.slots * rollout.private
+            moved = cached * settings.steps_per_launch * read
         made.append(
             Program(
                 name=_name(shape),

@@ -327,7 +327,7 @@ def test_fit_changes_what_keeps_the_result_first_and_says_so(small, capsys, monk
     tight = dataclasses.replace(estimate.CHIPS["v5p"], hbm_size=int(9.5 * GB))
     monkeypatch.setitem(estimate.CHIPS, "v5p", tight)
     words = ["plan", "--config", "quickstart", "--tpu", "v5p:2x2x1", "--fit",
-             "--config.engine.cache_dtype=bfloat16", "--config.grpo.remat=true",
+             "--config.engine.cache_dtype=int8", "--config.grpo.remat=true",
              "--config.grpo.row_length=512", "--config.engine.tensor=4"]  # fmt: skip
     assert cli.main(words) == 0
     out, err = capsys.readouterr()
