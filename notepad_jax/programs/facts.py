@@ -60,21 +60,8 @@ class Facts:
     compute_seconds: float  # estimates, from here on
     memory_seconds: float
     link_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        """A floor: links run beside everything else."""
-        return max(self.compute_seconds + self.memory_seconds, self.link_seconds)
-
-    @property
-    def limit(self) -> str:
-        """What its time is spent on."""
-        times = {
-            "compute": self.compute_seconds,
-            "HBM": self.memory_seconds,
-            "links": self.link_seconds,
-        }
-        return max(times, key=lambda name: times[name])
+    seconds: float  # a floor: links run beside everything else
+    limit: str  # what most of them are spent on: "compute", "HBM" or "links"
 
 
 def compiled(
@@ -158,7 +145,12 @@ def placed(program: Program, found: Read, made: Planned, chip: Chip) -> Facts:
     given = sum(size for name, size in residents.items() if name in program.holds)
     others = sum(residents.values()) - given
     arguments = given if found.refused and not found.whole else found.arguments
-    compute, memory = _seconds(program.kernel_flops, program.kernel_bytes, chip)
+    kernels = _seconds(program.kernel_flops, program.kernel_bytes, chip)
+    times = {
+        "compute": found.compute_seconds + kernels[0],
+        "HBM": found.memory_seconds + kernels[1],
+        "links": sum(found.sent.values()) / chip.ici_bytes,
+    }
     return Facts(
         name=program.name,
         phase=program.phase,
@@ -170,9 +162,11 @@ def placed(program: Program, found: Read, made: Planned, chip: Chip) -> Facts:
         flops=found.flops + program.kernel_flops,
         moved=found.moved + program.kernel_bytes,
         sent=found.sent,
-        compute_seconds=found.compute_seconds + compute,
-        memory_seconds=found.memory_seconds + memory,
-        link_seconds=sum(found.sent.values()) / chip.ici_bytes,
+        compute_seconds=times["compute"],
+        memory_seconds=times["HBM"],
+        link_seconds=times["links"],
+        seconds=max(times["compute"] + times["HBM"], times["links"]),
+        limit=max(times, key=lambda name: times[name]),
     )
 
 

@@ -42,7 +42,7 @@ from notepad_jax.text.tokenizer import open_tokenizer
 ROLLOUT, UPDATE, HANDOFF = "rollout", "update", "hand-off"
 PHASES = (ROLLOUT, UPDATE, HANDOFF)
 # Attention's products of a query and key: scores and values; and once more each, with the
-# gradients of both sides, in the two kernels of the backward pass.
+# gradients of both sides, in the two kernels of the backward pass. Remat keeps what it gave.
 FORWARD, BACKWARD = 2, 7
 
 
@@ -319,12 +319,11 @@ def _update_programs(
     c, mesh = learning.config, learning.mesh
     rows = learning.settings.micro_batch_rows // mesh.shape["fsdp"]
     pair = 2 * c.heads // mesh.shape["tensor"] * c.head_size * c.layers * rows * updates.pairs
-    again = FORWARD if learning.settings.remat else 0
     many = updates.micro_batches * updates.optimizer_steps
     # Of the trainer's policy, and of the reference, whose program differs in its weights' dtype.
     forwards = (plan.optimizer_steps > 1) + bool(learning.settings.kl_weight)
     known = {
-        "accumulate": (("masters", "frozen", "gradient"), many, FORWARD + again + BACKWARD),
+        "accumulate": (("masters", "frozen", "gradient"), many, FORWARD + BACKWARD),
         "apply": (("masters", "moments", "gradient"), updates.optimizer_steps, 0),
         "logprobs": (("masters", "frozen"), many // plan.epochs * forwards, FORWARD),
     }

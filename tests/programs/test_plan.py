@@ -149,16 +149,16 @@ GB = 10**9
 def fact(name, phase, peak, beside=GB, **more) -> facts.Facts:
     fields = dict(
         launches=2.0, arguments=GB, refused="", flops=1e12, moved=1e9, sent={"all-gather": 5e8},
-        compute_seconds=0.2, memory_seconds=0.1, link_seconds=0.05,
+        compute_seconds=0.2, memory_seconds=0.1, link_seconds=0.05, seconds=0.3, limit="compute",
     )  # fmt: skip
     return facts.Facts(name=name, phase=phase, peak=peak, beside=beside, **(fields | more))
 
 
 def test_a_phase_needs_its_largest_program_and_never_less_than_what_stays():
-    own = [fact("a", "update", 5 * GB), fact("b", "update", 9 * GB, link_seconds=0.9)]
+    own = [fact("a", "update", 5 * GB), fact("b", "update", 9 * GB, seconds=0.9, limit="links")]
     phase = plan._phase("update", {"masters": 3 * GB}, own)
     assert (phase.largest, phase.peak) == ("b", 9 * GB)
-    assert phase.seconds == pytest.approx(2 * 0.3 + 2 * 0.9)  # links run beside the rest
+    assert phase.seconds == pytest.approx(2 * 0.3 + 2 * 0.9)
     assert phase.limit == "b, links" and phase.flops == 4e12
     nothing = plan._phase("hand-off", {"masters": 3 * GB, "arriving": 4 * GB}, [])
     assert (nothing.largest, nothing.peak, nothing.seconds) == ("", 7 * GB, 0)
@@ -219,6 +219,7 @@ def test_what_a_program_is_given_is_not_counted_twice(small):
     assert one.sent == {"all-gather": 3 / 4 * 400 * 100 * 2}
     assert one.compute_seconds == 1.0 and one.limit == "compute"  # a device is two cores
     assert one.link_seconds == 3 / 4 * 80_000 / 600e9
+    assert one.seconds == one.compute_seconds + one.memory_seconds  # links run beside
 
 
 @pytest.mark.parametrize(
