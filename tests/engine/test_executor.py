@@ -87,7 +87,8 @@ def test_a_thousand_rounds_at_real_sizes_have_few_shapes(no_device):
     assert len(known) == len(set(known)) <= 32
     params = tiny.params()
     ahead = [
-        executor.arguments_of(tiny.CONFIG, RULER, params, shape)[1][3:5] for shape in runner.seen
+        executor.arguments_of(tiny.CONFIG, RULER, params, shape, runner.mesh)[1][3:5]
+        for shape in runner.seen
     ]
     launched = sorted(map(str, no_device.values()))
     assert sorted(str(sizes_of(arguments)) for arguments in ahead) == launched

@@ -1,0 +1,105 @@
+"""One run of two processes with four devices each is the run of one process with eight.
+
+The processes are programs of their own, found by --hosts, on one machine; a kill of one ends
+the run (whoever launched it ends the others), and the same command goes on.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MOST_SECONDS = 240  # of a process, on a machine that does other things, too
+SMALL = (
+    f"--config.policy={ROOT / 'data' / 'starter'}", "--config.steps=3", "--config.data.tokens=512",
+    "--config.parallel.devices=0", "--config.checkpoint.handoff=memory",
+    "--config.rollout.documents=3", "--config.rollout.group_size=4", "--config.rollout.max_rounds=2",
+    "--config.engine.slots=16", "--config.engine.pages=128", "--config.grpo.micro_batch_rows=8",
+)  # fmt: skip
+
+
+def started(work: Path, devices: int, *words: str) -> subprocess.Popen:
+    flags = os.environ.get("XLA_FLAGS", "")
+    env = os.environ | {
+        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={devices}",
+        "JAX_PLATFORMS": "cpu",
+        "NOTEPAD_JAX_CACHE": str(work / "cache"),  # what goes on compiles nothing
+        "PYTHONPATH": str(ROOT),
+    }
+    env.pop("JAX_COMPILATION_CACHE_DIR", None)
+    command = [sys.executable, "-m", "notepad_jax.cli", "train", "--json", *words]
+    return subprocess.Popen(
+        command, cwd=work, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+@contextlib.contextmanager
+def two(work: Path, *words: str):
+    """Two processes of one run; whatever happens, none is left."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    pair = [started(work, 4, "--hosts", f"localhost:{port},2,{i}", *words) for i in range(2)]
+    try:
+        yield pair
+    finally:
+        for process in pair:
+            process.kill()
+            process.communicate()
+
+
+def ended(process: subprocess.Popen) -> tuple[int, str]:
+    _, said = process.communicate(timeout=MOST_SECONDS)
+    return process.returncode, said
+
+
+def metrics(work: Path, name: str) -> list[dict]:
+    file = work / "runs" / name / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_also_after_one_was_killed(tmp_path):
+    assert ended(started(tmp_path, 8, "--name", "one", *SMALL))[0] == 0
+    with two(tmp_path, "--name", "two", *SMALL) as pair:
+        until = time.monotonic() + MOST_SECONDS
+        while not (tmp_path / "runs" / "two" / "checkpoints" / "1").is_dir():
+            assert all(process.poll() is None for process in pair) and time.monotonic() < until
+            time.sleep(0.05)
+        pair[1].send_signal(signal.SIGKILL)
+        pair[1].wait()
+    assert len(metrics(tmp_path, "two")) < 3
+    with two(tmp_path, "--name", "two", "--resume") as pair:
+        assert [ended(process) for process in pair] == [(0, ""), (0, "")]
+    one, many = metrics(tmp_path, "one"), metrics(tmp_path, "two")
+    assert len(one) == len(many) == 3 and any(line["groups/kept"] for line in one)
+    for a, b in zip(one, many, strict=True):
+        assert a.keys() == b.keys()
+        for name, value in a.items():
+            # Losses are sums around 0 of numbers around 1; counts and rewards are exact.
+            loose = 1e-5 if "/" not in name or name.startswith("update/") else 0
+            assert b[name] == pytest.approx(value, rel=loose, abs=loose), name
+
+
+@pytest.mark.slow
+def test_what_is_refused_is_refused_by_all(tmp_path):
+    wrong = [word.replace("=memory", "=storage") for word in SMALL]
+    with two(tmp_path, "--name", "two", *wrong) as pair:
+        for code, said in map(ended, pair):
+            assert code == 1 and said.count("\n") == 1 and "use 'memory'" in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("where", ["nowhere", "host:1,2", "host:1,2,2", "host,2,0"])
+def test_hosts_that_cannot_be_are_one_line(tmp_path, where):
+    process = started(tmp_path, 1, "--hosts", where, "--name", "x")
+    code, said = ended(process)
+    assert code == 1 and said.count("\n") == 1 and "HOST:PORT,COUNT,INDEX" in said
