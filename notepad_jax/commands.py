@@ -8,6 +8,7 @@ reads the config and runs one of them; below: programs.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,11 +66,15 @@ def _train(
 def _plan(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
+    changed: list[Any] = []
     try:
-        made = plan.run(config, arguments.tpu, screen)
+        if arguments.fit:
+            made, changed = plan.fit(config, arguments.tpu, screen)
+        else:
+            made = plan.run(config, arguments.tpu, screen)
     except plan.DoesNotFit as problem:
         raise Refused(problem.plan, plan_table.text(problem.plan), str(problem)) from problem
-    return made, plan_table.text(made)
+    return dataclasses.asdict(made) | {"changed": changed}, plan_table.text(made, changed)
 
 
 def _warmup(
@@ -224,6 +229,9 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     sub.add_argument(
         "--tpu", required=True, metavar="CHIP:SIDES", help="a slice, as v5p:2x4x4 or v6e:8x8"
+    )
+    sub.add_argument(
+        "--fit", action="store_true", help="change the config until it fits, and say how"
     )
     command(
         "warmup", _warmup, "starter", "make the starter policy by supervised learning",

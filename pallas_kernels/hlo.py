@@ -164,10 +164,23 @@ def trip_count(
     for one in condition.values():
         if one.op != "compare" or "direction=LT" not in one.attributes:
             continue
-        bound = condition[one.operands[1]]
+        counter, bound = (condition[name] for name in one.operands)
         if bound.op == "constant" and bound.inner.isdigit():
-            return int(bound.inner)
+            return -(-int(bound.inner) // _step(computations[loop.called("body")], counter))
     return math.prod(n for scope, n in rounds.items() if scope in loop.attributes)
+
+
+def _step(body: Computation, counter: Instruction) -> int:
+    """What a loop's body adds to its counter: 2 where the compiler unrolled it, or 1."""
+    index = re.search(r"index=(\d+)", counter.attributes)
+    root = next(one for one in body.values() if one.root)
+    if index is None or root.op != "tuple":
+        return 1
+    added = body[root.operands[int(index[1])]]
+    if added.op != "add":
+        return 1
+    steps = [body[name].inner for name in added.operands if body[name].op == "constant"]
+    return int(steps[0]) if steps and steps[0].isdigit() else 1
 
 
 def _cost(
@@ -221,12 +234,12 @@ def _convolution_flops(computation: Computation, one: Instruction) -> tuple[int,
     out = dims(one.type)[0][1]
     size = lambda at, letter, label: at[label.index(letter)]  # noqa: E731
     pairs = size(out, "b", labels[3]) * size(right, "i", labels[2]) * size(right, "o", labels[2])
-    for n, digit in enumerate(letter for letter in labels[2] if letter.isdigit()):
+    for digit in (letter for letter in labels[2] if letter.isdigit()):
         taps, places = (size(*pair) for pair in (
             (right, digit, labels[2]), (out, digit, labels[3])
         ))  # fmt: skip
         reach = size(left, digit, labels[1])
-        part = lambda key, default: window.get(key, "x".join([default] * 9)).split("x")[n]  # noqa: B023, E731
+        part = lambda key, default: window.get(key, "x".join([default] * 9)).split("x")[int(digit)]  # noqa: B023, E731
         stride, wide, sparse = (int(part(k, "1")) for k in ("stride", "lhs_dilate", "rhs_dilate"))
         before = int(part("pad", "0_0").split("_")[0])
         pairs *= sum(

@@ -23,7 +23,7 @@ from notepad_jax.model import lora
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
 from notepad_jax.model.matrices import in_dtype
-from notepad_jax.model.parameters import Params
+from notepad_jax.model.parameters import Params, specs
 from notepad_jax.parallel import shards
 
 # (layer, q_BTNH, k_BTKH, v_BTKH, carry) -> (out_BTNH, carry, per_layer_output)
@@ -107,8 +107,11 @@ class Policy(nnx.Module):
 
 def _seen(config: PolicyConfig, layer: Params) -> Params:
     """One layer's parameters in the dtype of the activations, whatever they are kept in."""
+    declared = specs(config)["layers"]
     return {
-        name: leaf if "lora_" in name else in_dtype(leaf, config.dtype)
+        name: leaf
+        if "lora_" in name
+        else shards.gathered(in_dtype(leaf, config.dtype), declared[name].axes[1:])
         for name, leaf in layer.items()
     }
 

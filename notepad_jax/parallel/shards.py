@@ -16,6 +16,8 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, PartitionSpec
 
+from notepad_jax.parallel import rules
+
 ROWS = PartitionSpec("fsdp")  # [B, ...], or flat over rows
 HEADS = PartitionSpec("fsdp", None, "tensor")  # [B, T, heads, ...]
 STACKED = PartitionSpec(None, "fsdp", None, "tensor")  # [L, B, T, heads, ...]
@@ -44,6 +46,19 @@ def rows(x: Any) -> Any:
     if _mesh() is None:
         return x
     return jax.lax.with_sharding_constraint(x, ROWS)
+
+
+def gathered(x: Any, axes: tuple[str | None, ...]) -> Any:
+    """Brings a weight with these logical axes together over "fsdp", for the layer that uses it.
+
+    Left alone, the compiler multiplies slice by slice while they travel round the ring, and
+    adds the products up in the activations' dtype: rounded once a device, and an accumulator
+    of the activations' size read and written as often. Gradients go back to their slices.
+    """
+    if _mesh() is None or _size("fsdp") == 1:
+        return x
+    names = (rules.SERVING[axis] if axis else None for axis in axes)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*names))
 
 
 def whole(x: Any) -> Any:

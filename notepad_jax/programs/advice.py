@@ -1,15 +1,15 @@
 """What to change in a config that does not fit, and about how much each change saves.
 
 Savings are estimates by proportion from what was compiled (half the rows, half the temporaries);
-only planning again with the change says for certain. Every change keeps the result of a step but
-the last ones, which say what they cost. Above: `plan`.
+only planning again with the change says for certain. Changes that keep the result of a step are
+told from those that do not (`exact`). Above: `plan`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -18,6 +18,11 @@ from notepad_jax.programs.planned import HANDOFF, ROLLOUT, UPDATE, Planned
 from pallas_kernels import aot
 
 EVERYWHERE = (ROLLOUT, UPDATE, HANDOFF)
+# Keys that change how a step is computed, and not what.
+EXACT = frozenset(
+    "grpo.micro_batch_rows grpo.remat grpo.row_length parallel.devices engine.pages engine.tensor "
+    "checkpoint.handoff".split()
+)
 KEPT_BY_REMAT = 1 / 4  # of an update's temporaries, about: layer inputs instead of all between
 
 
@@ -30,6 +35,7 @@ class Change:
     consequence: str
     saves: int  # bytes of a device, in the phase that needs most (estimate)
     enough: bool  # whether it alone would do (estimate)
+    exact: bool  # a step has the same result with it
 
     @property
     def words(self) -> str:
@@ -53,8 +59,17 @@ def changes(config: ConfigDict, made: Planned, found: Found, name: str) -> tuple
         left = {phase: peak - saves.get(phase, 0) for phase, peak in found.peaks.items()}
         if saves.get(worst, 0) > 0:
             enough = max(left.values()) <= found.hbm
-            listed.append(Change(key, value, consequence, int(saves[worst]), enough))
+            exact = key in EXACT or not key
+            listed.append(Change(key, value, consequence, int(saves[worst]), enough, exact))
     return tuple(sorted(listed, key=lambda change: not change.enough))  # stable
+
+
+def next_of(listed: Sequence[Change]) -> Change | None:
+    """Returns what to try first on the same slice, or None: what keeps the result and is enough,
+    then what keeps it and saves most, then the same of the others."""
+    here = [change for change in listed if change.key]
+    order = lambda change: (change.exact, change.enough, change.saves)  # noqa: E731
+    return max(here, key=order, default=None)
 
 
 Candidate = tuple[str, Any, str, Mapping[str, float]]
@@ -71,16 +86,16 @@ def _of_update(config: ConfigDict, made: Planned, found: Found) -> Iterator[Cand
     g, parts, beside = config.grpo, made.trainer.shape["fsdp"], found.temporaries
     if g.micro_batch_rows > parts:
         saved = beside * (1 - parts / g.micro_batch_rows)
-        yield "grpo.micro_batch_rows", parts, "the same result, less at once", {UPDATE: saved}
+        yield "grpo.micro_batch_rows", parts, "less at once", {UPDATE: saved}
     if not g.remat:
         saved = beside * (1 - KEPT_BY_REMAT)
-        yield "grpo.remat", "true", "the same result, a third more time", {UPDATE: saved}
+        yield "grpo.remat", "true", "a third more time", {UPDATE: saved}
     turn = made.reading.update
     longest = turn.prompt + turn.completion
     shorter = max(math.ceil(longest / 1024) * 1024, g.row_length // 2)
     if shorter < g.row_length:
         saved = beside * (1 - shorter / g.row_length)
-        yield "grpo.row_length", shorter, "the same result, prefixes repeated", {UPDATE: saved}
+        yield "grpo.row_length", shorter, "prefixes are repeated", {UPDATE: saved}
     if config.parallel.devices not in (0, made.devices):
         share = 1 - made.trainer.size / made.devices
         saved = {phase: share * _learnt(made, phase) for phase in EVERYWHERE}
@@ -90,9 +105,11 @@ def _of_update(config: ConfigDict, made: Planned, found: Found) -> Iterator[Cand
 def _of_engine(config: ConfigDict, made: Planned, found: Found) -> Iterator[Candidate]:
     e, held = config.engine, made.residents[ROLLOUT]
     over = max(found.peaks.values()) - found.hbm
-    if e.cache_dtype == "float32":
-        saved = dict.fromkeys(EVERYWHERE, held["cache"] / 2)
-        yield "engine.cache_dtype", "bfloat16", "rounded keys and values", saved
+    smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(e.cache_dtype)
+    if smaller:
+        share = 0.5 if smaller != "int8" else 0.45  # int8 has scales beside it
+        saved = dict.fromkeys(EVERYWHERE, held["cache"] * share)
+        yield "engine.cache_dtype", smaller, "keys and values are rounded", saved
     turn = made.reading.update
     least = 2 * math.ceil((turn.prompt + turn.completion) / e.page_size)
     pages = max(least, int(e.pages * (1 - over / held["cache"]) * 0.98))

@@ -58,6 +58,16 @@ def load(
     return config.lock()
 
 
+def changed(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
+    """Returns a copy of a config that was loaded, with overrides. Raises as `load` does."""
+    config = config.copy_and_resolve_references().unlock()
+    for word in overrides:
+        _override(config, word)
+    if problem := next(ranges.problems(config), None):
+        raise ConfigProblem(problem)
+    return config.lock()
+
+
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns {"grpo.clip_low": 0.2, ...}."""
     out: dict[str, Any] = {}

@@ -1,34 +1,28 @@
 """`notepad-jax plan`: does a config fit a slice that is not here, and what would a step take?
 
-Every program of the run is compiled by the real TPU compiler (`planned` lists them), in several
-threads, and read: memory, collectives, FLOPs and traffic (`pallas_kernels.hlo`). Together with
-what stays on a device this gives a verdict for each phase. What comes out of the compiler is
-called compiled; arithmetic over shapes and shardings is called exact; times are estimates, a
-floor: every instruction at the chip's published peak or bandwidth, links beside it. Above: the
-command; below: `planned`, `advice` (what to change), `pallas_kernels`.
+Every program of the run is compiled by the real TPU compiler (`planned` lists them, `facts`
+reads them). Together with what stays on a device this gives a verdict for each phase. What comes
+out of the compiler is called compiled; arithmetic over shapes and shardings is called exact; times
+are estimates, a floor. `fit` changes a config by its own advice until it fits. Above: the
+command; below: `planned`, `facts`, `advice` (what to change).
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
 import dataclasses
-import os
-import re
 from collections.abc import Mapping, Sequence
 
-import jax
 from ml_collections import ConfigDict
 
 import pallas_kernels
 from notepad_jax.model import parameters
-from notepad_jax.programs import advice, planned
-from notepad_jax.programs.planned import PHASES, Planned, Program
+from notepad_jax.programs import advice, configuration, facts, planned
+from notepad_jax.programs.facts import Facts, Read
+from notepad_jax.programs.planned import PHASES, Planned
 from notepad_jax.telemetry.progress import Screen
-from pallas_kernels import aot, estimate, hlo
-from pallas_kernels.collectives import KINDS, collectives
+from pallas_kernels import aot, estimate
 
-THREADS = 4  # the most; a compilation takes a core and up to 2 GB
+ROUNDS = 8  # of changing and planning again
 
 
 class DoesNotFit(ValueError):
@@ -37,40 +31,6 @@ class DoesNotFit(ValueError):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan.verdict)
         self.plan = plan
-
-
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """What the compiler made of a program; of one device, in one launch."""
-
-    name: str
-    phase: str
-    launches: float  # in a step (estimate)
-    arguments: int  # bytes; the next too
-    beside: int  # temporaries, results that are no donated argument, code
-    peak: int  # with the residents that it is not given
-    refused: str  # the compiler's words where it found no room, and then no more is known
-    flops: float  # of matrix products; attention's kernels by arithmetic
-    moved: float  # bytes to and from HBM
-    sent: Mapping[str, float]  # bytes to other devices, by kind of collective
-    compute_seconds: float  # estimates, from here on
-    memory_seconds: float
-    link_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        """A floor: links run beside everything else."""
-        return max(self.compute_seconds + self.memory_seconds, self.link_seconds)
-
-    @property
-    def limit(self) -> str:
-        """What its time is spent on."""
-        times = {
-            "compute": self.compute_seconds,
-            "HBM": self.memory_seconds,
-            "links": self.link_seconds,
-        }
-        return max(times, key=lambda name: times[name])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +68,35 @@ class Plan:
     advice: tuple[advice.Change, ...]
 
 
-def run(config: ConfigDict, slice_name: str, screen: Screen) -> Plan:
+def fit(config: ConfigDict, slice_name: str, screen: Screen) -> tuple[Plan, list[advice.Change]]:
+    """Changes `config` until it fits; returns its plan and what was changed, in order.
+
+    One change at a time: one that keeps the result of a step if there is such a one, else what
+    saves most. What a change leaves as it was is not compiled again. Raises as `run` does,
+    `DoesNotFit` with the last plan where no change is left.
+    """
+    known: dict[str, Read] = {}
+    changed: list[advice.Change] = []
+    while True:
+        try:
+            return run(config, slice_name, screen, known), changed
+        except DoesNotFit as problem:
+            change = advice.next_of(problem.plan.advice)
+            if change is None or len(changed) == ROUNDS:
+                raise
+            screen.say(f"{problem.plan.verdict.partition(';')[0]}: trying {change.words}")
+        config = configuration.changed(config, [change.words])
+        changed.append(change)
+
+
+def run(
+    config: ConfigDict, slice_name: str, screen: Screen, known: dict[str, Read] | None = None
+) -> Plan:
     """Plans `config` for a slice such as "v5p:2x4x4".
 
-    Raises ValueError for a slice that does not exist, a config that cannot run on it, or where
-    libtpu is not installed, and `DoesNotFit`.
+    `known` holds what was compiled before, and takes what is compiled now. Raises ValueError for
+    a slice that does not exist, a config that cannot run on it, or where libtpu is not installed,
+    and `DoesNotFit`.
     """
     try:
         there = aot.slice_of(slice_name)
@@ -122,11 +106,12 @@ def run(config: ConfigDict, slice_name: str, screen: Screen) -> Plan:
     kernels = "pallas" if config.kernels == "auto" else config.kernels
     with pallas_kernels.using(kernels), aot.nothing_kept():
         made = planned.plan_of(config, there)
-        facts = _compiled(made, chip, screen)
-    phases = tuple(_phase(name, made.residents[name], facts) for name in PHASES)
+        found = facts.compiled(made, chip, screen, {} if known is None else known)
+    phases = tuple(_phase(name, made.residents[name], found) for name in PHASES)
+    phases = (*phases[:-1], _handed_off(phases[-1], made, chip))
     worst = max(phases, key=lambda phase: phase.peak)
-    fits = worst.peak <= chip.hbm_size and not any(fact.refused for fact in facts)
-    changes = () if fits else _changes(config, made, phases, facts, chip.hbm_size, slice_name)
+    fits = worst.peak <= chip.hbm_size and not any(fact.refused for fact in found)
+    changes = () if fits else _changes(config, made, phases, found, chip.hbm_size, slice_name)
     plan = Plan(
         slice=slice_name,
         model=made.model,
@@ -139,7 +124,7 @@ def run(config: ConfigDict, slice_name: str, screen: Screen) -> Plan:
         engine_tensor=made.engine.shape["tensor"],
         hbm=chip.hbm_size,
         phases=phases,
-        programs=facts,
+        programs=found,
         step=_step(made),
         fits=fits,
         verdict=_verdict(slice_name, worst, chip.hbm_size, fits, changes),
@@ -150,90 +135,11 @@ def run(config: ConfigDict, slice_name: str, screen: Screen) -> Plan:
     return plan
 
 
-# ---------------------------------------------------------------- compiling
-
-
-def _compiled(made: Planned, chip: estimate.Chip, screen: Screen) -> tuple[Facts, ...]:
-    """Lowers the programs one by one, compiles them side by side, and reads each."""
-    bar = screen.bar("compile", len(made.programs), "programs")
-    workers = min(THREADS, os.cpu_count() or 1)
-    with contextlib.ExitStack() as stack:
-        pool = concurrent.futures.ThreadPoolExecutor(workers)
-        stack.callback(pool.shutdown, cancel_futures=True)
-        waiting = []
-        for program in made.programs:
-            lowered = program.lower()
-            waiting.append(pool.submit(_facts, program, lowered, made, chip))
-            waiting[-1].add_done_callback(lambda done: bar.advance())
-        found = tuple(one.result() for one in waiting)
-    bar.finish()
-    return found
-
-
-def _facts(
-    program: Program, lowered: jax.stages.Lowered, made: Planned, chip: estimate.Chip
-) -> Facts:
-    residents = made.residents[program.phase]
-    others = sum(size for name, size in residents.items() if name not in program.holds)
-    try:
-        compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        return _refused(program, str(error), sum(residents.values()))
-    memory = compiled.memory_analysis()
-    beside = (
-        memory.temp_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.generated_code_size_in_bytes
-    )
-    text = compiled.as_text()
-    costs = hlo.instructions(text)
-    devices = made.engine.size if program.phase == planned.ROLLOUT else made.trainer.size
-    sent = dict.fromkeys(KINDS, 0.0)
-    for one in collectives(text):
-        sent[one.kind] += one.sent(devices)
-    peak_flops, bandwidth = chip.peak_flops * chip.cores, chip.hbm_bytes * chip.cores
-    pairs = [(cost.flops / peak_flops, cost.moved / bandwidth) for cost in costs]
-    pairs.append((program.kernel_flops / peak_flops, program.kernel_bytes / bandwidth))
-    return Facts(
-        name=program.name,
-        phase=program.phase,
-        launches=program.launches,
-        arguments=memory.argument_size_in_bytes,
-        beside=beside,
-        peak=others + memory.argument_size_in_bytes + beside,
-        refused="",
-        flops=sum(cost.flops for cost in costs) + program.kernel_flops,
-        moved=sum(cost.moved for cost in costs) + program.kernel_bytes,
-        sent={kind: size for kind, size in sent.items() if size},
-        compute_seconds=sum(compute for compute, memory in pairs if compute >= memory),
-        memory_seconds=sum(memory for compute, memory in pairs if compute < memory),
-        link_seconds=sum(sent.values()) / chip.ici_bytes,
-    )
-
-
-def _refused(program: Program, said: str, residents: int) -> Facts:
-    """A program that the compiler found no room for: its own words, and the size in them."""
-    line = " ".join(said.split())[:400]
-    sizes = re.search(r"\(([\d.]+)([KMGT]?)\)|[Uu]sed ([\d.]+)([KMGT]?)", line)
-    size = 0.0
-    if sizes:
-        number, unit = (sizes[1], sizes[2]) if sizes[1] else (sizes[3], sizes[4])
-        size = float(number) * 1024 ** " KMGT".index(unit or " ")
-    return Facts(
-        name=program.name, phase=program.phase, launches=program.launches, arguments=0,
-        beside=int(size), peak=max(int(size), residents), refused=line, flops=0.0, moved=0.0,
-        sent={}, compute_seconds=0.0, memory_seconds=0.0, link_seconds=0.0,
-    )  # fmt: skip
-
-
 # ---------------------------------------------------------------- the verdict
 
 
-def _phase(name: str, residents: Mapping[str, int], facts: Sequence[Facts]) -> Phase:
-    own = [fact for fact in facts if fact.phase == name]
+def _phase(name: str, residents: Mapping[str, int], found: Sequence[Facts]) -> Phase:
+    own = [fact for fact in found if fact.phase == name]
     stays = sum(residents.values())
     largest = max(own, key=lambda fact: fact.peak, default=None)
     busiest = max(own, key=lambda fact: fact.seconds * fact.launches, default=None)
@@ -248,15 +154,21 @@ def _phase(name: str, residents: Mapping[str, int], facts: Sequence[Facts]) -> P
     )
 
 
+def _handed_off(phase: Phase, made: Planned, chip: estimate.Chip) -> Phase:
+    """The hand-off's time: every device of an engine receives its float32 part over the links."""
+    sent = 4 * parameters.count(made.policy) / made.engine.shape["tensor"]
+    return dataclasses.replace(phase, seconds=sent / chip.ici_bytes, limit="links")
+
+
 def _changes(
     config: ConfigDict,
     made: Planned,
     phases: Sequence[Phase],
-    facts: Sequence[Facts],
+    found: Sequence[Facts],
     hbm: int,
     name: str,
 ) -> tuple[advice.Change, ...]:
-    beside = max(fact.beside for fact in facts if fact.phase == planned.UPDATE)
+    beside = max(fact.beside for fact in found if fact.phase == planned.UPDATE)
     peaks = {phase.name: phase.peak for phase in phases}
     return advice.changes(config, made, advice.Found(peaks, beside, hbm), name)
 

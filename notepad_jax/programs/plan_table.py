@@ -3,18 +3,20 @@ command; `--json` prints the same values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from notepad_jax.programs.advice import Change
 from notepad_jax.programs.plan import Plan
 
 GB = 1e9
 
 
-def text(plan: Plan) -> str:
-    """Returns the whole report, the verdict last."""
+def text(plan: Plan, changed: Sequence[Change] = ()) -> str:
+    """Returns the whole report, the verdict last; `changed` is what made it fit."""
     parts = (_head, _residents, _programs, _collectives, _times, _advice)
     lines = [line for part in parts for line in part(plan)]
-    return "\n".join([*lines, "", plan.verdict])
+    words = " ".join(change.words for change in changed)
+    return "\n".join([*lines, "", plan.verdict + (f", with {words}" if words else "")])
 
 
 def _head(plan: Plan) -> Iterator[str]:
@@ -100,6 +102,8 @@ def _advice(plan: Plan) -> Iterator[str]:
     yield from ("", "what to change (estimate; plan again to be sure)")
     for change in plan.advice:
         alone = "alone enough" if change.enough else ""
+        kept = "same result; " if change.exact else ""
         yield (
-            f"  {change.words:48}{change.saves / GB:7.1f} GB less  {alone:14}{change.consequence}"
+            f"  {change.words:48}{change.saves / GB:7.1f} GB less  {alone:14}"
+            f"{kept}{change.consequence}"
         )

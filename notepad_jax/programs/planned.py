@@ -42,7 +42,7 @@ from notepad_jax.text.tokenizer import open_tokenizer
 ROLLOUT, UPDATE, HANDOFF = "rollout", "update", "hand-off"
 PHASES = (ROLLOUT, UPDATE, HANDOFF)
 # Attention's products of a query and key: scores and values; and once more each, with the
-# gradients of both sides, in the two kernels of the backward pass.
+# gradients of both sides, in the two kernels of the backward pass. Remat keeps what it gave.
 FORWARD, BACKWARD = 2, 7
 
 
@@ -264,8 +264,7 @@ def _engine_programs(
         rollout.decode_shape,
     }
     pair = 2 * config.heads // tensor * config.head_size * config.layers
-    token = 2 * config.layers * config.kv_heads * config.head_size / tensor
-    cached = token * jnp.dtype(settings.cache_dtype).itemsize
+    cached = executor.cache_bytes(config, settings, mesh) / settings.pages / settings.page_size
     made = []
     for shape in shapes.shapes(settings):
         launches, flops, moved = 0.0, 0.0, 0.0
@@ -277,8 +276,9 @@ def _engine_programs(
             launches, flops = rollout.tail_launches, FORWARD * pair * rollout.tail_pairs
         else:
             launches, steps = rollout.decode_launches, settings.steps_per_launch * shape.slots
-            flops = FORWARD * pair * steps * rollout.context
-            moved = cached * steps * rollout.context
+            flops = FORWARD * pair * steps * (rollout.shared + rollout.private)
+            read = shape.rows * rollout.shared + shape.slots * rollout.private
+            moved = cached * settings.steps_per_launch * read
         made.append(
             Program(
                 name=_name(shape),
@@ -319,11 +319,11 @@ def _update_programs(
     c, mesh = learning.config, learning.mesh
     rows = learning.settings.micro_batch_rows // mesh.shape["fsdp"]
     pair = 2 * c.heads // mesh.shape["tensor"] * c.head_size * c.layers * rows * updates.pairs
-    again = FORWARD if learning.settings.remat else 0
     many = updates.micro_batches * updates.optimizer_steps
+    # Of the trainer's policy, and of the reference, whose program differs in its weights' dtype.
     forwards = (plan.optimizer_steps > 1) + bool(learning.settings.kl_weight)
     known = {
-        "accumulate": (("masters", "frozen", "gradient"), many, FORWARD + again + BACKWARD),
+        "accumulate": (("masters", "frozen", "gradient"), many, FORWARD + BACKWARD),
         "apply": (("masters", "moments", "gradient"), updates.optimizer_steps, 0),
         "logprobs": (("masters", "frozen"), many // plan.epochs * forwards, FORWARD),
     }

@@ -60,7 +60,8 @@ class Rollout:
     tail_pairs: int
     decode_launches: float
     decode_shape: shapes.Decode
-    context: float  # tokens cached for a slot, on average
+    shared: int  # cached tokens that the members of a decoding row read together
+    private: float  # of a slot alone, on average
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +113,8 @@ def rollout(reading: Readings, settings: EngineSettings, engines: int, drafts: b
         tail_pairs=tails * (tail * turn.shared + _triangle(tail)),
         decode_launches=decoded / slots / settings.steps_per_launch,
         decode_shape=shape,
-        context=turn.prompt + turn.completion / 2,
+        shared=turn.shared,
+        private=turn.private + turn.completion / 2,
     )
 
 

@@ -164,6 +164,16 @@ def test_a_tpus_products_loops_and_memory_by_hand():
     assert (costs["silent"].moved, costs["silent"].flops) == (0, 0)
 
 
+def test_a_loop_that_the_compiler_unrolled_counts_in_larger_steps():
+    unrolled = TPU.replace("constant(3)", "constant(9)").replace(
+        "  ROOT %next = (s32[]{:T(128)}, bf16[64,32]",
+        "  %four = s32[]{:T(128)} constant(4)\n  %later = s32[]{:T(128)} add(%i, %four)\n"
+        "  ROOT %next = (s32[]{:T(128)}, bf16[64,32]",
+    ).replace("tuple(%i, %x, %w)", "tuple(%later, %x, %w)")  # fmt: skip
+    costs = {cost.instruction.name: cost for cost in hlo.instructions(unrolled)}
+    assert costs["heads"].times == 3  # 0, 4, 8
+
+
 @pytest.mark.parametrize(
     "window, left, right, labels, out, meets",
     [
@@ -171,7 +181,10 @@ def test_a_tpus_products_loops_and_memory_by_hand():
         # A real window: 10 places, 3 taps, the two at the edges meet one less.
         ("window={size=3 pad=1_1}", "8,16,10", "3,16,4", "bf0_0io->b0f", "8,10,4", 8 * 16 * 4 * 28),
         ("window={size=2 stride=2}", "8,16,10", "2,16,4", "bf0_0io->b0f", "8,5,4", 8 * 16 * 4 * 10),
-        # The gradient of the last: every other place is empty, and meets nothing.
+        # Named in another order than the window counts: 4 meet one place, 2 are summed.
+        ("window={size=4x2 pad=3_3x0_0 rhs_reversal=1x0}", "64,2,16,1", "2,16,4,8",
+         "b1f0_1i0o->b0f1", "64,4,8,1", 64 * 2 * 16 * 4 * 8),
+        # The gradient of a strided one: every other place is empty, and meets nothing.
         ("window={size=2 pad=1_1 lhs_dilate=2}", "8,4,5", "2,4,16", "bf0_0io->b0f", "8,10,16",
          8 * 4 * 16 * 10),
     ],

@@ -14,6 +14,7 @@ from notepad_jax.parallel import mesh
 from notepad_jax.programs import (
     advice,
     configuration,
+    facts,
     learner,
     parts,
     plan,
@@ -21,6 +22,7 @@ from notepad_jax.programs import (
     planned,
     workload,
 )
+from notepad_jax.telemetry.progress import SilentScreen
 from pallas_kernels import aot, estimate
 
 ROOT = Path(__file__).parents[2]
@@ -144,19 +146,19 @@ def test_without_libtpu_one_line_says_what_to_install(capsys, monkeypatch):
 GB = 10**9
 
 
-def facts(name, phase, peak, beside=GB, **more) -> plan.Facts:
+def fact(name, phase, peak, beside=GB, **more) -> facts.Facts:
     fields = dict(
         launches=2.0, arguments=GB, refused="", flops=1e12, moved=1e9, sent={"all-gather": 5e8},
-        compute_seconds=0.2, memory_seconds=0.1, link_seconds=0.05,
+        compute_seconds=0.2, memory_seconds=0.1, link_seconds=0.05, seconds=0.3, limit="compute",
     )  # fmt: skip
-    return plan.Facts(name=name, phase=phase, peak=peak, beside=beside, **(fields | more))
+    return facts.Facts(name=name, phase=phase, peak=peak, beside=beside, **(fields | more))
 
 
 def test_a_phase_needs_its_largest_program_and_never_less_than_what_stays():
-    own = [facts("a", "update", 5 * GB), facts("b", "update", 9 * GB, link_seconds=0.9)]
+    own = [fact("a", "update", 5 * GB), fact("b", "update", 9 * GB, seconds=0.9, limit="links")]
     phase = plan._phase("update", {"masters": 3 * GB}, own)
     assert (phase.largest, phase.peak) == ("b", 9 * GB)
-    assert phase.seconds == pytest.approx(2 * 0.3 + 2 * 0.9)  # links run beside the rest
+    assert phase.seconds == pytest.approx(2 * 0.3 + 2 * 0.9)
     assert phase.limit == "b, links" and phase.flops == 4e12
     nothing = plan._phase("hand-off", {"masters": 3 * GB, "arriving": 4 * GB}, [])
     assert (nothing.largest, nothing.peak, nothing.seconds) == ("", 7 * GB, 0)
@@ -210,25 +212,56 @@ def small() -> planned.Planned:
 
 def test_what_a_program_is_given_is_not_counted_twice(small):
     chip = estimate.CHIPS["v5p"]
-    fact = plan._facts(program(), Compiled(), small, chip)
+    read = facts.read(Compiled(), 4, chip)
+    one = facts.placed(program(), read, small, chip)
     # Arguments 3 (the masters in them), 1.5 beside; weights, cache and gradient: 6 more.
-    assert (fact.arguments, fact.beside, fact.peak) == (3 * GB, GB + GB // 2, 10.5 * GB)
-    assert fact.sent == {"all-gather": 3 / 4 * 400 * 100 * 2}
-    assert fact.compute_seconds == 1.0 and fact.limit == "compute"  # a device is two cores
-    assert fact.link_seconds == 3 / 4 * 80_000 / 600e9
+    assert (one.arguments, one.beside, one.peak) == (3 * GB, GB + GB // 2, 10.5 * GB)
+    assert one.sent == {"all-gather": 3 / 4 * 400 * 100 * 2}
+    assert one.compute_seconds == 1.0 and one.limit == "compute"  # a device is two cores
+    assert one.link_seconds == 3 / 4 * 80_000 / 600e9
+    assert one.seconds == one.compute_seconds + one.memory_seconds  # links run beside
 
 
-def test_a_program_that_the_compiler_refuses_is_told_in_its_words(small):
+@pytest.mark.parametrize(
+    "said, peak, beside",
+    [
+        ("the total memory required for HLO temporaries (4.50G) exceeds available HBM", 8e9, 4.5),
+        ("Ran out of memory in memory space hbm. Used 12.50G of 10.00G hbm", 6e9, 12.5),
+        ("no words that are known", 8e9, 0),
+    ],
+)
+def test_a_program_that_the_compiler_refuses_is_told_in_its_words(small, said, peak, beside):
     class Refusing:
         def compile(self):
-            raise jax.errors.JaxRuntimeError(
-                "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
-                "temporaries (4.50G) exceeds available HBM (2.00G)."
-            )
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: " + said)
 
-    fact = plan._facts(program(), Refusing(), small, estimate.CHIPS["v5p"])
-    assert fact.peak == 8 * GB and fact.beside == int(4.5 * 2**30)
-    assert "exceeds available HBM" in fact.refused
+    chip = estimate.CHIPS["v5p"]
+    one = facts.placed(program(), facts.read(Refusing(), 4, chip), small, chip)
+    assert said in one.refused and one.beside == int(beside * 2**30)
+    assert one.peak == int(peak) + one.beside  # 8 stay; "used" counts the 2 of its arguments
+
+
+def test_what_was_compiled_before_is_not_compiled_again(small):
+    class Counted(Compiled):
+        made = 0
+
+        def __init__(self, text):
+            self.text = text
+
+        def as_text(self):
+            return Compiled().as_text() + self.text
+
+        def compile(self):
+            Counted.made += 1
+            return Compiled()
+
+    programs = tuple(program(name=n, lower=lambda n=n: Counted(n[0])) for n in ("a1", "a2", "b"))
+    made = dataclasses.replace(small, programs=programs)
+    known = {}
+    for _ in range(2):
+        found = facts.compiled(made, estimate.CHIPS["v5p"], SilentScreen(), known)
+        assert [one.name for one in found] == ["a1", "a2", "b"]
+        assert 2 <= Counted.made <= 3 and len(known) == 2  # a1 and a2 may start side by side
 
 
 def changes_of(small, peaks, hbm, *words):
@@ -260,10 +293,10 @@ def test_advice_for_a_hand_off_and_for_a_larger_slice(small):
 
 
 def test_a_plan_that_does_not_fit_is_printed_and_ends_with_1(small, capsys, monkeypatch):
-    one = facts("accumulate", planned.UPDATE, 12 * GB, beside=2 * GB)
+    one = fact("accumulate", planned.UPDATE, 12 * GB, beside=2 * GB)
     monkeypatch.setattr(aot, "slice_of", lambda name: jax.devices()[:1])
     monkeypatch.setattr(planned, "plan_of", lambda config, there: small)
-    monkeypatch.setattr(plan, "_compiled", lambda *_: (one,))
+    monkeypatch.setattr(facts, "compiled", lambda *_: (one,))
     assert cli.main(["plan", "--json", "--config", "quickstart", "--tpu", "v5p:2x2x1"]) == 0
     fitting = json.loads(capsys.readouterr().out)
     assert fitting["fits"] and fitting["verdict"].startswith("fits v5p:2x2x1: 12.0 of 102.8 GB")
@@ -280,9 +313,35 @@ def test_a_plan_that_does_not_fit_is_printed_and_ends_with_1(small, capsys, monk
         assert word in shown
 
 
+def test_fit_changes_what_keeps_the_result_first_and_says_so(small, capsys, monkeypatch):
+    def compiled(made, chip, screen, known):
+        rows = made.update.micro_batches
+        return (fact("accumulate", planned.UPDATE, (8 + rows) * GB, beside=rows * GB),)
+
+    def plan_of(config, there):
+        update = dataclasses.replace(small.update, micro_batches=config.grpo.micro_batch_rows)
+        return dataclasses.replace(small, update=update)
+
+    monkeypatch.setattr(aot, "slice_of", lambda name: jax.devices()[:1])
+    monkeypatch.setattr(planned, "plan_of", plan_of)
+    monkeypatch.setattr(facts, "compiled", compiled)
+    tight = dataclasses.replace(estimate.CHIPS["v5p"], hbm_size=int(9.5 * GB))
+    monkeypatch.setitem(estimate.CHIPS, "v5p", tight)
+    words = ["plan", "--config", "quickstart", "--tpu", "v5p:2x2x1", "--fit",
+             "--config.engine.cache_dtype=int8", "--config.grpo.remat=true",
+             "--config.grpo.row_length=512", "--config.engine.tensor=4"]  # fmt: skip
+    assert cli.main(words) == 0
+    out, err = capsys.readouterr()
+    assert out.strip().endswith("in the update, with --config.grpo.micro_batch_rows=1")
+    assert "does not fit v5p:2x2x1: 12.0 of 9.5 GB" in err and "trying" in err
+    tight = dataclasses.replace(tight, hbm_size=GB)
+    monkeypatch.setitem(estimate.CHIPS, "v5p", tight)
+    assert cli.main([*words, "--json"]) == 1
+
+
 def test_the_table_holds_what_the_plan_holds(small):
-    one = facts("accumulate", planned.UPDATE, 12 * GB, beside=2 * GB)
-    refused = facts("apply", planned.UPDATE, 12 * GB, refused="no room for 4 G")
+    one = fact("accumulate", planned.UPDATE, 12 * GB, beside=2 * GB)
+    refused = fact("apply", planned.UPDATE, 12 * GB, refused="no room for 4 G")
     phases = tuple(plan._phase(n, small.residents[n], [one, refused]) for n in planned.PHASES)
     made = plan.Plan(
         slice="v5p:2x2x1", model="small", parameters=2 * GB, prompts_counted_by="hand", devices=4,

@@ -45,7 +45,7 @@ def test_a_rollout_is_shared_by_the_engines():
     # 8 readings write 35 tokens each; 4 at once, 5 a launch.
     assert (one.decode_launches, two.decode_launches) == (8 * 35 / 4 / 5, 4 * 35 / 4 / 5)
     assert (one.decode_shape.slots, one.decode_shape.rows) == (4, 4)
-    assert one.context == 40 + 10 + 10 / 2
+    assert (one.shared, one.private) == (40, 10 + 10 / 2)
 
 
 def test_drafts_lengthen_tails():
