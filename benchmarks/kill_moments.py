@@ -4,6 +4,7 @@ Some moments are drawn from the clock, evenly over the time that a run takes. Th
 aimed: `Watch` looks at the run's folder every millisecond or two, and the kill comes a random
 short time after the n-th time that something tender happened there. What a kill really hit is
 said by `place`, from how the folder looked before the process began and after it was killed.
+One aim asks the run to stop, with SIGTERM, and lets it end itself.
 Used by `kills`.
 """
 
@@ -19,15 +20,17 @@ from pathlib import Path
 from subprocess import Popen
 
 from notepad_jax.checkpoint.steps import steps_in
+from notepad_jax.programs import under_way
 from notepad_jax.rollout import archive
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, TIMINGS
 
-CLOCK = "clock"
+CLOCK, STOP = "clock", "stop"
 SAVE, COMMIT, REMOVE = "save", "commit", "remove"
 LINE, READING, RESUME = "line", "reading", "resume"
 # What a kill is aimed at: (weight, seconds after it within which the kill comes, what it is).
 AIMS = {
     CLOCK: (5, 0.0, "any time of the run"),
+    STOP: (4, 0.0, "any time of the run, by SIGTERM"),
     SAVE: (3, 0.15, "a checkpoint's temporary folder appeared"),
     COMMIT: (2, 0.05, "a step took its name"),
     REMOVE: (1, 0.002, "a step lost its name, to be removed"),
@@ -39,6 +42,7 @@ POLL = 0.001  # seconds between two looks
 FILES = (METRICS, LEDGER, TIMINGS, archive.FILE)
 
 # What a kill can hit, as it is told; each kill is of one kind, the first that is true.
+KEPT = "a rollout, whose turns it kept when it was told to stop"
 NOTHING_SAVED = "before the first checkpoint"
 STARTING = "a resume has begun, and no file has changed yet"
 CUT_BACK = "a resume has cut its files back, and no step is new"
@@ -48,7 +52,9 @@ TORN = "a line is cut in the middle"
 UNEVEN = "a step's line is in some files and not in others"
 LOGGED = "steps are logged and not saved"
 AT_REST = "the newest step is saved, and nothing is newer"
-PLACES = (NOTHING_SAVED, STARTING, CUT_BACK, SAVING, REMOVING, TORN, UNEVEN, LOGGED, AT_REST)
+PLACES = (
+    KEPT, NOTHING_SAVED, STARTING, CUT_BACK, SAVING, REMOVING, TORN, UNEVEN, LOGGED, AT_REST
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +81,7 @@ def draw(
     """
     aims = [aim for aim in AIMS if logged or aim != RESUME]
     aim = chance.choices(aims, [AIMS[aim][0] for aim in aims])[0]
-    if aim == CLOCK:
+    if aim in (CLOCK, STOP):
         return Moment(aim, 0, chance.uniform(0, seconds))
     saves = -(-steps_left // every)
     most = {
@@ -172,6 +178,7 @@ class Seen:
     lines: Mapping[str, int]  # finished lines of each of FILES
     torn: tuple[str, ...]  # those of FILES whose last line has no end
     files: tuple[tuple[int, int], ...]  # inode and time of each of FILES
+    kept: tuple[int, int]  # the same of the turns of a rollout under way; (0, 0) for none
 
 
 def see(folder: Path) -> Seen:
@@ -185,11 +192,14 @@ def see(folder: Path) -> Seen:
         {name: found.count(b"\n") for name, found in text.items()},
         tuple(name for name, found in text.items() if found and not found.endswith(b"\n")),
         tuple(_when(folder / name) for name in FILES),
+        _when(folder / under_way.FILE),
     )
 
 
 def place(before: Seen, after: Seen) -> str:
     """Returns which of PLACES a kill hit, from what lay there before and after the process."""
+    if any(after.kept) and after.kept != before.kept:
+        return KEPT
     if not after.saved:
         return NOTHING_SAVED
     logged = after.lines[METRICS] > after.saved[-1]

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: a run that was killed and resumed is the run that was not.
+"""SIGKILL and SIGTERM at random moments: a run that was ended and resumed is the run that was not.
 
     python -m benchmarks.kills                                   # 100 kills, half an hour
     python -m benchmarks.kills --kills 6 --settings plain,files  # a few minutes
@@ -7,7 +7,8 @@ For each setting (`kill_settings`: plain; LoRA with KL, bfloat16 and hand-off in
 files with groups that wait) it makes a run nobody disturbs, as users start it, in a folder of
 its own, and the same once more: both must be equal, and the second says how long a run takes
 when its programs are compiled. Then it starts runs and kills them, process group and all, at
-moments drawn from the clock or aimed at tender places (`kill_moments`), goes on with each by
+moments drawn from the clock or aimed at tender places (`kill_moments`), or asks them to stop
+(SIGTERM), goes on with each by
 `--resume` after every kill until it ends, and begins another while kills are left. Every run
 that ends is compared with the undisturbed one (`same_run`): metrics, ledger and trajectories
 byte for byte, params and optimizer state bit for bit, the account of draws and the step's meta,
@@ -49,6 +50,8 @@ from notepad_jax.telemetry.metrics import METRICS
 WHOLE, AGAIN = "whole", "again"  # names of the undisturbed runs
 LONGEST, LONGEST_COLD = 20, 1200.0  # times what a run takes, and seconds for the first one
 LET_LIVE = 0.2  # of the processes: or the last steps of a run would be killed over and over
+# What a kill leaves: SIGTERM ends the process while it imports, and the run itself later.
+STRUCK = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM)
 GIVE_UP = 3  # runs of a setting that went wrong, after which no more are begun
 
 
@@ -128,7 +131,7 @@ class Desk:
             words += ["--config", "quickstart", *self.setting.command]
         with (self.folder / f"{name}.log").open("a") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "notepad_jax.cli", *words],
+                [sys.executable, "-m", "notepad_jax", *words],
                 cwd=self.folder, env=self.environment, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
@@ -156,7 +159,10 @@ class Desk:
         with self.started(name) as process:
             longest = LONGEST * self.outcome.seconds + 60
             came = kill_moments.arrives(process, watch, moment, longest, self.stop)
-        if moment is None or not came or process.returncode != -signal.SIGKILL:
+            if came and moment.aim == kill_moments.STOP:
+                process.send_signal(signal.SIGTERM)
+                kill_moments.arrives(process, watch, None, longest, self.stop)
+        if moment is None or not came or process.returncode not in STRUCK:
             return process
         after = kill_moments.see(run)
         newest = after.saved[-1] if after.saved else None
@@ -175,6 +181,8 @@ class Desk:
                 if hit.returncode:
                     return [self.ended(name, hit)]
                 found = same_run.differences(self.run(WHOLE), self.run(name))
+                if "Traceback" in (self.folder / f"{name}.log").read_text(errors="replace"):
+                    found.append(f"a traceback in {name}.log")
                 return [f"{name}: {one}" for one in found]
             self.left -= 1
             self.outcome.kills.append(hit)

@@ -3,7 +3,8 @@
 A run that was killed and resumed must leave what an uninterrupted one leaves: the lines of
 metrics, ledger and trajectories byte for byte; the same steps and nothing beside them, in them
 every leaf of params and optimizer state bit for bit, and equal `data` (the account of all draws,
-with the groups that wait) and `meta`; a line of timings for each step. Clock readings,
+with the groups that wait) and `meta`; a line of timings for each step; no turns of a rollout
+under way. Clock readings,
 TensorBoard events and the names that orbax gives its files may differ. Used by `kills`.
 """
 
@@ -21,6 +22,7 @@ from orbax.checkpoint import v1 as ocp
 
 from notepad_jax.checkpoint import steps
 from notepad_jax.checkpoint.checksums import named_leaves
+from notepad_jax.programs import under_way
 from notepad_jax.rollout import archive
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, TIMINGS, read_metrics
 
@@ -37,6 +39,8 @@ def differences(whole: Path, other: Path) -> list[str]:
     """
     found = [_of_bytes(whole / name, other / name) for name in WRITTEN]
     found.append(_of_timings(whole, other))
+    if (other / under_way.FILE).exists():
+        found.append(f"{under_way.FILE} was left behind")
     there = [_names(folder / "checkpoints") for folder in (whole, other)]
     if there[0] != there[1]:
         found.append(f"checkpoints: {there[0]} are now {there[1]}")

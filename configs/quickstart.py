@@ -134,6 +134,7 @@ def get_config() -> ConfigDict:
             steps_per_launch=8,
             row_tokens=512,  # tail tokens packed behind one copy of a chunk
             cache_dtype="float32",
+            give_back=False,  # the cache's memory to the update, and take it again after it
             share_prefixes=True,
             read_ahead=False,
             use_drafts=True,  # verify the old memory in one launch instead of decoding it

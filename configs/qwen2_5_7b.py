@@ -126,6 +126,7 @@ def get_config() -> ConfigDict:
             steps_per_launch=32,
             row_tokens=8192,
             cache_dtype="bfloat16",
+            give_back=True,  # the cache's memory to the update, and take it again after it
             share_prefixes=True,
             read_ahead=False,
             use_drafts=True,

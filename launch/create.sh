@@ -34,7 +34,7 @@ main() {
         pause
     done
     if [[ $STANDS == dead ]]; then
-        say "$NAME was taken away, or could not be had ($SEEN): deleted, and asked for anew"
+        say "$NAME was taken away, or could not be had ($DETAIL): deleted, and asked for anew"
         delete_slices
         STANDS=absent
     fi
@@ -75,7 +75,7 @@ pause() {
 # Says how it stands, when that is new.
 TOLD=""
 tell() {
-    [[ $TOLD == "$STANDS" ]] || say "$NAME is $STANDS ($SEEN); waiting (Ctrl-C leaves the request where it is)"
+    [[ $TOLD == "$STANDS" ]] || say "$NAME is $STANDS ($DETAIL); waiting (Ctrl-C leaves the request where it is)"
     TOLD=$STANDS
 }
 
@@ -84,7 +84,7 @@ wait_for_it() {
         pause
         case $STANDS in
         ready) break ;;
-        dead | going | absent) refuse "$NAME could not be had ($SEEN); launch/status.sh says why, and calling this again asks anew" ;;
+        dead | going | absent) refuse "$NAME could not be had ($DETAIL); launch/status.sh says why, and calling this again asks anew" ;;
         esac
         tell
     done

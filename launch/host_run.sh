@@ -44,6 +44,7 @@ start() {
     fi
     echo "$RUN" >run.name
     rm -f run.pid run.ended
+    bring_log
     LOCKED=yes setsid --fork nohup bash "$HERE/host_run.sh" work "$@" >>"$LOG" 2>&1 </dev/null
     echo "$RUN started"
 }
@@ -74,6 +75,7 @@ work() {
         flock --nonblock 9 || { echo "a run is under way here" >&2 && exit 1; }
         echo "$RUN" >run.name
         rm -f run.pid run.ended
+        bring_log
     fi
     unset LOCKED
     rm -f stop.asked
@@ -123,6 +125,8 @@ finish() {
         stands=stopped
     elif [[ $TERMINATED == yes ]]; then
         stands=interrupted # the host goes down, so the run is to go on elsewhere
+    elif (($1 == 130)); then
+        stands=stopped # somebody stopped the program itself
     fi
     if ! copy; then
         echo "the last copy to the bucket failed; everything is still in $HOME/notepad/runs/$RUN" >&2
@@ -184,6 +188,11 @@ copy() {
     done
     local to=(gcloud storage rsync --recursive "picture/$RUN" "$ROOT/runs/$RUN" --quiet)
     "${to[@]}" && "${to[@]}" --delete-unmatched-destination-objects
+}
+
+# What the run said on a host that is lost.
+bring_log() {
+    [[ -s $LOG ]] || gcloud storage cat "$ROOT/logs/$RUN/host-$HOST_INDEX.log" >"$LOG" 2>/dev/null || true
 }
 
 copy_log() { gcloud storage cp "$LOG" "$ROOT/logs/$RUN/host-$HOST_INDEX.log" --quiet; }

@@ -55,7 +55,7 @@ main() {
         watch_it
         made_again=$((made_again + 1))
         ((made_again <= RECREATIONS)) || refuse "$NAME was lost $made_again times, RECREATIONS=$RECREATIONS; calling this again goes on from the last copy"
-        say "$NAME was lost ($STANDS): making it again, $made_again of at most $RECREATIONS times"
+        say "$NAME was lost ($STANDS: $DETAIL): making it again, $made_again of at most $RECREATIONS times"
         verb=keep code=(--keep-code)
     done
 }
@@ -86,7 +86,7 @@ watch_it() {
         ready) if on_hosts keep >"$SCRATCH/keep" 2>&1; then misses=0; else misses=$((misses + 1)); fi ;;
         *) misses=$((misses + 1)) ;;
         esac
-        ((misses < 20)) || refuse "$NAME could not be reached $misses times ($STANDS): $(tail -n 3 "$SCRATCH/keep" 2>/dev/null); the run may go on, and calling this again watches it again"
+        ((misses < 20)) || refuse "$NAME could not be reached $misses times ($DETAIL): $(tail -n 3 "$SCRATCH/keep" 2>/dev/null); the run may go on, and calling this again watches it again"
     done
     PATIENT=no
 }

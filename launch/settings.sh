@@ -110,7 +110,7 @@ check_settings() {
     must CONFIG '[A-Za-z0-9_][A-Za-z0-9_./-]*' "the name of a config, or its path from the project's folder"
     must RUN '[A-Za-z0-9][A-Za-z0-9._-]{0,99}' "letters, digits, '-', '_' and '.', beginning with a letter or digit"
     must SYNC_SECONDS '[1-9][0-9]{0,4}' "a whole number of seconds from 1 on"
-    must POLL_SECONDS '0|[1-9][0-9]{0,4}' "a whole number of seconds"
+    must POLL_SECONDS '[0-9]{1,5}([.][0-9])?' "a number of seconds"
     must GKE_IMAGE '[A-Za-z0-9][A-Za-z0-9._/:@-]*' "the name of a container image"
     must GKE_SERVICE_ACCOUNT '[a-z0-9]([a-z0-9.-]*[a-z0-9])?' "a Kubernetes service account"
     # A blank inside a flag cannot be said here, so every other odd character is refused, too: what

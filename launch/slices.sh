@@ -13,8 +13,8 @@ GROUPS_OF=(gcloud compute instance-groups managed)
 here() { AT=("--project=$PROJECT" "--zone=$ZONE"); }
 
 # Sets STANDS to absent, coming, ready, going (being deleted), dead (taken away or failed; its name
-# is still in use), partial (some slices are missing) or unknown (nobody answered). $1: what a dry
-# run takes for it. Refuses what was made with other settings.
+# is still in use), partial (some slices are missing) or unknown (nobody answered), and DETAIL to
+# what gcloud calls it. $1: what a dry run takes for it. Refuses what was made with other settings.
 look_at_slices() {
     here
     if [[ $WAY == queued ]]; then look_at_queued "$1"; else look_at_groups "$1"; fi
@@ -26,6 +26,7 @@ look_at_queued() {
         "--format=value(state.state,tpu.nodeSpec[0].node.acceleratorType.basename())"
     IFS=$'\t' read -r SEEN kind <<<"$SEEN"
     same TPU "${kind:-$ACCELERATOR}" "$ACCELERATOR"
+    DETAIL=$SEEN
     case $SEEN in
     ACTIVE) STANDS=ready ;;
     SUSPENDED | FAILED) STANDS=dead ;;
@@ -37,6 +38,7 @@ look_at_queued() {
 
 look_at_groups() {
     local slice found=0 running=0 lost=0
+    DETAIL="gcloud did not answer"
     look "$1" gcloud compute instance-templates describe "$NAME" "--project=$PROJECT" "--format=value(properties.machineType)"
     [[ $SEEN =~ ^(absent|ready|unknown)$ ]] || same TPU "$SEEN" "$MACHINE"
     for ((slice = 0; slice < SLICES; slice++)); do
@@ -50,6 +52,7 @@ look_at_groups() {
         running=$((running + $(grep -c '^RUNNING$' <<<"$SEEN" || true)))
         lost=$((lost + $(grep -Ec '^(STOPPING|STOPPED|SUSPENDING|SUSPENDED|TERMINATED)$' <<<"$SEEN" || true)))
     done
+    DETAIL="$running of $ALL_HOSTS hosts run"
     if ((found == 0)); then
         STANDS=absent
     elif ((lost)); then

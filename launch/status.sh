@@ -23,7 +23,7 @@ main() {
     only --
     look_at_slices ready
     [[ $DRY_RUN == yes || $STANDS == absent ]] || paid="; $((CHIPS * SLICES)) chips, paid for while they are there"
-    [[ $DRY_RUN == yes ]] || echo "TPU $NAME ($TPU x $SLICES, $CAPACITY, $ZONE): $STANDS$paid"
+    [[ $DRY_RUN == yes ]] || echo "TPU $NAME ($TPU x $SLICES, $CAPACITY, $ZONE): $STANDS ($DETAIL)$paid"
     if [[ $DRY_RUN == yes || $STANDS != absent ]]; then
         if [[ $WAY == queued ]]; then
             show_all "${QUEUED[@]}" describe "$NAME" "${AT[@]}" "--format=yaml(state,createTime)"

@@ -26,11 +26,11 @@ def chip() -> str:
 
 
 # Packed attention: (queries, keys) a block, bfloat16, head sizes up to 128. Estimates of
-# 2026-11-20, percent of peak in full blocks: forward, dq, dk/dv at this size (and the other).
+# 2026-11-22, percent of peak in full blocks: forward, backward at this size (and the other).
 _PACKED = {
-    "v5e": (512, 1024),  # 93, 100, 100 (1024 x 1024: 92, 100, 100)
+    "v5e": (512, 1024),  # 93, 99 (1024 x 1024: 91, 99)
     "v5p": (512, 1024),  # as v5e: the same matrix units
-    "v6e": (1024, 1024),  # 38, 48, 48 (512 x 1024: 33, 45, 47)
+    "v6e": (1024, 1024),  # 37, 48 (512 x 1024: 33, 47)
     "tpu7x": (1024, 1024),  # as v6e
 }
 _PACKED_WIDE = (512, 512)  # float32 or head size 256: blocks of twice the bytes

@@ -7,7 +7,7 @@ compiles all of them for every chip.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.kernels.programs import (
+    MEMBERS,
     PAGE,
     SEQUENCES,
     TOKENS,
@@ -24,7 +25,7 @@ from benchmarks.kernels.programs import (
     attention_part,
     int32,
 )
-from pallas_kernels import aot, logprob, packed, paged, schedule, tuning
+from pallas_kernels import Pages, PageTables, aot, logprob, packed, paged, schedule, tuning
 
 
 def _packed(model: Model, chip: str) -> Program:
@@ -60,13 +61,17 @@ def _packed(model: Model, chip: str) -> Program:
     )
 
 
+def row_of_a_group(prefix: int, tails: Sequence[int]) -> np.ndarray:
+    """The mask of a prefix and the tails that share it: kv_end, int32 [tokens]."""
+    tail_ends = prefix + np.cumsum(tails)
+    ends = [np.full(prefix, prefix + sum(tails)), np.repeat(tail_ends, tails)]
+    return np.concatenate(ends).astype(np.int32)
+
+
 def _blocks_of_a_group(size_q: int, size_k: int, prefix: int, tails: int, tail: int) -> list[str]:
     """Compares the schedule of tails behind a shared prefix with what its mask needs."""
-    ends = [prefix + tails * tail] * prefix
-    for i in range(1, tails + 1):
-        ends += [prefix + i * tail] * tail
-    kv_end = np.asarray(ends, np.int32)
-    total = len(ends)
+    kv_end = row_of_a_group(prefix, [tail] * tails)
+    total = len(kv_end)
     built = schedule.packed_schedule(jnp.asarray(kv_end[None]), total, size_q, size_k)
     scheduled = int(built.count)
     needed = visible = 0
@@ -85,38 +90,14 @@ def _blocks_of_a_group(size_q: int, size_k: int, prefix: int, tails: int, tail: 
     ]
 
 
-def _paged(model: Model, tokens: int, distribution: Any, part: Part) -> Program:
-    def attend(*arguments: Any) -> Any:
-        return paged.ragged_paged_attention(*arguments, distribution)
-
-    pages = 8192 // PAGE
-    new = model.array(tokens, model.K, model.H)
-    return Program(
-        attend,
-        (
-            model.array(tokens, model.N, model.H),
-            new,
-            new,
-            model.array(SEQUENCES * pages, 2, model.K, PAGE, model.H),
-            int32(SEQUENCES, pages),
-            int32(SEQUENCES),
-            int32(SEQUENCES + 1),
-        ),
-        (part,),
-        donate=(3,),
-    )
-
-
-def _paged_sizes(model: Model, chip: str) -> tuple[paged.PagedSizes, int]:
-    """Our block sizes, and the kv heads of one core."""
-    with aot.targeting(chip):
-        sizes = paged.default_sizes(model.N, model.K, model.H, model.dtype)
-    return sizes, model.K // sizes.head_split
+def _cache(model: Model, pages: int, dtype: str) -> Pages:
+    make = functools.partial(Pages.zeros, 1, pages, model.K, PAGE, model.H, dtype)
+    return jax.eval_shape(make)
 
 
 def _paged_mixed(model: Model, chip: str) -> Program:
     """Our paged attention, prefill: a step is one key block, for which the heads take turns."""
-    sizes, heads = _paged_sizes(model, chip)
+    sizes, heads = _paged_sizes(model, chip, model.dtype)
     queries = sizes.q_tokens * heads * (model.N // model.K)
     part = Part(
         "paged mixed",
@@ -128,24 +109,89 @@ def _paged_mixed(model: Model, chip: str) -> Program:
         repeats=heads,
         copies=sizes.kv_tokens // PAGE,
     )
-    return _paged(model, 2048, None, part)
-
-
-def _paged_decode(model: Model, chip: str) -> Program:
-    """Our paged attention, one query a sequence: a step is one DMA block, computed in chunks."""
-    sizes, heads = _paged_sizes(model, chip)
-    page_bytes = model.bytes(2, heads, PAGE, model.H)
-    pages = sizes.decode_block_bytes // page_bytes
-    part = Part(
-        "paged decode",
-        "paged_decode",
-        2 * 2 * heads * (model.N // model.K) * pages * PAGE * model.H,
-        pages * page_bytes,
-        alternatives=("masked", "full", "", ""),  # and two shorter tails
-        repeats=pages * PAGE * heads // sizes.decode_chunk_rows,
-        copies=pages,
+    tokens = 2048
+    pages = 8192 // PAGE
+    new = model.array(tokens, model.K, model.H)
+    return Program(
+        paged.ragged_paged_attention,
+        (
+            model.array(tokens, model.N, model.H),
+            new,
+            new,
+            _cache(model, SEQUENCES * pages, model.dtype),
+            int32(SEQUENCES, pages),
+            int32(SEQUENCES),
+            int32(SEQUENCES + 1),
+        ),
+        (part,),
+        donate=(3,),
     )
-    return _paged(model, SEQUENCES, (SEQUENCES,) * 3, part)
+
+
+def _paged_sizes(model: Model, chip: str, dtype: str) -> tuple[paged.PagedSizes, int]:
+    """Our block sizes, and the kv heads of one core."""
+    with aot.targeting(chip):
+        sizes = paged.default_sizes(model.N, model.K, model.H, dtype)
+    return sizes, model.K // sizes.head_split
+
+
+def _paged_decode(model: Model, chip: str, dtype: str = "") -> Program:
+    """Our decode step in rows of 8 slots that share a prefix.
+
+    A step is one DMA block, computed in chunks: of a prefix, for all members of its row, or of
+    pages of a slot's own.
+    """
+    dtype = dtype or model.dtype
+    sizes, heads = _paged_sizes(model, chip, dtype)
+    token_bytes = 2 * heads * (model.H * jnp.dtype(dtype).itemsize + 4 * (dtype == "int8"))
+    page_bytes = 2 * heads * PAGE * model.H * jnp.dtype(dtype).itemsize
+    pages = sizes.decode_block_bytes // page_bytes
+
+    def part(name: str, readers: int, alternatives: tuple[str, ...]) -> Part:
+        queries = readers * heads * (model.N // model.K)
+        return Part(
+            "paged decode",
+            "paged_decode",
+            2 * 2 * queries * pages * PAGE * model.H,
+            pages * PAGE * token_bytes,
+            variant=name,
+            alternatives=alternatives,
+            repeats=pages * PAGE * heads // sizes.decode_chunk_rows,
+            copies=pages,
+        )
+
+    rows, shared, own = SEQUENCES // MEMBERS, 8192 // PAGE, 2048 // PAGE
+    new = model.array(SEQUENCES, model.K, model.H)
+    tables = PageTables(
+        int32(rows, shared), int32(rows), int32(rows, MEMBERS), int32(SEQUENCES),
+        int32(SEQUENCES, own),
+    )  # fmt: skip
+    # Six hot blocks: a prefix's masked and full, a slot's own masked and full, two shorter tails.
+    return Program(
+        paged.paged_attention,
+        (
+            model.array(SEQUENCES, model.N, model.H), new, new,
+            _cache(model, SEQUENCES * shared, dtype), int32(), tables, int32(SEQUENCES),
+        ),
+        (
+            part("prefix", MEMBERS, ("", "full", "", "", "", "")),
+            part("own", 1, ("", "", "dearest", "", "", "")),
+        ),
+        donate=(3,),
+        facts=lambda: [_tokens_of_a_step(readers=16, prefix=5120, own=1500)],
+    )  # fmt: skip
+
+
+def _tokens_of_a_step(readers: int, prefix: int, own: int) -> str:
+    """Compares what a decode step reads with what it would read if nothing were shared."""
+    whole = -(-own // PAGE) * PAGE
+    apart = readers * (prefix + whole)
+    ours = readers // MEMBERS * prefix + readers * whole
+    return (
+        f"{readers} slots in rows of {MEMBERS}, a prefix of {prefix:,} tokens and {own:,} of each "
+        f"slot's own: a decode step reads {ours:,} tokens a layer, {apart:,} if each read the "
+        f"prefix ({apart / ours:.2f}x)"
+    )
 
 
 def _logprob(model: Model, chip: str) -> Program:
@@ -178,5 +224,6 @@ OURS: dict[str, Callable[[Model, str], Program]] = {
     "packed": _packed,
     "paged-mixed": _paged_mixed,
     "paged-decode": _paged_decode,
+    "paged-decode-int8": functools.partial(_paged_decode, dtype="int8"),
     "logprob": _logprob,
 }

@@ -41,7 +41,8 @@ MODELS = {
 }
 TOKENS = 8192  # one causal sequence for packed attention; tokens of a step for the products
 PAGE = 128  # tokens of a cache page
-SEQUENCES = 64  # sequences in a ragged call
+SEQUENCES = 64  # sequences in a ragged call, slots of a decode step
+MEMBERS = 8  # slots that share a prefix
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -51,6 +51,20 @@ class Sampled(NamedTuple):
     logprobs: list[float]
 
 
+class Runs(Protocol):
+    """What the service needs of an executor; tests use one whose arithmetic fits in the head."""
+
+    settings: EngineSettings
+
+    def rest(self) -> None: ...
+
+    def read(self, params: Any, prefixes: Sequence[CachedPrefix]) -> None: ...
+
+    def start(self, params: Any, contexts: Sequence[Context]) -> Sequence[tuple]: ...
+
+    def decode(self, params: Any, contexts: Sequence[Context]) -> Sequence[tuple]: ...
+
+
 class Executor:
     """Owns the cache. `seen` counts the launches of each shape."""
 
@@ -60,8 +74,16 @@ class Executor:
         self.mesh = meshes.one() if mesh is None else mesh
         self.seen: dict[Shape, int] = {}
         where = jax.tree.map(lambda x: x.sharding, _abstract_cache(config, settings, self.mesh))
-        make = jax.jit(functools.partial(_empty_cache, config, settings), out_shardings=where)
-        self.pages = make()  # on its devices from the start: it may be most of their memory
+        # On its devices from the start: it may be most of their memory.
+        self._make = jax.jit(functools.partial(_empty_cache, config, settings), out_shardings=where)
+        self.pages: Pages | None = self._make()
+
+    def rest(self) -> None:
+        """Lets the cache go until the next launch; what it held is lost."""
+        self.pages = None
+
+    def _cache(self) -> Pages:
+        return self._make() if self.pages is None else self.pages
 
     def read(self, params: Params, prefixes: Sequence[CachedPrefix]) -> None:
         """Reads prefixes into their pages."""
@@ -71,7 +93,7 @@ class Executor:
             row = layout.prefix_row(self.settings, [prefixes[i] for i in chosen], width)
             self._count(PrefixRow(width))
             with meshes.within(self.mesh):
-                self.pages = launches.read_prefixes(self.config, params, self.pages, row)
+                self.pages = launches.read_prefixes(self.config, params, self._cache(), row)
 
     def start(self, params: Params, contexts: Sequence[Context]) -> list[Sampled]:
         """Prefills the tails of admitted turns, verifying drafts: at least a token for each."""
@@ -83,7 +105,9 @@ class Executor:
                 row, spans = layout.tail_row(self.settings, [contexts[b] for b in members], width)
                 self._count(TailRow(width))
                 with meshes.within(self.mesh):
-                    self.pages, *out = launches.start_tails(self.config, params, self.pages, row)
+                    self.pages, *out = launches.start_tails(
+                        self.config, params, self._cache(), row
+                    )
                 waiting.append((members, spans, out))
         sampled: list[Sampled | None] = [None] * len(contexts)
         for members, spans, out in waiting:
@@ -103,7 +127,7 @@ class Executor:
         self._count(shape)
         with meshes.within(self.mesh):
             self.pages, *out = launches.generate(
-                self.config, params, self.pages, tables, slots,
+                self.config, params, self._cache(), tables, slots,
                 self.settings.steps_per_launch,
             )  # fmt: skip
         new, logps, made = jax.device_get(out)
@@ -112,7 +136,7 @@ class Executor:
     def insert(self, kv: Any, target_T: np.ndarray) -> None:
         """Writes dense keys and values of one prompt at flat cache indices (JetStream's way)."""
         with meshes.within(self.mesh):
-            self.pages = launches.insert_dense(self.pages, kv, target_T)
+            self.pages = launches.insert_dense(self._cache(), kv, target_T)
 
     def _count(self, shape: Shape) -> None:
         self.seen[shape] = self.seen.get(shape, 0) + 1

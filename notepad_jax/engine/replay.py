@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from notepad_jax.engine.executor import Runs
 from notepad_jax.engine.pages import CachedPrefix
 from notepad_jax.engine.scheduler import Context
-from notepad_jax.engine.service import Runs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,6 +82,10 @@ class Replay:
         """Forgets the last rollout; of the one that begins, `known` has ended before."""
         self.turns, self.replayed = dict(known), 0
         self._open.clear()  # of turns that were cancelled
+
+    def rest(self) -> None:
+        """Lets the cache go until the next launch."""
+        self._executor.rest()
 
     def read(self, params: Any, prefixes: Sequence[CachedPrefix]) -> None:
         """Reads prefixes into their pages."""

@@ -165,6 +165,12 @@ class Scheduler:
         self.version = version
         self.prefixes.keep_version(version)
 
+    def forget(self) -> None:
+        """Forgets every prefix; for when their pages are lost, which must not be in use."""
+        if not self.idle:
+            raise RuntimeError("the engine cannot rest while turns run or wait; let them end")
+        self.prefixes.make_room(self.settings.pages)
+
     # ------------------------------------------------------------ a round
 
     def admit(self) -> Admission:

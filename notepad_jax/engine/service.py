@@ -20,13 +20,11 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
 
 import numpy as np
 
-from notepad_jax.engine.pages import CachedPrefix
+from notepad_jax.engine.executor import Runs
 from notepad_jax.engine.scheduler import Admission, Context, Scheduler
-from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.types import (
     CompleterFailed,
     Completion,
@@ -37,18 +35,6 @@ from notepad_jax.types import (
     Tokens,
     tokens,
 )
-
-
-class Runs(Protocol):
-    """What the service needs of an executor; tests use one whose arithmetic fits in the head."""
-
-    settings: EngineSettings
-
-    def read(self, params: Any, prefixes: Sequence[CachedPrefix]) -> None: ...
-
-    def start(self, params: Any, contexts: Sequence[Context]) -> Sequence[tuple]: ...
-
-    def decode(self, params: Any, contexts: Sequence[Context]) -> Sequence[tuple]: ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,6 +134,11 @@ class EngineService:
         """Returns the counts so far and starts new ones."""
         stats, self.stats = self.stats, EngineStats()
         return stats
+
+    def rest(self) -> None:
+        """Gives the cache's memory back until a turn is asked for; RuntimeError while any runs."""
+        self.scheduler.forget()
+        self._executor.rest()
 
     # ------------------------------------------------------------ what callers do
 

@@ -18,8 +18,8 @@ from ml_collections import ConfigDict
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.steps import as_stored, load_params, require
 from notepad_jax.checkpoint.targets import check_shapes, placed
-from notepad_jax.engine.executor import Executor
-from notepad_jax.engine.service import EngineService, Runs
+from notepad_jax.engine.executor import Executor, Runs
+from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig

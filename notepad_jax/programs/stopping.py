@@ -54,7 +54,8 @@ def told_apart() -> Iterator[None]:
             raise Stopped(number)
         interrupted(signal.SIGINT, frame)
 
-    with _handled({signal.SIGTERM: terminated}):
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: terminated}
+    with _handled(handlers):
         try:
             yield
         except Stopped:

@@ -202,6 +202,8 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
         run.step + 1, version, before.next, run.rollouts.step(before, version)
     )
     rolled = time.perf_counter()
+    if run.config.engine.give_back:
+        run.driver.rest()
     engine = run.driver.take_stats()
     counted = hosts.added(
         {

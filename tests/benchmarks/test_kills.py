@@ -128,6 +128,9 @@ def test_what_is_left_over_is_found(whole, tmp_path):
     assert same_run.differences(whole, other) == ["checkpoints: ['3'] are now ['1', '3']"]
     (other / "checkpoints" / "1").rename(other / "checkpoints" / ".4.writing")
     assert same_run.differences(whole, other) == ["checkpoints: ['3'] are now ['.4.writing', '3']"]
+    shutil.rmtree(other / "checkpoints" / ".4.writing")
+    (other / "under_way.jsonl").touch()
+    assert same_run.differences(whole, other) == ["under_way.jsonl was left behind"]
 
 
 # ---------------------------------------------------------------- moments
@@ -143,7 +146,16 @@ def test_moments_are_drawn_evenly_and_can_come():
         assert count[aim] == pytest.approx(3000 * weight / sum(weights.values()), rel=0.25)
     by_clock = [moment.seconds for moment in drawn if moment.aim == kill_moments.CLOCK]
     assert np.histogram(by_clock, 4, (0, 20))[0] == pytest.approx(len(by_clock) / 4, rel=0.25)
-    most = {"clock": 0, "save": 5, "commit": 5, "remove": 5, "line": 9, "reading": 36, "resume": 1}
+    most = {
+        "clock": 0,
+        "stop": 0,
+        "save": 5,
+        "commit": 5,
+        "remove": 5,
+        "line": 9,
+        "reading": 36,
+        "resume": 1,
+    }
     for aim, nth in most.items():
         assert max(moment.nth for moment in drawn if moment.aim == aim) == nth
     fresh = [kill_moments.draw(chance, 20.0, 9, 2, False) for _ in range(300)]
@@ -174,7 +186,7 @@ def test_a_watch_tells_what_happens_in_a_run(tmp_path):
 
 
 def test_what_a_kill_hit_is_told_by_what_lies_there():
-    before = Seen((0, 2), (), {name: 2 for name in kill_moments.FILES}, (), ((1, 1),))
+    before = Seen((0, 2), (), {name: 2 for name in kill_moments.FILES}, (), ((1, 1),), (0, 0))
     went_on = dataclasses.replace(before, files=((2, 2),))
 
     def hit(after, **changes):
@@ -184,6 +196,7 @@ def test_what_a_kill_hit_is_told_by_what_lies_there():
         return {**{name: 3 for name in kill_moments.FILES}, **changes}
 
     assert hit(before, saved=()) == kill_moments.NOTHING_SAVED
+    assert hit(went_on, kept=(5, 5)) == kill_moments.KEPT
     assert hit(before) == kill_moments.STARTING
     assert hit(before, unfinished=()) == kill_moments.STARTING
     assert hit(went_on) == kill_moments.CUT_BACK

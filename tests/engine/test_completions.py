@@ -76,6 +76,22 @@ def plain_run():
     return run(share_prefixes=False, use_drafts=False)
 
 
+def test_a_cache_that_was_given_back_and_taken_again_gives_the_same(shared_run):
+    half = len(PROMPTS) // 2
+
+    async def go():
+        runner = tiny.executor()
+        async with EngineService(runner, PolicySnapshot(0, tiny.params())) as service:
+            done, pairs = [], list(zip(PROMPTS, samplings(), strict=True))
+            for part in (pairs[:half], pairs[half:]):
+                done += await asyncio.gather(*[service.complete(p, s) for p, s in part])
+                service.rest()
+                assert runner.pages is None
+            return done
+
+    assert ids(asyncio.run(go())) == ids(shared_run[0])
+
+
 def test_engine_logprobs_are_the_trainers_with_shared_prefixes(shared_run):
     assert worst_gap(tiny.params(), PROMPTS, shared_run[0], samplings()) < 1e-5
 

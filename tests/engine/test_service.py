@@ -33,7 +33,10 @@ class Arithmetic:
     """
 
     def __init__(self, fail_at: int = -1, settings: EngineSettings = SMALL):
-        self.settings, self.fail_at, self.launches = settings, fail_at, 0
+        self.settings, self.fail_at, self.launches, self.rests = settings, fail_at, 0, 0
+
+    def rest(self):
+        self.rests += 1
 
     def read(self, params, prefixes):
         self._launch()
@@ -254,6 +257,26 @@ def test_draining_waits_for_the_old_version_and_lets_its_arrays_go():
             assert (await call).policy_version == 0
 
     go(run())
+
+
+def test_an_engine_rests_when_nobody_is_served_and_then_reads_prefixes_again():
+    async def scene():
+        runner = Arithmetic()
+        async with EngineService(runner, snapshot(0)) as service:
+            open_one = asyncio.ensure_future(service.complete(prompt(), sampling(1)))
+            await asyncio.sleep(0)
+            with pytest.raises(RuntimeError, match="let them end"):
+                service.rest()
+            assert is_right(await open_one, 1)
+            read = service.take_stats().prefix_tokens
+            await service.complete(prompt(), sampling(2))
+            assert read and service.take_stats().prefix_tokens == 0  # it was there
+            service.rest()
+            assert service.scheduler.pool.free == runner.settings.pages and runner.rests == 1
+            assert is_right(await service.complete(prompt(), sampling(3)), 3)
+            assert service.take_stats().prefix_tokens == read
+
+    go(scene())
 
 
 def test_a_version_that_is_resident_is_not_adopted_again():

@@ -4,6 +4,7 @@ No test here reaches the network: `gcloud` on the path is fake_gcloud.sh, and ev
 a script could call is what a bare machine has.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
 SETTINGS = {
     "NAME": "note", "PROJECT": "my-project-123", "ZONE": "us-east5-a", "BUCKET": "gs://my-bucket",
-    "POLL_SECONDS": "0",
+    "POLL_SECONDS": "0.1",
 }  # fmt: skip
 
 
@@ -66,10 +67,16 @@ class World:
             "PATH": f"{self.folder / 'bin'}:{os.defpath}", "WORLD": str(self.folder),
             "HOME": str(home), **self.environment,
         }  # fmt: skip
-        return subprocess.run(
-            [str(word) for word in words], env=environment, text=True, capture_output=True,
-            timeout=60, stdin=subprocess.DEVNULL, **options,
+        process = subprocess.Popen(
+            [str(word) for word in words], env=environment, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, **options,
         )  # fmt: skip
+        try:
+            stdout, stderr = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # all that it started, too
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def calls(self, verb: str = "") -> list[list[str]]:
         """The arguments of all calls of gcloud that have the word `verb`."""
@@ -93,6 +100,20 @@ def name(call: list[str]) -> str:
     return next(word for word in rest if word != "workload-policy")
 
 
+def trained(world):
+    """The command lines of the trainings so far."""
+    file = world.folder / "trained"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def steps(world, run="first"):
+    """The steps whose checkpoints and lines are in the bucket."""
+    folder = world.bucket / "note" / "runs" / run
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    names = [path.name for path in (folder / "checkpoints").iterdir()]
+    return sorted(names), [json.loads(line)["step"] for line in lines]
+
+
 def run_of(home: Path) -> int | None:
     """The process of the run on this host; only one that is host_run.sh, leads its group and runs
     in this test's folder. Groups are signalled through Python: /bin/kill of procps 4.0.2 takes
@@ -114,8 +135,14 @@ def kill_run(home: Path) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+VERSION = subprocess.run(["bash", "-c", "echo $BASH_VERSION"], env={"PATH": os.defpath},
+                         capture_output=True, text=True, timeout=10).stdout  # fmt: skip
+
+
 @pytest.fixture
 def world(tmp_path):
+    if VERSION < "5.1" or shutil.which("flock", path=os.defpath) is None:
+        pytest.skip("the launch scripts need bash 5.1, and their hosts are Linux")
     return World(tmp_path)
 
 

@@ -11,7 +11,7 @@
 # no/X        things of that kind that the zone does not have
 
 set -euo pipefail
-{ printf '%s\0' "$@"; printf '\n\0'; } >>"$WORLD/calls"
+printf '%s\0' "$@" $'\n' >>"$WORLD/calls" # at once: hosts write side by side
 
 lost() { echo "ERROR: (gcloud) $1" >&2 && exit 1; }
 
@@ -114,6 +114,7 @@ storage() { # verb from to
         mkdir -p "$to"
         cp -a "$from/." "$to/"
         ;;
+    rm) rm -rf "$(place "$2")" ;;
     esac
 }
 
@@ -122,6 +123,7 @@ for word in "$@"; do [[ $word == --* ]] || PLAIN+=("$word"); done
 case "${PLAIN[*]}" in
 "compute tpus queued-resources ssh "*) ssh_to "$(($(option node) * ${HOSTS_OF_A_SLICE:-1} + $(option worker)))" ;;
 "compute ssh "*) [[ ${PLAIN[2]} =~ -([0-9]+)-h([0-9]+)$ ]] && ssh_to "$((BASH_REMATCH[1] * ${HOSTS_OF_A_SLICE:-1} + BASH_REMATCH[2]))" ;;
+"compute tpus queued-resources list") ls "$WORLD/queued" 2>/dev/null || true ;;
 "compute tpus queued-resources "*) resource queued "${PLAIN[3]}" "${PLAIN[4]}" ;;
 "compute instance-templates "*) resource template "${PLAIN[2]}" "${PLAIN[3]}" ;;
 "compute resource-policies create "*) resource policy create "${PLAIN[4]}" ;;
@@ -134,6 +136,8 @@ case "${PLAIN[*]}" in
     [[ ! -e $WORLD/no/$kind ]] || lost "NOT_FOUND: $kind"
     echo "$kind"
     ;;
+"storage buckets create "*) mkdir "$WORLD/bucket/${PLAIN[3]#gs://}" ;;
+"storage buckets "* | "auth "* | "projects "* | "billing "* | "services "* | "iam "* | "compute instances list") ;;
 "storage "*) storage "${PLAIN[@]:1}" ;;
 *) lost "the fake knows no: $*" ;;
 esac

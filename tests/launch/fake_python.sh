@@ -24,7 +24,7 @@ done
 mkdir -p "$folder/checkpoints"
 echo '{}' >"$folder/config.json"
 touch "$folder/.lock"
-steps=$(wc -l <"$folder/metrics.jsonl" 2>/dev/null || echo 0)
+steps=$(cat "$folder/metrics.jsonl" 2>/dev/null | wc -l)
 step() {
     steps=$((steps + 1))
     mkdir "$folder/checkpoints/.$steps.writing"
@@ -38,6 +38,7 @@ step
 mkdir "$folder/checkpoints/.9.writing" # a save under way
 case $(cat "$WORLD/training" 2>/dev/null) in
 fails) exit 1 ;;
+stops) exit 130 ;;
 waits) while :; do sleep 0.05; done ;;
 *) step ;;
 esac

@@ -1,4 +1,4 @@
-"""Settings are read and not executed, and what is wrong in them is one line before anything starts."""
+"""Settings are read and not executed; what is wrong in them is one line before anything starts."""
 
 import re
 import subprocess

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.kernels.ours import OURS
 from benchmarks.kernels.programs import MODELS, Model, Program
-from pallas_kernels import aot
+from pallas_kernels import Pages, aot
 
 pytestmark = [
     pytest.mark.slow,
@@ -43,6 +43,14 @@ def test_compiles_at_real_shapes_in_little_memory(name: str, chip: str) -> None:
     assert memory.temp_size_in_bytes < 200 * 2**20
     # The cache is updated in place.
     assert memory.alias_size_in_bytes >= bytes_of([program.avals[i] for i in program.donate])
+
+
+def test_a_mixed_call_of_an_int8_cache_compiles() -> None:
+    program = OURS["paged-mixed"](MODEL, "v5e")
+    avals = list(program.avals)
+    avals[3] = jax.eval_shape(lambda: Pages.zeros(1, 512, MODEL.K, 128, MODEL.H, "int8"))
+    result = aot.compile_for("v5e", program.function, *avals, donate=program.donate)
+    assert result.memory_analysis().alias_size_in_bytes >= bytes_of(avals[3])
 
 
 # The oldest chip has the fewest vector instructions: what compiles there compiles elsewhere.

@@ -277,7 +277,7 @@ def test_other_commands_are_ended_by_both_alike(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("number", stopping.SIGNALS)
 def test_a_process_that_is_stopped_says_one_line_and_goes_on(uninterrupted, tmp_path, number):
     """As a user does it: no traceback, the exit code, the words to go on with."""
-    words = [sys.executable, "-m", "notepad_jax.cli", "train", "--name", "mine"]
+    words = [sys.executable, "-m", "notepad_jax", "train", "--name", "mine"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     process = subprocess.Popen(
         [*words, *SMALL], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True,

@@ -1,0 +1,29 @@
+"""Where the program begins and ends: `notepad-jax`, and `python -m notepad_jax`.
+
+Importing jax takes seconds, and Ctrl-C meanwhile would end in a traceback, or in nothing where
+somebody swallows it. So until `cli` says what is to happen the process is simply ended by it, as
+by other signals, and again when `cli` is done. Ignored it stays ignored. A process that was
+stopped does not wait for its threads: one that was stopped in the middle may never end.
+"""
+
+import os
+import signal
+import sys
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+from notepad_jax import cli
+
+
+def main() -> None:
+    """Runs the command line and ends the process with its exit code."""
+    code = cli.main()
+    if code > 128:
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

