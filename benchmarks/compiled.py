@@ -98,7 +98,7 @@ def decode_program(shape: accelerator.Shape, batch: int, sharers: int) -> Progra
     count, tables, slots = accelerator.decode_layout(config, sizes, batch, sharers)
 
     def run(params: Any, pages: Any, tables: Any, slots: Any) -> Any:
-        return launches.generate(config, params, pages, tables, slots, sizes.steps)
+        return launches.generate(config, params, pages, tables, slots, 1)
 
     moved = needs.decode_bytes(config, batch // sharers * sizes.context)
     arguments = parameters.abstract_params(config, "bfloat16"), _pages(shape, count), tables, slots
