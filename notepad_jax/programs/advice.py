@@ -106,9 +106,9 @@ def _of_update(config: ConfigDict, made: Planned, found: Found) -> Iterator[Cand
 def _of_engine(config: ConfigDict, made: Planned, found: Found) -> Iterator[Candidate]:
     e, held = config.engine, made.residents[ROLLOUT]
     over = max(found.peaks.values()) - found.hbm
-    cached = [phase for phase in EVERYWHERE if "cache" in made.residents[phase]]
-    if len(cached) > 1:
-        saved = {phase: held["cache"] for phase in cached if phase != ROLLOUT}
+    cached = [ROLLOUT] if e.give_back else EVERYWHERE
+    if not e.give_back:
+        saved = {UPDATE: held["cache"], HANDOFF: held["cache"]}
         yield "engine.give_back", "true", "the cache is filled with zeros once a step", saved
     smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(e.cache_dtype)
     if smaller:
