@@ -57,7 +57,6 @@ Any value of the config can be changed on the command line:
   --config.steps=20 --config.grpo.clip_high=0.28
 A key that does not exist is an error that names the nearest one."""
 
-
 BY_SUITE = "by suite"  # the usual config of a command that has several
 # Options of the commands `eval`, `ask` and `build` that stand for a config key.
 SHORTHAND = {
