@@ -273,6 +273,20 @@ def test_other_commands_are_ended_by_both_alike(tmp_path, monkeypatch, capsys):
         assert list(tmp_path.iterdir()) == []
 
 
+def test_ctrl_c_while_jax_is_imported_ends_the_process_without_a_word():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "notepad_jax", "--version"],
+        env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    while "jax._src" not in (line := process.stderr.readline()):
+        assert line, "it ended before it had begun"
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert all(line.startswith("import time:") for line in rest.splitlines()[:-1])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", stopping.SIGNALS)
 def test_a_process_that_is_stopped_says_one_line_and_goes_on(uninterrupted, tmp_path, number):
