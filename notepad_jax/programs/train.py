@@ -97,6 +97,7 @@ async def _train(
         write_json(folder / CONFIG, settings)  # so that a start that is killed can be resumed
     run = prepare(config, folder, screen, resume, step, stop)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(stop.patiently())
         log = stack.enter_context(RunLog(folder, resume_step=run.step + 1 if resume else None))
         write_json(folder / CONFIG, settings)  # nothing refused them
         archived = stack.enter_context(TraceFile(folder / archive.FILE))
@@ -105,7 +106,6 @@ async def _train(
         bar = screen.bar("train", config.steps, "steps")
         bar.advance(run.step)
         truncated = False
-        stack.enter_context(stop.patiently())
         async with run.driver:
             while run.step < config.steps:
                 before = run.ledger
