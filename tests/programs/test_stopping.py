@@ -174,7 +174,7 @@ def gone_on(folder, settings=SETTINGS, step=3):
 def test_turns_wait_for_their_step_and_leave_with_it(tmp_path):
     kept_in(tmp_path)
     assert gone_on(tmp_path, step=2) == (0, [], True, True)
-    more = SETTINGS | {"steps": 9}
+    more = SETTINGS | {"steps": 9, "policy": "a/copy"}
     said = ["step 3 goes on with the 1 turns that had ended"]
     assert gone_on(tmp_path, more) == (1, said, True, False)
     assert gone_on(tmp_path) == (0, [], False, False)
