@@ -27,8 +27,11 @@ from notepad_jax.telemetry.progress import Screen
 
 COLUMNS = ("step", "reward", "kept", "clip", "gap max", "entropy", "rollout s", "update s")
 
-# (step, metrics, timings, the account before the step, what was sampled)
-Tell = Callable[[int, Mapping[str, float], Mapping[str, float], Ledger, Rollout], None]
+# (step, metrics, timings, the account before the step, what was sampled): writes the step's lines
+# and returns what shows that it is done, to be called when it is saved.
+Tell = Callable[
+    [int, Mapping[str, float], Mapping[str, float], Ledger, Rollout], Callable[[], None]
+]
 
 
 @contextlib.contextmanager
@@ -52,7 +55,7 @@ def telling(
 ) -> Iterator[Tell]:
     """Yields the function that is told of every step; `done` of them lie behind."""
     if not hosts.first():
-        yield lambda *step: None
+        yield lambda *step: lambda: None
         return
     with (
         RunLog(folder, resume_step=done + 1 if resume else None) as log,
@@ -68,7 +71,7 @@ def telling(
         def tell(
             step: int, metrics: Mapping[str, float], timings: Mapping[str, float],
             before: Ledger, rollout: Rollout,
-        ) -> None:  # fmt: skip
+        ) -> Callable[[], None]:  # fmt: skip
             nonlocal truncated
             if metrics["data/truncated_documents"] and not truncated:
                 truncated = True
@@ -77,8 +80,12 @@ def telling(
             archive.append(archived, rollout.batch[: config.rollout.archive], reader, step)
             for one in rollout.failed:
                 screen.say(f"step {step}: nothing is learnt from one group: {one}")
-            bar.advance(1, reward=metrics["reward"])
-            table.row(**_shown(step, metrics, timings))
+
+            def done() -> None:
+                bar.advance(1, reward=metrics["reward"])
+                table.row(**_shown(step, metrics, timings))
+
+            return done
 
         yield tell
         bar.finish()

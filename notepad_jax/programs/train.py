@@ -98,11 +98,12 @@ async def _train(
             while run.step < config.steps:
                 before = run.ledger
                 metrics, timings, rollout = await one_step(run)
-                tell(run.step, metrics, timings, before, rollout)
+                done = tell(run.step, metrics, timings, before, rollout)
                 if _skipped(metrics):
                     _keep_last_good(run, before)
                 else:
                     await save_and_hand_over(run)
+                done()
                 run.under_way.done(run.saved)
                 stop.check_all(f"after step {run.step}")
     return folder / "checkpoints"
