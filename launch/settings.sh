@@ -150,7 +150,7 @@ check_ways() {
 # The programs use one host. What is there already for several waits behind a variable.
 one_host_only() {
     ((ALL_HOSTS == 1)) || [[ ${NOTEPAD_SEVERAL_HOSTS:-} == 1 ]] ||
-        refuse "notepad-jax $COMMAND runs on one host today, and SLICES=$SLICES of TPU=$TPU has $ALL_HOSTS; take $GENERATION:$ONE_HOST and SLICES=1 (or set NOTEPAD_SEVERAL_HOSTS=1 to start it on each)"
+        refuse "these scripts run notepad-jax $COMMAND on one host, and SLICES=$SLICES of TPU=$TPU has $ALL_HOSTS; take $GENERATION:$ONE_HOST and SLICES=1 (or set NOTEPAD_SEVERAL_HOSTS=1 to start it on each)"
 }
 
 # Refuses options that the script does not have; its own are the arguments.

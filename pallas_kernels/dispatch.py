@@ -163,7 +163,7 @@ def paged_attention(
         kernel that is made for it. Only read with `cu_q_lens_B1`.
     Raises:
       ValueError: shapes, head counts or dtypes do not fit each other, or a page size does not
-        tile (the TPU kernels need a multiple of 8 tokens in float32, 16 in bfloat16, 128 in
+        tile (the TPU kernels need a multiple of 8 tokens in float32, 16 in bfloat16, 32 in
         int8).
     """
     T, N, _ = q_TNH.shape

@@ -105,9 +105,7 @@ class Executor:
                 row, spans = layout.tail_row(self.settings, [contexts[b] for b in members], width)
                 self._count(TailRow(width))
                 with meshes.within(self.mesh):
-                    self.pages, *out = launches.start_tails(
-                        self.config, params, self._cache(), row
-                    )
+                    self.pages, *out = launches.start_tails(self.config, params, self._cache(), row)
                 waiting.append((members, spans, out))
         sampled: list[Sampled | None] = [None] * len(contexts)
         for members, spans, out in waiting:

@@ -21,8 +21,9 @@ EVERYWHERE = (ROLLOUT, UPDATE, HANDOFF)
 # Keys that change how a step is computed, and not what.
 EXACT = frozenset(
     "grpo.micro_batch_rows grpo.remat grpo.row_length parallel.devices engine.pages engine.tensor "
-    "checkpoint.handoff".split()
+    "engine.give_back checkpoint.handoff".split()
 )
+CUT_BY_HEADS = ("weights", "cache", "arriving weights")  # residents of an engine
 KEPT_BY_REMAT = 1 / 4  # of an update's temporaries, about: layer inputs instead of all between
 
 
@@ -105,24 +106,29 @@ def _of_update(config: ConfigDict, made: Planned, found: Found) -> Iterator[Cand
 def _of_engine(config: ConfigDict, made: Planned, found: Found) -> Iterator[Candidate]:
     e, held = config.engine, made.residents[ROLLOUT]
     over = max(found.peaks.values()) - found.hbm
+    cached = [ROLLOUT] if e.give_back else EVERYWHERE
+    if not e.give_back:
+        saved = {UPDATE: held["cache"], HANDOFF: held["cache"]}
+        yield "engine.give_back", "true", "the cache is filled with zeros once a step", saved
     smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(e.cache_dtype)
     if smaller:
         share = 0.5 if smaller != "int8" else 0.45  # int8 has scales beside it
-        saved = dict.fromkeys(EVERYWHERE, held["cache"] * share)
+        saved = dict.fromkeys(cached, held["cache"] * share)
         yield "engine.cache_dtype", smaller, "keys and values are rounded", saved
     turn = made.reading.update
     least = 2 * math.ceil((turn.prompt + turn.completion) / e.page_size)
     pages = max(least, int(e.pages * (1 - over / held["cache"]) * 0.98))
     if pages < e.pages:
-        saved = dict.fromkeys(EVERYWHERE, held["cache"] * (1 - pages / e.pages))
+        saved = dict.fromkeys(cached, held["cache"] * (1 - pages / e.pages))
         yield "engine.pages", pages, "fewer readings at once", saved
     host = made.devices // made.hosts
     wider = [n for n in range(e.tensor + 1, host + 1) if host % n == made.policy.kv_heads % n == 0]
     if wider:
         share = 1 - e.tensor / wider[-1]
-        both = share * (held["weights"] + held["cache"])
-        arriving = share * made.residents[HANDOFF]["arriving weights"]
-        saved = {ROLLOUT: both, UPDATE: both, HANDOFF: both + arriving}
+        saved = {
+            phase: share * sum(made.residents[phase].get(name, 0) for name in CUT_BY_HEADS)
+            for phase in EVERYWHERE
+        }
         yield "engine.tensor", wider[-1], "one engine over more devices of a host", saved
     dtype = config.checkpoint.rollout_dtype or made.policy.dtype
     smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(dtype)

@@ -236,10 +236,11 @@ def _residents(
     else:
         arriving = always["weights"] + leaf
     summed = bytes_of(learning.frozen)  # a policy with its adapters added in; 0 without any
+    between = always | ({"cache": 0} if config.engine.give_back else {})  # two rollouts
     phases = {
         ROLLOUT: always,
-        UPDATE: always | {"gradient": always["masters"]},
-        HANDOFF: always | {"adapters added in": summed, "arriving weights": arriving},
+        UPDATE: between | {"gradient": always["masters"]},
+        HANDOFF: between | {"adapters added in": summed, "arriving weights": arriving},
     }
     return {
         phase: {name: size for name, size in held.items() if size} for phase, held in phases.items()

@@ -93,7 +93,7 @@ async def _train(
         write_json(folder / CONFIG, configuration.plain(config))
     run = prepare(config, folder, screen, resume, step, stop)
     told = telling.telling(config, folder, screen, run.rollouts.reader, run.step, resume)
-    with told as tell, stop.patiently():
+    with stop.patiently(), told as tell:
         async with run.driver:
             while run.step < config.steps:
                 before = run.ledger
@@ -129,18 +129,17 @@ def prepare(
 ) -> Run:  # fmt: skip
     """Loads the policy and puts the parts together, where a checkpoint left them."""
     check(config, resume, step)  # before anything is written or removed
-    begun = under_way.UnderWay(
-        folder, configuration.plain(config), stop or stopping.Stop(), screen.warn
-    )
     policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config))
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)
     stream = task_stream.opened(config, policy.tokenizer, screen)
     handoff = _handoff(config.checkpoint, folder, parts.adopted(config, policy.config))
+    start = starting_policy.content(policy)
+    identity = {**configuration.plain(config), "start": start}
+    begun = under_way.UnderWay(folder, identity, stop or stopping.Stop(), screen.warn)
     nobody = PolicySnapshot(-1, None)
     driver = parts.service(config.engine, policy, reading, template, nobody, begun.around)
     sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
-    start = starting_policy.content(policy)
     learning = learner.prepare(config, policy.config, policy.params)
     del policy  # the starting weights live on in the learner alone
 
@@ -155,6 +154,7 @@ def prepare(
         learner.resume(learning, saved)
         step = saved.step
         checkpoints.go_on_from(step)
+    if resume:
         begun.take_up()
     run = Run(
         config=config,

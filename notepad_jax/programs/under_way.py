@@ -22,13 +22,17 @@ from notepad_jax.programs import configuration
 from notepad_jax.programs.stopping import Stop
 
 FILE, OTHERS = "under_way.jsonl", "under_way-{}.jsonl"
-FREE = ("steps",)  # settings that a run may change and go on with its turns
+# What a run may change and go on with its turns; which policy it is, its content says.
+FREE = ("steps", "policy", "start.folder")
 
 T = TypeVar("T")
 
 
 class UnderWay:
-    """What a run keeps of its rollouts; one `begun` and one `done` a step."""
+    """What a run keeps of its rollouts; one `rolled` and one `done` a step.
+
+    `settings` are what the turns depend on, beside the step: JSON values, compared by key.
+    """
 
     def __init__(
         self, folder: Path, settings: Mapping[str, Any], stop: Stop, say: Callable[[str], None]

@@ -77,7 +77,7 @@ def _kernel(
             for cache, buffer, sem in zip(cache_refs, buffer_refs, read_sems, strict=True)
         ]
 
-    def writes(row: Any, slot: Any, at: Any, offset: Any) -> list[Any]:
+    def tiles(row: Any, slot: Any, at: Any, offset: Any = 0) -> list[Any]:
         """The tile of a page that holds a new token, back to memory, and all of its scales."""
         touched = (pl.ds(offset, tile), slice(None))[:arrays]
         return [
@@ -141,7 +141,7 @@ def _kernel(
                     scales[slot, at, kind, k] = jnp.where(lane, row, scales[slot, at, kind, k])
 
         row = table_ref[table_at_ref[run] + position // Z]
-        for copy in writes(row, slot, at, offset):
+        for copy in tiles(row, slot, at, offset):
             copy.start()
 
     def attend(
@@ -232,19 +232,15 @@ def _kernel(
 
         return walk(block, first, visit, 0)
 
-    def wait_reads(block: Any) -> None:
-        slot = lax.rem(block, buffers)
+    def wait(copies: Any, slot: Any, count: Any) -> None:
+        """Waits for `count` pages or tiles: a semaphore counts bytes, so for many at once."""
 
-        @each(jnp.minimum(pages, total - block * pages))
-        def _(i: Any) -> None:
-            for copy in reads(0, slot, i):
+        def some(size: int) -> None:
+            for copy in copies(pl.ds(0, size), slot, pl.ds(0, size)):
                 copy.wait()
 
-    def wait_writes(slot: Any, count: Any) -> None:
-        @each(count)
-        def _(i: Any) -> None:
-            for copy in writes(0, slot, 0, 0):
-                copy.wait()
+        for size in powers_of_two(pages):
+            pl.when(count & size != 0)(functools.partial(some, size))
 
     def start(block: Any, run: Any) -> Any:
         return lax.cond(block < blocks, lambda: fetch(block, run), lambda: run)
@@ -252,16 +248,20 @@ def _kernel(
     def step(block: Any, carry: Any) -> Any:
         ahead, here, sent = carry
         # The block before this one is computed: its buffer is free once its tiles are out.
-        wait_writes(lax.rem(block + buffers - 1, buffers), sent)
+        wait(tiles, lax.rem(block + buffers - 1, buffers), sent)
         ahead = start(block + buffers - 1, ahead)
-        wait_reads(block)
+        wait(reads, lax.rem(block, buffers), jnp.minimum(pages, total - block * pages))
         here, sent = compute(block, here)
         return ahead, here, sent
 
     ahead = lax.fori_loop(0, buffers - 1, start, jnp.int32(0))
     out_ref[...] = jnp.zeros_like(out_ref)  # rows of idle slots and padding
     _, _, sent = lax.fori_loop(0, blocks, step, (ahead, jnp.int32(0), jnp.int32(0)))
-    wait_writes(lax.rem(blocks + buffers - 1, buffers), sent)
+    wait(tiles, lax.rem(blocks + buffers - 1, buffers), sent)
+
+
+def powers_of_two(most: int) -> list[int]:
+    return [1 << bit for bit in reversed(range(most.bit_length()))]
 
 
 def attend(
@@ -289,7 +289,7 @@ def attend(
     new = new[0].astype(q.dtype), *(jnp.repeat(x[..., None], Z, -1) for x in new[1:])
     k_heads = K // sizes.head_split
     page_bytes = 2 * k_heads * Z * H * pages.data.dtype.itemsize
-    block = max(1, sizes.decode_block_bytes // page_bytes)
+    block = min(max(1, sizes.decode_block_bytes // page_bytes), pages.data.shape[0])
     chunk = min(block, page_count(sizes.decode_chunk_rows // k_heads, Z))
     parts = (page_count(max(1, chunk * Z // n), Z) for n in (4, 2, 1))
     body = functools.partial(

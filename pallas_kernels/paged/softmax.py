@@ -28,7 +28,7 @@ def accumulate(
 
 def as_queries(x: Array, dtype: Any) -> Array:
     """Keys or values as they meet queries; the integers of an int8 cache become floats."""
-    return x.astype(jnp.float32).astype(dtype) if x.dtype == jnp.int8 else x
+    return x.astype(dtype) if x.dtype == jnp.int8 else x
 
 
 def scales_of(pages: list[Array]) -> Array | None:

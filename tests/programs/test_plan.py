@@ -89,7 +89,11 @@ def test_a_plan_needs_no_weights_and_cuts_what_it_cuts():
     assert held["masters"] == held["gradient"] == 4 * count
     assert 8 * count <= held["moments"] <= 8 * count + 64
     assert held["weights"] == held["reference"] == 2 * count
-    assert held["cache"] == 6144 * 128 * 28 * 2 * 4 * 128 * 2
+    cache = 6144 * 128 * 28 * 2 * 4 * 128 * 2
+    assert made.residents[planned.ROLLOUT]["cache"] == cache and "cache" not in held
+    kept = planned_here("--config.grpo.micro_batch_rows=1", "--config.engine.tensor=1",
+                        "--config.engine.give_back=false", name="qwen2_5_7b")  # fmt: skip
+    assert kept.residents[planned.UPDATE] == held | {"cache": cache}
     arriving = made.residents[planned.HANDOFF]["arriving weights"]
     assert arriving == 2 * count + 4 * 28 * 3584 * 18_944  # the copy, and one leaf in float32
     stored = planned_here("--config.grpo.micro_batch_rows=1", "--config.engine.tensor=1",
@@ -329,7 +333,8 @@ def test_fit_changes_what_keeps_the_result_first_and_says_so(small, capsys, monk
     monkeypatch.setitem(estimate.CHIPS, "v5p", tight)
     words = ["plan", "--config", "quickstart", "--tpu", "v5p:2x2x1", "--fit",
              "--config.engine.cache_dtype=int8", "--config.grpo.remat=true",
-             "--config.grpo.row_length=512", "--config.engine.tensor=4"]  # fmt: skip
+             "--config.grpo.row_length=512", "--config.engine.tensor=4",
+             "--config.engine.give_back=true"]  # fmt: skip
     assert cli.main(words) == 0
     out, err = capsys.readouterr()
     assert out.strip().endswith("in the update, with --config.grpo.micro_batch_rows=1")

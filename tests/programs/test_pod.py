@@ -21,8 +21,9 @@ MOST_SECONDS = 240  # of a process, on a machine that does other things, too
 SMALL = (
     f"--config.policy={ROOT / 'data' / 'starter'}", "--config.steps=3", "--config.data.tokens=512",
     "--config.parallel.devices=0", "--config.checkpoint.handoff=memory",
-    "--config.rollout.documents=3", "--config.rollout.group_size=4", "--config.rollout.max_rounds=2",
-    "--config.engine.slots=16", "--config.engine.pages=128", "--config.grpo.micro_batch_rows=8",
+    "--config.rollout.documents=3", "--config.rollout.group_size=4",
+    "--config.rollout.max_rounds=2", "--config.engine.slots=16", "--config.engine.pages=128",
+    "--config.grpo.micro_batch_rows=8",
 )  # fmt: skip
 
 
