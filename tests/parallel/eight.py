@@ -1,14 +1,15 @@
 """What test_sharding runs in a process of eight fake devices: the same numbers as on one.
 
-    python eight.py KERNELS update|engine CASE FSDP TENSOR
+    python eight.py KERNELS update|engine|text CASE FSDP TENSOR
 
 Loss, gradient and steps of an update, or an engine's tokens, over the mesh (FSDP, TENSOR) with
 the reference backend or the kernels themselves in interpret mode, against the reference backend
-on one device.
+on one device. `text` looks at what was compiled: nobody gathers what is stacked over layers.
 """
 
 import asyncio
 import dataclasses
+import re
 import sys
 
 import jax
@@ -152,13 +153,34 @@ def check_engine(config: PolicyConfig, tensor: int) -> None:
         np.testing.assert_allclose(a.behaviour_logprobs, b.behaviour_logprobs, atol=3e-5)
 
 
+def check_text(config: PolicyConfig, mesh: jax.sharding.Mesh) -> None:
+    """No device holds, or gathers, a whole parameter of all layers, or moments of one."""
+    _, trained = laid("dense", config, mesh)
+    optimizer = optax.adamw(1e-3)
+    for leaf in jax.tree.leaves(state.abstract(trained, optimizer).opt_state):
+        shared = leaf.size // np.prod(leaf.sharding.shard_shape(leaf.shape), dtype=int)
+        assert leaf.size < 1000 or shared == mesh.size, leaf
+    programs = update.lowered(config, optimizer, SETTINGS, trained, {}, 64, 100)
+    whole = {leaf.shape for leaf in jax.tree.leaves(trained["layers"])}
+    for name in ("accumulate", "apply"):
+        text = programs[name].compile().as_text()
+        gathered = [
+            tuple(map(int, shape.split(",")))
+            for shape in re.findall(r"= \w+\[([\d,]+)\]\S* all-gather", text)
+        ]
+        assert (name == "apply") or gathered  # layer by layer, they are
+        assert not whole.intersection(gathered), (name, whole.intersection(gathered))
+
+
 SEEN: list[jax.sharding.Mesh] = []
 
 if __name__ == "__main__":
     kernels, what, case, fsdp, tensor = *sys.argv[1:4], *map(int, sys.argv[4:6])
     assert len(jax.devices()) == fsdp * tensor == 8
     pallas_kernels.use(kernels)
-    if what == "update":
+    if what == "text":
+        check_text(CASES[case], meshes.make(tensor))
+    elif what == "update":
         check_update(case, CASES[case], meshes.make(tensor))
     else:
         check_engine(CASES[case], tensor)

@@ -50,6 +50,7 @@ def test_rows_over_four_and_heads_over_two_are_one_device():
         ("interpret", "update", "experts", 2, 4),
         ("interpret", "engine", "dense", 2, 4),
         ("reference", "engine", "experts", 2, 4),
+        ("reference", "text", "dense", 4, 2),
     ],
 )
 def test_the_kernels_over_a_mesh_are_one_device(kernels, what, case, fsdp, tensor):
