@@ -5,7 +5,7 @@
         --seed 1 --form array_record --out data/train
     notepad-jax train --config configs/qwen2_5_7b.py --name qwen2_5_7b
 
-Planned for v5p:2x4x4: it fits, 35.7 of 102.8 GB a chip; a step at its limits takes at least 8
+Planned for v5p:2x4x4: it fits, 24.4 of 102.8 GB a chip; a step at its limits takes at least 8
 minutes (estimate). It was never run: no TPU was at hand.
 
 The batch, the optimizer and the limits are those of the published memory agents: 128 questions
