@@ -144,7 +144,8 @@ def placed(program: Program, found: Read, made: Planned, chip: Chip) -> Facts:
     residents = made.residents[program.phase]
     given = sum(size for name, size in residents.items() if name in program.holds)
     others = sum(residents.values()) - given
-    arguments = given if found.refused and not found.whole else found.arguments
+    # What a program does not use of what it is given is not in its arguments, and yet stays.
+    arguments = 0 if found.whole else max(given, found.arguments)
     kernels = _seconds(program.kernel_flops, program.kernel_bytes, chip)
     times = {
         "compute": found.compute_seconds + kernels[0],
@@ -155,7 +156,7 @@ def placed(program: Program, found: Read, made: Planned, chip: Chip) -> Facts:
         name=program.name,
         phase=program.phase,
         launches=program.launches,
-        arguments=arguments,
+        arguments=found.arguments,
         beside=found.beside,
         peak=others + arguments + found.beside,
         refused=found.refused,
