@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from notepad_jax import cli
+
 ROOT = Path(__file__).parents[2]
 MOST_SECONDS = 240  # of a process, on a machine that does other things, too
 SMALL = (
@@ -100,7 +102,9 @@ def test_what_is_refused_is_refused_by_all(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["nowhere", "host:1,2", "host:1,2,2", "host,2,0"])
-def test_hosts_that_cannot_be_are_one_line(tmp_path, where):
-    process = started(tmp_path, 1, "--hosts", where, "--name", "x")
-    code, said = ended(process)
-    assert code == 1 and said.count("\n") == 1 and "HOST:PORT,COUNT,INDEX" in said
+def test_hosts_that_cannot_be_are_one_line(tmp_path, monkeypatch, capsys, where):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "--hosts", where, "--name", "x"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "HOST:PORT,COUNT,INDEX" in said
+    assert not (tmp_path / "runs").exists()
