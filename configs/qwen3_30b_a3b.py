@@ -1,0 +1,22 @@
+"""A mixture of experts on 64 chips of v5p: Qwen3-30B-A3B, otherwise the 7B's run.
+
+    notepad-jax plan --config configs/qwen3_30b_a3b.py --tpu v5p:4x4x4      (no TPU is needed)
+    notepad-jax train --config configs/qwen3_30b_a3b.py --name qwen3_30b_a3b
+
+What is read, sampled and learnt is as in configs/qwen2_5_7b.py, which also says how the training
+file is built; here stands what another size and slice change.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import qwen2_5_7b
+
+
+def get_config() -> ConfigDict:
+    config = qwen2_5_7b.get_config()
+    config.policy = "policies/Qwen3-30B-A3B"
+    config.parallel.tensor = 4  # 32 of 128 experts and a kv head on each device of a row
+    config.grpo.micro_batch_rows = 16  # one on each row of 4 devices
+    config.engine.slots = 128  # 8 groups: what a host of sixteen reads in a step
+    config.engine.pages = 3072  # 393K tokens; 98 KB each over 4 devices: 9.7 GB
+    return config

@@ -1,0 +1,21 @@
+"""A 4B memory agent on 16 chips of v6e: Qwen3-4B, otherwise the 7B's run.
+
+    notepad-jax plan --config configs/qwen3_4b.py --tpu v6e:4x4      (no TPU is needed)
+    notepad-jax train --config configs/qwen3_4b.py --name qwen3_4b
+
+What is read, sampled and learnt is as in configs/qwen2_5_7b.py, which also says how the training
+file is built; here stands what another size and slice change.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import qwen2_5_7b
+
+
+def get_config() -> ConfigDict:
+    config = qwen2_5_7b.get_config()
+    config.policy = "policies/Qwen3-4B"
+    config.grpo.micro_batch_rows = 16  # one on each of 16 devices
+    config.engine.slots = 128  # 8 groups at once, of the 32 that a host of four reads in a step
+    config.engine.pages = 2560  # 328K tokens; 147 KB each over 4 devices: 12.1 GB
+    return config
