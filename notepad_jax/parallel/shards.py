@@ -10,7 +10,6 @@ The specs below are the layouts that cross such a border. Above: model and engin
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -54,28 +53,12 @@ def gathered(x: Any, axes: tuple[str | None, ...]) -> Any:
 
     Left alone, the compiler multiplies slice by slice while they travel round the ring, and
     adds the products up in the activations' dtype: rounded once a device, and an accumulator
-    of the activations' size read and written as often. A gradient is wanted in slices again, so
-    that devices add up and keep their own part instead of all adding up everything.
+    of the activations' size read and written as often. Gradients go back to their slices.
     """
     if _mesh() is None or _size("fsdp") == 1:
         return x
-    specs = (
-        PartitionSpec(*(table[axis] if axis else None for axis in axes))
-        for table in (rules.SERVING, rules.TRAINING)
-    )
-    return _laid(x, *specs)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _laid(x: Any, there: PartitionSpec, back: PartitionSpec) -> Any:
-    """`x` cut as `there` says, its gradient as `back` does."""
-    return jax.lax.with_sharding_constraint(x, there)
-
-
-_laid.defvjp(
-    lambda x, there, back: (_laid(x, there, back), None),
-    lambda there, back, _, gradient: (jax.lax.with_sharding_constraint(gradient, back),),
-)
+    names = (rules.SERVING[axis] if axis else None for axis in axes)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*names))
 
 
 def whole(x: Any) -> Any:
