@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -73,17 +74,21 @@ class Executor:
         self.config, self.settings = config, settings
         self.mesh = meshes.one() if mesh is None else mesh
         self.seen: dict[Shape, int] = {}
-        where = jax.tree.map(lambda x: x.sharding, _abstract_cache(config, settings, self.mesh))
-        # On its devices from the start: it may be most of their memory.
-        self._make = jax.jit(functools.partial(_empty_cache, config, settings), out_shardings=where)
-        self.pages: Pages | None = self._make()
+        self.pages: Pages | None = self._empty()
 
     def rest(self) -> None:
         """Lets the cache go until the next launch; what it held is lost."""
         self.pages = None
 
     def _cache(self) -> Pages:
-        return self._make() if self.pages is None else self.pages
+        return self._empty() if self.pages is None else self.pages
+
+    def _empty(self) -> Pages:
+        """A new cache, on its devices from the start: it may be most of their memory."""
+        return jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding),
+            _abstract_cache(self.config, self.settings, self.mesh),
+        )
 
     def read(self, params: Params, prefixes: Sequence[CachedPrefix]) -> None:
         """Reads prefixes into their pages."""

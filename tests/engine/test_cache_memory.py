@@ -17,6 +17,7 @@ from notepad_jax.engine import executor
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.engine.shapes import TailRow
 from notepad_jax.model import parameters
+from notepad_jax.parallel import mesh
 from pallas_kernels import aot
 
 pytestmark = [
@@ -46,7 +47,7 @@ def test_temporaries_are_small_beside_the_cache(dtype: str) -> None:
     params = parameters.abstract_params(CONFIG, "bfloat16")
     with pallas_kernels.using("pallas"), aot.targeting("v5p"):
         launch, (config, *arguments) = executor.arguments_of(
-            CONFIG, settings, params, TailRow(2048)
+            CONFIG, settings, params, TailRow(2048), mesh.one()
         )
         params, pages, row = jax.tree.map(abstract, arguments)
         memory = launch.trace(config, params, pages, row).lower().compile().memory_analysis()

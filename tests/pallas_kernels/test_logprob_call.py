@@ -72,8 +72,9 @@ else:
 @pytest.mark.slow
 def test_sharded_over_four_devices():
     """Every shard returns the full answer; gradients are neither missing nor doubled."""
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    subprocess.run([sys.executable, "-c", PROGRAM], check=True, env=environment)
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PJRT_NPROC": "8"}
+    command = [sys.executable, "-c", PROGRAM]
+    subprocess.run(command, check=True, env=os.environ | flags, timeout=300)
 
 
 # ---------------------------------------------------------------- what is refused
