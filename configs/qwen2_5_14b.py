@@ -3,6 +3,9 @@
     notepad-jax plan --config configs/qwen2_5_14b.py --tpu v5p:4x4x4      (no TPU is needed)
     notepad-jax train --config configs/qwen2_5_14b.py --name qwen2_5_14b
 
+`plan` on 2026-11-22, of the programs that a step launches: it fits, 37.6 of 102.8 GB a chip in the
+update and 31.5 in the rollout; a step at its limits takes at least 590 s (an estimate, a floor).
+
 What is read, sampled and learnt is as in configs/qwen2_5_7b.py, which also says how the training
 file is built; here stands what another size and slice change.
 """

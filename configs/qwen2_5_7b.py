@@ -8,6 +8,9 @@
 Planned for v5p:2x4x4: it fits, 24.4 of 102.8 GB a chip; a step at its limits takes at least 8
 minutes (estimate). It was never run: no TPU was at hand.
 
+`plan` on 2026-11-22, of the programs that a step launches: it fits, 24.4 of 102.8 GB a chip in the
+update and 19.1 in the rollout; a step at its limits takes at least 488 s (an estimate, a floor).
+
 The batch, the optimizer and the limits are those of the published memory agents: 128 questions
 read 16 times each, 16 optimizer steps a rollout, AdamW at 1e-6, k3 to the start at 1e-3. Rows of
 a micro-batch are spread over all devices: on another slice than 32 of them change
