@@ -1,4 +1,7 @@
-"""The TPU kernels of packed attention, in TPU interpret mode, against plain mathematics."""
+"""The TPU kernels of packed attention, in TPU interpret mode, against plain mathematics.
+
+Long because forward and backward are compared on the same layouts, drawn once.
+"""
 
 import concurrent.futures
 import functools
