@@ -11,7 +11,11 @@
 # no/X        things of that kind that the zone does not have
 
 set -euo pipefail
-printf '%s\0' "$@" $'\n' >>"$WORLD/calls" # at once: hosts write side by side
+# Hosts write side by side, and bash writes line by line.
+(
+    flock 8
+    printf '%s\0' "$@" $'\n' >>"$WORLD/calls"
+) 8>>"$WORLD/calls.lock"
 
 lost() { echo "ERROR: (gcloud) $1" >&2 && exit 1; }
 
@@ -109,10 +113,18 @@ storage() { # verb from to
         ls "$from"
         ;;
     rsync)
-        from=$(place "$2") to=$(place "$3")
-        [[ " ${WORDS[*]} " != *" --delete-unmatched-destination-objects "* ]] || rm -rf "$to"
-        mkdir -p "$to"
-        cp -a "$from/." "$to/"
+        from=$(realpath "$(place "$2")") to=$(realpath -m "$(place "$3")")
+        (cd "$from" && find . -type d -printf '%P\n') | while read -r path; do mkdir -p "$to/$path"; done
+        # An object is there whole or not at all, whenever a host is lost.
+        (cd "$from" && find . -type f -printf '%P\n') | while read -r path; do
+            cp -a "$from/$path" "$to/$path.part"
+            mv "$to/$path.part" "$to/$path"
+        done
+        if [[ " ${WORDS[*]} " == *" --delete-unmatched-destination-objects "* ]]; then
+            (cd "$to" && find . -mindepth 1 -printf '%P\n') | while read -r path; do
+                [[ -e $from/$path ]] || rm -rf "${to:?}/$path"
+            done
+        fi
         ;;
     rm) rm -rf "$(place "$2")" ;;
     esac

@@ -157,7 +157,7 @@ def test_copies_are_made_while_it_runs(world, host):
     world.put("training", "waits")
     world.call("run.sh", "--detach", SYNC_SECONDS="1")
     metrics = world.bucket / "note" / "runs" / "first" / "metrics.jsonl"
-    until(lambda: metrics.exists() and (metrics.parent / "config.json").exists())
+    until(lambda: metrics.exists() and metrics.read_text().endswith("\n"))
     until(lambda: (world.bucket / "note" / "logs" / "first" / "host-0.log").exists())
     assert world.state() == "running" and not (metrics.parent / ".lock").exists()
     world.call("run.sh", "--stop")
@@ -186,7 +186,8 @@ def test_a_slice_that_is_taken_away_is_made_again_and_the_run_goes_on(world, hos
     caller = threading.Thread(target=lambda: ends.append(
         world.call("run.sh", SYNC_SECONDS="1", POLL_SECONDS="1", CAPACITY="spot")))  # fmt: skip
     caller.start()
-    until(lambda: (world.bucket / "note" / "runs" / "first" / "metrics.jsonl").exists())
+    metrics = world.bucket / "note" / "runs" / "first" / "metrics.jsonl"
+    until(lambda: metrics.exists() and metrics.read_text().endswith("\n"))  # not while it is made
     world.put("training", "ends")
     lose(world, host)
     caller.join(90)
