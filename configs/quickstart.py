@@ -127,7 +127,8 @@ def get_config() -> ConfigDict:
     )
     config.engine = ConfigDict(
         dict(
-            tensor=1,  # devices that share its heads, the first of this host's
+            tensor=1,  # devices that share an engine's heads
+            replicas=1,  # engines side by side on this host's devices; 0: as many as fit
             slots=256,
             page_size=64,  # tokens; a chunk should be a whole number of pages
             pages=1024,

@@ -67,7 +67,8 @@ def get_config() -> ConfigDict:
     )
     config.engine = ConfigDict(
         dict(
-            tensor=1,  # devices that share its heads, the first of this host's
+            tensor=1,  # devices that share an engine's heads
+            replicas=0,  # engines side by side: as many as the devices have room for
             slots=32,
             page_size=128,
             pages=2304,  # 295K tokens; at Qwen2.5-7B's 57 KB a token, 17 GB

@@ -105,6 +105,7 @@ def _build(
 def _ask(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
+    config.engine.replicas = 1  # one document is read by one engine
     policy = parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
     document = ask.FileDocument(None if arguments.file == "-" else Path(arguments.file))
     answer = ask.ask(config, policy, document, arguments.question, screen)

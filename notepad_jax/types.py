@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 Tokens = np.ndarray  # int32 [n], read-only
+T = TypeVar("T")
 
 
 def tokens(ids: Iterable[int] | np.ndarray = ()) -> Tokens:
@@ -205,6 +206,22 @@ class Completer(Protocol):
     """The bridge between words and numbers: one coroutine."""
 
     async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion: ...
+
+
+@runtime_checkable
+class Completers(Protocol):
+    """Several completers side by side, each in a thread and an event loop of its own.
+
+    A reading stays with one of them, in its thread: none ever waits for another.
+    """
+
+    count: int
+
+    async def each(self, work: Callable[[int, Completer], Coroutine[Any, Any, T]]) -> list[T]:
+        """Awaits `work` of every completer and its number, in its thread; returns all results.
+
+        If one fails, or the caller is cancelled, the others are cancelled and awaited first.
+        """
 
 
 class CompleterFailed(RuntimeError):

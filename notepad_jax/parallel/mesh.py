@@ -2,7 +2,7 @@
 
 Parameters are split over both axes (`rules`), rows of a batch over "fsdp". One device is the
 mesh (1, 1), so there is no second path for laptops. Trainer and engine have a mesh each: the
-trainer's spans all its devices, an engine's is one row of devices, cut over "tensor" alone.
+trainer's spans all its devices, an engine's is one `row` of devices, cut over "tensor" alone.
 
 Whoever launches a program does so `within` the mesh of its arrays (`of`): that is how the code
 that cuts a kernel by hand (`shards`) learns of it, and jit keeps one program per mesh.
@@ -38,6 +38,11 @@ def make(tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
 def one() -> Mesh:
     """The mesh (1, 1) of this process's first device."""
     return make(1, jax.local_devices()[:1])
+
+
+def row(mesh: Mesh, number: int) -> Mesh:
+    """The mesh (1, tensor) of a row's devices."""
+    return Mesh(mesh.devices[number : number + 1], AXES)
 
 
 def of(tree: Any) -> Mesh:

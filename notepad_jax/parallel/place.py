@@ -61,17 +61,30 @@ def _put(leaf: Any, sharding: Sharding) -> jax.Array:
 def laid(leaf: jax.Array, sharding: Sharding) -> jax.Array:
     """Returns an array on other devices of this program, of its own process where so asked.
 
-    An engine's mesh has devices of its process alone, and a trainer's has those of all: then the
-    leaf is laid out anew once, for all processes, so that each group of as many devices as the
+    Engines' mesh has devices of its process alone, and a trainer's has those of all: then the
+    leaf is laid out anew once, for all processes, so that each group of as many devices as one
     engine has holds it whole, and each process takes what lies on its own.
     """
     if leaf.is_fully_addressable or not sharding.is_fully_addressable:
         return jax.device_put(leaf, sharding)
-    own, size = sharding.device_set, len(sharding.device_set)
+    own, size = sharding.device_set, sharding.mesh.shape["tensor"]
     everywhere = Mesh(np.array(jax.devices()).reshape(-1, size), ("group", "tensor"))
     groups = jax.device_put(leaf, NamedSharding(everywhere, sharding.spec))
     shards = [shard.data for shard in groups.addressable_shards if shard.device in own]
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
+
+
+def row(tree: Any, mesh: Mesh, number: int) -> Any:
+    """Returns what a row of `mesh` holds of leaves that every row holds whole; copies nothing."""
+    alone = meshes.row(mesh, number)
+    devices = set(alone.devices.flat)
+
+    def one(leaf: jax.Array) -> jax.Array:
+        shards = [shard.data for shard in leaf.addressable_shards if shard.device in devices]
+        sharding = NamedSharding(alone, leaf.sharding.spec)
+        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
+
+    return jax.tree.map(one, tree)
 
 
 def specs(tree: Any) -> tuple[PartitionSpec, ...]:

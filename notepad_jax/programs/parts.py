@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.steps import as_stored, load_params, require
 from notepad_jax.checkpoint.targets import check_shapes, placed
+from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.executor import Executor, Runs
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
@@ -67,14 +68,24 @@ def trainers_mesh(config: ConfigDict, there: Sequence[jax.Device] | None = None)
 
 
 def engines_mesh(engine: ConfigDict, there: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh of an engine: the first `engine.tensor` of `there` (default: this host's)."""
+    """The mesh of a host's engines: `engine.replicas` rows of `engine.tensor` devices each.
+
+    They are the first of `there` (default: this host's). Raises ValueError, naming the key, if
+    there are not as many.
+    """
     there = jax.local_devices() if there is None else there
     if engine.tensor > len(there):
         raise ValueError(
             f"engine.tensor is {engine.tensor}, but this host has {len(there)} devices; an engine "
             f"lives on one host"
         )
-    return mesh.make(engine.tensor, there[: engine.tensor])
+    most = len(there) // engine.tensor
+    if engine.replicas > most:
+        raise ValueError(
+            f"engine.replicas is {engine.replicas}, but this host's {len(there)} devices have "
+            f"room for {most}, of {engine.tensor} each; 0 takes as many as there is room for"
+        )
+    return mesh.make(engine.tensor, there[: engine.tensor * (engine.replicas or most)])
 
 
 def to_learn(config: ConfigDict, there: Sequence[jax.Device] | None = None) -> Where:
@@ -84,7 +95,7 @@ def to_learn(config: ConfigDict, there: Sequence[jax.Device] | None = None) -> W
 
 
 def to_read(engine: ConfigDict, there: Sequence[jax.Device] | None = None) -> Where:
-    """Parameters as an engine has them: heads over its devices, nothing gathered."""
+    """Parameters as engines have them: heads over the devices of each, nothing gathered."""
     reads = engines_mesh(engine, there)
     return lambda policy: parameters.shardings(policy, reads, SERVING)
 
@@ -97,7 +108,7 @@ def on_one(policy: PolicyConfig) -> Any:
 def adopted(
     config: ConfigDict, policy: PolicyConfig, there: Sequence[jax.Device] | None = None
 ) -> Any:
-    """What the engine of a run asks a hand-off for: dtypes and places of its weights.
+    """What a host's engines ask a hand-off for: dtypes and places of their weights.
 
     Raises ValueError for a `checkpoint.rollout_dtype` that nothing keeps weights in.
     """
@@ -185,13 +196,27 @@ def engine_settings(engine: ConfigDict, reading: Rules, template: Template) -> E
 def service(
     engine: ConfigDict, policy: LoadedPolicy, reading: Rules, template: Template,
     snapshot: PolicySnapshot, around: Callable[[Runs], Runs] = lambda executor: executor,
-) -> EngineService:  # fmt: skip
-    """Builds an engine for `reading`, on a mesh of its own; it runs `around` its executor."""
-    settings = engine_settings(engine, reading, template)
-    return EngineService(
-        around(Executor(policy.config, settings, engines_mesh(engine))),
-        snapshot,
-        share_prefixes=engine.share_prefixes,
-        read_ahead=engine.read_ahead,
-        use_drafts=engine.use_drafts,
-    )
+) -> EngineService | Engines:  # fmt: skip
+    """Builds the engines for `reading`, each on a mesh of its own; they run `around` executors.
+
+    `snapshot` lies where `to_read` says.
+    """
+    settings, there = engine_settings(engine, reading, template), engines_mesh(engine)
+
+    def one(number: int, policy_there: PolicySnapshot) -> EngineService:
+        return EngineService(
+            around(Executor(policy.config, settings, mesh.row(there, number))),
+            policy_there,
+            share_prefixes=engine.share_prefixes,
+            read_ahead=engine.read_ahead,
+            use_drafts=engine.use_drafts,
+        )
+
+    count = there.shape["fsdp"]
+    if count == 1:
+        return one(0, snapshot)
+    nobody = PolicySnapshot(snapshot.version, None)
+    made = Engines([one(number, nobody) for number in range(count)], there)
+    if snapshot.params is not None:
+        made.start_with(snapshot)
+    return made

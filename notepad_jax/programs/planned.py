@@ -31,6 +31,7 @@ from notepad_jax.grpo import micro_batches, state, update
 from notepad_jax.grpo.optimizer import make_optimizer
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
+from notepad_jax.parallel import mesh as meshes
 from notepad_jax.parallel import place
 from notepad_jax.parallel.rules import SERVING, TRAINING
 from notepad_jax.programs import learner, parts, workload
@@ -69,7 +70,7 @@ class Planned:
     devices: int
     hosts: int
     trainer: Mesh
-    engine: Mesh
+    engine: Mesh  # of one of them
     engines: int
     residents: Mapping[str, Mapping[str, int]]  # phase -> name -> bytes of a device
     programs: tuple[Program, ...]
@@ -131,14 +132,16 @@ def plan_of(config: ConfigDict, there: Sequence[Any]) -> Planned:
     trainer = parts.trainers_mesh(config, there)
     micro_batches.check_parts(settings.micro_batch_rows, trainer.shape["fsdp"])
     host = [device for device in there if device.process_index == there[0].process_index]
-    engine = parts.engines_mesh(config.engine, host)
+    side_by_side = parts.engines_mesh(config.engine, host)
+    engine = meshes.row(side_by_side, 0)
     hosts = len({device.process_index for device in there})
+    engines = hosts * side_by_side.shape["fsdp"]
     policy = policy_of(config)
     engine_settings = parts.engine_settings(
         config.engine, parts.rules(config.reading), policy.template
     )
     reading = workload.readings(config, policy.template)
-    rollout = workload.rollout(reading, engine_settings, hosts, config.engine.use_drafts)
+    rollout = workload.rollout(reading, engine_settings, engines, config.engine.use_drafts)
     updates = workload.update(
         reading, plan.row_length, settings.micro_batch_rows, trainer.shape["fsdp"],
         plan.minibatches, plan.epochs,
@@ -155,7 +158,7 @@ def plan_of(config: ConfigDict, there: Sequence[Any]) -> Planned:
         hosts=hosts,
         trainer=trainer,
         engine=engine,
-        engines=hosts,
+        engines=engines,
         residents=_residents(config, learning, weights, engine_settings, engine),
         programs=(
             *_engine_programs(policy.config, engine_settings, weights, engine, rollout),

@@ -87,6 +87,7 @@ RANGES: dict[str, Range] = {
     "parallel.devices": whole(0),
     "parallel.tensor": whole(1),
     "engine.tensor": whole(1),
+    "engine.replicas": whole(0),
     "checkpoint.every": whole(1),
     "checkpoint.keep": whole(1),
     "endpoint.timeout": POSITIVE,

@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.training_state import Checkpoints
+from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
 from notepad_jax.grpo import micro_batches
 from notepad_jax.parallel import hosts
@@ -53,7 +54,7 @@ class Run:
 
     config: ConfigDict
     rollouts: Rollouts
-    driver: EngineService
+    driver: EngineService | Engines
     ledger: Ledger
     learner: Learner
     start: Mapping[str, str]  # the policy that it began with, by content
@@ -230,7 +231,7 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
         "update_seconds": ended - rolled,
         "rollout_tokens_per_second": sampled / (rolled - began),
         "update_tokens_per_second": packed_tokens / (ended - rolled),
-        "replayed_turns": run.under_way.replay.replayed,  # of a rollout that was stopped
+        "replayed_turns": run.under_way.replayed,  # of a rollout that was stopped
     }
     return metrics, timings, rollout
 

@@ -38,7 +38,7 @@ class UnderWay:
         self, folder: Path, settings: Mapping[str, Any], stop: Stop, say: Callable[[str], None]
     ):
         self.stop = stop
-        self.replay: Replay | None = None
+        self.replays: list[Replay] = []  # one an engine
         # A file of its own for each process: it keeps the turns of its own engine.
         self._path = folder / (FILE if hosts.first() else OTHERS.format(hosts.index()))
         self._settings, self._say = settings, say
@@ -48,8 +48,18 @@ class UnderWay:
 
     def around(self, executor: Any) -> Replay:
         """Returns the executor through which an engine has to run."""
-        self.replay = Replay(executor)
-        return self.replay
+        self.replays.append(Replay(executor))
+        return self.replays[-1]
+
+    @property
+    def turns(self) -> Mapping[int, Given]:
+        """Of this rollout, by seed, those that have ended."""
+        return {seed: given for one in self.replays for seed, given in one.turns.items()}
+
+    @property
+    def replayed(self) -> int:
+        """Turns that were known when they were asked for."""
+        return sum(one.replayed for one in self.replays)
 
     def take_up(self) -> None:
         """Reads what an earlier process kept, if it did; a line says what cannot be used."""
@@ -80,7 +90,10 @@ class UnderWay:
         raised; those that run are begun again. Raises what `rollout` raises.
         """
         header = {"step": step, "version": version, "draw": draw, "processes": hosts.count()}
-        self.replay.begin(self._known(header))
+        header["engines"] = len(self.replays)
+        known = self._known(header)
+        for one in self.replays:
+            one.begin(known)
         rolling = asyncio.ensure_future(rollout)
         noticed = asyncio.ensure_future(self.stop.noticed.wait())
         try:
@@ -95,7 +108,7 @@ class UnderWay:
             self.stop.keep = lambda: self._keep_if_possible(header)
             return rolling.result()
         self._keep(header)
-        ended = len(self.replay.turns)
+        ended = len(self.turns)
         self.stop.check(f"in the rollout of step {step}, of which {ended:,} turns are kept")
 
     def done(self, saved: int) -> None:
@@ -125,7 +138,7 @@ class UnderWay:
         return turns
 
     def _keep(self, header: Mapping[str, Any]) -> None:
-        journal.write(self._path, {**header, "settings": self._settings}, self.replay.turns)
+        journal.write(self._path, {**header, "settings": self._settings}, self.turns)
         self._step = header["step"]
 
     def _keep_if_possible(self, header: Mapping[str, Any]) -> None:

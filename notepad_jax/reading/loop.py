@@ -1,8 +1,10 @@
 """Many readings at once: the one loop that rollouts, evaluations and `build` read in.
 
 There is no turn barrier: a reading asks for its next turn as soon as its last one came back,
-and the completer (the engine, an endpoint, a fake) sees all waiting turns together. Everything
-runs in one thread of asyncio, so nothing here needs a lock.
+and the completer (the engine, an endpoint, a fake) sees all waiting turns together. Readings of
+one completer run in one thread of asyncio. Where there are several (`types.Completers`) each
+gets whole documents, whose readings share chunks, and reads them in its own thread; those who
+watch are called by one thread at a time.
 
 A reading that fails costs itself: it ends with its `failure`, and who asked for it decides what
 that means. A completer that is broken ends everything (CompleterFailed). Whatever ends the
@@ -13,8 +15,11 @@ Above: rollout.collector and eval.measure, which watch; below: memory_agent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Sequence
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from notepad_jax.reading import memory_agent
@@ -26,6 +31,7 @@ from notepad_jax.types import (
     Chunks,
     Completer,
     CompleterFailed,
+    Completers,
     Finish,
     Task,
     Tokens,
@@ -38,13 +44,13 @@ from notepad_jax.types import (
 class Reader:
     """Who reads, and how: what all readings of a rollout or a measurement have in common."""
 
-    completer: Completer
+    completer: Completer | Completers
     tokenizer: Tokenizer
     template: Template
     rules: Rules
     sampling: TurnSampling  # its seed is each job's own
     chunks_of: Callable[[Task], Chunks]
-    at_once: int | None = None  # readings under way; None: all
+    at_once: int | None = None  # readings under way, of all completers; None: all
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,28 +95,66 @@ async def read_all(
     returns of each job is returned, in the order of jobs. Raises CompleterFailed, and whatever
     `watch`, the watchers and `ended` raise.
     """
-    gate = asyncio.Semaphore(reader.at_once or max(1, len(jobs)))
     # All chunks are made now: readings of one document share them however far apart they run.
     chunks = [reader.chunks_of(job.task) if job.shown is None else () for job in jobs]
+    alone = threading.Lock()
 
-    async def one(index: int) -> R:
-        async with gate:
-            watcher = watch(index)
-            end = await _follow(jobs[index], chunks[index], reader, watcher)
-        chunks[index] = ()  # the last reading of a document lets it go
-        return ended(index, watcher, end)
+    async def some(indices: Sequence[int], completer: Completer, at_once: int) -> list[R]:
+        gate = asyncio.Semaphore(at_once)
 
+        async def one(index: int) -> R:
+            async with gate:
+                with alone:
+                    watcher = watch(index)
+                end = await _follow(jobs[index], chunks[index], reader, completer, watcher, alone)
+            chunks[index] = ()  # the last reading of a document lets it go
+            with alone:
+                return ended(index, watcher, end)
+
+        with _first_failure():
+            async with asyncio.TaskGroup() as readings:
+                running = [readings.create_task(one(index)) for index in indices]
+        return [reading.result() for reading in running]
+
+    at_once = reader.at_once or max(1, len(jobs))
+    if not isinstance(reader.completer, Completers):
+        return await some(range(len(jobs)), reader.completer, at_once)
+    shares = shared_out(jobs, reader.completer.count)
+    most = -(-at_once // reader.completer.count)
+    read = await reader.completer.each(lambda k, completer: some(shares[k], completer, most))
+    found = dict(zip(itertools.chain(*shares), itertools.chain(*read), strict=True))
+    return [found[index] for index in range(len(jobs))]
+
+
+def shared_out(jobs: Sequence[Job], parts: int) -> list[list[int]]:
+    """Returns the indices of each part's jobs: whole documents, as even as their jobs come.
+
+    A document goes to the part that has fewest readings so far, the first of those.
+    """
+    shares: list[list[int]] = [[] for _ in range(parts)]
+    documents: dict[int, list[int]] = {}
+    for index, job in enumerate(jobs):
+        documents.setdefault(id(job.task.document), []).append(index)
+    for indices in documents.values():
+        min(shares, key=len).extend(indices)
+    return shares
+
+
+@contextlib.contextmanager
+def _first_failure() -> Iterator[None]:
+    """Raises the first of a group of failures as if it had been the only one."""
     try:
-        async with asyncio.TaskGroup() as readings:
-            running = [readings.create_task(one(index)) for index in range(len(jobs))]
+        yield
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures.exceptions[0].__cause__
-    return [reading.result() for reading in running]
 
 
-async def _follow(job: Job, chunks: Chunks, reader: Reader, watcher: Watcher) -> Ended:
+async def _follow(
+    job: Job, chunks: Chunks, reader: Reader, completer: Completer, watcher: Watcher,
+    alone: threading.Lock,
+) -> Ended:  # fmt: skip
     read = _Counted(chunks)
-    course = _turns(job, read, reader)
+    course = _turns(job, read, reader, completer)
     turn: Turn | None = None
     while True:
         try:
@@ -124,29 +168,30 @@ async def _follow(job: Job, chunks: Chunks, reader: Reader, watcher: Watcher) ->
             raise  # nothing that this reading did: everybody's fails, with one cause
         except Exception as failure:
             return Ended("", Finish.CANCELLED, read.tokens, failure)
-        watcher.turn(turn, memory)
+        with alone:
+            watcher.turn(turn, memory)
 
 
 class Cancelled(RuntimeError):
     """A completion was cancelled by whoever runs the completer."""
 
 
-async def _turns(job: Job, read: _Counted, reader: Reader) -> AsyncIterator[tuple[Turn, Tokens]]:
+async def _turns(
+    job: Job, read: _Counted, reader: Reader, completer: Completer
+) -> AsyncIterator[tuple[Turn, Tokens]]:
     rules, template = reader.rules, reader.template
     question = memory_agent.question_of(job.task, reader.tokenizer, rules.max_question)
     sampling = dataclasses.replace(reader.sampling, seed=job.seed)
     if job.shown is None:
         state = memory_agent.start(question, read)
-        async for turn, after in memory_agent.read(
-            reader.completer, template, rules, state, sampling
-        ):
+        async for turn, after in memory_agent.read(completer, template, rules, state, sampling):
             yield turn, after.memory_tokens
         return
     excerpt = job.shown()
     read.tokens = len(excerpt)
     prompt = template.direct_prompt(question, excerpt)
     params = sampling.params(rules, TurnKind.ANSWER, 0)
-    completion = await reader.completer.complete(prompt, params)
+    completion = await completer.complete(prompt, params)
     yield Turn(TurnKind.ANSWER, 0, prompt, completion), NO_TOKENS
 
 

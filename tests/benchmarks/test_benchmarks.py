@@ -1,10 +1,11 @@
 """The benchmarks at toy size: that they run and that what they compare is exact, not how fast."""
 
 import asyncio
+import json
 
 import pytest
 
-from benchmarks import evaluation_cost, grpo_step, reading_cost, sharing
+from benchmarks import evaluation_cost, grpo_step, packing, reading_cost, sharing
 
 
 @pytest.mark.slow
@@ -23,6 +24,13 @@ def test_a_step_learns_from_what_it_sampled():
         assert max(step["gap"] for step in steps) < 1e-5  # on policy, in the third step too
         assert all(0 < step["rollout"] < step["step"] for step in steps)
         assert 0 < grpo_step.summary(steps, None)["update"]
+
+
+def test_packing_counts_what_it_packed(capsys):
+    packing.main(["--groups=2", "--members=2", "--chunks=1", "--steps=2", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    least = 2 * (5000 + 40 + 2 * 2 * (600 + 100))  # memories are at least 100 tokens
+    assert least <= found["packed_tokens"] < least + 2 * 2 * 2 * 924
 
 
 def test_exponent_of_a_straight_line():

@@ -2,7 +2,7 @@
 
     python eight.py KERNELS update|engine|text CASE FSDP TENSOR
 
-Loss, gradient and steps of an update, or an engine's tokens, over the mesh (FSDP, TENSOR) with
+Loss, gradient and steps of an update, or the tokens of engines, over the mesh (FSDP, TENSOR) with
 the reference backend or the kernels themselves in interpret mode, against the reference backend
 on one device. `text` looks at what was compiled: nobody gathers what is stacked over layers.
 """
@@ -18,6 +18,7 @@ import optax
 import tiny
 
 import pallas_kernels
+from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
 from notepad_jax.grpo import state, update
 from notepad_jax.grpo.settings import UpdateSettings
@@ -125,32 +126,59 @@ def check_update(case: str, config: PolicyConfig, mesh: jax.sharding.Mesh) -> No
     assert ("moe_load_max" in one[4]) == (case == "experts")
 
 
-def check_engine(config: PolicyConfig, tensor: int) -> None:
-    """Tokens of an engine over `tensor` devices, and where its cache lies before and after."""
-    params = tiny.params(config=config)
-    row = meshes.make(tensor, jax.devices()[-tensor:])  # not the first device
+def check_engine(config: PolicyConfig, mesh: jax.sharding.Mesh) -> None:
+    """Tokens of engines side by side, one on each row of `mesh`, also of a policy they adopt."""
+    policies = [tiny.params(seed, config=config) for seed in range(2)]
+    prompts = tiny.prompts(per_prefix=1)
 
-    async def complete(mesh: jax.sharding.Mesh) -> list:
-        there = place.commit(params, parameters.shardings(config, mesh, rules.SERVING))
-        executor = tiny.executor(config=config, mesh=mesh)
-        before = executor.pages.data.sharding
-        prompts = tiny.prompts(per_prefix=1)
-        async with EngineService(executor, PolicySnapshot(0, there)) as service:
-            done = await asyncio.gather(
+    def laid(version: int, there: jax.sharding.Mesh) -> PolicySnapshot:
+        shardings = parameters.shardings(config, there, rules.SERVING)
+        return PolicySnapshot(version, place.commit(policies[version], shardings))
+
+    async def one(version: int) -> list:
+        service = EngineService(tiny.executor(config=config), laid(version, meshes.one()))
+        async with service:
+            return await asyncio.gather(
                 *[service.complete(p, tiny.sampling(i)) for i, p in enumerate(prompts)]
             )
-        assert executor.pages.data.sharding == before
-        held = executor.pages.data.addressable_shards[0].data.shape[2]
+
+    async def many() -> list:
+        count = mesh.shape["fsdp"]
+        executors = [
+            tiny.executor(config=config, mesh=meshes.row(mesh, row)) for row in range(count)
+        ]
+        before = [executor.pages.data.sharding for executor in executors]
+        assert len({device for where in before for device in where.device_set}) == mesh.size
+        nobody = PolicySnapshot(0, None)
+        engines = Engines([EngineService(executor, nobody) for executor in executors], mesh)
+        engines.start_with(laid(0, mesh))
+        found = []
+
+        async def some(number: int, service: EngineService) -> list:
+            mine = range(number, len(prompts), count)
+            return await asyncio.gather(
+                *[service.complete(prompts[i], tiny.sampling(i)) for i in mine]
+            )
+
+        async with engines:
+            for version in range(2):
+                if version:
+                    await engines.adopt(laid(version, mesh), drain=True)
+                shares = await engines.each(some)
+                found.append([shares[i % count][i // count] for i in range(len(prompts))])
+        assert [executor.pages.data.sharding for executor in executors] == before
+        held = executors[0].pages.data.addressable_shards[0].data.shape[2]
         assert held == config.kv_heads // mesh.shape["tensor"]
-        return done
+        assert engines.take_stats().turns == 2 * len(prompts)
+        return found
 
     with pallas_kernels.using("reference"):
-        one = asyncio.run(complete(meshes.one()))
-    many = asyncio.run(complete(row))
-    for a, b in zip(one, many, strict=True):
-        assert a.tokens.tolist() == b.tokens.tolist()
-        # Sharpened weights (`tiny.params`) multiply the rounding of sums in another order.
-        np.testing.assert_allclose(a.behaviour_logprobs, b.behaviour_logprobs, atol=3e-5)
+        wanted = [asyncio.run(one(version)) for version in range(2)]
+    for version, done in enumerate(asyncio.run(many())):
+        for a, b in zip(wanted[version], done, strict=True):
+            assert b.policy_version == version and a.tokens.tolist() == b.tokens.tolist()
+            # Sharpened weights (`tiny.params`) multiply the rounding of sums in another order.
+            np.testing.assert_allclose(a.behaviour_logprobs, b.behaviour_logprobs, atol=3e-5)
 
 
 def check_text(config: PolicyConfig, mesh: jax.sharding.Mesh) -> None:
@@ -183,5 +211,5 @@ if __name__ == "__main__":
     elif what == "update":
         check_update(case, CASES[case], meshes.make(tensor))
     else:
-        check_engine(CASES[case], tensor)
+        check_engine(CASES[case], meshes.make(tensor))
     print("agreed")

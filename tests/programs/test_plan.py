@@ -122,6 +122,7 @@ def test_a_slice_cuts_what_is_learnt_over_all_and_what_reads_over_a_host():
         ("v5e:8x8", (), "grpo.micro_batch_rows is 32, which 64 devices cannot share"),
         ("v5p:2x4x4", ("--config.parallel.tensor=3",), "parallel.tensor is 3"),
         ("v5p:2x4x4", ("--config.engine.tensor=8",), "engine.tensor is 8, but this host has 4"),
+        ("v5p:2x4x4", ("--config.engine.replicas=2",), "have room for 1, of 4 each"),
         ("v5p:2x4x4", ("--config.parallel.tensor=8",), "cannot be split over tensor=8"),
         ("v5p:2x2x1", ("--config.parallel.devices=5",), "parallel.devices is 5, but there are 4"),
         ("v5p:2x4x4", ("--config.grpo.row_length=4096",), "raise the row length"),

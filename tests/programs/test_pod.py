@@ -1,5 +1,7 @@
 """One run of two processes with four devices each is the run of one process with eight.
 
+Either of the two has two engines side by side; the one process has one.
+
 The processes are programs of their own, found by --hosts, on one machine; a kill of one ends
 the run (whoever launched it ends the others), and the same command goes on.
 """
@@ -72,7 +74,7 @@ def metrics(work: Path, name: str) -> list[dict]:
 @pytest.mark.slow
 def test_two_processes_are_one_also_after_one_was_killed(tmp_path):
     assert ended(started(tmp_path, 8, "--name", "one", *SMALL))[0] == 0
-    with two(tmp_path, "--name", "two", *SMALL) as pair:
+    with two(tmp_path, "--name", "two", "--config.engine.replicas=2", *SMALL) as pair:
         until = time.monotonic() + MOST_SECONDS
         while not (tmp_path / "runs" / "two" / "checkpoints" / "1").is_dir():
             assert all(process.poll() is None for process in pair) and time.monotonic() < until

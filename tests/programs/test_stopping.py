@@ -147,7 +147,7 @@ def kept_in(folder, header=(), settings=SETTINGS):
     step = {"step": 3, "version": 2, "draw": 8} | dict(header)
 
     async def rollout():
-        mine.replay.turns = TURNS
+        mine.replays[0].turns = TURNS
 
     with pytest.raises(Stopped, match=f"in the rollout of step {step['step']}, of which 1 turns"):
         asyncio.run(mine.rolled(*step.values(), rollout()))
@@ -162,7 +162,7 @@ def gone_on(folder, settings=SETTINGS, step=3):
     mine.take_up()
 
     async def rollout():
-        return len(mine.replay.turns)
+        return len(mine.turns)
 
     known = asyncio.run(mine.rolled(step, step - 1, 8, rollout()))
     mine.done(step - 1)
@@ -211,6 +211,34 @@ def test_a_damaged_file_makes_the_rollout_anew(uninterrupted, tmp_path, at_launc
     (said,) = capsys.readouterr().err.splitlines()
     assert "under_way.jsonl is cut off" in said
     assert same_run.differences(uninterrupted, folder) == []
+
+
+def test_engines_side_by_side_keep_their_turns_together(tmp_path):
+    """All know what either had; fewer engines have other launches, and begin anew."""
+    said: list[str] = []
+
+    def began(count: int) -> under_way.UnderWay:
+        mine = under_way.UnderWay(tmp_path, SETTINGS, Stop(), said.append)
+        for _ in range(count):
+            mine.around(Nothing())
+        mine.take_up()
+        return mine
+
+    async def rollout(mine, *seeds):
+        for one, seed in zip(mine.replays, seeds, strict=False):
+            one.turns[seed] = TURNS[7]
+        return [len(one.turns) for one in mine.replays]
+
+    mine = began(2)
+    mine.stop.number = signal.SIGTERM
+    with pytest.raises(Stopped, match="of which 2 turns are kept"):
+        asyncio.run(mine.rolled(3, 2, 8, rollout(mine, 7, 9)))
+    mine = began(2)
+    assert asyncio.run(mine.rolled(3, 2, 8, rollout(mine))) == [2, 2]
+    assert set(mine.turns) == {7, 9}
+    mine = began(1)
+    assert asyncio.run(mine.rolled(3, 2, 8, rollout(mine))) == [0]
+    assert "begins with engines 2, and this step with 1; its rollout is made anew" in said[-1]
 
 
 def test_a_rollout_that_fails_is_not_kept(tmp_path):

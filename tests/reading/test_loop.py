@@ -1,10 +1,12 @@
 """The one reading loop: order, no turn barrier, failures, cancellation, what is shared."""
 
 import asyncio
+import threading
+import time
 
 import pytest
 
-from notepad_jax.reading.loop import Job, Reader, read_all
+from notepad_jax.reading.loop import Job, Reader, read_all, shared_out
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.text.chunks import Documents
 from notepad_jax.types import (
@@ -142,3 +144,54 @@ def test_what_a_watcher_raises_is_no_reading_that_failed():
         asyncio.run(
             read_all([Job(task("a"), 1)], reader(fakes.empty()), lambda i: Full(), lambda *e: e)
         )
+
+
+# ---------------------------------------------------------------- several completers
+
+
+class Several:
+    """Completers, each in a thread of its own for as long as it works."""
+
+    def __init__(self, *completers):
+        self.completers, self.count = completers, len(completers)
+
+    async def each(self, work):
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(asyncio.to_thread(lambda k=k, c=c: asyncio.run(work(k, c))))
+                for k, c in enumerate(self.completers)
+            ]
+        return [task.result() for task in tasks]
+
+
+def test_documents_are_shared_out_whole():
+    """Three questions of one document, then documents of two, one and one."""
+    names = [("a", 3), ("b", 2), ("c", 1), ("d", 1)]
+    documents = {name: TextDocument(name) for name, _ in names}
+    jobs = [Job(task(name, documents[name]), 0) for name, n in names for _ in range(n)]
+    assert shared_out(jobs, 1) == [[0, 1, 2, 3, 4, 5, 6]]
+    assert shared_out(jobs, 2) == [[0, 1, 2, 6], [3, 4, 5]]
+    assert shared_out(jobs, 3) == [[0, 1, 2], [3, 4], [5, 6]]
+    assert shared_out(jobs[:3], 2) == [[0, 1, 2], []]
+
+
+def test_several_completers_read_what_one_reads_and_watchers_are_never_disturbed():
+    documents = [TextDocument("the code of ann is red . " * n) for n in range(1, 6)]
+    jobs = [Job(task(f"{d}{k}", documents[d]), 10 * d + k) for d in range(5) for k in range(2)]
+    busy = threading.Lock()
+
+    class Alone(Seen):
+        def turn(self, turn, memory):
+            assert busy.acquire(blocking=False), "another thread is here"
+            time.sleep(0.0005)
+            super().turn(turn, memory)
+            busy.release()
+
+    def read(completer):
+        notes = []
+        ended = lambda i, seen, end: (i, end)  # noqa: E731
+        return asyncio.run(read_all(jobs, reader(completer, 4), lambda i: Alone(notes, i), ended))
+
+    several = [fakes.first_of_chunk() for _ in range(3)]
+    assert read(Several(*several)) == read(fakes.first_of_chunk())
+    assert all(completer.calls for completer in several)

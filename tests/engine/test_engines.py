@@ -1,0 +1,104 @@
+"""Engines side by side: each in its thread, all settled together, whatever ends them.
+
+What they say on devices of their own is compared in tests/parallel.
+"""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from notepad_jax.engine.engines import Engines
+from notepad_jax.engine.service import EngineService
+from notepad_jax.parallel import mesh
+from notepad_jax.types import CompleterFailed, Completers, PolicySnapshot
+from tests.engine.test_service import Arithmetic, Weights, prompt, sampling
+
+
+def engines(*executors: Arithmetic) -> Engines:
+    """Each with a policy of its own already: a copy of one is compared elsewhere."""
+    policy = PolicySnapshot(0, Weights(0))
+    return Engines([EngineService(executor, policy) for executor in executors], mesh.one())
+
+
+def test_each_works_in_a_thread_of_its_own_and_all_results_come_in_order():
+    async def completed(number, service):
+        done = await service.complete(prompt(), sampling(seed=number))
+        return threading.current_thread().name, done.tokens[0]
+
+    async def go():
+        async with engines(Arithmetic(), Arithmetic(), Arithmetic()) as several:
+            assert isinstance(several, Completers) and several.version == 0
+            return await several.each(completed), several.take_stats()
+
+    found, stats = asyncio.run(go())
+    assert found == [("engine 0", 10), ("engine 1", 11), ("engine 2", 12)]
+    assert stats.turns == 3  # of all of them
+    assert not any(thread.name.startswith("engine") for thread in threading.enumerate())
+
+
+def test_one_does_not_wait_for_another():
+    """The first can only end when the second, which begins later, has come a long way."""
+    there = threading.Event()
+
+    async def go(number, service):
+        if number == 0:
+            there.wait(30)  # as a launch does: nothing else of this thread runs
+            return there.is_set()
+        for seed in range(3):
+            await service.complete(prompt(), sampling(seed=seed))
+        there.set()
+
+    async def both():
+        async with engines(Arithmetic(), Arithmetic()) as several:
+            return await several.each(go)
+
+    assert asyncio.run(both()) == [True, None]
+
+
+def test_a_failure_of_one_reaches_the_caller_when_the_others_have_ended():
+    ended = []
+
+    async def go(number, service):
+        if number == 1:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append(number)
+        await service.complete(prompt(), sampling(seed=number))
+
+    async def both():
+        async with engines(Arithmetic(fail_at=0), Arithmetic()) as several:
+            with pytest.raises(CompleterFailed, match="the device is on fire"):
+                await several.each(go)
+            return list(ended)
+
+    assert asyncio.run(both()) == [1]
+
+
+def test_who_is_cancelled_leaves_nothing_running():
+    """Also one that takes its time to end, and one that had not begun."""
+    events = []
+
+    async def slow(number, service):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            time.sleep(0.05)
+            events.append(number)
+
+    async def go():
+        async with engines(Arithmetic(), Arithmetic()) as several:
+            for waits in (0, 0.05):
+                rolling = asyncio.ensure_future(several.each(slow))
+                await asyncio.sleep(waits)
+                rolling.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await rolling
+            there = list(events)
+            done = await several.each(lambda n, s: s.complete(prompt(), sampling(seed=n)))
+            return there, [completion.tokens[0] for completion in done]
+
+    there, done = asyncio.run(go())
+    assert sorted(there[-2:]) == [0, 1] and done == [10, 11]
