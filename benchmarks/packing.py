@@ -17,7 +17,7 @@ import time
 import numpy as np
 
 from notepad_jax.grpo import batch, micro_batches
-from notepad_jax.programs.learner import parts_of
+from notepad_jax.grpo.algorithm import parts_of
 from notepad_jax.types import (
     Completion,
     Finish,

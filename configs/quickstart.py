@@ -69,14 +69,24 @@ def get_config() -> ConfigDict:
     )
     config.grpo = ConfigDict(
         dict(
-            advantage="dr_grpo",  # R - mean(group); or grpo, rloo
+            # The algorithm: docs/algorithms.md says which published one is which choice.
+            advantage="dr_grpo",  # or grpo, rloo, batch_std, task_std, tmn, tmn_reweight
+            normaliser="token_mean",  # or turn_mean, trajectory_mean, prompt_mean, constant
+            constant=0.0,  # of `constant`: completion tokens that a trajectory may have
+            ratio="ppo_clip",  # or gspo, a turn's own; cispo
             clip_low=0.2,
             clip_high=0.2,
             dual_clip=3.0,
+            cap=4.0,  # of cispo: no ratio counts for more
+            tis_cap=0.0,  # of the trainer's over the sampler's probability; 0 does not correct
+            mask_truncated=False,  # turns that were cut at their limit teach nothing
+            ess_at=0.0,  # effective share of turns below which a step is shortened; 0: none
             # Share of informative groups at which a step is taken whole; below it, in proportion.
             # Muon and Adam step as far on noise as on signal, and noise wears skills down.
             full_rate_at=0.5,
-            kl_weight=0.0,  # k3 to the starting policy; 0 skips its forward pass
+            kl_weight=0.0,  # to the starting policy; 0 skips its forward pass
+            kl="k3",  # the estimate: k1, k2, k3
+            kl_in="loss",  # or "reward"
             # Optimizer steps a rollout: minibatches (parts of it, of whole groups) x epochs. With
             # more than one the ratio is to the trainer's own logprobs before the first of them.
             minibatches=1,

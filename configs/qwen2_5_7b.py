@@ -77,11 +77,20 @@ def get_config() -> ConfigDict:
     config.grpo = ConfigDict(
         dict(
             advantage="dr_grpo",
+            normaliser="token_mean",  # or turn_mean, trajectory_mean, prompt_mean, constant
+            constant=0.0,  # of `constant`: completion tokens that a trajectory may have
+            ratio="ppo_clip",  # or gspo, a turn's own; cispo
             clip_low=0.2,
             clip_high=0.2,
             dual_clip=3.0,
+            cap=4.0,  # of cispo: no ratio counts for more
+            tis_cap=0.0,  # of the trainer's over the sampler's probability; 0 does not correct
+            mask_truncated=False,  # turns that were cut at their limit teach nothing
+            ess_at=0.0,  # effective share of turns below which a step is shortened; 0: none
             full_rate_at=0.5,
             kl_weight=1e-3,  # needs the starting policy beside the trained one
+            kl="k3",  # the estimate: k1, k2, k3
+            kl_in="loss",  # or "reward"
             minibatches=16,
             epochs=1,
             max_skipped=3,

@@ -1,10 +1,11 @@
-"""From the rewards of a batch to one advantage per trajectory.
+"""From the rewards of a batch to one advantage per trajectory: a baseline and a scale.
 
 Statistics are taken over trajectories, never over turns: a reading of a long document has
-more turns, and must not weigh more in its own baseline. An advantage sees the whole batch,
-because some scale by what other groups did; those here look at one group at a time
-(`of_each`), and are functions of its rewards [G]. `batch` (beside) gives a trajectory's
-advantage unchanged to every completion token of every one of its turns. Pure numpy.
+more turns, and must not weigh more in its own baseline. The baseline is always of the group;
+the scale is of the group, of the batch, or of all groups of one kind in it, so an advantage is
+a function of a whole batch. A group whose rewards are all equal gets exactly 0 and is in no
+scale. `batch` (beside) gives a trajectory's advantage unchanged to every completion token of
+every one of its turns. Pure numpy; formulas and papers: docs/algorithms.md.
 """
 
 from __future__ import annotations
@@ -17,10 +18,26 @@ import numpy as np
 from notepad_jax.types import Group
 
 Advantage = Callable[[Sequence[Group]], list[np.ndarray]]  # float64 [G] for each group
+Kind = Callable[[Group], str]
+
+EPS = 1e-6
+KEPT, SHARPNESS = 0.8, 1.0  # of TMN-Reweight: a and g of its paper
 
 
-def _informative(rewards_G: np.ndarray) -> bool:
-    """Checks the group; False when all rewards are equal, where every advantage is exactly 0."""
+# ---------------------------------------------------------------- baselines, of a group
+
+
+def centred(rewards_G: np.ndarray) -> np.ndarray:
+    """R - mean of the group, float64 [G]; exactly 0 where all rewards are equal."""
+    rewards_G = np.asarray(rewards_G, np.float64)
+    return rewards_G - rewards_G.mean() if informative(rewards_G) else np.zeros_like(rewards_G)
+
+
+def informative(rewards_G: np.ndarray) -> bool:
+    """Checks a group's rewards; False when all are equal.
+
+    Raises ValueError for a group of one, and for rewards that are not finite.
+    """
     if rewards_G.ndim != 1 or len(rewards_G) < 2:
         raise ValueError(
             f"a group has {rewards_G.size} trajectory; a baseline over a group needs at least 2: "
@@ -31,40 +48,66 @@ def _informative(rewards_G: np.ndarray) -> bool:
     return bool(rewards_G.max() > rewards_G.min())
 
 
-def dr_grpo(rewards_G: np.ndarray) -> np.ndarray:
+# ---------------------------------------------------------------- advantages
+
+
+def dr_grpo(groups: Sequence[Group]) -> list[np.ndarray]:
     """R - mean of the group (Dr. GRPO, Liu et al. 2025; the memory-agent reference)."""
-    rewards_G = np.asarray(rewards_G, np.float64)
-    if not _informative(rewards_G):
-        return np.zeros_like(rewards_G)
-    return rewards_G - rewards_G.mean()
+    return [centred(group.rewards) for group in groups]
 
 
-def grpo(rewards_G: np.ndarray) -> np.ndarray:
+def grpo(groups: Sequence[Group]) -> list[np.ndarray]:
     """(R - mean) / (std + 1e-6), Bessel-corrected std (GRPO, Shao et al. 2024)."""
-    rewards_G = np.asarray(rewards_G, np.float64)
-    if not _informative(rewards_G):
-        return np.zeros_like(rewards_G)
-    return (rewards_G - rewards_G.mean()) / (rewards_G.std(ddof=1) + 1e-6)
+    return [centred(group.rewards) / (group.rewards.std(ddof=1) + EPS) for group in groups]
 
 
-def rloo(rewards_G: np.ndarray) -> np.ndarray:
+def rloo(groups: Sequence[Group]) -> list[np.ndarray]:
     """R minus the mean of the others (leave-one-out, Ahmadian et al. 2024)."""
-    rewards_G = np.asarray(rewards_G, np.float64)
-    if not _informative(rewards_G):
-        return np.zeros_like(rewards_G)
-    others = (rewards_G.sum() - rewards_G) / (len(rewards_G) - 1)
-    return rewards_G - others
+    # R - (sum - R) / (G - 1) = (R - mean) G / (G - 1)
+    return [centred(r) * len(r) / max(len(r) - 1, 1) for r in (g.rewards for g in groups)]
 
 
-def of_each(function: Callable[[np.ndarray], np.ndarray]) -> Advantage:
-    """Returns the advantage that looks at each group alone."""
-    return lambda groups: [function(group.rewards) for group in groups]
+def batch_std(groups: Sequence[Group]) -> list[np.ndarray]:
+    """(R - mean of the group) / std of these over the batch (Magistral 2025; ScaleRL 2025)."""
+    return _scaled(groups, lambda group: "batch", _std_of_centred)
+
+
+def task_std(groups: Sequence[Group]) -> list[np.ndarray]:
+    """(R - mean) / std of all rewards of the task's source in the batch (QwenLong-L1.5, eq. 7)."""
+    return _scaled(groups, source, _std_of_rewards)
+
+
+def tmn(groups: Sequence[Group]) -> list[np.ndarray]:
+    """(R - mean) / (S_k + 1e-6): Task-Mixed Normalisation (GoLongRL).
+
+    S_k is the root of the mean, over the prompts of reward type k, of the Bessel-corrected
+    variance within the prompt's group. The reward type is the task's metric.
+    """
+    return _scaled(groups, reward_type, _pooled)
+
+
+def tmn_reweight(groups: Sequence[Group]) -> list[np.ndarray]:
+    """`tmn` times a weight of the prompt's difficulty (GoLongRL's TMN-Reweight).
+
+    m = a mean_x + (1 - a) M_k with M_k the mean of mean_x over type k; p the share of the group
+    with R > m. What is better than its group weighs exp(g (0.5 - p)), the rest exp(g (p - 0.5)):
+    rare success and rare failure count for more.
+    """
+    means: dict[str, list[float]] = {}
+    for group in groups:
+        means.setdefault(reward_type(group), []).append(group.rewards.mean())
+
+    def weighted(group: Group, advantage_G: np.ndarray) -> np.ndarray:
+        r, mean = group.rewards, group.rewards.mean()
+        m = KEPT * mean + (1 - KEPT) * np.mean(means[reward_type(group)])
+        hard = SHARPNESS * (0.5 - np.mean(r > m))
+        return advantage_G * np.where(r > mean, np.exp(hard), np.exp(-hard))
+
+    return [weighted(*pair) for pair in zip(groups, tmn(groups), strict=True)]
 
 
 ADVANTAGES: dict[str, Advantage] = {
-    "dr_grpo": of_each(dr_grpo),
-    "grpo": of_each(grpo),
-    "rloo": of_each(rloo),
+    one.__name__: one for one in (dr_grpo, grpo, rloo, batch_std, task_std, tmn, tmn_reweight)
 }
 
 
@@ -75,3 +118,45 @@ def of_groups(name: str, groups: Sequence[Group]) -> list[np.ndarray]:
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"no advantage is called {name!r}; {hint}known: {', '.join(ADVANTAGES)}")
     return ADVANTAGES[name](groups)
+
+
+# ---------------------------------------------------------------- scales
+
+
+def source(group: Group) -> str:
+    """The type of a task: where it comes from."""
+    return group.task.source
+
+
+def reward_type(group: Group) -> str:
+    """What TMN calls the type of a reward: the metric that scores the task."""
+    return group.task.metric
+
+
+# Whose scale is of one kind of task: where there is one kind alone, it is a batch's.
+BY_KIND: dict[str, Kind] = {"task_std": source, "tmn": reward_type, "tmn_reweight": reward_type}
+
+
+def _scaled(
+    groups: Sequence[Group], kind: Kind, scale: Callable[[list[np.ndarray]], float]
+) -> list[np.ndarray]:
+    """Centred rewards over `scale` of the informative groups of the same kind."""
+    advantages = [centred(group.rewards) for group in groups]
+    of_kind: dict[str, list[np.ndarray]] = {}
+    for group in groups:
+        if informative(group.rewards):
+            of_kind.setdefault(kind(group), []).append(group.rewards)
+    scales = {name: scale(rewards) + EPS for name, rewards in of_kind.items()}
+    return [a / scales.get(kind(g), 1.0) for g, a in zip(groups, advantages, strict=True)]
+
+
+def _std_of_centred(rewards: list[np.ndarray]) -> float:
+    return float(np.concatenate([centred(r) for r in rewards]).std(ddof=1))
+
+
+def _std_of_rewards(rewards: list[np.ndarray]) -> float:
+    return float(np.concatenate(rewards).std(ddof=1))
+
+
+def _pooled(rewards: list[np.ndarray]) -> float:
+    return float(np.sqrt(np.mean([r.var(ddof=1) for r in rewards])))

@@ -17,8 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from notepad_jax import packing
+from notepad_jax.grpo import normalisers
+from notepad_jax.grpo.normalisers import Normaliser
 from notepad_jax.packing import Bundle
-from notepad_jax.types import Group, TrainBatch, Turn, TurnKind
+from notepad_jax.types import Finish, Group, TrainBatch, Turn, TurnKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +28,7 @@ class PackingStats:
     """Counts of one packed batch; tokens unless said otherwise."""
 
     turns: int
-    empty_turns: int  # turns without a completion token: nothing to learn from, left out
+    empty_turns: int  # left out: without a completion token, or truncated where these are masked
     turn_tokens: int  # prompts and completions as if nothing were shared
     packed_tokens: int  # what the rows hold
     loss_tokens: int  # completion tokens
@@ -66,6 +68,9 @@ def pack(
     share_prefixes: bool = True,
     rows_multiple: int = 1,
     length_multiple: int = 128,
+    normaliser: Normaliser = normalisers.token_mean,
+    constant: float = 1.0,
+    mask_truncated: bool = False,
 ) -> PackedBatch:
     """Packs all turns of all trajectories; the order of rows is a function of the input alone.
 
@@ -76,12 +81,15 @@ def pack(
         length rounded up to `length_multiple`, but never more than `row_length`.
       share_prefixes: False stores every prompt whole (for tests and benchmarks).
       rows_multiple: B is rounded up to a multiple of this with rows of padding.
+      normaliser: weights of the completion tokens, and the batch's denominator.
+      constant: of the normaliser `constant`, completion tokens of a trajectory.
+      mask_truncated: leave out turns that were cut at their limit, as if nobody had said them.
 
     Raises:
       ValueError: a turn is longer than a row, a completion's logprobs do not match its
         tokens, or there is not one completion token to learn from.
     """
-    turns = list(_learnable(groups, advantages))
+    turns = list(_learnable(groups, advantages, mask_truncated))
     if not turns:
         raise ValueError(
             f"{len(groups)} groups hold not one completion token; there is nothing to learn from"
@@ -107,7 +115,14 @@ def pack(
         rows=height,
         row_length=width,
     )
-    return PackedBatch(_with_labels(written, placed), stats)
+    return PackedBatch(_with_labels(written, placed, normaliser, constant), stats)
+
+
+def with_advantages(batch: TrainBatch, advantages: Sequence[np.ndarray]) -> TrainBatch:
+    """Returns the batch with other advantages, as `pack` takes them, of the same groups."""
+    flat_I, there_BT = np.concatenate(advantages), batch.trajectory >= 0
+    found_BT = np.where(there_BT, flat_I[batch.trajectory], 0).astype(np.float32)
+    return dataclasses.replace(batch, advantages=found_BT)
 
 
 def _private(turn: Turn) -> int:
@@ -120,8 +135,10 @@ def _piece(members: Sequence[_Turn]) -> Bundle:
     return Bundle(members[0].turn.prompt.shared, tails)
 
 
-def _learnable(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> Iterator[_Turn]:
-    """Yields every turn that has a completion, with its ids; trajectories count through."""
+def _learnable(
+    groups: Sequence[Group], advantages: Sequence[np.ndarray], mask_truncated: bool
+) -> Iterator[_Turn]:
+    """Yields every turn that is learnt from, with its ids; trajectories count through."""
     number = trajectories = 0
     for prompt, (group, advantages_G) in enumerate(zip(groups, advantages, strict=True)):
         for trajectory, advantage in zip(group.trajectories, advantages_G.tolist(), strict=True):
@@ -135,7 +152,7 @@ def _learnable(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> Ite
                         f"logprobs for {made} completion tokens; the completer must report "
                         "one for each, the stop token included"
                     )
-                if made:
+                if made and not (mask_truncated and completion.finish is Finish.LENGTH):
                     yield _Turn(turn, advantage, number, trajectories, prompt)
                     number += 1
             trajectories += 1
@@ -168,7 +185,9 @@ def _bundles(turns: Sequence[_Turn], share_prefixes: bool) -> list[list[_Turn]]:
     return bundles
 
 
-def _with_labels(rows: packing.Rows, placed: Sequence[_Turn]) -> TrainBatch:
+def _with_labels(
+    rows: packing.Rows, placed: Sequence[_Turn], normaliser: Normaliser, constant: float
+) -> TrainBatch:
     """Writes what belongs to completion tokens: a value a turn, spread over its completion."""
     made_X = np.array([len(m.turn.completion.tokens) for m in placed])
     first_X = rows.tails_at + [len(m.turn.prompt.tail) for m in placed]
@@ -180,6 +199,10 @@ def _with_labels(rows: packing.Rows, placed: Sequence[_Turn]) -> TrainBatch:
         out_BT.reshape(-1)[at_N] = np.repeat(np.asarray(values_X, dtype), made_X)
         return out_BT
 
+    ids = ([getattr(m, name) for m in placed] for name in ("number", "trajectory", "prompt"))
+    weights_N, denominator = normaliser(*(np.repeat(ids_X, made_X) for ids_X in ids), constant)
+    weights_BT = np.zeros(rows.tokens.shape, np.float32)
+    weights_BT.reshape(-1)[at_N] = weights_N
     behaviour_BT = np.zeros(rows.tokens.shape, np.float32)
     behaviour_BT.reshape(-1)[at_N] = np.concatenate(
         [m.turn.completion.behaviour_logprobs for m in placed]
@@ -188,7 +211,7 @@ def _with_labels(rows: packing.Rows, placed: Sequence[_Turn]) -> TrainBatch:
         tokens=rows.tokens,
         positions=rows.positions,
         kv_end=rows.kv_end,
-        weights=spread(np.ones(len(placed)), np.float32),
+        weights=weights_BT,
         advantages=spread([m.advantage for m in placed], np.float32),
         behaviour_logprobs=behaviour_BT,
         proximal_logprobs=behaviour_BT.copy(),
@@ -197,5 +220,5 @@ def _with_labels(rows: packing.Rows, placed: Sequence[_Turn]) -> TrainBatch:
         trajectory=spread([m.trajectory for m in placed], np.int32, -1),
         prompt=spread([m.prompt for m in placed], np.int32, -1),
         update_turn=spread([m.turn.kind is TurnKind.UPDATE for m in placed], np.float32),
-        denominator=float(made_X.sum()),
+        denominator=denominator,
     )

@@ -11,6 +11,7 @@ compiled (`shapes` is one, abstract). Above: `update` runs them.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,6 +42,7 @@ class MicroBatch:
     proximal: Leaf  # [X]
     reference: Leaf  # [X]
     update_turn: Leaf  # [X]
+    turn: Leaf  # [X] which turn of its part's, counted from 0; the padding is one of its own
 
 
 def bucket(count: int) -> int:
@@ -80,10 +82,10 @@ def split(batch: TrainBatch, rows: int, parts: int = 1) -> list[MicroBatch]:
     def one(number: int, micro: list[np.ndarray]) -> MicroBatch:
         here = slice(number * rows, (number + 1) * rows)
 
-        def take(values_BT: np.ndarray) -> np.ndarray:
+        def take(values_BT: np.ndarray, padded: Callable = _padded) -> np.ndarray:
             values_PY = values_BT[here].reshape(parts, -1)
             return np.concatenate(
-                [_padded(own[place_Y], size) for own, place_Y in zip(values_PY, micro, strict=True)]
+                [padded(own[place_Y], size) for own, place_Y in zip(values_PY, micro, strict=True)]
             )
 
         return MicroBatch(
@@ -98,6 +100,7 @@ def split(batch: TrainBatch, rows: int, parts: int = 1) -> list[MicroBatch]:
             proximal=take(batch.proximal_logprobs),
             reference=take(batch.reference_logprobs),
             update_turn=take(batch.update_turn),
+            turn=take(batch.turn, _numbered),
         )
 
     return [one(n, micro) for n, micro in enumerate(places) if any(map(len, micro))]
@@ -108,7 +111,7 @@ def shapes(rows: int, width: int, parts: int, most: int) -> MicroBatch:
     check_parts(rows, parts)
     by_row, flat = (rows, width), (parts * bucket(most),)
     whole, real = np.dtype(np.int32), np.dtype(np.float32)
-    kinds = dict(tokens=whole, positions=whole, kv_end=whole, before=whole, labels=whole)
+    kinds = dict.fromkeys(("tokens", "positions", "kv_end", "before", "labels", "turn"), whole)
     return MicroBatch(
         **{
             field.name: jax.ShapeDtypeStruct(
@@ -157,3 +160,13 @@ def _places(trained_BT: np.ndarray, rows: int, parts: int) -> list[list[np.ndarr
 
 def _padded(values_Y: np.ndarray, size: int) -> np.ndarray:
     return np.pad(values_Y, (0, size - len(values_Y)))
+
+
+def _numbered(ids_Y: np.ndarray, size: int) -> np.ndarray:
+    """Ids counted from 0 in the order of their values, padded with a number of their own.
+
+    Every turn has a token, so all numbers are below `size`, unless there is no padding.
+    """
+    distinct, number_Y = np.unique(ids_Y, return_inverse=True)
+    padding = np.full(size - len(ids_Y), len(distinct))
+    return np.concatenate([number_Y, padding]).astype(np.int32)

@@ -1,26 +1,29 @@
-"""The clipped policy-gradient objective, as sums and counts.
+"""The policy-gradient objective, as sums and counts.
 
 Pure jnp over a flat vector of completion tokens [X]: nothing here knows about rows,
 packing or devices. Everything is a sum, a count or a maximum (`Sums`), so micro-batches,
 rows and hosts are merged by adding (`merge`), and `update` divides once by the batch's
 denominator: averages of averages are the oldest bug in this field.
 
-PPO's clip (Schulman et al. 2017, eq. 7) with the dual clip for negative advantages (Ye et
-al. 2020, eq. 5) and the k3 estimate of KL(policy || reference) (Schulman, "Approximating
-KL divergence", 2020), all per token. Departures: the log ratio is held in [-20, 20] before
-`exp`, where the clips have long taken the gradient away, and k3's d in [-10, 10].
+Which ratio is clipped how stands in `ratios`, the estimates of KL(policy || reference) here
+(Schulman, "Approximating KL divergence", 2020), all per token. Departures: a log ratio is held
+in [-20, 20] before `exp`, and a KL's d in [-10, 10].
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-MAX_LOG_RATIO = 20.0
+from notepad_jax.grpo import ratios
+from notepad_jax.grpo.ratios import Limits
+
 MAX_KL_LOG_RATIO = 10.0
 
 Leaf = Any  # an array, or whatever jax puts in its place when it maps over a tree
@@ -33,7 +36,7 @@ class Sums:
 
     loss: Leaf  # weighted: policy loss + kl_weight * kl; the thing that is differentiated
     policy_loss: Leaf  # weighted
-    kl: Leaf  # weighted k3, before kl_weight
+    kl: Leaf  # weighted, before kl_weight
     tokens: Leaf  # how many
     clipped: Leaf  # tokens whose gradient a clip took away
     ratio: Leaf
@@ -61,24 +64,36 @@ def merge(a: Sums, b: Sums) -> Sums:
     return Sums(**{f.name: one(f.name) for f in dataclasses.fields(Sums)})
 
 
+def k1(logprob_X: Float[Array, " X"], reference_X: Float[Array, " X"]) -> Float[Array, " X"]:
+    """-d with d = reference - logprob: unbiased, of either sign; as a loss it pulls nowhere."""
+    return -_apart(logprob_X, reference_X)
+
+
+def k2(logprob_X: Float[Array, " X"], reference_X: Float[Array, " X"]) -> Float[Array, " X"]:
+    """d^2 / 2: biased, never negative; as a loss its gradient is the KL's."""
+    return _apart(logprob_X, reference_X) ** 2 / 2
+
+
 def k3(logprob_X: Float[Array, " X"], reference_X: Float[Array, " X"]) -> Float[Array, " X"]:
-    """exp(d) - d - 1 with d = reference - logprob in [-10, 10]; never negative."""
-    d = jnp.clip(reference_X - logprob_X, -MAX_KL_LOG_RATIO, MAX_KL_LOG_RATIO)
+    """exp(d) - d - 1: unbiased, never negative."""
+    d = _apart(logprob_X, reference_X)
     return jnp.expm1(d) - d
 
 
-def clipped_loss(
-    ratio_X: Float[Array, " X"],
-    advantages_X: Float[Array, " X"],
-    clip_low: float | Array,
-    clip_high: float | Array,
-    dual_clip: float | Array,
-) -> Float[Array, " X"]:
-    """-min(rA, clip(r, 1 - low, 1 + high) A), and for A < 0 never more than -dual_clip * A."""
-    inside_X = jnp.clip(ratio_X, 1 - clip_low, 1 + clip_high)
-    loss_X = jnp.maximum(-ratio_X * advantages_X, -inside_X * advantages_X)
-    bound_X = -dual_clip * advantages_X
-    return jnp.where(advantages_X < 0, jnp.minimum(loss_X, bound_X), loss_X)
+def _apart(logprob_X: Float[Array, " X"], reference_X: Float[Array, " X"]) -> Float[Array, " X"]:
+    return jnp.clip(reference_X - logprob_X, -MAX_KL_LOG_RATIO, MAX_KL_LOG_RATIO)
+
+
+KLS: dict[str, Callable[[Array, Array], Array]] = {one.__name__: one for one in (k1, k2, k3)}
+
+
+def kl_named(name: str) -> Callable[[Array, Array], Array]:
+    """Returns the function called `name`; ValueError if there is none."""
+    if name not in KLS:
+        near = difflib.get_close_matches(name, KLS, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"no estimate of KL is called {name!r}; {hint}known: {', '.join(KLS)}")
+    return KLS[name]
 
 
 def objective(
@@ -90,17 +105,20 @@ def objective(
     weights_X: Float[Array, " X"],
     update_turn_X: Float[Array, " X"],
     entropy_X: Float[Array, " X"],
-    clip_low: float | Array,
-    clip_high: float | Array,
-    dual_clip: float | Array,
+    limits: Limits,
     kl_weight: float | Array,
+    ratio: str = "ppo_clip",
+    kl: str = "k3",
+    over_turns: Callable[[Array], Array] = lambda x_X: x_X,
 ) -> Sums:
     """Returns the sums over tokens with a weight; `.loss` is differentiable in `logprob_X`.
 
     All vectors are float32 over the same tokens. `proximal_X` is the denominator of the
     ratio, `behaviour_X` what the sampler reported, `update_turn_X` tells update turns'
-    tokens from answer turns', for the metrics only. Where the weight is 0 the other vectors
-    may hold anything, NaN included.
+    tokens from answer turns', for the metrics only. `ratio` and `kl` are names in
+    `ratios.RATIOS` and `KLS`; `over_turns` replaces each token's value by the mean over its
+    turn, for ratios that are a turn's. Where the weight is 0 the other vectors may hold
+    anything, NaN included.
     """
     on_X = weights_X > 0
     mask_X = on_X.astype(jnp.float32)
@@ -108,23 +126,26 @@ def objective(
     def masked(x_X: Array) -> Array:
         return jnp.where(on_X, x_X, 0.0)
 
-    log_ratio_X = masked(logprob_X - proximal_X)
-    ratio_X = jnp.exp(jnp.clip(log_ratio_X, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    behaviour_X, proximal_X = masked(behaviour_X), masked(proximal_X)
+    logprob_X = masked(logprob_X)
+    log_ratio_X = logprob_X - proximal_X
+    if ratio in ratios.TURNWISE:
+        log_ratio_X = over_turns(log_ratio_X)
+    ratio_X = ratios.exp(log_ratio_X)
     advantages_X = masked(advantages_X)
-    policy_X = masked(clipped_loss(ratio_X, advantages_X, clip_low, clip_high, dual_clip))
-    kl_X = k3(masked(logprob_X), masked(reference_X))
-    over_X = (advantages_X > 0) & (ratio_X > 1 + clip_high)
-    under_X = (advantages_X < 0) & ((ratio_X < 1 - clip_low) | (ratio_X > dual_clip))
-    gap_X = jax.lax.stop_gradient(jnp.abs(masked(logprob_X - behaviour_X)))
+    policy_X, cut_X = ratios.named(ratio)(log_ratio_X, logprob_X, advantages_X, limits)
+    policy_X = masked(policy_X * ratios.corrected(proximal_X, behaviour_X, limits))
+    kl_X = kl_named(kl)(logprob_X, masked(reference_X))
+    gap_X = jax.lax.stop_gradient(jnp.abs(logprob_X - behaviour_X))
     entropy_X = jax.lax.stop_gradient(masked(entropy_X))
     update_X = masked(update_turn_X)
-    policy_loss, kl = (weights_X * policy_X).sum(), (weights_X * kl_X).sum()
+    policy_loss, kl_sum = (weights_X * policy_X).sum(), (weights_X * kl_X).sum()
     return Sums(
-        loss=policy_loss + kl_weight * kl,
+        loss=policy_loss + kl_weight * kl_sum,
         policy_loss=policy_loss,
-        kl=kl,
+        kl=kl_sum,
         tokens=mask_X.sum(),
-        clipped=(over_X | under_X).sum().astype(jnp.float32),
+        clipped=(cut_X & on_X).sum().astype(jnp.float32),
         ratio=masked(ratio_X).sum(),
         ratio_max=masked(ratio_X).max(),
         gap=gap_X.sum(),

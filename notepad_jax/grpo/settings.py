@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 
+from notepad_jax.grpo import objective, ratios
+
 
 @dataclasses.dataclass(frozen=True)
 class UpdateSettings:
     """How one optimizer step is taken; no defaults here, they live in configs/."""
 
+    ratio: str  # a name in ratios.RATIOS
     clip_low: float  # ratios below 1 - clip_low give no gradient when the advantage is negative
     clip_high: float  # ratios above 1 + clip_high give none when it is positive
     dual_clip: float  # ratios above it give none when it is negative
-    kl_weight: float  # of k3 to the reference policy, per token; 0 needs no reference
+    cap: float  # of cispo: no ratio counts for more
+    tis_cap: float  # of proximal / behaviour, what a token weighs at most; 0: no correction
+    kl: str  # a name in objective.KLS
+    kl_weight: float  # of KL to the reference policy, per token; 0 needs no reference
     temperature: float  # the sampler's
     micro_batch_rows: int  # rows whose activations are alive at once
     remat: bool  # recompute a layer's activations in the backward pass
@@ -33,5 +39,15 @@ class UpdateSettings:
                 f"clip range ({self.clip_low}, {self.clip_high}), dual clip {self.dual_clip}: need "
                 "0 <= clip_low < 1, clip_high >= 0 and dual_clip > 1 + clip_high"
             )
+        ratios.named(self.ratio)
+        objective.kl_named(self.kl)
+        if not 1 <= self.cap < float("inf"):
+            raise ValueError(f"cap is {self.cap}; a ratio of 1 must count whole, so at least 1")
+        if not (self.tis_cap == 0 or 1 <= self.tis_cap < float("inf")):
+            raise ValueError(f"tis_cap is {self.tis_cap}; it must be 0 (off) or at least 1")
         if not 0 <= self.kl_weight < float("inf"):
             raise ValueError(f"kl_weight is {self.kl_weight}; it must be 0 (off) or more")
+
+    @property
+    def limits(self) -> ratios.Limits:
+        return ratios.Limits(self.clip_low, self.clip_high, self.dual_clip, self.cap, self.tis_cap)

@@ -32,6 +32,7 @@ from jaxtyping import Array, Float
 from notepad_jax.grpo import micro_batches
 from notepad_jax.grpo import objective as objectives
 from notepad_jax.grpo.micro_batches import MicroBatch
+from notepad_jax.grpo.ratios import Limits
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.grpo.state import TrainState, abstract
 from notepad_jax.model import attention, logprobs, moe, parameters, policy
@@ -98,17 +99,18 @@ def _sum(
         total = _nothing_yet(masters, config, cut)
         for micro in micro_batches.split(batch, settings.micro_batch_rows, parts):
             micro = place.commit(micro, place.rows(there))
-            total = _accumulate(total, masters, frozen, micro, *_clip(settings), **fixed, cut=cut)
+            total = _accumulate(total, masters, frozen, micro, *_limits(settings), **fixed, cut=cut)
     return total
 
 
-def _clip(settings: UpdateSettings) -> tuple[float, ...]:
-    s = settings
-    return s.clip_low, s.clip_high, s.dual_clip, s.kl_weight
+def _limits(settings: UpdateSettings) -> tuple[Limits, float]:
+    """What changes nothing that is compiled."""
+    return settings.limits, settings.kl_weight
 
 
 def _fixed(config: PolicyConfig, settings: UpdateSettings) -> dict[str, Any]:
-    return dict(config=config, temperature=settings.temperature, remat=settings.remat)
+    s = settings
+    return dict(config=config, temperature=s.temperature, remat=s.remat, ratio=s.ratio, kl=s.kl)
 
 
 def token_logprobs_of(
@@ -163,13 +165,15 @@ def lowered(
         )  # fmt: skip
         total = gradient, *_everywhere((sums, load), there)
         fixed = _fixed(config, settings)
-        clip = _everywhere((jax.ShapeDtypeStruct((), jnp.float32),) * 4, there)
+        number = jax.ShapeDtypeStruct((), jnp.float32)
+        limits = _everywhere(jax.tree.map(lambda _: number, _limits(settings)), there)
         return {
             "accumulate": _accumulate.lower(
-                total, state.masters, frozen, micro, *clip, **fixed, cut=cut
+                total, state.masters, frozen, micro, *limits, **fixed, cut=cut
             ),
             "apply": _apply.lower(
-                state, total, *clip[:2], optimizer=optimizer, cut=place.specs(state)
+                state, total, *_everywhere((number, number), there),
+                optimizer=optimizer, cut=place.specs(state),
             ),
             "logprobs": _logprobs.lower(
                 parameters.join(frozen, state.masters), micro,
@@ -256,20 +260,21 @@ def _logprobs(
 
 
 @functools.partial(
-    jax.jit, static_argnames=("config", "temperature", "remat", "cut"), donate_argnames=("total",)
-)
+    jax.jit, static_argnames=("config", "temperature", "remat", "ratio", "kl", "cut"),
+    donate_argnames=("total",),
+)  # fmt: skip
 def _accumulate(
     total: Total,
     masters: Any,
     frozen: Any,
     micro: MicroBatch,
-    clip_low: float | Array,
-    clip_high: float | Array,
-    dual_clip: float | Array,
+    limits: Limits,
     kl_weight: float | Array,
     config: PolicyConfig,
     temperature: float,
     remat: bool,
+    ratio: str,
+    kl: str,
     cut: Any,
 ) -> Total:
     """Adds the micro-batch's summed gradient and sums to `total`."""
@@ -287,10 +292,11 @@ def _accumulate(
                 micro.weights,
                 micro.update_turn,
                 entropy_X,
-                clip_low,
-                clip_high,
-                dual_clip,
+                limits,
                 kl_weight,
+                ratio,
+                kl,
+                lambda x_X: _over_turns(x_X, micro.turn),
             )
         return sums.loss, (sums, load_LE)
 
@@ -298,6 +304,17 @@ def _accumulate(
     summed, sums_so_far, load_so_far = total
     summed = place.held(jax.tree.map(jnp.add, summed, gradient), cut)
     return summed, objectives.merge(sums_so_far, sums), load_so_far + load_LE
+
+
+def _over_turns(x_X: Float[Array, " X"], turn_X: Array) -> Float[Array, " X"]:
+    """The mean over the tokens of each one's turn, which lies on one device whole."""
+
+    def local(x_X: Array, turn_X: Array) -> Array:
+        nothing_X = jnp.zeros_like(x_X)
+        count_X = nothing_X.at[turn_X].add(1.0)
+        return (nothing_X.at[turn_X].add(x_X) / jnp.maximum(count_X, 1.0))[turn_X]
+
+    return shards.each(local, (ROWS, ROWS), ROWS)(x_X, turn_X)
 
 
 @functools.partial(jax.jit, static_argnames=("optimizer", "cut"), donate_argnames="state")

@@ -9,6 +9,7 @@ rollout is learnt from in `minibatches` x `epochs` optimizer steps. What others 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,8 @@ from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.checkpoint.training_state import Saved
-from notepad_jax.grpo import advantages, batch, update
+from notepad_jax.grpo import algorithm, update
+from notepad_jax.grpo.algorithm import Algorithm
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.grpo.state import TrainState, start
@@ -29,36 +31,12 @@ from notepad_jax.parallel import place
 from notepad_jax.types import Group, TrainBatch
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How a rollout's groups become optimizer steps."""
-
-    advantage: str  # a name in advantages.ADVANTAGES
-    minibatches: int  # parts of a rollout, of whole groups; each is one optimizer step
-    epochs: int  # times that a rollout is gone through
-    row_length: int  # tokens of a packed row
-    full_rate_at: float  # share of informative groups for the whole rate; 0: always whole
-    max_skipped: int  # steps in a row that may be skipped for not being finite
-
-    def __post_init__(self) -> None:
-        advantages.of_groups(self.advantage, ())  # knows its name
-
-    @property
-    def optimizer_steps(self) -> int:
-        """Optimizer steps that a rollout of enough groups is learnt from."""
-        return self.minibatches * self.epochs
-
-    def rate_scale(self, share: float) -> float:
-        """Returns what the rate is multiplied by when that share of the groups is informative."""
-        return min(1.0, share / self.full_rate_at) if self.full_rate_at else 1.0
-
-
 @dataclasses.dataclass
 class Learner:
     """The trainer's side of a run; `state` is replaced by every update."""
 
     config: PolicyConfig
-    plan: Plan
+    plan: Algorithm
     settings: UpdateSettings
     optimizer: Any
     state: TrainState
@@ -66,7 +44,7 @@ class Learner:
     reference: Any  # the starting policy, for KL; empty where none is asked for
 
 
-def settings_of(config: ConfigDict) -> tuple[Plan, UpdateSettings, OptimizerSettings]:
+def settings_of(config: ConfigDict) -> tuple[Algorithm, UpdateSettings, OptimizerSettings]:
     """Reads the sections `grpo` and `optimizer`; ValueError for what cannot work."""
     g, r = config.grpo, config.rollout
     if r.group_size < 2:
@@ -79,16 +57,22 @@ def settings_of(config: ConfigDict) -> tuple[Plan, UpdateSettings, OptimizerSett
             f"rollout.top_p is {r.top_p}; the ratio compares whole distributions, and a "
             f"nucleus is not one: train with rollout.top_p=1 (evaluate.top_p is free)"
         )
-    plan = Plan(g.advantage, g.minibatches, g.epochs, g.row_length, g.full_rate_at, g.max_skipped)
+    plan = Algorithm(**{field.name: g[field.name] for field in dataclasses.fields(Algorithm)})
     settings = UpdateSettings(
+        ratio=g.ratio,
         clip_low=g.clip_low,
         clip_high=g.clip_high,
         dual_clip=g.dual_clip,
-        kl_weight=g.kl_weight,
+        cap=g.cap,
+        tis_cap=g.tis_cap,
+        kl=g.kl,
+        kl_weight=g.kl_weight if g.kl_in == "loss" else 0.0,
         temperature=r.temperature,
         micro_batch_rows=g.micro_batch_rows,
         remat=g.remat,
     )
+    for problem in algorithm.problems(plan, settings):
+        raise ValueError(problem)
     return plan, settings, OptimizerSettings(**config.optimizer)
 
 
@@ -98,7 +82,7 @@ def prepare(config: ConfigDict, policy: PolicyConfig, params: Any) -> Learner:
     optimizer = make_optimizer(optimizer_settings)
     frozen, trained = partition(config.grpo.lora, policy, params, config.seed)
     reference = {}
-    if settings.kl_weight:
+    if plan.kl_weight:
         # The state below takes `trained` over and its updates donate it: this is a copy.
         reference = parameters.join(frozen, _cast_copy(trained, dtype=policy.dtype))
     return Learner(policy, plan, settings, optimizer, start(trained, optimizer), frozen, reference)
@@ -130,26 +114,21 @@ def learn(learner: Learner, groups: Sequence[Group], share: float) -> tuple[dict
     `share` of the groups that these were chosen from were informative.
     """
     plan = learner.plan
-    values = advantages.of_groups(plan.advantage, groups)
-    packed = [
-        batch.pack(
-            groups[part],
-            values[part],
-            row_length=plan.row_length,
-            rows_multiple=learner.settings.micro_batch_rows,
-            length_multiple=plan.row_length,  # one width: each further one compiles anew
-        )
-        for part in parts_of(len(groups), plan.minibatches)
-    ]
-    batches = [_with_logprobs(learner, one.batch) for one in packed] * plan.epochs
-    scale = plan.rate_scale(share)
+    now = parameters.join(learner.frozen, learner.state.masters)
+    batches, stats = algorithm.batches(
+        plan, learner.settings, groups,
+        now=functools.partial(_logprobs, learner, now),
+        reference=functools.partial(_logprobs, learner, learner.reference),
+    )  # fmt: skip
+    before = plan.needs_proximal(learner.settings)
+    effective = algorithm.effective_share(batches) if before else 1.0
+    scale = plan.rate_scale(share, effective)
     learner.state, learnt = update.learn(
         learner.config, learner.optimizer, learner.settings, learner.state, learner.frozen,
-        batches, scale,
+        batches * plan.epochs, scale,
     )  # fmt: skip
-    if plan.optimizer_steps > 1:
-        learnt |= _sampler_gap(batches[: len(packed)])
-    stats = [one.stats for one in packed]
+    if before:
+        learnt |= _sampler_gap(batches) | {"update/effective_share": effective}
     tokens = sum(s.packed_tokens for s in stats)
     places = sum(s.rows * s.row_length for s in stats)
     return learnt | {
@@ -158,29 +137,6 @@ def learn(learner: Learner, groups: Sequence[Group], share: float) -> tuple[dict
         "update/prefix_tokens_saved": sum(s.prefix_tokens_saved for s in stats),
         "update/fill": tokens / places,
     }, tokens
-
-
-def parts_of(count: int, parts: int) -> list[slice]:
-    """Cuts `count` groups, in order, into at most `parts` parts that differ by one at most."""
-    parts = min(parts, count)
-    ends = [count * (i + 1) // parts for i in range(parts)]
-    return [slice(first, last) for first, last in zip([0, *ends[:-1]], ends, strict=True)]
-
-
-def _with_logprobs(learner: Learner, one: TrainBatch) -> TrainBatch:
-    """Adds what only the trainer knows, before the first step on the rollout moves it.
-
-    With a single step the policy that learns is the one that sampled, so the sampler's own
-    logprobs are the ratio's denominator. With several, the trainer computes them once: then
-    the ratio is exactly 1 at the first step, and the clips bound how far the others go.
-    """
-    found = {}
-    if learner.plan.optimizer_steps > 1:
-        now = parameters.join(learner.frozen, learner.state.masters)
-        found["proximal_logprobs"] = _logprobs(learner, now, one)
-    if learner.settings.kl_weight:
-        found["reference_logprobs"] = _logprobs(learner, learner.reference, one)
-    return dataclasses.replace(one, **found)
 
 
 def _sampler_gap(batches: Sequence[TrainBatch]) -> dict[str, float]:

@@ -28,6 +28,7 @@ from notepad_jax.checkpoint.targets import placed
 from notepad_jax.engine import executor, shapes
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import micro_batches, state, update
+from notepad_jax.grpo.algorithm import Algorithm
 from notepad_jax.grpo.optimizer import make_optimizer
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
@@ -221,7 +222,7 @@ def _residents(
         "moments": bytes_of(states.opt_state),
         "frozen": bytes_of(learning.frozen),
         "reference": bytes_of(learning.trained, learning.config.dtype)
-        if learning.settings.kl_weight
+        if config.grpo.kl_weight
         else 0,
         "weights": bytes_of(weights),
         "cache": executor.cache_bytes(learning.config, settings, engine),
@@ -306,7 +307,7 @@ def _name(shape: shapes.Shape) -> str:
 
 
 def _update_programs(
-    learning: _Learning, plan: learner.Plan, updates: workload.Update
+    learning: _Learning, plan: Algorithm, updates: workload.Update
 ) -> list[Program]:
     made: dict[str, jax.stages.Lowered] = {}
 
@@ -325,7 +326,7 @@ def _update_programs(
     pair = 2 * c.heads // mesh.shape["tensor"] * c.head_size * c.layers * rows * updates.pairs
     many = updates.micro_batches * updates.optimizer_steps
     # Of the trainer's policy, and of the reference, whose program differs in its weights' dtype.
-    forwards = (plan.optimizer_steps > 1) + bool(learning.settings.kl_weight)
+    forwards = plan.needs_proximal(learning.settings) + bool(plan.kl_weight)
     known = {
         "accumulate": (("masters", "frozen", "gradient"), many, FORWARD + BACKWARD),
         "apply": (("masters", "moments", "gradient"), updates.optimizer_steps, 0),

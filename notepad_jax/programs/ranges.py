@@ -59,6 +59,7 @@ def whole(lowest: int, highest: int = INT32) -> Range:
 
 
 SHARE = Range(0, 1, "at least 0 and at most 1")  # probabilities, too
+UNSIGNED = Range(0, LARGEST, "0 or more, and finite in float32")
 POSITIVE = Range(TINY, LARGEST, "above 0 and finite, in float32")
 NOT_NEGATIVE = Range(0, LARGEST, "at least 0 and finite, in float32")
 
@@ -78,6 +79,9 @@ RANGES: dict[str, Range] = {
     "rollout.max_failed_share": SHARE,
     "rollout.archive": whole(0),
     "grpo.full_rate_at": SHARE,
+    "grpo.ess_at": SHARE,
+    "grpo.kl_weight": UNSIGNED,
+    "grpo.constant": UNSIGNED,
     "grpo.minibatches": whole(1),
     "grpo.epochs": whole(1),
     "grpo.max_skipped": whole(1),

@@ -13,6 +13,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from notepad_jax.grpo import algorithm
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import configuration, rollouts, task_stream
 from notepad_jax.reading.loop import Reader
@@ -66,13 +67,17 @@ def telling(
         table = screen.table("reinforcement learning", COLUMNS)
         bar = screen.bar("train", config.steps, "steps")
         bar.advance(done)
-        truncated = False
+        truncated, began = False, False
 
         def tell(
             step: int, metrics: Mapping[str, float], timings: Mapping[str, float],
             before: Ledger, rollout: Rollout,
         ) -> Callable[[], None]:  # fmt: skip
-            nonlocal truncated
+            nonlocal truncated, began
+            if not began and rollout.batch:
+                began = True
+                for idle in algorithm.idle_on(config.grpo.advantage, rollout.batch):
+                    screen.say(idle)
             if metrics["data/truncated_documents"] and not truncated:
                 truncated = True
                 screen.say(task_stream.truncated(metrics, step, config.tasks.max_tokens))

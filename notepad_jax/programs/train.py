@@ -24,7 +24,7 @@ from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
-from notepad_jax.grpo import micro_batches
+from notepad_jax.grpo import algorithm, micro_batches
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import (
     configuration,
@@ -143,6 +143,8 @@ def prepare(
     driver = parts.service(config.engine, policy, reading, template, nobody, begun.around)
     sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
     learning = learner.prepare(config, policy.config, policy.params)
+    for idle in algorithm.idle(learning.plan, learning.settings):
+        screen.say(idle)
     del policy  # the starting weights live on in the learner alone
 
     checkpoints = Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)

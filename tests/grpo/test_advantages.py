@@ -1,7 +1,32 @@
+"""Advantages: the numbers of their papers, then what holds for all of them."""
+
 import numpy as np
 import pytest
 
+from notepad_jax import types
 from notepad_jax.grpo import advantages
+
+
+def group(rewards, metric="em", source="test") -> types.Group:
+    task = types.Task("t", "?", types.TextDocument(""), ("a",), source, metric)
+    readings = [types.Reading("t", k, (), "", types.Status.ANSWERED) for k in range(len(rewards))]
+    return types.Group(
+        task,
+        tuple(types.Trajectory(r, float(x), {}) for r, x in zip(readings, rewards, strict=True)),
+    )
+
+
+def of(name, *groups):
+    return advantages.of_groups(
+        name, [g if isinstance(g, types.Group) else group(g) for g in groups]
+    )
+
+
+# GoLongRL's worked example: two prompts of either reward type.
+MIXED = (
+    group([1, 0, 0, 0], "em"), group([1, 1, 0, 0], "em"),
+    group([0.30, 0.34, 0.28, 0.36], "rouge_l"), group([0.10, 0.10, 0.50, 0.10], "rouge_l"),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -14,50 +39,105 @@ from notepad_jax.grpo import advantages
     ],
 )
 def test_dr_grpo_numbers_of_the_spec(rewards, expected):
-    np.testing.assert_allclose(advantages.dr_grpo(np.array(rewards)), expected, atol=1e-15)
+    np.testing.assert_allclose(of("dr_grpo", rewards)[0], expected, atol=1e-15)
 
 
 def test_grpo_divides_by_the_bessel_corrected_std():
     # [1, 0]: mean .5, std sqrt(.5)
-    np.testing.assert_allclose(advantages.grpo(np.array([1, 0])), [2**-0.5, -(2**-0.5)], atol=2e-6)
+    np.testing.assert_allclose(of("grpo", [1, 0])[0], [2**-0.5, -(2**-0.5)], atol=2e-6)
 
 
 def test_rloo_is_reward_minus_the_mean_of_the_others():
-    np.testing.assert_allclose(advantages.rloo(np.array([1, 0, 0, 0])), [1, -1 / 3, -1 / 3, -1 / 3])
+    np.testing.assert_allclose(of("rloo", [1, 0, 0, 0])[0], [1, -1 / 3, -1 / 3, -1 / 3])
 
 
-@pytest.mark.parametrize("name", advantages.ADVANTAGES)
-def test_equal_rewards_give_exactly_zero(name):
+def test_a_batch_s_scale_is_of_what_is_left_of_the_rewards():
+    """[.5, -.5, 1, -1]: variance 2.5 / 3. The middle group has no say."""
+    found = of("batch_std", [1, 0], [3, 3], [2, 0])
+    expected = np.array([0.5, 1.0]) / np.sqrt(2.5 / 3)
+    np.testing.assert_allclose([found[0][0], found[2][0]], expected, rtol=1e-5)
+
+
+def test_a_task_s_scale_is_of_all_its_rewards():
+    """Of [1, 0, 1, 1, 0, 0, 0, 0] the Bessel-corrected variance is 15/56; one source each."""
+    a, b = group([1, 0, 1, 1], source="a"), group([0, 0, 0, 0], source="a")
+    c = group([4, 0], source="c")
+    np.testing.assert_allclose(of("task_std", a, c)[0][0], 0.25 / 0.5, rtol=1e-5)
+    np.testing.assert_allclose(of("task_std", a, c)[1][0], 2 / np.sqrt(8), rtol=1e-5)
+    # Who has no signal is in no scale.
+    np.testing.assert_allclose(of("task_std", a, b)[0], of("task_std", a)[0])
+
+
+def test_tmn_scales_each_reward_type_by_its_own_spread():
+    found = of("tmn", *MIXED)
+    np.testing.assert_allclose(found[0][0], 0.75 / 0.540062, rtol=1e-5)
+    np.testing.assert_allclose(found[3][2], 0.30 / 0.143759, rtol=1e-5)
+
+
+def test_tmn_reweight_numbers_of_the_paper():
+    found = of("tmn_reweight", *MIXED)
+    expected = [
+        [1.7832, -0.3605, -0.3605, -0.3605],
+        [0.9258, 0.9258, -0.9258, -0.9258],
+        [-0.1391, 0.1391, -0.2782, 0.2782],
+        [-0.5417, -0.5417, 2.6795, -0.5417],
+    ]
+    np.testing.assert_allclose(found, expected, atol=6e-5)
+
+
+# ---------------------------------------------------------------- all of them
+
+
+NAMES = list(advantages.ADVANTAGES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equal_rewards_give_exactly_zero_also_in_company(name):
     # 0.1 * 3 does not sum to 0.3 in floating point: the mean is not the reward
-    got = getattr(advantages, name)(np.full(3, 0.1))
-    assert (got == 0).all()
+    found = of(name, np.full(3, 0.1), [1, 0, 0])
+    assert (found[0] == 0).all() and found[1][0] > 0
+    assert (of(name, np.full(3, 0.1))[0] == 0).all()
 
 
-@pytest.mark.parametrize("name", advantages.ADVANTAGES)
-def test_advantages_sum_to_zero_and_keep_order(name):
-    rewards = np.random.default_rng(0).random(16)
-    got = getattr(advantages, name)(rewards)
-    assert abs(got.sum()) < 1e-12
-    assert (np.argsort(got) == np.argsort(rewards)).all()
+@pytest.mark.parametrize("name", NAMES)
+def test_they_keep_order_and_all_but_the_reweighted_sum_to_zero(name):
+    rng = np.random.default_rng(0)
+    groups = [group(rng.random(16), rng.choice(["em", "sub_em"])) for _ in range(6)]
+    for one, found in zip(groups, of(name, *groups), strict=True):
+        assert (np.argsort(found) == np.argsort(one.rewards)).all()
+        assert name == "tmn_reweight" or abs(found.sum()) < 1e-9
 
 
-@pytest.mark.parametrize("name", advantages.ADVANTAGES)
+@pytest.mark.parametrize("name", set(NAMES) - {"dr_grpo", "rloo"})
+def test_what_has_a_scale_does_not_look_at_the_unit_of_rewards(name):
+    """A type whose rewards are a tenth of another's weighs as much."""
+    whole, tenth = [1, 0, 0.5, 0.2], np.array([1, 0, 0.5, 0.2]) / 10
+    np.testing.assert_allclose(of(name, whole), of(name, tenth), rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", set(NAMES) - set(advantages.BY_KIND) - {"batch_std"})
+def test_a_group_s_own_do_not_look_at_others(name):
+    np.testing.assert_array_equal(of(name, [1, 0, 0])[0], of(name, [1, 0, 0], [5, 1, 2])[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_group_of_one_is_an_error(name):
     with pytest.raises(ValueError, match="1 trajectory"):
-        getattr(advantages, name)(np.array([1.0]))
+        of(name, [1.0])
 
 
-def test_a_reward_that_is_not_a_number_is_an_error():
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reward_that_is_not_a_number_is_an_error(name):
     with pytest.raises(ValueError, match="finite"):
-        advantages.dr_grpo(np.array([1.0, np.nan]))
+        of(name, [1.0, np.nan])
 
 
 def test_by_trajectory_never_by_turn(make):
     short, long = [make["turn"]([1], [2], [3])], [make["turn"]([1], [2], [3])] * 9
-    group = make["group"]([short, long], [1.0, 0.0])
-    np.testing.assert_array_equal(advantages.of_groups("dr_grpo", [group]), [[0.5, -0.5]])
+    made = make["group"]([short, long], [1.0, 0.0])
+    np.testing.assert_array_equal(advantages.of_groups("dr_grpo", [made]), [[0.5, -0.5]])
 
 
-def test_a_misspelt_name_is_told_its_neighbour(make):
+def test_a_misspelt_name_is_told_its_neighbour():
     with pytest.raises(ValueError, match="did you mean 'dr_grpo'"):
         advantages.of_groups("drgrpo", [])

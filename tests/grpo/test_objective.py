@@ -3,21 +3,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from notepad_jax.grpo import advantages
-from notepad_jax.grpo.objective import divide, k3, merge, objective, zero
+from notepad_jax.grpo.objective import divide, k1, k2, k3, merge, objective, zero
+from notepad_jax.grpo.ratios import RATIOS, Limits
 
-run = jax.jit(objective)
-CLIP = dict(clip_low=0.2, clip_high=0.2, dual_clip=3.0)
+run = jax.jit(objective, static_argnames=("ratio", "kl", "over_turns"))
+LIMITS = Limits(clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0, tis_cap=0.0)
 
 
-def sums_of(logprob, behaviour, advantage, mask=None, reference=None, kl_weight=0.0, **clip):
+def sums_of(
+    logprob, behaviour, advantage, mask=None, reference=None, kl_weight=0.0, ratio="ppo_clip",
+    kl="k3", over_turns=None, **limits,
+):  # fmt: skip
     logprob = jnp.asarray(logprob, jnp.float32)
     behaviour = jnp.asarray(behaviour, jnp.float32)
     mask = jnp.ones_like(logprob) if mask is None else jnp.asarray(mask, jnp.float32)
     reference = behaviour if reference is None else jnp.asarray(reference, jnp.float32)
     advantage = jnp.broadcast_to(jnp.asarray(advantage, jnp.float32), logprob.shape)
     vectors = logprob, behaviour, behaviour, reference, advantage, mask, mask, mask
-    return run(*vectors, kl_weight=kl_weight, **(CLIP | clip))
+    how = dict(ratio=ratio, kl=kl) | ({"over_turns": over_turns} if over_turns else {})
+    return run(*vectors, LIMITS._replace(**limits), kl_weight=kl_weight, **how)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +77,77 @@ def test_kl_enters_the_loss_with_its_weight():
     assert got.policy_loss == 0
 
 
-@pytest.mark.parametrize("name", advantages.ADVANTAGES)
-def test_on_policy_gradient_is_reinforce(name):
-    advantage = getattr(advantages, name)(np.array([1.0, 0.25, 0.0])).repeat([2, 3, 1])
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_on_policy_gradient_is_reinforce(ratio):
+    advantage = np.array([0.7, 0.7, -0.2, -0.2, -0.2, 0.0])
     logprob = np.random.default_rng(1).normal(-3, 1, 6)
-    grad = jax.grad(lambda lp: sums_of(lp, logprob, advantage).loss)(jnp.asarray(logprob))
+    grad = jax.grad(lambda lp: sums_of(lp, logprob, advantage, ratio=ratio).loss)(
+        jnp.asarray(logprob)
+    )
     np.testing.assert_allclose(grad, -advantage, rtol=1e-6)
+
+
+def over_turns(x_X):
+    """Two turns of two tokens each."""
+    return jnp.repeat(x_X.reshape(2, 2).mean(1), 2)
+
+
+def test_gspo_clips_whole_turns_by_the_geometric_mean_of_their_ratios():
+    """Ratios 2 and 1/2 are a turn's 1, which is not cut; 1.1 and 1.3 are its 1.196, cut at 1.1."""
+    ratios, advantage = np.array([2, 0.5, 1.1, 1.3]), 1.0
+    how = dict(ratio="gspo", over_turns=over_turns, clip_low=0.1, clip_high=0.1)
+    grad, got = jax.grad(
+        lambda lp: (lambda s: (s.loss, s))(sums_of(lp, np.zeros(4), advantage, **how)),
+        has_aux=True,
+    )(jnp.log(ratios))
+    np.testing.assert_allclose(grad, [-1, -1, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(got.loss, -2 - 2 * 1.1, rtol=1e-6)
+    assert got.clipped == 2
+
+
+def test_gspo_in_token_form_has_the_gradient_of_the_paper_s():
+    """Of -A s, s the geometric mean over a turn, averaged over turns: weights of 1/2 a token."""
+    logprob, advantage = np.log([1.05, 0.95, 1.02, 1.01]), np.array([1.0, 1, -2, -2])
+    how = dict(ratio="gspo", over_turns=over_turns, mask=np.full(4, 0.5))
+    got = jax.grad(lambda lp: sums_of(lp, np.zeros(4), advantage, **how).loss)(jnp.asarray(logprob))
+    paper = jax.grad(lambda lp: -(jnp.exp(lp.reshape(2, 2).mean(1)) * advantage[::2]).sum())
+    np.testing.assert_allclose(got, paper(jnp.asarray(logprob)), rtol=1e-5)
+
+
+def test_cispo_bounds_a_token_s_weight_and_never_its_gradient():
+    ratios = np.array([0.5, 3.0, 9.0])
+    for advantage in (1.0, -1.0):
+        grad, got = jax.grad(
+            lambda lp, a=advantage: (lambda s: (s.loss, s))(
+                sums_of(lp, np.zeros(3), a, ratio="cispo")
+            ),
+            has_aux=True,
+        )(jnp.log(ratios))
+        np.testing.assert_allclose(grad, -advantage * np.array([0.5, 3.0, 4.0]), rtol=1e-6)
+        assert got.clipped == 0
+
+
+def test_a_correction_weighs_tokens_by_how_far_the_sampler_was_off():
+    """Proximal over behaviour is 0.5, 1.5 and 8; the cap is 2; the ratio itself is 1."""
+    proximal, behaviour = np.log([0.5, 1.5, 8.0]), np.zeros(3)
+    one = jnp.ones(3)
+    gradient = jax.grad(
+        lambda lp, cap: run(
+            lp, jnp.asarray(behaviour), jnp.asarray(proximal), jnp.asarray(behaviour), one, one,
+            one, one, LIMITS._replace(tis_cap=cap), kl_weight=0.0,
+        ).loss
+    )  # fmt: skip
+    np.testing.assert_allclose(gradient(jnp.asarray(proximal), 2.0), [-0.5, -1.5, -2], rtol=1e-6)
+    np.testing.assert_allclose(gradient(jnp.asarray(proximal), 1e9), [-0.5, -1.5, -8], rtol=1e-6)
+    np.testing.assert_allclose(gradient(jnp.asarray(proximal), 0.0), [-1, -1, -1], rtol=1e-6)
+
+
+def test_the_three_estimates_of_kl():
+    d = 0.5
+    found = [float(one(jnp.zeros(1), jnp.full(1, d))[0]) for one in (k1, k2, k3)]
+    np.testing.assert_allclose(found, [-d, d**2 / 2, np.exp(d) - 1 - d], rtol=1e-6)
+    got = sums_of([-1.0], [-1.0], 0.0, reference=[-0.5], kl_weight=0.1, kl="k2")
+    np.testing.assert_allclose(got.loss, 0.0125, rtol=1e-6)
 
 
 def test_where_the_mask_is_zero_anything_may_stand():
@@ -113,7 +182,7 @@ def test_weights_scale_the_loss_and_count_in_no_mean():
 def test_the_ratio_is_to_the_proximal_policy_and_the_gap_to_the_sampler():
     one = jnp.ones(1)
     got = run(jnp.log(one * 1.1), jnp.log(one * 0.5), jnp.log(one), jnp.log(one), one, one, one,
-              one, kl_weight=0.0, **CLIP)  # fmt: skip
+              one, LIMITS, kl_weight=0.0)  # fmt: skip
     assert got.ratio == pytest.approx(1.1) and got.gap == pytest.approx(np.log(2.2))
 
 
@@ -123,7 +192,7 @@ def test_metrics_by_hand():
         run(
             jnp.log(jnp.array([1.0, 1.1, 1.5, 9.0])), jnp.zeros(4), jnp.zeros(4), jnp.zeros(4),
             jnp.ones(4), mask, jnp.array([1.0, 1, 0, 0]), jnp.array([2.0, 4, 5, 7]),
-            kl_weight=0.0, **CLIP,
+            LIMITS, kl_weight=0.0,
         ),
         3.0,
     )  # fmt: skip

@@ -4,13 +4,14 @@ One file, though a long one: all of it runs on the few programs that are compile
 """
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from notepad_jax.grpo import advantages, micro_batches, state, update
+from notepad_jax.grpo import advantages, micro_batches, normalisers, ratios, state, update
 from notepad_jax.grpo.batch import pack
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
 from notepad_jax.grpo.settings import UpdateSettings
@@ -19,7 +20,8 @@ from notepad_jax.model.config import Experts
 from notepad_jax.types import Group, TurnKind
 
 SETTINGS = UpdateSettings(
-    clip_low=0.2, clip_high=0.2, dual_clip=3.0, kl_weight=0.0, temperature=1.0,
+    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0, tis_cap=0.0, kl="k3",
+    kl_weight=0.0, temperature=1.0,
     micro_batch_rows=4, remat=False,
 )  # fmt: skip
 WIDE = 384  # one row of this length holds everything
@@ -176,14 +178,43 @@ def test_splitting_a_completion_into_more_turns_does_not_matter(once, learn, gro
     assert_same(once, learn(packed(more)))
 
 
-@pytest.mark.parametrize("name", advantages.ADVANTAGES)
-def test_on_policy_gradient_is_reinforce(config, params, learn, alone, groups, name):
-    batch = packed(groups, name=name)
-    proximal = update.token_logprobs_of(config, params, batch, 1.0, 4)
-    _, got = learn(dataclasses.replace(batch, proximal_logprobs=proximal))
-    advantage, _ = per_token(groups, name)
-    _, expected = alone(-advantage / len(advantage))
-    assert_same((0.0, got), (0.0, expected), 5e-6)
+@pytest.mark.parametrize("ratio", ratios.RATIOS)
+def test_on_policy_gradient_of_every_variant_is_reinforce(
+    config, params, learn, alone, groups, packed_once, ratio
+):
+    """Every advantage and normaliser: -A weight / denominator of each token, turn by turn."""
+    proximal = update.token_logprobs_of(config, params, packed_once, 1.0, 1)
+    ids = ids_of(groups)
+    for name, normaliser in itertools.product(advantages.ADVANTAGES, normalisers.NORMALISERS):
+        how = normalisers.named(normaliser)
+        batch = packed(groups, WIDE, rows=1, name=name, normaliser=how, constant=9.0)
+        batch = dataclasses.replace(
+            batch, proximal_logprobs=proximal, behaviour_logprobs=proximal + batch.weights
+        )
+        _, got = learn(batch, micro_batch_rows=1, ratio=ratio)
+        advantage, _ = per_token(groups, name)
+        weights, denominator = how(*ids, 9.0)
+        _, expected = alone((-advantage * weights / denominator).astype(np.float32))
+        assert_same((0.0, got), (0.0, expected), 1e-5)
+
+
+def ids_of(groups):
+    """Turn, trajectory and prompt of every completion token, in the order of `alone`."""
+    found, turn, trajectory = [], itertools.count(), itertools.count()
+    for prompt, group in enumerate(groups):
+        for member in group.trajectories:
+            number = next(trajectory)
+            for one in member.turns:
+                found += [(next(turn), number, prompt)] * len(one.completion.tokens)
+    return np.array(found).T
+
+
+def test_a_turn_s_ratio_does_not_depend_on_where_its_tokens_lie(learn, groups, packed_once):
+    """Off policy, so that turns' means matter and some are cut."""
+    how = dict(ratio="gspo", clip_low=0.3, clip_high=0.3)
+    once = learn(packed_once, micro_batch_rows=1, **how)
+    assert_same(once, learn(packed(groups), **how))
+    assert abs(float(once[0] - learn(packed_once, micro_batch_rows=1)[0])) > 1e-3
 
 
 def test_on_policy_loss_is_the_spec_s_one_twelfth(config, params, learn, make):

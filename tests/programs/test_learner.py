@@ -78,13 +78,6 @@ def test_a_resumed_learner_is_the_one_that_was_saved():
         jax.tree.map(np.testing.assert_array_equal, again.state, moved)
 
 
-def test_groups_are_cut_in_order_into_parts_of_nearly_one_size():
-    cut = lambda count, parts: [(s.start, s.stop) for s in learner.parts_of(count, parts)]  # noqa: E731
-    assert cut(5, 2) == [(0, 2), (2, 5)]
-    assert cut(3, 16) == [(0, 1), (1, 2), (2, 3)]
-    assert cut(8, 1) == [(0, 8)]
-
-
 def test_the_rate_follows_the_share_of_informative_groups_or_is_left_alone():
     plan, _, _ = learner.settings_of(config())
     assert plan.rate_scale(0.25) == 0.5 and plan.rate_scale(0.7) == 1

@@ -1,0 +1,211 @@
+"""A member of the GRPO family: four choices by name, and a rollout becomes batches by them.
+
+    advantage   baseline and scale of a reward            `advantages`
+    ratio       how far a token's step may go             `ratios`, within `settings.UpdateSettings`
+    normaliser  what a token weighs, what is divided by   `normalisers`
+    guards      who is left out, and how long a step is   here
+
+Each is a pure function in a table, so every combination is an algorithm; what does not go
+together is refused when the config is read (`Algorithm`), and what cannot act says so
+(`idle`). Which published algorithm is which choice: docs/algorithms.md. Above:
+programs.learner, which reads a config and takes the steps; below: `batch`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from notepad_jax.grpo import advantages, batch, normalisers, objective, ratios
+from notepad_jax.grpo.batch import PackingStats
+from notepad_jax.grpo.settings import UpdateSettings
+from notepad_jax.types import Group, TrainBatch
+
+Logprobs = Callable[[TrainBatch], np.ndarray]  # of every completion token, float32 [B, T]
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """How a rollout's groups become optimizer steps; no defaults here, they live in configs/."""
+
+    advantage: str  # a name in advantages.ADVANTAGES
+    normaliser: str  # a name in normalisers.NORMALISERS
+    constant: float  # completion tokens of a trajectory, of the normaliser of that name
+    mask_truncated: bool  # turns that were cut at their limit are not learnt from
+    kl_weight: float  # of KL to the reference policy; 0 needs none
+    kl_in: str  # "loss", or "reward": what a trajectory's tokens add up to is taken off
+    minibatches: int  # parts of a rollout, of whole groups; each is one optimizer step
+    epochs: int  # times that a rollout is gone through
+    row_length: int  # tokens of a packed row
+    full_rate_at: float  # share of informative groups for the whole rate; 0: always whole
+    ess_at: float  # effective share of turns for the whole rate; 0: always whole
+    max_skipped: int  # steps in a row that may be skipped for not being finite
+
+    def __post_init__(self) -> None:
+        advantages.of_groups(self.advantage, ())  # knows its name
+        normalisers.named(self.normaliser)
+        if self.normaliser == "constant" and not self.constant > 0:
+            raise ValueError(
+                f"grpo.constant is {self.constant}; the normaliser 'constant' divides by it, so "
+                "it must be above 0: the completion tokens that a trajectory may have"
+            )
+        if self.kl_in not in ("loss", "reward"):
+            raise ValueError(f"grpo.kl_in is {self.kl_in!r}; use 'loss' or 'reward'")
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps that a rollout of enough groups is learnt from."""
+        return self.minibatches * self.epochs
+
+    def needs_proximal(self, settings: UpdateSettings) -> bool:
+        """Whether the trainer computes logprobs of its own before the first step.
+
+        With a single step the policy that learns is the one that sampled, so the sampler's own
+        logprobs are the ratio's denominator. With several, the trainer computes them once: then
+        the ratio is exactly 1 at the first step, and the clips bound how far the others go.
+        """
+        return self.optimizer_steps > 1 or settings.tis_cap > 0 or self.ess_at > 0
+
+    def rate_scale(self, share: float, effective: float = 1.0) -> float:
+        """What the rate is multiplied by when that share of the groups is informative.
+
+        And where `effective` is the share of turns that count, weighed by how the sampler was
+        off (`effective_share`): its root (VCPO 2026), as noise falls with the root of a count.
+        """
+        scale = min(1.0, share / self.full_rate_at) if self.full_rate_at else 1.0
+        return scale * (min(1.0, effective / self.ess_at) ** 0.5 if self.ess_at else 1.0)
+
+
+def problems(how: Algorithm, settings: UpdateSettings) -> Iterator[str]:
+    """Yields what is wrong with choices that are each right alone."""
+    if how.kl_weight and how.kl_in == "loss" and settings.kl == "k1":
+        yield (
+            "grpo.kl='k1' as a loss pulls nowhere: its gradient is zero on average; use k2 or k3, "
+            "or grpo.kl_in='reward'"
+        )
+
+
+def idle(how: Algorithm, settings: UpdateSettings) -> Iterator[str]:
+    """Yields, in words, what was chosen and cannot act."""
+    if settings.ratio != "ppo_clip" and not how.needs_proximal(settings):
+        yield (
+            f"grpo.ratio={settings.ratio!r} cannot act: with one optimizer step a rollout all "
+            "ratios are 1 up to rounding; raise grpo.minibatches or grpo.epochs"
+        )
+    if how.kl_weight == 0 and how.kl_in == "reward":
+        yield "grpo.kl_in='reward' cannot act: grpo.kl_weight is 0"
+    if how.normaliser != "constant" and how.constant:
+        yield f"grpo.constant cannot act: grpo.normaliser is {how.normaliser!r}"
+
+
+def idle_on(advantage: str, groups: Sequence[Group]) -> Iterator[str]:
+    """Yields what of an advantage cannot act on these groups."""
+    kind = advantages.BY_KIND.get(advantage)
+    kinds = {kind(group) for group in groups} if kind else set()
+    if len(kinds) == 1:
+        yield (
+            f"grpo.advantage={advantage!r} scales each kind of task by its own spread, and "
+            f"there is one kind here ({kinds.pop()}): it is a batch's scale"
+        )
+
+
+# ---------------------------------------------------------------- batches
+
+
+def batches(
+    how: Algorithm, settings: UpdateSettings, groups: Sequence[Group], now: Logprobs,
+    reference: Logprobs,
+) -> tuple[list[TrainBatch], list[PackingStats]]:  # fmt: skip
+    """Returns the batch of each part of a rollout, in order, before the first step on any.
+
+    `now` gives logprobs of the policy that learns, `reference` of the one that KL is taken to;
+    neither is called unless it is needed. An advantage sees all groups, since some
+    scale by what others did; a part is one optimizer step with one denominator.
+    """
+    cut = parts_of(len(groups), how.minibatches)
+    values = advantages.of_groups(how.advantage, groups)
+    packed = [
+        batch.pack(
+            groups[part],
+            values[part],
+            row_length=how.row_length,
+            rows_multiple=settings.micro_batch_rows,
+            length_multiple=how.row_length,  # one width: each further one compiles anew
+            normaliser=normalisers.named(how.normaliser),
+            constant=how.constant,
+            mask_truncated=how.mask_truncated,
+        )
+        for part in cut
+    ]
+    made = []
+    for one in (each.batch for each in packed):
+        found = {}
+        if how.needs_proximal(settings):
+            found["proximal_logprobs"] = now(one)
+        if how.kl_weight:
+            found["reference_logprobs"] = reference(one)
+        made.append(dataclasses.replace(one, **found))
+    if how.kl_weight and how.kl_in == "reward":
+        kl = objective.kl_named(settings.kl)
+        apart = [_kl_of(kl, one, groups[part]) for one, part in zip(made, cut, strict=True)]
+        flat = [one for part in apart for one in part]
+        values = advantages.of_groups(how.advantage, _less(groups, flat, how.kl_weight))
+        made = [
+            batch.with_advantages(one, values[part]) for one, part in zip(made, cut, strict=True)
+        ]
+    return made, [each.stats for each in packed]
+
+
+def parts_of(count: int, parts: int) -> list[slice]:
+    """Cuts `count` groups, in order, into at most `parts` parts that differ by one at most."""
+    parts = min(parts, count)
+    ends = [count * (i + 1) // parts for i in range(parts)]
+    return [slice(first, last) for first, last in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _kl_of(kl: Callable, one: TrainBatch, groups: Sequence[Group]) -> list[np.ndarray]:
+    """Summed KL [G] of each group's trajectories, of the policy before the first step."""
+    on_BT = one.weights > 0
+    pair = (jnp.asarray(x[on_BT]) for x in (one.proximal_logprobs, one.reference_logprobs))
+    apart = np.asarray(kl(*pair))
+    sizes = [len(group.trajectories) for group in groups]
+    sums_I = np.bincount(one.trajectory[on_BT], apart, minlength=sum(sizes))
+    return np.split(sums_I, np.cumsum(sizes)[:-1])
+
+
+def _less(groups: Sequence[Group], apart: Sequence[np.ndarray], weight: float) -> list[Group]:
+    """The groups with `weight` times their KL taken off their rewards."""
+    return [
+        dataclasses.replace(
+            group,
+            trajectories=tuple(
+                dataclasses.replace(one, reward=one.reward - weight * float(far))
+                for one, far in zip(group.trajectories, far_G, strict=True)
+            ),
+        )
+        for group, far_G in zip(groups, apart, strict=True)
+    ]
+
+
+# ---------------------------------------------------------------- guards
+
+
+def effective_share(made: Sequence[TrainBatch]) -> float:
+    """Effective sample size over their number, of turns weighed by proximal / behaviour.
+
+    (sum w)^2 / (n sum w^2), w of a turn the product over its tokens: 1 where the sampler
+    computes as the trainer does, 1 / n where one turn outweighs all others.
+    """
+    log_w = np.concatenate([_log_weights(one) for one in made])
+    w = np.exp(np.clip(log_w - log_w.max(), -ratios.MAX_LOG_RATIO, 0))
+    return float(w.sum() ** 2 / (len(w) * (w**2).sum()))
+
+
+def _log_weights(one: TrainBatch) -> np.ndarray:
+    on_BT = one.weights > 0
+    far = (one.proximal_logprobs - one.behaviour_logprobs)[on_BT]
+    _, turn_N = np.unique(one.turn[on_BT], return_inverse=True)
+    return np.bincount(turn_N, far)

@@ -1,0 +1,101 @@
+"""How far a token's step may go: the importance ratio, and where a clip takes its gradient away.
+
+Each choice is a function of log ratios [X] to the proximal policy, logprobs [X], advantages [X]
+and the `Limits`, and gives the loss of every token [X] and whether its gradient is gone [X].
+With all ratios at 1 every one of them has REINFORCE's gradient, -A. Beside them stands what
+corrects for a sampler that is not the trainer (`corrected`). Pure jnp, nothing of rows or
+devices; `objective` calls it. Formulas and papers: docs/algorithms.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+MAX_LOG_RATIO = 20.0  # held to before `exp`: the clips have long taken the gradient away
+
+
+class Limits(NamedTuple):
+    """Scalars; which of them act depends on the choice."""
+
+    clip_low: float | Array  # ratios below 1 - clip_low give no gradient where A < 0
+    clip_high: float | Array  # ratios above 1 + clip_high give none where A > 0
+    dual_clip: float | Array  # of ppo_clip: ratios above it give none where A < 0
+    cap: float | Array  # of cispo: ratios count for no more
+    tis_cap: float | Array  # of `corrected`; 0: no correction
+
+
+Tokens = Float[Array, " X"]
+Ratio = Callable[[Tokens, Tokens, Tokens, Limits], tuple[Tokens, Bool[Array, " X"]]]
+
+
+def exp(log_ratio_X: Tokens) -> Tokens:
+    """The ratio, finite."""
+    return jnp.exp(jnp.clip(log_ratio_X, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def ppo_clip(log_ratio_X, logprob_X, advantages_X, limits):
+    """-min(rA, clip(r, 1 - low, 1 + high) A), and for A < 0 never more than -dual_clip * A.
+
+    PPO's clip (Schulman et al. 2017, eq. 7) with the dual clip (Ye et al. 2020, eq. 5).
+    """
+    ratio_X = exp(log_ratio_X)
+    loss_X, cut_X = _clipped(ratio_X, advantages_X, limits)
+    bound_X = -limits.dual_clip * advantages_X
+    loss_X = jnp.where(advantages_X < 0, jnp.minimum(loss_X, bound_X), loss_X)
+    return loss_X, cut_X | ((advantages_X < 0) & (ratio_X > limits.dual_clip))
+
+
+def gspo(log_ratio_X, logprob_X, advantages_X, limits):
+    """The clip on s, the geometric mean of the ratios of a token's turn (GSPO, Zheng et al. 2025).
+
+    `log_ratio_X` is that mean already (`TURNWISE`). s is taken in the paper's token form,
+    sg(s) pi / sg(pi), so a token's gradient is its own and `turn_mean` makes it the paper's.
+    """
+    own_X = logprob_X - jax.lax.stop_gradient(logprob_X)
+    s_X = exp(jax.lax.stop_gradient(log_ratio_X)) * jnp.exp(own_X)
+    return _clipped(s_X, advantages_X, limits)
+
+
+def cispo(log_ratio_X, logprob_X, advantages_X, limits):
+    """-sg(min(r, cap)) A log pi: the weight is bounded, no token loses its gradient.
+
+    CISPO (MiniMax-M1, 2025), with ScaleRL's one-sided cap.
+    """
+    weight_X = jax.lax.stop_gradient(jnp.minimum(exp(log_ratio_X), limits.cap))
+    return -weight_X * advantages_X * logprob_X, jnp.zeros(advantages_X.shape, bool)
+
+
+RATIOS: dict[str, Ratio] = {one.__name__: one for one in (ppo_clip, gspo, cispo)}
+TURNWISE = ("gspo",)  # who are given the mean over a turn
+
+
+def named(name: str) -> Ratio:
+    """Returns the function called `name`; ValueError, naming its neighbour, if there is none."""
+    if name not in RATIOS:
+        near = difflib.get_close_matches(name, RATIOS, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"no ratio is called {name!r}; {hint}known: {', '.join(RATIOS)}")
+    return RATIOS[name]
+
+
+def corrected(proximal_X: Tokens, behaviour_X: Tokens, limits: Limits) -> Tokens:
+    """sg(min(proximal / behaviour, tis_cap)) of each token; 1 where `tis_cap` is 0.
+
+    Truncated importance sampling (Yao et al. 2025) for a sampler that computes otherwise than
+    the trainer; with a cap that is never met, the weight of the decoupled loss (AReaL 2025).
+    """
+    weight_X = jnp.minimum(exp(proximal_X - behaviour_X), limits.tis_cap)
+    return jax.lax.stop_gradient(jnp.where(limits.tis_cap > 0, weight_X, 1.0))
+
+
+def _clipped(ratio_X, advantages_X, limits):
+    low, high = 1 - limits.clip_low, 1 + limits.clip_high
+    loss_X = jnp.maximum(-ratio_X * advantages_X, -jnp.clip(ratio_X, low, high) * advantages_X)
+    over_X = (advantages_X > 0) & (ratio_X > high)
+    return loss_X, over_X | ((advantages_X < 0) & (ratio_X < low))

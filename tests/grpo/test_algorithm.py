@@ -1,0 +1,143 @@
+"""Choices put together: parts, KL off the reward, the effective share, what is refused or idle."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from notepad_jax.grpo import advantages, algorithm
+from notepad_jax.grpo.algorithm import Algorithm
+from notepad_jax.grpo.settings import UpdateSettings
+
+HOW = Algorithm(
+    advantage="dr_grpo", normaliser="token_mean", constant=0.0, mask_truncated=False, kl_weight=0.0,
+    kl_in="loss", minibatches=1, epochs=1, row_length=384, full_rate_at=0.0, ess_at=0.0,
+    max_skipped=3,
+)  # fmt: skip
+SETTINGS = UpdateSettings(
+    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0, tis_cap=0.0, kl="k3",
+    kl_weight=0.0, temperature=1.0, micro_batch_rows=1, remat=False,
+)  # fmt: skip
+
+
+def having(**changed):
+    mine = {name: value for name, value in changed.items() if hasattr(HOW, name)}
+    theirs = {name: value for name, value in changed.items() if name not in mine}
+    return dataclasses.replace(HOW, **mine), dataclasses.replace(SETTINGS, **theirs)
+
+
+def never(one):
+    pytest.fail("nobody needs these logprobs")
+
+
+def test_groups_are_cut_in_order_into_parts_of_nearly_one_size():
+    cut = lambda count, parts: [(s.start, s.stop) for s in algorithm.parts_of(count, parts)]  # noqa: E731
+    assert cut(5, 2) == [(0, 2), (2, 5)]
+    assert cut(3, 16) == [(0, 1), (1, 2), (2, 3)]
+    assert cut(8, 1) == [(0, 8)]
+
+
+def test_logprobs_are_computed_once_a_part_and_only_where_they_are_needed(make):
+    groups = make["random_groups"](3, groups=3)
+    made, stats = algorithm.batches(*having(), groups, never, never)
+    assert len(made) == len(stats) == 1
+    seen = []
+
+    def now(one):
+        seen.append(one)
+        return one.weights * -3
+
+    for changed in (dict(minibatches=3), dict(minibatches=3, epochs=2), dict(tis_cap=2.0)):
+        seen.clear()
+        made, _ = algorithm.batches(*having(**changed), groups, now, never)
+        assert len(made) == len(seen) == changed.get("minibatches", 1)
+        assert all((one.proximal_logprobs == one.weights * -3).all() for one in made)
+
+
+def test_a_part_s_advantages_come_from_the_whole_batch(make):
+    groups = make["random_groups"](3, groups=2)
+    louder = [dataclasses.replace(one, reward=9 * one.reward) for one in groups[0].trajectories]
+    groups[0] = dataclasses.replace(groups[0], trajectories=tuple(louder))
+    made, _ = algorithm.batches(
+        *having(advantage="batch_std", minibatches=2), groups, lambda one: one.weights, never
+    )
+    expected = advantages.of_groups("batch_std", groups)
+    for one, values in zip(made, expected, strict=True):
+        assert set(one.advantages[one.weights > 0]) == set(values.astype(np.float32))
+
+
+def test_kl_off_the_reward_moves_advantages_by_hand(make):
+    """Two trajectories of 2 and 3 tokens, each token 0.5 above the reference: k1 is 1 and 1.5."""
+    turn = make["turn"]
+    group = make["group"]([[turn([5], [6], [7, 2])], [turn([5], [6], [7, 8, 2])]], [1.0, 0.0])
+    how, settings = having(kl_in="reward", kl_weight=0.1, kl="k1")
+    (one,), _ = algorithm.batches(
+        how, settings, [group], never, lambda one: one.proximal_logprobs - 0.5 * one.weights
+    )
+    first, second = 1 - 0.1 * 1.0, 0 - 0.1 * 1.5
+    expected = {0: (first - second) / 2, 1: (second - first) / 2}
+    for number, value in expected.items():
+        np.testing.assert_allclose(one.advantages[one.trajectory == number], value, rtol=1e-5)
+    assert not one.advantages[one.trajectory < 0].any()
+
+
+def test_the_effective_share_counts_turns_by_their_weights(make):
+    """Weights of 1, 1, 1, 1 are 4 of 4; of 3, 1, 0, 0 they are 16 / 10 of 4."""
+    turn = make["turn"]
+    groups = [make["group"]([[turn([5], [6], [7, 2])] for _ in range(4)], [1.0, 0, 0, 0])]
+    made = lambda off: algorithm.batches(  # noqa: E731
+        *having(ess_at=0.5), groups,
+        lambda one: one.behaviour_logprobs + one.weights * np.asarray(off)[one.turn] / 2, never,
+    )[0]  # fmt: skip
+    assert algorithm.effective_share(made([0.3] * 4)) == pytest.approx(1)
+    share = algorithm.effective_share(made([np.log(3), 0, -15, -15]))
+    assert share == pytest.approx(0.4, rel=1e-4)
+    how, _ = having(ess_at=0.5)
+    assert how.rate_scale(1.0, share) == pytest.approx(0.8**0.5, rel=1e-4)
+    assert how.rate_scale(1.0, 0.7) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (dict(normaliser="tokenmean"), "did you mean 'token_mean'"),
+        (dict(normaliser="constant"), "grpo.constant is 0"),
+        (dict(kl_in="both"), "use 'loss' or 'reward'"),
+        (dict(ratio="gppo"), "did you mean 'gspo'"),
+        (dict(kl="k4"), "no estimate of KL"),
+        (dict(cap=0.5), "cap is 0.5"),
+        (dict(tis_cap=0.5), "tis_cap is 0.5"),
+    ],
+)
+def test_what_is_no_choice_is_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        having(**changed)
+
+
+def test_what_does_not_go_together_is_told_with_the_reason():
+    (said,) = algorithm.problems(*having(kl="k1", kl_weight=0.1))
+    assert "pulls nowhere" in said
+    assert not list(algorithm.problems(*having(kl="k1", kl_weight=0.1, kl_in="reward")))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({}, None),
+        (dict(ratio="gspo"), "'gspo' cannot act: with one optimizer step"),
+        (dict(ratio="gspo", minibatches=4), None),
+        (dict(ratio="cispo", tis_cap=2.0), None),
+        (dict(kl_in="reward"), "kl_weight is 0"),
+        (dict(constant=100.0), "grpo.constant cannot act"),
+    ],
+)
+def test_what_cannot_act_says_so(changed, says):
+    said = list(algorithm.idle(*having(**changed)))
+    assert (says in said[0]) if says else not said
+
+
+def test_a_scale_by_kind_says_where_there_is_one_kind(make):
+    groups = make["random_groups"](3)
+    (said,) = algorithm.idle_on("tmn", groups)
+    assert "one kind here (em)" in said
+    assert not list(algorithm.idle_on("dr_grpo", groups))
