@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-import pallas_kernels
 from notepad_jax.model import parameters
 from notepad_jax.programs import advice, configuration, facts, planned
 from notepad_jax.programs.facts import Facts, Read
@@ -26,7 +25,7 @@ ROUNDS = 8  # of changing and planning again
 
 
 class DoesNotFit(ValueError):
-    """A config that is too large for the slice. `plan` is all that was found out."""
+    """A config that is too large for the slice, or may be. `plan` is all that was found out."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan.verdict)
@@ -98,20 +97,18 @@ def run(
     a slice that does not exist, a config that cannot run on it, or where libtpu is not installed,
     and `DoesNotFit`.
     """
+    source = facts.Source(config, slice_name)
     try:
-        there = aot.slice_of(slice_name)
+        made, chip = source.made(), source.chip
     except aot.MissingCompiler as problem:
         raise ValueError(str(problem)) from problem
-    chip = estimate.CHIPS[slice_name.partition(":")[0]]
-    kernels = "pallas" if config.kernels == "auto" else config.kernels
-    with pallas_kernels.using(kernels), aot.nothing_kept():
-        made = planned.plan_of(config, there)
-        found = facts.compiled(made, chip, screen, {} if known is None else known)
+    found = facts.compiled(source, made, screen, {} if known is None else known)
     phases = tuple(_phase(name, made.residents[name], found) for name in PHASES)
     phases = (*phases[:-1], _handed_off(phases[-1], made, chip))
     worst = max(phases, key=lambda phase: phase.peak)
-    fits = worst.peak <= chip.hbm_size and not any(fact.refused for fact in found)
-    changes = () if fits else _changes(config, made, phases, found, chip.hbm_size, slice_name)
+    room = worst.peak <= chip.hbm_size and not any(fact.refused for fact in found)
+    missing = [fact.name for fact in found if fact.failed]
+    changes = () if room else _changes(config, made, phases, found, chip.hbm_size, slice_name)
     plan = Plan(
         slice=slice_name,
         model=made.model,
@@ -126,11 +123,11 @@ def run(
         phases=phases,
         programs=found,
         step=_step(made),
-        fits=fits,
-        verdict=_verdict(slice_name, worst, chip.hbm_size, fits, changes),
+        fits=room and not missing,
+        verdict=_verdict(slice_name, worst, chip.hbm_size, room, missing, changes),
         advice=changes,
     )
-    if not fits:
+    if not plan.fits:
         raise DoesNotFit(plan)
     return plan
 
@@ -188,10 +185,20 @@ def _step(made: Planned) -> Mapping[str, float]:
 
 
 def _verdict(
-    name: str, worst: Phase, hbm: int, fits: bool, changes: Sequence[advice.Change]
+    name: str,
+    worst: Phase,
+    hbm: int,
+    room: bool,
+    missing: Sequence[str],
+    changes: Sequence[advice.Change],
 ) -> str:
     needs = f"{worst.peak / 1e9:.1f} of {hbm / 1e9:.1f} GB a device in the {worst.name}"
-    if fits:
+    if room and missing:
+        return (
+            f"not known whether it fits {name}: {', '.join(missing)} could not be compiled "
+            f"(why: see the programs); without, it needs {needs}"
+        )
+    if room:
         return f"fits {name}: {needs}"
     over = f"does not fit {name}: {needs}, {(worst.peak - hbm) / 1e9:.1f} GB too much"
     if not changes:

@@ -63,6 +63,9 @@ def _programs(plan: Plan) -> Iterator[str]:
         f"{'sent':>9}{'ms':>10}  limit     launches a step"
     )
     for fact in plan.programs:
+        if fact.failed:
+            yield f"  {fact.name:24}not compiled: {fact.failed}"
+            continue
         if fact.refused:
             yield f"  {fact.name:24}refused by the compiler: {fact.refused}"
             continue
