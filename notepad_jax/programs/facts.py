@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 import jax
@@ -117,14 +117,17 @@ class Compiler:
 
 
 def compiled(
-    source: Source, made: Planned, screen: Screen, known: dict[str, Read]
+    source: Source, made: Planned, wanted: Sequence[int], screen: Screen, known: dict[str, Read]
 ) -> tuple[Facts, ...]:
-    """Compiles the programs of `made` that are not among `known` (by their text), and adds them."""
-    bar = screen.bar("compile", len(made.programs), "programs")
+    """Compiles the `wanted` of the programs of `made`, by their place, and returns their facts.
+
+    What is among `known`, by a program's text, is not compiled again, and what is new is added.
+    """
+    if not wanted:
+        return ()
+    bar = screen.bar("compile", len(wanted), "programs")
     # Those of the update first: one of them takes as long as five others.
-    items = sorted(
-        range(len(made.programs)), key=lambda item: made.programs[item].phase != planned.UPDATE
-    )
+    items = sorted(wanted, key=lambda item: made.programs[item].phase != planned.UPDATE)
     workers = min(MOST, os.cpu_count() or 1)
 
     def done(item: int) -> None:
@@ -137,10 +140,10 @@ def compiled(
         found |= children.run(source, killed, 1, known, lambda item: None)
     bar.finish()
     facts = []
-    for item, program in enumerate(made.programs):
+    for item in wanted:
         one = found[item]
         one = _failed(_words(one, source)) if isinstance(one, Died) else one
-        facts.append(placed(program, one, made, source.chip))
+        facts.append(placed(made.programs[item], one, made, source.chip))
     return tuple(facts)
 
 

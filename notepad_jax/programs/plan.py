@@ -22,6 +22,7 @@ from notepad_jax.telemetry.progress import Screen
 from pallas_kernels import aot, estimate
 
 ROUNDS = 8  # of changing and planning again
+ALL, LARGEST, NONE = "all", "largest", "none"  # which programs are compiled
 
 
 class DoesNotFit(ValueError):
@@ -61,24 +62,32 @@ class Plan:
     hbm: int
     phases: tuple[Phase, ...]
     programs: tuple[Facts, ...]
+    left_out: int  # programs that were not compiled, narrower than those
     step: Mapping[str, float]  # what was counted of a step at its limits
     fits: bool
     verdict: str
     advice: tuple[advice.Change, ...]
 
 
-def fit(config: ConfigDict, slice_name: str, screen: Screen) -> tuple[Plan, list[advice.Change]]:
+def fit(
+    config: ConfigDict, slice_name: str, screen: Screen, programs: str = ALL
+) -> tuple[Plan, list[advice.Change]]:
     """Changes `config` until it fits; returns its plan and what was changed, in order.
 
     One change at a time: one that keeps the result of a step if there is such a one, else what
-    saves most. What a change leaves as it was is not compiled again. Raises as `run` does,
-    `DoesNotFit` with the last plan where no change is left.
+    saves most. While it searches, what stays on a device is held against it before anything is
+    compiled, and then of every kind of program only the largest is compiled, the one that full
+    turns launch; what a change leaves as it was is not compiled again. What `programs` asks for
+    is compiled once, of what was found. Raises as `run` does, `DoesNotFit` with the last plan
+    where no change is left.
     """
     known: dict[str, Read] = {}
     changed: list[advice.Change] = []
     while True:
         try:
-            return run(config, slice_name, screen, known), changed
+            for step in dict.fromkeys((NONE, LARGEST, programs)):
+                plan = run(config, slice_name, screen, known, step)
+            return plan, changed
         except DoesNotFit as problem:
             change = advice.next_of(problem.plan.advice)
             if change is None or len(changed) == ROUNDS:
@@ -89,20 +98,29 @@ def fit(config: ConfigDict, slice_name: str, screen: Screen) -> tuple[Plan, list
 
 
 def run(
-    config: ConfigDict, slice_name: str, screen: Screen, known: dict[str, Read] | None = None
+    config: ConfigDict,
+    slice_name: str,
+    screen: Screen,
+    known: dict[str, Read] | None = None,
+    programs: str = ALL,
 ) -> Plan:
     """Plans `config` for a slice such as "v5p:2x4x4".
 
-    `known` holds what was compiled before, and takes what is compiled now. Raises ValueError for
-    a slice that does not exist, a config that cannot run on it, or where libtpu is not installed,
-    and `DoesNotFit`.
+    `known` holds what was compiled before, and takes what is compiled now; `programs` says which
+    are: ALL, the LARGEST of each kind, or NONE. Raises ValueError for a slice that does not
+    exist, a config that cannot run on it, or where libtpu is not installed, and `DoesNotFit`.
     """
     source = facts.Source(config, slice_name)
     try:
         made, chip = source.made(), source.chip
     except aot.MissingCompiler as problem:
         raise ValueError(str(problem)) from problem
-    found = facts.compiled(source, made, screen, {} if known is None else known)
+    wanted = [
+        item
+        for item, program in enumerate(made.programs)
+        if programs == ALL or (programs == LARGEST and program.launches)
+    ]
+    found = facts.compiled(source, made, wanted, screen, {} if known is None else known)
     phases = tuple(_phase(name, made.residents[name], found) for name in PHASES)
     phases = (*phases[:-1], _handed_off(phases[-1], made, chip))
     worst = max(phases, key=lambda phase: phase.peak)
@@ -122,6 +140,7 @@ def run(
         hbm=chip.hbm_size,
         phases=phases,
         programs=found,
+        left_out=len(made.programs) - len(found),
         step=_step(made),
         fits=room and not missing,
         verdict=_verdict(slice_name, worst, chip.hbm_size, room, missing, changes),
@@ -165,7 +184,7 @@ def _changes(
     hbm: int,
     name: str,
 ) -> tuple[advice.Change, ...]:
-    beside = max(fact.beside for fact in found if fact.phase == planned.UPDATE)
+    beside = max((fact.beside for fact in found if fact.phase == planned.UPDATE), default=0)
     peaks = {phase.name: phase.peak for phase in phases}
     return advice.changes(config, made, advice.Found(peaks, beside, hbm), name)
 

@@ -342,7 +342,7 @@ def test_a_compiler_that_died_is_a_line_and_the_killed_are_tried_again(
     made = dataclasses.replace(
         small, programs=tuple(program(name=n, phase=p) for n, p in zip(names, phases, strict=True))
     )
-    found = facts.compiled(facts.Source(None, "v5p:2x2x1"), made, SilentScreen(), {})
+    found = facts.compiled(facts.Source(None, "v5p:2x2x1"), made, range(3), SilentScreen(), {})
     assert [one.name for one in found] == ["a", "b", "c"]
     assert re.search(says, found[1].failed) and not found[0].failed
     # The update's first; what was killed once more, alone.
@@ -350,14 +350,21 @@ def test_a_compiler_that_died_is_a_line_and_the_killed_are_tried_again(
 
 
 def test_fit_changes_what_keeps_the_result_first_and_says_so(small, capsys, monkeypatch):
-    def compiled(source, made, screen, known):
+    asked = []
+
+    def compiled(source, made, wanted, screen, known):
         rows = made.update.micro_batches
-        return (fact("accumulate", planned.UPDATE, (8 + rows) * GB, beside=rows * GB),)
+        asked.append((rows, [made.programs[item].name for item in wanted]))
+        return tuple(
+            fact(made.programs[item].name, planned.UPDATE, (8 + rows) * GB, beside=rows * GB)
+            for item in wanted
+        )
 
     def made(source):
         rows = source.config.grpo.micro_batch_rows
         update = dataclasses.replace(small.update, micro_batches=rows)
-        return dataclasses.replace(small, update=update)
+        programs = (program(name="narrow", launches=0.0), program())
+        return dataclasses.replace(small, update=update, programs=programs)
 
     monkeypatch.setattr(facts.Source, "made", made)
     monkeypatch.setattr(facts, "compiled", compiled)
@@ -371,9 +378,14 @@ def test_fit_changes_what_keeps_the_result_first_and_says_so(small, capsys, monk
     out, err = capsys.readouterr()
     assert out.strip().endswith("in the update, with --config.grpo.micro_batch_rows=1")
     assert "does not fit v5p:2x2x1: 12.0 of 9.5 GB" in err and "trying" in err
+    # Before anything is compiled, what stays; all programs only of what was found.
+    both = ["narrow", "accumulate"]
+    assert asked == [(4, []), (4, both[1:]), (1, []), (1, both[1:]), (1, both)]
     tight = dataclasses.replace(tight, hbm_size=GB)
     monkeypatch.setitem(estimate.CHIPS, "v5p", tight)
+    asked.clear()
     assert cli.main([*words, "--json"]) == 1
+    assert not any(names for _, names in asked)  # what stays is too much: nothing is compiled
 
 
 def test_the_table_holds_what_the_plan_holds(small):
@@ -383,7 +395,8 @@ def test_the_table_holds_what_the_plan_holds(small):
     made = plan.Plan(
         slice="v5p:2x2x1", model="small", parameters=2 * GB, prompts_counted_by="hand", devices=4,
         hosts=1, trainer="4 x 1", engines=1, engine_tensor=1, hbm=100 * GB, phases=phases,
-        programs=(one, refused), step=plan._step(small), fits=True, verdict="fits", advice=(),
+        programs=(one, refused), left_out=21, step=plan._step(small), fits=True,
+        verdict="fits", advice=(),
     )  # fmt: skip
     lines = plan_table.text(made).splitlines()
     assert lines[0] == "small, 2.00 billion parameters, on v5p:2x2x1: 4 devices, 1 host(s)"
@@ -391,4 +404,5 @@ def test_the_table_holds_what_the_plan_holds(small):
         "cache", "4.00", "4.00",
     ]  # fmt: skip
     assert any("refused by the compiler: no room for 4 G" in line for line in lines)
+    assert any("21 narrower ones were not compiled" in line for line in lines)
     assert lines[-1] == "fits"
