@@ -67,11 +67,12 @@ def _plan(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     changed: list[Any] = []
+    programs = plan.LARGEST if arguments.largest else plan.ALL
     try:
         if arguments.fit:
-            made, changed = plan.fit(config, arguments.tpu, screen)
+            made, changed = plan.fit(config, arguments.tpu, screen, programs)
         else:
-            made = plan.run(config, arguments.tpu, screen)
+            made = plan.run(config, arguments.tpu, screen, programs=programs)
     except plan.DoesNotFit as problem:
         raise Refused(problem.plan, plan_table.text(problem.plan), str(problem)) from problem
     return dataclasses.asdict(made) | {"changed": changed}, plan_table.text(made, changed)
@@ -234,6 +235,10 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--fit", action="store_true", help="change the config until it fits, and say how"
     )
+    sub.add_argument(
+        "--largest", action="store_true",
+        help="compile only the largest program of each kind, what full turns launch: half the time",
+    )  # fmt: skip
     command(
         "warmup", _warmup, "starter", "make the starter policy by supervised learning",
         "Teaches a tiny policy to find facts and copy notes, and to forget: something honest for\n"

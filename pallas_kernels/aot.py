@@ -97,6 +97,22 @@ def slice_of(name: str) -> tuple[Any, ...]:
     return _described(name, **host)
 
 
+def host_of(name: str) -> tuple[Any, ...]:
+    """Returns the devices of one host of the slice `name`, described as a slice of their own.
+
+    What runs on one host alone is compiled for these. Four neighbours in a wider slice have ids
+    such as 0, 1, 8 and 9, and libtpu 0.0.42 cannot count so within a program of four (v5e, v6e).
+    Raises as `slice_of` does.
+    """
+    chip, _, sides = name.partition(":")
+    there = slice_of(name)
+    host = sides if sides in _HOSTS else "2x2x1" if chip in MOST_CHIPS else "2x2"
+    own = slice_of(f"{chip}:{host}")
+    held = sum(device.process_index == there[0].process_index for device in there)
+    assert len(own) == held, f"a host of {name} has {held} devices, and {chip}:{host} {len(own)}"
+    return own
+
+
 def _of_cubes(chip: str, sides: str) -> bool:
     if chip not in MOST_CHIPS or not re.fullmatch(r"[1-9]\d?x[1-9]\d?x[1-9]\d?", sides):
         return False

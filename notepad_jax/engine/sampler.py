@@ -17,14 +17,30 @@ from jaxtyping import Array, Float, Int, UInt32
 
 
 def _nucleus(logits_XV: Array, top_p_X: Array) -> Array:
-    """Masks all but the likeliest tokens that together reach top_p; equals stay together."""
+    """Masks all but the likeliest tokens that together reach top_p; equals stay together.
+
+    A token stays if all that are likelier reach less than top_p together, so what is sought is
+    the least probability of which that is true. Floats that are not negative are ordered as their
+    bits are, and halving the 2^30 of them up to 1.0 finds it exactly, in sums over the vocabulary
+    where it lies. Sorting 152K tokens would take the TPU compiler 11 of a launch's 17 CPU seconds.
+    """
     probability_XV = jax.nn.softmax(logits_XV, axis=-1)
-    ranked_XV = -jnp.sort(-probability_XV, axis=-1)
-    before_XV = jnp.cumsum(ranked_XV, axis=-1) - ranked_XV
-    least_X1 = jnp.min(
-        ranked_XV, axis=-1, keepdims=True, where=before_XV < top_p_X[:, None], initial=1.0
-    )
-    return jnp.where(probability_XV >= least_X1, logits_XV, -jnp.inf)
+
+    def as_float(bits_X: Array) -> Array:
+        return jax.lax.bitcast_convert_type(bits_X, jnp.float32)[:, None]
+
+    def halved(_: Array, between: tuple[Array, Array]) -> tuple[Array, Array]:
+        low_X, high_X = between  # what is likelier than `high` reaches less than top_p
+        middle_X = (low_X + high_X) // 2
+        likelier_XV = jnp.where(probability_XV > as_float(middle_X), probability_XV, 0.0)
+        enough_X = jnp.sum(likelier_XV, axis=-1) < top_p_X
+        return jnp.where(enough_X, low_X, middle_X + 1), jnp.where(enough_X, middle_X, high_X)
+
+    one_X = jax.lax.bitcast_convert_type(jnp.ones_like(top_p_X), jnp.int32)
+    _, least_X = jax.lax.fori_loop(0, 30, halved, (jnp.zeros_like(one_X), one_X))
+    # 1 is the whole vocabulary, whoever shares the launch: sums are rounded, and may reach it.
+    stays_XV = (probability_XV >= as_float(least_X)) | (top_p_X[:, None] >= 1)
+    return jnp.where(stays_XV, logits_XV, -jnp.inf)
 
 
 def _argmax(x_XV: Array) -> Array:

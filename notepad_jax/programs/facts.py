@@ -1,31 +1,36 @@
 """What the TPU compiler made of a plan's programs: memory, collectives, FLOPs, traffic, a floor.
 
-Programs are lowered one after the other and compiled side by side; the compiler works outside of
-Python's lock. The text of what it made is read by `pallas_kernels.hlo` and `collectives`. Seconds
-are estimates: every instruction at the device's published peak or bandwidth, whichever takes
-longer. Above: `plan`; below: `planned`, which lists the programs.
+Programs are lowered, compiled and read side by side in child processes (`children`), each of
+which makes the plan for itself: the compiler may crash, or want more memory than there is, and
+then a program has no figures and the others have theirs. The text of what was compiled is read by
+`pallas_kernels.hlo` and `collectives`. Seconds are estimates: every instruction at the device's
+published peak or bandwidth, whichever takes longer. Above: `plan`; below: `planned`, which lists
+the programs.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
 import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 
 import jax
+from ml_collections import ConfigDict
 
-from notepad_jax.programs import planned
+import pallas_kernels
+from notepad_jax.programs import children, planned
+from notepad_jax.programs.children import Died
 from notepad_jax.programs.planned import Planned, Program
 from notepad_jax.telemetry.progress import Screen
-from pallas_kernels import hlo
+from pallas_kernels import aot, hlo
 from pallas_kernels.collectives import KINDS, collectives
-from pallas_kernels.estimate import Chip
+from pallas_kernels.estimate import CHIPS, Chip
 
-THREADS = 4  # the most; a compilation takes a core and up to 2 GB
+SAID = 400  # characters of the compiler's words
+MOST = 4  # programs at once; a compilation takes a core or two and up to 3 GB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Read:
     arguments: int  # bytes; the next too
     beside: int  # temporaries, results that are no donated argument, code
     refused: str  # the compiler's words where it found no room, and then no more is known
+    failed: str  # why there is no program at all; nothing else is known
     whole: bool  # of what was refused: whether `beside` counts the arguments as well
     flops: float  # of matrix products
     moved: float  # bytes to and from HBM
@@ -54,6 +60,7 @@ class Facts:
     beside: int
     peak: int  # with the residents that it is not given
     refused: str
+    failed: str
     flops: float  # attention's kernels are in it, by arithmetic
     moved: float
     sent: Mapping[str, float]
@@ -64,35 +71,95 @@ class Facts:
     limit: str  # what most of them are spent on: "compute", "HBM" or "links"
 
 
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a child process has its programs from."""
+
+    config: ConfigDict
+    slice_name: str
+
+    def __call__(self) -> Compiler:
+        kernels = "pallas" if self.config.kernels == "auto" else self.config.kernels
+        return Compiler(self.made(), kernels, self.chip)
+
+    def made(self) -> Planned:
+        """Raises what `planned.plan_of` and `aot.slice_of` raise."""
+        there, host = aot.slice_of(self.slice_name), aot.host_of(self.slice_name)
+        return planned.plan_of(self.config, there, host)
+
+    @property
+    def chip(self) -> Chip:
+        return CHIPS[self.slice_name.partition(":")[0]]
+
+
+class Compiler:
+    """Lowers and compiles a plan's programs by their place in it: what works in a child."""
+
+    def __init__(self, made: Planned, kernels: str, chip: Chip) -> None:
+        self._made, self._kernels, self._chip = made, kernels, chip
+        self._lowered: jax.stages.Lowered | None = None
+
+    def key(self, item: int) -> str:
+        program = self._made.programs[item]
+        with pallas_kernels.using(self._kernels):
+            self._lowered = program.lower()
+        text = self._lowered.as_text()
+        return f"{hashlib.sha256(text.encode()).hexdigest()} {self._devices(program)}"
+
+    def answer(self, item: int) -> Read:
+        program, lowered = self._made.programs[item], self._lowered
+        with aot.nothing_kept():
+            return read(lowered, self._devices(program), self._chip)
+
+    def _devices(self, program: Program) -> int:
+        mesh = self._made.engine if program.phase == planned.ROLLOUT else self._made.trainer
+        return mesh.size
+
+
 def compiled(
-    made: Planned, chip: Chip, screen: Screen, known: dict[str, Read]
+    source: Source, made: Planned, wanted: Sequence[int], screen: Screen, known: dict[str, Read]
 ) -> tuple[Facts, ...]:
-    """Compiles what is not among `known` (by the program's text) and adds it there."""
-    bar = screen.bar("compile", len(made.programs), "programs")
-    workers = min(THREADS, os.cpu_count() or 1)
-    with contextlib.ExitStack() as stack:
-        pool = concurrent.futures.ThreadPoolExecutor(workers)
-        stack.callback(pool.shutdown, cancel_futures=True)
-        waiting = []
-        for program in made.programs:
-            lowered = program.lower()
-            key = hashlib.sha256(lowered.as_text().encode()).hexdigest()
-            devices = made.engine.size if program.phase == planned.ROLLOUT else made.trainer.size
-            one = pool.submit(_known, known, f"{key} {devices}", lowered, devices, chip)
-            one.add_done_callback(lambda done: bar.advance())
-            waiting.append(one)
-        found = [one.result() for one in waiting]
+    """Compiles the `wanted` of the programs of `made`, by their place, and returns their facts.
+
+    What is among `known`, by a program's text, is not compiled again, and what is new is added.
+    """
+    if not wanted:
+        return ()
+    bar = screen.bar("compile", len(wanted), "programs")
+    # Those of the update first: one of them takes as long as five others.
+    items = sorted(wanted, key=lambda item: made.programs[item].phase != planned.UPDATE)
+    workers = min(MOST, os.cpu_count() or 1)
+
+    def done(item: int) -> None:
+        bar.advance(newest=made.programs[item].name)
+
+    found = dict(children.run(source, items, workers, known, done))
+    killed = [item for item in items if isinstance(found[item], Died) and found[item].killed]
+    if killed and workers > 1:  # they may have been too many
+        screen.say(f"{len(killed)} compilations were killed, and are tried again one by one")
+        found |= children.run(source, killed, 1, known, lambda item: None)
     bar.finish()
-    pairs = zip(made.programs, found, strict=True)
-    return tuple(placed(program, read, made, chip) for program, read in pairs)
+    facts = []
+    for item in wanted:
+        one = found[item]
+        one = _failed(_words(one, source)) if isinstance(one, Died) else one
+        facts.append(placed(made.programs[item], one, made, source.chip))
+    return tuple(facts)
 
 
-def _known(
-    known: dict[str, Read], key: str, lowered: jax.stages.Lowered, devices: int, chip: Chip
-) -> Read:
-    if key not in known:
-        known[key] = read(lowered, devices, chip)
-    return known[key]
+def _words(died: Died, source: Source) -> str:
+    """Why a program is not there, and the mend."""
+    if died.killed:
+        held = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+        return (
+            f"compiling it for {source.slice_name} was killed ({died.words}): most likely it takes "
+            f"more memory than is free of this machine's {held:.0f} GB; end other programs"
+        )
+    return (
+        f"the compiler, libtpu {version('libtpu')}, crashed on it for {source.slice_name} "
+        f"({died.words}): its own fault and not the config's; try another version of libtpu, or "
+        f"plan for another chip"
+    )
 
 
 def read(lowered: jax.stages.Lowered, devices: int, chip: Chip) -> Read:
@@ -100,9 +167,9 @@ def read(lowered: jax.stages.Lowered, devices: int, chip: Chip) -> Read:
     try:
         program = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        return _refused(str(error))
+        if "RESOURCE_EXHAUSTED" in str(error):
+            return _refused(str(error))
+        return _failed(f"the compiler gave up: {' '.join(str(error).split())[:SAID]}")
     memory, text = program.memory_analysis(), program.as_text()
     sent = dict.fromkeys(KINDS, 0.0)
     for one in collectives(text):
@@ -116,6 +183,7 @@ def read(lowered: jax.stages.Lowered, devices: int, chip: Chip) -> Read:
         - memory.alias_size_in_bytes
         + memory.generated_code_size_in_bytes,
         refused="",
+        failed="",
         whole=False,
         flops=sum(cost.flops for cost in costs),
         moved=sum(cost.moved for cost in costs),
@@ -127,14 +195,18 @@ def read(lowered: jax.stages.Lowered, devices: int, chip: Chip) -> Read:
 
 def _refused(said: str) -> Read:
     """A program that the compiler found no room for: its own words, and the size in them."""
-    line = " ".join(said.split())[:400]
+    line = " ".join(said.split())[:SAID]
     size, whole = 0.0, False
     if told := re.search(r"temporaries \(([\d.]+)([KMGT]?)\)|[Uu]sed ([\d.]+)([KMGT]?)", line):
         whole = told[3] is not None
         number, unit = (told[3], told[4]) if whole else (told[1], told[2])
         size = float(number) * 1024 ** " KMGT".index(unit or " ")
+    return dataclasses.replace(_failed(""), beside=int(size), refused=line, whole=whole)
+
+
+def _failed(why: str) -> Read:
     return Read(
-        arguments=0, beside=int(size), refused=line, whole=whole, flops=0.0, moved=0.0, sent={},
+        arguments=0, beside=0, refused="", failed=why, whole=False, flops=0.0, moved=0.0, sent={},
         compute_seconds=0.0, memory_seconds=0.0,
     )  # fmt: skip
 
@@ -160,6 +232,7 @@ def placed(program: Program, found: Read, made: Planned, chip: Chip) -> Facts:
         beside=found.beside,
         peak=others + arguments + found.beside,
         refused=found.refused,
+        failed=found.failed,
         flops=found.flops + program.kernel_flops,
         moved=found.moved + program.kernel_bytes,
         sent=found.sent,

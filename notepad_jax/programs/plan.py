@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-import pallas_kernels
 from notepad_jax.model import parameters
 from notepad_jax.programs import advice, configuration, facts, planned
 from notepad_jax.programs.facts import Facts, Read
@@ -23,10 +22,11 @@ from notepad_jax.telemetry.progress import Screen
 from pallas_kernels import aot, estimate
 
 ROUNDS = 8  # of changing and planning again
+ALL, LARGEST, NONE = "all", "largest", "none"  # which programs are compiled
 
 
 class DoesNotFit(ValueError):
-    """A config that is too large for the slice. `plan` is all that was found out."""
+    """A config that is too large for the slice, or may be. `plan` is all that was found out."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan.verdict)
@@ -62,24 +62,32 @@ class Plan:
     hbm: int
     phases: tuple[Phase, ...]
     programs: tuple[Facts, ...]
+    left_out: int  # programs that were not compiled, narrower than those
     step: Mapping[str, float]  # what was counted of a step at its limits
     fits: bool
     verdict: str
     advice: tuple[advice.Change, ...]
 
 
-def fit(config: ConfigDict, slice_name: str, screen: Screen) -> tuple[Plan, list[advice.Change]]:
+def fit(
+    config: ConfigDict, slice_name: str, screen: Screen, programs: str = ALL
+) -> tuple[Plan, list[advice.Change]]:
     """Changes `config` until it fits; returns its plan and what was changed, in order.
 
     One change at a time: one that keeps the result of a step if there is such a one, else what
-    saves most. What a change leaves as it was is not compiled again. Raises as `run` does,
-    `DoesNotFit` with the last plan where no change is left.
+    saves most. While it searches, what stays on a device is held against it before anything is
+    compiled, and then of every kind of program only the largest is compiled, the one that full
+    turns launch; what a change leaves as it was is not compiled again. What `programs` asks for
+    is compiled once, of what was found. Raises as `run` does, `DoesNotFit` with the last plan
+    where no change is left.
     """
     known: dict[str, Read] = {}
     changed: list[advice.Change] = []
     while True:
         try:
-            return run(config, slice_name, screen, known), changed
+            for step in dict.fromkeys((NONE, LARGEST, programs)):
+                plan = run(config, slice_name, screen, known, step)
+            return plan, changed
         except DoesNotFit as problem:
             change = advice.next_of(problem.plan.advice)
             if change is None or len(changed) == ROUNDS:
@@ -90,28 +98,35 @@ def fit(config: ConfigDict, slice_name: str, screen: Screen) -> tuple[Plan, list
 
 
 def run(
-    config: ConfigDict, slice_name: str, screen: Screen, known: dict[str, Read] | None = None
+    config: ConfigDict,
+    slice_name: str,
+    screen: Screen,
+    known: dict[str, Read] | None = None,
+    programs: str = ALL,
 ) -> Plan:
     """Plans `config` for a slice such as "v5p:2x4x4".
 
-    `known` holds what was compiled before, and takes what is compiled now. Raises ValueError for
-    a slice that does not exist, a config that cannot run on it, or where libtpu is not installed,
-    and `DoesNotFit`.
+    `known` holds what was compiled before, and takes what is compiled now; `programs` says which
+    are: ALL, the LARGEST of each kind, or NONE. Raises ValueError for a slice that does not
+    exist, a config that cannot run on it, or where libtpu is not installed, and `DoesNotFit`.
     """
+    source = facts.Source(config, slice_name)
     try:
-        there = aot.slice_of(slice_name)
+        made, chip = source.made(), source.chip
     except aot.MissingCompiler as problem:
         raise ValueError(str(problem)) from problem
-    chip = estimate.CHIPS[slice_name.partition(":")[0]]
-    kernels = "pallas" if config.kernels == "auto" else config.kernels
-    with pallas_kernels.using(kernels), aot.nothing_kept():
-        made = planned.plan_of(config, there)
-        found = facts.compiled(made, chip, screen, {} if known is None else known)
+    wanted = [
+        item
+        for item, program in enumerate(made.programs)
+        if programs == ALL or (programs == LARGEST and program.launches)
+    ]
+    found = facts.compiled(source, made, wanted, screen, {} if known is None else known)
     phases = tuple(_phase(name, made.residents[name], found) for name in PHASES)
     phases = (*phases[:-1], _handed_off(phases[-1], made, chip))
     worst = max(phases, key=lambda phase: phase.peak)
-    fits = worst.peak <= chip.hbm_size and not any(fact.refused for fact in found)
-    changes = () if fits else _changes(config, made, phases, found, chip.hbm_size, slice_name)
+    room = worst.peak <= chip.hbm_size and not any(fact.refused for fact in found)
+    missing = [fact.name for fact in found if fact.failed]
+    changes = () if room else _changes(config, made, phases, found, chip.hbm_size, slice_name)
     plan = Plan(
         slice=slice_name,
         model=made.model,
@@ -125,12 +140,13 @@ def run(
         hbm=chip.hbm_size,
         phases=phases,
         programs=found,
+        left_out=len(made.programs) - len(found),
         step=_step(made),
-        fits=fits,
-        verdict=_verdict(slice_name, worst, chip.hbm_size, fits, changes),
+        fits=room and not missing,
+        verdict=_verdict(slice_name, worst, chip.hbm_size, room, missing, changes),
         advice=changes,
     )
-    if not fits:
+    if not plan.fits:
         raise DoesNotFit(plan)
     return plan
 
@@ -168,7 +184,7 @@ def _changes(
     hbm: int,
     name: str,
 ) -> tuple[advice.Change, ...]:
-    beside = max(fact.beside for fact in found if fact.phase == planned.UPDATE)
+    beside = max((fact.beside for fact in found if fact.phase == planned.UPDATE), default=0)
     peaks = {phase.name: phase.peak for phase in phases}
     return advice.changes(config, made, advice.Found(peaks, beside, hbm), name)
 
@@ -188,10 +204,20 @@ def _step(made: Planned) -> Mapping[str, float]:
 
 
 def _verdict(
-    name: str, worst: Phase, hbm: int, fits: bool, changes: Sequence[advice.Change]
+    name: str,
+    worst: Phase,
+    hbm: int,
+    room: bool,
+    missing: Sequence[str],
+    changes: Sequence[advice.Change],
 ) -> str:
     needs = f"{worst.peak / 1e9:.1f} of {hbm / 1e9:.1f} GB a device in the {worst.name}"
-    if fits:
+    if room and missing:
+        return (
+            f"not known whether it fits {name}: {', '.join(missing)} could not be compiled "
+            f"(why: see the programs); without, it needs {needs}"
+        )
+    if room:
         return f"fits {name}: {needs}"
     over = f"does not fit {name}: {needs}, {(worst.peak - hbm) / 1e9:.1f} GB too much"
     if not changes:

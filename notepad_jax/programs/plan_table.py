@@ -58,11 +58,16 @@ def _row(name: str, cells: list[str]) -> str:
 
 def _programs(plan: Plan) -> Iterator[str]:
     yield from ("", "programs, a launch on a device (compiled; seconds and limit: estimate)")
+    if plan.left_out:
+        yield f"  the largest of each kind: {plan.left_out} narrower ones were not compiled"
     yield (
         f"  {'':24}{'arguments':>10}{'beside':>9}{'peak':>9}{'TFLOP':>10}{'moved':>10}"
         f"{'sent':>9}{'ms':>10}  limit     launches a step"
     )
     for fact in plan.programs:
+        if fact.failed:
+            yield f"  {fact.name:24}not compiled: {fact.failed}"
+            continue
         if fact.refused:
             yield f"  {fact.name:24}refused by the compiler: {fact.refused}"
             continue

@@ -123,17 +123,18 @@ class _StandIn(ApproximateTokenizer):
         return self.encode(text)
 
 
-def plan_of(config: ConfigDict, there: Sequence[Any]) -> Planned:
+def plan_of(config: ConfigDict, there: Sequence[Any], host: Sequence[Any] | None = None) -> Planned:
     """Returns what a run of `config` would launch on the devices `there`; compiles nothing.
 
+    Engines are planned on `host`, the devices of one host (default: the first one's of `there`).
     Raises ValueError, in the words of a run, for what cannot work: a mesh that does not divide
     devices, heads, rows or the vocabulary, or sizes that do not fit each other.
     """
     plan, settings, optimizer_settings = learner.settings_of(config)
     trainer = parts.trainers_mesh(config, there)
     micro_batches.check_parts(settings.micro_batch_rows, trainer.shape["fsdp"])
-    host = [device for device in there if device.process_index == there[0].process_index]
-    side_by_side = parts.engines_mesh(config.engine, host)
+    first = [device for device in there if device.process_index == there[0].process_index]
+    side_by_side = parts.engines_mesh(config.engine, first if host is None else host)
     engine = meshes.row(side_by_side, 0)
     hosts = len({device.process_index for device in there})
     engines = hosts * side_by_side.shape["fsdp"]

@@ -5,6 +5,7 @@ Long because one small made-up plan (`small`) serves verdict, advice, fit and ta
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ from notepad_jax.engine import executor, shapes
 from notepad_jax.parallel import mesh
 from notepad_jax.programs import (
     advice,
+    children,
     configuration,
     facts,
     learner,
@@ -155,8 +157,9 @@ GB = 10**9
 
 def fact(name, phase, peak, beside=GB, **more) -> facts.Facts:
     fields = dict(
-        launches=2.0, arguments=GB, refused="", flops=1e12, moved=1e9, sent={"all-gather": 5e8},
-        compute_seconds=0.2, memory_seconds=0.1, link_seconds=0.05, seconds=0.3, limit="compute",
+        launches=2.0, arguments=GB, refused="", failed="", flops=1e12, moved=1e9,
+        sent={"all-gather": 5e8}, compute_seconds=0.2, memory_seconds=0.1, link_seconds=0.05,
+        seconds=0.3, limit="compute",
     )  # fmt: skip
     return facts.Facts(name=name, phase=phase, peak=peak, beside=beside, **(fields | more))
 
@@ -248,29 +251,6 @@ def test_a_program_that_the_compiler_refuses_is_told_in_its_words(small, said, p
     assert one.peak == int(peak) + one.beside  # 8 stay; "used" counts the 2 of its arguments
 
 
-def test_what_was_compiled_before_is_not_compiled_again(small):
-    class Counted(Compiled):
-        made = 0
-
-        def __init__(self, text):
-            self.text = text
-
-        def as_text(self):
-            return Compiled().as_text() + self.text
-
-        def compile(self):
-            Counted.made += 1
-            return Compiled()
-
-    programs = tuple(program(name=n, lower=lambda n=n: Counted(n[0])) for n in ("a1", "a2", "b"))
-    made = dataclasses.replace(small, programs=programs)
-    known = {}
-    for _ in range(2):
-        found = facts.compiled(made, estimate.CHIPS["v5p"], SilentScreen(), known)
-        assert [one.name for one in found] == ["a1", "a2", "b"]
-        assert 2 <= Counted.made <= 3 and len(known) == 2  # a1 and a2 may start side by side
-
-
 def changes_of(small, peaks, hbm, *words):
     config = configuration.load("quickstart", words)
     found = advice.Found(peaks, 2 * GB, hbm)
@@ -301,8 +281,7 @@ def test_advice_for_a_hand_off_and_for_a_larger_slice(small):
 
 def test_a_plan_that_does_not_fit_is_printed_and_ends_with_1(small, capsys, monkeypatch):
     one = fact("accumulate", planned.UPDATE, 12 * GB, beside=2 * GB)
-    monkeypatch.setattr(aot, "slice_of", lambda name: jax.devices()[:1])
-    monkeypatch.setattr(planned, "plan_of", lambda config, there: small)
+    monkeypatch.setattr(facts.Source, "made", lambda source: small)
     monkeypatch.setattr(facts, "compiled", lambda *_: (one,))
     assert cli.main(["plan", "--json", "--config", "quickstart", "--tpu", "v5p:2x2x1"]) == 0
     fitting = json.loads(capsys.readouterr().out)
@@ -320,17 +299,75 @@ def test_a_plan_that_does_not_fit_is_printed_and_ends_with_1(small, capsys, monk
         assert word in shown
 
 
+def test_what_could_not_be_compiled_is_named_and_nothing_is_promised(small, capsys, monkeypatch):
+    one = fact("accumulate", planned.UPDATE, 12 * GB)
+    crashed = fact("decode", planned.ROLLOUT, 9 * GB, beside=0, failed="the compiler crashed")
+    monkeypatch.setattr(facts.Source, "made", lambda source: small)
+    monkeypatch.setattr(facts, "compiled", lambda *_: (one, crashed))
+    assert cli.main(["plan", "--config", "quickstart", "--tpu", "v5p:2x2x1"]) == 1
+    out, err = capsys.readouterr()
+    assert "  decode                  not compiled: the compiler crashed\n" in out
+    assert "not known whether it fits v5p:2x2x1: decode could not be compiled" in err
+    assert "without, it needs 12.0 of 102.8 GB a device in the update" in err
+    tight = dataclasses.replace(estimate.CHIPS["v5p"], hbm_size=int(10.5 * GB))
+    monkeypatch.setitem(estimate.CHIPS, "v5p", tight)
+    assert cli.main(["plan", "--config", "quickstart", "--tpu", "v5p:2x2x1"]) == 1
+    assert "does not fit v5p:2x2x1: 12.0 of 10.5 GB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "died, says",
+    [
+        (children.Died(-9, ""), r"v5p:2x2x1 was killed \(SIGKILL\): .* more memory .*end other"),
+        (
+            children.Died(-6, "F0000 overflow"),
+            r"libtpu .*crashed .*SIGABRT: F0000 overflow.*its own",
+        ),
+    ],
+)
+def test_a_compiler_that_died_is_a_line_and_the_killed_are_tried_again(
+    small, monkeypatch, died, says
+):
+    asked = []
+
+    def run(begin, items, workers, known, done):
+        asked.append((items, workers))
+        return {
+            item: died if item == 1 else facts.read(Compiled(), 4, begin.chip) for item in items
+        }
+
+    monkeypatch.setattr(children, "run", run)
+    monkeypatch.setattr(facts.os, "cpu_count", lambda: 2)
+    names = ("a", "b", "c")
+    phases = (planned.ROLLOUT, planned.ROLLOUT, planned.UPDATE)
+    made = dataclasses.replace(
+        small, programs=tuple(program(name=n, phase=p) for n, p in zip(names, phases, strict=True))
+    )
+    found = facts.compiled(facts.Source(None, "v5p:2x2x1"), made, range(3), SilentScreen(), {})
+    assert [one.name for one in found] == ["a", "b", "c"]
+    assert re.search(says, found[1].failed) and not found[0].failed
+    # The update's first; what was killed once more, alone.
+    assert asked == [([2, 0, 1], 2), *([([1], 1)] if died.killed else [])]
+
+
 def test_fit_changes_what_keeps_the_result_first_and_says_so(small, capsys, monkeypatch):
-    def compiled(made, chip, screen, known):
+    asked = []
+
+    def compiled(source, made, wanted, screen, known):
         rows = made.update.micro_batches
-        return (fact("accumulate", planned.UPDATE, (8 + rows) * GB, beside=rows * GB),)
+        asked.append((rows, [made.programs[item].name for item in wanted]))
+        return tuple(
+            fact(made.programs[item].name, planned.UPDATE, (8 + rows) * GB, beside=rows * GB)
+            for item in wanted
+        )
 
-    def plan_of(config, there):
-        update = dataclasses.replace(small.update, micro_batches=config.grpo.micro_batch_rows)
-        return dataclasses.replace(small, update=update)
+    def made(source):
+        rows = source.config.grpo.micro_batch_rows
+        update = dataclasses.replace(small.update, micro_batches=rows)
+        programs = (program(name="narrow", launches=0.0), program())
+        return dataclasses.replace(small, update=update, programs=programs)
 
-    monkeypatch.setattr(aot, "slice_of", lambda name: jax.devices()[:1])
-    monkeypatch.setattr(planned, "plan_of", plan_of)
+    monkeypatch.setattr(facts.Source, "made", made)
     monkeypatch.setattr(facts, "compiled", compiled)
     tight = dataclasses.replace(estimate.CHIPS["v5p"], hbm_size=int(9.5 * GB))
     monkeypatch.setitem(estimate.CHIPS, "v5p", tight)
@@ -342,9 +379,14 @@ def test_fit_changes_what_keeps_the_result_first_and_says_so(small, capsys, monk
     out, err = capsys.readouterr()
     assert out.strip().endswith("in the update, with --config.grpo.micro_batch_rows=1")
     assert "does not fit v5p:2x2x1: 12.0 of 9.5 GB" in err and "trying" in err
+    # Before anything is compiled, what stays; all programs only of what was found.
+    both = ["narrow", "accumulate"]
+    assert asked == [(4, []), (4, both[1:]), (1, []), (1, both[1:]), (1, both)]
     tight = dataclasses.replace(tight, hbm_size=GB)
     monkeypatch.setitem(estimate.CHIPS, "v5p", tight)
+    asked.clear()
     assert cli.main([*words, "--json"]) == 1
+    assert not any(names for _, names in asked)  # what stays is too much: nothing is compiled
 
 
 def test_the_table_holds_what_the_plan_holds(small):
@@ -354,7 +396,8 @@ def test_the_table_holds_what_the_plan_holds(small):
     made = plan.Plan(
         slice="v5p:2x2x1", model="small", parameters=2 * GB, prompts_counted_by="hand", devices=4,
         hosts=1, trainer="4 x 1", engines=1, engine_tensor=1, hbm=100 * GB, phases=phases,
-        programs=(one, refused), step=plan._step(small), fits=True, verdict="fits", advice=(),
+        programs=(one, refused), left_out=21, step=plan._step(small), fits=True,
+        verdict="fits", advice=(),
     )  # fmt: skip
     lines = plan_table.text(made).splitlines()
     assert lines[0] == "small, 2.00 billion parameters, on v5p:2x2x1: 4 devices, 1 host(s)"
@@ -362,4 +405,5 @@ def test_the_table_holds_what_the_plan_holds(small):
         "cache", "4.00", "4.00",
     ]  # fmt: skip
     assert any("refused by the compiler: no room for 4 G" in line for line in lines)
+    assert any("21 narrower ones were not compiled" in line for line in lines)
     assert lines[-1] == "fits"

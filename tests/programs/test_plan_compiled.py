@@ -39,7 +39,7 @@ def test_what_a_large_run_launches_most_lowers(model, slice_name, tensor, engine
         *words,
     ]  # fmt: skip
     config = configuration.load("qwen2_5_7b", words)
-    made = planned.plan_of(config, aot.slice_of(slice_name))
+    made = planned.plan_of(config, aot.slice_of(slice_name), aot.host_of(slice_name))
     with pallas_kernels.using("pallas"):
         names = [program.name for program in made.programs if program.launches and program.lower()]
     assert len(names) == 6 and len(made.programs) > 20
