@@ -59,9 +59,15 @@ class Written(io.BytesIO):
         self._url = url
 
     def close(self) -> None:
-        if not self.closed:
-            _at(self._url).write("", self.getvalue()).result()
-            super().close()
+        if self.closed:
+            return
+        content = self.getvalue()
+        super().close()  # before it can fail: whoever forgets this object closes it once more
+        try:
+            _at(self._url).write("", content).result()
+        except ValueError as problem:
+            said = str(problem).splitlines()[0]
+            raise OSError(f"{SCHEME}{self._url} cannot be written: {said}") from None
 
     def __exit__(self, kind: Any, problem: Any, trace: Any) -> None:
         if kind is None:

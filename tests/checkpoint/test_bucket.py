@@ -131,7 +131,8 @@ def test_steps_set_aside_in_a_bucket_count_no_longer_and_leave_with_the_next_sav
 
 def test_a_policy_is_handed_over_and_exported_through_a_bucket(there):
     params, opt = state(7)
-    bridge = handoff.ThroughStorage(WHERE, abstract(params, "bfloat16"))
+    wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, "bfloat16"), params)
+    bridge = handoff.ThroughStorage(WHERE, wanted)
     assert bridge.newest() is None
     saved = training_state.Checkpoints(WHERE).save(7, params, opt, {}, {})
     writes = len(there.calls)
