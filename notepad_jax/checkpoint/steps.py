@@ -31,6 +31,7 @@ from notepad_jax.checkpoint.targets import as_published, cast, check_shapes, pla
 from notepad_jax.parallel import hosts
 
 Folder = str | Path | epath.Path
+CHECKPOINTS = "checkpoints"  # what the folder of a run's steps is called
 
 
 class CheckpointError(ValueError):
@@ -61,6 +62,14 @@ def _by_layer(path: Any, leaf: Any) -> ocp.options.ArrayOptions.Saving.StorageOp
     return ocp.options.ArrayOptions.Saving.StorageOptions(shard_axes=(0,))
 
 
+def place_of(run: Path, elsewhere: str) -> Path | epath.Path:
+    """Returns where the steps of a run lie: in its own folder, or in one of its name `elsewhere`.
+
+    `elsewhere` is a folder, a bucket's URL, or empty.
+    """
+    return bucket.path(f"{elsewhere.rstrip('/')}/{run.name}" if elsewhere else run) / CHECKPOINTS
+
+
 def steps_in(folder: Folder) -> list[int]:
     """Returns the steps under `folder`, ascending; a save that was cut off is not among them."""
     return shelves.at(folder).steps()
@@ -84,7 +93,9 @@ def check_place(folder: Folder, seconds: float = 60.0) -> None:
         except (ValueError, OSError) as problem:
             said = first_line(problem).replace("\0", "/")
             if isinstance(problem, TimeoutError):
-                said = f"no answer in {seconds:g} s; see the network, and gcloud auth list"
+                said = f"no answer in {seconds:g} s"
+            if bucket.is_bucket(folder):
+                said += "; is there such a bucket, and may you write there (gcloud auth list)?"
             raise CheckpointError(
                 f"{folder} cannot be written, and checkpoints are to lie there: {said}"
             ) from None
