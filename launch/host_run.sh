@@ -62,6 +62,8 @@ start() {
     # Looked at with the lock in hand: a run that ends right now has left this file before.
     if [[ $verb == keep && $(cat run.ended 2>/dev/null) == "$RUN" ]]; then
         echo "$RUN has ended"
+        # Its word may have crossed that of the first, which has begun again meanwhile.
+        [[ $(cat run.outcome) != failed* ]] || ((HOST_INDEX == 0)) || tell "$(cat run.outcome)"
         return
     fi
     echo "$RUN" >run.name
@@ -170,6 +172,7 @@ finish() {
 }
 
 ended() {
+    echo "$1" >run.outcome
     [[ $1 == interrupted ]] || echo "$RUN" >run.ended
     tell "$1"
     TOLD=yes

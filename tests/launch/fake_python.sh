@@ -15,8 +15,7 @@ PIP
 # Writes a folder as training does: config.json first, then a checkpoint and a line a step. Of
 # several hosts the first does; the others keep turns when they are stopped, and find them again.
 [[ $1 == --version ]] && echo "notepad-jax 0" && exit
-echo "$*" >>"$WORLD/trained"
-several=no
+said="$*" several=no
 while (($#)); do
     case $1 in
     --name) folder=runs/$2 checkpoints=runs/$2/checkpoints ;;
@@ -30,6 +29,7 @@ if [[ $several == yes && $HOST_INDEX != 0 ]]; then
     turns=$folder/under_way-$HOST_INDEX.jsonl
     [[ ! -e $turns ]] || cat "$turns" >>"$WORLD/turns"
     trap 'mkdir -p "$folder"; echo "turns of $HOST_INDEX" >"$turns"; exit 143' TERM
+    echo "$said" >>"$WORLD/trained"
     case $training in
     "fails on $HOST_INDEX") exit 1 ;;
     fails*) exit 134 ;; # jax ends a process whose peer is gone
@@ -37,6 +37,7 @@ if [[ $several == yes && $HOST_INDEX != 0 ]]; then
     esac
     exit
 fi
+echo "$said" >>"$WORLD/trained"
 mkdir -p "$checkpoints" "$folder"
 echo '{}' >"$folder/config.json"
 touch "$folder/.lock"
