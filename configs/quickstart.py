@@ -133,6 +133,9 @@ def get_config() -> ConfigDict:
             rollout_dtype="",
             every=1,  # steps between checkpoints; must be 1 with handoff="storage"
             keep=2,
+            # "": in runs/NAME. Else FOLDER/NAME/checkpoints: a bucket (gs://...) or a disk; several
+            # hosts need one that all of them see.
+            folder="",
         )
     )
     config.engine = ConfigDict(

@@ -130,6 +130,9 @@ def get_config() -> ConfigDict:
             rollout_dtype="bfloat16",
             every=10,
             keep=2,
+            # "": in runs/NAME. Else FOLDER/NAME/checkpoints: a bucket (gs://...) or a disk; several
+            # hosts need one that all of them see.
+            folder="",
         )
     )
     config.engine = ConfigDict(

@@ -22,7 +22,7 @@ main() {
     KUBERNETES=yes DRY_RUN=yes # no gcloud is needed
     begin "$@"
     only --
-    one_host_only
+    check_hosts
     host_lines
     manifest
 }

@@ -6,10 +6,12 @@
 #   host_run.sh work FLAGS...    in the foreground: what start and a Kubernetes pod run
 #   host_run.sh stop             SIGTERM, and wait until all is saved and copied
 #
-# ROOT (gs://...), RUN, COMMAND, CONFIG, SYNC_SECONDS and HOST_INDEX are set by launch/run.sh. Every
-# host copies its log; host 0 copies the run's folder too, brings it back before it goes on after
-# the slice was lost, and writes how the run stands to ROOT/state/RUN. One lock, run.lock, is held
-# from the first line to the last copy. Beside: host_setup.sh.
+# ROOT (gs://...), RUN, COMMAND, CONFIG, SYNC_SECONDS, HOSTS (of a slice), ALL_HOSTS and HOST_INDEX
+# are set by launch/run.sh. Every host copies its log; host 0 copies the run's folder too, brings it
+# back before it goes on after the slice was lost, and writes how the run stands to ROOT/state/RUN.
+# Several hosts are one run (--hosts=auto), which writes its checkpoints into the bucket itself, each
+# host its part; what is copied then are the run's other files, and the turns that each host kept.
+# One lock, run.lock, is held from the first line to the last copy. Beside: host_setup.sh.
 
 set -euo pipefail
 shopt -s nullglob
@@ -20,12 +22,32 @@ HERE=$HOME/notepad/code/launch
 main() {
     local verb=$1
     shift
+    number
     case $verb in
     start | keep) start "$verb" "$@" ;;
     work) work "$@" ;;
     stop) stop ;;
     esac
 }
+
+# The run's folder belongs to its first process, so several hosts are counted as jax counts them: by
+# the number of the slice, and of the worker in it. Where nobody tells, they are in order already.
+number() {
+    local worker slice
+    several || return 0
+    worker=$(attribute agent-worker-number)
+    slice=$(attribute tpu-env | sed -n "s/^MEGASCALE_SLICE_ID: *'\([0-9]*\)'.*/\1/p")
+    [[ $worker =~ ^[0-9]+$ ]] || worker=$((HOST_INDEX % HOSTS))
+    [[ $slice =~ ^[0-9]+$ ]] || slice=$((HOST_INDEX / HOSTS))
+    export HOST_INDEX=$((slice * HOSTS + worker))
+}
+
+attribute() {
+    curl --silent --fail --max-time 5 --header "Metadata-Flavor: Google" \
+        "http://metadata.google.internal/computeMetadata/v1/instance/attributes/$1" || true
+}
+
+several() { ((ALL_HOSTS > 1)); }
 
 # The lock is taken here and passed on, so that there is no moment in which two could start.
 start() {
@@ -40,6 +62,8 @@ start() {
     # Looked at with the lock in hand: a run that ends right now has left this file before.
     if [[ $verb == keep && $(cat run.ended 2>/dev/null) == "$RUN" ]]; then
         echo "$RUN has ended"
+        # Its word may have crossed that of the first, which has begun again meanwhile.
+        [[ $(cat run.outcome) != failed* ]] || ((HOST_INDEX == 0)) || tell "$(cat run.outcome)"
         return
     fi
     echo "$RUN" >run.name
@@ -85,11 +109,17 @@ work() {
     trap '[[ $TOLD == yes ]] || ended "failed before it began"' EXIT
     tell running
     bring_back
-    local resume=() code=0
-    [[ ! -d runs/$RUN ]] || resume=(--resume)
+    local words=("$COMMAND" --config "$CONFIG" --name "$RUN") code=0
+    if several; then
+        words+=(--hosts=auto "--config.checkpoint.folder=$ROOT/runs")
+    elif [[ $COMMAND != eval ]]; then
+        words+=(--config.checkpoint.folder=) # also of a run that began on several hosts
+    fi
+    # Of several hosts the first decides this for all.
+    ((HOST_INDEX)) || [[ ! -d runs/$RUN ]] || words+=(--resume)
     cd code
-    echo "$(date -u +%FT%TZ) notepad-jax $COMMAND --config $CONFIG --name $RUN ${resume[*]} $*"
-    ../venv/bin/notepad-jax "$COMMAND" --config "$CONFIG" --name "$RUN" "${resume[@]}" "$@" 9>&- &
+    echo "$(date -u +%FT%TZ) notepad-jax ${words[*]} $*"
+    ../venv/bin/notepad-jax "${words[@]}" "$@" 9>&- &
     CHILD=$!
     cd ..
     [[ $TERMINATED == no ]] || kill -TERM "$CHILD"
@@ -119,6 +149,7 @@ follow() {
 
 finish() {
     local stands="failed with exit code $1"
+    several && (($1 < 128)) && stands+=" on host $HOST_INDEX"
     if (($1 == 0)); then
         stands="done"
     elif [[ -e stop.asked ]]; then
@@ -127,17 +158,21 @@ finish() {
         stands=interrupted # the host goes down, so the run is to go on elsewhere
     elif (($1 == 130)); then
         stands=stopped # somebody stopped the program itself
+    elif several && (($1 > 128)); then
+        stands=interrupted # jax ends its process when another one is gone; that one knows why
     fi
     if ! copy; then
         echo "the last copy to the bucket failed; everything is still in $HOME/notepad/runs/$RUN" >&2
         (($1)) || stands="failed to copy the run to the bucket"
     fi
     copy_log || true
+    ! several || copy_turns || true
     ended "$stands"
     exit "$1"
 }
 
 ended() {
+    echo "$1" >run.outcome
     [[ $1 == interrupted ]] || echo "$RUN" >run.ended
     tell "$1"
     TOLD=yes
@@ -145,14 +180,23 @@ ended() {
 
 # ---------------------------------------------------------------- the bucket
 
+# Host 0 tells, and of several also one whose program failed by itself; that one's word stays until
+# run.sh is called again.
 tell() {
-    ((HOST_INDEX)) || echo "$1" | gcloud storage cp - "$ROOT/state/$RUN" --quiet ||
+    if several && [[ $1 != failed* ]]; then
+        [[ $(gcloud storage cat "$ROOT/state/$RUN" 2>/dev/null) != failed* ]] || return 0
+    fi
+    [[ $HOST_INDEX != 0 && $1 != failed* ]] || echo "$1" | gcloud storage cp - "$ROOT/state/$RUN" --quiet ||
         echo "the bucket could not be told: $1" >&2
 }
 
-# A new host has no folder of the run; the bucket may have one.
+# A new host has no folder of the run; the bucket may have one, and the turns that hosts kept.
 bring_back() {
-    local there=""
+    local there="" less=()
+    if several; then
+        less=("--exclude=^checkpoints/.*") # they are read where they are
+        bring_turns
+    fi
     ((HOST_INDEX == 0)) && [[ ! -d runs/$RUN ]] || return 0
     there=$(gcloud storage ls "$ROOT/runs/$RUN/" 2>&1) || {
         grep -qi 'matched no objects' <<<"$there" && return
@@ -162,7 +206,7 @@ bring_back() {
     }
     rm -rf "incoming/$RUN"
     mkdir -p "incoming/$RUN"
-    if ! gcloud storage rsync --recursive "$ROOT/runs/$RUN" "incoming/$RUN" --quiet; then
+    if ! gcloud storage rsync --recursive "$ROOT/runs/$RUN" "incoming/$RUN" --quiet "${less[@]}"; then
         ended "failed to read the bucket"
         exit 1
     fi
@@ -187,7 +231,25 @@ copy() {
         [[ $step == */checkpoints ]] || cp -a "$step" "picture/$RUN/"
     done
     local to=(gcloud storage rsync --recursive "picture/$RUN" "$ROOT/runs/$RUN" --quiet)
-    "${to[@]}" && "${to[@]}" --delete-unmatched-destination-objects
+    "${to[@]}" || return
+    # The checkpoints of several hosts are there and not in the picture.
+    several || "${to[@]}" --delete-unmatched-destination-objects
+}
+
+# The turns of the rollout under way that hosts other than the first kept when they were stopped.
+# A file has the number of its process in its name, so each takes its own, whatever host it is on.
+copy_turns() {
+    local files=("runs/$RUN"/under_way-*.jsonl)
+    ((${#files[@]} == 0)) || gcloud storage cp "${files[@]}" "$ROOT/turns/$RUN/" --quiet
+}
+
+bring_turns() {
+    local files=()
+    ((HOST_INDEX)) || return 0 # those of the first are in the run's folder
+    files=("runs/$RUN"/under_way-*.jsonl)
+    ((${#files[@]} == 0)) || return 0
+    mkdir -p "runs/$RUN"
+    gcloud storage cp "$ROOT/turns/$RUN/*" "runs/$RUN/" --quiet 2>/dev/null || rmdir "runs/$RUN" || true
 }
 
 # What the run said on a host that is lost.

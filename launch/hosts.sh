@@ -12,6 +12,7 @@ host_lines() {
     INSTALL+=" && gcloud storage cat $ROOT/code.tar.gz | tar -xz -C notepad/code.new"
     INSTALL+=" && bash notepad/code.new/launch/host_setup.sh"
     WORK="ROOT=$ROOT RUN=$RUN COMMAND=$COMMAND CONFIG=$CONFIG SYNC_SECONDS=$SYNC_SECONDS"
+    WORK+=" HOSTS=$HOSTS ALL_HOSTS=$ALL_HOSTS"
     WORK+=" bash notepad/code/launch/host_run.sh"
 }
 

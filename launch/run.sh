@@ -33,7 +33,7 @@ main() {
         stop_it
         return
     fi
-    one_host_only
+    check_hosts
     look_at_run absent
     case $SEEN in
     done)
@@ -67,23 +67,38 @@ stop_it() {
 }
 
 # Returns when the slice is lost. Ends the script when the run has ended. `keep` is nothing for a
-# run that runs or has just ended, and mends a host that was restarted.
+# run that runs or has just ended, and mends a host that was restarted; of several hosts all begin
+# again then, which is not done for ever either.
 watch_it() {
-    local misses=0
+    local misses=0 begun_again=0 seen
     say "watching run $RUN; Ctrl-C leaves it running, launch/logs.sh --follow shows what it says"
     PATIENT=yes
     while :; do
         sleep "$POLL_SECONDS"
         look_at_run absent
-        case $SEEN in
+        seen=$SEEN
+        case $seen in
         done) say "run $RUN is done: $ROOT/runs/$RUN. $NAME is still paid for; launch/delete.sh ends that" && exit 0 ;;
-        failed*) refuse "run $RUN $SEEN; see launch/logs.sh. $NAME is still paid for; launch/delete.sh ends that" ;;
         stopped) say "run $RUN was stopped; calling this again goes on with it. $NAME is still paid for" && exit 130 ;;
         esac
         look_at_slices absent
+        if [[ $seen == failed* ]]; then
+            # A slice of several hosts goes host by host, and the programs of the others fail of it.
+            [[ $ALL_HOSTS != 1 && $STANDS =~ ^(dead|absent|going|partial)$ ]] ||
+                refuse "run $RUN $seen; see launch/logs.sh. $NAME is still paid for; launch/delete.sh ends that"
+            write_object "$ROOT/state/$RUN" starting || true
+        fi
         case $STANDS in
         dead | absent | going | partial) break ;;
-        ready) if on_hosts keep >"$SCRATCH/keep" 2>&1; then misses=0; else misses=$((misses + 1)); fi ;;
+        ready)
+            if on_hosts keep >"$SCRATCH/keep" 2>&1; then
+                misses=0
+                [[ $seen != interrupted ]] || begun_again=$((begun_again + 1))
+                ((begun_again <= RECREATIONS)) || refuse "run $RUN broke off $begun_again times, RECREATIONS=$RECREATIONS; see launch/logs.sh of all hosts. $NAME is still paid for"
+            else
+                misses=$((misses + 1))
+            fi
+            ;;
         *) misses=$((misses + 1)) ;;
         esac
         ((misses < 20)) || refuse "$NAME could not be reached $misses times ($DETAIL): $(tail -n 3 "$SCRATCH/keep" 2>/dev/null); the run may go on, and calling this again watches it again"

@@ -119,8 +119,8 @@ check_settings() {
     for word in "${WORDS[@]}"; do
         [[ $word =~ ^--[a-z][A-Za-z0-9_.-]*(=[A-Za-z0-9_./,:=@%+-]*)?$ ]] ||
             refuse "FLAGS has ${word@Q}: say each option as --key=value, with letters, digits and _./,:=@%+-"
-        [[ ! $word =~ ^--(name|resume|config|step)(=|$) ]] ||
-            refuse "FLAGS has $word: RUN and CONFIG say that, and run.sh decides when a run is resumed"
+        [[ ! $word =~ ^--(name|resume|config|step|hosts|config.checkpoint.folder)(=|$) ]] ||
+            refuse "FLAGS has $word: RUN, CONFIG, BUCKET and TPU say that, and run.sh decides when a run is resumed"
     done
     tpu_facts
     check_ways
@@ -147,10 +147,16 @@ check_ways() {
     [[ -z $VALID_FOR || $WAY == queued ]] || refuse "VALID_FOR=$VALID_FOR is for WAY=queued; leave it empty here"
 }
 
-# The programs use one host. What is there already for several waits behind a variable.
-one_host_only() {
-    ((ALL_HOSTS == 1)) || [[ ${NOTEPAD_SEVERAL_HOSTS:-} == 1 ]] ||
-        refuse "these scripts run notepad-jax $COMMAND on one host, and SLICES=$SLICES of TPU=$TPU has $ALL_HOSTS; take $GENERATION:$ONE_HOST and SLICES=1 (or set NOTEPAD_SEVERAL_HOSTS=1 to start it on each)"
+# What several hosts can run. Called by what starts a run; create.sh makes slices of any kind.
+check_hosts() {
+    ((ALL_HOSTS > 1)) || return 0
+    [[ $COMMAND == train ]] ||
+        refuse "COMMAND=$COMMAND runs on one host, and SLICES=$SLICES of TPU=$TPU has $ALL_HOSTS; take $GENERATION:$ONE_HOST and SLICES=1, or COMMAND=train"
+    if [[ $KUBERNETES == yes ]]; then
+        ((SLICES == 1 || HOSTS > 1)) || refuse "SLICES=$SLICES of TPU=$TPU: Kubernetes joins slices of several hosts only; take a larger TPU, or SLICES=1"
+    else
+        [[ $WAY == queued || $SLICES == 1 ]] || refuse "SLICES=$SLICES with WAY=group: nobody tells such slices of one another; take SLICES=1, WAY=queued, or gke.sh"
+    fi
 }
 
 # Refuses options that the script does not have; its own are the arguments.

@@ -71,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stack.enter_context(stopping.told_apart())
             if getattr(arguments, "hosts", None):
                 hosts.join(arguments.hosts)
+                follow_the_first(arguments)
             screen = stack.enter_context(choose(quiet=arguments.json or not hosts.first()))
             if hasattr(arguments, "name"):
                 folder = stack.enter_context(opened_folder(arguments))
@@ -117,6 +118,12 @@ def again(arguments: argparse.Namespace, folder: Path | None) -> str:
     return f"; go on with: notepad-jax {arguments.command} --name {folder.name} --resume"
 
 
+def follow_the_first(arguments: argparse.Namespace) -> None:
+    """Whether a run goes on, the first process decides: it alone has the run's folder at hand."""
+    told = hosts.asked_of_first(lambda: [arguments.resume, arguments.step])
+    arguments.resume, arguments.step = told
+
+
 def opened_folder(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Path]:
     """The run's folder, held: new, or with --resume an existing one."""
     named = arguments.name is not None
@@ -159,7 +166,7 @@ def saved_config(arguments: argparse.Namespace, folder: Path | None) -> dict[str
         return {}
     mend = "say --config again, with all that was changed, and --resume goes on"
     try:
-        return read_json(folder / CONFIG, mend)
+        return hosts.asked_of_first(lambda: read_json(folder / CONFIG, mend))
     except ValueError:
         if arguments.config:
             return {}

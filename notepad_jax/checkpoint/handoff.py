@@ -3,8 +3,8 @@
 Two paths behind one interface, each built with what the engine asks for. `InProcess` makes the
 engine's copy when a policy is published; `ThroughStorage` writes an orbax step and reads
 `params` back alone, so trainer and engine may be different processes on different machines
-with different meshes. Pointed at the folder that `training_state.Checkpoints` writes, a
-hand-off at every step costs one save.
+with different meshes; the folder may be a bucket. Pointed at the folder that
+`training_state.Checkpoints` writes, a hand-off at every step costs one save.
 
 The checksum of every leaf is recorded at publication and compared when the leaf was laid out
 for its new devices, before it is cast to the engine's dtype, or quantised. They cover every
@@ -15,12 +15,13 @@ Below: `steps` (orbax), `targets` (what the engine asks for), `checksums`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from notepad_jax.checkpoint import bucket
 from notepad_jax.checkpoint.checksums import HandoffError, combine, compare, leaf_checksums
-from notepad_jax.checkpoint.steps import load_params, read_meta, steps_in, write
+from notepad_jax.checkpoint.steps import Folder, load_params, read_meta, steps_in, write
 from notepad_jax.checkpoint.targets import as_published, carry, check_shapes, placed
+from notepad_jax.parallel import hosts
 from notepad_jax.types import PolicySnapshot
 
 
@@ -78,19 +79,21 @@ class InProcess:
 class ThroughStorage:
     """Trainer and engine share a folder of orbax steps; a policy version is a step number.
 
+    The folder is on a disk or in a bucket. Where the trainer has several processes, all of them
+    publish and adopt at the same point, each what its own engine asks for.
     `publish` writes `params` and `meta`, unless the folder already holds that version (the
     training checkpoint of the same step): then it only proves that they are the same.
     """
 
-    def __init__(self, folder: str | Path, target: Any, keep: int = 2) -> None:
-        self.folder = Path(folder).absolute()
+    def __init__(self, folder: Folder, target: Any, keep: int = 2) -> None:
+        self.folder = bucket.path(folder)
         self._target = target
         self._keep = keep  # steps that survive when publish writes
 
     def publish(self, snapshot: PolicySnapshot) -> str:
         leaves = leaf_checksums(snapshot.params)
         path = self.folder / str(snapshot.version)
-        if snapshot.version in steps_in(self.folder):
+        if snapshot.version in self._steps():
             meta = read_meta(self.folder, snapshot.version)
             compare(meta["leaf_checksums"], leaves, f"{path}, saved before,")
             return combine(leaves)
@@ -99,8 +102,11 @@ class ThroughStorage:
         return combine(leaves)
 
     def newest(self) -> int | None:
-        found = steps_in(self.folder)
+        found = self._steps()
         return found[-1] if found else None
+
+    def _steps(self) -> list[int]:
+        return hosts.asked_of_first(lambda: steps_in(self.folder))
 
     def adopt(self) -> PolicySnapshot:
         version = self.newest()
@@ -109,7 +115,7 @@ class ThroughStorage:
         try:
             params, _ = load_params(self.folder, version, self._target)
         except (OSError, KeyError, ValueError):
-            if version in steps_in(self.folder):
+            if hosts.count() > 1 or version in steps_in(self.folder):
                 raise
             # The trainer, in another process, replaced this version while it was being read.
             return self.adopt()

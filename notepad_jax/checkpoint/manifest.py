@@ -3,8 +3,10 @@
 Weights have checksums of their own (`checksums`), which a hand-off compares; this covers all
 the rest of a step as well, optimizer state, data position, and what orbax notes for itself,
 without understanding any of it. A file is hashed by one thread, at 1.4 GB/s of a core that has
-SHA instructions (blake2b: 0.75); orbax begins another file at 2 GB. The manifest holds its own
-digest and is spelt one way only, so no bit of it can change unnoticed. Neighbour above: `steps`.
+SHA instructions (blake2b: 0.75); orbax begins another file at 2 GB. Of several processes each
+hashes its share: what lies in a bucket has to be fetched for it, an object at a time and a thread.
+The manifest holds its own digest and is spelt one way only, so no bit of it can change unnoticed.
+Neighbour above: `steps`; below: `bucket`.
 """
 
 from __future__ import annotations
@@ -18,28 +20,41 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
+from notepad_jax.checkpoint import bucket
+from notepad_jax.parallel import hosts
+
 NAME = "manifest.json"
 THREADS = min(16, os.cpu_count() or 1)
 
+Place = Path | epath.Path  # as `bucket.path` gives it
 
-def write(folder: Path) -> None:
-    """Writes the manifest of all files under `folder`, by one rename, and waits for the disk."""
-    names = _files(folder)
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
-        digests = list(threads.map(lambda name: _digest(folder / name), names))
-    files = {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": digest}
-        for name, digest in zip(names, digests, strict=True)
-    }
+
+def made(folder: Place) -> bytes:
+    """Returns the manifest of all files under `folder`; all processes ask, and share the work."""
+    names = hosts.asked_of_first(lambda: _files(folder))
+    ours = names[hosts.index() :: hosts.count()]
+    files: dict[str, Any] = {}
+    for told in hosts.told_by_all(lambda: _measured(folder, ours)):
+        files |= told
+    return _spelt(files)
+
+
+def write(folder: Place, content: bytes) -> None:
+    """Writes the manifest at once, by one rename or as one object, and waits until it is there."""
+    if bucket.is_bucket(folder):
+        (folder / NAME).write_bytes(content)
+        return
     temporary = folder / (NAME + ".tmp")
     with temporary.open("wb") as file:
-        file.write(_spelt(files))
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, folder / NAME)
 
 
-def damage(folder: Path, items: Collection[str] | None = None) -> str | None:
+def damage(folder: Place, items: Collection[str] | None = None) -> str | None:
     """Returns one line about the first file that is not as it was written, or None.
 
     Missing, cut, of other bytes, or not of this step. With `items`, looks only at what lies
@@ -66,15 +81,19 @@ def damage(folder: Path, items: Collection[str] | None = None) -> str | None:
     for name in sorted(there - set(wanted)):
         return f"{name if name.isprintable() else ascii(name)} does not belong there"
     for name in wanted:
-        if found := _other_size(folder, name, listed[name]["bytes"]):
+        # Of an object the size is known only with its bytes.
+        size = None if bucket.is_bucket(folder) else listed[name]["bytes"]
+        if size is not None and (found := _other_size(folder, name, size)):
             return found
     with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
         compared = threads.map(lambda n: _other_bytes(folder, n, listed[n]["sha256"]), wanted)
         return next(filter(None, compared), None)
 
 
-def _files(folder: Path) -> list[str]:
+def _files(folder: Place) -> list[str]:
     """Returns the paths under `folder` of all that is no folder, without the manifest."""
+    if bucket.is_bucket(folder):
+        return [name for name in bucket.names(folder) if name != NAME]
     found = [
         (Path(where) / name).relative_to(folder).as_posix()
         for where, _, names in os.walk(folder)
@@ -83,9 +102,19 @@ def _files(folder: Path) -> list[str]:
     return sorted(set(found) - {NAME})
 
 
-def _digest(path: Path) -> str:
+def _measured(folder: Place, names: Collection[str]) -> dict[str, Any]:
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
+        found = list(threads.map(lambda name: _digest(folder / name), names))
+    return {
+        name: {"bytes": size, "sha256": digest}
+        for name, (size, digest) in zip(names, found, strict=True)
+    }
+
+
+def _digest(path: Place) -> tuple[int, str]:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), digest
 
 
 def _spelt(files: Mapping[str, Any]) -> bytes:
@@ -114,9 +143,9 @@ def _other_size(folder: Path, name: str, size: int) -> str | None:
     return f"{name} has {found.st_size:,} bytes and not {size:,}" if found.st_size > size else None
 
 
-def _other_bytes(folder: Path, name: str, digest: str) -> str | None:
+def _other_bytes(folder: Place, name: str, digest: str) -> str | None:
     try:
-        same = _digest(folder / name) == digest
+        same = _digest(folder / name)[1] == digest
     except OSError as problem:
         return _unreadable(name, problem)
     return None if same else f"{name} has other bytes than were saved"

@@ -1,9 +1,9 @@
 """A folder of orbax steps: written whole or not at all, looked through for damage, read.
 
-A step is a folder named by its number. It appears by one rename, when orbax has written
-everything and the `manifest` is in it, and it vanishes by one; whatever a kill leaves has
-another name and is swept up by the next save. So retention is ours and not orbax's, which
-would delete an old step before the new one has its manifest.
+The folder is on a disk or in a bucket (gs://); how a step begins to count there, and ceases to,
+stands in `shelves`. Whatever a kill leaves does not count and is swept up by the next save. So
+retention is ours and not orbax's, which would delete an old step before the new one has its
+manifest.
 An engine, an evaluation or a resumed run reads `params` through `load_params`, each device its
 own slices, onto any mesh; `training_state` and `handoff` (above) write and read the rest. Orbax
 v1 is marked experimental, so only this module and its two neighbours above import it.
@@ -11,27 +11,27 @@ v1 is marked experimental, so only this module and its two neighbours above impo
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import re
-import shutil
 import threading
 import time
+import uuid
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from notepad_jax.checkpoint import manifest
+from notepad_jax.checkpoint import bucket, manifest, shelves
 from notepad_jax.checkpoint.checksums import HandoffError, compare, leaf_checksums, named_leaves
+from notepad_jax.checkpoint.hf.storage import first_line
 from notepad_jax.checkpoint.targets import as_published, cast, check_shapes, placed
 from notepad_jax.parallel import hosts
 
-STEP = re.compile(r"0|[1-9]\d*")
-SET_ASIDE = re.compile(r"\d+\.set-aside")
-LEFT_OVER = re.compile(r"\.\d+\.(writing|removed).*|\d+\.orbax-checkpoint-tmp.*")
+Folder = str | Path | epath.Path
+CHECKPOINTS = "checkpoints"  # what the folder of a run's steps is called
 
 
 class CheckpointError(ValueError):
@@ -62,89 +62,107 @@ def _by_layer(path: Any, leaf: Any) -> ocp.options.ArrayOptions.Saving.StorageOp
     return ocp.options.ArrayOptions.Saving.StorageOptions(shard_axes=(0,))
 
 
-def steps_in(folder: str | Path) -> list[int]:
+def place_of(run: Path, elsewhere: str) -> Path | epath.Path:
+    """Returns where the steps of a run lie: in its own folder, or in one of its name `elsewhere`.
+
+    `elsewhere` is a folder, a bucket's URL, or empty.
+    """
+    return bucket.path(f"{elsewhere.rstrip('/')}/{run.name}" if elsewhere else run) / CHECKPOINTS
+
+
+def steps_in(folder: Folder) -> list[int]:
     """Returns the steps under `folder`, ascending; a save that was cut off is not among them."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        return []
-    found = (path for path in folder.iterdir() if STEP.fullmatch(path.name) and path.is_dir())
-    return sorted(int(path.name) for path in found)
+    return shelves.at(folder).steps()
 
 
 # ---------------------------------------------------------------- written
 
 
+def check_place(folder: Folder, seconds: float = 60.0) -> None:
+    """Raises CheckpointError, in one line, unless all processes can write steps to `folder`.
+
+    Each writes a small file there, for which it has so many `seconds`, looks for those of the
+    others and removes its own.
+    """
+    token = hosts.asked_of_first(lambda: uuid.uuid4().hex)
+    ours = f".{token}-{hosts.index()}.seen"
+
+    def wrote() -> None:
+        try:
+            bucket.kvstore(folder).write(ours, b"").result(timeout=seconds)
+        except (ValueError, OSError) as problem:
+            said = first_line(problem).replace("\0", "/")
+            if isinstance(problem, TimeoutError):
+                said = f"no answer in {seconds:g} s"
+            if bucket.is_bucket(folder):
+                said += "; is there such a bucket, and may you write there (gcloud auth list)?"
+            raise CheckpointError(
+                f"{folder} cannot be written, and checkpoints are to lie there: {said}"
+            ) from None
+
+    def looked() -> None:
+        seen = [name for name in bucket.names(folder) if name.startswith(f".{token}")]
+        if len(seen) < hosts.count():
+            raise CheckpointError(
+                f"{folder} is not one place for all processes: process {hosts.index()} sees what "
+                f"{len(seen)} of {hosts.count()} wrote there; let checkpoint.folder be a bucket "
+                f"(gs://...), or on a disk that all hosts see"
+            )
+
+    hosts.told_by_all(wrote)
+    try:
+        hosts.told_by_all(looked)
+    finally:
+        bucket.kvstore(folder).write(ours, None).result(timeout=seconds)
+
+
 def write(
-    folder: str | Path, step: int, parts: Mapping[str, Any], keep: int,
-    keep_every: int | None = None,
-) -> None:  # fmt: skip
+    folder: Folder, step: int, parts: Mapping[str, Any], keep: int, keep_every: int | None = None
+) -> None:
     """Saves `parts` as a step, in place of it and of later ones, which then are deleted.
 
-    The newest `keep` steps survive, and multiples of `keep_every`. Nothing is deleted before
+    The newest `keep` steps survive, and multiples of `keep_every`. Nothing else is deleted before
     the new step is whole. One program at a time may write to a folder: where it has several
     processes, all of them call this, write what their devices hold, and the first does the rest;
-    the folder is on a disk that all of them see.
+    the folder is a bucket, or on a disk that all of them see.
     """
-    folder = Path(folder).absolute()
-    temporary = folder / f".{step}.writing"
-    if hosts.first():
-        folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder, LEFT_OVER)
-    hosts.wait()
+    shelf = shelves.at(folder)
+    hosts.asked_of_first(lambda: shelf.begin(step))
     try:
         with context():
-            ocp.save_checkpointables(temporary, dict(parts))
-        hosts.asked_of_first(lambda: _named(folder, step, temporary))
+            ocp.save_checkpointables(shelf.under_way(step), dict(parts))
+        content = manifest.made(shelf.under_way(step))
+        hosts.asked_of_first(lambda: shelf.finish(step, content))
     except BaseException:
         _wait_for_threads()
         raise
     finally:
         if hosts.first():
-            _sweep(folder, LEFT_OVER)
+            # A bucket that is gone has said so; what lies there does not count.
+            with contextlib.suppress(ValueError, OSError):
+                shelf.sweep(aside=False)
     if hosts.first():
-        _sweep(folder, SET_ASIDE)
+        shelf.sweep(aside=True)
         retain(folder, keep, keep_every)
 
 
-def _named(folder: Path, step: int, temporary: Path) -> None:
-    """Gives a step that is written its name."""
-    manifest.write(temporary)
-    for later in reversed([found for found in steps_in(folder) if found >= step]):
-        _remove(folder, later)
-    os.rename(temporary, folder / str(step))
-    _sync(folder)
-
-
-def retain(folder: str | Path, keep: int, keep_every: int | None = None) -> None:
+def retain(folder: Folder, keep: int, keep_every: int | None = None) -> None:
     """Deletes all but the newest `keep` steps and multiples of `keep_every`, and leftovers."""
-    _sweep(Path(folder), LEFT_OVER)
-    for old in steps_in(folder)[:-keep]:
+    shelf = shelves.at(folder)
+    shelf.sweep(aside=False)
+    for old in shelf.steps()[:-keep]:
         if keep_every is None or old % keep_every:
-            _remove(Path(folder), old)
+            shelf.remove(old)
 
 
-def set_aside(folder: str | Path, after: int) -> None:
-    """Takes their names from the steps later than `after`: a run goes on from there.
+def set_aside(folder: Folder, after: int) -> None:
+    """Makes the steps later than `after` count no longer: a run goes on from there.
 
-    They count no longer, whoever looks, and the next save deletes them; until then they lie
-    in N.set-aside.
+    Whoever looks does not see them, and the next save deletes them.
     """
-    for later in reversed([found for found in steps_in(folder) if found > after]):
-        aside = Path(folder) / f"{later}.set-aside"
-        shutil.rmtree(aside, ignore_errors=True)
-        os.rename(Path(folder) / str(later), aside)
-
-
-def _remove(folder: Path, step: int) -> None:
-    gone = folder / f".{step}.removed"
-    os.rename(folder / str(step), gone)
-    shutil.rmtree(gone, ignore_errors=True)
-
-
-def _sweep(folder: Path, names: re.Pattern[str]) -> None:
-    for path in folder.iterdir():
-        if names.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
+    shelf = shelves.at(folder)
+    for later in reversed([found for found in shelf.steps() if found > after]):
+        shelf.set_aside(later)
 
 
 def _wait_for_threads(seconds: float = 10.0) -> None:
@@ -159,19 +177,11 @@ def _wait_for_threads(seconds: float = 10.0) -> None:
             thread.join(max(0.0, end - time.monotonic()))
 
 
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 # ---------------------------------------------------------------- looked through
 
 
 def choose(
-    folder: str | Path, asked: int | None, say: Callable[[str], None],
+    folder: Folder, asked: int | None, say: Callable[[str], None],
     items: Collection[str] | None = None,
 ) -> int:  # fmt: skip
     """Returns `asked`, or the newest step, whose files are as they were saved.
@@ -179,7 +189,7 @@ def choose(
     Reads all bytes of the step, or of those `items` of it. Each newer step that is damaged is
     one line for `say`. Raises CheckpointError, in one line, where there is no good step.
     """
-    folder, there, bad = Path(folder), steps_in(folder), []
+    folder, there, bad = bucket.path(folder), steps_in(folder), []
     if asked is not None:
         if asked not in there:
             raise CheckpointError(
@@ -206,13 +216,13 @@ def choose(
 
 
 def require(
-    folder: str | Path, step: int, items: Collection[str] | None = None, mend: str = ""
+    folder: Folder, step: int, items: Collection[str] | None = None, mend: str = ""
 ) -> None:
     """Raises CheckpointError, ending in `mend`, unless a step's files are as they were saved.
 
     Reads all bytes of the step, or of those `items` of it.
     """
-    found = manifest.damage(Path(folder) / str(step), items)
+    found = manifest.damage(bucket.path(folder) / str(step), items)
     if found is not None:
         line = f"{folder}: step {step} is damaged ({found})"
         raise CheckpointError(f"{line}; {mend}" if mend else line)
@@ -225,13 +235,13 @@ def _listed(steps: Collection[int]) -> str:
 # ---------------------------------------------------------------- read
 
 
-def read_meta(folder: str | Path, step: int) -> dict[str, Any]:
+def read_meta(folder: Folder, step: int) -> dict[str, Any]:
     """Returns a step's `meta`, whose bytes are compared first. Raises CheckpointError."""
     require(folder, step, ("meta",))
-    return json.loads((Path(folder) / str(step) / "meta" / "data.json").read_text("utf-8"))
+    return json.loads((bucket.path(folder) / str(step) / "meta" / "data.json").read_text("utf-8"))
 
 
-def load_params(folder: str | Path, step: int, abstract_params: Any) -> tuple[Any, dict[str, Any]]:
+def load_params(folder: Folder, step: int, abstract_params: Any) -> tuple[Any, dict[str, Any]]:
     """Reads `params` alone from one step; returns (params, meta).
 
     Every device reads its own slices, in the saved dtype; the checksums are compared with
@@ -239,8 +249,7 @@ def load_params(folder: str | Path, step: int, abstract_params: Any) -> tuple[An
     are hashed only where something is wrong, to name the one. Raises HandoffError on any
     difference, CheckpointError for damaged files.
     """
-    folder = Path(folder).absolute()
-    path = folder / str(step)
+    path = bucket.path(folder) / str(step)
     meta = read_meta(folder, step)
     target = placed(abstract_params)
     try:
@@ -255,7 +264,7 @@ def load_params(folder: str | Path, step: int, abstract_params: Any) -> tuple[An
     return cast(loaded.pop("params"), target), meta
 
 
-def _load_as_saved(path: Path, plain: Any) -> dict[str, Any]:
+def _load_as_saved(path: Path | epath.Path, plain: Any) -> dict[str, Any]:
     with context():
         saved = ocp.checkpointables_metadata(path).metadata["params"]
         check_shapes(saved, plain, str(path))
@@ -268,8 +277,8 @@ def _load_as_saved(path: Path, plain: Any) -> dict[str, Any]:
         return ocp.load_checkpointables(path, {"params": as_saved})
 
 
-def as_stored(folder: str | Path, step: int) -> Any:
+def as_stored(folder: Folder, step: int) -> Any:
     """Returns the shapes and dtypes of a step's `params`; no weight is read."""
     with context():
-        saved = ocp.checkpointables_metadata(Path(folder).absolute() / str(step))
+        saved = ocp.checkpointables_metadata(bucket.path(folder) / str(step))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved.metadata["params"])

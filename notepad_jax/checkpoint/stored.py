@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 import tensorstore as ts
+from etils import epath
 
-from notepad_jax.checkpoint import checksums
+from notepad_jax.checkpoint import bucket, checksums
 
 MEND = "so the step is damaged; export another step"
 
@@ -86,14 +87,16 @@ class Stored:
             raise ValueError(f"{self.name} was saved as {published} and reads as {found}, {MEND}")
 
 
-def open_tree(step: str | Path, item: str = "params", under: tuple[str, ...] = ()) -> Any:
+def open_tree(
+    step: str | Path | epath.Path, item: str = "params", under: tuple[str, ...] = ()
+) -> Any:
     """Returns the tree of `Stored` leaves of a finished step; reads metadata only.
 
     `item` is one of the step's checkpointables, `under` a path inside it, of which the tree
     below is returned ({} if there is none). Raises ValueError for a step that was not written
     as this project writes them, or is damaged.
     """
-    folder = Path(step).absolute() / item
+    folder = bucket.path(step) / item
     try:
         described = json.loads((folder / "_METADATA").read_text(encoding="utf-8"))
         paths = [ast.literal_eval(key) for key in described["tree_metadata"]]
@@ -105,7 +108,7 @@ def open_tree(step: str | Path, item: str = "params", under: tuple[str, ...] = (
             f"{step} has no {item} that can be read ({problem}); give a step that this "
             f"project's trainer or import-hf saved"
         ) from None
-    published, held = _checksums(Path(step)) if item == "params" else {}, Held()
+    published, held = _checksums(bucket.path(step)) if item == "params" else {}, Held()
     tree: dict[str, Any] = {}
     for path in paths:
         if path[: len(under)] != under:
@@ -114,7 +117,7 @@ def open_tree(step: str | Path, item: str = "params", under: tuple[str, ...] = (
             "driver": driver,
             "kvstore": {
                 "driver": "ocdbt",
-                "base": {"driver": "file", "path": f"{folder}/"},
+                "base": bucket.kvstore(folder).spec().to_json(),
                 "path": ".".join(path) + "/",
             },
         }
@@ -135,7 +138,7 @@ def _unreadable(name: str, problem: Exception) -> ValueError:
     return ValueError(f"{name} cannot be read, {MEND}: {said}")
 
 
-def _checksums(step: Path) -> dict[str, str]:
+def _checksums(step: Path | epath.Path) -> dict[str, str]:
     """Returns what a step recorded of its params; one that recorded nothing is not compared."""
     try:
         meta = json.loads((step / "meta" / "data.json").read_text(encoding="utf-8"))

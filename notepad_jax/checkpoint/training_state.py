@@ -13,12 +13,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from orbax.checkpoint import v1 as ocp
 
-from notepad_jax.checkpoint import steps
+from notepad_jax.checkpoint import bucket, steps
 from notepad_jax.checkpoint.checksums import combine, leaf_checksums
 from notepad_jax.checkpoint.steps import CheckpointError
 from notepad_jax.checkpoint.targets import check_shapes, placed
@@ -42,8 +41,8 @@ class Checkpoints:
     `keep` newest steps survive, and every step divisible by `keep_every`.
     """
 
-    def __init__(self, folder: str | Path, keep: int = 3, keep_every: int | None = None) -> None:
-        self.folder = Path(folder).absolute()
+    def __init__(self, folder: steps.Folder, keep: int = 3, keep_every: int | None = None) -> None:
+        self.folder = bucket.path(folder)
         self._keep, self._keep_every = keep, keep_every
 
     def save(self, step: int, params: Any, opt: Any, data: Any, meta: Mapping[str, Any]) -> str:
@@ -58,8 +57,8 @@ class Checkpoints:
         return total
 
     def steps(self) -> list[int]:
-        """Returns the steps, ascending."""
-        return steps.steps_in(self.folder)
+        """Returns the steps, ascending, as the first process sees them."""
+        return hosts.asked_of_first(lambda: steps.steps_in(self.folder))
 
     def restore(
         self, abstract_params: Any, abstract_opt: Any, say: Callable[[str], None],

@@ -89,19 +89,30 @@ def asked_of_first(work: Callable[[], Any]) -> Any:
     """
     if count() == 1:
         return work()
-    told: dict[str, Any] = {}
+    return _all_said(work if first() else lambda: None)[0]
+
+
+def told_by_all(work: Callable[[], Any]) -> list[Any]:
+    """Returns on every process what `work` returned on each, by number: JSON values.
+
+    What it raises anywhere is raised there, and as a ValueError in the same words by the others.
+    """
+    return [work()] if count() == 1 else _all_said(work)
+
+
+def _all_said(work: Callable[[], Any]) -> list[Any]:
     failed: Exception | None = None
-    if first():
-        try:
-            told = {"value": work()}
-        except Exception as problem:
-            failed, told = problem, {"problem": str(problem)}
-    told = json.loads(gather(json.dumps(told).encode())[0])
+    try:
+        ours = {"value": work()}
+    except Exception as problem:
+        failed, ours = problem, {"problem": str(problem)}
+    told = [json.loads(said) for said in gather(json.dumps(ours).encode())]
     if failed is not None:
         raise failed
-    if "problem" in told:
-        raise ValueError(told["problem"])
-    return told["value"]
+    for one in told:
+        if "problem" in one:
+            raise ValueError(one["problem"])
+    return [one["value"] for one in told]
 
 
 def added(numbers: Mapping[str, float]) -> dict[str, float]:

@@ -26,7 +26,15 @@ from notepad_jax.checkpoint.checksums import combine, leaf_checksums
 from notepad_jax.checkpoint.hf import adapters, huggingface, storage
 from notepad_jax.checkpoint.hf.folder_swap import new_folder
 from notepad_jax.checkpoint.hf.writing import PART_BYTES, Written
-from notepad_jax.checkpoint.steps import choose, read_meta, steps_in, write
+from notepad_jax.checkpoint.steps import (
+    CHECKPOINTS,
+    Folder,
+    choose,
+    place_of,
+    read_meta,
+    steps_in,
+    write,
+)
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.lora import Lora
@@ -34,7 +42,6 @@ from notepad_jax.parallel import mesh, rules
 from notepad_jax.telemetry.identity import read_json
 from notepad_jax.telemetry.progress import Bar, Screen
 
-CHECKPOINTS = "checkpoints"
 DTYPES = ("bfloat16", "float32")
 MEGABYTE = 10**6
 
@@ -143,7 +150,7 @@ def export_hf(
     kvstore = storage.open_kvstore(like)
     text = storage.read_json(like, kvstore, huggingface.CONFIG)
     config = _sizes(where, like, step)
-    params = stored.open_tree(where / str(step))
+    params = stored.open_tree(f"{where}/{step}")
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in _abstract(config, dtype))
     bar = screen.bar("export", _megabytes(total), "MB")
     written = huggingface.export(
@@ -169,7 +176,7 @@ def export_adapters(
     lora = _lora(Path(source))
     like = like or _origin(Path(source))
     config = _sizes(where, like, step)
-    found = _adapters(where / str(step))
+    found = _adapters(f"{where}/{step}")
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(found))
     bar = screen.bar("export", _megabytes(size * np.dtype(dtype).itemsize), "MB")
     written = adapters.export_adapters(
@@ -179,7 +186,7 @@ def export_adapters(
     return _exported(source, step, config, dtype, written, began)
 
 
-def _adapters(step: Path) -> Any:
+def _adapters(step: Folder) -> Any:
     """Opens the adapters that a step of a run keeps; the only place that knows where they lie.
 
     They are the parameters that `learner.saved_beside` keeps in `opt` because `params` holds
@@ -222,15 +229,18 @@ def _abstract(config: PolicyConfig, dtype: str) -> list[jax.ShapeDtypeStruct]:
 
 def _step(
     source: Path, step: int | None, target: str, screen: Screen, item: str
-) -> tuple[Path, int]:
-    """Returns the folder of steps under `source` and the step asked for, or the newest good one.
+) -> tuple[Folder, int]:
+    """Returns where the steps of `source` lie, and the step asked for, or the newest good one.
 
     Good is a step whose `item` and `meta` are as they were saved; the rest is not read.
     """
     _local(source, "a checkpoint of ours")
-    where = source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else source
-    if Path(target).absolute() in (source.absolute(), where.absolute()):
+    where: Folder = source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else source
+    if Path(target).absolute() in (source.absolute(), Path(where).absolute()):
         raise ValueError(f"{target} is the source; choose another destination")
+    if elsewhere := _settings(source).get("checkpoint", {}).get("folder"):
+        # A run that was brought here whole has its steps beside its settings.
+        where = where if steps_in(where) else place_of(source, elsewhere)
     if not steps_in(where):
         raise ValueError(
             f"{source} has no finished checkpoint; give a run (runs/NAME) or what import-hf wrote"
@@ -262,7 +272,7 @@ def _settings(source: Path) -> dict[str, Any]:
     return read_json(path, mend) if path.is_file() else {}
 
 
-def _sizes(where: Path, like: str, step: int) -> PolicyConfig:
+def _sizes(where: Folder, like: str, step: int) -> PolicyConfig:
     """Returns the sizes of the policy that `like` describes.
 
     The step's own record of them must agree: the tokenizer of another policy is no help.

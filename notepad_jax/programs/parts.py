@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.checkpoint.steps import as_stored, load_params, require
+from notepad_jax.checkpoint.steps import CHECKPOINTS, as_stored, load_params, require
 from notepad_jax.checkpoint.targets import check_shapes, placed
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.executor import Executor, Runs
@@ -26,7 +26,7 @@ from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh
 from notepad_jax.parallel.rules import SERVING, TRAINING
-from notepad_jax.programs import compiled, convert
+from notepad_jax.programs import compiled
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.text import chat
 from notepad_jax.text.prompts import Template
@@ -134,7 +134,7 @@ def load_policy(folder: str | Path, activations: str = "", where: Where = on_one
         known = ", ".join(map(repr, ACTIVATIONS))
         raise ValueError(f"dtype is {activations!r}; use one of {known}, or '' for the policy's")
     compiled.keep()  # for those who come by Python and not by the command line
-    steps = Path(folder) / convert.CHECKPOINTS
+    steps = Path(folder) / CHECKPOINTS
     if steps.is_dir():
         config = huggingface.import_config(folder)
         require(steps, 0, ("params", "meta"), "import the policy again")

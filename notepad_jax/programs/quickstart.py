@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.handoff import ThroughStorage
 from notepad_jax.checkpoint.hf import huggingface
+from notepad_jax.checkpoint.steps import Folder
 from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.eval import lengths, summary
 from notepad_jax.eval.measure import Result
@@ -87,7 +88,7 @@ def _run(
         timings[name] = time.perf_counter() - began
         return result
 
-    train.check(config, resume, step)  # before the first measurement
+    train.check(config, folder, resume, step)  # before the first measurement
     policy = parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
     e = config.evaluate
     if not resume:  # then training says it, once nothing has refused the settings
@@ -132,7 +133,7 @@ def _run(
     return outcome
 
 
-def _last_params(checkpoints: Path, policy: parts.LoadedPolicy) -> Any:
+def _last_params(checkpoints: Folder, policy: parts.LoadedPolicy) -> Any:
     """Loads the trained parameters as any other reader of the run would: from storage."""
     return ThroughStorage(checkpoints, abstract(policy.params)).adopt().params
 

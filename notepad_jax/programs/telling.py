@@ -23,7 +23,7 @@ from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json
-from notepad_jax.telemetry.metrics import CONFIG, RunLog
+from notepad_jax.telemetry.metrics import CONFIG, METRICS, RunLog, read_metrics
 from notepad_jax.telemetry.progress import Screen
 
 COLUMNS = ("step", "reward", "kept", "clip", "gap max", "entropy", "rollout s", "update s")
@@ -63,6 +63,7 @@ def telling(
         TraceFile(folder / archive.FILE) as archived,
     ):
         write_json(folder / CONFIG, configuration.plain(config))  # nothing refused it
+        _say_what_is_missing(folder, done, screen)
         archive.take_back(archived, done + 1)
         table = screen.table("reinforcement learning", COLUMNS)
         bar = screen.bar("train", config.steps, "steps")
@@ -94,6 +95,17 @@ def telling(
 
         yield tell
         bar.finish()
+
+
+def _say_what_is_missing(folder: Path, done: int, screen: Screen) -> None:
+    """Checkpoints in a bucket outlive the disk on which the run's lines are."""
+    lines = read_metrics(folder)
+    last = lines[-1]["step"] if lines else 0
+    if last < done:
+        screen.warn(
+            f"{folder / METRICS} ends at step {last}, and the run goes on after step {done}: what "
+            f"was told of the steps between was lost with its disk"
+        )
 
 
 def _shown(step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> dict[str, Any]:

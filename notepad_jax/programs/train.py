@@ -18,9 +18,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from etils import epath
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
+from notepad_jax.checkpoint.steps import check_place, place_of, steps_in
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
@@ -72,7 +74,7 @@ class Diverged(ValueError):
 
 def train(
     config: ConfigDict, folder: Path, screen: Screen, resume: bool = False, step: int | None = None
-) -> Path:
+) -> Path | epath.Path:
     """Runs the training in the new folder `folder`, or continues one; returns its checkpoints.
 
     With `resume` it goes on from the newest good checkpoint, or from `step`. Raises ValueError
@@ -89,7 +91,7 @@ def train(
 async def _train(
     config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None,
     stop: stopping.Stop,
-) -> Path:  # fmt: skip
+) -> Path | epath.Path:  # fmt: skip
     if not resume and hosts.first():  # so that a start that is killed can be resumed
         write_json(folder / CONFIG, configuration.plain(config))
     run = prepare(config, folder, screen, resume, step, stop)
@@ -107,22 +109,28 @@ async def _train(
                 done()
                 run.under_way.done(run.saved)
                 stop.check_all(f"after step {run.step}")
-    return folder / "checkpoints"
+    return run.checkpoints.folder
 
 
-def check(config: ConfigDict, resume: bool, step: int | None) -> None:
-    """Raises ValueError for what is wrong and can be known before anything is loaded."""
+def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> None:
+    """Raises ValueError for what is wrong and can be known before anything is loaded.
+
+    That is also whether checkpoints can be written where they are to lie.
+    """
     _, settings, _ = learner.settings_of(config)
     there = parts.trainers_mesh(config)
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
     parts.engines_mesh(config.engine)
-    if hosts.count() > 1 and config.checkpoint.handoff != "memory":
-        raise ValueError(
-            f"checkpoint.handoff is {config.checkpoint.handoff!r}, but this run has "
-            f"{hosts.count()} processes, whose engines take their weights from memory: use 'memory'"
-        )
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
+    where = place_of(folder, config.checkpoint.folder)
+    if config.checkpoint.folder or hosts.count() > 1:
+        check_place(where)
+    if not resume and (there := hosts.asked_of_first(lambda: steps_in(where))):
+        raise ValueError(
+            f"{where} has steps of an earlier run ({there[-1]} is the last); choose another name "
+            f"(--name), or remove them"
+        )
 
 
 def prepare(
@@ -130,12 +138,14 @@ def prepare(
     stop: stopping.Stop | None = None,
 ) -> Run:  # fmt: skip
     """Loads the policy and puts the parts together, where a checkpoint left them."""
-    check(config, resume, step)  # before anything is written or removed
+    check(config, folder, resume, step)  # before anything is written or removed
+    where = place_of(folder, config.checkpoint.folder)
+    checkpoints = Checkpoints(where, keep=config.checkpoint.keep)
     policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config))
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)
     stream = task_stream.opened(config, policy.tokenizer, screen)
-    handoff = _handoff(config.checkpoint, folder, parts.adopted(config, policy.config))
+    handoff = _handoff(config.checkpoint, where, parts.adopted(config, policy.config))
     start = starting_policy.content(policy)
     identity = {**configuration.plain(config), "start": start}
     begun = under_way.UnderWay(folder, identity, stop or stopping.Stop(), screen.warn)
@@ -147,7 +157,6 @@ def prepare(
         screen.say(idle)
     del policy  # the starting weights live on in the learner alone
 
-    checkpoints = Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
     ledger, fresh = Ledger(), step is None and not (resume and checkpoints.steps())
     if fresh:
         step = 0
@@ -181,7 +190,7 @@ def prepare(
     return run
 
 
-def _handoff(checkpoint: ConfigDict, folder: Path, wanted: Any) -> Handoff:
+def _handoff(checkpoint: ConfigDict, folder: Path | epath.Path, wanted: Any) -> Handoff:
     """Returns the bridge to the engine, which asks for `wanted`."""
     if checkpoint.handoff == "memory":
         return InProcess(wanted)
@@ -192,7 +201,7 @@ def _handoff(checkpoint: ConfigDict, folder: Path, wanted: Any) -> Handoff:
             f"checkpoint.every is {checkpoint.every}, but handoff='storage' reads each step's "
             f"checkpoint; use every=1, or handoff='memory'"
         )
-    return ThroughStorage(folder / "checkpoints", wanted)
+    return ThroughStorage(folder, wanted)
 
 
 # ---------------------------------------------------------------- one step

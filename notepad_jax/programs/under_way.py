@@ -23,7 +23,7 @@ from notepad_jax.programs.stopping import Stop
 
 FILE, OTHERS = "under_way.jsonl", "under_way-{}.jsonl"
 # What a run may change and go on with its turns; which policy it is, its content says.
-FREE = ("steps", "policy", "start.folder")
+FREE = ("steps", "policy", "start.folder", "checkpoint.folder")
 
 T = TypeVar("T")
 
@@ -138,6 +138,8 @@ class UnderWay:
         return turns
 
     def _keep(self, header: Mapping[str, Any]) -> None:
+        # On a host that is not the first's, nobody has made the run's folder.
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         journal.write(self._path, {**header, "settings": self._settings}, self.turns)
         self._step = header["step"]
 

@@ -192,7 +192,9 @@ def test_weights_that_are_not_the_published_ones_are_refused(tmp_path):
     meta.write_text(meta.read_text().replace(right, wrong))
     with pytest.raises(ValueError, match="step 0 is damaged \\(meta/data.json has other bytes"):
         bridge.adopt()
-    manifest.write(meta.parents[1])  # were the table itself another one
+    manifest.write(
+        meta.parents[1], manifest.made(meta.parents[1])
+    )  # were the table itself another one
     with pytest.raises(ValueError, match="leaf 'layers/k' was published as"):
         bridge.adopt()
 

@@ -95,10 +95,20 @@ place() { # a URL or a path, as a path here
 }
 
 storage() { # verb from to
-    local from to
+    local from to without=()
     case $1 in
     cp)
-        to=$(place "$3")
+        to=$(place "${!#}")
+        if [[ ${!#} == */ ]]; then
+            mkdir -p "$to"
+            for from in "${@:2:$#-2}"; do
+                from=$(place "$from")
+                compgen -G "$from" >"$WORLD/matched.$$" || lost "The following URLs matched no objects or files"
+                while read -r from; do cp "$from" "$to/"; done <"$WORLD/matched.$$"
+                rm "$WORLD/matched.$$"
+            done
+            return
+        fi
         mkdir -p "$(dirname "$to")"
         if [[ $2 == - ]]; then cat >"$to"; else cp "$2" "$to"; fi
         ;;
@@ -114,9 +124,10 @@ storage() { # verb from to
         ;;
     rsync)
         from=$(realpath "$(place "$2")") to=$(realpath -m "$(place "$3")")
-        (cd "$from" && find . -type d -printf '%P\n') | while read -r path; do mkdir -p "$to/$path"; done
+        [[ -z $(option exclude) ]] || without=(-not -regex "[.]/$(option exclude | tr -d '^')")
+        (cd "$from" && find . -type d "${without[@]}" -printf '%P\n') | while read -r path; do mkdir -p "$to/$path"; done
         # An object is there whole or not at all, whenever a host is lost.
-        (cd "$from" && find . -type f -printf '%P\n') | while read -r path; do
+        (cd "$from" && find . -type f "${without[@]}" -printf '%P\n') | while read -r path; do
             cp -a "$from/$path" "$to/$path.part"
             mv "$to/$path.part" "$to/$path"
         done

@@ -12,7 +12,7 @@ import pytest
 from tests.launch.conftest import LAUNCH, ROOT, steps, trained
 
 FLAGS = {"FLAGS": "--config.steps=20 --config.seed=1"}
-WORDS = "train --config quickstart --name first"
+WORDS = "train --config quickstart --name first --config.checkpoint.folder="
 
 
 def test_logs_come_from_the_bucket_and_live_from_the_host(world):
@@ -57,17 +57,22 @@ def test_the_pod_of_a_jobset_does_what_a_host_does(world, host):
 
 def test_slices_of_a_jobset(world):
     yaml = pytest.importorskip("yaml")
-    world.environment["NOTEPAD_SEVERAL_HOSTS"] = "1"
     reserved = {"CAPACITY": "reserved", "RESERVATION": "mine"}
     for tpu, hosts, chips in (("v6e:4x4", 4, 4), ("v5e:2x4", 1, 8), ("tpu7x:4x4x4", 16, 4)):
-        text = world.call("gke.sh", TPU=tpu, SLICES="2", **reserved).stdout
+        slices = "2" if hosts > 1 else "1"
+        text = world.call("gke.sh", TPU=tpu, SLICES=slices, **reserved).stdout
         replicated = yaml.safe_load(text)["spec"]["replicatedJobs"][0]
         job = replicated["template"]["spec"]
         pod = job["template"]["spec"]
-        assert replicated["replicas"] == 2 and job["completions"] == job["parallelism"] == hosts
+        assert (
+            str(replicated["replicas"]) == slices
+            and job["completions"] == job["parallelism"] == hosts
+        )
         assert pod["containers"][0]["resources"]["requests"] == {"google.com/tpu": chips}
         assert pod["nodeSelector"]["cloud.google.com/reservation-name"] == "mine"
-        assert f"SLICE * {hosts} + JOB_COMPLETION_INDEX" in pod["containers"][0]["args"][0]
+        lines = pod["containers"][0]["args"][0]
+        assert f"SLICE * {hosts} + JOB_COMPLETION_INDEX" in lines
+        assert f"HOSTS={hosts} ALL_HOSTS={hosts * int(slices)}" in lines
 
 
 # ---------------------------------------------------------------- the guide

@@ -106,7 +106,6 @@ def test_the_bucket_and_the_zone_are_asked_first(world):
 @pytest.mark.parametrize("script", ["create.sh", "run.sh"])
 @pytest.mark.parametrize("settings", [{}, MULTI | {"SLICES": "1"}])
 def test_a_bucket_that_cannot_be_written_is_one_line(world, script, settings):
-    world.environment["NOTEPAD_SEVERAL_HOSTS"] = "1"
     world.put("fail", "storage cp|||HTTPError 403: no storage.objects.create access")
     done = world.call(script, **settings)
     assert done.returncode == 1 and done.stderr.count("\n") == 1

@@ -230,10 +230,10 @@ def test_a_damaged_step_is_refused_in_one_line_and_nothing_is_left(published, tm
     was = array[1, 7, 3].read().result()
     array[1, 7, 3].write(-was).result()
     refused(r"step 0 is damaged \(params/d/\w+ does not belong there\)")
-    manifest.write(step)
+    manifest.write(step, manifest.made(step))
     refused(r"0: layers/down was saved as bfloat16\[3x48x32\]:\w{8} and reads as .*is damaged; exp")
     array[1, 7, 3].write(was).result()
-    manifest.write(step)
+    manifest.write(step, manifest.made(step))
     convert.export_hf(tmp_path / "mine", str(tmp_path / "sound"), SCREEN)
     shutil.rmtree(tmp_path / "sound")
     for path in (step / "params").rglob("*"):
@@ -242,7 +242,7 @@ def test_a_damaged_step_is_refused_in_one_line_and_nothing_is_left(published, tm
     refused(r"step 0 is damaged \(params/\S+ is cut: 5,000 of [\d,]+ bytes\)")
     with pytest.raises(ValueError, match=r"step 0 is damaged \(params.*; import the policy again$"):
         parts.load_policy(tmp_path / "mine")
-    manifest.write(step)
+    manifest.write(step, manifest.made(step))
     refused("0: .* cannot be read, so the step is damaged; export another step")
 
 
