@@ -38,6 +38,7 @@ class Item:
     method: str  # of methods.METHODS
     length: int  # the length asked for, tokens
     repeat: int  # 0-based; repeats of a question differ in their noise alone
+    max_answer: int | None = None  # tokens, at most the reader's; None: the reader's
 
     @property
     def key(self) -> Key:
@@ -142,10 +143,11 @@ def _job(item: Item, seed: int, excerpts: methods.Excerpts | None) -> Job:
         "eval", seed, item.method, item.length, item.task.id, item.repeat
     )
     if item.method == methods.NOTEPAD:
-        return Job(item.task, own)
+        return Job(item.task, own, max_answer=item.max_answer)
     if excerpts is None:
         raise ValueError(f"{item.method} shows an excerpt, and nobody said how long it may be")
-    return Job(item.task, own, lambda: excerpts(item.task.document, item.method)[0])
+    document, method = item.task.document, item.method
+    return Job(item.task, own, lambda: excerpts(document, method)[0], item.max_answer)
 
 
 def _broke(end: Ended) -> bool:

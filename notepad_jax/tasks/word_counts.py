@@ -54,7 +54,7 @@ def common_words(
     """A numbered list in which 10 words come more often than all others; those 10.
 
     The number of other words makes the length: a step adds one of them, as often as it
-    comes. Raises ValueError if the list does not fit, or without LEAST_UNCOMMON others.
+    comes. Raises Unreachable if the list does not fit, or without LEAST_UNCOMMON others.
     """
     times = LONG_LISTS if length >= LONG else SHORT_LISTS
     words = tuple(draws.words(np.arange(COMMON)))
@@ -68,7 +68,7 @@ def common_words(
             task,
             length,
             f"{COMMON} words {times.common} times each take {least:,}, "
-            f"and {LEAST_UNCOMMON} others {times.uncommon} times each have to fit, too",
+            f"and {LEAST_UNCOMMON * times.uncommon} items of other words have to fit, too",
         )
     recipe.check_length(task, length - recipe.FIRST_WORD - left, length)
     size = times.asked + uncommon * times.uncommon
@@ -81,7 +81,7 @@ def frequent_words(
     """Coded words among dots, with Zipf's frequencies; the three most frequent words.
 
     The k-th word comes floor(n k**-2 / zeta(2)) times, the first being dots, which also
-    fill the last gap; n makes the length. Raises ValueError where the third and the fourth
+    fill the last gap; n makes the length. Raises Unreachable where the third and the fourth
     coded word would tie.
     """
     most = 2 * length  # of n: a word takes a token or more, and dots are 0.6 of all words

@@ -298,3 +298,10 @@ def test_more_facts_than_there_are_names_are_refused(monkeypatch):
     monkeypatch.setattr("notepad_jax.tasks.draws.NAME_COUNT", 64 * 96 * 96 // 1000)
     with pytest.raises(ValueError, match="multikey_2 cannot be 32,768 .* only 589 .* fewer tokens"):
         make("niah_multikey_2", 0, 32_768)
+
+
+def test_answers_have_rulers_limits():
+    limits = {name: ruler.answer_tokens(f"ruler/{name}") for name in (*ruler.NAMES, "qa_1", "qa_2")}
+    assert {limits.pop(name) for name in _NEEDLES} == {128}
+    assert limits == {"vt": 30, "cwe": 120, "fwe": 50, "qa_1": 32, "qa_2": 32}
+    assert ruler.answer_tokens("ruler-qa/hotpotqa") is ruler.answer_tokens("mine") is None
