@@ -48,7 +48,7 @@ def get_config() -> ConfigDict:
             files=(),
             weights=(),  # of sources, as "ruler-qa/hotpotqa=2"; one that is not named has 1
             max_tokens=0,  # of a document; longer ones lose their middle. 0: no limit
-            reward="",  # a metric instead of each task's own: "boxed" is that of memory agents
+            reward="",  # a metric instead of each task's own; "memagent" is that of memory agents
         )
     )
 

@@ -63,6 +63,7 @@ def get_config() -> ConfigDict:
             usual_samples=128,
             repeats=1,  # readings of each question
             chunk_size=5000,
+            ruler_limits=False,  # True: answers to its tasks end at RULER's 30 to 128 tokens
             context=32768,  # document tokens that a method without a memory may show at once
             at_once=32,  # readings under way: they end about together, and a kill loses them
             temperature=0.7,

@@ -26,8 +26,8 @@ from notepad_jax.scoring import extraction, metrics
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import NO_TOKENS, Finish, Task, Tokens, Turn
 
-# Beside the task's own metric. The last is for comparison with published figures only.
-REPORTED = ("em", "normalised_em", "token_f1", "sub_em", "sub_em_two_way")
+TWO_WAY = "sub_em_two_way"  # for comparison with published figures only
+REPORTED = ("em", "normalised_em", "token_f1", "sub_em", TWO_WAY)  # beside a task's own metric
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Item:
     method: str  # of methods.METHODS
     length: int  # the length asked for, tokens
     repeat: int  # 0-based; repeats of a question differ in their noise alone
+    max_answer: int | None = None  # tokens, at most the reader's; None: the reader's
 
     @property
     def key(self) -> Key:
@@ -142,10 +143,11 @@ def _job(item: Item, seed: int, excerpts: methods.Excerpts | None) -> Job:
         "eval", seed, item.method, item.length, item.task.id, item.repeat
     )
     if item.method == methods.NOTEPAD:
-        return Job(item.task, own)
+        return Job(item.task, own, max_answer=item.max_answer)
     if excerpts is None:
         raise ValueError(f"{item.method} shows an excerpt, and nobody said how long it may be")
-    return Job(item.task, own, lambda: excerpts(item.task.document, item.method)[0])
+    document, method = item.task.document, item.method
+    return Job(item.task, own, lambda: excerpts(document, method)[0], item.max_answer)
 
 
 def _broke(end: Ended) -> bool:
@@ -209,9 +211,6 @@ class _Course:
         """Scores the answer."""
         item, task, answered = self._item, self._item.task, end.finish is not Finish.CANCELLED
         score = metrics.score(end.answer, task.answers, task.metric, task.contract)
-        # RULER's own scores look at all of an answer; the others at what stands in its box.
-        contract = "auto" if task.contract == "plain" else task.contract
-        said = extraction.extract(end.answer, contract).answer or ""
         correct = score.value if answered else 0.0
         return Result(
             task_id=task.id,
@@ -225,8 +224,7 @@ class _Course:
             correct=correct,
             problem=_problem(end) or (score.problem if answered else ""),
             scores={
-                name: metrics.METRICS[name](said, task.answers) if answered else 0.0
-                for name in REPORTED
+                name: _reported(name, end.answer, task) if answered else 0.0 for name in REPORTED
             },
             finish=end.finish,
             failed=_broke(end),
@@ -238,6 +236,17 @@ class _Course:
             seconds=self._seconds,
             changes=self._changes,
         )
+
+
+def _reported(name: str, answer: str, task: Task) -> float:
+    """The worth of an answer by a metric of REPORTED.
+
+    RULER's own scores look at all of an answer; these at what stands in its box. Where a sign
+    may be left out, published evaluations count nothing without one.
+    """
+    contract = {"plain": "auto", "auto": "signed" if name == TWO_WAY else "auto"}
+    said = extraction.extract(answer, contract.get(task.contract, task.contract)).answer
+    return metrics.METRICS[name](said or "", task.answers)
 
 
 def _problem(end: Ended) -> str:

@@ -83,6 +83,16 @@ def by_task(results: Sequence[Result]) -> list[Summary]:
     return _summaries(results, lambda r: (r.method, r.source, r.length))
 
 
+def measured_by(metric: str, summaries: Sequence[Summary]) -> list[Summary]:
+    """Returns the summaries with the accuracy by another metric than each task's own.
+
+    `metric` is one of measure.REPORTED; those that were not scored by it are left out.
+    """
+    return [
+        dataclasses.replace(s, accuracy=s.scores[metric]) for s in summaries if metric in s.scores
+    ]
+
+
 def _summaries(
     results: Sequence[Result], key: Callable[[Result], tuple[str, str, int]]
 ) -> list[Summary]:

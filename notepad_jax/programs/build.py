@@ -31,6 +31,7 @@ from notepad_jax.programs import configuration, evaluate, parts, reading_list, s
 from notepad_jax.reading.loop import Reader
 from notepad_jax.scoring import metrics
 from notepad_jax.tasks import suites
+from notepad_jax.tasks.recipe import Unreachable
 from notepad_jax.telemetry.identity import settle, write_json
 from notepad_jax.telemetry.progress import Bar, Screen
 from notepad_jax.text import approximate
@@ -103,7 +104,8 @@ def build(
 ) -> Built:
     """Builds the config's suite in each size, without the questions that `reader` knows.
 
-    Raises ValueError if the folder holds another build, or a length cannot be reached.
+    A task that a length does not suit is left out there, with a warning. Raises ValueError if
+    the folder holds another build, or no task can have any of the lengths.
     """
     e, samples = config.evaluate, reading_list.samples_of(config)
     tokenizer = config.endpoint.tokenizer
@@ -113,6 +115,7 @@ def build(
     _settle(folder, _settings(config, form, reader))
     left_out: dict[str, int] = {}
     paths: list[Path] = []
+    unreachable: dict[str, Unreachable] = {}
     written = tasks = 0
     bar = screen.bar(f"building {e.suite}", len(names) * len(sizes) * samples, "tasks")
     for name in names:
@@ -128,9 +131,19 @@ def build(
                 continue
             lengths: collections.deque[int] = collections.deque()
             made = _made(config, name, size, numbers, sources, lengths, bar)
-            tasks += files.write(paths[-1], made, iter(lengths.popleft, None))
+            try:
+                tasks += files.write(paths[-1], made, iter(lengths.popleft, None))
+            except Unreachable as problem:
+                unreachable[f"{name} of {size.amount:,} {size.unit}"] = problem
+                paths.pop()
+                continue
             written += 1
     bar.finish()
+    if unreachable and not paths:
+        raise next(iter(unreachable.values()))
+    for what, problem in unreachable.items():
+        screen.warn(f"left out: {problem}")
+        left_out[f"{what}: a length that this task cannot have"] = e.samples
     return Built(folder, tuple(paths), written, tasks, left_out)
 
 

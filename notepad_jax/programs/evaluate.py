@@ -10,6 +10,7 @@ Above: cli and quickstart; below: reading_list, subjects, eval and report.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import itertools
@@ -236,7 +237,21 @@ def _summary(reader: Subject, results: Sequence[Result], config: ConfigDict) -> 
         told += f" in chunks of {e.chunk_size:,}, with a memory of {r.max_memory:,} tokens"
     if set(e.methods) - {methods.NOTEPAD}:
         told += f"; methods without a memory saw {e.context:,} tokens at once"
-    return told + "."
+    return f"{told}.{_gaps(results)}"
+
+
+def _gaps(results: Sequence[Result]) -> str:
+    """Says which tasks some length lacks: an average over all tasks is over fewer there."""
+    sources = {r.source for r in results}
+    by_length: dict[int, set[str]] = collections.defaultdict(set)
+    for result in results:
+        by_length[result.length].add(result.source)
+    gaps = [
+        f"{format_length(length)} is without {', '.join(sorted(sources - there))}"
+        for length, there in sorted(by_length.items())
+        if there != sources
+    ]
+    return f" Not every task has every length: {'; '.join(gaps)}." if gaps else ""
 
 
 def _train_length(config: ConfigDict) -> int | None:

@@ -24,7 +24,7 @@ from notepad_jax.programs import parts
 from notepad_jax.programs.task_stream import TRAINING_DOCUMENTS
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.starter.synthetic import make_tasks
-from notepad_jax.tasks import file_suite, suites
+from notepad_jax.tasks import file_suite, ruler, suites
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import Task
 
@@ -109,6 +109,7 @@ def tasks_of(
     """Returns the tasks of the config's suite at each length; recipes, not yet texts.
 
     Of a file, those of all lengths if none is given. What of it is not read is said.
+    A task that a length does not suit is left out there, with a warning.
     """
     e = config.evaluate
     if e.suite == SYNTHETIC:
@@ -121,12 +122,12 @@ def tasks_of(
     sources = suites.Sources(count, **config.sources)
     names = suites.names(e.suite, e.tasks, sources)
     bar = screen.bar(f"making {e.suite}", len(lengths) * len(names) * samples, "tasks")
-    tasks: TasksByLength = {length: [] for length in lengths}
-    for length, name in itertools.product(lengths, names):
-        for task in suites.make(e.suite, name, length, range(samples), config.seed, sources):
-            tasks[length].append(task)
-            bar.advance()
+    tasks, left_out = suites.by_length(
+        e.suite, names, lengths, samples, config.seed, sources, bar.advance
+    )
     bar.finish()
+    for problem in left_out:
+        screen.warn(f"left out: {problem}")
     return tasks
 
 
@@ -153,11 +154,16 @@ def _of_file(
 def jobs(config: ConfigDict, tasks: TasksByLength) -> list[Job]:
     """Returns what is to be read: every method at every length."""
     e = config.evaluate
+    limited = e.get("ruler_limits", False)
     limits = parts.rules(config.reading)
     found = []
     several = itertools.product(dict.fromkeys(e.methods), sorted(tasks.items()))
     for method, (length, of_length) in several:
-        items = (Item(task, method, length, k) for task in of_length for k in range(e.repeats))
+        items = (
+            Item(task, method, length, k, ruler.answer_tokens(task.source) if limited else None)
+            for task in of_length
+            for k in range(e.repeats)
+        )
         size = e.chunk_size if method == methods.NOTEPAD else e.context
         if method == methods.NOTEPAD and e.suite == SYNTHETIC and length <= config.data.tokens:
             size = config.reading.chunk_size

@@ -60,6 +60,7 @@ class Job:
     task: Task
     seed: int  # of all its noise; order and company change nothing
     shown: Callable[[], Tokens] | None = None
+    max_answer: int | None = None  # tokens, at most the reader's; None: the reader's
 
 
 class Watcher(Protocol):
@@ -180,6 +181,9 @@ async def _turns(
     job: Job, read: _Counted, reader: Reader, completer: Completer
 ) -> AsyncIterator[tuple[Turn, Tokens]]:
     rules, template = reader.rules, reader.template
+    if job.max_answer is not None:
+        shorter = min(job.max_answer, rules.max_answer)
+        rules = dataclasses.replace(rules, max_answer=shorter)
     question = memory_agent.question_of(job.task, reader.tokenizer, rules.max_question)
     sampling = dataclasses.replace(reader.sampling, seed=job.seed)
     if job.shown is None:

@@ -60,8 +60,9 @@ def by_method(
 ) -> Path:
     """Draws one line with its 95% band per method, in the order of STYLES; writes a PNG.
 
-    Published lines are thin and grey behind them, as far as lengths were measured. Without
-    a training length none is marked. ValueError if there is nothing to draw.
+    Published lines are thin and grey behind them, as far as lengths were measured; give those
+    that were measured by the metric of the summaries' accuracy, and no others. Without a
+    training length none is marked. ValueError if there is nothing to draw.
     """
     named = sorted({s.method for s in summaries} - set(STYLES))
     styles = STYLES | dict(zip(named, itertools.cycle(OTHERS), strict=False))

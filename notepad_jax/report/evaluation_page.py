@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from notepad_jax.eval import degradation, published, recall
+from notepad_jax.eval import degradation, published, recall, summary
 from notepad_jax.eval.degradation import Degradation
 from notepad_jax.eval.summary import Summary
 from notepad_jax.report import accuracy_plot, examples, render
 from notepad_jax.report.examples import Example
 
-REPORT, ACCURACY = "report.html", "accuracy.png"
+REPORT, ACCURACY, COMPARED = "report.html", "accuracy.png", "compared.png"
 TEMPLATE = "evaluation.html"
 WALL_CLOCK = ("seconds", "began")  # fields that differ from run to run
 
@@ -51,15 +51,20 @@ class Report:
 
 
 def write(folder: str | Path, report: Report) -> Path:
-    """Writes report.html and accuracy.png into `folder`; returns the path of the page.
+    """Writes report.html and its pictures into `folder`; returns the path of the page.
 
-    ValueError if nothing was measured.
+    accuracy.png is by the tasks' own metrics; compared.png, where figures were published for
+    the suite, by theirs, with the figures behind. ValueError if nothing was measured.
     """
     folder = Path(folder)
-    picture = accuracy_plot.by_method(
-        folder / ACCURACY, report.by_length, report.train_length, report.figures
-    )
-    values = _values(report) | {"accuracy_png": picture.read_bytes()}
+    picture = accuracy_plot.by_method(folder / ACCURACY, report.by_length, report.train_length)
+    values = _values(report) | {"accuracy_png": picture.read_bytes(), "compared_png": None}
+    compared = summary.measured_by(published.METRIC, report.by_length)
+    if report.figures and compared:
+        picture = accuracy_plot.by_method(
+            folder / COMPARED, compared, report.train_length, published.FIGURES
+        )
+        values["compared_png"] = picture.read_bytes()
     return render.write(folder / REPORT, TEMPLATE, values)
 
 
@@ -169,6 +174,7 @@ def _values(report: Report) -> dict[str, Any]:
         "methods": methods,
         "accuracies": _rows(methods, summaries),
         "labelled": [(s.method, s) for s in summaries],
+        "compared": _rows(methods, summary.measured_by(published.METRIC, summaries)),
         "failures": _failures(summaries),
         "losses": _rows(methods, losses),
         "stand_ins": sorted({d.reference for d in losses} - {report.train_length}),

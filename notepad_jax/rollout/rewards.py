@@ -11,23 +11,28 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-from notepad_jax.scoring import metrics
+from notepad_jax.scoring import metrics, published
 from notepad_jax.types import Reading, Status, Task, Trajectory
 
 Score = Callable[[Reading, Task], Trajectory]
+PUBLISHED = "published"  # instead of a metric: what others published under each task's own
 
 
 def by(metric: str) -> Score:
     """Returns how a run rewards: by one metric on the whole answer, or "" by each task's own.
 
     Tasks that want all of their answers keep their own: any one of them would do for most
-    other metrics. Raises ValueError for a metric that there is not.
+    other metrics. PUBLISHED takes the published twin of each task's own metric, where it has
+    one. Raises ValueError for a metric that there is not.
     """
     if not metric:
         return score
-    metrics.score("", ("",), metric, "plain")
+    if metric != PUBLISHED:
+        metrics.score("", ("",), metric, "plain")
 
     def judged(task: Task) -> Task:
+        if metric == PUBLISHED:
+            return dataclasses.replace(task, metric=published.TWINS.get(task.metric, task.metric))
         if task.metric in metrics.ALL_WANTED:
             return task
         return dataclasses.replace(task, metric=metric, contract="plain")

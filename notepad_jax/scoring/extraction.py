@@ -21,9 +21,10 @@ from collections.abc import Callable, Mapping
 LONGEST = 50_000  # characters of an answer, about 12 thousand tokens; a longer one is none
 
 DEEPEST = 8  # LaTeX wrappers within each other that are taken off
-LATEX = ("boxed", "auto")  # contracts whose answers are written in LaTeX, or may be
+LATEX = ("boxed", "auto", "signed")  # contracts whose answers are written in LaTeX, or may be
 _BOX = "\\boxed{"
 _TAG, _TAG_END = "<answer>", "</answer>"
+_STATED = "the answer is"  # what published memory agents are asked to end with
 _MARKERS = ("[Answer]", "[答案]")  # the second in the Chinese half of LongBench Pro
 _BRACE = re.compile(r"[{}]")
 _WRAPPER = re.compile(
@@ -51,8 +52,8 @@ def extract(text: str, contract: str) -> Extracted:
     """Returns the answer that stands in `text`; ValueError for an unknown contract.
 
     Linear in the length of the text, whatever it holds. Problems: `unclosed_thinking`,
-    `no_box`, `unclosed_box`, `no_tag`, `unclosed_tag`, `no_marker`, and `too_long` for an
-    answer of more than LONGEST characters.
+    `no_box`, `unclosed_box`, `no_tag`, `unclosed_tag`, `no_marker`, `no_sign`, and
+    `too_long` for an answer of more than LONGEST characters.
     """
     if contract not in CONTRACTS:
         raise ValueError(f"there is no contract {contract!r}; use one of {', '.join(CONTRACTS)}")
@@ -111,16 +112,33 @@ def marker(said: str) -> Extracted:
     return Extracted(None, "no_marker") if start < 0 else Extracted(said[start + length :])
 
 
+def stated(said: str) -> Extracted:
+    """The text after the last "the answer is", without asterisks and the full stop."""
+    return Extracted(said.rpartition(_STATED)[2].replace("*", "").strip().strip(".").strip())
+
+
+_SIGNS = {_BOX: boxed, _TAG: tag, **dict.fromkeys(_MARKERS, marker)}
+
+
 def auto(said: str) -> Extracted:
     r"""By whichever sign stands last (so the box in `<answer>\boxed{5}</answer>`), else all."""
-    signs = {_BOX: boxed, _TAG: tag, **dict.fromkeys(_MARKERS, marker)}
+    return _by_the_last(_SIGNS, said) or plain(said)
+
+
+def signed(said: str) -> Extracted:
+    """As `auto`, where "the answer is" is a sign, too, and no sign is no answer."""
+    return _by_the_last(_SIGNS | {_STATED: stated}, said) or Extracted(None, "no_sign")
+
+
+def _by_the_last(signs: Mapping[str, Callable[[str], Extracted]], said: str) -> Extracted | None:
     last = max(signs, key=said.rfind)
-    return signs[last](said) if last in said else plain(said)
+    return signs[last](said) if last in said else None
 
 
 CONTRACTS: Mapping[str, Callable[[str], Extracted]] = {
     "plain": plain,
     "auto": auto,
+    "signed": signed,
     "boxed": boxed,
     "tag": tag,
     "marker": marker,

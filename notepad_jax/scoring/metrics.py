@@ -1,17 +1,19 @@
 """How an answer is judged: `score` finds it in a completion and applies its task's metric.
 
-METRICS maps a name to (prediction, answers) -> [0, 1]. For `set_f1`, `sub_em_lines`,
-`ndcg`, `pairwise` and `ruler_all` the answers are items, all of them wanted; for the others
-any answer is right and the best one counts. Every metric is pure and deterministic, never
+METRICS maps a name to (prediction, answers) -> [0, 1]. For those of ALL_WANTED (lists, and
+`ruler_all`) the answers are items, all of them wanted; for the others any answer is right
+and the best one counts. Every metric is pure and deterministic, never
 raises on what a policy may write, and looks at no more than the last `LONGEST` characters,
 so hostile text costs bounded time: under a second, plus `symbolic.MAX_SECONDS` in a process
 of its own for a formula. What is no answer of its kind (a broken table, no letter) is worth
 0; called directly a metric says no more, while `score` names the reason, for counting.
 
-`boxed` is the training reward of memory agents (docs: the reward section), the two `ruler`
-metrics are RULER's, and `normalised_em`, `token_f1` and `sub_em` normalise as SQuAD's script
-does (lower case, no punctuation, no articles). Below: extraction, and one file for each
-kind of answer (lists, choices, tables, quantities, summaries). Above: rollout.rewards, eval.
+`boxed` is our reading of the training reward of memory agents, the two `ruler` metrics are
+RULER's, and `normalised_em`, `token_f1` and `sub_em` normalise as SQuAD's script does (lower
+case, no punctuation, no articles). `memagent` and the `published_` metrics are what others
+published, to the letter (`published`); they find the answer in their own way. Below:
+extraction, published, and one file for each kind of answer (lists, choices, tables,
+quantities, summaries). Above: rollout.rewards, eval.
 """
 
 from __future__ import annotations
@@ -23,10 +25,16 @@ import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 
-from notepad_jax.scoring import choices, extraction, lists, quantities, summaries, tables
+from notepad_jax.scoring import (
+    choices,
+    extraction,
+    lists,
+    published,
+    quantities,
+    summaries,
+    tables,
+)
 from notepad_jax.scoring.extraction import LONGEST, Malformed
-
-BOXED_WINDOW = 300  # characters at the end of a prediction where the box must stand
 
 Metric = Callable[[str, Sequence[str]], float]
 
@@ -34,6 +42,14 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _LATEX_NOISE = re.compile(r"\\left|\\right|\\[!,;: ]|\\?\$|\s+")
 _CONTROL = re.compile("[\x00-\x1f]")
+_SILENCE = re.compile(r"[\s.*]*")  # what published evaluators take off before they look
+_ALONE = frozenset({"yes", "no", "noanswer"})  # HotpotQA's: no part of another answer
+# How a bare gold answer is said so that a metric finds it.
+_SAYING = {
+    "boxed": "\\boxed{%s}",
+    "memagent": "\\boxed{%s}",
+    "published_choice": "The correct answer is (%s)",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +63,18 @@ class Score:
 def score(text: str, answers: Sequence[str], metric: str, contract: str) -> Score:
     """Scores a completion: the answer by `contract`, its worth by `metric`.
 
+    The published metrics are shown the completion itself, its last LONGEST characters.
     Raises ValueError for an unknown metric or contract, and for nothing in `text`.
     """
     if metric not in _JUDGES:
         raise ValueError(f"there is no metric {metric!r}; use one of {', '.join(_JUDGES)}")
-    found = extraction.extract(text, contract)
-    if found.answer is None:
+    whole = metric in published.METRICS
+    found = extraction.extract("" if whole else text, contract)  # an unknown contract is named
+    if whole:
+        found = extraction.Extracted(text[-LONGEST:])
+    elif found.answer is None:
         return Score(0.0, found.problem)
-    if contract in extraction.LATEX:  # both sides without \text{}, or neither
+    elif contract in extraction.LATEX:  # both sides without \text{}, or neither
         answers = [extraction.unwrapped(gold) for gold in answers]
     try:
         return Score(_JUDGES[metric](found.answer, answers), "")
@@ -68,7 +88,7 @@ def check_gold(answers: Sequence[str], metric: str) -> None:
     For whoever reads data: says which answer is at fault, not where it was read.
     """
     for answer in ["\n".join(answers)] if metric in ALL_WANTED else answers:
-        said = f"\\boxed{{{answer}}}" if metric == "boxed" else answer
+        said = _SAYING.get(metric, "%s") % answer
         worth = score(said, answers, metric, "plain")
         if worth.value < 1.0:
             raise ValueError(
@@ -90,9 +110,12 @@ def normalised_em(prediction: str, answers: Sequence[str]) -> float:
 
 
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
-    """The best F1 of normalised words, counted with multiplicity, as in SQuAD."""
-    said = collections.Counter(normalise(prediction).split())
-    return max(_f1(said, collections.Counter(normalise(gold).split())) for gold in answers)
+    """The best F1 of normalised words, counted with multiplicity, as in SQuAD.
+
+    With HotpotQA's rule: yes, no and noanswer are worth something to themselves alone.
+    """
+    said = normalise(prediction)
+    return max(_f1(said, normalise(gold)) for gold in answers)
 
 
 def sub_em(prediction: str, answers: Sequence[str]) -> float:
@@ -107,8 +130,11 @@ def sub_em(prediction: str, answers: Sequence[str]) -> float:
 def sub_em_two_way(prediction: str, answers: Sequence[str]) -> float:
     """MemAgent's headline metric, for comparison only: either string contains the other.
 
-    It is far too kind ("no" matches "Nokia", an empty prediction matches everything).
+    It is far too kind ("no" matches "Nokia", and "the" everything), but silence is worth 0:
+    published evaluators count nothing where nothing was said.
     """
+    if _SILENCE.fullmatch(prediction):
+        return 0.0
     said = _squad(prediction)
     return float(any(_squad(gold) in said or said in _squad(gold) for gold in answers))
 
@@ -119,7 +145,7 @@ def boxed(prediction: str, answers: Sequence[str]) -> float:
     Compared without case, spaces and a few LaTeX spellings, on both sides. Raises
     Malformed for no box and for an unclosed last one.
     """
-    found = extraction.boxed(prediction[-BOXED_WINDOW:])
+    found = extraction.boxed(prediction[-published.WINDOW :])
     if found.answer is None:
         raise Malformed(found.problem)
     said = _plain_latex(found.answer)
@@ -159,8 +185,9 @@ _JUDGES: Mapping[str, Metric] = {
     "ndcg": lists.ndcg,
     "pairwise": lists.pairwise,
     "rouge_l": summaries.rouge_l,
+    **published.METRICS,
 }
-ALL_WANTED = frozenset({"ruler_all", "set_f1", "sub_em_lines", "ndcg", "pairwise"})
+ALL_WANTED = published.ALL_WANTED | {"ruler_all", "set_f1", "sub_em_lines", "ndcg", "pairwise"}
 
 
 def _forgiving(judge: Metric) -> Metric:
@@ -189,11 +216,12 @@ def _squad(text: str) -> str:
     return " ".join(words.split())
 
 
-def _f1(said: collections.Counter[str], gold: collections.Counter[str]) -> float:
-    common = (said & gold).total()
-    if not common:
+def _f1(said: str, gold: str) -> float:
+    if said != gold and not _ALONE.isdisjoint((said, gold)):
         return 0.0
-    return 2 * common / (said.total() + gold.total())
+    ours, theirs = collections.Counter(said.split()), collections.Counter(gold.split())
+    common = (ours & theirs).total()
+    return 2 * common / (ours.total() + theirs.total()) if common else 0.0
 
 
 def stands_in(gold: str, said: str) -> bool:

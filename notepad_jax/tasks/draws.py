@@ -1,11 +1,12 @@
-"""What generated tasks hide in a document: names, numbers, identifiers, coded words.
+"""What generated tasks hide in a document: names, numbers, identifiers, words, coded words.
 
 Nothing here is drawn twice in one sample. A `Shuffle` is a permutation of 0..size-1 that is
 computed where it is needed and never stored, so the i-th name of a document, or the i-th
 item of a shuffled list of a million, is known from the seed alone and costs no memory.
 Names are three words of ours ("quiet-copper-lantern"): 589,824 of them, so that even a
-document of 3.5M tokens made of nothing but facts repeats none. Used by ruler.py and
-memory_tasks.py; imports nothing of ours but the names of people in starter.vocabulary.
+document of 3.5M tokens made of nothing but facts repeats none. `words.txt` beside this file
+is a list of 6,718 English words, written for this project. Used by ruler.py, word_counts.py
+and memory_tasks.py; imports nothing of ours but the names of people in starter.vocabulary.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import pathlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -44,6 +46,10 @@ THINGS = tuple(
     "mast mirror needle oar oven paddle pillow plough pulley quill raft ribbon saddle "
     "shield shovel spindle stool sundial tankard tent torch trowel wagon wheel".split()
 )
+WORDS = tuple(pathlib.Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split())
+# A coined word is five letters and an ending, such as "luviterock"; no listed word is made so.
+CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
+ENDINGS = ("adge", "arth", "ault", "erock", "istle", "olet", "orrow", "umber")
 NAME_COUNT = len(QUALITIES) * len(MATERIALS) * len(THINGS)  # 589,824
 
 _ROUNDS = 4
@@ -134,6 +140,16 @@ class Draws:
         text = (digits + ord("a")).astype(np.uint8).tobytes().decode()
         return [text[i : i + letters] for i in range(0, len(text), letters)]
 
+    def words(self, indices: np.ndarray) -> list[str]:
+        """Single words: all of WORDS, and past their end coined ones, 1,166,400 of them."""
+        indices = np.asarray(indices)
+        listed = self.shuffle(7, len(WORDS)).at(indices[indices < len(WORDS)]).tolist()
+        stems = (len(CONSONANTS) * len(VOWELS)) ** 2 * len(CONSONANTS)
+        past = indices[indices >= len(WORDS)] - len(WORDS)
+        coined = self.shuffle(8, stems * len(ENDINGS)).at(past).tolist()
+        words = iter([WORDS[word] for word in listed]), iter(map(_coin, coined))
+        return [next(words[index >= len(WORDS)]) for index in indices.tolist()]
+
     def uuids(self, indices: np.ndarray) -> list[str]:
         """UUIDs of version 4 (RFC 9562): 122 bits of noise, so that none comes twice."""
         keys = np.random.default_rng((*self.seed, 5)).integers(0, 2**64, 2, np.uint64)
@@ -157,6 +173,16 @@ def one_by_one(
     for start in itertools.count(0, _AT_ONCE):
         drawn = draw(np.arange(start, start + _AT_ONCE))
         yield from (text for text in drawn if not avoid(text))
+
+
+def _coin(number: int) -> str:
+    """The coined word of a number: its digits to the bases of endings and letters."""
+    number, ending = divmod(number, len(ENDINGS))
+    word = ENDINGS[ending]
+    for letters in (CONSONANTS, VOWELS, CONSONANTS, VOWELS, CONSONANTS):
+        number, letter = divmod(number, len(letters))
+        word = letters[letter] + word
+    return word
 
 
 def _noise(values: np.ndarray) -> np.ndarray:

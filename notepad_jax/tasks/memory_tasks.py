@@ -98,8 +98,8 @@ def make_task(name: str, seed: int, length: int, haystack: Haystack, count: Coun
     0.98 `length` and at most `length` tokens, and one seed tells the same story at the
     same depths at every length.
 
-    Raises ValueError, naming the task and the length, where the length cannot be reached;
-    and for an unknown task, a negative seed, or a `count` that is not additive.
+    Raises Unreachable, naming the task and the length, where the length cannot be reached;
+    ValueError for an unknown task, a negative seed, or a `count` that is not additive.
     """
     if name not in NAMES:
         raise ValueError(f"there is no memory task {name!r}; there are {', '.join(NAMES)}")

@@ -23,7 +23,7 @@ import numpy as np
 
 from notepad_jax.data.foreign.corpus import Corpus, Paragraph, Question
 from notepad_jax.tasks.haystack import Count
-from notepad_jax.tasks.recipe import LOWEST
+from notepad_jax.tasks.recipe import LOWEST, Unreachable
 from notepad_jax.types import Evidence, Task
 
 SHORTFALL = 1 - LOWEST  # a document's length lies in (LOWEST * length, length]
@@ -44,7 +44,7 @@ def make_task(
     fit into what is left are passed over, and if the gap stays too wide, one is cut at a
     word.
     `source` is "ruler-qa/..." (metric sub_em, contract auto) or "ruler/..." (ruler_part,
-    plain). Raises ValueError if the gold paragraphs need more than `length` tokens, or the
+    plain). Raises Unreachable if the gold paragraphs need more than `length` tokens, or the
     whole pool less.
     """
     judged = _judged(source)
@@ -55,7 +55,7 @@ def make_task(
     chosen = list(question.gold)
     used = sum(sizes.block(place, number) for place, number in enumerate(chosen, start=1))
     if used > limit:
-        raise ValueError(
+        raise Unreachable(
             f"{source}: question {number} of {corpus.name} needs {math.ceil(used)} tokens for its "
             f"gold paragraphs; {length} are too short"
         )
@@ -79,7 +79,7 @@ def make_task(
             chosen.append(last)
             cut, used = (last, characters), used + heading + size
     if used <= LOWEST * length:
-        raise ValueError(
+        raise Unreachable(
             f"{source}: {corpus.name} cannot fill {length} tokens to within {SHORTFALL:.0%}: "
             f"{len(chosen)} of its {len(corpus.paragraphs)} paragraphs come to {int(used)}; use "
             f"another length, or a file with more paragraphs"
@@ -93,12 +93,12 @@ def make_task_of_paragraphs(
     """Hides question `number` among `paragraphs` paragraphs, gold ones included.
 
     The published lengths have 50 (7K tokens), 100, ... 25,600 (3.5M). No paragraph is used
-    twice: raises ValueError if the pool is too small, or there are more gold paragraphs.
+    twice: raises Unreachable if the pool is too small, or there are more gold paragraphs.
     """
     judged = _judged(source)
     question = _question(corpus, number)
     if not len(question.gold) <= paragraphs <= len(corpus.paragraphs):
-        raise ValueError(
+        raise Unreachable(
             f"{source}: {paragraphs} paragraphs were asked for; question {number} of "
             f"{corpus.name} needs at least {len(question.gold)} and the corpus has "
             f"{len(corpus.paragraphs)}; ask for a number between, or use a larger file"

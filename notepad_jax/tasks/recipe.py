@@ -28,6 +28,10 @@ FIRST_WORD = 2  # tokens kept free: without a space before it, a first word may 
 LOWEST = 0.98  # share of the length asked for that a document must exceed
 
 
+class Unreachable(ValueError):
+    """A task cannot have the length asked for; it may have others, and other tasks this one."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Sample:
     """What one sample of a task is made from."""
@@ -51,7 +55,8 @@ class Sample:
 def sample(task: str, seed: int, length: int, haystack: Haystack, count: Count) -> Sample:
     """Checks what a sample is made from; two tasks of the same seed have nothing in common.
 
-    Raises ValueError for a negative seed, a length below 1, a `count` that is not additive.
+    Raises ValueError for a negative seed and a `count` that is not additive, and Unreachable
+    for a length below 1.
     """
     if length < 1:
         raise too_short(task, length, "a document has at least one token")
@@ -173,7 +178,7 @@ def hide(
     between two sentences, at its depth counted in sentences; facts at the same place keep
     the order of their depths. `Evidence.place` is exact, to the character.
 
-    Raises ValueError if the length cannot be reached from below within 2%.
+    Raises Unreachable if the length cannot be reached from below within 2%.
     """
     room = _room_beside(task, facts, length, count)
     measures = haystacks.measured(haystack, count)
@@ -230,12 +235,12 @@ def closing(haystack: Haystack, room: int, count: Count) -> tuple[tuple[str, ...
     return tuple(chosen), room
 
 
-def too_short(task: str, length: int, reason: str) -> ValueError:
-    return ValueError(f"{task} cannot be {length:,} tokens long: {reason}; ask for more tokens")
+def too_short(task: str, length: int, reason: str) -> Unreachable:
+    return Unreachable(f"{task} cannot be {length:,} tokens long: {reason}; ask for more tokens")
 
 
 def check_length(task: str, tokens: int, length: int) -> None:
-    """Raises ValueError unless a document's `tokens` are in (0.98 length, length]."""
+    """Raises Unreachable unless a document's `tokens` are in (0.98 length, length]."""
     if not LOWEST * length < tokens <= length:
         raise too_short(
             task, length, f"its parts come to {tokens:,}, and one more would be too many"

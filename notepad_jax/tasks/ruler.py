@@ -40,6 +40,8 @@ from notepad_jax.tasks.haystack import Count, Haystack, noise
 from notepad_jax.tasks.recipe import Fact, Sample
 from notepad_jax.types import Document, Evidence, Task
 
+# RULER's limits of an answer, in tokens, by the first part of a task's name.
+ANSWER_TOKENS = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50, "qa": 32}
 HOPS = 4  # of vt: 5 registers hold the value
 
 _REGISTER_LETTERS = 5
@@ -77,6 +79,12 @@ def uuid_fact(name: str, uuid: str) -> str:
     return f"An identifier that belongs to {name} is {uuid}."
 
 
+def answer_tokens(source: str) -> int | None:
+    """Returns RULER's limit of an answer to a task of the source "ruler/NAME"; None of others."""
+    family, _, name = source.partition("/")
+    return ANSWER_TOKENS.get(name.partition("_")[0]) if family == "ruler" else None
+
+
 def make_task(name: str, seed: int, length: int, haystack: Haystack, count: Count) -> Task:
     """Makes one sample of a task: a document of `length` tokens by `count`, and its question.
 
@@ -87,8 +95,8 @@ def make_task(name: str, seed: int, length: int, haystack: Haystack, count: Coun
     BPE (for whose first word, which has no space before it, two tokens are kept free).
     Give one and the same `count` for many samples: what it counts of a haystack is kept.
 
-    Raises ValueError, naming the task and the length, where the length cannot be reached;
-    and for an unknown task, a negative seed, or a `count` that is not additive.
+    Raises Unreachable, naming the task and the length, where the length cannot be reached;
+    ValueError for an unknown task, a negative seed, or a `count` that is not additive.
     """
     if name not in NAMES:
         raise ValueError(f"RULER has no generated task {name!r}; there are {', '.join(NAMES)}")
@@ -97,7 +105,7 @@ def make_task(name: str, seed: int, length: int, haystack: Haystack, count: Coun
     try:
         document, question, answers, evidence = _TASKS[name](sample)
     except Exhausted as problem:
-        raise ValueError(
+        raise recipe.Unreachable(
             f"{task} cannot be {length:,} tokens long: {problem}; ask for fewer tokens"
         ) from None
     return Task(

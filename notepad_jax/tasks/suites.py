@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from notepad_jax.data.foreign import hotpotqa, squad
 from notepad_jax.data.foreign.corpus import Corpus
 from notepad_jax.tasks import haystack, invented, memory_tasks, questions, ruler
 from notepad_jax.tasks.haystack import Count
+from notepad_jax.tasks.recipe import Unreachable
 from notepad_jax.types import Task, TextDocument
 
 RULER_QA = ("qa_1", "qa_2")  # SQuAD, HotpotQA
@@ -108,7 +110,8 @@ def make(
 ) -> Iterator[Task]:
     """Makes the samples `numbers` of a task, documents of `length` tokens or up to 2% fewer.
 
-    Raises ValueError where the length cannot be reached or there are too few questions.
+    Raises Unreachable where the task cannot have the length, and ValueError where there are
+    too few questions.
     """
     for number in numbers:
         own = _sample_seed(seed, f"{suite}/{name}", number)
@@ -125,6 +128,37 @@ def make(
                 sources.count,
                 f"{suite}/{name}",
             )
+
+
+def by_length(
+    suite: str,
+    wanted: Sequence[str],
+    lengths: Sequence[int],
+    samples: int,
+    seed: int,
+    sources: Sources,
+    on_task: Callable[[], None],
+) -> tuple[dict[int, list[Task]], list[Unreachable]]:
+    """Makes `samples` of each of the tasks `wanted` at each length that it can have.
+
+    A task that cannot have a length does not stop the others: why it cannot is returned, too.
+    Raises the first of those if nothing at all is left, and ValueError as `make`.
+    """
+    made: dict[int, list[Task]] = {}
+    left_out: list[Unreachable] = []
+    for length, name in itertools.product(lengths, wanted):
+        tasks = []
+        try:
+            for task in make(suite, name, length, range(samples), seed, sources):
+                tasks.append(task)
+                on_task()
+        except Unreachable as problem:
+            left_out.append(problem)
+            continue
+        made.setdefault(length, []).extend(tasks)
+    if left_out and not made:
+        raise left_out[0]
+    return made, left_out
 
 
 def make_of_paragraphs(

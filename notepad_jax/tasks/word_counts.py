@@ -8,6 +8,7 @@ makes tasks of these.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator
@@ -20,7 +21,6 @@ from notepad_jax.tasks.haystack import Count
 from notepad_jax.tasks.recipe import RecipeDocument, Written
 
 COMMON = 10  # words of cwe that are asked for
-COMMON_TIMES, UNCOMMON_TIMES = 30, 3
 LEAST_UNCOMMON = 10  # with fewer, the list is hardly anything but the answer
 ALPHA = 2.0  # fwe: the k-th most frequent word occurs in proportion to k**-ALPHA
 FREQUENT = slice(1, 4)  # words of fwe that are asked for; the most frequent of all is NOISE
@@ -31,29 +31,48 @@ _ORDER = 6  # the purpose of the shuffle of a list's items
 _ZETA = math.pi**2 / 6  # sum of k**-2
 
 
+@dataclasses.dataclass(frozen=True)
+class Repetitions:
+    """How often the words of cwe come."""
+
+    common: int
+    uncommon: int
+
+    @property
+    def asked(self) -> int:
+        """Items of the list that are words asked for."""
+        return COMMON * self.common
+
+
+# RULER's, which has fewer in texts shorter than LONG tokens.
+SHORT_LISTS, LONG_LISTS, LONG = Repetitions(6, 1), Repetitions(30, 3), 4096
+
+
 def common_words(
     task: str, draws: Draws, length: int, count: Count
 ) -> tuple[RecipeDocument, tuple[str, ...]]:
-    """A numbered list in which 10 words come 30 times and all others 3 times; those 10.
+    """A numbered list in which 10 words come more often than all others; those 10.
 
-    The number of other words makes the length: a step adds one of them, three items at a
-    time. Raises ValueError if the list does not fit, or without LEAST_UNCOMMON others.
+    The number of other words makes the length: a step adds one of them, as often as it
+    comes. Raises Unreachable if the list does not fit, or without LEAST_UNCOMMON others.
     """
-    words = tuple(draws.names(np.arange(COMMON)))
-    numbers = " ".join(f"{i}." for i in range(1, COMMON * COMMON_TIMES + 1))
+    times = LONG_LISTS if length >= LONG else SHORT_LISTS
+    words = tuple(draws.words(np.arange(COMMON)))
+    numbers = " ".join(f"{i}." for i in range(1, times.asked + 1))
     least = recipe.FIRST_WORD + count(" " + numbers)
-    least += COMMON_TIMES * count(" " + " ".join(words))
-    uncommon, left = recipe.fitting(functools.partial(_steps, draws), length - least, count)
+    least += times.common * count(" " + " ".join(words))
+    steps = functools.partial(_steps, draws, times)
+    uncommon, left = recipe.fitting(steps, length - least, count)
     if uncommon < LEAST_UNCOMMON:
         raise recipe.too_short(
             task,
             length,
-            f"{COMMON} words {COMMON_TIMES} times each take {least:,}, "
-            f"and {LEAST_UNCOMMON} others {UNCOMMON_TIMES} times each have to fit, too",
+            f"{COMMON} words {times.common} times each take {least:,}, "
+            f"and {LEAST_UNCOMMON * times.uncommon} items of other words have to fit, too",
         )
     recipe.check_length(task, length - recipe.FIRST_WORD - left, length)
-    size = COMMON * COMMON_TIMES + uncommon * UNCOMMON_TIMES
-    return RecipeDocument(Written(functools.partial(_items, draws, size), size)), words
+    size = times.asked + uncommon * times.uncommon
+    return RecipeDocument(Written(functools.partial(_items, draws, times, size), size)), words
 
 
 def frequent_words(
@@ -62,7 +81,7 @@ def frequent_words(
     """Coded words among dots, with Zipf's frequencies; the three most frequent words.
 
     The k-th word comes floor(n k**-2 / zeta(2)) times, the first being dots, which also
-    fill the last gap; n makes the length. Raises ValueError where the third and the fourth
+    fill the last gap; n makes the length. Raises Unreachable where the third and the fourth
     coded word would tie.
     """
     most = 2 * length  # of n: a word takes a token or more, and dots are 0.6 of all words
@@ -93,24 +112,23 @@ def frequent_words(
     return RecipeDocument(Written(write, size)), words[FREQUENT]
 
 
-def _steps(draws: Draws, start: int, stop: int) -> list[str]:
+def _steps(draws: Draws, times: Repetitions, start: int, stop: int) -> list[str]:
     """What the uncommon words start..stop-1 add to a list: their items, in any order."""
-    words = draws.names(np.arange(start, stop) + COMMON)
-    first = COMMON * COMMON_TIMES + 1 + UNCOMMON_TIMES * start
-    return list(_three_items(words, first))
+    words = draws.words(np.arange(start, stop) + COMMON)
+    return list(_repeated(words, times.asked + 1 + times.uncommon * start, times.uncommon))
 
 
-def _three_items(words: list[str], number: int) -> Iterator[str]:
+def _repeated(words: list[str], number: int, times: int) -> Iterator[str]:
     for word in words:
-        yield " ".join(f"{number + i}. {word}" for i in range(UNCOMMON_TIMES))
-        number += UNCOMMON_TIMES
+        yield " ".join(f"{number + i}. {word}" for i in range(times))
+        number += times
 
 
-def _items(draws: Draws, size: int, start: int, stop: int) -> list[str]:
+def _items(draws: Draws, times: Repetitions, size: int, start: int, stop: int) -> list[str]:
     """Items start..stop-1 of the shuffled list, numbered from 1."""
     items = draws.shuffle(_ORDER, size).at(np.arange(start, stop))
-    beyond = COMMON + (items - COMMON * COMMON_TIMES) // UNCOMMON_TIMES
-    words = draws.names(np.where(items < COMMON * COMMON_TIMES, items // COMMON_TIMES, beyond))
+    beyond = COMMON + (items - times.asked) // times.uncommon
+    words = draws.words(np.where(items < times.asked, items // times.common, beyond))
     return [f"{number}. {word}" for number, word in enumerate(words, start=start + 1)]
 
 

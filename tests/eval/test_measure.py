@@ -46,6 +46,28 @@ def test_where_an_answer_was_lost_is_told():
     assert [r.recall for r in results] == [0.0, 0.0, 1.0]
 
 
+def test_the_published_metric_pays_nothing_for_silence_or_an_answer_without_a_sign():
+    silent = read(items(task("a", "red is")), fakes.empty())
+    assert set(silent[0].scores.values()) == {0.0}
+    # The fake answers "red". Where a box may be left out (auto), that is what was said; but
+    # published evaluations look for a box, or for "the answer is".
+    for contract, scores in (("plain", (1.0, 1.0)), ("auto", (1.0, 0.0)), ("boxed", (0.0, 0.0))):
+        (result,) = read(items(task("a", "red is", contract=contract)), fakes.first_of_chunk())
+        assert (result.scores["sub_em"], result.scores["sub_em_two_way"]) == scores
+
+
+@pytest.mark.parametrize("method", ["notepad", "recent-only"])
+def test_an_item_may_have_a_shorter_answer_than_the_reader_allows_and_no_longer_one(method):
+    completer = fakes.empty()
+    whole = fakes.rules(2).max_answer
+    (plain,) = items(task("a", "red is"), method=method)
+    short, long = (dataclasses.replace(plain, max_answer=n, repeat=n) for n in (1, whole + 5))
+    read([plain, short, long], completer, at_once=1)
+    per_reading = 2 if method == "notepad" else 1  # of one update and one answer, or the answer
+    answers = completer.calls[per_reading - 1 :: per_reading]
+    assert [sampling.max_new_tokens for _, sampling in answers] == [whole, 1, whole]
+
+
 def test_results_come_in_the_order_of_items_whatever_runs_at_once():
     planned = items(task("c", "red is"), task("b", "blue is ann of red who"), task("a", "green is"))
     for at_once in (1, 3):

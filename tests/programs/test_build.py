@@ -38,6 +38,19 @@ def test_all_thirteen_tasks_come_from_one_command(tmp_path, capsys):
             assert task.source == f"ruler/{path.stem.rpartition('-')[0]}"
 
 
+def test_a_task_that_does_not_fit_a_length_does_not_stop_the_others(tmp_path, capsys):
+    assert run(tmp_path, "--tasks", "cwe,vt", "--lengths", "260,1k") == 0
+    told = capsys.readouterr()
+    made = json.loads(told.out)
+    assert (made["written"], made["tasks"]) == (3, 6)
+    assert made["left_out"] == {"cwe of 260 tokens: a length that this task cannot have": 2}
+    assert "left out: ruler/cwe cannot be 260 tokens long" in told.err
+    names = sorted(path.name for path in tmp_path.glob("*.jsonl"))
+    assert names == ["cwe-1k.jsonl", "vt-1k.jsonl", "vt-260.jsonl"]
+    assert run(tmp_path, "--tasks", "cwe,vt", "--lengths", "260,1k") == 0  # nothing is left to do
+    assert json.loads(capsys.readouterr().out)["written"] == 0
+
+
 def test_a_stopped_build_goes_on_to_the_same_bytes(tmp_path, capsys):
     run(tmp_path / "whole", "--tasks", "vt,qa_2")
     run(tmp_path / "parts", "--tasks", "vt")
@@ -178,7 +191,7 @@ def test_golongrl_rows_are_converted(tmp_path, capsys):
     ("words", "message"),
     [
         (("--tasks", "vtt"), "suite ruler has no task 'vtt'"),
-        (("--lengths", "1k"), "ruler/cwe cannot be 1,024 tokens long"),
+        (("--tasks", "cwe,vt", "--lengths", "20"), "ruler/vt cannot be 20 tokens long"),
         (("--lengths", "many"), "'many' is no length"),
         (("--samples=-1",), "evaluate.samples is -1; ask for 1 or more"),
         (("--form", "csv"), "there is no form 'csv'; use jsonl or array_record"),

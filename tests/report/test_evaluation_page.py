@@ -139,6 +139,42 @@ def test_published_figures_are_those_of_their_suite_only(tmp_path):
     assert evaluation_page.report_json(full(suite="memory"))["published"] == []
 
 
+def test_published_lines_stand_behind_what_was_measured_by_their_metric_and_nothing_else(
+    tmp_path, monkeypatch
+):
+    drawn = []
+    by_method = accuracy_plot.by_method
+
+    def watched(path, summaries, train_length, published=()):
+        drawn.append(([s.accuracy for s in summaries], tuple(published)))
+        return by_method(path, summaries, train_length, published)
+
+    monkeypatch.setattr(accuracy_plot, "by_method", watched)
+    two_way = share([1.0] * 9 + [0.0])
+    rows = [summary("notepad", n, 32, scores={"sub_em_two_way": two_way}) for n in (7168, 28672)]
+    text = written(tmp_path, by_length=rows)
+    own, beside = drawn
+    assert own == ([rows[0].accuracy, rows[1].accuracy], ())
+    assert beside == ([two_way, two_way], published.FIGURES)
+    section = text.partition("Beside published figures")[2]
+    assert (
+        "90.0%" in section and "Grey: MemAgent" in section and "Grey" not in text[: -len(section)]
+    )
+    drawn.clear()
+    written(tmp_path, by_length=rows, suite="ruler")
+    written(tmp_path)  # was not scored by that metric
+    assert [figures for _, figures in drawn] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("suite", "belong"),
+    [("ruler-qa", True), ("data/eval_200.json", True), ("eval_6400.json", True),
+     ("ruler", False), ("my_eval_200.json", False), ("eval_200.jsonl", False)],
+)  # fmt: skip
+def test_figures_belong_to_the_suite_and_the_files_they_were_measured_on(suite, belong):
+    assert bool(published.of_suite(suite)) == belong
+
+
 def test_a_stand_in_for_the_training_length_is_named(tmp_path):
     text = written(tmp_path, train_length=40000)
     assert "the longest length below it (32K) stands in" in text
@@ -197,7 +233,11 @@ def test_the_json_does_not_depend_on_who_ended_first():
 def test_published_lengths_double_from_7k_to_3_5m():
     points = published.FIGURES[0].points
     assert [x for x, _ in points] == [7 * 1024 * 2**k for k in range(10)]
-    assert published.FIGURES[3].points[-1] == (896 * 1024, 0.023)
+    whole = {figures.model: figures.points for figures in published.TABLE}
+    assert whole["Qwen2.5-14B, whole"][-1] == (896 * 1024, 0.023)
+    # 128 questions: every figure is a count of them, to the rounding of what was printed.
+    for share_ in (share_ for points in whole.values() for _, share_ in points):
+        assert abs(share_ * 128 - round(share_ * 128)) <= 0.0005 * 128 + 1e-9
 
 
 # ---------------------------------------------------------------- the picture

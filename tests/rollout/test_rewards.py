@@ -64,3 +64,15 @@ def test_a_task_that_wants_all_its_answers_keeps_its_metric():
     task = Task("t", "who ?", TextDocument("ann"), ("ann", "bob"), "test", "set_f1", "auto")
     reading = Reading("t", 0, (), r"\boxed{ann}", Status.ANSWERED)
     assert rewards.by("boxed")(reading, task).reward == pytest.approx(2 / 3)
+
+
+def test_a_run_may_reward_by_what_was_published_under_each_name():
+    def reward(metric, contract, answers, answer):
+        task = Task("t", "who ?", TextDocument("ann"), answers, "test", metric, contract)
+        reading = Reading("t", 0, (), answer, Status.ANSWERED)
+        return rewards.by("")(reading, task).reward, rewards.by("published")(reading, task).reward
+
+    four = ("a", "b", "c", "d")
+    assert reward("pairwise", "auto", four, "a\nb") == (pytest.approx(1 / 6), 1.0)
+    assert reward("boxed", "plain", ("90",), r"\boxed{90^\circ}") == (0.0, 1.0)
+    assert reward("numeric", "auto", ("4",), r"\boxed{4.0}") == (1.0, 1.0)  # has no twin

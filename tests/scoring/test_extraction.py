@@ -42,6 +42,12 @@ SIGNS = [
         ("auto", r"\boxed{5} and then <answer>6</answer>", "6"),
         ("auto", "<answer>6</answer> [Answer] 7", " 7"),
         ("auto", r"<answer>1</answer> \boxed{2} <answer>3</answer>", "3"),
+        ("auto", "So the answer is 5.", "So the answer is 5."),
+        ("signed", "I think the answer is 4, no: the answer is **5**. ", "5"),
+        ("signed", r"Therefore, the answer is \boxed{5}.", "5"),
+        ("signed", r"\boxed{5}, so the answer is 6", "6"),
+        ("signed", "<answer>6</answer>", "6"),
+        ("signed", "the answer is.", ""),
     ],
 )
 def test_the_answer_by_contract(contract, text, answer):
@@ -52,6 +58,9 @@ def test_the_answer_by_contract(contract, text, answer):
     ("contract", "text", "problem"),
     [
         ("boxed", "5", "no_box"),
+        ("signed", "5", "no_sign"),
+        ("signed", "", "no_sign"),
+        ("signed", r"the answer is \boxed{5", "unclosed_box"),
         ("boxed", r"\boxed{5", "unclosed_box"),
         ("boxed", r"\boxed{4} then \boxed{5", "unclosed_box"),  # the last one counts, cut or not
         ("tag", "5", "no_tag"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import uuid
 
 import numpy as np
@@ -49,6 +50,26 @@ def test_the_words_of_names_are_distinct_and_as_many_as_is_said():
     assert all(word.isalpha() and word.islower() for word in words)
 
 
+def test_the_list_of_words_is_of_single_words_and_none_is_coined():
+    assert len(draws.WORDS) == len(set(draws.WORDS)) == 6718
+    assert list(draws.WORDS) == sorted(draws.WORDS)
+    assert all(re.fullmatch("[a-z]{4,12}", word) for word in draws.WORDS)
+    c, v = f"[{draws.CONSONANTS}]", f"[{draws.VOWELS}]"
+    coined = re.compile(f"{c}{v}{c}{v}{c}(?:{'|'.join(draws.ENDINGS)})")
+    assert not any(map(coined.fullmatch, draws.WORDS))
+    drawn = Draws((1,)).words(np.arange(7000))
+    assert set(drawn[:6718]) == set(draws.WORDS) and all(map(coined.fullmatch, drawn[6718:]))
+    mixed = np.array([6900, 3, 6718, 0, 3])  # any indices, in any order
+    assert Draws((1,)).words(mixed) == [drawn[i] for i in mixed]
+
+
+def test_coined_words_are_as_many_as_their_letters_allow():
+    coined = {draws._coin(number) for number in range(0, 1_166_400, 41)}
+    assert len(coined) == -(-1_166_400 // 41)
+    with pytest.raises(draws.Exhausted, match="only 1,166,400 different"):
+        Draws((1,)).words(np.array([6718 + 1_166_400]))
+
+
 def test_nothing_is_drawn_twice():
     drawn, many = Draws((5, 6)), np.arange(20_000)
     for texts in (
@@ -57,6 +78,7 @@ def test_nothing_is_drawn_twice():
         drawn.uuids(many),
         drawn.people(many[:2304]),
         drawn.coded(many, 6),
+        drawn.words(many),
     ):
         assert len(set(texts)) == len(texts)
     assert {len(number) for number in drawn.numbers(many)} == {7}

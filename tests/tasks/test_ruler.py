@@ -15,7 +15,7 @@ import scipy.stats
 import tokenizers
 
 from notepad_jax.scoring import metrics
-from notepad_jax.tasks import haystack, recipe, ruler
+from notepad_jax.tasks import draws, haystack, recipe, ruler
 
 _PIECE = re.compile(r"\w+|[^\w\s]")
 _NEEDLE = re.compile(r"An? (?:number|identifier) that belongs to (\S+) is (\S+)\.")
@@ -24,6 +24,10 @@ _NEEDLES = [name for name in ruler.NAMES if name.startswith("niah")]
 
 def count(text):
     return len(_PIECE.findall(text))  # additive over words, about as fine as BPE
+
+
+def digit_by_digit(text):
+    return len(re.findall(r"\d|[^\W\d]{1,8}|[^\w\s]", text))
 
 
 def make(name, seed, length, straw=None):
@@ -106,7 +110,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(name):
         ("niah_multikey_2", "ea6773b80b1090be"),
         ("niah_multikey_3", "9a1b5d8c137db099"),
         ("vt", "24921ef2d7464137"),
-        ("cwe", "52eb8afcdfcb8eea"),
+        ("cwe", "e9001ff8c2204295"),
         ("fwe", "2fbc7905f737bd05"),
     ],
 )
@@ -208,16 +212,28 @@ def test_a_chain_has_four_hops_and_one_value():
     assert len(set(task.answers)) == 5
 
 
-@pytest.mark.parametrize("length", [4096, 20_000])
-def test_common_words_come_thirty_times_and_others_three_times(length):
-    for seed in range(4):
+@pytest.mark.parametrize(
+    ("length", "common", "other"),
+    [(300, 6, 1), (1024, 6, 1), (4095, 6, 1), (4096, 30, 3), (20_000, 30, 3), (100_000, 30, 3)],
+)
+def test_common_words_come_as_often_as_rulers_and_are_single_words(length, common, other):
+    for seed in range(3 if length < 100_000 else 1):
         task = make("cwe", seed, length)
         items = re.findall(r"(\d+)\. (\S+)", text_of(task))
         assert [int(number) for number, _ in items] == list(range(1, len(items) + 1))
         counts = collections.Counter(word for _, word in items)
-        assert {counts[word] for word in task.answers} == {30}
-        assert {n for word, n in counts.items() if word not in task.answers} == {3}
-        assert len(task.answers) == 10
+        assert {counts[word] for word in task.answers} == {common}
+        assert {n for word, n in counts.items() if word not in task.answers} == {other}
+        assert len(task.answers) == 10 and set(task.answers) <= set(draws.WORDS)
+        assert all(re.fullmatch("[a-z]+", word) for word in counts)
+        coined = counts.keys() - set(draws.WORDS)
+        assert bool(coined) == (len(counts) > len(draws.WORDS))  # only where the list ends
+
+
+def test_the_share_of_answers_is_about_rulers():
+    # RULER's 8K text by Qwen's tokens, one a digit: 1,422 items, of which 300 are answers.
+    task = ruler.make_task("cwe", 0, 8192, haystack.noise(), digit_by_digit)
+    assert 0.18 < 300 / task.document.filler.size < 0.24
 
 
 @pytest.mark.parametrize("length", [300, 4096, 20_000])
@@ -264,7 +280,11 @@ def test_mistakes_are_one_line_that_names_task_and_length():
     for name, length, message in (
         ("niah_multivalue", 30, "ruler/niah_multivalue cannot be 30 tokens long: its facts alone"),
         ("niah_multikey_3", 60, "ruler/niah_multikey_3 cannot be 60 tokens long: its parts come"),
-        ("cwe", 2048, r"ruler/cwe cannot be 2,048 tokens long: 10 words 30 times each take 2,1"),
+        (
+            "cwe",
+            150,
+            r"ruler/cwe cannot be 150 tokens long: 10 words 6 times each take 182",
+        ),
         ("fwe", 40, "ruler/fwe cannot be 40 tokens long: .*tie"),
         ("vt", -5, "ruler/vt cannot be -5 tokens long"),
         ("qa_1", 4096, "no generated task 'qa_1'; there are niah_single_1, .*fwe"),
@@ -278,3 +298,10 @@ def test_more_facts_than_there_are_names_are_refused(monkeypatch):
     monkeypatch.setattr("notepad_jax.tasks.draws.NAME_COUNT", 64 * 96 * 96 // 1000)
     with pytest.raises(ValueError, match="multikey_2 cannot be 32,768 .* only 589 .* fewer tokens"):
         make("niah_multikey_2", 0, 32_768)
+
+
+def test_answers_have_rulers_limits():
+    limits = {name: ruler.answer_tokens(f"ruler/{name}") for name in (*ruler.NAMES, "qa_1", "qa_2")}
+    assert {limits.pop(name) for name in _NEEDLES} == {128}
+    assert limits == {"vt": 30, "cwe": 120, "fwe": 50, "qa_1": 32, "qa_2": 32}
+    assert ruler.answer_tokens("ruler-qa/hotpotqa") is ruler.answer_tokens("mine") is None
