@@ -38,17 +38,18 @@ class CheckpointError(ValueError):
     """A step that cannot be written or read; the message says which, and what is wrong."""
 
 
-def context() -> ocp.Context:
+def context(in_flight: int | None = None) -> ocp.Context:
     """Returns the orbax context in which `data` and `meta` are readable JSON files.
 
     Large leaves that are stacked over layers are written a layer at a time, so that an
-    export (`stored`) can read them so.
+    export (`stored`) can read them so. `in_flight` is as in `write`.
     """
     registry = ocp.handlers.local_registry()
     for name in ("data", "meta"):
         registry.add(ocp.handlers.JsonHandler, checkpointable_name=name)
     made = ocp.Context()
     made.checkpointables.registry = registry
+    made.memory_options.write_concurrent_bytes = in_flight
     made.array_options.saving.scoped_storage_options_creator = _by_layer
     return made
 
@@ -76,14 +77,15 @@ def steps_in(folder: str | Path) -> list[int]:
 
 def write(
     folder: str | Path, step: int, parts: Mapping[str, Any], keep: int,
-    keep_every: int | None = None,
+    keep_every: int | None = None, in_flight: int | None = None,
 ) -> None:  # fmt: skip
     """Saves `parts` as a step, in place of it and of later ones, which then are deleted.
 
     The newest `keep` steps survive, and multiples of `keep_every`. Nothing is deleted before
     the new step is whole. One program at a time may write to a folder: where it has several
     processes, all of them call this, write what their devices hold, and the first does the rest;
-    the folder is on a disk that all of them see.
+    the folder is on a disk that all of them see. At most `in_flight` bytes of leaves wait to be
+    on disk, more than the largest leaf has; without it all of them may, compressed, in memory.
     """
     folder = Path(folder).absolute()
     temporary = folder / f".{step}.writing"
@@ -92,7 +94,7 @@ def write(
         _sweep(folder, LEFT_OVER)
     hosts.wait()
     try:
-        with context():
+        with context(in_flight):
             ocp.save_checkpointables(temporary, dict(parts))
         hosts.asked_of_first(lambda: _named(folder, step, temporary))
     except BaseException:

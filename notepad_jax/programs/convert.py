@@ -119,7 +119,8 @@ def _save(folder: Path, config: PolicyConfig, params: Any) -> None:
         "leaf_checksums": leaves,
         "policy": dataclasses.asdict(config),
     }
-    write(folder, 0, {"params": params, "meta": meta}, keep=1)
+    one_leaf = max(leaf.nbytes for leaf in jax.tree.leaves(params)) + 1
+    write(folder, 0, {"params": params, "meta": meta}, keep=1, in_flight=one_leaf)
 
 
 # ---------------------------------------------------------------- out

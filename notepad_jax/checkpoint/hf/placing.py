@@ -21,6 +21,7 @@ from notepad_jax.checkpoint.hf import storage
 from notepad_jax.checkpoint.hf.headers import DTYPES, NAMES, Rows, Safetensors, bounds
 from notepad_jax.checkpoint.hf.storage import CONFIG, StoreProblem
 
+ALIGNMENT = 64  # bytes; XLA's on CPUs
 STRIP_ROWS = 64  # transposed at once: what fits a cache is transposed ten times as fast
 WEIGHT_DTYPES = (DTYPES["F32"], DTYPES["BF16"], DTYPES["F16"])
 
@@ -130,6 +131,14 @@ def _groups(indices: list[Index], itemsize: int, budget: int) -> Iterator[list[I
         yield group
 
 
+def _buffer(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """An empty array that a CPU device takes as it is: jax copies what is not so aligned."""
+    size = dtype.itemsize * math.prod(shape)
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
 def _fill(
     store: Safetensors, layout: Layout, dtype: np.dtype, indices: Sequence[Index]
 ) -> dict[Index, np.ndarray]:
@@ -138,7 +147,7 @@ def _fill(
     Blocks of rows arrive; a row is an entry of unfolded axis 0, which is axis `at` of ours.
     """
     depth = len(layout.stack)
-    buffers = {index: np.empty([stop - start for start, stop in index], dtype) for index in indices}
+    buffers = {index: _buffer([stop - start for start, stop in index], dtype) for index in indices}
     at = layout.order.index(0) if layout.order else 0
     wanted: list[Rows] = []
     takers: dict[str, list[tuple[tuple[int, ...], Index]]] = {}
