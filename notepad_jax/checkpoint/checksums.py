@@ -95,8 +95,8 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 def leaf_checksums(params: Any) -> dict[str, str]:
     """Returns, per leaf path, a checksum of its bits, dtype and shape.
 
-    The sums are made on the devices that hold the leaves; four bytes a leaf, or a layer of it, come back.
-    Leaves must be at most 32 bits wide.
+    The sums are made on the devices that hold the leaves; four bytes a leaf, or a layer of it,
+    come back. Leaves must be at most 32 bits wide.
     """
     named = named_leaves(params)
     for name, leaf in named.items():
