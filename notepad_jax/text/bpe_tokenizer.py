@@ -39,17 +39,17 @@ class HuggingFaceTokenizer:
         self.path = folder / "tokenizer.json"
         spec = read_json(self.path)
         _check_is_bpe(spec, self.path)
-        self._template = _load_bpe(_bare(spec), self.path)
+        self._template = _load(_bare(spec), self.path)
         _check_added_ids(spec, self._template, self.path)
         self.controls: Mapping[str, int] = {
             token["content"]: token["id"] for token in _added(spec, blank=False)
         }
         ordinary = _without(spec, self.controls)
         _check_byte_complete(ordinary, self.path)
-        self._start = _load_bpe(ordinary, self.path)
+        self._start = _load(ordinary, self.path)
         middle = _without_prefix(ordinary)
         same = middle == ordinary
-        self._middle = self._start if same else _load_bpe(middle, self.path)
+        self._middle = self._start if same else _load(middle, self.path)
         byte_level = "ByteLevel" in _types(ordinary["pre_tokenizer"])
         borders = BYTE_LEVEL_BORDERS if byte_level else (KEEPING_BORDER,)
         self._border = _border(self._start, self._middle, borders, self.path)
@@ -96,6 +96,16 @@ class HuggingFaceTokenizer:
         return tokens(self._template.encode(well_formed(text), add_special_tokens=False).ids)
 
 
+def added_to_unigram(path: pathlib.Path) -> dict[str, int] | None:
+    """Returns the added tokens, text -> id, of a tokenizer.json of type Unigram; else None."""
+    spec = read_json(path)
+    model = spec.get("model")
+    if not isinstance(model, dict) or model.get("type") != "Unigram":
+        return None
+    _load(spec, path)
+    return {token["content"]: token["id"] for token in spec.get("added_tokens") or []}
+
+
 def _added(spec: Mapping[str, Any], blank: bool) -> list[dict[str, Any]]:
     """The added tokens of white space alone, or the others."""
     added = spec.get("added_tokens") or []
@@ -118,7 +128,7 @@ def _check_added_ids(
             )
 
 
-def _load_bpe(spec: Mapping[str, Any], path: pathlib.Path) -> tokenizers.Tokenizer:
+def _load(spec: Mapping[str, Any], path: pathlib.Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(spec, ensure_ascii=False))
     except Exception as error:  # the Rust library raises bare Exception
