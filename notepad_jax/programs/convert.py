@@ -83,6 +83,7 @@ def import_hf(
     """
     began = time.perf_counter()
     _local(folder, "an import")
+    _apart(source, folder)
     config, store = huggingface.open_policy(source)
     dtype = _known(dtype or config.dtype, (*DTYPES, "float16"))
     layout = parameters.shardings(config, mesh.make(tensor), rules.TRAINING)
@@ -230,8 +231,7 @@ def _step(
     """
     _local(source, "a checkpoint of ours")
     where = source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else source
-    if Path(target).absolute() in (source.absolute(), where.absolute()):
-        raise ValueError(f"{target} is the source; choose another destination")
+    _apart(where, target)
     if not steps_in(where):
         raise ValueError(
             f"{source} has no finished checkpoint; give a run (runs/NAME) or what import-hf wrote"
@@ -295,6 +295,16 @@ def _local(folder: str | Path, what: str) -> None:
     if "://" in str(folder):
         raise ValueError(f"{folder}: {what} lies in a local folder; only Hugging Face sides may "
                          f"be buckets")  # fmt: skip
+
+
+def _apart(source: str | Path, target: str | Path) -> None:
+    """Raises ValueError where a target, overwritten, would take its source along."""
+    if "://" in str(source) or "://" in str(target):
+        return
+    read, written = Path(source).resolve(), Path(target).resolve()
+    if read == written or written in read.parents:
+        what = "is" if read == written else "holds"
+        raise ValueError(f"{target} {what} the source; choose another destination")
 
 
 def _megabytes(size: int) -> int:
