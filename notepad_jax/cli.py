@@ -30,7 +30,7 @@ from notepad_jax.programs import compiled, configuration, reading_list, stopping
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_json
 from notepad_jax.telemetry.metrics import CONFIG
-from notepad_jax.telemetry.progress import choose
+from notepad_jax.telemetry.progress import choose, harmless
 from notepad_jax.types import CompleterFailed
 
 # No room, by the words of the system: what is written in C++ has wrapped the number in them.
@@ -86,7 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             except commands.Refused as error:
                 result, text, refused = error.result, error.text, error
         if hosts.first():
-            _print(json.dumps(result, indent=1, default=_plain) if arguments.json else text)
+            _print(
+                json.dumps(result, indent=1, default=_plain) if arguments.json else harmless(text)
+            )
         if refused:
             raise refused
     except stopping.Stopped as stop:
@@ -98,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = " ".join(str(error).splitlines())
         if any(os.strerror(number) in said for number in FULL):
             said = f"the disk is full, make room{again(arguments, folder)} ({said})"
-        print(f"notepad-jax: {said}", file=sys.stderr)
+        print(f"notepad-jax: {harmless(said)}", file=sys.stderr)
         return 1
     return 0
 

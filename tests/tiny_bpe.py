@@ -25,8 +25,8 @@ CORPUS = (
     "caf\u00e9 \U0001f600\n"
 )
 GROUPS_OF_DIGITS = {"qwen": r"\p{N}", "llama3": r"\p{N}{1,3}"}
-KINDS = ("qwen", "llama3", "camel", "gpt2", "prepend", "metaspace")
-BYTE_LEVEL = KINDS[:4]
+KINDS = ("qwen", "llama3", "camel", "gpt2", "digits", "prepend", "metaspace")
+BYTE_LEVEL = KINDS[:5]
 
 
 def _pattern(digits: str) -> str:
@@ -48,6 +48,10 @@ def _camel() -> str:
 def _pre_tokenizer(kind: str) -> pre_tokenizers.PreTokenizer:
     if kind == "gpt2":
         return pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
+    if kind == "digits":  # GPT-2's pattern after single digits, as SmolLM and StarCoder have it
+        return pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
     if kind in BYTE_LEVEL:
         pattern = _camel() if kind == "camel" else _pattern(GROUPS_OF_DIGITS[kind])
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
@@ -75,6 +79,8 @@ def spec(kind: str) -> dict[str, Any]:
     model = made["model"]
     if kind == "llama3":
         model["ignore_merges"] = True
+    if kind in ("gpt2", "digits"):  # as in GPT-2, where the pattern leaves the last break alone
+        add_merges(made, ("\u010a", "\u010a"), ("\u010a\u010a", "\u010a\u010a"))
     made["decoder"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
                        "use_regex": True}  # fmt: skip
     if kind not in BYTE_LEVEL:

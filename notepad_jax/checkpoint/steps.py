@@ -38,17 +38,18 @@ class CheckpointError(ValueError):
     """A step that cannot be written or read; the message says which, and what is wrong."""
 
 
-def context() -> ocp.Context:
+def context(in_flight: int | None = None) -> ocp.Context:
     """Returns the orbax context in which `data` and `meta` are readable JSON files.
 
     Large leaves that are stacked over layers are written a layer at a time, so that an
-    export (`stored`) can read them so.
+    export (`stored`) can read them so. `in_flight` is as in `write`.
     """
     registry = ocp.handlers.local_registry()
     for name in ("data", "meta"):
         registry.add(ocp.handlers.JsonHandler, checkpointable_name=name)
     made = ocp.Context()
     made.checkpointables.registry = registry
+    made.memory_options.write_concurrent_bytes = in_flight
     made.array_options.saving.scoped_storage_options_creator = _by_layer
     return made
 
@@ -117,19 +118,22 @@ def check_place(folder: Folder, seconds: float = 60.0) -> None:
 
 
 def write(
-    folder: Folder, step: int, parts: Mapping[str, Any], keep: int, keep_every: int | None = None
-) -> None:
+    folder: Folder, step: int, parts: Mapping[str, Any], keep: int, keep_every: int | None = None,
+    in_flight: int | None = None,
+) -> None:  # fmt: skip
     """Saves `parts` as a step, in place of it and of later ones, which then are deleted.
 
     The newest `keep` steps survive, and multiples of `keep_every`. Nothing else is deleted before
     the new step is whole. One program at a time may write to a folder: where it has several
     processes, all of them call this, write what their devices hold, and the first does the rest;
-    the folder is a bucket, or on a disk that all of them see.
+    the folder is a bucket, or on a disk that all of them see. At most `in_flight` bytes of leaves
+    wait to be there, more than the largest leaf has; without it all of them may, compressed, in
+    memory.
     """
     shelf = shelves.at(folder)
     hosts.asked_of_first(lambda: shelf.begin(step))
     try:
-        with context():
+        with context(in_flight):
             ocp.save_checkpointables(shelf.under_way(step), dict(parts))
         content = manifest.made(shelf.under_way(step))
         hosts.asked_of_first(lambda: shelf.finish(step, content))

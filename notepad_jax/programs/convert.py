@@ -90,6 +90,7 @@ def import_hf(
     """
     began = time.perf_counter()
     _local(folder, "an import")
+    _apart(source, folder)
     config, store = huggingface.open_policy(source)
     dtype = _known(dtype or config.dtype, (*DTYPES, "float16"))
     layout = parameters.shardings(config, mesh.make(tensor), rules.TRAINING)
@@ -126,7 +127,8 @@ def _save(folder: Path, config: PolicyConfig, params: Any) -> None:
         "leaf_checksums": leaves,
         "policy": dataclasses.asdict(config),
     }
-    write(folder, 0, {"params": params, "meta": meta}, keep=1)
+    one_leaf = max(leaf.nbytes for leaf in jax.tree.leaves(params)) + 1
+    write(folder, 0, {"params": params, "meta": meta}, keep=1, in_flight=one_leaf)
 
 
 # ---------------------------------------------------------------- out
@@ -236,8 +238,7 @@ def _step(
     """
     _local(source, "a checkpoint of ours")
     where: Folder = source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else source
-    if Path(target).absolute() in (source.absolute(), Path(where).absolute()):
-        raise ValueError(f"{target} is the source; choose another destination")
+    _apart(where, target)
     if elsewhere := _settings(source).get("checkpoint", {}).get("folder"):
         # A run that was brought here whole has its steps beside its settings.
         where = where if steps_in(where) else place_of(source, elsewhere)
@@ -304,6 +305,16 @@ def _local(folder: str | Path, what: str) -> None:
     if "://" in str(folder):
         raise ValueError(f"{folder}: {what} lies in a local folder; only Hugging Face sides may "
                          f"be buckets")  # fmt: skip
+
+
+def _apart(source: str | Path, target: str | Path) -> None:
+    """Raises ValueError where a target, overwritten, would take its source along."""
+    if "://" in str(source) or "://" in str(target):
+        return
+    read, written = Path(source).resolve(), Path(target).resolve()
+    if read == written or written in read.parents:
+        what = "is" if read == written else "holds"
+        raise ValueError(f"{target} {what} the source; choose another destination")
 
 
 def _megabytes(size: int) -> int:

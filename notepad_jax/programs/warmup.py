@@ -37,7 +37,7 @@ from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
 from notepad_jax.model.logprobs import logits
 from notepad_jax.model.parameters import Params, count, init_params
 from notepad_jax.parallel import place
-from notepad_jax.starter import lessons, vocabulary
+from notepad_jax.starter import lessons, published, vocabulary
 from notepad_jax.telemetry.progress import Screen
 
 NEVER = -1e30  # the score of a key that a query must not see
@@ -279,13 +279,7 @@ def _write(policy: PolicyConfig, params: Params, folder: Path) -> Path:
     readme = folder / "README.md"
     kept = readme.read_bytes() if readme.exists() else None
     folder.parent.mkdir(parents=True, exist_ok=True)
-    tokenizer = folder.parent / f".{folder.name}.tokenizer.model"
-    vocabulary.build_sentencepiece(tokenizer)
-    try:
-        beside = {huggingface.TOKENIZER: tokenizer.read_bytes()}
-        huggingface.export_params(policy, params, folder, beside)
-    finally:
-        tokenizer.unlink()
+    huggingface.export_params(policy, params, folder, published.files())
     if kept is not None:
         readme.write_bytes(kept)
     return folder

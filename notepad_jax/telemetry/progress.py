@@ -80,6 +80,16 @@ def choose(quiet: bool = False, stream: TextIO | None = None) -> Screen:
     return LineScreen(stream)
 
 
+# Of a text from a file or a policy a terminal obeys these; all but the first two may do harm.
+CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160), *range(0xD800, 0xE000))}
+CONTROLS |= {ord("\n"): "\n", ord("\t"): "\t"}
+
+
+def harmless(text: str) -> str:
+    """Returns a text for the terminal: control characters and lone surrogates as U+FFFD."""
+    return text.translate(CONTROLS)
+
+
 def show(value: Value) -> str:
     """Returns a number as a person would write it: 4 significant digits, or the integer."""
     if isinstance(value, str):
@@ -101,7 +111,7 @@ class SilentScreen:
         pass
 
     def warn(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(harmless(text), file=sys.stderr, flush=True)
 
     def bar(self, label: str, total: int | None, unit: str = "") -> Bar:
         return self
@@ -137,7 +147,7 @@ class LineScreen:
         self._stream, self.every, self.clock = stream, every, clock
 
     def say(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(harmless(text), file=self._stream, flush=True)
 
     warn = say
 
@@ -218,7 +228,7 @@ class TerminalScreen:
         return Group(*([self._table.render()] if self._table else []), self._bars)
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(harmless(text), markup=False, highlight=False)
 
     warn = say
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ import tokenizers
 
 from notepad_jax.text.controls import CONTROL_LOOK, control_id
 from notepad_jax.text.model_folder import read_json, stop_ids
-from notepad_jax.text.token_blocks import BYTE_LEVEL_BORDER, KEEPING_BORDER, blocks, well_formed
+from notepad_jax.text.token_blocks import BYTE_LEVEL_BORDERS, KEEPING_BORDER, blocks, well_formed
 from notepad_jax.types import Tokens, tokens
 
 
@@ -39,20 +39,20 @@ class HuggingFaceTokenizer:
         self.path = folder / "tokenizer.json"
         spec = read_json(self.path)
         _check_is_bpe(spec, self.path)
-        self._template = _load_bpe(_bare(spec), self.path)
+        self._template = _load(_bare(spec), self.path)
         _check_added_ids(spec, self._template, self.path)
         self.controls: Mapping[str, int] = {
             token["content"]: token["id"] for token in _added(spec, blank=False)
         }
         ordinary = _without(spec, self.controls)
         _check_byte_complete(ordinary, self.path)
-        self._start = _load_bpe(ordinary, self.path)
+        self._start = _load(ordinary, self.path)
         middle = _without_prefix(ordinary)
         same = middle == ordinary
-        self._middle = self._start if same else _load_bpe(middle, self.path)
+        self._middle = self._start if same else _load(middle, self.path)
         byte_level = "ByteLevel" in _types(ordinary["pre_tokenizer"])
-        self._border = BYTE_LEVEL_BORDER if byte_level else KEEPING_BORDER
-        _check_bpe_streamable(self._start, self._middle, self._border, self.path)
+        borders = BYTE_LEVEL_BORDERS if byte_level else (KEEPING_BORDER,)
+        self._border = _border(self._start, self._middle, borders, self.path)
         self._known = frozenset(self._template.get_vocab(with_added_tokens=True).values())
         self.vocab_size: int = max(self._known) + 1
         self.stop_ids: tuple[int, ...] = stop_ids(folder, self.controls, self._known)
@@ -96,6 +96,16 @@ class HuggingFaceTokenizer:
         return tokens(self._template.encode(well_formed(text), add_special_tokens=False).ids)
 
 
+def added_to_unigram(path: pathlib.Path) -> dict[str, int] | None:
+    """Returns the added tokens, text -> id, of a tokenizer.json of type Unigram; else None."""
+    spec = read_json(path)
+    model = spec.get("model")
+    if not isinstance(model, dict) or model.get("type") != "Unigram":
+        return None
+    _load(spec, path)
+    return {token["content"]: token["id"] for token in spec.get("added_tokens") or []}
+
+
 def _added(spec: Mapping[str, Any], blank: bool) -> list[dict[str, Any]]:
     """The added tokens of white space alone, or the others."""
     added = spec.get("added_tokens") or []
@@ -118,7 +128,7 @@ def _check_added_ids(
             )
 
 
-def _load_bpe(spec: Mapping[str, Any], path: pathlib.Path) -> tokenizers.Tokenizer:
+def _load(spec: Mapping[str, Any], path: pathlib.Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(spec, ensure_ascii=False))
     except Exception as error:  # the Rust library raises bare Exception
@@ -215,33 +225,49 @@ _PROBE = (
     "def f(x):\n    return x ** 2 # ok\n\u65e5\u672c\u8a9e\u3001\u4e2d\u6587\u3002\u4e16\u754c "
     "caf\u00e9 na\u00efve e\u0301 \U0001f600\u200d\U0001f525 \u0645\u0631\u062d\u0628\u0627 "
     "12 345 6789 end.\nLast one 's 're A B\n"
+    + "".join(f"a{' ' * (n % 2)}{breaks * n}" for breaks in ("\n", "\r\n") for n in range(1, 9))
+    + "b"
 )
 
 
-def _check_bpe_streamable(
+def _border(
     start: tokenizers.Tokenizer,
     middle: tokenizers.Tokenizer,
-    border: re.Pattern[str],
+    borders: Sequence[re.Pattern[str]],
     path: pathlib.Path,
-) -> None:
-    """Says no to pieces that reach across a border, found one by one and by a probe."""
+) -> re.Pattern[str]:
+    """Returns the first pattern at whose places texts may be cut; ValueError if none is."""
+    problems = []
+    for border in borders:
+        problem = _across(start, middle, border)
+        if problem is None:
+            return border
+        problems.append(problem)
+    raise ValueError(
+        f"{path} {problems[-1]}; such tokenizers cannot be streamed, and documents are read as "
+        f"streams: take a model with another tokenizer"
+    )
+
+
+def _across(
+    start: tokenizers.Tokenizer, middle: tokenizers.Tokenizer, border: re.Pattern[str]
+) -> str | None:
+    """Says which piece reaches across a border; they are found one by one and by a probe."""
     whole = start.encode(_PROBE, add_special_tokens=False).ids
     for match in border.finditer(_PROBE):
         first, second = _PROBE[: match.start()], _PROBE[match.start() :]
         ids = start.encode(first, add_special_tokens=False).ids
         if ids + middle.encode(second, add_special_tokens=False).ids != whole:
-            raise ValueError(
-                f"{path} encodes {first[-8:] + second[:8]!r} otherwise when it is cut between "
-                f"{first[-1]!r} and {second[0]!r}; such tokenizers cannot be streamed"
+            return (
+                f"encodes {first[-8:] + second[:8]!r} otherwise when it is cut between "
+                f"{first[-1]!r} and {second[0]!r}"
             )
     for piece in start.get_vocab(with_added_tokens=False):
         text = _spelled(piece, border)
         spans = any(1 < found.start() <= len(text) for found in border.finditer(f"a{text}a"))
         if spans and _is_one_word(start, text):
-            raise ValueError(
-                f"{path} has the piece {piece!r} that spans words; "
-                "such tokenizers cannot be streamed"
-            )
+            return f"has the piece {piece!r} that spans words"
+    return None
 
 
 def _spelled(piece: str, border: re.Pattern[str]) -> str:

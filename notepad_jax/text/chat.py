@@ -24,7 +24,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from notepad_jax.text.model_folder import read_json, special_tokens
+from notepad_jax.text.model_folder import present, read_json, special_tokens
 from notepad_jax.text.tokenizer import Tokenizer
 
 RENDERER = pathlib.Path(__file__).parent / "chat_render.py"
@@ -177,14 +177,14 @@ def _stop_ids(template: ChatTemplate, tokenizer: Tokenizer, text: str) -> tuple[
 
 def _find(folder: pathlib.Path) -> tuple[pathlib.Path, str] | None:
     path = folder / "chat_template.jinja"
-    if path.is_file():
+    if present(path):
         try:
             return path, path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 text: {error}") from error
     for name in ("chat_template.json", "tokenizer_config.json"):
         path = folder / name
-        value = read_json(path).get("chat_template") if path.is_file() else None
+        value = read_json(path).get("chat_template") if present(path) else None
         if value is not None:
             return path, _default(path, value)
     return None

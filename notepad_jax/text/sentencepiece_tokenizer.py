@@ -16,6 +16,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from notepad_jax.text.controls import CONTROL_LOOK, STOP_PIECES, control_id, usual_stops
+from notepad_jax.text.model_folder import present
 from notepad_jax.text.token_blocks import BORDER, blocks, well_formed
 from notepad_jax.types import Tokens, tokens
 
@@ -97,6 +98,7 @@ class SentencePieceTokenizer:
 
 def _load_model(path: pathlib.Path) -> sentencepiece_model_pb2.ModelProto:
     model = sentencepiece_model_pb2.ModelProto()
+    present(path)
     try:
         model.ParseFromString(path.read_bytes())
     except FileNotFoundError:
@@ -114,9 +116,12 @@ def _make_control(model: sentencepiece_model_pb2.ModelProto, special: Sequence[s
     for name in special:
         if name not in known:
             raise ValueError(f"special piece {name!r} is not in the tokenizer's vocabulary")
+    kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
     for piece in model.pieces:
+        if piece.type == kinds.UNKNOWN:
+            continue  # without one no text can be encoded; bytes stand for what is unknown
         if piece.piece in special or CONTROL_LOOK.fullmatch(piece.piece):
-            piece.type = sentencepiece_model_pb2.ModelProto.SentencePiece.CONTROL
+            piece.type = kinds.CONTROL
 
 
 def _check_streamable(model: sentencepiece_model_pb2.ModelProto, path: object) -> None:

@@ -20,12 +20,17 @@ LONGEST_BLOCK = 65_536  # characters; a block is cut here if no good border came
 BORDER = re.compile(r"(?<=[\w\x21-\x7e]) (?=[\w\x21-\x7e])")
 KEEPING_BORDER = re.compile(r"(?<=[\w\x21-\x7e])(?= [\w\x21-\x7e])")  # the space stays
 # Byte-level models split text by a pattern first; in all of them letters end a piece before
-# a space or punctuation, and a letter after line breaks starts one. NFC cannot reach across.
-BYTE_LEVEL_BORDER = re.compile(
+# a space or punctuation. NFC cannot reach across.
+_IN_WORDS = (
     KEEPING_BORDER.pattern
-    + r"|(?<=\n)(?=[^\W\d_])"
     + r"|(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff])"
     + r"(?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
+)
+# In most of them a letter after line breaks starts a piece, too; in GPT-2's pattern only the
+# last break of several belongs to the piece before it, so there one break must stand alone.
+BYTE_LEVEL_BORDERS = (
+    re.compile(_IN_WORDS + r"|(?<=\n)(?=[^\W\d_])"),
+    re.compile(_IN_WORDS + r"|(?<=\S\n)(?=[^\W\d_])"),
 )
 
 

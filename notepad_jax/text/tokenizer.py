@@ -14,7 +14,8 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-from notepad_jax.text.bpe_tokenizer import HuggingFaceTokenizer
+from notepad_jax.text.bpe_tokenizer import HuggingFaceTokenizer, added_to_unigram
+from notepad_jax.text.model_folder import present
 from notepad_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from notepad_jax.types import Tokens
 
@@ -59,15 +60,39 @@ class Tokenizer(Protocol):
 def open_tokenizer(folder: str | pathlib.Path) -> Tokenizer:
     """Returns the tokenizer of a Hugging Face folder, by the files that are there.
 
-    tokenizer.json wins over tokenizer.model: only it holds tokens that were added later.
-    Raises ValueError if there is neither, or if the one that is there cannot be used.
+    tokenizer.json wins over tokenizer.model: only it holds tokens that were added later. Where
+    it is not BPE (the starter's, for other programs) the model beside it is opened, with the
+    tokens that were added as control pieces. Raises ValueError if there is neither, or if the
+    one that is there cannot be used.
     """
     folder = pathlib.Path(folder)
-    if (folder / "tokenizer.json").is_file():
-        return HuggingFaceTokenizer(folder)
-    if (folder / "tokenizer.model").is_file():
-        return SentencePieceTokenizer(folder / "tokenizer.model")
+    ours, model = folder / "tokenizer.json", folder / "tokenizer.model"
+    if present(ours):
+        added = added_to_unigram(ours) if present(model) else None
+        return HuggingFaceTokenizer(folder) if added is None else _of_model(model, added, ours)
+    if present(model):
+        return SentencePieceTokenizer(model)
+    mend = "copy the one that belongs to the model there"
+    if present(folder / "vocab.json"):
+        mend = (
+            "vocab.json alone is not read; AutoTokenizer.from_pretrained(folder)"
+            ".save_pretrained(folder) of transformers writes a tokenizer.json"
+        )
     raise ValueError(
         f"{folder} has neither a tokenizer.json (Hugging Face tokenizers) nor a tokenizer.model "
-        "(sentencepiece); copy the one that belongs to the model there"
+        f"(sentencepiece); {mend}"
     )
+
+
+def _of_model(
+    model: pathlib.Path, added: Mapping[str, int], beside: pathlib.Path
+) -> SentencePieceTokenizer:
+    """Opens a sentencepiece model that a tokenizer.json `beside` it repeats."""
+    opened = SentencePieceTokenizer(model, [*added])
+    for name, i in added.items():
+        if opened.controls.get(name, i) != i:
+            raise ValueError(
+                f"{beside} gives {name!r} the id {i}, and {model} {opened.controls[name]}; they "
+                f"belong to two models, remove the wrong one"
+            )
+    return opened

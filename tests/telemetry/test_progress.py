@@ -28,6 +28,18 @@ def use(screen):
         screen.say("done [really]")
 
 
+def test_a_terminal_gets_no_control_characters():
+    told = "a\x1b[2J\x07b\x9b\x7f\r\x00 c\td\n\ud800 \U0001f600\u200d"
+    assert progress.harmless(told) == (
+        "a\ufffd[2J\ufffdb\ufffd\ufffd\ufffd\ufffd c\td\n\ufffd \U0001f600\u200d"
+    )
+    for screen in (progress.LineScreen, progress.TerminalScreen):
+        stream = Terminal()
+        screen(stream).say("evil\x1b]0;\x07")
+        screen(stream).warn("evil\x1b]0;\x07")
+        assert stream.getvalue().count("evil\ufffd]0;\ufffd") == 2
+
+
 def test_the_screen_follows_the_stream():
     assert isinstance(progress.choose(stream=io.StringIO()), progress.LineScreen)
     assert isinstance(progress.choose(stream=Terminal()), progress.TerminalScreen)

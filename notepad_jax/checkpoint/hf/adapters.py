@@ -22,7 +22,8 @@ import jax
 import numpy as np
 
 from notepad_jax.checkpoint.hf import names, writing
-from notepad_jax.checkpoint.hf.names import ImportProblem, Part
+from notepad_jax.checkpoint.hf.fields import ImportProblem
+from notepad_jax.checkpoint.hf.names import Part
 from notepad_jax.checkpoint.hf.storage import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from notepad_jax.checkpoint.hf.writing import Kind, Planned, Written
 from notepad_jax.model.config import PolicyConfig

@@ -11,13 +11,13 @@ configs/models.py lists.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from notepad_jax.checkpoint.hf.names import FAMILIES, Family, ImportProblem, family_of
-from notepad_jax.checkpoint.hf.storage import CONFIG
+from notepad_jax.checkpoint.hf.fields import Fields, ImportProblem
+from notepad_jax.checkpoint.hf.names import FAMILIES, Family, family_of
+from notepad_jax.checkpoint.hf.storage import CONFIG, quoted
 from notepad_jax.model.config import Experts, PolicyConfig
 from notepad_jax.model.rope import (
     UNSCALED,
@@ -37,26 +37,29 @@ def read_config(text: Mapping[str, Any], where: str = CONFIG) -> PolicyConfig:
 
     `rope_theta` or `rope_parameters`, `torch_dtype` or `dtype`, `num_experts` or
     `num_local_experts`. `valid_vocab` is the size of the embedding unless the file was
-    written by us. Raises ImportProblem for what our decoder does not compute.
+    written by us. Raises ImportProblem for what our decoder does not compute, and for a value
+    that is not of its kind.
     """
-    kind = text.get("model_type")
+    read = Fields(text, where)
+    kind = read.word("model_type", "")
     if kind not in FAMILIES:
-        named = text.get("architectures") or [None]
+        named = kind or next(iter(read.words("architectures")), None)
         raise ImportProblem(
-            f"{where}: architecture {kind or named[0]!r} is not supported; supported are "
+            f"{where}: architecture {quoted(named)} is not supported; supported are "
             f"{', '.join(FAMILIES)}"
         )
-    family, read = FAMILIES[kind], _Reader(text, where)
+    family = FAMILIES[kind]
     heads, width, vocab = (
         read.size("num_attention_heads"), read.size("hidden_size"), read.size("vocab_size")
     )  # fmt: skip
-    head_size = read.size("head_dim", family.default_head_size or width // heads)
-    max_positions = read.size("max_position_embeddings", 32768)
-    _refuse(text, family, max_positions, where)
-    dtype = text.get("torch_dtype") or text.get("dtype") or "float32"
+    max_positions = read.size("max_position_embeddings", family.default_positions)
+    _refuse(read, family, max_positions)
+    dtype = read.word("dtype", read.word("torch_dtype", "float32"))  # the newer one counts
     if dtype not in DTYPE_NAMES:
-        raise ImportProblem(f"{where}: dtype {dtype!r}; supported are {', '.join(DTYPE_NAMES)}")
-    asked = bool(text.get("attention_bias"))
+        raise ImportProblem(
+            f"{where}: dtype {quoted(dtype)}; supported are {', '.join(DTYPE_NAMES)}"
+        )
+    asked = read.flag("attention_bias")
     try:
         scaling, theta = _read_rope(read, max_positions)
         return PolicyConfig(
@@ -65,14 +68,14 @@ def read_config(text: Mapping[str, Any], where: str = CONFIG) -> PolicyConfig:
             layers=read.size("num_hidden_layers"),
             heads=heads,
             kv_heads=read.size("num_key_value_heads", heads),
-            head_size=head_size,
+            head_size=read.size("head_dim", family.default_head_size or width // heads),
             feed_forward=read.size("intermediate_size"),
             rope_theta=theta,
             rms_eps=read.number("rms_norm_eps", 1e-6),
             qk_norm=family.qk_norm,
             attention_bias={"always": True, "asked": asked, "never": False}[family.biases],
             output_bias=family.biases == "asked" and asked,
-            tied_embeddings=bool(text.get("tie_word_embeddings", False)),
+            tied_embeddings=read.flag("tie_word_embeddings"),
             valid_vocab=read.size("valid_vocab_size", vocab),
             dtype=dtype,
             rope=scaling,
@@ -128,109 +131,105 @@ def write_config(config: PolicyConfig, dtype: str) -> dict[str, Any]:
     return written
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reader:
-    """Numbers out of a config.json; null counts as silence."""
-
-    text: Mapping[str, Any]
-    where: str
-
-    def size(self, key: str, default: int | None = None) -> int:
-        value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ImportProblem(f"{self.where}: {key!r} is {value!r}, not a positive whole number")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ImportProblem(f"{self.where}: {key!r} is {value!r}, not a number")
-        return float(value)
-
-    def _get(self, key: str, default: Any) -> Any:
-        value = self.text.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise ImportProblem(f"{self.where}: {key!r} is missing")
-        return value
-
-
-def _refuse(text: Mapping[str, Any], family: Family, max_positions: int, where: str) -> None:
+def _refuse(read: Fields, family: Family, max_positions: int) -> None:
     """Raises ImportProblem for what would be computed differently from transformers."""
-    act, window = text.get("hidden_act", "silu"), family.window(text)
-    sliding = "sliding_attention" in (text.get("layer_types") or ())
+    act, window = read.word("hidden_act", "silu"), family.window(read)
+    kinds = read.words("layer_types")
+    others = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
+    always = family.biases == "always"
     refused = {
-        f"hidden_act {act!r} (only 'silu')": act != "silu",
+        f"hidden_act {quoted(act)} (only 'silu')": act != "silu",
         # A window no context reaches changes nothing.
-        f"a sliding window of {window} tokens in a context of {max_positions}": sliding
-        or (window is not None and window < max_positions),
+        f"a sliding window of {window} tokens in a context of {max_positions}": (
+            "sliding_attention" in kinds or (window is not None and window < max_positions)
+        ),
+        f"layers of {quoted(others[:1])} (layer_types)": bool(others),
         "attention_bias": family.biases != "asked"
-        and text.get("attention_bias", family.biases == "always") != (family.biases == "always"),
-        "mlp_bias": bool(text.get("mlp_bias")),
-        "quantized weights": bool(text.get("quantization_config")),
-        "dense layers between the experts (mlp_only_layers, decoder_sparse_step)": bool(
-            text.get("mlp_only_layers")
-        )
-        or text.get("decoder_sparse_step", 1) != 1,
+        and read.flag("attention_bias", always) != always,
+        "mlp_bias": read.flag("mlp_bias"),
+        "quantized weights": bool(read.text.get("quantization_config")),
+        "layers of their own sizes (per_layer_config)": bool(read.text.get("per_layer_config")),
+        "dense layers between the experts (mlp_only_layers, decoder_sparse_step)": (
+            bool(read.text.get("mlp_only_layers")) or read.size("decoder_sparse_step", 1) != 1
+        ),
     }
     for what, asked in refused.items():
         if asked:
-            raise ImportProblem(f"{where} asks for {what}, which this decoder does not compute")
+            raise ImportProblem(
+                f"{read.where} asks for {what}, which this decoder does not compute"
+            )
+    if kinds and len(kinds) != read.size("num_hidden_layers"):
+        raise read.wrong("layer_types", "one word for each of num_hidden_layers")
 
 
-def _read_experts(read: _Reader) -> Experts:
-    old_name = read.text.get("num_local_experts")
+def _read_experts(read: Fields) -> Experts:
+    older = read.size("num_local_experts") if read.said("num_local_experts") else None
     return Experts(
-        count=read.size("num_experts", old_name),
+        count=read.size("num_experts", older),
         per_token=read.size("num_experts_per_tok", 8),
         feed_forward=read.size("moe_intermediate_size"),
-        normalize=bool(read.text.get("norm_topk_prob", False)),
+        normalize=read.flag("norm_topk_prob"),
     )
 
 
-def _read_rope(read: _Reader, max_positions: int) -> tuple[Scaling, float]:
-    """Returns (scaling, theta)."""
-    text, where = read.text, read.where
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    inside = _Reader(rope, f"{where}: rope scaling")
-    theta = inside.number("rope_theta", read.number("rope_theta", 10_000.0))
-    partial = rope.get("partial_rotary_factor", text.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise ImportProblem(f"{where} rotates only {partial} of each head; supported is all of it")
+def _read_rope(read: Fields, max_positions: int) -> tuple[Scaling, float]:
+    """Returns (scaling, theta).
+
+    Where both spellings are given, transformers takes `rope_scaling` and forgets the other,
+    its theta included; an empty one counts as silence.
+    """
+    older, newer = read.object("rope_scaling"), read.object("rope_parameters")
+    rope, where = (older if older.text else newer), read.where
+    nested = [key for key, value in rope.text.items() if isinstance(value, dict)]
+    if nested:
+        raise ImportProblem(
+            f"{rope.where} is given for each kind of attention ({quoted(nested[0])}, ...); "
+            f"supported is one for all layers"
+        )
+    theta = rope.number("rope_theta", read.number("rope_theta", 10_000.0))
+    inner = rope if rope.said("partial_rotary_factor") else read
+    if inner.number("partial_rotary_factor", 1.0) != 1:
+        raise ImportProblem(
+            f"{where} rotates only {inner.number('partial_rotary_factor')} of each head; "
+            f"supported is all of it"
+        )
     # transformers lets the outer value win, and falls back to the context length
-    outer = text.get("original_max_position_embeddings")
-    original = outer or inside.size("original_max_position_embeddings", max_positions)
-    match rope_type := rope.get("rope_type", rope.get("type", "default")):
+    outer = read if read.said("original_max_position_embeddings") else rope
+    original = outer.size("original_max_position_embeddings", max_positions)
+    match rope_type := rope.word("rope_type", rope.word("type", "default")):
         case "default":
             return UNSCALED, theta
         case "linear":
-            return Linear(inside.number("factor")), theta
+            return Linear(rope.number("factor")), theta
         case "llama3":
-            low, high = inside.number("low_freq_factor"), inside.number("high_freq_factor")
-            return Llama3(inside.number("factor"), low, high, original), theta
+            low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+            return Llama3(rope.number("factor"), low, high, original), theta
         case "yarn":
-            return _read_yarn(inside, original), theta
+            if theta <= 1:
+                raise ImportProblem(f"{where}: yarn needs a rope_theta above 1, not {theta}")
+            return _read_yarn(rope, original), theta
     raise ImportProblem(
-        f"{where} asks for rope type {rope_type!r}; supported are default, linear, llama3, yarn"
+        f"{where} asks for rope type {quoted(rope_type)}; supported are default, linear, llama3, "
+        f"yarn"
     )
 
 
-def _read_yarn(read: _Reader, original: int) -> Yarn:
+def _read_yarn(read: Fields, original: int) -> Yarn:
     factor = read.number("factor")
 
     def loudness(scale: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    usual, (mscale, all_dim) = loudness(1.0), map(read.text.get, ("mscale", "mscale_all_dim"))
-    if mscale and all_dim:
-        usual = loudness(mscale) / loudness(all_dim)
+    usual = loudness(1.0)
+    if read.text.get("mscale") and read.text.get("mscale_all_dim"):
+        usual = loudness(read.number("mscale")) / loudness(read.number("mscale_all_dim"))
     return Yarn(
         factor=factor,
         original_positions=original,
         attention_factor=read.number("attention_factor", usual),
-        beta_fast=float(read.text.get("beta_fast") or 32),
-        beta_slow=float(read.text.get("beta_slow") or 1),
-        truncate=bool(read.text.get("truncate", True)),
+        beta_fast=read.number("beta_fast", 32.0),
+        beta_slow=read.number("beta_slow", 1.0),
+        truncate=read.flag("truncate", True),
     )
 
 

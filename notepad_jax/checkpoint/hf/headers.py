@@ -21,8 +21,9 @@ import ml_dtypes
 import numpy as np
 
 from notepad_jax.checkpoint.hf import storage
-from notepad_jax.checkpoint.hf.storage import CONFIG, INDEX, WEIGHTS, StoreProblem
+from notepad_jax.checkpoint.hf.storage import CONFIG, INDEX, WEIGHTS, StoreProblem, quoted
 
+LONGEST_NAME = 255  # characters of a file's name
 HEADER_LIMIT = 100_000_000  # bytes; the reference implementation refuses longer headers
 BLOCK_BYTES = 8 << 20  # of one read request
 IN_FLIGHT_BYTES = 64 << 20  # of all requests that wait for an answer or for being copied
@@ -87,7 +88,7 @@ class Safetensors:
             for name, located in _header(where, kvstore, file).items():
                 if name in found:
                     raise StoreProblem(
-                        f"{storage.at(where, file)} holds {name!r}, and so does "
+                        f"{storage.at(where, file)} holds {quoted(name)}, and so does "
                         f"{found[name].file}; remove the part that does not belong to this "
                         f"checkpoint"
                     )
@@ -95,8 +96,8 @@ class Safetensors:
         for name, file in (index or {}).items():
             if name not in found or found[name].file != file:
                 raise StoreProblem(
-                    f"{storage.at(where, INDEX)} says that {name!r} is in {file}, which does not "
-                    f"hold it; download index and parts of the same revision"
+                    f"{storage.at(where, INDEX)} says that {quoted(name)} is in {file}, which "
+                    f"does not hold it; download index and parts of the same revision"
                 )
         return cls(where, kvstore, found)
 
@@ -104,8 +105,8 @@ class Safetensors:
         """Returns where a tensor lies; raises StoreProblem if there is none of this name."""
         if name not in self.tensors:
             raise StoreProblem(
-                f"{self.where} has no tensor {name!r}; its {CONFIG} asks for it, so the two do "
-                f"not belong together or a part is missing"
+                f"{self.where} has no tensor {quoted(name)}; its {CONFIG} asks for it, so the two "
+                f"do not belong together or a part is missing"
             )
         return self.tensors[name]
 
@@ -187,11 +188,15 @@ def _index(where: str, kvstore: Any) -> dict[str, str] | None:
     if not isinstance(files, dict) or not files:
         raise StoreProblem(f"{at} has no weight_map; download it again")
     for name, file in files.items():
-        if not isinstance(file, str) or not re.fullmatch(r"[^/\\\0]+", file) or file in (".", ".."):
-            raise StoreProblem(f"{at} puts {name!r} into {file!r}, which is no file name")
+        known = isinstance(file, str) and file.isprintable() and len(file) <= LONGEST_NAME
+        if not known or not re.fullmatch(r"[^/\\]+", file) or file in (".", ".."):
+            raise StoreProblem(
+                f"{at} puts {quoted(name)} into {quoted(file)}, which is no file name"
+            )
         if not file.endswith(".safetensors"):
             raise StoreProblem(
-                f"{at} puts {name!r} into {file!r}; only safetensors are read, convert it first"
+                f"{at} puts {quoted(name)} into {quoted(file)}; only safetensors are read, "
+                f"convert it first"
             )
     return files
 
@@ -201,6 +206,7 @@ def _only_file(where: str, kvstore: Any) -> str:
     names = storage.files_in(kvstore)
     if WEIGHTS in names:
         return WEIGHTS
+    storage.refuse_special(where, WEIGHTS)
     missing = f"{storage.at(where, WEIGHTS)} is missing"
     pickles = [name for name in names if name.endswith(PICKLES)]
     parts = [name for name in names if name.endswith(".safetensors")]
@@ -214,6 +220,7 @@ def _only_file(where: str, kvstore: Any) -> str:
 def _header(where: str, kvstore: Any, file: str) -> dict[str, Located]:
     """Reads and checks the header of one file: every byte belongs to exactly one tensor."""
     at = storage.at(where, file)
+    storage.refuse_special(where, file)
     first = _probe(where, kvstore, file, 0, 8)
     if first is None:
         raise StoreProblem(f"{at} is cut short: it has no header; download it again")
@@ -235,7 +242,9 @@ def _header(where: str, kvstore: Any, file: str) -> dict[str, Located]:
     for name, located in sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)):
         if located.start != end:
             kind = "overlaps the tensor before it" if located.start < end else "follows a hole"
-            raise StoreProblem(f"{at}: {name!r} {kind}; the header lies, download the file again")
+            raise StoreProblem(
+                f"{at}: {quoted(name)} {kind}; the header lies, download the file again"
+            )
         end = located.stop
     if end > 8 + length and _probe(where, kvstore, file, end - 1, end) is None:
         raise StoreProblem(f"{at} is cut short: its tensors end at byte {end:,}; download it again")
@@ -255,14 +264,18 @@ def _entry(at: str, file: str, name: str, entry: Any, base: int) -> Located:
     entry = entry if isinstance(entry, dict) else {}
     kind, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not counts(shape) or not counts(offsets) or len(offsets) != 2 or len(shape) > 32:
-        raise StoreProblem(f"{at}: the header's entry for {name!r} is broken; download it again")
+        raise StoreProblem(
+            f"{at}: the header's entry for {quoted(name)} is broken; download it again"
+        )
     if not isinstance(kind, str) or kind not in DTYPES:
-        raise StoreProblem(f"{at}: {name!r} has the unknown dtype {kind!r}; read are {[*DTYPES]}")
+        raise StoreProblem(
+            f"{at}: {quoted(name)} has the unknown dtype {quoted(kind)}; read are {[*DTYPES]}"
+        )
     start, stop = offsets
     size = math.prod(shape) * DTYPES[kind].itemsize
     if stop - start != size:
         raise StoreProblem(
-            f"{at}: {name!r} is {kind}{shape}, {size:,} bytes, and its offsets span "
+            f"{at}: {quoted(name)} is {kind}{shape}, {size:,} bytes, and its offsets span "
             f"{stop - start:,}; the header lies, download the file again"
         )
     return Located(file, DTYPES[kind], tuple(shape), base + start, base + stop)

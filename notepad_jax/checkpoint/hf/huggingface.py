@@ -22,8 +22,8 @@ import numpy as np
 
 from notepad_jax.checkpoint.hf import names, placing, storage, writing
 from notepad_jax.checkpoint.hf.config import read_config, write_config
+from notepad_jax.checkpoint.hf.fields import ImportProblem
 from notepad_jax.checkpoint.hf.headers import Safetensors
-from notepad_jax.checkpoint.hf.names import ImportProblem
 from notepad_jax.checkpoint.hf.placing import Layout
 from notepad_jax.checkpoint.hf.storage import CONFIG, INDEX, WEIGHTS
 from notepad_jax.checkpoint.hf.writing import PART_BYTES, Planned, Written
@@ -183,13 +183,15 @@ def export(
     add. `like` is the config.json that the policy was imported with: what it says beyond
     our own (token ids, versions) is kept. Same weights, same bytes. Raises ValueError.
     """
-    table = layouts(config)
-    leaves = {path: _leaf(params, path) for path in table}
-    for path, layout in table.items():
-        if tuple(leaves[path].shape) != layout.shape:
+    leaves = {}
+    for keys, wanted in jax.tree.flatten_with_path(abstract_params(config))[0]:
+        path = tuple(key.key for key in keys)
+        leaves[path] = leaf = _leaf(params, path)
+        if tuple(leaf.shape) != wanted.shape:
             raise ImportProblem(
-                f"{'/'.join(path)} has shape {tuple(leaves[path].shape)}, not {layout.shape}"
+                f"{'/'.join(path)} has shape {tuple(leaf.shape)}, not {wanted.shape}"
             )
+    table = layouts(config)  # after the shapes: a config may name more layers than there are
     entries = {
         name: (path, index)
         for path, layout in table.items()

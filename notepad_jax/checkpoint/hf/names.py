@@ -14,21 +14,16 @@ Source: the modeling files of transformers 5.23 (tests/model/test_families compa
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 
-from notepad_jax.checkpoint.hf.storage import CONFIG
+from notepad_jax.checkpoint.hf.fields import Fields, ImportProblem
+from notepad_jax.checkpoint.hf.storage import CONFIG, quoted
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import abstract_params
-
-
-class ImportProblem(ValueError):
-    """A folder that is not a policy we can read; the message names what is wrong in it."""
-
 
 # ---------------------------------------------------------------- name tables
 
@@ -107,28 +102,42 @@ class Part:
         return (outputs, math.prod(self.shape[: self.inputs])) if self.inputs else (outputs,)
 
 
-def table(config: PolicyConfig) -> list[Part]:
-    """Returns every tensor of `config`'s published checkpoint and where it goes in our tree.
+def table(config: PolicyConfig) -> Iterator[Part]:
+    """Yields every tensor of `config`'s published checkpoint and where it goes in our tree.
 
     The parts of one leaf follow each other, layers outside, experts inside; each leaf of
-    `parameters.specs(config)` is covered exactly once.
+    `parameters.specs(config)` is covered exactly once. One by one, as a config.json may ask for
+    more layers than any memory has room to name. Raises ImportProblem as `family_of`, at once.
     """
-    family, tree = FAMILIES[family_of(config)], abstract_params(config)
-    parts = []
+    return _parts(FAMILIES[family_of(config)], abstract_params(config))
+
+
+def _parts(family: Family, tree: Mapping[str, Any]) -> Iterator[Part]:
+    covered = set()
     for row in family.rows:
-        node = tree
+        node: Any = tree
         for key in row.path:
             node = node.get(key) if node is not None else None
         if node is None:  # an option that this policy does not have
             continue
+        covered.add(row.path)
         axes = [name for name in ("layer", "expert") if f"{{{name}}}" in row.name]
-        for index in itertools.product(*map(range, node.shape[: len(axes)])):
+        stack, shape = node.shape[: len(axes)], node.shape[len(axes) :]
+        for number in range(math.prod(stack)):
+            index = _unfolded(number, stack)
             name = row.name.format(**dict(zip(axes, index, strict=True)))
-            parts.append(Part(row.path, index, name, node.shape[len(axes) :], row.inputs))
-    covered = {part.path for part in parts}
+            yield Part(row.path, index, name, shape, row.inputs)
     for path, _ in jax.tree.flatten_with_path(tree)[0]:
         assert tuple(key.key for key in path) in covered, f"{path} is in no row of {family}"
-    return parts
+
+
+def _unfolded(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The index of an entry by its number in row-major order."""
+    index: list[int] = []
+    for size in reversed(shape):
+        number, last = divmod(number, size)
+        index.insert(0, last)
+    return tuple(index)
 
 
 def check(config: PolicyConfig, shapes: Mapping[str, tuple[int, ...]], where: str = "") -> None:
@@ -139,16 +148,18 @@ def check(config: PolicyConfig, shapes: Mapping[str, tuple[int, ...]], where: st
         leave out of its sums. Starts with `where`.
     """
     where = f"{where}: " if where else ""
-    expected = {part.name: part.published_shape for part in table(config)}
-    for name, shape in expected.items():
+    expected = set()
+    for part in table(config):  # ends where the first tensor is missing
+        name, shape = part.name, part.published_shape
+        expected.add(name)
         if name not in shapes:
             hint = ""
             if name == "lm_head.weight":
                 hint = f"; if the embedding is tied, {CONFIG} must say tie_word_embeddings: true"
-            raise ImportProblem(f"{where}tensor {name!r} is missing{hint}")
+            raise ImportProblem(f"{where}tensor {quoted(name)} is missing{hint}")
         if tuple(shapes[name]) != shape:
             raise ImportProblem(
-                f"{where}tensor {name!r} has shape {tuple(shapes[name])}, "
+                f"{where}tensor {quoted(name)} has shape {tuple(shapes[name])}, "
                 f"its {CONFIG} asks for {shape}"
             )
     for name in shapes:
@@ -156,8 +167,8 @@ def check(config: PolicyConfig, shapes: Mapping[str, tuple[int, ...]], where: st
         spare = name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq")
         if name not in expected and not spare:
             raise ImportProblem(
-                f"{where}there is a tensor {name!r}, which a {family_of(config)} decoder with "
-                f"this {CONFIG} lacks"
+                f"{where}there is a tensor {quoted(name)}, which a {family_of(config)} decoder "
+                f"with this {CONFIG} lacks"
             )
 
 
@@ -172,19 +183,27 @@ class Family:
     rows: tuple[Row, ...]
     # what config.json means where it is silent, as transformers takes it
     default_head_size: int | None  # None: hidden_size / num_attention_heads
-    window: Callable[[Mapping[str, Any]], int | None]  # of the sliding window in use
+    window: Callable[[Fields], int | None]  # of the sliding window in use
+    default_positions: int = 32768
     qk_norm: bool = False
     biases: str = "asked"  # "always" on q, k, v; "asked" (on q, k, v, o); "never"
 
 
-def _qwen_window(text: Mapping[str, Any]) -> int | None:
+def _qwen_window(read: Fields) -> int | None:
     """Qwen's window counts if it is switched on and some layer is above the first full ones."""
-    if not text.get("use_sliding_window"):
+    if not read.flag("use_sliding_window"):
         return None
-    full_layers = 0 if text["model_type"] == "qwen3_moe" else int(text.get("max_window_layers", 0))
-    if full_layers >= int(text["num_hidden_layers"]):
+    everywhere = read.word("model_type") == "qwen3_moe"
+    full_layers = 0 if everywhere else read.size("max_window_layers", 0, least=0)
+    if full_layers >= read.size("num_hidden_layers"):
         return None
-    return text.get("sliding_window", 4096)
+    return _window(read)
+
+
+def _window(read: Fields) -> int | None:
+    """A config.json that says nothing has one in transformers: Mistral 7B v0.1's."""
+    silent = "sliding_window" not in read.text
+    return read.size("sliding_window", 4096) if silent or read.said("sliding_window") else None
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -192,14 +211,15 @@ FAMILIES: Mapping[str, Family] = {
         "LlamaForCausalLM",
         _ENDS + _ATTENTION + _BIASES + _OUTPUT_BIAS + _DENSE,
         default_head_size=None,
-        window=lambda text: None,
+        window=lambda read: None,
+        default_positions=2048,
     ),
     "mistral": Family(
         "MistralForCausalLM",
         _ENDS + _ATTENTION + _DENSE,
         default_head_size=None,
-        # a config.json that says nothing has a window in transformers: Mistral 7B v0.1's
-        window=lambda text: text.get("sliding_window", 4096),
+        window=_window,
+        default_positions=131072,
         biases="never",
     ),
     "qwen2": Family(

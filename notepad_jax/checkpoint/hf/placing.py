@@ -19,10 +19,17 @@ import numpy as np
 
 from notepad_jax.checkpoint.hf import storage
 from notepad_jax.checkpoint.hf.headers import DTYPES, NAMES, Rows, Safetensors, bounds
-from notepad_jax.checkpoint.hf.storage import CONFIG, StoreProblem
+from notepad_jax.checkpoint.hf.storage import CONFIG, StoreProblem, quoted
 
+ALIGNMENT = 64  # bytes; XLA's on CPUs
 STRIP_ROWS = 64  # transposed at once: what fits a cache is transposed ten times as fast
 WEIGHT_DTYPES = (DTYPES["F32"], DTYPES["BF16"], DTYPES["F16"])
+# The bits that are all set in infinities and NaNs, and in nothing else.
+EXPONENTS = {
+    DTYPES["F32"]: np.uint32(0x7F800000),
+    DTYPES["BF16"]: np.uint16(0x7F80),
+    DTYPES["F16"]: np.uint16(0x7C00),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +75,12 @@ def check(store: Safetensors, layout: Layout) -> None:
         at = storage.at(store.where, found.file)
         if found.shape != layout.published:
             raise StoreProblem(
-                f"tensor {name!r} in {at} has shape {found.shape}, its {CONFIG} asks for "
+                f"tensor {quoted(name)} in {at} has shape {found.shape}, its {CONFIG} asks for "
                 f"{layout.published}"
             )
         if found.dtype not in WEIGHT_DTYPES:
             raise StoreProblem(
-                f"tensor {name!r} in {at} is {NAMES[found.dtype]}; weights are read as "
+                f"tensor {quoted(name)} in {at} is {NAMES[found.dtype]}; weights are read as "
                 f"{', '.join(NAMES[d] for d in WEIGHT_DTYPES)}, so take an unquantised checkpoint"
             )
 
@@ -130,6 +137,35 @@ def _groups(indices: list[Index], itemsize: int, budget: int) -> Iterator[list[I
         yield group
 
 
+def _buffer(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """An empty array that a CPU device takes as it is: jax copies what is not so aligned."""
+    size = dtype.itemsize * math.prod(shape)
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _finite(store: Safetensors, name: str, values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Casts a few rows of a tensor; raises StoreProblem for what is no number, then or before."""
+    with np.errstate(over="ignore"):
+        cast = values.astype(dtype, copy=False)
+    bits = cast.view(f"u{dtype.itemsize}")
+    exponent = EXPONENTS[dtype]
+    if not ((bits & exponent) == exponent).any():
+        return cast
+    at = storage.at(store.where, store.tensors[name].file)
+    worst = np.abs(values.astype(np.float64)).max()
+    if np.isfinite(worst):
+        raise StoreProblem(
+            f"tensor {quoted(name)} in {at} holds {worst:.6g}, too large for {dtype}; "
+            f"take another dtype"
+        )
+    raise StoreProblem(
+        f"tensor {quoted(name)} in {at} holds {worst}, which is no weight; the "
+        f"checkpoint is damaged, or its training had failed: take another"
+    )
+
+
 def _fill(
     store: Safetensors, layout: Layout, dtype: np.dtype, indices: Sequence[Index]
 ) -> dict[Index, np.ndarray]:
@@ -138,7 +174,7 @@ def _fill(
     Blocks of rows arrive; a row is an entry of unfolded axis 0, which is axis `at` of ours.
     """
     depth = len(layout.stack)
-    buffers = {index: np.empty([stop - start for start, stop in index], dtype) for index in indices}
+    buffers = {index: _buffer([stop - start for start, stop in index], dtype) for index in indices}
     at = layout.order.index(0) if layout.order else 0
     wanted: list[Rows] = []
     takers: dict[str, list[tuple[tuple[int, ...], Index]]] = {}
@@ -166,6 +202,7 @@ def _fill(
             for row in range(begin, end, STRIP_ROWS):
                 last = min(row + STRIP_ROWS, end)
                 strip = np.ascontiguousarray(block[(slice(row - first, last - first), *cut)])
+                strip = _finite(store, rows.name, strip, dtype)
                 target[depth + at] = slice(row - inner[at][0], last - inner[at][0])
                 buffers[index][tuple(target)] = strip.transpose(layout.order)
     return buffers

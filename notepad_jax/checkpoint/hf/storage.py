@@ -9,6 +9,7 @@ JSON objects, and the one kind of error of all files in this room. `headers` and
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def open_kvstore(source: str | Path) -> Any:
 
 def read_small(source: str, kvstore: Any, file: str) -> bytes | None:
     """Returns a whole small file (a config, a tokenizer), or None if there is none."""
+    refuse_special(source, file)
     try:
         found = kvstore.read(file).result()
     except (ValueError, OSError) as problem:
@@ -49,10 +51,23 @@ def read_small(source: str, kvstore: Any, file: str) -> bytes | None:
     return bytes(found.value) if found.state == "value" else None
 
 
+def refuse_special(source: str, file: str) -> None:
+    """Raises StoreProblem where a pipe or a device has the name of a file: it may never end."""
+    if "://" in source:
+        return
+    try:
+        kind = (Path(source) / file).stat().st_mode
+    except (OSError, ValueError):  # absent, or no name; whoever reads it says so
+        return
+    if not stat.S_ISREG(kind):
+        what = "a folder" if stat.S_ISDIR(kind) else "a pipe or a device"
+        raise StoreProblem(f"{at(source, file)} is {what}, not a file; put the file there")
+
+
 def files_in(kvstore: Any) -> list[str]:
-    """Returns the names of the files directly in a store, sorted."""
+    """Returns the names of the files directly in a store that can be shown, sorted."""
     names = (key.decode("utf-8", "replace") for key in kvstore.list().result())
-    return sorted(name for name in names if "/" not in name)
+    return sorted(name for name in names if "/" not in name and name.isprintable())
 
 
 def read_json(source: str, kvstore: Any, file: str) -> dict[str, Any]:
@@ -72,7 +87,9 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         if len(set(keys)) < len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)
-            raise StoreProblem(f"{where} names {twice!r} twice; the file was not written whole")
+            raise StoreProblem(
+                f"{where} names {quoted(twice)} twice; the file was not written whole"
+            )
         return dict(pairs)
 
     try:
@@ -90,6 +107,12 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
 
 def at(where: str, file: str) -> str:
     return f"{where.rstrip('/')}/{file}"
+
+
+def quoted(text: object, longest: int = 80) -> str:
+    """A name or value out of a file, for a message: control characters escaped, and not long."""
+    shown = repr(text)
+    return shown if len(shown) <= longest else f"{shown[:longest]}... ({len(shown):,} characters)"
 
 
 def first_line(problem: Exception) -> str:

@@ -39,7 +39,7 @@ def test_experts_are_stacked_by_layer_and_number():
 def test_the_table_covers_every_entry_of_the_tree_once(case):
     config = load(case)[0]
     seen = jax.tree.map(lambda x: np.zeros(x.shape, int), parameters.abstract_params(config))
-    table = names.table(config)
+    table = list(names.table(config))
     for part in table:
         count = seen
         for key in part.path:
