@@ -5,7 +5,7 @@
 
 The limits and the sampling are those of the published memory agents (chunk 5,000, memory
 and answer 1,024, T = 0.7, top-p 0.95), so a turn's context is about 8K at every length.
-Published, 128 questions, sub-EM: 83.6% at 7K and 78.1% at 3.5M (14B); see docs/evaluation.md.
+Published, 128 questions, two-way sub-EM: 83.6% at 7K, 78.1% at 3.5M (14B); docs/evaluation.md.
 With --endpoint, the same agent reads through any OpenAI-compatible server instead.
 """
 

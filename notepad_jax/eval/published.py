@@ -5,16 +5,17 @@ a standard error of 3 to 4 points. That sub-EM is the two-way one (`sub_em_two_w
 which is kinder than ours, so they are drawn and tabled beside that metric alone. The agents
 and Qwen2.5-7B-1M are of the paper's table 2; the others stand in its figure of the ablation
 only, read off to the nearest of 128 questions. Read by evaluation_page and accuracy_plot;
-imports nothing.
+imports nothing of ours.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 
 SUITE = "ruler-qa"  # the suite whose questions are those of the figures
-FILES = re.compile(r"(?:.*[/\\])?eval_\d+\.json")  # and the files they were measured on
+FILES = re.compile(r"eval_\d+\.json")  # and the files they were measured on
 METRIC = "sub_em_two_way"
 SOURCE = (
     "MemAgent (Yu et al. 2025, arXiv 2507.02259), RULER-QA on HotpotQA, two-way sub-EM of "
@@ -57,5 +58,8 @@ TABLE = (
 
 
 def of_suite(suite: str) -> tuple[Published, ...]:
-    """Returns the figures that belong to a suite; none for all but RULER-QA."""
-    return TABLE if suite == SUITE or FILES.fullmatch(suite) else ()
+    """Returns the figures that belong to a suite: RULER-QA, or a file or folder of FILES."""
+    path = Path(suite)
+    names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
+    of_theirs = bool(names) and all(map(FILES.fullmatch, names))
+    return TABLE if suite == SUITE or of_theirs else ()

@@ -38,6 +38,7 @@ from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import Documents
 
 REPORT = "report.json"
+FEW = 4  # lengths of which it is told what they lack
 HOPELESS = 256  # readings, all failed, after which an evaluation stops before its end
 
 
@@ -251,7 +252,9 @@ def _gaps(results: Sequence[Result]) -> str:
         for length, there in sorted(by_length.items())
         if there != sources
     ]
-    return f" Not every task has every length: {'; '.join(gaps)}." if gaps else ""
+    more = [f"and {len(gaps) - FEW} more lengths"] if len(gaps) > FEW else []
+    told = "; ".join([*gaps[:FEW], *more])
+    return f" Not every task has every length: {told}." if gaps else ""
 
 
 def _train_length(config: ConfigDict) -> int | None:

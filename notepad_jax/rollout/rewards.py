@@ -27,8 +27,9 @@ def by(metric: str) -> Score:
     """
     if not metric:
         return score
-    if metric != PUBLISHED:
-        metrics.score("", ("",), metric, "plain")
+    if metric not in (PUBLISHED, *metrics.METRICS):
+        known = ", ".join(metrics.METRICS)
+        raise ValueError(f"there is no metric {metric!r}; use one of {known}, or {PUBLISHED}")
 
     def judged(task: Task) -> Task:
         if metric == PUBLISHED:

@@ -5,7 +5,8 @@ chains of assignments, and count words. The difficulty parameters here are those
 published configuration; the sentences, the questions and the word lists are ours, so scores
 follow the same axes and are not the same numbers. For those, read the files that NVIDIA's own
 scripts write. Throughout, our documents differ from RULER's in this: no worked example comes
-before the question, the length is the document's alone, and facts stand anywhere, uniformly.
+before the question, the length is the document's alone, and facts stand anywhere, uniformly;
+docs/evaluation.md lists every difference.
 
 | task | haystack | hidden | asked for |
 |---|---|---|---|
@@ -18,7 +19,7 @@ before the question, the length is the document's alone, and facts stand anywher
 | niah_multivalue | prose | a name and 4 numbers, one a sentence | all 4 |
 | niah_multiquery | prose | 4 names with a number each | all 4 |
 | vt | noise | 1 chain of 5 registers, 4 hops | the registers that hold the value |
-| cwe | none | a list: 10 words 30 times each, the others 3 times | the 10 words |
+| cwe | none | a list: 10 words 30 times each, the others 3 (below 4,096 tokens 6 and 1) | the 10 |
 | fwe | none | coded words, the k-th most frequent in proportion to k**-2 | numbers 2 to 4 |
 
 Names are three words instead of RULER's two, so that 3.5M tokens of them repeat none. One

@@ -1,10 +1,14 @@
 """What the documentation lists is what there is."""
 
+import json
 import re
+import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from notepad_jax import cli, commands
 from notepad_jax.programs import configuration
 
 ROOT = Path(__file__).parents[2]
@@ -57,3 +61,35 @@ def test_links_between_pages_lead_somewhere(page):
             titles = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
             anchors = {re.sub(r"[^\w -]", "", t.lower()).replace(" ", "-") for t in titles}
             assert anchor in anchors, f"{page.name} links to {target}#{anchor}"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The fenced blocks of a page, also those within lists, in a language ("" for commands)."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    found = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(block) for said, block in found if said == language]
+
+
+def test_commands_of_the_evaluation_page_have_options_and_keys_that_there_are():
+    lines = "".join(blocks("evaluation.md", "")).replace("\\\n", " ").splitlines()
+    assert len(lines) >= 4
+    for line in lines:
+        program, *words = shlex.split(line)
+        assert program == "notepad-jax"
+        arguments, rest = commands.build_parser().parse_known_args(words)
+        overrides = [word for word in rest if word.startswith(configuration.FLAG)]
+        assert rest == overrides, line
+        name = cli.config_name(arguments, {})
+        configuration.load(name, [*cli.shorthand(arguments, name), *overrides])
+
+
+def test_the_published_questions_are_put_first(tmp_path, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.chdir(tmp_path)
+    rows = [{"extra_info": {"index": index, "question": "?"}} for index in (4, 1)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), "hotpotqa_dev.parquet")
+    Path("hotpot_dev_distractor_v1.json").write_text(json.dumps(list("abcdef")))
+    (block,) = blocks("evaluation.md", "python")
+    exec(compile(block, "evaluation.md", "exec"), {})
+    assert json.loads(Path("hotpot_dev_reordered.json").read_text()) == list("ebacdf")

@@ -124,49 +124,6 @@ def test_who_knows_everything_scores_100_and_who_says_nothing_0(tmp_path, suite)
     )
 
 
-class Told(SilentScreen):
-    """Keeps what nobody may miss."""
-
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, text):
-        self.warnings.append(text)
-
-
-def test_a_task_that_does_not_fit_a_length_does_not_stop_the_others(tmp_path):
-    words = ("--config.evaluate.tasks=cwe,vt", "--config.evaluate.lengths=260,1k")
-    config, screen = config_of(*words), Told()
-    done = evaluate.run(config, subject(silence), tmp_path / "run", screen)
-    assert [(s.source, s.length) for s in done.by_task] == [
-        ("ruler/cwe", 1024), ("ruler/vt", 260), ("ruler/vt", 1024)
-    ]  # fmt: skip
-    (told,) = screen.warnings
-    assert told.startswith("left out: ruler/cwe cannot be 260 tokens long: 10 words 6 times each")
-    summary = json.loads((tmp_path / "run" / evaluate.REPORT).read_text())["summary"]
-    assert summary.endswith("Not every task has every length: 260 is without ruler/cwe.")
-
-
-def test_answers_end_at_rulers_limits_where_that_is_wanted():
-    def limits(*words):
-        tasks = "--config.evaluate.tasks=vt,cwe,qa_2,niah_single_1"
-        config = config_of(tasks, "--config.evaluate.samples=1", *words)
-        count = subjects.counter(ApproximateTokenizer())
-        (job,) = reading_list.jobs(
-            config, reading_list.tasks_of(config, [1024], count, SilentScreen())
-        )
-        return {item.task.source.partition("/")[2]: item.max_answer for item in job.items}
-
-    assert set(limits().values()) == {None}
-    wanted = limits("--config.evaluate.ruler_limits=True")
-    assert (wanted["vt"], wanted["cwe"], wanted["qa_2"], wanted["niah_single_1"]) == (
-        30,
-        120,
-        32,
-        128,
-    )
-
-
 def test_a_fair_coin_gets_its_interval(tmp_path):
     config = config_of(
         "--config.evaluate.tasks=vt", "--config.evaluate.lengths=1k",

@@ -175,6 +175,13 @@ def test_figures_belong_to_the_suite_and_the_files_they_were_measured_on(suite, 
     assert bool(published.of_suite(suite)) == belong
 
 
+def test_figures_belong_to_a_folder_of_those_files_and_nothing_else(tmp_path):
+    assert published.of_suite(str(tmp_path)) == ()
+    for name, belong in (("eval_50.json", True), ("eval_6400.json", True), ("mine.jsonl", False)):
+        (tmp_path / name).touch()
+        assert bool(published.of_suite(str(tmp_path))) == belong
+
+
 def test_a_stand_in_for_the_training_length_is_named(tmp_path):
     text = written(tmp_path, train_length=40000)
     assert "the longest length below it (32K) stands in" in text

@@ -56,7 +56,7 @@ def test_a_run_may_reward_all_tasks_by_one_metric():
     reading = Reading("t", 0, (), r"it is \boxed{ann}", Status.ANSWERED)
     assert rewards.by("")(reading, task).reward == 0.0  # its own: no <answer>
     assert rewards.by("boxed")(reading, task).reward == 1.0
-    with pytest.raises(ValueError, match="no metric 'blue'; use one of em"):
+    with pytest.raises(ValueError, match="no metric 'blue'; use one of em, .*, or published$"):
         rewards.by("blue")
 
 
