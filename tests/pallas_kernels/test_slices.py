@@ -35,3 +35,14 @@ def test_every_chip_has_its_figures() -> None:
     assert set(estimate.CHIPS) == set(aot.SLICES) == set(aot.TOPOLOGIES)
     v5p = estimate.CHIPS["v5p"]
     assert (v5p.cores * v5p.peak_flops, v5p.cores * v5p.hbm_bytes) == (459e12, 2765e9)
+
+
+@pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler())
+@pytest.mark.parametrize(
+    "name, devices",
+    [("v5e:8x8", 4), ("v6e:2x4", 8), ("v5e:1x1", 1), ("v5p:4x4x4", 4), ("tpu7x:2x2x2", 8)],
+)
+def test_a_host_is_a_slice_of_its_own_that_counts_from_0(name: str, devices: int) -> None:
+    own = aot.host_of(name)
+    assert sorted(device.id for device in own) == list(range(devices))
+    assert {device.process_index for device in own} == {0}

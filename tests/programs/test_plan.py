@@ -315,6 +315,16 @@ def test_what_could_not_be_compiled_is_named_and_nothing_is_promised(small, caps
     assert "does not fit v5p:2x2x1: 12.0 of 10.5 GB" in capsys.readouterr().err
 
 
+def test_a_program_that_the_compiler_cannot_make_is_told_in_its_words():
+    class Failing:
+        def compile(self):
+            raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure\n  device_id 4 of 4")
+
+    one = facts.read(Failing(), 4, estimate.CHIPS["v6e"])
+    assert one.failed == "the compiler gave up: INTERNAL: RET_CHECK failure device_id 4 of 4"
+    assert (one.refused, one.beside) == ("", 0)
+
+
 @pytest.mark.parametrize(
     "died, says",
     [
