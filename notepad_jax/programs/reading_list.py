@@ -83,8 +83,6 @@ def lengths_of(config: ConfigDict) -> list[int]:
 def samples_of(config: ConfigDict) -> int:
     """Returns how many questions are made of each task and length; of a file: taken, 0 is all."""
     e = config.evaluate
-    if e.samples < 0:
-        raise ValueError(f"evaluate.samples is {e.samples}; ask for 1 or more, or for 0: the usual")
     return e.samples or (0 if is_file(e.suite) else e.usual_samples)
 
 

@@ -200,7 +200,7 @@ def test_readers_of_two_kinds_are_not_mixed_in_one_run(tmp_path):
         (("--config.evaluate.lengths=", "--config.evaluate.usual_lengths="), "lengths is empty"),
         (("--config.evaluate.suite=synthetic",), "in the starter's language"),
         (("--config.evaluate.tasks=vt", "--config.reading.max_question=3"), "vt.* limit is 3"),
-        (("--config.evaluate.samples=-1",), "samples is -1; ask for 1 or more, or for 0: the usual"),
+        (("--config.evaluate.samples=-1",), "evaluate.samples is -1; it must be at least 0"),
         (("--config.evaluate.train_length=long",), "'long' is no length"),
         (("--config.evaluate.temperature=0",), "2 repeats at temperature 0 would"),
         (("--config.evaluate.suite=ruler-qa", "--config.evaluate.tasks=squad"), "with --squad"),

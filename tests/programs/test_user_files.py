@@ -1,16 +1,24 @@
 """Files that users have, from the command to the report: all rows, and the published scores."""
 
 import contextlib
+import dataclasses
 import json
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+import tiny
+import tiny_bpe
 
 from notepad_jax import cli
+from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.programs import configuration, evaluate, subjects
 from notepad_jax.reading.endpoint import bare_turn
+from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.text.approximate import ApproximateTokenizer
 from notepad_jax.text.prompts import Template
+from notepad_jax.text.tokenizer import open_tokenizer
 from notepad_jax.types import Completion, Finish, tokens
 
 QUESTIONS = 20
@@ -122,6 +130,53 @@ def test_a_published_file_is_built_into_one_of_ours(tmp_path, capsys):
         assert [(s.length, s.n, s.accuracy.mean) for s in made.by_length] == [(7168, 3, 1.0)]
     assert cli.main(["build", str(tmp_path / "no.json"), "--out", str(tmp_path / "x")]) == 1
     assert "there is no suite" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- training
+
+
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SMALL = (
+    "dtype=float32", "steps=1", "rollout.documents=2", "rollout.group_size=2",
+    "rollout.max_rounds=1", "reading.max_memory=16", "reading.max_answer=8",
+    "grpo.minibatches=1", "grpo.micro_batch_rows=1", "grpo.row_length=768", "grpo.kl_weight=0.0",
+    "grpo.remat=False", "reading.chunk_size=128", "parallel.devices=1", "engine.tensor=1",
+    "engine.slots=4", "engine.page_size=32", "engine.pages=128", "engine.row_tokens=768",
+    "engine.steps_per_launch=4", "engine.cache_dtype=float32", "checkpoint.rollout_dtype=float32",
+)  # fmt: skip
+
+
+def chat_model(folder):
+    words_only = tiny_bpe.folder(folder / "tokenizer", chat_template=CHAT)
+    vocabulary = open_tokenizer(words_only).vocab_size
+    model = dataclasses.replace(tiny.CONFIG, vocab_size=vocabulary, valid_vocab=vocabulary)
+    beside = {path.name: path.read_bytes() for path in words_only.iterdir()}
+    return huggingface.export_params(model, tiny.params(0, model), folder / "policy", beside)
+
+
+@pytest.mark.slow
+def test_the_published_recipe_trains_on_a_published_file_and_on_rows_by_hand(tmp_path, monkeypatch):
+    """At toy size: a random chat model, whose answers earn nothing; all of the path is real."""
+    rows = [
+        {"data_source": "hotpotqa", "prompt": [{"role": "user", "content": f"Who is {k}?"}],
+         "context": "Document 1:\nNobody knows. " * 20, "ability": "memory",
+         "reward_model": {"style": "rule", "ground_truth": ["x"]},
+         "extra_info": {"index": 0, "question": f"Who is {k}?", "num_docs": 200}}
+        for k in range(8)
+    ]  # fmt: skip
+    published = tmp_path / "hotpotqa_train.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), published)
+    policy = chat_model(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for name, path in (("a", published), ("b", by_hand(tmp_path / "mine.jsonl"))):
+        said = [f"policy={policy}", f"tasks.files={path}", *SMALL]
+        words = ["train", "--config", "memagent", "--name", name]
+        assert cli.main([*words, *(f"--config.{word}" for word in said)]) == 0
+        (step,) = read_metrics(tmp_path / "runs" / name)
+        assert step["groups/sampled"] >= 2 and step["data/draws"] >= 2
 
 
 # ---------------------------------------------------------------- NVIDIA's scores
