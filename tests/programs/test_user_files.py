@@ -128,8 +128,9 @@ def test_a_published_file_is_built_into_one_of_ours(tmp_path, capsys):
         assert json.loads(capsys.readouterr().out)["tasks"] == 3
         made, _ = run(out, tmp_path / f"run-{form}", lambda asked: "rome")
         assert [(s.length, s.n, s.accuracy.mean) for s in made.by_length] == [(7168, 3, 1.0)]
-    assert cli.main(["build", str(tmp_path / "no.json"), "--out", str(tmp_path / "x")]) == 1
-    assert "there is no suite" in capsys.readouterr().err
+    for missing, message in (("no.json", "no.json is missing"), ("rulr", "there is no suite 'rul")):
+        assert cli.main(["build", missing, "--out", str(tmp_path / "x")]) == 1
+        assert message in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- training

@@ -104,8 +104,10 @@ def test_rows_by_hand_need_a_question_answers_and_a_text(tmp_path):
         {"context": TEXT, "answers": "x", "question": "q?"},
         {"question": "q?", "answer": "x", "document": TEXT, "id": "own", "metric": "em"},
     ]
-    (tmp_path / "mine.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
-    (tmp_path / "mine.json").write_text(json.dumps(rows, indent=1))
+    # An editor of Windows puts a mark first and ends lines in two characters.
+    lines = "\r\n\r\n".join(map(json.dumps, rows))
+    (tmp_path / "mine.jsonl").write_text(lines, encoding="utf-8-sig", newline="")
+    (tmp_path / "mine.json").write_text(json.dumps(rows, indent=1), encoding="utf-8-sig")
     for name, numbers in (("mine.jsonl", (1, 3)), ("mine.json", (1, 2))):
         one, two, three = (task for task, _ in read(tmp_path / name))
         assert [one.id, two.id, three.id] == [*(f"{name}:{n}" for n in numbers), "own"]
