@@ -20,7 +20,6 @@ from notepad_jax.data.rows import Row
 
 _FIRST = 1 << 14  # bytes that are looked at first; then twice as many, so parsing stays linear
 _SPACE = b" \t\r\n"
-_MARK = b"\xef\xbb\xbf"  # of UTF-8, that some editors put first
 
 
 def scan(path: str | Path, on_block: sources.OnBlock | None = None) -> Iterator[Row]:
@@ -58,7 +57,7 @@ def values(path: str | Path) -> Iterator[tuple[int, Any]]:
 
 def _numbers(window: Window, path: str | Path) -> Iterator[int]:
     """Yields the number of each element that begins where the window stands."""
-    _skip(window, _MARK + _SPACE)
+    _skip(window, codecs.BOM_UTF8 + _SPACE)
     if _next(window) != b"[":
         raise ValueError(f"{path} does not begin with '['; a .json data set is one array of rows")
     window.take(window.next + 1)

@@ -9,6 +9,7 @@ rows and long_strings.
 
 from __future__ import annotations
 
+import codecs
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -42,6 +43,8 @@ def scan(path: str | Path, on_block: sources.OnBlock | None = None) -> Iterator[
         head, ends = window.until_document(where)
         if head is None:
             return
+        if number == 1:
+            head = head.removeprefix(codecs.BOM_UTF8)  # that some editors put first
         if ends and not head.strip():
             continue
         if ends:

@@ -4,7 +4,8 @@
 when it is asked for: the row group that holds it, if that is small enough to be decoded for one
 text. What pandas writes is one row group of everything, gigabytes that cannot be entered in the
 middle; such texts are unpacked once into a temporary file, from front to back, and read from there.
-Nothing larger than a row group of `LARGEST_GROUP` is ever in memory, from a disk or a bucket.
+Nothing larger than a row group of `LARGEST_GROUP`, or two pages, is ever in memory, from a disk or
+a bucket (pandas writes pages of 1,024 rows: some 100 MB of documents of 28K tokens).
 Above: tables and formats; below: rows and sources.
 """
 

@@ -95,6 +95,8 @@ RANGES: dict[str, Range] = {
     "checkpoint.every": whole(1),
     "checkpoint.keep": whole(1),
     "endpoint.timeout": POSITIVE,
+    "evaluate.samples": whole(0),
+    "evaluate.usual_samples": whole(1),
     "evaluate.repeats": whole(1),
     "evaluate.chunk_size": whole(1),
     "evaluate.context": whole(1),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from notepad_jax.data import formats
 from notepad_jax.data.sources import is_remote
 from notepad_jax.eval import methods
 from notepad_jax.eval.lengths import format_length, parse_length
@@ -83,8 +84,6 @@ def lengths_of(config: ConfigDict) -> list[int]:
 def samples_of(config: ConfigDict) -> int:
     """Returns how many questions are made of each task and length; of a file: taken, 0 is all."""
     e = config.evaluate
-    if e.samples < 0:
-        raise ValueError(f"evaluate.samples is {e.samples}; ask for 1 or more, or for 0: the usual")
     return e.samples or (0 if is_file(e.suite) else e.usual_samples)
 
 
@@ -94,13 +93,13 @@ def is_file(suite: str) -> bool:
 
 
 def existing(suite: str) -> str:
-    """Returns the path of a suite that is a file; ValueError if it is neither there nor remote."""
-    if not Path(suite).exists() and not is_remote(suite):
-        known = ", ".join((SYNTHETIC, *suites.SUITES))
-        raise ValueError(
-            f"there is no suite {suite!r}; use one of {known}, or the path of a task file"
-        )
-    return suite
+    """Returns the path of a suite that is a file or folder; ValueError if there is none."""
+    if is_remote(suite) or Path(suite).exists():
+        return suite
+    if Path(suite).suffix.lstrip(".").lower() in formats.FORMS:
+        raise ValueError(f"{suite} is missing")
+    known = ", ".join((SYNTHETIC, *suites.SUITES))
+    raise ValueError(f"there is no suite {suite!r}; use one of {known}, or the path of a task file")
 
 
 def tasks_of(

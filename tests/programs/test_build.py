@@ -193,7 +193,7 @@ def test_golongrl_rows_are_converted(tmp_path, capsys):
         (("--tasks", "vtt"), "suite ruler has no task 'vtt'"),
         (("--tasks", "cwe,vt", "--lengths", "20"), "ruler/vt cannot be 20 tokens long"),
         (("--lengths", "many"), "'many' is no length"),
-        (("--samples=-1",), "evaluate.samples is -1; ask for 1 or more"),
+        (("--samples=-1",), "evaluate.samples is -1; it must be at least 0"),
         (("--form", "csv"), "there is no form 'csv'; use jsonl or array_record"),
         (("--tokenizer", "/nowhere"), "/nowhere has neither a tokenizer.json"),
         (("--text", "/nowhere"), "/nowhere"),
