@@ -45,6 +45,7 @@ def test_what_several_hosts_cannot_do_is_one_line(world, script, settings, words
 def test_a_run_of_two_hosts_from_nothing_to_done(world, hosts):
     done = world.call("run.sh", **TWO, FLAGS="--config.steps=20")
     assert done.returncode == 0, done.stderr
+    until(lambda: len(trained(world)) == 2)  # the stand-ins do not wait for one another
     assert trained(world) == [f"{WORDS} --config.steps=20"] * 2
     assert "host 1: first started" in done.stdout and world.state() == "done"
     # Its checkpoints are where training put them, whatever was copied beside them.
@@ -81,6 +82,7 @@ def test_two_hosts_that_are_lost_go_on_from_the_bucket_with_their_turns(world, h
     world.queued("SUSPENDED")
     done = world.call("run.sh", **TWO)
     assert done.returncode == 0, done.stderr
+    until(lambda: len(trained(world)) == 4)  # the stand-ins do not wait for one another
     assert sorted(trained(world)) == [WORDS] * 3 + [f"{WORDS} --resume"]
     assert world.state() == "done" and steps(world)[1] == [1, 2, 3, 4]
     assert (world.folder / "turns").read_text() == "turns of 1\n"

@@ -2,8 +2,10 @@
 
 Either of the two has two engines side by side; the one process has one.
 
-The processes are programs of their own, found by --hosts, on one machine; a kill of one ends
-the run (whoever launched it ends the others), and the same command goes on.
+The processes are programs of their own, found by --hosts, each in a folder of its own, as hosts
+have disks of their own: what they share is a bucket (tests/checkpoint/fake_bucket.py), where the
+checkpoints lie and through which the weights go. A kill of one ends the run (whoever launched it
+ends the others), and the same command goes on.
 """
 
 import contextlib
@@ -19,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from notepad_jax import cli
+from tests.checkpoint.fake_bucket import cloud
 
 ROOT = Path(__file__).parents[2]
 MOST_SECONDS = 240  # of a process, on a machine that does other things, too
@@ -31,14 +34,16 @@ SMALL = (
 )  # fmt: skip
 
 
-def started(work: Path, devices: int, *words: str) -> subprocess.Popen:
+def started(work: Path, devices: int, *words: str, **more: str) -> subprocess.Popen:
     flags = os.environ.get("XLA_FLAGS", "")
     env = os.environ | {
         "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
-        "NOTEPAD_JAX_CACHE": str(work / "cache"),  # what goes on compiles nothing
+        "NOTEPAD_JAX_CACHE": str(work.parent / "cache"),  # what goes on compiles nothing
         "PYTHONPATH": str(ROOT),
+        **more,
     }
+    work.mkdir(exist_ok=True)
     env.pop("JAX_COMPILATION_CACHE_DIR", None)
     command = [sys.executable, "-m", "notepad_jax.cli", "train", "--json", *words]
     return subprocess.Popen(
@@ -47,12 +52,16 @@ def started(work: Path, devices: int, *words: str) -> subprocess.Popen:
 
 
 @contextlib.contextmanager
-def two(work: Path, *words: str):
+def two(work: Path, *words: str, of_first: tuple[str, ...] = (), **more: str):
     """Two processes of one run; whatever happens, none is left."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    pair = [started(work, 4, "--hosts", f"localhost:{port},2,{i}", *words) for i in range(2)]
+        where = f"localhost:{free.getsockname()[1]}"
+    pair = [
+        started(work / f"host-{i}", 4, "--hosts", f"{where},2,{i}", "--name", "two", *words,
+                *(() if i else of_first), **more)
+        for i in range(2)
+    ]  # fmt: skip
     try:
         yield pair
     finally:
@@ -73,18 +82,30 @@ def metrics(work: Path, name: str) -> list[dict]:
 
 @pytest.mark.slow
 def test_two_processes_are_one_also_after_one_was_killed(tmp_path):
-    assert ended(started(tmp_path, 8, "--name", "one", *SMALL))[0] == 0
-    with two(tmp_path, "--name", "two", "--config.engine.replicas=2", *SMALL) as pair:
-        until = time.monotonic() + MOST_SECONDS
-        while not (tmp_path / "runs" / "two" / "checkpoints" / "1").is_dir():
-            assert all(process.poll() is None for process in pair) and time.monotonic() < until
-            time.sleep(0.05)
-        pair[1].send_signal(signal.SIGKILL)
-        pair[1].wait()
-    assert len(metrics(tmp_path, "two")) < 3
-    with two(tmp_path, "--name", "two", "--resume") as pair:
-        assert [ended(process) for process in pair] == [(0, ""), (0, "")]
-    one, many = metrics(tmp_path, "one"), metrics(tmp_path, "two")
+    assert ended(started(tmp_path / "alone", 8, "--name", "one", *SMALL))[0] == 0
+    shared = (
+        "--config.checkpoint.folder=gs://bucket/runs", "--config.checkpoint.handoff=storage",
+        "--config.engine.replicas=2",
+    )  # fmt: skip
+    with cloud() as there:
+        with two(tmp_path, *SMALL, *shared, **there.environment) as pair:
+            until = time.monotonic() + MOST_SECONDS
+            while "runs/two/checkpoints/1/manifest.json" not in there.objects:
+                assert all(process.poll() is None for process in pair) and time.monotonic() < until
+                time.sleep(0.05)
+            pair[1].send_signal(signal.SIGKILL)
+            pair[1].wait()
+        assert len(metrics(tmp_path / "host-0", "two")) < 3
+        # The first has the run's folder, and knows that and how it goes on.
+        with two(tmp_path, of_first=("--resume",), **there.environment) as pair:
+            for code, said in map(ended, pair):
+                assert code == 0 and "notepad-jax" not in said, said
+        steps = {name.split("/")[3] for name in there.objects}
+        written = {name for name in there.objects if "/ocdbt.process_1/" in name}
+    assert steps == {"2", "3"} and written  # each writes its part
+    assert not (tmp_path / "host-0" / "runs" / "two" / "checkpoints").exists()
+    assert not (tmp_path / "host-1" / "runs" / "two").exists()
+    one, many = metrics(tmp_path / "alone", "one"), metrics(tmp_path / "host-0", "two")
     assert len(one) == len(many) == 3 and any(line["groups/kept"] for line in one)
     for a, b in zip(one, many, strict=True):
         assert a.keys() == b.keys()
@@ -95,12 +116,13 @@ def test_two_processes_are_one_also_after_one_was_killed(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_refused_is_refused_by_all(tmp_path):
-    wrong = [word.replace("=memory", "=storage") for word in SMALL]
-    with two(tmp_path, "--name", "two", *wrong) as pair:
+def test_a_folder_that_not_all_see_is_refused_by_all(tmp_path):
+    """Before anything is loaded, and nothing is left of the start."""
+    with two(tmp_path, *SMALL) as pair:
         for code, said in map(ended, pair):
-            assert code == 1 and said.count("\n") == 1 and "use 'memory'" in said
-    assert not (tmp_path / "runs").exists()
+            assert code == 1 and said.count("\n") == 1, said
+            assert "not one place for all processes" in said and "checkpoint.folder" in said
+    assert not (tmp_path / "host-0" / "runs" / "two").exists()
 
 
 @pytest.mark.parametrize("where", ["nowhere", "host:1,2", "host:1,2,2", "host,2,0"])
