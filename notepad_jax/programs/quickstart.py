@@ -97,7 +97,7 @@ def _run(
     e = config.evaluate
     if not resume:  # then training says it, once nothing has refused the settings
         write_json(folder / CONFIG, configuration.plain(config))
-    screen.say("1/4  the starter, before reinforcement learning")
+    screen.phase("1/4  the starter, before reinforcement learning")
     before, _ = timed(
         "measure before",
         lambda: measured(
@@ -106,10 +106,10 @@ def _run(
     )
     screen.say(evaluate.table(summary.by_length(before)))
 
-    screen.say(f"2/4  GRPO on documents of {config.data.tokens:,} tokens")
+    screen.phase(f"2/4  GRPO on documents of {config.data.tokens:,} tokens")
     checkpoints = timed("train", lambda: train.train(config, folder, screen, resume, step))
 
-    screen.say("3/4  the trained policy")
+    screen.phase("3/4  the trained policy")
     trained = dataclasses.replace(policy, params=_last_params(checkpoints, policy))
     after, read = timed(
         "measure after",
@@ -118,7 +118,7 @@ def _run(
         ),
     )
 
-    screen.say("4/4  export and report")
+    screen.phase("4/4  export and report")
     huggingface.export_params(
         policy.config, trained.params, folder / "hf", huggingface.companions(policy.folder),
         json.loads((policy.folder / huggingface.CONFIG).read_text(encoding="utf-8")),
