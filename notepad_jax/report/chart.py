@@ -209,12 +209,12 @@ def shares(highest: float = 1.0) -> Axis:
     return Axis(0.0, highest, [(0.0, "0"), (0.5, "50%"), (1.0, "100%")])
 
 
-def linear(values: Sequence[float], whole: bool = False) -> Axis:
-    """An axis that holds 0 and all values, with round numbers; `whole` ones have no fractions."""
+def linear(values: Sequence[float]) -> Axis:
+    """An axis that holds 0 and all values, and ends at round numbers."""
     low, high = min([0.0, *values]), max([0.0, *values])
     if low == high:
         high = 1.0
-    step = _round_step((high - low) / 4, whole)
+    step = _round_step((high - low) / 4)
     ticks = [k * step for k in range(math.floor(low / step), math.ceil(high / step) + 1)]
     return Axis(min(low, ticks[0]), ticks[-1], [(at, f"{at:,.6g}") for at in ticks])
 
@@ -237,7 +237,7 @@ def powers(values: Sequence[float]) -> Axis:
     return Axis(10.0**low, 10.0**high, ticks, log=True)
 
 
-def _round_step(least: float, whole: bool) -> float:
+def _round_step(least: float, whole: bool = False) -> float:
     """Returns 1, 2 or 5 times a power of ten that is at least `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     step = next(n * power for n in (1, 2, 5, 10) if n * power >= least * (1 - 1e-9))

@@ -50,8 +50,10 @@ function follow(figure) {
     const box = svg.getBoundingClientRect(), scale = box.width / svg.viewBox.baseVal.width;
     const right = x * scale + 14, left = x * scale - 14 - tip.offsetWidth;
     const fits = right + tip.offsetWidth <= figure.clientWidth;
-    tip.style.left = Math.max(0, fits ? right : left) + "px";
-    tip.style.top = svg.viewBox.baseVal.height * scale * 0.15 + "px";
+    // Beside the stop where there is room, else below the picture: it must not hide what it tells.
+    const below = !fits && left < 0;
+    tip.style.left = (below ? 0 : fits ? right : left) + "px";
+    tip.style.top = box.height * (below ? 1 : 0.15) + "px";
   }
 
   function near(event) {
