@@ -184,20 +184,20 @@ class _LineBar:
         self._screen, self._label, self._total, self._unit = screen, label, total, unit
         self._done, self._shown = 0, ""
         self._began = self._last = screen.clock()
-        self._printed = -1
+        self._printed: tuple[int, str] | None = None
 
     def advance(self, amount: int = 1, **shown: Value) -> None:
         self._done += amount
         self._shown = _shown(shown) or self._shown
-        if self._done == self._total or self._screen.clock() - self._last >= self._screen.every:
+        if self._screen.clock() - self._last >= self._screen.every:
             self._print()
 
     def finish(self) -> None:
-        if self._printed != self._done:
+        if self._printed != (self._done, self._shown):
             self._print()
 
     def _print(self) -> None:
-        self._last, self._printed = self._screen.clock(), self._done
+        self._last, self._printed = self._screen.clock(), (self._done, self._shown)
         total = "" if self._total is None else f"/{self._total:,}"
         unit = f" {self._unit}" if self._unit else ""
         seconds = f"{self._last - self._began:.1f} s"

@@ -87,6 +87,16 @@ def test_a_file_gets_one_line_every_few_seconds():
     ]
 
 
+def test_the_end_is_told_once_with_what_came_last():
+    stream = io.StringIO()
+    bar = progress.LineScreen(stream, clock=Clock()).bar("reading 8K", 3, "turns")
+    bar.advance(3, right="1/2")
+    bar.advance(0, right="2/3")
+    bar.finish()
+    bar.finish()
+    assert stream.getvalue() == "reading 8K: 3/3 turns  0.0 s  right 2/3\n"
+
+
 def test_an_activity_that_ends_early_says_where():
     stream = io.StringIO()
     bar = progress.LineScreen(stream, clock=Clock()).bar("chunks", None)
