@@ -48,7 +48,7 @@ class Sheet:
 
 
 WIDE = Sheet(752, 420, 44, 40, 360, 13, 11, 12)
-PHONE = Sheet(342, 300, 36, 34, 246, 11, 9, 5)
+PHONE = Sheet(342, 300, 40, 34, 246, 11, 9, 5)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from notepad_jax.report.chart import OTHER, OURS, Axis, Chart, Line, Words
 from notepad_jax.report.labels import LETTER
 
 WIDTH, HEIGHT = 280.0, 190.0  # of one chart, pixels; the next are its axes' place in it
-LEFT, RIGHT, TOP, BOTTOM = 44.0, 268.0, 46.0, 164.0
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 268.0, 46.0, 164.0
 TONES = (OURS, OTHER, *chart.MORE)
 MOST = 300  # points of a line; of more steps, each point stands for several
 
