@@ -19,6 +19,7 @@ from notepad_jax.report.labels import LETTER
 
 WIDTH, HEIGHT = 280.0, 190.0  # of one chart, pixels; the next are its axes' place in it
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 268.0, 46.0, 164.0
+LETTERS, ROW = 11.0, 14.0  # size of the names of lines, and from one row of them to the next
 TONES = (OURS, OTHER, *chart.MORE)
 MOST = 300  # points of a line; of more steps, each point stands for several
 
@@ -62,6 +63,8 @@ def _chart(panel: Panel, metrics: Sequence[Mapping[str, float]]) -> Chart:
              for (label, points), tone in zip(found.items(), TONES, strict=False)]  # fmt: skip
     x = [x for line in lines for x in line.x] or [0.0]
     y = [y for line in lines for y in (*line.low, *line.high)]
+    words, rows = _legend(lines)
+    top = TOP + ROW * max(0, rows - 1)
     return Chart(
         title=panel.title,
         description=f"{panel.title} by step: {', '.join(found)}",
@@ -70,11 +73,11 @@ def _chart(panel: Panel, metrics: Sequence[Mapping[str, float]]) -> Chart:
         left=LEFT,
         bottom=BOTTOM,
         axes_width=RIGHT - LEFT,
-        axes_height=BOTTOM - TOP,
+        axes_height=BOTTOM - top,
         across=chart.steps(min(x), max(x)),
         upwards=_upwards(panel.scale, y),
         lines=lines,
-        words=_legend(lines),
+        words=[dataclasses.replace(w, middle=BOTTOM - top + w.middle) for w in words],
         heading="step {:,.0f}".format,
     )
 
@@ -125,10 +128,20 @@ def _upwards(scale: str, values: Sequence[float]) -> Axis:
     return chart.linear(values)
 
 
-def _legend(lines: Sequence[Line]) -> list[Words]:
-    """Names of lines above the axes, where there is more than one."""
-    words, x = [], 0.0
+def _legend(lines: Sequence[Line]) -> tuple[list[Words], int]:
+    """Names of lines above the axes, where there is more than one; and how many rows they take."""
+    rows: list[list[Words]] = [[]]
+    x = 0.0
     for line in lines if len(lines) > 1 else ():
-        words.append(Words((line.label,), x, BOTTOM - TOP + 12, 11, line.tone))
-        x += LETTER * 11 * len(line.label) + 14
-    return words
+        wide = LETTER * LETTERS * len(line.label)
+        if rows[-1] and x + wide > RIGHT - LEFT:
+            rows.append([])
+            x = 0.0
+        rows[-1].append(Words((line.label,), x, 0.0, LETTERS, line.tone))
+        x += wide + 14
+    placed = [
+        dataclasses.replace(words, middle=12 + ROW * above)
+        for above, row in enumerate(reversed(rows))
+        for words in row
+    ]
+    return placed, len(rows)

@@ -55,6 +55,18 @@ def test_a_long_run_is_drawn_in_few_points_that_hide_nothing():
     assert drawn.band(line) and line.told[0].endswith("(0 to 1)")
 
 
+def test_names_of_many_lines_stay_on_the_chart_and_off_its_title():
+    names = {f"validation/{k}": f"{k}M tokens" for k in range(8)}
+    panel = training_plot.Panel("Held-out tasks", names, "share")
+    (drawn,) = training_plot.charts([{"step": 0} | dict.fromkeys(names, 0.5)], [panel])
+    places = [place for words in drawn.words for place in drawn.lines_of(words)]
+    assert [words for words, _, _ in places if "7" in words] == ["7M tokens"] and len(places) == 8
+    for words, x, y in places:
+        assert x + 0.62 * 11 * len(words) <= drawn.width
+        assert 15 < y - 0.8 * 11 and y < drawn.bottom - drawn.axes_height
+    assert len({words.tone for words in drawn.words}) == 8
+
+
 def test_what_is_no_number_is_left_out():
     metrics = [{"step": k, "loss": value} for k, value in enumerate([1.0, float("nan"), 2.0])]
     assert small(metrics).lines[0].x == [0, 2]
