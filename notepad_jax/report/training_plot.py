@@ -22,6 +22,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52.0, 268.0, 46.0, 164.0
 LETTERS, ROW = 11.0, 14.0  # size of the names of lines, and from one row of them to the next
 TONES = (OURS, OTHER, *chart.MORE)
 MOST = 300  # points of a line; of more steps, each point stands for several
+FEW = 20  # points that are few enough for a mark at each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _line(label: str, tone: str, points: Sequence[tuple[float, float]], scale: s
         low=[low for low, _ in spans],
         high=[high for _, high in spans],
         told=told,
-        mark="circle" if len(points) == 1 else "",
+        mark="circle" if len(points) <= FEW else "",
     )
 
 
