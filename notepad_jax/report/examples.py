@@ -23,6 +23,9 @@ from notepad_jax.types import Finish
 FIRST_CHANGES, LAST_CHANGES = 8, 4  # memory changes of an example that are kept
 MOST = 40  # questions on a page
 
+# How many read it, its length (the most and the longest come first), its task, who did how well.
+Kind = tuple[int, int, str, tuple[tuple[str, str], ...]]
+
 RIGHT, PARTLY, WRONG, NO_ANSWER = "right", "partly right", "wrong", "no answer"
 
 
@@ -102,22 +105,34 @@ def spread(
 ) -> list[list[tuple[str, Result]]]:
     """Returns at most `most` questions, each as [(who, reading)] with everybody who read it.
 
-    Of repeated readings the first. Questions are taken in turn from all kinds, which differ in
-    length, task or outcomes; those read by most and the longest come first. The choice depends
-    on what was read alone.
+    Of repeated readings the first. Each question is of the length, task and outcomes that were
+    taken least so far; of those that are alike, the longest read by most come first. The choice
+    depends on what was read alone.
     """
     asked: dict[Hashable, dict[str, Result]] = collections.defaultdict(dict)
     for who, results in readings.items():
         for result in results:
             asked[result.length, result.task_id].setdefault(who, result)
-    kinds: dict[Hashable, list[dict[str, Result]]] = collections.defaultdict(list)
+    kinds: dict[Kind, list[dict[str, Result]]] = collections.defaultdict(list)
     for sides in asked.values():
-        any_of = next(iter(sides.values()))
-        told = tuple((who, outcome(result)) for who, result in sides.items())
-        kinds[-len(sides), -any_of.length, any_of.source, told].append(sides)
-    in_turn = itertools.zip_longest(*(kinds[kind] for kind in sorted(kinds)))
-    chosen = [sides for turn in in_turn for sides in turn if sides is not None]
-    return [list(sides.items()) for sides in chosen[:most]]
+        kinds[_kind(sides)].append(sides)
+    left = {kind: iter(kinds[kind]) for kind in sorted(kinds)}
+    taken: collections.Counter[Hashable] = collections.Counter()
+    chosen: list[list[tuple[str, Result]]] = []
+    while left and len(chosen) < most:
+        kind = min(left, key=lambda kind: (taken[kind], sum(taken[part] for part in kind)))
+        if (sides := next(left[kind], None)) is None:
+            del left[kind]
+            continue
+        chosen.append(list(sides.items()))
+        taken.update([kind, *kind])
+    return chosen
+
+
+def _kind(sides: Mapping[str, Result]) -> Kind:
+    any_of = next(iter(sides.values()))
+    outcomes = tuple((who, outcome(result)) for who, result in sides.items())
+    return (-len(sides), -any_of.length, any_of.source, outcomes)
 
 
 def questions(examples: Sequence[Example]) -> list[Question]:

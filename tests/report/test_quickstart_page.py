@@ -1,5 +1,6 @@
 """The report is one file that needs nothing else, and its pictures are pictures."""
 
+import collections
 import re
 import xml.etree.ElementTree
 
@@ -142,6 +143,22 @@ def test_the_chosen_questions_are_of_every_kind_and_paired():
     assert len({sides[0][1].key for sides in chosen}) == 12
     again = examples.spread({"before": before, "after": after}, most=12)
     assert again == chosen
+
+
+def test_few_questions_of_very_many_kinds_are_of_all_lengths_and_tasks():
+    lengths, tasks = [2**k for k in range(9, 15)], [f"task {k}" for k in range(13)]
+    results = [
+        reading(("4711", "no")[n % 2], length=length, source=task, task_id=f"{length}-{task}-{n}")
+        for length in lengths for task in tasks for n in range(3)
+    ]  # fmt: skip
+    (chosen,) = zip(*examples.spread({"notepad": results}, most=26), strict=True)
+    found = [result for _, result in chosen]
+    for part in ("length", "source"):
+        counts = collections.Counter(getattr(result, part) for result in found).values()
+        assert max(counts) - min(counts) <= 2, part
+        assert len(counts) == {"length": 6, "source": 13}[part]
+    assert 12 <= sum(examples.outcome(result) == "right" for result in found) <= 14
+    assert len(examples.spread({"notepad": results}, most=10**6)) == len(results)
 
 
 def outcome_of(side):
