@@ -28,7 +28,6 @@ _MARKS = {
     "wedge": "m0,4l4,-7h-8z",
     "bar": "m-2,-4h4v8h-4z",
 }
-MARKS = tuple(_MARKS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Line:
     low: Sequence[float]
     high: Sequence[float]
     told: Sequence[str]  # what the pointer is told at each point
-    mark: str = ""  # of MARKS, at every point
+    mark: str = ""  # of _MARKS, at every point; "" for none
 
     def __post_init__(self) -> None:
         sizes = {len(values) for values in (self.x, self.y, self.low, self.high, self.told)}
@@ -109,7 +108,9 @@ class Chart:
     rule: float | None = None  # an x with a dashed line
     heading: Callable[[float], str] = "{:g}".format  # of an x, for the pointer
 
-    def points(self, x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray):
+    def points(
+        self, x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray
+    ) -> np.ndarray:
         """Returns places [n, 2] in pixels from the lower left corner of the axes."""
         across = self.across.share(x) * self.axes_width
         return np.stack([across, self.upwards.share(y) * self.axes_height], axis=-1)
