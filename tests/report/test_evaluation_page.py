@@ -163,9 +163,11 @@ def test_silence_is_not_called_an_answer(tmp_path):
 
 
 def test_grey_is_mentioned_where_it_is_drawn_and_nowhere_else(tmp_path):
-    assert "Grey:" in written(tmp_path)
-    for length in (512, 32768):  # shorter than any published length; or one, which is no line
-        text = written(tmp_path, by_length=[summary("notepad", length, 32)], train_length=None)
+    scores = {"sub_em_two_way": share([1.0, 0.0])}
+    both = [summary("notepad", length, 32, scores=scores) for length in (512, 32768, 131072)]
+    assert "Grey:" in written(tmp_path, by_length=both)
+    for one in both[:2]:  # shorter than any published length; or one, which is no line
+        text = written(tmp_path, by_length=[one], train_length=None)
         assert "Grey:" not in text and "tone-grey" not in re.sub("<style>.*?</style>", "", text)
 
 
