@@ -116,6 +116,8 @@ def test_who_knows_everything_scores_100_and_who_says_nothing_0(tmp_path, suite)
     silent = run(config, subject(silence), tmp_path / "silent")
     assert {s.accuracy.mean for s in known.by_task} == {1.0}
     assert {s.accuracy.mean for s in silent.by_task} == {0.0}
+    assert "Every reading gave an answer" not in silent.report.read_text()
+    assert "with an answer that was empty" in silent.report.read_text()
     assert all(s.n == 6 and s.questions == 3 and not s.unanswered for s in known.by_task)
     assert (
         len(known.by_task)
@@ -168,13 +170,15 @@ def test_everything_a_run_promises_is_there(tmp_path):
     config = config_of("--config.evaluate.tasks=vt")
     outcome = run(config, subject(oracle(config)), tmp_path / "run")
     assert {"config.json", "readings.jsonl", "report.json", "report.html",
-            "accuracy.png"} <= {path.name for path in outcome.folder.iterdir()}  # fmt: skip
+            "accuracy.svg"} <= {path.name for path in outcome.folder.iterdir()}  # fmt: skip
     lines = [json.loads(line) for line in (tmp_path / "run/readings.jsonl").open()]
     assert {"chunk", "memory", "tokens", "seconds", "recall"} <= lines[0]["memories"][0].keys()
     readings = [line["reading"] for line in lines]
     assert max(r["turns"] for r in readings) == 6  # 2,048 tokens in chunks of 500, the answer
     assert all(r["changes"] == 1 and not r["failed"] for r in readings)
-    assert "ruler/vt" in outcome.report.read_text()
+    page = outcome.report.read_text()
+    assert "ruler/vt" in page and "<b>date</b>" in page and "<b>hardware</b>" in page
+    assert "notepad-jax eval --name run --resume --lengths 1k,2k,8k" in page
     assert "100.0%" in evaluate.text(outcome)
 
 
