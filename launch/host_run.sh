@@ -31,10 +31,11 @@ main() {
 }
 
 # The run's folder belongs to its first process, so several hosts are counted as jax counts them: by
-# the number of the slice, and of the worker in it. Where nobody tells, they are in order already.
+# the number of the slice, and of the worker in it. Where nobody tells, they are in order already, and
+# so are the pods of Kubernetes, whose own numbers jax takes.
 number() {
     local worker slice
-    several || return 0
+    several && [[ -z ${JOB_COMPLETION_INDEX:-} ]] || return 0
     worker=$(attribute agent-worker-number)
     slice=$(attribute tpu-env | sed -n "s/^MEGASCALE_SLICE_ID: *'\([0-9]*\)'.*/\1/p")
     [[ $worker =~ ^[0-9]+$ ]] || worker=$((HOST_INDEX % HOSTS))

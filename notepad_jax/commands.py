@@ -220,8 +220,8 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     training_options(sub)
     sub.add_argument("--hosts", metavar="WHERE", help="one run of several processes, started alike "
-                     "on all hosts: auto (TPU pods, SLURM), or HOST:PORT,COUNT,INDEX; runs/ is on "
-                     "a disk that all of them see")  # fmt: skip
+                     "on all hosts: auto (TPU pods, SLURM), or HOST:PORT,COUNT,INDEX; the first "
+                     "has runs/NAME, and checkpoint.folder a bucket or a disk of all")  # fmt: skip
     sub = command(
         "plan", _plan, "qwen2_5_7b", "whether a config fits a TPU slice that is not here",
         "Compiles every program of a training run with the TPU compiler (no TPU is needed) and\n"

@@ -3,9 +3,10 @@
 Arrays go through tensorstore anyway; what orbax writes beside them (JSON, markers) goes through
 etils' paths, which ask fsspec for a file system. The usual one for buckets brings a second client
 with its own dependencies and credentials, so `path` registers this one: the same tensorstore
-driver, which knows a TPU host's service account. A bucket has objects, whole or not there at
-all, and no folders: a folder is what some object's name begins with, making one does nothing,
-and there is no renaming. Neighbour above: `shelves`, which says what a step is there.
+driver, which knows a TPU host's service account. (Where TensorFlow is installed, etils goes
+through that instead.) A bucket has objects, whole or not there at all, and no folders: a folder is
+what some object's name begins with, making one does nothing, and there is no renaming.
+Neighbour above: `shelves`, which says what a step is there.
 """
 
 from __future__ import annotations
