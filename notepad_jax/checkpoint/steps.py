@@ -139,6 +139,8 @@ def write(
         hosts.asked_of_first(lambda: shelf.finish(step, content))
     except BaseException:
         _wait_for_threads()
+        if in_flight is not None:  # which is for folders on a disk
+            _wait_for_files(Path(folder))
         raise
     finally:
         if hosts.first():
@@ -179,6 +181,20 @@ def _wait_for_threads(seconds: float = 10.0) -> None:
     for thread in threading.enumerate():
         if type(thread).__module__.startswith("orbax."):
             thread.join(max(0.0, end - time.monotonic()))
+
+
+def _wait_for_files(folder: Path, quiet: float = 0.5, seconds: float = 10.0) -> None:
+    """Waits until nothing changes under a folder where a save failed.
+
+    Leaves that are not one transaction are written by tensorstore's own threads, which nobody
+    can join; they end with the bytes they have.
+    """
+    end, seen, since = time.monotonic() + seconds, None, 0.0
+    while (now := time.monotonic()) < end and (seen is None or now - since < quiet):
+        found = sorted(map(str, folder.rglob("*")))
+        if found != seen:
+            seen, since = found, now
+        time.sleep(quiet / 10)
 
 
 # ---------------------------------------------------------------- looked through

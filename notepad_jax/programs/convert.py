@@ -44,6 +44,7 @@ from notepad_jax.telemetry.progress import Bar, Screen
 
 DTYPES = ("bfloat16", "float32")
 MEGABYTE = 10**6
+AT_ONCE = 256 * MEGABYTE  # of a policy that may wait in memory, whole, until it is on disk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +128,9 @@ def _save(folder: Path, config: PolicyConfig, params: Any) -> None:
         "leaf_checksums": leaves,
         "policy": dataclasses.asdict(config),
     }
-    one_leaf = max(leaf.nbytes for leaf in jax.tree.leaves(params)) + 1
-    write(folder, 0, {"params": params, "meta": meta}, keep=1, in_flight=one_leaf)
+    sizes = [leaf.nbytes for leaf in jax.tree.leaves(params)]
+    in_flight = max(sizes) + 1 if sum(sizes) > AT_ONCE else None
+    write(folder, 0, {"params": params, "meta": meta}, keep=1, in_flight=in_flight)
 
 
 # ---------------------------------------------------------------- out

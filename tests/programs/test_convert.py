@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import jax
+import limits
 import numpy as np
 import pytest
 import tiny
@@ -23,6 +24,7 @@ from notepad_jax.programs import configuration, convert, learner
 from notepad_jax.telemetry.progress import LineScreen, SilentScreen
 
 SCREEN = SilentScreen()
+STARTER = Path(__file__).parents[2] / "data" / "starter"
 
 
 def contents(folder: Path):
@@ -245,3 +247,17 @@ def test_a_disk_that_fills_up_while_orbax_writes(published, tmp_path, monkeypatc
     with pytest.raises(StoreProblem, match="the disk is full"):
         convert.import_hf(str(published), tmp_path / "mine", SCREEN)
     assert os.listdir(tmp_path) == ["published"]
+
+
+@pytest.mark.parametrize("size", [2_000, 200_000])
+def test_a_full_disk_leaves_nothing_of_a_policy_whose_leaves_are_written_one_by_one(
+    size, published, tmp_path, monkeypatch
+):
+    """tensorstore still writes when the first of them has failed; it is waited for."""
+    monkeypatch.setattr(convert, "AT_ONCE", 0)
+    convert.import_hf(str(STARTER), tmp_path / "mine", SCREEN)
+    before = limits.content(tmp_path)
+    for name in ("mine", "new"):
+        with limits.largest_file(size), pytest.raises(ValueError, match="File too large|is full"):
+            convert.import_hf(str(STARTER), tmp_path / name, SCREEN, overwrite=True)
+        assert limits.content(tmp_path) == before

@@ -39,7 +39,7 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.wrong(key, "a positive whole number" if least else "a whole number from 0")
         if value > LARGEST_SIZE:
-            raise self.wrong(key, f"a size; the largest is {LARGEST_SIZE:,}")
+            raise self.wrong(key, f"a size of at most {LARGEST_SIZE:,}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

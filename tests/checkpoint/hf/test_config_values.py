@@ -73,7 +73,7 @@ def test_the_bases_are_read(kind):
     assert read_or_refused(BASES[kind]) is not None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(kind=st.sampled_from([*BASES]), key=st.sampled_from(KEYS), value=ANYTHING)
 @example("llama", "rope_parameters", "yarn")
 @example("llama", "layer_types", 5)
@@ -85,7 +85,7 @@ def test_no_value_at_any_key_is_a_traceback(kind, key, value):
     read_or_refused(BASES[kind] | {key: value})
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     outer=st.sampled_from(["rope_scaling", "rope_parameters"]),
     kind=st.sampled_from(["yarn", "llama3", "linear", "default"]),
