@@ -73,7 +73,9 @@ def test_an_evaluation_file_is_read_as_it_was_dumped(tmp_path):
             assert {task.answers for task, _ in found} == {("Paris",)}
             assert {task.source for task, _ in found} == {"eval_50"}
             assert [length for _, length in found] == [7 * 1024, 896 * 1024, 0]
-    assert read(path)[0][0].question == "Which city?"
+    seen = bytearray()
+    assert formats.read_any(path, seen.extend)[0][0].question == "Which city?"
+    assert bytes(seen) == path.read_bytes()
 
 
 def test_lines_with_metadata_are_read(tmp_path):
