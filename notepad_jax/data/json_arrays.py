@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from notepad_jax.data.long_strings import FileDocument, Window
 from notepad_jax.data.rows import Row
 
 _FIRST = 1 << 14  # bytes that are looked at first; then twice as many, so parsing stays linear
-_SPACE = b" \t\r\n"
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_BEFORE = re.compile(rb"[\xef\xbb\xbf \t\r\n]*")  # some editors put a mark first
 
 
 def scan(path: str | Path, on_block: sources.OnBlock | None = None) -> Iterator[Row]:
@@ -57,12 +59,12 @@ def values(path: str | Path) -> Iterator[tuple[int, Any]]:
 
 def _numbers(window: Window, path: str | Path) -> Iterator[int]:
     """Yields the number of each element that begins where the window stands."""
-    _skip(window, codecs.BOM_UTF8 + _SPACE)
+    _skip(window, _BEFORE)
     if _next(window) != b"[":
         raise ValueError(f"{path} does not begin with '['; a .json data set is one array of rows")
     window.take(window.next + 1)
     for number in itertools.count(1):
-        _skip(window, _SPACE)
+        _skip(window)
         if _next(window) == b"]":
             while window.more():  # whoever takes down the bytes sees all of them
                 pass
@@ -71,15 +73,14 @@ def _numbers(window: Window, path: str | Path) -> Iterator[int]:
             if _next(window) != b",":
                 raise ValueError(f"{path}: after row {number - 1} comes neither ',' nor ']'")
             window.take(window.next + 1)
-            _skip(window, _SPACE)
+            _skip(window)
         yield number
 
 
-def _skip(window: Window, characters: bytes) -> None:
+def _skip(window: Window, between: re.Pattern[bytes] = _SPACE) -> None:
     while True:
-        left = window.held[window.next :].lstrip(characters)
-        window.take(len(window.held) - len(left))
-        if left or not window.more():
+        window.take(between.match(window.held, window.next).end())
+        if window.next < len(window.held) or not window.more():
             return
 
 

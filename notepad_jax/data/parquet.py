@@ -158,7 +158,7 @@ def _unpacked(path: str | Path, column: str, size: int) -> _Unpacked:
             f"{path} is one block of {size / 1e9:.1f} GB, which has to be unpacked to be read, and "
             f"{folder} has {free / 1e9:.1f} GB left; make room, or set TMPDIR to another folder"
         )
-    file, ends, at = tempfile.TemporaryFile(), [], 0  # noqa: SIM115 (it lives as long as its texts)
+    file, ends, at = tempfile.TemporaryFile(), [], 0  # it lives as long as its texts
     for number, row in enumerate(_batches(path, [column]), start=1):
         raw = _checked(row[column], column, f"{path} row {number}").encode()
         file.write(raw)

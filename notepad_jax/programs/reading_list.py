@@ -84,7 +84,10 @@ def lengths_of(config: ConfigDict) -> list[int]:
 def samples_of(config: ConfigDict) -> int:
     """Returns how many questions are made of each task and length; of a file: taken, 0 is all."""
     e = config.evaluate
-    return e.samples or (0 if is_file(e.suite) else e.usual_samples)
+    samples = e.samples or (0 if is_file(e.suite) else e.get("usual_samples", 0))
+    if samples < 1 and not is_file(e.suite):
+        raise ValueError(f"there are {samples} samples of each task to be made; ask for 1 or more")
+    return samples
 
 
 def is_file(suite: str) -> bool:

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo.settings import UpdateSettings
-from notepad_jax.programs import configuration, learner, ranges, reading_list
+from notepad_jax.programs import configuration, learner, ranges
 from notepad_jax.programs.configuration import ConfigProblem
 from notepad_jax.reading.endpoint import EndpointCompleter
 from notepad_jax.starter.synthetic import make_tasks
@@ -50,7 +50,6 @@ HELD = {
     "endpoint.at_once": lambda c: EndpointCompleter(
         "http://localhost", "", None, at_once=c.endpoint.at_once
     ),
-    "evaluate.samples": lambda c: reading_list.check_samples(c.evaluate.samples),
 }
 
 

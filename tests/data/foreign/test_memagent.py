@@ -6,6 +6,8 @@ import tracemalloc
 import pyarrow
 import pyarrow.parquet
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from notepad_jax.data import files, formats, long_strings, parquet, sources
 from notepad_jax.data.foreign import memagent
@@ -73,7 +75,9 @@ def test_an_evaluation_file_is_read_as_it_was_dumped(tmp_path):
             assert {task.answers for task, _ in found} == {("Paris",)}
             assert {task.source for task, _ in found} == {"eval_50"}
             assert [length for _, length in found] == [7 * 1024, 896 * 1024, 0]
-    assert read(path)[0][0].question == "Which city?"
+    seen = bytearray()
+    assert formats.read_any(path, seen.extend)[0][0].question == "Which city?"
+    assert bytes(seen) == path.read_bytes()
 
 
 def test_lines_with_metadata_are_read(tmp_path):
@@ -195,6 +199,23 @@ def test_an_array_is_the_same_in_whatever_blocks_it_comes(tmp_path, monkeypatch,
     monkeypatch.setattr(sources.blocks, "__defaults__", (0, None, block, None))
     monkeypatch.setattr(long_strings, "PIECE", block)
     assert len(read(path)) == 2
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_damaged_evaluation_file_is_read_or_refused_in_one_line(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("damaged") / "eval_50.json"
+    whole = json.dumps([measured(), measured(index=4)], indent=1, ensure_ascii=False).encode()
+    at = data.draw(st.integers(0, len(whole)))
+    until = data.draw(st.integers(at, min(len(whole), at + 60)))
+    put = data.draw(st.binary(max_size=6) | st.sampled_from([b'"', b"\\", b"}", b"{", b"]", b","]))
+    path.write_bytes(whole[:at] + put + whole[until:])
+    try:
+        found = formats.read_any(path)
+    except ValueError as problem:
+        assert str(path) in str(problem) and "\n" not in str(problem)
+    else:
+        assert all("".join(task.document.pieces()).strip() for task, _ in found)
 
 
 def numbered(count: int) -> list[dict]:
