@@ -12,11 +12,14 @@ v1 is marked experimental, so only this module and its two neighbours above impo
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
+import logging
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,14 +136,12 @@ def write(
     shelf = shelves.at(folder)
     hosts.asked_of_first(lambda: shelf.begin(step))
     try:
-        with context(in_flight):
+        with context(in_flight), _alone(Path(folder), in_flight is not None):
             ocp.save_checkpointables(shelf.under_way(step), dict(parts))
         content = manifest.made(shelf.under_way(step))
         hosts.asked_of_first(lambda: shelf.finish(step, content))
     except BaseException:
         _wait_for_threads()
-        if in_flight is not None:  # which is for folders on a disk
-            _wait_for_files(Path(folder))
         raise
     finally:
         if hosts.first():
@@ -183,12 +184,32 @@ def _wait_for_threads(seconds: float = 10.0) -> None:
             thread.join(max(0.0, end - time.monotonic()))
 
 
-def _wait_for_files(folder: Path, quiet: float = 0.5, seconds: float = 10.0) -> None:
-    """Waits until nothing changes under a folder where a save failed.
+@contextlib.contextmanager
+def _alone(folder: Path, one_by_one: bool) -> Iterator[None]:
+    """Around a save: if it fails, waits until nothing changes under its folder any more.
 
-    Leaves that are not one transaction are written by tensorstore's own threads, which nobody
-    can join; they end with the bytes they have.
+    Leaves that are written one by one are no transaction: when the first has failed,
+    tensorstore's own threads still write, and nobody can join them. What they then tell a loop
+    that is closed is not told to anybody else; the failure itself is raised.
     """
+    if not one_by_one:
+        yield
+        return
+    heard, sys.unraisablehook = sys.unraisablehook, lambda told: None
+    log = logging.getLogger("asyncio")
+    was, log.disabled = log.disabled, True
+    try:
+        yield
+    except BaseException:
+        _wait_for_threads()
+        _until_quiet(folder, quiet=0.5, seconds=10.0)
+        gc.collect()  # tasks that nobody waited for say so when they go
+        raise
+    finally:
+        sys.unraisablehook, log.disabled = heard, was
+
+
+def _until_quiet(folder: Path, quiet: float, seconds: float) -> None:
     end, seen, since = time.monotonic() + seconds, None, 0.0
     while (now := time.monotonic()) < end and (seen is None or now - since < quiet):
         found = sorted(map(str, folder.rglob("*")))

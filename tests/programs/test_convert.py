@@ -251,7 +251,7 @@ def test_a_disk_that_fills_up_while_orbax_writes(published, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("size", [2_000, 200_000])
 def test_a_full_disk_leaves_nothing_of_a_policy_whose_leaves_are_written_one_by_one(
-    size, published, tmp_path, monkeypatch
+    size, tmp_path, monkeypatch, capfd
 ):
     """tensorstore still writes when the first of them has failed; it is waited for."""
     monkeypatch.setattr(convert, "AT_ONCE", 0)
@@ -261,3 +261,4 @@ def test_a_full_disk_leaves_nothing_of_a_policy_whose_leaves_are_written_one_by_
         with limits.largest_file(size), pytest.raises(ValueError, match="File too large|is full"):
             convert.import_hf(str(STARTER), tmp_path / name, SCREEN, overwrite=True)
         assert limits.content(tmp_path) == before
+    assert capfd.readouterr().err == ""
