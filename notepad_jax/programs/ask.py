@@ -7,7 +7,6 @@ Above: cli.
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import dataclasses
 import sys
@@ -17,7 +16,7 @@ from typing import BinaryIO
 
 from ml_collections import ConfigDict
 
-from notepad_jax.programs import parts
+from notepad_jax.programs import parts, waiting
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.telemetry.progress import Screen
@@ -125,7 +124,7 @@ def ask(
         bar.advance(document.bytes_read - seen, tokens=chunks.tokens_read, memory=shown)
         seen = document.bytes_read
 
-    answer = asyncio.run(_answer(config, policy, rules, template, asked, chunks, on_turn))
+    answer = waiting.run(_answer(config, policy, rules, template, asked, chunks, on_turn))
     bar.finish()
     return Answer(answer, chunks.total_chunks, chunks.tokens_read, tuple(changes))
 

@@ -9,7 +9,6 @@ Above: cli and quickstart; below: reading_list, subjects, eval and report.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import itertools
@@ -23,7 +22,7 @@ from notepad_jax.eval import methods, summary
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Progress, Result, check, measure
 from notepad_jax.eval.readings import Readings
-from notepad_jax.programs import configuration, reading_list
+from notepad_jax.programs import configuration, reading_list, waiting
 from notepad_jax.programs.reading_list import SYNTHETIC, Job
 from notepad_jax.programs.subjects import Subject, counter
 from notepad_jax.reading.loop import Reader
@@ -88,7 +87,7 @@ def read(
     screen: Screen,
 ) -> list[Result]:
     """Makes the readings that `readings` lacks; returns those of all jobs, in their order."""
-    asyncio.run(_read(config, subject, planned, label, readings, screen))
+    waiting.run(_read(config, subject, planned, label, readings, screen))
     return readings.of(item for job in planned for item in job.items)
 
 

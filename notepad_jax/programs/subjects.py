@@ -6,14 +6,13 @@ template that asks. Above: evaluate, build and quickstart; below: parts and read
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable
 
 from ml_collections import ConfigDict
 
-from notepad_jax.programs import parts
+from notepad_jax.programs import parts, waiting
 from notepad_jax.reading.endpoint import EndpointCompleter, bare_turn
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.telemetry.progress import Screen
@@ -66,7 +65,7 @@ def endpoint(config: ConfigDict, screen: Screen) -> Subject:
             return found.model
 
     return Subject(
-        name=f"{e.model or asyncio.run(model())} at {e.url}",
+        name=f"{e.model or waiting.run(model())} at {e.url}",
         tokenizer=tokenizer,
         template=Template.load(config.reading.template, tokenizer, bare_turn(tokenizer)),
         opened=opened,

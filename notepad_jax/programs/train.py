@@ -11,7 +11,6 @@ Above: cli and quickstart; below: everything.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -35,6 +34,7 @@ from notepad_jax.programs import (
     task_stream,
     telling,
     under_way,
+    waiting,
 )
 from notepad_jax.programs.learner import Learner
 from notepad_jax.programs.rollouts import Rollouts
@@ -82,7 +82,7 @@ def train(
     """
     stop = stopping.Stop()
     with telling.opened(folder, resume), stop.watching():
-        return asyncio.run(_train(config, folder, screen, resume, step, stop))
+        return waiting.run(_train(config, folder, screen, resume, step, stop))
 
 
 async def _train(
