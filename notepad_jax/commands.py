@@ -38,6 +38,7 @@ OVERRIDES = """\
 Any value of the config can be changed on the command line:
   --config.steps=20 --config.grpo.clip_high=0.28
 A key that does not exist is an error that names the nearest one."""
+POLICY = "runs/NAME, runs/NAME@STEP or @best, or a Hugging Face folder (the config's)"
 BY_SUITE = "by suite"  # the usual config of a command that has several
 
 
@@ -105,7 +106,9 @@ def _build(
 def _ask(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
-    policy = parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
+    policy = parts.load_policy(
+        config.policy, config.dtype, parts.to_read(config.engine), screen.warn
+    )
     document = ask.FileDocument(None if arguments.file == "-" else Path(arguments.file))
     answer = ask.ask(config, policy, document, arguments.question, screen)
     where = ", ".join(f"{chunk:,}" for chunk, _ in answer.changes) or "none"
@@ -198,7 +201,7 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("--squad", metavar="FILE", help="SQuAD's json, here or in gs://")
 
     def reader_options(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("--policy", help="a Hugging Face folder (the config's)")
+        sub.add_argument("--policy", help=POLICY)
         sub.add_argument("--endpoint", metavar="URL", help="read through this server instead")
         sub.add_argument("--model", help="at the endpoint; may be left out if it has one")
         sub.add_argument("--tokenizer", help="a folder with a tokenizer that counts tokens")
@@ -294,7 +297,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     sub.add_argument("file", help="a text file, or - for standard input")
     sub.add_argument("question")
-    sub.add_argument("--policy", help="a Hugging Face folder (default: the config's)")
+    sub.add_argument("--policy", help=POLICY)
 
     def conversion(
         name: str, run: Callable[..., tuple[Any, str]], short: str, long: str
@@ -330,7 +333,9 @@ def build_parser() -> argparse.ArgumentParser:
         "examples: notepad-jax export-hf runs/mine exported --dtype bfloat16\n"
         "          notepad-jax export-hf runs/mine adapters --adapters",
     )  # fmt: skip
-    sub.add_argument("source", metavar="SRC", help="a run (runs/NAME) or what import-hf wrote")
+    sub.add_argument(
+        "source", metavar="SRC", help="runs/NAME, runs/NAME@STEP or @best, or what import-hf wrote"
+    )
     sub.add_argument("target", metavar="DST", help="a new local folder or a gs:// URL")
     sub.add_argument("--adapters", action="store_true", help="adapters alone, for PEFT")
     sub.add_argument("--dtype", help="bfloat16 or float32 (bfloat16; of adapters, float32)")

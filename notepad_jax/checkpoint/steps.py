@@ -24,7 +24,7 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from notepad_jax.checkpoint import manifest
+from notepad_jax.checkpoint import best, manifest
 from notepad_jax.checkpoint.checksums import HandoffError, compare, leaf_checksums, named_leaves
 from notepad_jax.checkpoint.targets import as_published, cast, check_shapes, placed
 from notepad_jax.parallel import hosts
@@ -80,10 +80,10 @@ def write(
 ) -> None:  # fmt: skip
     """Saves `parts` as a step, in place of it and of later ones, which then are deleted.
 
-    The newest `keep` steps survive, and multiples of `keep_every`. Nothing is deleted before
-    the new step is whole. One program at a time may write to a folder: where it has several
-    processes, all of them call this, write what their devices hold, and the first does the rest;
-    the folder is on a disk that all of them see.
+    The newest `keep` steps survive, multiples of `keep_every`, and the best one. Nothing is
+    deleted before the new step is whole. One program at a time may write to a folder: where it
+    has several processes, all of them call this, write what their devices hold, and the first
+    does the rest; the folder is on a disk that all of them see.
     """
     folder = Path(folder).absolute()
     temporary = folder / f".{step}.writing"
@@ -116,10 +116,11 @@ def _named(folder: Path, step: int, temporary: Path) -> None:
 
 
 def retain(folder: str | Path, keep: int, keep_every: int | None = None) -> None:
-    """Deletes all but the newest `keep` steps and multiples of `keep_every`, and leftovers."""
+    """Deletes leftovers, and steps but the newest `keep`, multiples of `keep_every`, the best."""
     _sweep(Path(folder), LEFT_OVER)
+    kept = best.read(folder)
     for old in steps_in(folder)[:-keep]:
-        if keep_every is None or old % keep_every:
+        if (keep_every is None or old % keep_every) and (kept is None or old != kept.step):
             _remove(Path(folder), old)
 
 

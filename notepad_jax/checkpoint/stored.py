@@ -93,7 +93,7 @@ def open_tree(step: str | Path, item: str = "params", under: tuple[str, ...] = (
     below is returned ({} if there is none). Raises ValueError for a step that was not written
     as this project writes them, or is damaged.
     """
-    folder = Path(step).absolute() / item
+    folder = Path(step).resolve() / item  # tensorstore refuses ..
     try:
         described = json.loads((folder / "_METADATA").read_text(encoding="utf-8"))
         paths = [ast.literal_eval(key) for key in described["tree_metadata"]]

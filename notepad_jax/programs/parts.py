@@ -7,6 +7,7 @@ Every program reads the same keys through these functions, so training, evaluati
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.checkpoint.steps import as_stored, load_params, require
+from notepad_jax.checkpoint.steps import as_stored, load_params
 from notepad_jax.checkpoint.targets import check_shapes, placed
 from notepad_jax.engine.executor import Executor, Runs
 from notepad_jax.engine.service import EngineService
@@ -25,7 +26,7 @@ from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh
 from notepad_jax.parallel.rules import SERVING, TRAINING
-from notepad_jax.programs import compiled, convert
+from notepad_jax.programs import compiled, policies
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.text import chat
 from notepad_jax.text.prompts import Template
@@ -39,12 +40,13 @@ Where = Callable[[PolicyConfig], Any]  # the sharding of every parameter of a po
 
 @dataclasses.dataclass(frozen=True)
 class LoadedPolicy:
-    """A policy from a Hugging Face folder, and its tokenizer."""
+    """A policy and its tokenizer."""
 
     config: PolicyConfig
     params: Any
     tokenizer: Tokenizer
-    folder: Path
+    folder: Path  # Hugging Face folder: tokenizer, chat template, config.json
+    name: str  # as `policies.resolved` names it again: the folder, or runs/mine@40
 
 
 # ---------------------------------------------------------------- devices
@@ -112,8 +114,11 @@ def adopted(
 # ---------------------------------------------------------------- the policy
 
 
-def load_policy(folder: str | Path, activations: str = "", where: Where = on_one) -> LoadedPolicy:
-    """Reads config, weights and tokenizer of a Hugging Face folder, or of what import-hf wrote.
+def load_policy(
+    name: str | Path, activations: str = "", where: Where = on_one,
+    say: Callable[[str], None] = warnings.warn,
+) -> LoadedPolicy:  # fmt: skip
+    """Reads config, weights and tokenizer of what `policies.resolved` finds under a name.
 
     The weights are as stored; every device reads its own slices of them, and `where` says which
     (`to_learn`, `to_read`). `activations` is the dtype that the policy computes in; "" is the
@@ -123,13 +128,14 @@ def load_policy(folder: str | Path, activations: str = "", where: Where = on_one
         known = ", ".join(map(repr, ACTIVATIONS))
         raise ValueError(f"dtype is {activations!r}; use one of {known}, or '' for the policy's")
     compiled.keep()  # for those who come by Python and not by the command line
-    steps = Path(folder) / convert.CHECKPOINTS
-    if steps.is_dir():
+    found = policies.resolved(name, say)
+    folder = policies.folder_of(found)
+    if found.steps is not None:
         config = huggingface.import_config(folder)
-        require(steps, 0, ("params", "meta"), "import the policy again")
-        like = as_stored(steps, 0)
-        check_shapes(like, parameters.abstract_params(config), str(steps))
-        params, _ = load_params(steps, 0, placed(like, where(config)))
+        like = as_stored(found.steps, found.step)
+        there = f"{found.steps}/{found.step}"
+        check_shapes(like, parameters.abstract_params(config), there)
+        params, _ = load_params(found.steps, found.step, placed(like, where(config)))
     else:
         config, store = huggingface.open_policy(folder)
         params = huggingface.import_params(config, store, where(config))
@@ -142,7 +148,7 @@ def load_policy(folder: str | Path, activations: str = "", where: Where = on_one
     config = dataclasses.replace(
         config, valid_vocab=tokenizer.vocab_size, dtype=activations or config.dtype
     )
-    return LoadedPolicy(config, params, tokenizer, Path(folder))
+    return LoadedPolicy(config, params, tokenizer, Path(folder), found.name)
 
 
 def template(reading: ConfigDict, policy: LoadedPolicy) -> Template:

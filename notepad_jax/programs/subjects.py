@@ -37,7 +37,7 @@ def engine(config: ConfigDict, policy: parts.LoadedPolicy) -> Subject:
     template = parts.template(config.reading, policy)
     snapshot = PolicySnapshot(0, policy.params)
     return Subject(
-        name=str(policy.folder),
+        name=policy.name,
         tokenizer=policy.tokenizer,
         template=template,
         opened=lambda rules: parts.service(config.engine, policy, rules, template, snapshot),
@@ -79,7 +79,8 @@ def named(config: ConfigDict, screen: Screen) -> Subject:
     if not config.policy:
         raise ValueError("there is nobody to read; give --policy FOLDER or --endpoint URL")
     return engine(
-        config, parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
+        config,
+        parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine), screen.warn),
     )
 
 

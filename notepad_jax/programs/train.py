@@ -130,7 +130,7 @@ def prepare(
 ) -> Run:  # fmt: skip
     """Loads the policy and puts the parts together, where a checkpoint left them."""
     check(config, resume, step)  # before anything is written or removed
-    policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config))
+    policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config), screen.warn)
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading)
     stream = task_stream.opened(config, policy.tokenizer, screen)
