@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import errno
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,10 +22,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-import pallas_kernels
 from notepad_jax import commands
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import compiled, configuration, reading_list, stopping, telling
+from notepad_jax.programs import configuration, machine, reading_list, stopping, telling
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_json
 from notepad_jax.telemetry.metrics import CONFIG
@@ -57,8 +55,7 @@ SHORTHAND = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. Mistakes of the user end in one line."""
-    # orbax and grain talk at every step; what they log as an error they raise as well.
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    machine.quiet()
     parser = commands.build_parser()
     arguments, words = parser.parse_known_args(argv)
     overrides = [word for word in words if word.startswith(configuration.FLAG)]
@@ -77,8 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             config = ConfigDict()
             if name := config_name(arguments, saved := saved_config(arguments, folder)):
                 config = configuration.load(name, shorthand(arguments, name) + overrides, saved)
-            compiled.keep()
-            pallas_kernels.use(config.get("kernels", "auto"))
+            machine.prepared(config)
             refused = None
             try:
                 result, text = arguments.run(arguments, config, folder, screen)

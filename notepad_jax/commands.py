@@ -23,7 +23,6 @@ from notepad_jax.programs import (
     build,
     convert,
     evaluate,
-    parts,
     plan,
     plan_table,
     quickstart,
@@ -31,6 +30,7 @@ from notepad_jax.programs import (
     train,
     warmup,
 )
+from notepad_jax.reader import Reader
 from notepad_jax.telemetry.progress import Screen
 
 EXIT_CODES = "exit codes: 0 done, 1 bad input, 2 bad command line, 130 Ctrl-C, 143 SIGTERM"
@@ -106,12 +106,10 @@ def _build(
 def _ask(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
-    policy = parts.load_policy(
-        config.policy, config.dtype, parts.to_read(config.engine), screen.warn
-    )
     document = ask.FileDocument(None if arguments.file == "-" else Path(arguments.file))
-    answer = ask.ask(config, policy, document, arguments.question, screen)
-    where = ", ".join(f"{chunk:,}" for chunk, _ in answer.changes) or "none"
+    with Reader(config, screen) as reader:
+        answer = reader.read(document, arguments.question)
+    where = ", ".join(f"{chunk:,}" for chunk, _ in answer.memories) or "none"
     text = (
         f"{answer.answer}\n"
         f"(read {answer.tokens:,} tokens in {answer.chunks:,} chunks; "

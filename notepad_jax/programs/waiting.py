@@ -63,13 +63,16 @@ class Loop:
         """Begins `work` and returns at once; cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def close(self) -> None:
-        """Ends the loop and its thread; what still runs there is cancelled first."""
-        if not self._loop.is_closed():
-            self.run(_cancel_others())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+    def close(self, last: Coroutine[Any, Any, None] | None = None) -> None:
+        """Ends the loop and its thread; what runs there is cancelled, and `last` awaited.
+
+        May be called in the thread itself (a garbage collector comes by anywhere): then the end
+        is near when it returns.
+        """
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(_end(last)))
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
 
     def __enter__(self) -> Loop:
         return self
@@ -82,14 +85,21 @@ def _forever(loop: asyncio.AbstractEventLoop) -> None:
     while True:
         try:
             loop.run_forever()
-            return
+            break
         except (KeyboardInterrupt, SystemExit):
             pass  # of a task, which holds it for who waits; asyncio throws it here as well
+    loop.close()
 
 
-async def _cancel_others() -> None:
+async def _end(last: Coroutine[Any, Any, None] | None) -> None:
+    loop = asyncio.get_running_loop()
     others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    await asyncio.get_running_loop().shutdown_asyncgens()
+    try:
+        if last is not None:
+            await last
+        await loop.shutdown_asyncgens()
+    finally:
+        loop.stop()

@@ -41,7 +41,7 @@ def test_ask_shows_the_memory_and_answers(story, capsys):
     answer = json.loads(capsys.readouterr().out)
     assert answer["chunks"] == 4 and answer["tokens"] == 4096
     assert answer["answer"]
-    assert answer["changes"][0] == [1, answer["changes"][0][1]]
+    assert answer["memories"][0] == [1, answer["memories"][0][1]]
 
 
 def test_ask_reads_standard_input(story, capsys, monkeypatch):
@@ -304,7 +304,7 @@ def test_a_policy_goes_in_and_out_and_reads_the_same(story, tmp_path, capsys):
     answers = []
     for policy in (POLICY[1], ours, str(theirs)):
         assert cli.main(["ask", "--policy", policy, "--json", str(path), task.question]) == 0
-        answers.append(json.loads(capsys.readouterr().out)["changes"])
+        answers.append(json.loads(capsys.readouterr().out)["memories"])
     assert answers[0] == answers[1] == answers[2]
 
 
