@@ -36,7 +36,8 @@ class Reader:
         machine.prepared(config)
         self._subject = subjects.named(config, self._screen)
         self._rules = dataclasses.replace(
-            parts.rules(config.reading), chunk_size=config.evaluate.chunk_size
+            parts.rules(config.reading, self._subject.tokenizer),
+            chunk_size=config.evaluate.chunk_size,
         )
         self._sampling = evaluate.sampling(config, self._subject)
         self._loop = waiting.Loop()

@@ -22,7 +22,7 @@ from notepad_jax.eval import methods, summary
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Progress, Result, check, measure
 from notepad_jax.eval.readings import Readings
-from notepad_jax.programs import configuration, reading_list, waiting
+from notepad_jax.programs import configuration, parts, reading_list, waiting
 from notepad_jax.programs.reading_list import SYNTHETIC, Job
 from notepad_jax.programs.subjects import Subject, counter
 from notepad_jax.reading.loop import Reader
@@ -109,7 +109,9 @@ async def _read(
         if not failures:
             failures.append(failure)
 
-    for rules, group in itertools.groupby(left, lambda pair: pair[0].rules):
+    update = parts.rules(config.reading, subject.tokenizer).memory_update
+    for limits, group in itertools.groupby(left, lambda pair: pair[0].rules):
+        rules = dataclasses.replace(limits, memory_update=update)
         async with subject.opened(rules) as completer:
             chunks_of = Documents(subject.tokenizer, rules.chunk_size)
             reader = Reader(

@@ -16,6 +16,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from notepad_jax import functions
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.steps import as_stored, load_params
 from notepad_jax.checkpoint.targets import check_shapes, placed
@@ -27,7 +28,9 @@ from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh
 from notepad_jax.parallel.rules import SERVING, TRAINING
 from notepad_jax.programs import compiled, policies
+from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.reading.memory_rules import OwnRule
 from notepad_jax.text import chat
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer, open_tokenizer
@@ -161,14 +164,24 @@ def template(reading: ConfigDict, policy: LoadedPolicy) -> Template:
     return Template.load(reading.template, policy.tokenizer, frame)
 
 
-def rules(reading: ConfigDict) -> Rules:
-    """Returns the limits of a reading from a config's `reading` section."""
+def rules(reading: ConfigDict, tokenizer: Tokenizer | None = None) -> Rules:
+    """Returns the limits of a reading from a config's `reading` section.
+
+    Without a tokenizer they are limits alone: a memory rule of the user's is not looked for.
+    """
+    update = reading.memory_update
+    if ":" in update:
+        update = memory_agent.MEMORY_UPDATES[0]
+        if tokenizer is not None:
+            name = reading.memory_update
+            function = functions.named(name, "reading.memory_update")
+            update = OwnRule(name, function, tokenizer)
     return Rules(
         max_question=reading.max_question,
         chunk_size=reading.chunk_size,
         max_memory=reading.max_memory,
         max_answer=reading.max_answer,
-        memory_update=reading.memory_update,
+        memory_update=update,
     )
 
 

@@ -38,7 +38,7 @@ from notepad_jax.programs import (
 )
 from notepad_jax.programs.learner import Learner
 from notepad_jax.programs.rollouts import Rollouts
-from notepad_jax.rollout import dynamic_sampling
+from notepad_jax.rollout import dynamic_sampling, rewards
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.telemetry.identity import write_json
@@ -115,6 +115,7 @@ def check(config: ConfigDict, resume: bool, step: int | None) -> None:
     there = parts.trainers_mesh(config)
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
     parts.engines_mesh(config.engine)
+    rewards.of(config.tasks.reward)
     if hosts.count() > 1 and config.checkpoint.handoff != "memory":
         raise ValueError(
             f"checkpoint.handoff is {config.checkpoint.handoff!r}, but this run has "
@@ -132,7 +133,7 @@ def prepare(
     check(config, resume, step)  # before anything is written or removed
     policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config), screen.warn)
     template = parts.template(config.reading, policy)
-    reading = parts.rules(config.reading)
+    reading = parts.rules(config.reading, policy.tokenizer)
     stream = task_stream.opened(config, policy.tokenizer, screen)
     handoff = _handoff(config.checkpoint, folder, parts.adopted(config, policy.config))
     start = starting_policy.content(policy)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from notepad_jax import functions
 from notepad_jax.rollout import rewards
 from notepad_jax.rollout.rewards import score
 from notepad_jax.types import Reading, Status, Task, TextDocument
@@ -64,3 +65,24 @@ def test_a_task_that_wants_all_its_answers_keeps_its_metric():
     task = Task("t", "who ?", TextDocument("ann"), ("ann", "bob"), "test", "set_f1", "auto")
     reading = Reading("t", 0, (), r"\boxed{ann}", Status.ANSWERED)
     assert rewards.by("boxed")(reading, task).reward == pytest.approx(2 / 3)
+
+
+def by_length(answer, row):
+    return min(1.0, len(answer) / row["longest"])
+
+
+def test_functions_and_metrics_by_weight():
+    task = Task("t", "who ?", TextDocument("ann"), ("ann",), "test", "em", extra={"longest": 6})
+    reading = Reading("t", 0, (), "ann", Status.ANSWERED)
+    with functions.lending([by_length]) as (name,):
+        assert rewards.of(name)(reading, task).reward == 0.5
+        both = rewards.of(f"{name}=3, em=1")(reading, task)
+    assert both.reward == (3 * 0.5 + 1) / 4
+    assert both.reward_parts["reward/em"] == both.reward_parts["em"] == 1.0
+    assert both.reward_parts[f"reward/{name}"] == 0.5
+
+
+@pytest.mark.parametrize("said", ["em=0", "em=much,sub_em=1", "em=1,sub_em", "=1", "em=nan,em=1"])
+def test_weights_that_cannot_be_are_named(said):
+    with pytest.raises(ValueError, match="tasks.reward has .*; write NAME=WEIGHT"):
+        rewards.of(said)
