@@ -14,6 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from notepad_jax.programs import configuration, policies
+from notepad_jax.programs.reading_list import SYNTHETIC
 from notepad_jax.text import chat
 
 OURS, PUBLISHED, SERVED = "quickstart", "ruler", "ruler"  # the config of a policy that has none
@@ -46,19 +47,64 @@ def to_read(
     settings, a published policy (one with a chat template) and an endpoint with those of
     evaluation, and any other as the starter is. Raises ValueError as `policies.resolved` does.
     """
+    return _found(source, step, config, changes, measured=False)
+
+
+def to_measure(
+    source: str | os.PathLike[str],
+    step: int | str | None,
+    config: Config,
+    changes: Mapping[str, Any],
+) -> ConfigDict:
+    """As `to_read`, for an evaluation.
+
+    A suite other than the starter's own needs the keys of the config for suites; how a run of
+    ours reads stays its own.
+    """
+    return _found(source, step, config, changes, measured=True)
+
+
+def _found(
+    source: str | os.PathLike[str],
+    step: int | str | None,
+    config: Config,
+    changes: Mapping[str, Any],
+    measured: bool,
+) -> ConfigDict:
+    name, said = at(source, step), configuration.flat(changes)
+    if _served(name):
+        return loaded(config or SERVED, {"endpoint.url": name, **said})
+    found = policies.resolved(name)
+    said["policy"] = found.name
+    if config:
+        return loaded(config, said)
+    if chat.has_template(policies.folder_of(found)):
+        return loaded(PUBLISHED, said)
+    own = policies.settings(found.home)
+    if "model_type" in own or "reading" not in own:  # a model, and no run of ours
+        own = configuration.plain(configuration.load(OURS))
+    if not measured or said.get("evaluate.suite", SYNTHETIC) == SYNTHETIC:
+        return loaded(OURS, said, own)
+    how = {key: own[key] for key in ("seed", "dtype", "kernels", "reading", "engine")}
+    how["evaluate"] = {key: own["evaluate"][key] for key in _SAME if key in own["evaluate"]}
+    return loaded(PUBLISHED, said, how)
+
+
+_SAME = ("chunk_size", "context", "at_once", "temperature", "top_p")  # in every evaluation of a run
+
+
+def at(source: str | os.PathLike[str], step: int | str | None) -> str:
+    """Returns the name of a policy at a step (None: the newest), as the commands know it."""
     name = os.fspath(source)
-    if name.startswith(("http://", "https://")):
-        if step is not None:
-            raise ValueError(f"{name} is a server, which has no step {step}; leave `step` out")
-        return loaded(config or SERVED, {"endpoint.url": name, **configuration.flat(changes)})
-    found = policies.resolved(name if step is None else f"{name}{policies.AT}{step}")
-    folder, saved = policies.folder_of(found), {}
-    if not config:
-        config = PUBLISHED if chat.has_template(folder) else OURS
-        own = policies.settings(found.home)
-        if "model_type" not in own and "reading" in own:  # a run of ours, and no model
-            config, saved = OURS, own
-    return loaded(config, {**configuration.flat(changes), "policy": found.name}, saved)
+    if step is None:
+        return name
+    if _served(name):
+        raise ValueError(f"{name} is a server, which has no step {step}; leave `step` out")
+    return f"{name}{policies.AT}{step}"
+
+
+def _served(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
 
 
 def overrides(changes: Mapping[str, Any]) -> list[str]:

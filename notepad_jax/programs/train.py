@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from notepad_jax.engine.service import EngineService
 from notepad_jax.grpo import micro_batches
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import (
+    callbacks,
     configuration,
     learner,
     parts,
@@ -36,6 +37,7 @@ from notepad_jax.programs import (
     under_way,
     waiting,
 )
+from notepad_jax.programs.callbacks import Callback
 from notepad_jax.programs.learner import Learner
 from notepad_jax.programs.rollouts import Rollouts
 from notepad_jax.rollout import dynamic_sampling, rewards
@@ -70,11 +72,13 @@ class Diverged(ValueError):
 
 
 def train(
-    config: ConfigDict, folder: Path, screen: Screen, resume: bool = False, step: int | None = None
-) -> Path:
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool = False,
+    step: int | None = None, told: Sequence[Callback] = (),
+) -> Path:  # fmt: skip
     """Runs the training in the new folder `folder`, or continues one; returns its checkpoints.
 
-    With `resume` it goes on from the newest good checkpoint, or from `step`. Raises ValueError
+    With `resume` it goes on from the newest good checkpoint, or from `step`. `told` are called
+    after every step, and may end the run there (`callbacks`). Raises ValueError
     for a config that cannot work, a checkpoint that is damaged, a policy or task files that are
     not those that the run began with, and as `run_folder.opened` does. Whatever is refused,
     nothing that was in the folder has changed. On Ctrl-C and SIGTERM it keeps what was begun
@@ -82,12 +86,12 @@ def train(
     """
     stop = stopping.Stop()
     with telling.opened(folder, resume), stop.watching():
-        return waiting.run(_train(config, folder, screen, resume, step, stop))
+        return waiting.run(_train(config, folder, screen, resume, step, stop, told))
 
 
 async def _train(
     config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None,
-    stop: stopping.Stop,
+    stop: stopping.Stop, callback: Sequence[Callback],
 ) -> Path:  # fmt: skip
     if not resume and hosts.first():  # so that a start that is killed can be resumed
         write_json(folder / CONFIG, configuration.plain(config))
@@ -106,6 +110,9 @@ async def _train(
                 done()
                 run.under_way.done(run.saved)
                 stop.check_all(f"after step {run.step}")
+                if not callbacks.go_on(callback, run.step, metrics):
+                    _end_here(run)
+                    break
     return folder / "checkpoints"
 
 
@@ -247,6 +254,12 @@ async def save_and_hand_over(run: Run) -> None:
     snapshot = _published(run, params)
     del params  # with adapters it is a policy of its own, and the engine is about to hold two
     await run.driver.adopt(snapshot, drain=True)
+
+
+def _end_here(run: Run) -> None:
+    """Saves what was learnt since the last step that was due, as after the last one."""
+    if run.saved != run.good:
+        _save(run, learner.params(run.learner), run.ledger, step=run.good)
 
 
 def _skipped(metrics: dict[str, float]) -> bool:
