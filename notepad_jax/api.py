@@ -13,32 +13,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from notepad_jax import functions
 from notepad_jax.data import datasets
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import (
-    configuration,
-    convert,
-    machine,
-    settings,
-    subjects,
-    telling,
-)
-from notepad_jax.programs import (
-    evaluate as evaluation,
-)
-from notepad_jax.programs import (
-    train as training,
-)
+from notepad_jax.programs import configuration, convert, machine, settings, subjects, telling
+from notepad_jax.programs import evaluate as evaluation
+from notepad_jax.programs import train as training
 from notepad_jax.programs.callbacks import Callback
-from notepad_jax.reading.memory_rules import Note, Returned
-from notepad_jax.rollout import rewards
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_json
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
@@ -48,8 +34,6 @@ RUNS = Path("runs")
 DATASET, VALIDATION = "dataset.jsonl", "validation.jsonl"
 
 PathLike = str | os.PathLike[str]
-Reward = str | Callable[[str, dict[str, Any]], float]
-MemoryRule = str | Callable[[Note, Note], Returned]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +50,8 @@ def train(
     config: settings.Config = "",
     *,
     dataset: Any = None,
-    reward: Reward | Sequence[tuple[float, Reward]] | None = None,
-    memory_update: MemoryRule | None = None,
+    reward: settings.Reward | Sequence[tuple[float, settings.Reward]] | None = None,
+    memory_update: settings.MemoryRule | None = None,
     validation: Any = None,
     callbacks: Sequence[Callback] = (),
     policy: PathLike | None = None,
@@ -106,7 +90,7 @@ def train(
         saved = _saved(folder, config) if resume else {}
         said = configuration.flat(changes or {})
         said |= {} if policy is None else {"policy": os.fspath(policy)}
-        said |= _lent(stack, reward, memory_update)
+        said |= settings.lent(stack, reward, memory_update)
         said |= _files(dataset, "tasks.files", folder, DATASET, resume)
         said |= _files(validation, "validation.files", folder, VALIDATION, resume)
         wanted = settings.loaded(config or settings.OURS, said, saved)
@@ -121,7 +105,7 @@ def evaluate(
     *,
     dataset: Any = None,
     step: int | str | None = None,
-    memory_update: MemoryRule | None = None,
+    memory_update: settings.MemoryRule | None = None,
     config: settings.Config = "",
     name: str | None = None,
     resume: bool = False,
@@ -143,7 +127,7 @@ def evaluate(
     """
     with contextlib.ExitStack() as stack:
         folder = _opened(stack, name, "eval", resume)
-        said = configuration.flat(changes or {}) | _lent(stack, None, memory_update)
+        said = configuration.flat(changes or {}) | settings.lent(stack, None, memory_update)
         paths = _files(dataset, "paths", folder, DATASET, resume).get("paths", ())
         if len(paths) > 1:
             raise ValueError(f"one file or folder is evaluated at a time, and here are {paths}")
@@ -187,35 +171,6 @@ def _saved(folder: Path, config: settings.Config) -> Mapping[str, Any]:
     if isinstance(config, ConfigDict):
         return {}
     return read_json(folder / CONFIG, "say config= again, with all that was changed")
-
-
-def _lent(
-    stack: contextlib.ExitStack,
-    reward: Reward | Sequence[tuple[float, Reward]] | None,
-    memory_update: MemoryRule | None,
-) -> dict[str, str]:
-    """Lends functions for the time of the call; returns the config keys that name them."""
-    said = {}
-    if memory_update is not None:
-        said["reading.memory_update"] = _name(stack, memory_update)
-    if isinstance(reward, str) or callable(reward):
-        said[rewards.KEY] = _name(stack, reward)
-    elif reward is not None:
-        try:
-            parts = [(float(weight), one) for weight, one in reward]
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"reward is {reward!r:.80}; give a function of (answer, row), the name of a "
-                f"metric, or a list of (weight, one of these)"
-            ) from None
-        said[rewards.KEY] = ",".join(f"{_name(stack, one)}={weight!r}" for weight, one in parts)
-    return said
-
-
-def _name(stack: contextlib.ExitStack, function: str | Callable[..., Any]) -> str:
-    if isinstance(function, str):
-        return function
-    return stack.enter_context(functions.lending([function]))[0]
 
 
 def _files(

@@ -21,7 +21,16 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from notepad_jax.programs import ask, evaluate, machine, parts, settings, subjects, waiting
+from notepad_jax.programs import (
+    ask,
+    configuration,
+    evaluate,
+    machine,
+    parts,
+    settings,
+    subjects,
+    waiting,
+)
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.telemetry.progress import Screen, SilentScreen
 from notepad_jax.types import Completer, Document
@@ -50,6 +59,7 @@ class Reader:
         source: str | os.PathLike[str],
         *,
         step: int | str | None = None,
+        memory_update: settings.MemoryRule | None = None,
         config: settings.Config = "",
         changes: Mapping[str, Any] | None = None,
         screen: Screen | None = None,
@@ -60,13 +70,17 @@ class Reader:
           source: a run ("runs/mine"), a Hugging Face folder, or the URL of an OpenAI-compatible
             server ("http://localhost:8000/v1").
           step: of a run: a number, or "best"; None takes the newest.
+          memory_update: what becomes the memory, instead of what the config says: one of its
+            names, or a function (`reading.memory_rules`).
           config: the config that says how to read, a name or a file; "" takes the run's own, and
             for other sources the one that suits them.
           changes: values of that config, as {"evaluate.chunk_size": 2000}.
           screen: where progress is shown; None shows nothing.
         Raises ValueError for what cannot be opened, in one line that says why.
         """
-        return cls(settings.to_read(source, step, config, changes or {}), screen)
+        with contextlib.ExitStack() as stack:
+            said = configuration.flat(changes or {}) | settings.lent(stack, None, memory_update)
+            return cls(settings.to_read(source, step, config, said), screen)
 
     def read(self, document: str | os.PathLike[str] | Document, question: str) -> ask.Answer:
         """Reads the document and answers the question.

@@ -7,17 +7,23 @@ are found in the same way. `to_read` also finds the config that suits a policy. 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from notepad_jax import functions
 from notepad_jax.programs import configuration, policies
 from notepad_jax.programs.reading_list import SYNTHETIC
+from notepad_jax.reading.memory_rules import Note, Returned
+from notepad_jax.rollout import rewards
 from notepad_jax.text import chat
 
 OURS, PUBLISHED, SERVED = "quickstart", "ruler", "ruler"  # the config of a policy that has none
+Reward = str | Callable[[str, dict[str, Any]], float]
+MemoryRule = str | Callable[[Note, Note], Returned]
 Config = str | os.PathLike[str] | ConfigDict
 
 
@@ -117,3 +123,38 @@ def _text(value: Any) -> str:
     if isinstance(value, tuple | list):
         return repr(tuple(os.fspath(v) if isinstance(v, os.PathLike) else v for v in value))
     return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+
+
+# ---------------------------------------------------------------- functions
+
+
+def lent(
+    stack: contextlib.ExitStack,
+    reward: Reward | Sequence[tuple[float, Reward]] | None,
+    memory_update: MemoryRule | None,
+) -> dict[str, str]:
+    """Lends functions until the stack closes; returns the config keys, and what they hold now.
+
+    Raises ValueError for what is neither a function nor a name.
+    """
+    said = {}
+    if memory_update is not None:
+        said["reading.memory_update"] = _name(stack, memory_update)
+    if isinstance(reward, str) or callable(reward):
+        said[rewards.KEY] = _name(stack, reward)
+    elif reward is not None:
+        try:
+            parts = [(float(weight), one) for weight, one in reward]
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"reward is {reward!r:.80}; give a function of (answer, row), the name of a "
+                f"metric, or a list of (weight, one of these)"
+            ) from None
+        said[rewards.KEY] = ",".join(f"{_name(stack, one)}={weight!r}" for weight, one in parts)
+    return said
+
+
+def _name(stack: contextlib.ExitStack, function: str | Callable[..., Any]) -> str:
+    if isinstance(function, str):
+        return function
+    return stack.enter_context(functions.lending([function]))[0]
