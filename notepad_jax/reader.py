@@ -114,8 +114,8 @@ class Reader:
             document = ask.FileDocument(Path(document))
         elif not isinstance(document, Document):
             raise ValueError(
-                f"a document is a path, or has a method pieces() that yields its text; this is a "
-                f"{type(document).__name__}; for a text give notepad_jax.TextDocument(text)"
+                f"a document is a path, or has a method pieces() that yields its text; this is of "
+                f"type {type(document).__name__}; for a text give notepad_jax.TextDocument(text)"
             )
         return _read(
             self._open, self._subject, self._rules, self._sampling, document, question,

@@ -145,7 +145,7 @@ def test_a_reader_that_nobody_holds_lets_its_engine_go(subject):
         (nj.TextDocument(""), "who ?", CannotRead, "the document is empty"),
         (nj.TextDocument(STORY), " ", ValueError, "the question is empty"),
         (nj.TextDocument(STORY), "who ? " * 9, ValueError, "18 tokens and the limit is 8"),
-        (5, "who ?", ValueError, "this is a int; for a text give notepad_jax.TextDocument"),
+        (5, "who ?", ValueError, "this is of type int; for a text give notepad_jax.TextDocument"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(subject, document, question, error, says):

@@ -77,16 +77,17 @@ def _rows(dataset: Any) -> Iterable[Any]:
     if isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"):
         return (dataset[number] for number in range(len(dataset)))
     if not isinstance(dataset, Iterable):
-        raise ValueError(f"the dataset is a {type(dataset).__name__}; give rows, a list of them")
+        raise ValueError(
+            f"the dataset is of type {type(dataset).__name__}; give rows, a list of them"
+        )
     return dataset
 
 
 def _task(row: Any, number: int, path: Path) -> Task:
     where = f"row {number} of the dataset"
     if not isinstance(row, Mapping):
-        raise ValueError(
-            f"{where} is a {type(row).__name__}, not a mapping of columns: {row!r:.80}"
-        )
+        kind = type(row).__name__
+        raise ValueError(f"{where} is of type {kind}, and no mapping of columns: {row!r:.80}")
     columns = {str(name): value for name, value in row.items()}
     text = columns.pop("document", None)
     text = columns.pop("context", None) if text is None else text
@@ -110,8 +111,8 @@ def _json(columns: Mapping[str, Any], where: str) -> str:
             json.dumps(value, default=_plain)
         except (TypeError, ValueError):
             raise ValueError(
-                f"{where}: JSON cannot hold the column {name!r}, a {type(value).__name__}; leave "
-                f"it out, or make it numbers and texts"
+                f"{where}: JSON cannot hold the column {name!r} of type {type(value).__name__}; "
+                f"leave it out, or make it numbers and texts"
             ) from None
     return json.dumps(columns, default=_plain)
 
