@@ -31,6 +31,7 @@ from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import choose
 
 RUNS = Path("runs")
+VALIDATIONS = 10  # of a run whose config has no wish of its own
 DATASET, VALIDATION = "dataset.jsonl", "validation.jsonl"
 
 PathLike = str | os.PathLike[str]
@@ -71,7 +72,8 @@ def train(
         returns a number from 0 to 1, "module:function", or (weight, one of these) several times.
       memory_update: what becomes the memory: a name of the config's, a function of (memory,
         written) as `reading.memory_rules` says, or "module:function".
-      validation: held-out rows, or paths, to read every `validation.every` steps.
+      validation: held-out rows, or paths, to read every `validation.every` steps (where the
+        config has 0: ten times in a run); `Reader.load(..., step="best")` reads with the best.
       callbacks: called with (step, metrics) after each step; False or `Stop` ends the run there.
       policy: instead of the config's: a run, a Hugging Face folder.
       name: of the run; None takes the first of train, train-2, ... that is free.
@@ -92,8 +94,11 @@ def train(
         said |= {} if policy is None else {"policy": os.fspath(policy)}
         said |= settings.lent(stack, reward, memory_update)
         said |= _files(dataset, "tasks.files", folder, DATASET, resume)
-        said |= _files(validation, "validation.files", folder, VALIDATION, resume)
+        said |= _validation(_files(validation, "validation.files", folder, VALIDATION, resume))
         wanted = settings.loaded(config or settings.OURS, said, saved)
+        if validation is not None and not wanted.validation.every:
+            every = {"validation.every": max(1, wanted.steps // VALIDATIONS)}
+            wanted = settings.loaded(wanted, every)
         machine.prepared(wanted)
         screen = stack.enter_context(choose(quiet=quiet or not hosts.first()))
         checkpoints = training.train(wanted, folder, screen, resume, step, callbacks)
@@ -187,3 +192,8 @@ def _files(
     write = datasets.settle if resume else datasets.write
     hosts.asked_of_first(lambda: write(dataset, path))
     return {key: (str(path),)}
+
+
+def _validation(files: Mapping[str, Any]) -> dict[str, Any]:
+    """Files that are given take the place of whatever else a config validates on."""
+    return {"validation.split": 0.0, "validation.suite": "", **files} if files else {}

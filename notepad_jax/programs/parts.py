@@ -27,7 +27,7 @@ from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh
 from notepad_jax.parallel.rules import SERVING, TRAINING
-from notepad_jax.programs import compiled, policies
+from notepad_jax.programs import compiled, policies, sizes
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.reading.memory_rules import OwnRule
@@ -50,6 +50,14 @@ class LoadedPolicy:
     tokenizer: Tokenizer
     folder: Path  # Hugging Face folder: tokenizer, chat template, config.json
     name: str  # as `policies.resolved` names it again: the folder, or runs/mine@40
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """What of a policy is known before its weights are read."""
+
+    tokenizer: Tokenizer
+    folder: Path
 
 
 # ---------------------------------------------------------------- devices
@@ -154,7 +162,13 @@ def load_policy(
     return LoadedPolicy(config, params, tokenizer, Path(folder), found.name)
 
 
-def template(reading: ConfigDict, policy: LoadedPolicy) -> Template:
+def words(name: str) -> Words:
+    """Returns the tokenizer of what `policies.resolved` finds, and its folder; reads no weight."""
+    folder = policies.folder_of(policies.resolved(name, lambda line: None, ()))
+    return Words(open_tokenizer(folder), Path(folder))
+
+
+def template(reading: ConfigDict, policy: LoadedPolicy | Words) -> Template:
     """Returns the prompts of a reading, in the turn markers of the model or of the file."""
     if reading.chat not in ("model", "file"):
         raise ValueError(f"reading.chat is {reading.chat!r}; use 'model' or 'file'")
@@ -186,17 +200,17 @@ def rules(reading: ConfigDict, tokenizer: Tokenizer | None = None) -> Rules:
 
 
 def engine_settings(engine: ConfigDict, reading: Rules, template: Template) -> EngineSettings:
-    """Returns the sizes of an engine that is large enough for `reading`."""
+    """Returns the sizes of an engine for `reading`; ValueError for one that is too small."""
     longest = template.longest_prompt(reading.max_question, reading.chunk_size, reading.max_memory)
-    answer = max(reading.max_memory, reading.max_answer)
+    answer, turns = max(reading.max_memory, reading.max_answer), sizes.turns(template, reading)
     return EngineSettings(
         slots=engine.slots,
         page_size=engine.page_size,
-        pages=engine.pages,
+        pages=sizes.pages(engine, turns, longest, answer),
         max_prompt=longest,
         max_new_tokens=answer,
         steps_per_launch=engine.steps_per_launch,
-        row_tokens=engine.row_tokens,
+        row_tokens=sizes.row_tokens(engine, turns),
         cache_dtype=engine.cache_dtype,
     )
 

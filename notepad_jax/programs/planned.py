@@ -33,7 +33,7 @@ from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import place
 from notepad_jax.parallel.rules import SERVING, TRAINING
-from notepad_jax.programs import learner, parts, workload
+from notepad_jax.programs import learner, parts, sizes, workload
 from notepad_jax.text import chat
 from notepad_jax.text.approximate import ApproximateTokenizer
 from notepad_jax.text.prompts import Template
@@ -110,8 +110,8 @@ def policy_of(config: ConfigDict) -> Policy:
             f"models whose sizes are known: {', '.join(MODELS)}"
         )
     template = Template.load(config.reading.template, tokenizer, frame)
-    sizes = dataclasses.replace(found, dtype=config.dtype or found.dtype)
-    return Policy(name, counted_by, sizes, found.dtype, template)
+    policy = dataclasses.replace(found, dtype=config.dtype or found.dtype)
+    return Policy(name, counted_by, policy, found.dtype, template)
 
 
 class _StandIn(ApproximateTokenizer):
@@ -127,13 +127,14 @@ def plan_of(config: ConfigDict, there: Sequence[Any]) -> Planned:
     Raises ValueError, in the words of a run, for what cannot work: a mesh that does not divide
     devices, heads, rows or the vocabulary, or sizes that do not fit each other.
     """
+    policy = policy_of(config)
+    config = sizes.settled(config, policy.template, parts.rules(config.reading))
     plan, settings, optimizer_settings = learner.settings_of(config)
     trainer = parts.trainers_mesh(config, there)
     micro_batches.check_parts(settings.micro_batch_rows, trainer.shape["fsdp"])
     host = [device for device in there if device.process_index == there[0].process_index]
     engine = parts.engines_mesh(config.engine, host)
     hosts = len({device.process_index for device in there})
-    policy = policy_of(config)
     engine_settings = parts.engine_settings(
         config.engine, parts.rules(config.reading), policy.template
     )

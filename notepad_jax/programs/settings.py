@@ -21,7 +21,7 @@ from notepad_jax.reading.memory_rules import Note, Returned
 from notepad_jax.rollout import rewards
 from notepad_jax.text import chat
 
-OURS, PUBLISHED, SERVED = "quickstart", "ruler", "ruler"  # the config of a policy that has none
+OURS, PUBLISHED, SUITES = "quickstart", "chat", "ruler"  # configs of who has none
 Reward = str | Callable[[str, dict[str, Any]], float]
 MemoryRule = str | Callable[[Note, Note], Returned]
 Config = str | os.PathLike[str] | ConfigDict
@@ -50,8 +50,8 @@ def to_read(
     """Returns the config of whoever reads with `source`: a policy by name, or an endpoint's URL.
 
     `step` is one of a run: a number, or "best". Without a `config`, a run is read with its own
-    settings, a published policy (one with a chat template) and an endpoint with those of
-    evaluation, and any other as the starter is. Raises ValueError as `policies.resolved` does.
+    settings, a published policy (one with a chat template) with those of config chat, an
+    endpoint with those of evaluation, and any other as the starter is. Raises ValueError as `policies.resolved` does.
     """
     return _found(source, step, config, changes, measured=False)
 
@@ -79,13 +79,13 @@ def _found(
 ) -> ConfigDict:
     name, said = at(source, step), configuration.flat(changes)
     if _served(name):
-        return loaded(config or SERVED, {"endpoint.url": name, **said})
+        return loaded(config or SUITES, {"endpoint.url": name, **said})
     found = policies.resolved(name)
     said["policy"] = found.name
     if config:
         return loaded(config, said)
     if chat.has_template(policies.folder_of(found)):
-        return loaded(PUBLISHED, said)
+        return loaded(SUITES if measured else PUBLISHED, said)
     own = policies.settings(found.home)
     if "model_type" in own or "reading" not in own:  # a model, and no run of ours
         own = configuration.plain(configuration.load(OURS))
@@ -93,7 +93,7 @@ def _found(
         return loaded(OURS, said, own)
     how = {key: own[key] for key in ("seed", "dtype", "kernels", "reading", "engine")}
     how["evaluate"] = {key: own["evaluate"][key] for key in _SAME if key in own["evaluate"]}
-    return loaded(PUBLISHED, said, how)
+    return loaded(SUITES, said, how)
 
 
 _SAME = ("chunk_size", "context", "at_once", "temperature", "top_p")  # in every evaluation of a run

@@ -6,7 +6,7 @@ engine adopts the new parameters. Every random number is a function of (seed, or
 draw, question, sample, turn), and the account of all draws, with the groups that wait, is part
 of the checkpoint, so a run that was killed continues with the same batches, noise and metrics;
 one that is told to stop (`stopping`) keeps the turns of the rollout under way, too (`under_way`).
-Above: cli and quickstart; below: everything.
+Longer than most files, because a run is read here from its beginning to its end. Above: cli and quickstart; below: everything.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from notepad_jax.checkpoint import best
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.service import EngineService
@@ -30,21 +31,25 @@ from notepad_jax.programs import (
     learner,
     parts,
     rollouts,
+    sizes,
     starting_policy,
     stopping,
     task_stream,
     telling,
     under_way,
+    validation,
     waiting,
 )
 from notepad_jax.programs.callbacks import Callback
 from notepad_jax.programs.learner import Learner
 from notepad_jax.programs.rollouts import Rollouts
+from notepad_jax.programs.telling import Tell
+from notepad_jax.programs.validation import Validation
 from notepad_jax.rollout import dynamic_sampling, rewards
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.telemetry.identity import write_json
-from notepad_jax.telemetry.metrics import CONFIG
+from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import PolicySnapshot
 
@@ -62,6 +67,8 @@ class Run:
     checkpoints: Checkpoints
     handoff: Handoff
     under_way: under_way.UnderWay
+    validation: Validation
+    screen: Screen
     step: int  # steps done
     good: int  # the last step whose update was finite, or that had none
     saved: int | None  # the last step on disk
@@ -99,10 +106,11 @@ async def _train(
     told = telling.telling(config, folder, screen, run.rollouts.reader, run.step, resume)
     with stop.patiently(), told as tell:
         async with run.driver:
-            while run.step < config.steps:
+            await validate(run, tell, folder, stop)
+            while run.step < config.steps and not run.validation.exhausted:
                 before = run.ledger
                 metrics, timings, rollout = await one_step(run)
-                done = tell(run.step, metrics, timings, before, rollout)
+                done = tell.step(run.step, metrics, timings, before, rollout)
                 if _skipped(metrics):
                     _keep_last_good(run, before)
                 else:
@@ -110,7 +118,8 @@ async def _train(
                 done()
                 run.under_way.done(run.saved)
                 stop.check_all(f"after step {run.step}")
-                if not callbacks.go_on(callback, run.step, metrics):
+                validated = await validate(run, tell, folder, stop)
+                if not callbacks.go_on(callback, run.step, {**metrics, **validated}):
                     _end_here(run)
                     break
     return folder / "checkpoints"
@@ -128,8 +137,14 @@ def check(config: ConfigDict, resume: bool, step: int | None) -> None:
             f"checkpoint.handoff is {config.checkpoint.handoff!r}, but this run has "
             f"{hosts.count()} processes, whose engines take their weights from memory: use 'memory'"
         )
+    validation.check_settings(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
+    words = parts.words(config.policy)
+    task_stream.check_language(config, words.tokenizer)
+    template, reading = parts.template(config.reading, words), parts.rules(config.reading)
+    sizes.settled(config, template, reading)
+    parts.engine_settings(config.engine, reading, template)
 
 
 def prepare(
@@ -141,6 +156,7 @@ def prepare(
     policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config), screen.warn)
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading, policy.tokenizer)
+    config = sizes.settled(config, template, reading)
     stream = task_stream.opened(config, policy.tokenizer, screen)
     handoff = _handoff(config.checkpoint, folder, parts.adopted(config, policy.config))
     start = starting_policy.content(policy)
@@ -149,6 +165,7 @@ def prepare(
     nobody = PolicySnapshot(-1, None)
     driver = parts.service(config.engine, policy, reading, template, nobody, begun.around)
     sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
+    held_out = validation.opened(config, stream, sampled.reader, screen)
     learning = learner.prepare(config, policy.config, policy.params)
     del policy  # the starting weights live on in the learner alone
 
@@ -162,6 +179,8 @@ def prepare(
         ledger = sampled.restored(saved.data)
         learner.resume(learning, saved)
         step = saved.step
+        if held_out.restored(saved.data, screen):
+            hosts.asked_of_first(lambda: best.mark(checkpoints.folder, held_out.best))
         checkpoints.go_on_from(step)
     if resume:
         begun.take_up()
@@ -175,6 +194,8 @@ def prepare(
         checkpoints=checkpoints,
         handoff=handoff,
         under_way=begun,
+        validation=held_out,
+        screen=screen,
         step=step,
         good=step,
         saved=None if fresh else step,
@@ -243,13 +264,43 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
     return metrics, timings, rollout
 
 
+async def validate(run: Run, tell: Tell, folder: Path, stop: stopping.Stop) -> dict[str, float]:
+    """Validates the step that the engine holds, if it is due; marks the best step so far.
+
+    Returns what was found; nothing if it was not due.
+
+    A step that was skipped is not on disk, and its weights were validated before.
+    """
+    held_out, step = run.validation, run.step
+    if not held_out.due(step) or step != run.good or any(b.step == step for b in held_out.found):
+        return {}
+    began = time.perf_counter()
+    metrics = hosts.asked_of_first(lambda: validation.told(read_metrics(folder), step))
+    if metrics is None or held_out.begun_anew:
+        metrics = await held_out.measure(step, stop)
+        run.driver.rest()  # nothing that it read is there when the next rollout begins
+        run.driver.take_stats()
+        tell.validated(step, metrics)
+    held_out.add(step, metrics)
+    better = held_out.best.step == step
+    hosts.asked_of_first(lambda: best.mark(run.checkpoints.folder, held_out.best))
+    run.screen.say(validation.text(step, metrics, better, began))
+    if held_out.exhausted:
+        run.screen.say(
+            f"stopped early: {held_out.patience} validations brought nothing better than step "
+            f"{held_out.best.step} (validation.patience)"
+        )
+    return metrics
+
+
 # ---------------------------------------------------------------- checkpoint and hand-off
 
 
 async def save_and_hand_over(run: Run) -> None:
     """Saves the step if it is due; the engine adopts its parameters either way."""
     params, run.good = learner.params(run.learner), run.step
-    if run.step % run.config.checkpoint.every == 0 or run.step == run.config.steps:
+    last = run.step == run.config.steps
+    if run.step % run.config.checkpoint.every == 0 or last or run.validation.due(run.step):
         _save(run, params, run.ledger)
     snapshot = _published(run, params)
     del params  # with adapters it is a policy of its own, and the engine is about to hold two
@@ -295,7 +346,8 @@ def _save(run: Run, params: Any, ledger: Ledger, step: int | None = None) -> Non
         "start": run.start,
     }
     beside = learner.saved_beside(learning, params)
-    run.checkpoints.save(step, params, beside, run.rollouts.saved(ledger), meta)
+    data = {**run.rollouts.saved(ledger), **run.validation.saved()}
+    run.checkpoints.save(step, params, beside, data, meta)
     run.saved = step
 
 

@@ -83,13 +83,17 @@ def by(metric: str) -> Score:
     if not metric:
         return score
     metrics.score("", ("",), metric, "plain")
+    return lambda reading, task: score(reading, judged(metric, task))
 
-    def judged(task: Task) -> Task:
-        if task.metric in metrics.ALL_WANTED:
-            return task
-        return dataclasses.replace(task, metric=metric, contract="plain")
 
-    return lambda reading, task: score(reading, judged(task))
+def judged(metric: str, task: Task) -> Task:
+    """Returns the task as a run that rewards by `metric` judges it; see `by`.
+
+    What is no metric (a function, several by weight, nothing) leaves it its own.
+    """
+    if metric not in metrics.METRICS or task.metric in metrics.ALL_WANTED:
+        return task
+    return dataclasses.replace(task, metric=metric, contract="plain")
 
 
 def score(reading: Reading, task: Task) -> Trajectory:

@@ -73,7 +73,7 @@ def test_tasks_are_rows_too(tmp_path):
     ("dataset", "says"),
     [
         ([], "the dataset has no rows"),
-        (5, "the dataset is of type int; give a list"),
+        (5, "the dataset is of type int; give rows, a list of them"),
         ({"train": ROWS}, "the dataset is a mapping of train; give one"),
         (["who ?"], "row 1 of the dataset is of type str, and no mapping of columns: 'who"),
         ([*ROWS, {"question": "who ?"}], "row 4 of the dataset has no text under 'document' or"),

@@ -170,7 +170,7 @@ def test_a_start_that_failed_leaves_nothing(tmp_path, capsys, monkeypatch, comma
         raise error
 
     monkeypatch.chdir(tmp_path)
-    place = {"train": "load_policy", "quickstart": "rules", "eval": "load_policy"}[command]
+    place = {"train": "load_policy", "quickstart": "service", "eval": "load_policy"}[command]
     monkeypatch.setattr(f"notepad_jax.programs.parts.{place}", fails)
     assert cli.main([command, "--json", "--name", "mine", *POLICY_KEY]) in (1, 130)
     assert "--resume" not in one_line(capsys)
@@ -313,7 +313,7 @@ def test_a_policy_goes_in_and_out_and_reads_the_same(story, tmp_path, capsys):
     [
         (["import-hf", "nowhere", "{}/x"], "nowhere is not a folder"),
         (["import-hf", POLICY[1], "{}", "--dtype", "int4"], "dtype is 'int4'"),
-        (["export-hf", "{}", "{}/x"], "has no finished checkpoint"),
+        (["export-hf", "{}", "{}/x"], "here; give a run (runs/NAME) or a Hugging Face folder"),
         (["export-hf", "{}", "{}/x", "--part-size", "0"], "--part-size is 0"),
     ],
 )
