@@ -51,7 +51,8 @@ def to_read(
 
     `step` is one of a run: a number, or "best". Without a `config`, a run is read with its own
     settings, a published policy (one with a chat template) with those of config chat, an
-    endpoint with those of evaluation, and any other as the starter is. Raises ValueError as `policies.resolved` does.
+    endpoint with those of evaluation, and any other as the starter is. Raises ValueError as
+    `policies.resolved` does.
     """
     return _found(source, step, config, changes, measured=False)
 

@@ -6,7 +6,8 @@ engine adopts the new parameters. Every random number is a function of (seed, or
 draw, question, sample, turn), and the account of all draws, with the groups that wait, is part
 of the checkpoint, so a run that was killed continues with the same batches, noise and metrics;
 one that is told to stop (`stopping`) keeps the turns of the rollout under way, too (`under_way`).
-Longer than most files, because a run is read here from its beginning to its end. Above: cli and quickstart; below: everything.
+Longer than most files, because a run is read here from its beginning to its end. Above: cli and
+quickstart; below: everything.
 """
 
 from __future__ import annotations
