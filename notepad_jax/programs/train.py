@@ -129,11 +129,11 @@ def check(config: ConfigDict, resume: bool, step: int | None) -> None:
             f"checkpoint.handoff is {config.checkpoint.handoff!r}, but this run has "
             f"{hosts.count()} processes, whose engines take their weights from memory: use 'memory'"
         )
-    validation.check_settings(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
     words = parts.words(config.policy)
     task_stream.check_language(config, words.tokenizer)
+    validation.check_settings(config)
     template, reading = parts.template(config.reading, words), parts.rules(config.reading)
     sizes.settled(config, template, reading)
     parts.engine_settings(config.engine, reading, template)

@@ -91,6 +91,7 @@ def test_what_is_not_there_is_one_line(here):
             policies.folder_of(policies.resolved(name, items=items))
         assert "\n" not in str(raised.value)
 
+    refused("", "no policy is named; give a run")
     refused("mine", "there is no folder mine; did you mean runs/mine?")
     refused("mine@best", "no folder mine; did you mean runs/mine?")
     refused("runs/yours", "there is no folder runs/yours; give a run")
