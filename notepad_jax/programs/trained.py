@@ -52,12 +52,17 @@ def outcome(config: ConfigDict, folder: Path) -> Outcome:
 def text(found: Outcome) -> str:
     """Returns what the command prints at the end."""
     kept = ", ".join(map(str, found.steps))
-    lines = [f"report       {found.report}", f"checkpoints  {found.checkpoints}  (steps {kept})"]
-    if found.best is not None:
-        score = f"{100 * found.best.score:.1f}% on held-out tasks"
-        lines.append(f"best         {found.folder}@best is step {found.best.step}: {score}")
-    width = max(map(len, found.next))
-    return "\n".join([*lines, *(f"{why:<{width}}  {do}" for why, do in found.next.items())])
+    told = {
+        "report": f"{found.report}",
+        "checkpoints": f"{found.checkpoints}  (steps {kept})",
+        "best": f"{found.folder}@best is step {found.best.step}, with "
+        f"{100 * found.best.score:.1f}% on held-out tasks"
+        if found.best is not None
+        else "",
+        **found.next,
+    }
+    width = max(map(len, told))
+    return "\n".join(f"{name:<{width}}  {words}" for name, words in told.items() if words)
 
 
 def _next(config: ConfigDict, folder: Path, marked: Best | None) -> dict[str, str]:

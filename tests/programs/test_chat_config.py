@@ -8,7 +8,7 @@ import pytest
 
 from notepad_jax import cli
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.programs import configuration, parts, sizes, train
+from notepad_jax.programs import configuration, parts, policies, sizes, train
 from notepad_jax.programs.validation import SCORE
 from notepad_jax.telemetry.metrics import read_metrics
 from tests.programs import chat_models
@@ -94,3 +94,9 @@ def test_the_readmes_block_works_as_it_is_written(here, capsys):
     assert cli.main(["train", "--name", "mine", "--resume", "--config.steps=4", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["steps"][-1] == 4 and told["best"]["step"] in told["steps"]
+    # A run may begin with another; which step that was is written down.
+    second = ["train", "--config", "chat", "--name", "second", WORDS[1], *small, "--json"]
+    assert cli.main([*second, "--config.policy=runs/mine@best", "--config.steps=1"]) == 0
+    began = json.loads((here / "runs" / "second" / "config.json").read_text())["policy"]
+    assert began == f"runs/mine@{told['best']['step']}"
+    assert policies.folder_of(policies.resolved("runs/second")) == POLICY

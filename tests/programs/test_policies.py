@@ -119,6 +119,36 @@ def test_damage_is_said_and_passed_over_unless_the_step_was_asked_for(here):
         policies.resolved("runs/mine@12")
 
 
+def test_a_run_is_read_as_it_was_trained(here, monkeypatch):
+    """`eval` and `ask` take over how it reads, unless a config is named; devices are ours."""
+    said = {
+        "policy": "published", "dtype": "bfloat16", "steps": 7,
+        "reading": {"chunk_size": 96, "max_memory": 24}, "engine": {"slots": 5, "tensor": 4},
+        "evaluate": {"chunk_size": 80, "temperature": 0.5},
+    }  # fmt: skip
+    (here / "runs" / "mine" / "config.json").write_text(json.dumps(said))
+    assert policies.reads_as("runs/mine@best") == {
+        "dtype": "bfloat16", "reading": said["reading"], "engine": {"slots": 5},
+        "evaluate": {"chunk_size": 80},
+    }  # fmt: skip
+    assert policies.reads_as("published") == policies.reads_as(STARTER) == {}
+    seen = []
+
+    def nobody(config, screen):
+        seen.append(config)
+        raise ValueError("nobody reads")
+
+    monkeypatch.setattr("notepad_jax.programs.subjects.named", nobody)
+    words = ["eval", "--json", "--policy", "runs/mine@best", "--config.reading.max_answer=3"]
+    assert cli.main(words) == cli.main([*words, "--config", "quickstart"]) == 1
+    as_trained, as_said = seen
+    assert (as_trained.reading.chunk_size, as_trained.evaluate.chunk_size) == (96, 80)
+    assert (as_trained.reading.max_memory, as_trained.reading.max_answer) == (24, 3)
+    assert (as_trained.engine.slots, as_trained.engine.tensor, as_trained.steps) == (5, 1, 100)
+    assert as_trained.evaluate.temperature == 0.0
+    assert as_said.reading.chunk_size == 256
+
+
 def test_export_takes_the_same_names(here, capsys):
     assert cli.main(["export-hf", "runs/mine@best", "runs/../out", "--dtype", "float32"]) == 0
     assert "step 3 of runs/mine@best" in capsys.readouterr().out
