@@ -21,7 +21,15 @@ from ml_collections import ConfigDict
 
 from notepad_jax.data import datasets
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import configuration, convert, machine, settings, subjects, telling
+from notepad_jax.programs import (
+    configuration,
+    convert,
+    machine,
+    settings,
+    subjects,
+    telling,
+    trained,
+)
 from notepad_jax.programs import evaluate as evaluation
 from notepad_jax.programs import train as training
 from notepad_jax.programs.callbacks import Callback
@@ -43,8 +51,9 @@ class Trained:
 
     name: str  # of the policy, for Reader.load, evaluate and export_hf: "runs/mine"
     folder: Path
-    checkpoints: Path
-    metrics: list[dict[str, float]] = dataclasses.field(repr=False)  # of each step
+    best: int | None  # the step that did best on held-out rows; None without validation
+    report: Path  # report.html
+    metrics: list[dict[str, float]] = dataclasses.field(repr=False)  # of steps and validations
 
 
 def train(
@@ -101,8 +110,10 @@ def train(
             wanted = settings.loaded(wanted, every)
         machine.prepared(wanted)
         screen = stack.enter_context(choose(quiet=quiet or not hosts.first()))
-        checkpoints = training.train(wanted, folder, screen, resume, step, callbacks)
-    return Trained(str(folder), folder, checkpoints, read_metrics(folder))
+        training.train(wanted, folder, screen, resume, step, callbacks)
+        found = trained.outcome(wanted, folder)
+    best = None if found.best is None else found.best.step
+    return Trained(str(folder), folder, best, found.report, read_metrics(folder))
 
 
 def evaluate(

@@ -24,11 +24,12 @@ from ml_collections import ConfigDict
 
 from notepad_jax import commands
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import configuration, machine, reading_list, stopping, telling
+from notepad_jax.programs import configuration, machine, policies, reading_list, stopping, telling
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_json
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import choose
+from notepad_jax.text import chat
 from notepad_jax.types import CompleterFailed
 
 # No room, by the words of the system: what is written in C++ has wrapped the number in them.
@@ -73,7 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 folder = stack.enter_context(opened_folder(arguments))
             config = ConfigDict()
             if name := config_name(arguments, saved := saved_config(arguments, folder)):
-                config = configuration.load(name, shorthand(arguments, name) + overrides, saved)
+                words = shorthand(arguments, name) + overrides
+                config = configuration.load(name, words, saved)
+                if lent := habits(arguments, config):
+                    config = configuration.load(name, words, lent | saved)
             machine.prepared(config)
             refused = None
             try:
@@ -127,12 +131,29 @@ def opened_folder(arguments: argparse.Namespace) -> contextlib.AbstractContextMa
 
 def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str | None:
     """The config of a command: what --config says, or the one that suits the suite."""
-    if arguments.config or arguments.usual != commands.BY_SUITE:
-        return arguments.config or arguments.usual
+    if arguments.config or arguments.usual is None:
+        return arguments.config
+    if (
+        arguments.command == "ask"
+        and arguments.policy
+        and chat.has_template(Path(arguments.policy))
+    ):
+        return "chat"
+    if arguments.usual != commands.BY_SUITE:
+        return arguments.usual
     known = configuration.flat(saved).get("evaluate.suite", reading_list.SYNTHETIC)
     suite = arguments.suite or known
     elsewhere = suite != reading_list.SYNTHETIC or getattr(arguments, "endpoint", None)
     return "ruler" if elsewhere else "quickstart"
+
+
+def habits(arguments: argparse.Namespace, config: ConfigDict) -> dict[str, Any]:
+    """How the run reads that `eval` and `ask` are to read with, unless --config says how."""
+    if arguments.command not in ("eval", "ask") or arguments.config or not config.policy:
+        return {}
+    if config.get("endpoint") and config.endpoint.url:
+        return {}
+    return policies.reads_as(config.policy)
 
 
 def shorthand(arguments: argparse.Namespace, name: str) -> list[str]:

@@ -28,6 +28,7 @@ from notepad_jax.programs import (
     quickstart,
     subjects,
     train,
+    trained,
     warmup,
 )
 from notepad_jax.reader import Reader
@@ -60,8 +61,9 @@ def _quickstart(
 def _train(
     arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
-    checkpoints = train.train(config, folder, screen, arguments.resume, arguments.step)
-    return {"folder": folder, "checkpoints": checkpoints}, f"checkpoints in {checkpoints}"
+    train.train(config, folder, screen, arguments.resume, arguments.step)
+    outcome = trained.outcome(config, folder)
+    return outcome, trained.text(outcome)
 
 
 def _plan(
@@ -212,9 +214,13 @@ def build_parser() -> argparse.ArgumentParser:
     sub = command(
         "train", _train, "quickstart", "reinforcement learning on the final answer (GRPO)",
         "Rollout, reward, update, hand-off, again. Everything goes to runs/NAME: config.json,\n"
-        "metrics.jsonl and TensorBoard events, ledger.jsonl, checkpoints/, trajectories.jsonl.\n"
+        "metrics.jsonl and TensorBoard events, ledger.jsonl, checkpoints/, trajectories.jsonl,\n"
+        "report.html. Held-out tasks are read every --config.validation.every steps.\n"
         "Ctrl-C or SIGTERM keeps the finished turns of the rollout, too, and --resume goes on.\n\n"
-        "example: notepad-jax train --name mine --config.steps=40 --config.seed=1",
+        "examples: notepad-jax train --name mine --config.steps=40 --config.seed=1\n"
+        "          notepad-jax train --config chat --name mine \\\n"
+        "              --config.policy=path/to/Qwen2.5-0.5B-Instruct \\\n"
+        "              --config.tasks.files=questions.jsonl",
     )  # fmt: skip
     training_options(sub)
     sub.add_argument("--hosts", metavar="WHERE", help="one run of several processes, started alike "
@@ -291,6 +297,7 @@ def build_parser() -> argparse.ArgumentParser:
         "ask", _ask, "quickstart", "one question about a file of any size",
         "Reads the file chunk by chunk in constant memory and shows the memory as it changes,\n"
         "then the answer and which chunks changed the memory.\n\n"
+        "A run is read as it was trained; of other policies, a chat model with config chat.\n\n"
         "example: notepad-jax ask --policy runs/quickstart/hf story.txt 'code of Ada ?'",
     )  # fmt: skip
     sub.add_argument("file", help="a text file, or - for standard input")

@@ -91,8 +91,8 @@ def test_what_train_is_given_is_where_the_program_looks(trained):
         quiet=True,
     )  # fmt: skip
     config, folder, resume, step, told, lent = trained[0]
-    assert run == nj.Trained("runs/mine", Path("runs/mine"), folder / "checkpoints",
-                             [{"step": 1, "reward": 0.5}])  # fmt: skip
+    assert run.name == "runs/mine" and run.best is None and run.report.is_file()
+    assert run.metrics == [{"step": 1, "reward": 0.5}]
     assert (resume, step, told) == (False, None, [note]) and folder == run.folder
     assert (config.steps, config.rollout.documents, config.policy) == (20, 2, STARTER)
     assert config.tasks.files == ("runs/mine/given/dataset.jsonl",)

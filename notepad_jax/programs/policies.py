@@ -49,6 +49,8 @@ def resolved(
     one line, for what is not there, is no policy, or is damaged.
     """
     name = str(name)
+    if not name:
+        raise ValueError("no policy is named; give a run (runs/NAME) or a Hugging Face folder")
     if "://" in name:
         return Named(name, name, None, None)
     place, asked = _cut(name)
@@ -100,6 +102,20 @@ def settings(home: str | Path) -> dict[str, Any]:
     path = Path(home) / huggingface.CONFIG
     mend = "mend it, or name the policy's Hugging Face folder (--like)"
     return read_json(path, mend) if path.is_file() else {}
+
+
+def reads_as(name: str | Path) -> dict[str, Any]:
+    """Returns the settings by which a run reads, to be taken over by whoever reads with it.
+
+    {} for what is no run. Devices are left out: they are those of the machine one stands at.
+    """
+    said = _said(Path(resolved(name, lambda line: None, ()).home))
+    found = {name: said[name] for name in ("dtype", "reading", "engine") if name in said}
+    if "reading" not in found:
+        return {}
+    found["engine"] = {k: v for k, v in said.get("engine", {}).items() if k != "tensor"}
+    chunk = {k: v for k, v in said.get("evaluate", {}).items() if k == "chunk_size"}
+    return found | {"evaluate": chunk}
 
 
 def _said(home: Path) -> dict[str, Any]:

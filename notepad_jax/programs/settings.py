@@ -85,19 +85,15 @@ def _found(
     said["policy"] = found.name
     if config:
         return loaded(config, said)
-    if chat.has_template(policies.folder_of(found)):
+    suite = measured and said.get("evaluate.suite", SYNTHETIC) != SYNTHETIC
+    own = policies.reads_as(name)
+    if not own and chat.has_template(policies.folder_of(found)):
         return loaded(SUITES if measured else PUBLISHED, said)
-    own = policies.settings(found.home)
-    if "model_type" in own or "reading" not in own:  # a model, and no run of ours
-        own = configuration.plain(configuration.load(OURS))
-    if not measured or said.get("evaluate.suite", SYNTHETIC) == SYNTHETIC:
-        return loaded(OURS, said, own)
-    how = {key: own[key] for key in ("seed", "dtype", "kernels", "reading", "engine")}
-    how["evaluate"] = {key: own["evaluate"][key] for key in _SAME if key in own["evaluate"]}
-    return loaded(SUITES, said, how)
-
-
-_SAME = ("chunk_size", "context", "at_once", "temperature", "top_p")  # in every evaluation of a run
+    if suite and not own:
+        usual = configuration.plain(configuration.load(OURS))
+        own = {key: usual[key] for key in ("reading", "engine")}
+        own["evaluate"] = {"chunk_size": usual["evaluate"]["chunk_size"]}
+    return loaded(SUITES if suite else OURS, said, own)
 
 
 def at(source: str | os.PathLike[str], step: int | str | None) -> str:

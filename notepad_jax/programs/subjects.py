@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Callable
 
 from ml_collections import ConfigDict
 
-from notepad_jax.programs import parts, waiting
+from notepad_jax.programs import parts, task_stream, waiting
+from notepad_jax.programs.reading_list import SYNTHETIC
 from notepad_jax.reading.endpoint import EndpointCompleter, bare_turn
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.telemetry.progress import Screen
@@ -78,6 +79,13 @@ def named(config: ConfigDict, screen: Screen) -> Subject:
         return endpoint(config, screen)
     if not config.policy:
         raise ValueError("there is nobody to read; give --policy FOLDER or --endpoint URL")
+    words = parts.words(config.policy)  # what does not go together is said before any weight
+    if config.evaluate.suite == SYNTHETIC and not task_stream.knows_starter(words.tokenizer):
+        raise ValueError(
+            f"the suite synthetic is in the starter's language, whose words {config.policy} does "
+            f"not have; choose another --suite"
+        )
+    parts.template(config.reading, words)
     return engine(
         config,
         parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine), screen.warn),

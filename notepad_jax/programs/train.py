@@ -20,7 +20,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from notepad_jax.checkpoint import best
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.service import EngineService
@@ -104,7 +103,9 @@ async def _train(
     if not resume and hosts.first():  # so that a start that is killed can be resumed
         write_json(folder / CONFIG, configuration.plain(config))
     run = prepare(config, folder, screen, resume, step, stop)
-    told = telling.telling(config, folder, screen, run.rollouts.reader, run.step, resume)
+    told = telling.telling(
+        _named(config, run), folder, screen, run.rollouts.reader, run.step, resume
+    )
     with stop.patiently(), told as tell:
         async with run.driver:
             await validate(run, tell, folder, stop)
@@ -126,6 +127,13 @@ async def _train(
     return folder / "checkpoints"
 
 
+def _named(config: ConfigDict, run: Run) -> ConfigDict:
+    """Returns the config with the step of a run that it began with: it may have newer ones."""
+    config = config.copy_and_resolve_references().unlock()
+    config.policy = run.start["folder"]
+    return config.lock()
+
+
 def check(config: ConfigDict, resume: bool, step: int | None) -> None:
     """Raises ValueError for what is wrong and can be known before anything is loaded."""
     _, settings, _ = learner.settings_of(config)
@@ -138,11 +146,11 @@ def check(config: ConfigDict, resume: bool, step: int | None) -> None:
             f"checkpoint.handoff is {config.checkpoint.handoff!r}, but this run has "
             f"{hosts.count()} processes, whose engines take their weights from memory: use 'memory'"
         )
-    validation.check_settings(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
     words = parts.words(config.policy)
     task_stream.check_language(config, words.tokenizer)
+    validation.check_settings(config)
     template, reading = parts.template(config.reading, words), parts.rules(config.reading)
     sizes.settled(config, template, reading)
     parts.engine_settings(config.engine, reading, template)
@@ -181,7 +189,7 @@ def prepare(
         learner.resume(learning, saved)
         step = saved.step
         if held_out.restored(saved.data, screen):
-            hosts.asked_of_first(lambda: best.mark(checkpoints.folder, held_out.best))
+            held_out.mark(checkpoints.folder)
         checkpoints.go_on_from(step)
     if resume:
         begun.take_up()
@@ -283,14 +291,9 @@ async def validate(run: Run, tell: Tell, folder: Path, stop: stopping.Stop) -> d
         run.driver.take_stats()
         tell.validated(step, metrics)
     held_out.add(step, metrics)
-    better = held_out.best.step == step
-    hosts.asked_of_first(lambda: best.mark(run.checkpoints.folder, held_out.best))
-    run.screen.say(validation.text(step, metrics, better, began))
-    if held_out.exhausted:
-        run.screen.say(
-            f"stopped early: {held_out.patience} validations brought nothing better than step "
-            f"{held_out.best.step} (validation.patience)"
-        )
+    held_out.mark(run.checkpoints.folder)
+    for line in validation.lines(held_out, metrics, began):
+        run.screen.say(line)
     return metrics
 
 

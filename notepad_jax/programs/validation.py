@@ -17,11 +17,13 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from notepad_jax.checkpoint import best
 from notepad_jax.checkpoint.best import Best
 from notepad_jax.data import formats, held_out
 from notepad_jax.eval import methods, readings, summary
@@ -88,6 +90,10 @@ class Validation:
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         self.found.append(Best(step, metrics[SCORE]))
+
+    def mark(self, checkpoints: Path) -> None:
+        """Marks the best step so far in a run's folder of steps."""
+        hosts.asked_of_first(lambda: best.mark(checkpoints, self.best))
 
     # ------------------------------------------------------------ in a checkpoint
 
@@ -242,16 +248,22 @@ def told(lines: Iterable[Mapping[str, float]], step: int) -> dict[str, float] | 
     return {name: found[-1][name] for name in found[-1] if name != "step"} if found else None
 
 
-def text(step: int, metrics: Mapping[str, float], better: bool, began: float) -> str:
-    """Returns the line that is shown of a validation."""
+def lines(done: Validation, metrics: Mapping[str, float], began: float) -> Iterator[str]:
+    """Yields what is said of the validation that was added last."""
+    last, best_one = done.found[-1], done.best
     lengths = [
         f"{name.removeprefix(SCORE + '_')} {100 * value:.1f}%"
         for name, value in metrics.items()
         if name.startswith(SCORE + "_")
     ]
     by_length = f" ({', '.join(lengths)})" if len(lengths) > 1 else ""
-    return (
-        f"step {step}: {100 * metrics[SCORE]:.1f}% of {metrics['validation/questions']:,.0f} "
+    yield (
+        f"step {last.step}: {100 * last.score:.1f}% of {metrics['validation/questions']:,.0f} "
         f"held-out questions{by_length}, in {time.perf_counter() - began:.1f} s"
-        + ("; the best so far" if better else "")
+        + ("; the best so far" if last == best_one else "")
     )
+    if done.exhausted:
+        yield (
+            f"stopped early: {done.patience} validations brought nothing better than step "
+            f"{best_one.step} (validation.patience)"
+        )

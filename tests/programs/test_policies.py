@@ -91,6 +91,7 @@ def test_what_is_not_there_is_one_line(here):
             policies.folder_of(policies.resolved(name, items=items))
         assert "\n" not in str(raised.value)
 
+    refused("", "no policy is named; give a run")
     refused("mine", "there is no folder mine; did you mean runs/mine?")
     refused("mine@best", "no folder mine; did you mean runs/mine?")
     refused("runs/yours", "there is no folder runs/yours; give a run")
@@ -116,6 +117,36 @@ def test_damage_is_said_and_passed_over_unless_the_step_was_asked_for(here):
     assert len(said) == 1 and "step 12 is damaged" in said[0] and "newest good step is 9" in said[0]
     with pytest.raises(ValueError, match="step 12 is damaged .*others there: 3, 9"):
         policies.resolved("runs/mine@12")
+
+
+def test_a_run_is_read_as_it_was_trained(here, monkeypatch):
+    """`eval` and `ask` take over how it reads, unless a config is named; devices are ours."""
+    said = {
+        "policy": "published", "dtype": "bfloat16", "steps": 7,
+        "reading": {"chunk_size": 96, "max_memory": 24}, "engine": {"slots": 5, "tensor": 4},
+        "evaluate": {"chunk_size": 80, "temperature": 0.5},
+    }  # fmt: skip
+    (here / "runs" / "mine" / "config.json").write_text(json.dumps(said))
+    assert policies.reads_as("runs/mine@best") == {
+        "dtype": "bfloat16", "reading": said["reading"], "engine": {"slots": 5},
+        "evaluate": {"chunk_size": 80},
+    }  # fmt: skip
+    assert policies.reads_as("published") == policies.reads_as(STARTER) == {}
+    seen = []
+
+    def nobody(config, screen):
+        seen.append(config)
+        raise ValueError("nobody reads")
+
+    monkeypatch.setattr("notepad_jax.programs.subjects.named", nobody)
+    words = ["eval", "--json", "--policy", "runs/mine@best", "--config.reading.max_answer=3"]
+    assert cli.main(words) == cli.main([*words, "--config", "quickstart"]) == 1
+    as_trained, as_said = seen
+    assert (as_trained.reading.chunk_size, as_trained.evaluate.chunk_size) == (96, 80)
+    assert (as_trained.reading.max_memory, as_trained.reading.max_answer) == (24, 3)
+    assert (as_trained.engine.slots, as_trained.engine.tensor, as_trained.steps) == (5, 1, 100)
+    assert as_trained.evaluate.temperature == 0.0
+    assert as_said.reading.chunk_size == 256
 
 
 def test_export_takes_the_same_names(here, capsys):

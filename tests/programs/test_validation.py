@@ -14,12 +14,15 @@ from notepad_jax.checkpoint.best import Best
 from notepad_jax.data import files, held_out
 from notepad_jax.data.records import of_files
 from notepad_jax.data.task_sources import by_source
+from notepad_jax.parallel import hosts
 from notepad_jax.programs import configuration, policies, train, validation
-from notepad_jax.programs.stopping import Stopped
+from notepad_jax.programs.stopping import Stop, Stopped
 from notepad_jax.programs.validation import SCORE, Validation
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import METRICS
 from notepad_jax.telemetry.progress import SilentScreen
+from tests import fakes
+from tests.eval.reading import items, reader, task
 from tests.programs.runs import SMALL, run
 
 SUITE = (
@@ -83,6 +86,55 @@ def test_settings_that_cannot_work_are_one_line_before_anything_is_loaded(words,
     assert "\n" not in str(refused.value)
 
 
+# ---------------------------------------------------------------- one validation
+
+
+def measuring(temperature: float = 0.0) -> Validation:
+    """Five questions at two lengths, read by somebody who writes down each chunk's first word."""
+    tasks = [task(name, f"{name} is blue of red", name) for name in ("red", "green", "blue")]
+    read_at = [*items(*tasks, length=512), *items(*tasks[:2], length=2048)]
+    made = reader(fakes.first_of_chunk())
+    sampling = dataclasses.replace(made.sampling, temperature=temperature)
+    return Validation(1, 9, 0, read_at, dataclasses.replace(made, sampling=sampling))
+
+
+def test_a_validation_is_the_share_of_questions_right_by_length_and_over_all():
+    metrics = asyncio.run(measuring().measure(4, Stop()))
+    by_length = metrics[f"{SCORE}_512"], metrics[f"{SCORE}_2K"]
+    assert by_length == (1 / 3, 1 / 2) and metrics[SCORE] == pytest.approx(2 / 5)
+    assert (metrics["validation/questions"], metrics["validation/unanswered"]) == (5, 0)
+
+
+def test_several_processes_read_a_share_each_and_find_the_same(monkeypatch):
+    whole, said = asyncio.run(measuring().measure(4, Stop())), []
+    monkeypatch.setattr(hosts, "count", lambda: 2)
+
+    def one_of_two(index, gather):
+        monkeypatch.setattr(hosts, "index", lambda: index)
+        monkeypatch.setattr(hosts, "gather", gather)
+        made = measuring()
+        return asyncio.run(made.measure(4, Stop())), made.reader.completer.calls
+
+    def alone(told):
+        said.append(told)
+        return [told]
+
+    calls = [len(one_of_two(index, alone)[1]) for index in (0, 1)]
+    assert min(calls) > 0  # nobody reads everything
+    parts = [told for told in said if told != b"null"]  # the others say that nobody stops
+    for index in (0, 1):
+        gathered = one_of_two(index, lambda told: parts if told != b"null" else [told] * 2)[0]
+        assert gathered == whole
+
+
+def test_other_tasks_or_another_sampling_begin_a_new_curve():
+    first, same, other = measuring(), measuring(), measuring(temperature=0.5)
+    first.add(0, {SCORE: 0.5})
+    assert same.restored(first.saved(), SilentScreen()) and same.found == first.found
+    assert not other.restored(first.saved(), SilentScreen()) and other.begun_anew
+    assert Validation(0, 9, 0).saved() == {}
+
+
 # ---------------------------------------------------------------- held out of the files
 
 
@@ -111,9 +163,9 @@ def test_what_is_held_out_is_never_drawn_and_twins_stay_together(rows):
             assert len(held[name]) in (least, least + 1) and kept.held_out[name] == len(held[name])
             twins = {"twin", make_tasks(0, 512, 1)[0].id} & all_of_it
             assert not twins or twins <= ids(held[name]) or not twins & ids(held[name])
-        drawn = of_files(kept, 0)
-        seen = {drawn.at(ordinal)[0].id for ordinal in range(60)}
-        assert not seen & set().union(*map(ids, held.values()))
+    drawn = of_files(kept, 0)
+    seen = {drawn.at(ordinal)[0].id for ordinal in range(30)}
+    assert not seen & set().union(*map(ids, held.values()))
     with pytest.raises(ValueError, match="all of which would be held out; lower validation.split"):
         held_out.split(sources, 1.0, {})
 
