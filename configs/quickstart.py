@@ -48,7 +48,9 @@ def get_config() -> ConfigDict:
             files=(),
             weights=(),  # of sources, as "ruler-qa/hotpotqa=2"; one that is not named has 1
             max_tokens=0,  # of a document; longer ones lose their middle. 0: no limit
-            reward="",  # a metric instead of each task's own: "boxed" is that of memory agents
+            # Instead of each task's own: a metric ("boxed" is that of memory agents), a function of
+            # yours (module:function), or several (my_rewards:early=0.9,em=0.1).
+            reward="",
         )
     )
 
