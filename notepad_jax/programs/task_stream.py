@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from notepad_jax.data import held_out
+from notepad_jax.data import held_out, sources
 from notepad_jax.data.records import Records, generated, of_files
 from notepad_jax.data.rows import Pair
 from notepad_jax.data.task_sources import LongQuestions, by_source, without_long_questions
@@ -70,14 +71,21 @@ def opened(config: ConfigDict, tokenizer: Tokenizer, screen: Screen) -> TaskStre
     )
 
 
-def check_language(config: ConfigDict, tokenizer: Tokenizer) -> None:
-    """Raises ValueError where generated documents would be drawn and a policy lacks their words."""
+def check_files(config: ConfigDict, tokenizer: Tokenizer) -> None:
+    """Raises ValueError for files that are not there, before any weight is loaded.
+
+    And where none is named and a policy lacks the words of the documents that are made instead.
+    """
     if not config.tasks.files and not knows_starter(tokenizer):
         raise ValueError(
             f"tasks.files is empty, and the documents that are made instead are the starter's word "
             f"game, whose words {tokenizer.path} does not have; name task files, for example "
-            f"{configuration.FLAG}tasks.files=questions.jsonl (docs/models.md says what is in one)"
+            f"{configuration.FLAG}tasks.files=questions.jsonl (data/README.md says what is in one)"
         )
+    held = config.validation.files if config.get("validation") else ()
+    for path in (*config.tasks.files, *held):
+        if not sources.is_remote(path) and not Path(path).exists():
+            raise ValueError(f"there is no task file {path}; mend tasks.files or validation.files")
 
 
 def knows_starter(tokenizer: Tokenizer) -> bool:

@@ -134,8 +134,8 @@ def _named(config: ConfigDict, run: Run) -> ConfigDict:
     return config.lock()
 
 
-def check(config: ConfigDict, resume: bool, step: int | None) -> None:
-    """Raises ValueError for what is wrong and can be known before anything is loaded."""
+def check(config: ConfigDict, resume: bool, step: int | None) -> parts.Words:
+    """Raises ValueError for what is wrong and can be known before any weight is loaded."""
     _, settings, _ = learner.settings_of(config)
     there = parts.trainers_mesh(config)
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
@@ -149,11 +149,13 @@ def check(config: ConfigDict, resume: bool, step: int | None) -> None:
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
     words = parts.words(config.policy)
-    task_stream.check_language(config, words.tokenizer)
-    validation.check_settings(config)
-    template, reading = parts.template(config.reading, words), parts.rules(config.reading)
+    task_stream.check_files(config, words.tokenizer)
+    validation.check_settings(config, words.tokenizer)
+    reading = parts.rules(config.reading, words.tokenizer)
+    template = parts.template(config.reading, words)
     sizes.settled(config, template, reading)
     parts.engine_settings(config.engine, reading, template)
+    return words
 
 
 def prepare(
@@ -161,12 +163,13 @@ def prepare(
     stop: stopping.Stop | None = None,
 ) -> Run:  # fmt: skip
     """Loads the policy and puts the parts together, where a checkpoint left them."""
-    check(config, resume, step)  # before anything is written or removed
+    words = check(config, resume, step)  # before anything is written or removed
+    stream = task_stream.opened(config, words.tokenizer, screen)
+    held_out = validation.items(config, stream, words.tokenizer, screen)
     policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config), screen.warn)
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading, policy.tokenizer)
     config = sizes.settled(config, template, reading)
-    stream = task_stream.opened(config, policy.tokenizer, screen)
     handoff = _handoff(config.checkpoint, folder, parts.adopted(config, policy.config))
     start = starting_policy.content(policy)
     identity = {**configuration.plain(config), "start": start}
@@ -174,7 +177,7 @@ def prepare(
     nobody = PolicySnapshot(-1, None)
     driver = parts.service(config.engine, policy, reading, template, nobody, begun.around)
     sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
-    held_out = validation.opened(config, stream, sampled.reader, screen)
+    held_out = validation.opened(config, held_out, sampled.reader)
     learning = learner.prepare(config, policy.config, policy.params)
     del policy  # the starting weights live on in the learner alone
 
@@ -274,11 +277,9 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
 
 
 async def validate(run: Run, tell: Tell, folder: Path, stop: stopping.Stop) -> dict[str, float]:
-    """Validates the step that the engine holds, if it is due; marks the best step so far.
+    """Validates the step that the engine holds, if it is due and was not skipped.
 
-    Returns what was found; nothing if it was not due.
-
-    A step that was skipped is not on disk, and its weights were validated before.
+    Returns what was found; nothing where nothing was read.
     """
     held_out, step = run.validation, run.step
     if not held_out.due(step) or step != run.good or any(b.step == step for b in held_out.found):

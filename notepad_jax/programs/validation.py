@@ -30,14 +30,16 @@ from notepad_jax.eval import methods, readings, summary
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item, Result, check, measure
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import reading_list, subjects
+from notepad_jax.programs import reading_list, subjects, task_stream
 from notepad_jax.programs.stopping import Stop
 from notepad_jax.programs.task_stream import TaskStream
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.rollout import rewards
+from notepad_jax.tasks import suites
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import Documents
+from notepad_jax.text.tokenizer import Tokenizer
 
 SCORE = "validation/score"  # over all questions; and SCORE_2K, ... by length
 OTHER_QUESTIONS = 2**19  # between the seeds of `eval` and those of validation
@@ -123,34 +125,45 @@ class Validation:
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
 
 
-def opened(config: ConfigDict, stream: TaskStream, reader: Reader, screen: Screen) -> Validation:
-    """Returns what a run validates on, by the reader of its rollouts.
+def items(
+    config: ConfigDict, stream: TaskStream, tokenizer: Tokenizer, screen: Screen
+) -> list[Item]:
+    """Returns what a run reads at each validation.
 
     Raises ValueError for tasks that cannot be had, and for questions that are too long.
     """
     v = config.get("validation")
     if not v or not v.every:
-        return Validation(0, config.steps, 0)
-    tokenizer, rules, sampling = reader.tokenizer, reader.rules, reader.sampling
-    tasks = _tasks(config, stream, subjects.counter(tokenizer), screen)
-    items = [
+        return []
+    found = [
         Item(task, methods.NOTEPAD, length, repeat)
-        for length, of_length in sorted(tasks.items())
+        for length, of_length in sorted(
+            _tasks(config, stream, subjects.counter(tokenizer), screen).items()
+        )
         for task in of_length
         for repeat in range(v.repeats)
     ]
-    check(items, tokenizer, rules.max_question)
+    check(found, tokenizer, config.reading.max_question)
+    return found
+
+
+def opened(config: ConfigDict, wanted: Sequence[Item], reader: Reader) -> Validation:
+    """Returns the validations of a run, by the reader of its rollouts."""
+    v = config.get("validation")
+    if not v or not v.every:
+        return Validation(0, config.steps, 0)
+    sampling = TurnSampling(v.temperature, v.top_p, reader.sampling.stop_ids, config.seed)
     reads = dataclasses.replace(
         reader,
-        sampling=TurnSampling(v.temperature, v.top_p, sampling.stop_ids, config.seed),
-        chunks_of=Documents(tokenizer, rules.chunk_size),
+        sampling=sampling,
+        chunks_of=Documents(reader.tokenizer, reader.rules.chunk_size),
         at_once=config.engine.slots,
     )
-    return Validation(v.every, config.steps, v.patience, items, reads)
+    return Validation(v.every, config.steps, v.patience, wanted, reads)
 
 
-def check_settings(config: ConfigDict) -> None:
-    """Raises ValueError for settings that cannot work, before anything is loaded."""
+def check_settings(config: ConfigDict, tokenizer: Tokenizer) -> None:
+    """Raises ValueError for settings that cannot work, before any weight is loaded."""
     v = config.get("validation")
     if not v or not v.every:
         return
@@ -166,6 +179,17 @@ def check_settings(config: ConfigDict) -> None:
         raise ValueError(
             "validation.split holds out a share of tasks.files, which is empty; name a "
             "validation.suite instead (synthetic, with validation.lengths)"
+        )
+    if v.suite and v.suite not in (reading_list.SYNTHETIC, *suites.SUITES):
+        raise ValueError(
+            f"validation.suite is {v.suite!r}; use one of {reading_list.SYNTHETIC}, "
+            f"{', '.join(suites.SUITES)}, or name task files (validation.files)"
+        )
+    if v.suite == reading_list.SYNTHETIC and not task_stream.knows_starter(tokenizer):
+        raise ValueError(
+            f"validation.suite is {v.suite}, which is in the starter's language, whose words "
+            f"{tokenizer.path} does not have; use one of {', '.join(suites.SUITES)}, or another "
+            f"of validation.split and validation.files"
         )
     if v.suite and not v.lengths:
         raise ValueError(

@@ -47,10 +47,13 @@ def test_without_questions_nobody_is_trained_on_the_starters_game(here, capsys):
     assert not (here / "runs").exists() or not list((here / "runs").iterdir())
 
 
-def test_sizes_that_no_turn_at_its_limits_fits_are_refused(here):
+def test_what_does_not_fit_together_is_refused_before_anything_is_loaded(here):
     assert "engine.row_tokens is 512" in refused(*WORDS, "--config.engine.row_tokens=512")
     assert "grpo.row_length is 768" in refused(*WORDS, "--config.grpo.row_length=768")
     assert "engine.pages is 5" in refused(*WORDS, "--config.engine.pages=5")
+    suite = [f"--config.validation.{word}" for word in ("split=0", "suite=synthetic", "lengths=2k")]
+    assert "validation.suite is synthetic, which is in the starter's" in refused(*WORDS, *suite)
+    assert "no task file mine.jsonl" in refused(WORDS[0], "--config.tasks.files=mine.jsonl")
     assert "there is no folder path/to/Qwen3" in refused("--config.policy=path/to/Qwen3", WORDS[1])
     config = configuration.load("chat", WORDS)
     train.check(config, False, None)
