@@ -67,7 +67,7 @@ def _here(name: str, function: functions.Function, answer: str, row: Mapping[str
     thread.start()
     thread.join(MAX_SECONDS)
     if not found:
-        raise _failed(name, row, _LATE.format(MAX_SECONDS))
+        raise _failed(name, row, f"had not answered after {MAX_SECONDS:g} s")
     if isinstance(found[0], _Raised):
         problem = found[0].problem
         raise _failed(name, row, f"raised {type(problem).__name__}: {problem}") from problem
@@ -79,15 +79,13 @@ def _there(name: str, process: worker.Worker, answer: str, row: Mapping[str, Any
     try:
         reply = process.ask({"answer": answer, "row": dict(row)}, MAX_SECONDS)
     except TimeoutError:
-        raise _failed(name, row, _LATE.format(MAX_SECONDS)) from None
+        late = f"had not answered after {MAX_SECONDS:g} s, and was stopped"
+        raise _failed(name, row, late) from None
     except worker.Ended as end:
         raise _failed(name, row, f"ended its process (code {end.code})") from None
     if "raised" in reply:
         raise _failed(name, row, f"raised {reply['raised']}")
     return _checked(name, row, reply["value"], reply["shown"])
-
-
-_LATE = "had not answered after {:g} s, and was stopped"
 
 
 class _Raised:
