@@ -189,16 +189,32 @@ def in_a_notebook(cell):
     return asyncio.run(kernel())
 
 
+HOW = {
+    "policy": STARTER, "steps": 3, "data": {"tokens": 512, "questions": 2},
+    "rollout": {"documents": 2, "group_size": 4}, "engine": {"slots": 16, "pages": 96},
+    "grpo": {"row_length": 512, "micro_batch_rows": 1},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_callback_ends_a_run_with_its_step_on_disk_from_where_it_goes_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rarely = {**HOW, "steps": 9, "checkpoint": {"handoff": "memory", "every": 5}}
+    run = nj.train(
+        name="mine", changes=rarely, callbacks=[lambda step, metrics: step < 2], quiet=True
+    )
+    assert [line["step"] for line in run.metrics] == [1, 2]
+    saved = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
+    assert [name for name in saved if name.isdecimal()] == ["0", "2"]
+    run = nj.train(name="mine", resume=True, changes={"steps": 3}, quiet=True)
+    assert [line["step"] for line in run.metrics] == [1, 2, 3]
+
+
 @pytest.mark.slow
 def test_the_stop_button_keeps_what_was_begun_and_the_run_goes_on(tmp_path, monkeypatch):
     """Stopped in the second rollout; then it is the run that was not stopped."""
     monkeypatch.chdir(tmp_path)
-    how = {
-        "policy": STARTER, "steps": 3, "data": {"tokens": 512, "questions": 2},
-        "rollout": {"documents": 2, "group_size": 4}, "engine": {"slots": 16, "pages": 96},
-        "grpo": {"row_length": 512, "micro_batch_rows": 1},
-    }  # fmt: skip
-    nj.train(name="whole", changes=how, quiet=True)
+    nj.train(name="whole", changes=HOW, quiet=True)
     launched, seen = Replay._launched, []
 
     def interrupted(self, launch, params, contexts):
@@ -212,7 +228,7 @@ def test_the_stop_button_keeps_what_was_begun_and_the_run_goes_on(tmp_path, monk
     with monkeypatch.context() as patched:
         patched.setattr(Replay, "_launched", interrupted)
         with pytest.raises(stopping.Stopped, match="in the rollout of step 2, of which"):
-            in_a_notebook(lambda: nj.train(name="mine", changes=how, quiet=True))
+            in_a_notebook(lambda: nj.train(name="mine", changes=HOW, quiet=True))
     reading = []
 
     def enough(step, metrics):
