@@ -133,6 +133,8 @@ def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str 
     """The config of a command: what --config says, or the one that suits the suite."""
     if arguments.config or arguments.usual is None:
         return arguments.config
+    if arguments.command == "ask" and arguments.endpoint:
+        return "ruler"
     if (
         arguments.command == "ask"
         and arguments.policy

@@ -302,7 +302,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     sub.add_argument("file", help="a text file, or - for standard input")
     sub.add_argument("question")
-    sub.add_argument("--policy", help=POLICY)
+    reader_options(sub)
 
     def conversion(
         name: str, run: Callable[..., tuple[Any, str]], short: str, long: str

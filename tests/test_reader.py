@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import json
 import os
 import signal
 import threading
@@ -10,11 +11,13 @@ import threading
 import pytest
 
 import notepad_jax as nj
-from notepad_jax.programs import configuration, subjects
+from notepad_jax import cli
+from notepad_jax.programs import configuration, subjects, waiting
 from notepad_jax.programs.ask import CannotRead
 from notepad_jax.reader import Reader
 from tests import fakes
 from tests.programs.runs import ROOT
+from tests.reading.http_server import Server, good
 
 SMALL = (
     "--config.reading.max_memory=6",
@@ -177,3 +180,27 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path):
         with pytest.raises(ValueError, match=says) as said:
             Reader.load(source, step=step)
         assert "\n" not in str(said.value)
+
+
+@pytest.fixture
+def server():
+    """An OpenAI-compatible server in a thread of its own, which knows one word."""
+    with waiting.Loop() as elsewhere:
+        serving = Server(lambda request: good("red") if request.body else (200, MODELS))
+        elsewhere.run(serving.__aenter__())
+        yield serving
+        elsewhere.run(serving.__aexit__())
+
+
+MODELS = {"data": [{"id": "the only one"}]}
+
+
+def test_an_endpoint_reads_too_and_so_it_does_for_ask(server, tmp_path, capsys):
+    with Reader.load(server.url) as one:
+        reading = one.read(nj.TextDocument(STORY), "who ?")
+    assert reading.answer == "red" and [m.text for m in reading.memories] == ["red"]
+    assert {request.body.get("model") for request in server.requests} == {None, "the only one"}
+    path = tmp_path / "story.txt"
+    path.write_text(STORY)
+    assert cli.main(["ask", "--endpoint", server.url, "--json", str(path), "who ?"]) == 0
+    assert json.loads(capsys.readouterr().out)["memories"] == [[1, "red"]]
