@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from notepad_jax.checkpoint import steps
+from notepad_jax.checkpoint import best, steps
 from notepad_jax.checkpoint.checksums import named_leaves
 from notepad_jax.programs import under_way
 from notepad_jax.rollout import archive
@@ -44,7 +44,9 @@ def differences(whole: Path, other: Path) -> list[str]:
     there = [_names(folder / "checkpoints") for folder in (whole, other)]
     if there[0] != there[1]:
         found.append(f"checkpoints: {there[0]} are now {there[1]}")
-    for step in sorted(set(there[0]) & set(there[1])):
+    if best.NAME in there[0]:
+        found.append(_of_bytes(*(folder / "checkpoints" / best.NAME for folder in (whole, other))))
+    for step in sorted(set(there[0]) & set(there[1]) - {best.NAME}):
         pair = [folder / "checkpoints" / step for folder in (whole, other)]
         for item in TREES:
             found.append(_of_trees(item, *pair))

@@ -48,7 +48,9 @@ def get_config() -> ConfigDict:
             files=(),
             weights=(),  # of sources, as "ruler-qa/hotpotqa=2"; one that is not named has 1
             max_tokens=0,  # of a document; longer ones lose their middle. 0: no limit
-            reward="",  # a metric instead of each task's own; "memagent" is that of memory agents
+            # Instead of each task's own: a metric ("memagent" is that of memory agents), a
+            # function of yours (module:function), or several (my_rewards:early=0.9,em=0.1).
+            reward="",
         )
     )
 
@@ -136,6 +138,22 @@ def get_config() -> ConfigDict:
             # "": in runs/NAME. Else FOLDER/NAME/checkpoints: a bucket (gs://...) or a disk; several
             # hosts need one that all of them see.
             folder="",
+        )
+    )
+    # Held-out tasks, read with what was learnt so far; on one of suite, files and split.
+    config.validation = ConfigDict(
+        dict(
+            every=0,  # steps; 0 never
+            suite="",  # synthetic (the starter's), ruler, ruler-qa, memory
+            tasks=(),  # of the suite
+            lengths=(),  # of its documents: the training length, and longer ones
+            files=(),  # task files
+            split=0.0,  # share of tasks.files that is held out
+            samples=64,  # questions of a length, or of a file
+            repeats=1,
+            temperature=0.0,
+            top_p=1.0,
+            patience=0,  # validations without a better one, after which the run ends; 0 never
         )
     )
     config.engine = ConfigDict(

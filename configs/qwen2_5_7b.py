@@ -135,6 +135,22 @@ def get_config() -> ConfigDict:
             folder="",
         )
     )
+    # Held-out tasks, read with what was learnt so far; on one of suite, files and split.
+    config.validation = ConfigDict(
+        dict(
+            every=0,  # steps; 0 never
+            suite="",  # synthetic (the starter's), ruler, ruler-qa, memory
+            tasks=(),  # of the suite
+            lengths=(),  # of its documents: the training length, and longer ones
+            files=(),  # task files
+            split=0.0,  # share of tasks.files that is held out
+            samples=64,  # questions of a length, or of a file
+            repeats=1,
+            temperature=0.0,
+            top_p=1.0,
+            patience=0,  # validations without a better one, after which the run ends; 0 never
+        )
+    )
     config.engine = ConfigDict(
         dict(
             tensor=4,  # the devices of a host, a kv head each

@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import errno
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,14 +22,22 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-import pallas_kernels
 from notepad_jax import commands
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import compiled, configuration, reading_list, stopping, telling
+from notepad_jax.programs import (
+    compiled,
+    configuration,
+    machine,
+    policies,
+    reading_list,
+    stopping,
+    telling,
+)
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_json
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import choose, harmless
+from notepad_jax.text import chat
 from notepad_jax.types import CompleterFailed
 
 # No room, by the words of the system: what is written in C++ has wrapped the number in them.
@@ -57,8 +64,7 @@ SHORTHAND = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. Mistakes of the user end in one line."""
-    # orbax and grain talk at every step; what they log as an error they raise as well.
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    machine.quiet()
     parser = commands.build_parser()
     arguments, words = parser.parse_known_args(argv)
     overrides = [word for word in words if word.startswith(configuration.FLAG)]
@@ -79,9 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 folder = stack.enter_context(opened_folder(arguments))
             config = ConfigDict()
             if name := config_name(arguments, saved := saved_config(arguments, folder)):
-                config = configuration.load(name, shorthand(arguments, name) + overrides, saved)
-            compiled.keep()
-            pallas_kernels.use(config.get("kernels", "auto"))
+                words = shorthand(arguments, name) + overrides
+                config = configuration.load(name, words, saved)
+                if lent := habits(arguments, config):
+                    config = configuration.load(name, words, lent | saved)
+            machine.prepared(config)
             refused = None
             try:
                 result, text = arguments.run(arguments, config, folder, screen)
@@ -142,12 +150,31 @@ def opened_folder(arguments: argparse.Namespace) -> contextlib.AbstractContextMa
 
 def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str | None:
     """The config of a command: what --config says, or the one that suits the suite."""
-    if arguments.config or arguments.usual != commands.BY_SUITE:
-        return arguments.config or arguments.usual
+    if arguments.config or arguments.usual is None:
+        return arguments.config
+    if arguments.command == "ask" and arguments.endpoint:
+        return "ruler"
+    if (
+        arguments.command == "ask"
+        and arguments.policy
+        and chat.has_template(Path(arguments.policy))
+    ):
+        return "chat"
+    if arguments.usual != commands.BY_SUITE:
+        return arguments.usual
     known = configuration.flat(saved).get("evaluate.suite", reading_list.SYNTHETIC)
     suite = arguments.suite or known
     elsewhere = suite != reading_list.SYNTHETIC or getattr(arguments, "endpoint", None)
     return "ruler" if elsewhere else "quickstart"
+
+
+def habits(arguments: argparse.Namespace, config: ConfigDict) -> dict[str, Any]:
+    """How the run reads that `eval` and `ask` are to read with, unless --config says how."""
+    if arguments.command not in ("eval", "ask") or arguments.config or not config.policy:
+        return {}
+    if config.get("endpoint") and config.endpoint.url:
+        return {}
+    return policies.reads_as(config.policy)
 
 
 def shorthand(arguments: argparse.Namespace, name: str) -> list[str]:

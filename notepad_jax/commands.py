@@ -23,14 +23,15 @@ from notepad_jax.programs import (
     build,
     convert,
     evaluate,
-    parts,
     plan,
     plan_table,
     quickstart,
     subjects,
     train,
+    trained,
     warmup,
 )
+from notepad_jax.reader import Reader
 from notepad_jax.telemetry.progress import Screen
 
 EXIT_CODES = "exit codes: 0 done, 1 bad input, 2 bad command line, 130 Ctrl-C, 143 SIGTERM"
@@ -38,6 +39,7 @@ OVERRIDES = """\
 Any value of the config can be changed on the command line:
   --config.steps=20 --config.grpo.clip_high=0.28
 A key that does not exist is an error that names the nearest one."""
+POLICY = "runs/NAME, runs/NAME@STEP or @best, or a Hugging Face folder (the config's)"
 BY_SUITE = "by suite"  # the usual config of a command that has several
 
 
@@ -59,8 +61,9 @@ def _quickstart(
 def _train(
     arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
-    checkpoints = train.train(config, folder, screen, arguments.resume, arguments.step)
-    return {"folder": folder, "checkpoints": checkpoints}, f"checkpoints in {checkpoints}"
+    train.train(config, folder, screen, arguments.resume, arguments.step)
+    outcome = trained.outcome(config, folder)
+    return outcome, trained.text(outcome)
 
 
 def _plan(
@@ -106,11 +109,10 @@ def _build(
 def _ask(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
-    config.engine.replicas = 1  # one document is read by one engine
-    policy = parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
     document = ask.FileDocument(None if arguments.file == "-" else Path(arguments.file))
-    answer = ask.ask(config, policy, document, arguments.question, screen)
-    where = ", ".join(f"{chunk:,}" for chunk, _ in answer.changes) or "none"
+    with Reader(config, screen) as reader:
+        answer = reader.read(document, arguments.question)
+    where = ", ".join(f"{chunk:,}" for chunk, _ in answer.memories) or "none"
     text = (
         f"{answer.answer}\n"
         f"(read {answer.tokens:,} tokens in {answer.chunks:,} chunks; "
@@ -201,7 +203,7 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("--squad", metavar="FILE", help="SQuAD's json, here or in gs://")
 
     def reader_options(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("--policy", help="a Hugging Face folder (the config's)")
+        sub.add_argument("--policy", help=POLICY)
         sub.add_argument("--endpoint", metavar="URL", help="read through this server instead")
         sub.add_argument("--model", help="at the endpoint; may be left out if it has one")
         sub.add_argument("--tokenizer", help="a folder with a tokenizer that counts tokens")
@@ -214,9 +216,13 @@ def build_parser() -> argparse.ArgumentParser:
     sub = command(
         "train", _train, "quickstart", "reinforcement learning on the final answer (GRPO)",
         "Rollout, reward, update, hand-off, again. Everything goes to runs/NAME: config.json,\n"
-        "metrics.jsonl and TensorBoard events, ledger.jsonl, checkpoints/, trajectories.jsonl.\n"
+        "metrics.jsonl and TensorBoard events, ledger.jsonl, checkpoints/, trajectories.jsonl,\n"
+        "report.html. Held-out tasks are read every --config.validation.every steps.\n"
         "Ctrl-C or SIGTERM keeps the finished turns of the rollout, too, and --resume goes on.\n\n"
-        "example: notepad-jax train --name mine --config.steps=40 --config.seed=1",
+        "examples: notepad-jax train --name mine --config.steps=40 --config.seed=1\n"
+        "          notepad-jax train --config chat --name mine \\\n"
+        "              --config.policy=path/to/Qwen2.5-0.5B-Instruct \\\n"
+        "              --config.tasks.files=questions.jsonl",
     )  # fmt: skip
     training_options(sub)
     sub.add_argument("--hosts", metavar="WHERE", help="one run of several processes, started alike "
@@ -300,11 +306,12 @@ def build_parser() -> argparse.ArgumentParser:
         "ask", _ask, "quickstart", "one question about a file of any size",
         "Reads the file chunk by chunk in constant memory and shows the memory as it changes,\n"
         "then the answer and which chunks changed the memory.\n\n"
+        "A run is read as it was trained; of other policies, a chat model with config chat.\n\n"
         "example: notepad-jax ask --policy runs/quickstart/hf story.txt 'code of Ada ?'",
     )  # fmt: skip
     sub.add_argument("file", help="a text file, or - for standard input")
     sub.add_argument("question")
-    sub.add_argument("--policy", help="a Hugging Face folder (default: the config's)")
+    reader_options(sub)
 
     def conversion(
         name: str, run: Callable[..., tuple[Any, str]], short: str, long: str
@@ -340,7 +347,9 @@ def build_parser() -> argparse.ArgumentParser:
         "examples: notepad-jax export-hf runs/mine exported --dtype bfloat16\n"
         "          notepad-jax export-hf runs/mine adapters --adapters",
     )  # fmt: skip
-    sub.add_argument("source", metavar="SRC", help="a run (runs/NAME) or what import-hf wrote")
+    sub.add_argument(
+        "source", metavar="SRC", help="runs/NAME, runs/NAME@STEP or @best, or what import-hf wrote"
+    )
     sub.add_argument("target", metavar="DST", help="a new local folder or a gs:// URL")
     sub.add_argument("--adapters", action="store_true", help="adapters alone, for PEFT")
     sub.add_argument("--dtype", help="bfloat16 or float32 (bfloat16; of adapters, float32)")

@@ -81,6 +81,8 @@ class Task:
     metric: str  # a name in notepad_jax.scoring.metrics.METRICS
     contract: str = "plain"  # where in the completion the answer stands: scoring.extraction
     evidence: tuple[Evidence, ...] = ()  # where the facts are known, in the document's order
+    # JSON values that only a reward of the user's looks at (scoring.own).
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.answers:

@@ -27,7 +27,7 @@ import jax
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from notepad_jax.checkpoint import bucket, manifest, shelves
+from notepad_jax.checkpoint import best, bucket, manifest, shelves
 from notepad_jax.checkpoint.checksums import HandoffError, compare, leaf_checksums, named_leaves
 from notepad_jax.checkpoint.hf.storage import first_line
 from notepad_jax.checkpoint.targets import as_published, cast, check_shapes, placed
@@ -126,12 +126,12 @@ def write(
 ) -> None:  # fmt: skip
     """Saves `parts` as a step, in place of it and of later ones, which then are deleted.
 
-    The newest `keep` steps survive, and multiples of `keep_every`. Nothing else is deleted before
-    the new step is whole. One program at a time may write to a folder: where it has several
-    processes, all of them call this, write what their devices hold, and the first does the rest;
-    the folder is a bucket, or on a disk that all of them see. At most `in_flight` bytes of leaves
-    wait to be there, more than the largest leaf has; without it all of them may, compressed, in
-    memory.
+    The newest `keep` steps survive, multiples of `keep_every`, and the best one. Nothing else is
+    deleted before the new step is whole. One program at a time may write to a folder: where it
+    has several processes, all of them call this, write what their devices hold, and the first
+    does the rest; the folder is a bucket, or on a disk that all of them see. At most `in_flight`
+    bytes of leaves wait to be there, more than the largest leaf has; without it all of them may,
+    compressed, in memory.
     """
     shelf = shelves.at(folder)
     hosts.asked_of_first(lambda: shelf.begin(step))
@@ -154,11 +154,12 @@ def write(
 
 
 def retain(folder: Folder, keep: int, keep_every: int | None = None) -> None:
-    """Deletes all but the newest `keep` steps and multiples of `keep_every`, and leftovers."""
+    """Deletes leftovers, and steps but the newest `keep`, multiples of `keep_every`, the best."""
     shelf = shelves.at(folder)
     shelf.sweep(aside=False)
+    kept = best.read(folder)
     for old in shelf.steps()[:-keep]:
-        if keep_every is None or old % keep_every:
+        if (keep_every is None or old % keep_every) and (kept is None or old != kept.step):
             shelf.remove(old)
 
 

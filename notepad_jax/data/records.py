@@ -58,8 +58,8 @@ class Records:
                 f"this data position was saved in a run that draws {drawn[0]}, and this one "
                 f"draws {drawn[1]}; resume with the tasks.files of the saved run"
             )
-        for name, ours in self.identity.items():
-            theirs = saved.get(name)
+        for name in {**self.identity, "held_out": None}:
+            theirs, ours = saved.get(name), self.identity.get(name)
             if name == "max_question":
                 continue  # it matters where it leaves something out, and `left_out` says so
             if name == "files":
@@ -70,6 +70,12 @@ class Records:
                     f"{saved.get('max_question')} tokens left out ({_counts(theirs)}), and the "
                     f"run leaves out those of more than {self.identity['max_question']} "
                     f"({_counts(ours)}); resume with the reading.max_question of the saved run"
+                )
+            elif name == "held_out" and theirs != ours:
+                raise ValueError(
+                    f"this data position was saved with tasks held out: {_counts(theirs)}, and "
+                    f"the run holds out: {_counts(ours)}; resume with the validation.split of the "
+                    f"saved run"
                 )
             elif theirs != ours:
                 raise ValueError(
@@ -145,6 +151,8 @@ def of_files(
         "left_out": {name: n for name, n in sources.left_out.items() if name in drawn},
         "max_question": sources.max_question,
     }
+    if held_out := {name: n for name, n in sources.held_out.items() if name in drawn}:
+        identity["held_out"] = held_out
     parts = [
         grain.MapDataset.range(len(sources.tasks[name]))[shard_index::shard_count]
         .seed(_own_seed(seed, name))

@@ -1,14 +1,16 @@
 """A task as a JSON object, and back: the row that both forms of task files hold.
 
     {"id": ..., "question": ..., "answers": [...], "source": ..., "metric": ...,
-     "contract": ..., "length": 8192, "evidence": [[text, place], ...], "document": ...}
+     "contract": ..., "length": 8192, "evidence": [[text, place], ...], "extra": {...},
+     "document": ...}
 
 The metadata comes first and the document last, written piece by piece; `length` is the
 document's length in tokens that its maker aimed at, 0 if unknown. Rows that somebody wrote by
 hand need a question, answers (one text, or several) and a document or context: an `id` that is
 missing is the name of the file and the number of the row, the `source` the name of the file, and
 where no `metric` is named an answer is right that contains a gold one (`sub_em`), wherever it
-stands (`auto`). Above: jsonl and array_records; below: sources.
+stands (`auto`). What only a reward of the user's looks at is `extra`. Above: jsonl and
+array_records; below: sources.
 """
 
 from __future__ import annotations
@@ -73,6 +75,7 @@ def written(task: Task, length: int) -> Iterator[bytes]:
         "contract": task.contract,
         "length": length,
         "evidence": [[fact.text, fact.place] for fact in task.evidence],
+        **({"extra": dict(task.extra)} if task.extra else {}),
     }
     blank = True
     try:
@@ -115,6 +118,7 @@ def task_of(columns: dict[str, Any], document: Document, where: str, name: str) 
         answers=answers,
         contract=_text({"contract": contract, **columns}, "contract", where),
         evidence=tuple(Evidence(fact, float(place)) for fact, place in evidence),
+        extra=_extra(columns, where),
     )
     return task, length
 
@@ -144,6 +148,13 @@ def _text(columns: dict[str, Any], name: str, where: str) -> str:
     if not isinstance(columns[name], str) or not columns[name]:
         raise ValueError(f"{where}: {name!r} must be a text, it is {columns[name]!r:.80}")
     return columns[name]
+
+
+def _extra(columns: dict[str, Any], where: str) -> dict[str, Any]:
+    extra = columns.get("extra", {})
+    if not isinstance(extra, dict):
+        raise ValueError(f"{where}: 'extra' must be an object with columns, it is {extra!r:.80}")
+    return extra
 
 
 def _is_evidence(fact: Any) -> bool:

@@ -40,6 +40,7 @@ class TaskSources:
     tasks: Mapping[str, Sequence[Pair]]
     files: Mapping[str, tuple[TaskFile, ...]]  # by source: those that hold its tasks, in order
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by source, if any
+    held_out: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by source, if any
     max_question: int | None = None  # tokens; longer ones are left out. None: nobody looked
 
 
@@ -181,10 +182,10 @@ def _divided(
     long = LongQuestions(name, len(pairs) - len(kept), len(pairs), longest_id, longest)
     if isinstance(pairs, list):
         return [pairs[number] for number in kept], long
-    return _Chosen(pairs, np.array(kept, np.int64)), long
+    return Chosen(pairs, np.array(kept, np.int64)), long
 
 
-class _Chosen(Sequence):
+class Chosen(Sequence):
     """Some of a file's tasks, read when they are asked for."""
 
     def __init__(self, pairs: Sequence[Pair], numbers: np.ndarray) -> None:

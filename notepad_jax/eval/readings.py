@@ -76,7 +76,7 @@ class Readings:
 
     def add(self, result: Result) -> None:
         """Writes a finished reading and its memories."""
-        fields = dataclasses.asdict(result) | {"finish": result.finish.value}
+        fields = told(result)
         number = self._file.add(fields, self._under_way.pop(result.key, None) or Spool())
         self._done[result.key], self._number[result.key] = result, number
 
@@ -86,10 +86,20 @@ class Readings:
 
     def _take_up(self, number: int, fields: dict[str, Any]) -> None:
         try:
-            told = fields | {"gold": tuple(fields["gold"]), "finish": Finish(fields["finish"])}
-            result = Result(**told)
+            result = understood(fields)
         except (ValueError, KeyError, TypeError):
             raise self._file.broken(number) from None
         self._done.pop(result.key, None)
         if not result.failed:
             self._done[result.key], self._number[result.key] = result, number
+
+
+def told(result: Result) -> dict[str, Any]:
+    """Returns a result as JSON values."""
+    return dataclasses.asdict(result) | {"finish": result.finish.value}
+
+
+def understood(fields: Mapping[str, Any]) -> Result:
+    """Returns the result that `told` told. Raises ValueError, KeyError or TypeError for others."""
+    said = {**fields, "gold": tuple(fields["gold"]), "finish": Finish(fields["finish"])}
+    return Result(**said)

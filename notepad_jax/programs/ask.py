@@ -1,29 +1,25 @@
-"""`notepad-jax ask`: one question about one file of any size.
+"""One question about one document: what `notepad-jax ask` and the Python API's `Reader` do.
 
-The file is read as a stream, chunk by chunk, in constant memory; the note that the policy
-keeps is shown whenever it changes. The memory agent and the engine are those of training.
-Above: cli.
+The document is read as a stream, chunk by chunk, in constant memory; the note that the policy
+keeps is shown whenever it changes. The memory agent and the completer are those of training and
+evaluation. Above: `reader`, which keeps the completer open; below: reading.memory_agent.
 """
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-from ml_collections import ConfigDict
-
-from notepad_jax.programs import parts
+from notepad_jax.programs.subjects import Subject
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import ChunkedDocument
-from notepad_jax.text.prompts import Template
-from notepad_jax.types import MemoryState, PolicySnapshot, Turn, TurnKind
+from notepad_jax.types import Completer, Document, Finish, TurnKind
 
 PIECE = 1 << 16  # bytes read at a time
 
@@ -78,74 +74,79 @@ class FileDocument:
             self.bytes_read += len(block)
 
 
+class Memory(NamedTuple):
+    """What was noted down when a chunk had been read."""
+
+    chunk: int  # counted from 1
+    text: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Answer:
     """What was answered, and how the memory came to hold it."""
 
     answer: str
+    truncated: bool  # cut at the limit of an answer
     chunks: int
-    tokens: int
-    changes: tuple[tuple[int, str], ...]  # (chunk counted from 1, the memory after it)
+    tokens: int  # of the document
+    memories: tuple[Memory, ...]  # one for every chunk that changed what was noted
 
 
-def ask(
-    config: ConfigDict,
-    policy: parts.LoadedPolicy,
-    document: FileDocument,
+async def ask(
+    completer: Completer,
+    subject: Subject,
+    rules: Rules,
+    sampling: TurnSampling,
+    document: Document,
     question: str,
     screen: Screen,
 ) -> Answer:
-    """Reads the document and answers. Raises ValueError for input that cannot be read."""
-    rules = dataclasses.replace(parts.rules(config.reading), chunk_size=config.evaluate.chunk_size)
-    template = parts.template(config.reading, policy)
-    asked = memory_agent.encode_question(policy.tokenizer, question, rules.max_question)
+    """Reads the document and answers.
+
+    Raises ValueError for a question that is empty or too long, CannotRead for a document that
+    is empty (and FileDocument's problems), and CompleterFailed.
+    """
+    tokenizer, template = subject.tokenizer, subject.template
+    asked = memory_agent.encode_question(tokenizer, question, rules.max_question)
     if not len(asked):
         raise ValueError("the question is empty; ask something, for example 'code of Ada ?'")
-    chunks = ChunkedDocument(policy.tokenizer, document, rules.chunk_size)
+    chunks = ChunkedDocument(tokenizer, document, rules.chunk_size)
     try:
         chunks[0]
     except IndexError:
-        raise CannotRead(f"{document.name} is empty; there is nothing to read") from None
+        raise CannotRead(f"{_name(document)} is empty; there is nothing to read") from None
 
-    size = document.path.stat().st_size if document.path is not None else None
-    bar = screen.bar("reading", size, "bytes")
+    bar = screen.bar("reading", _size(document), "bytes")
     seen = 0
-    changes: list[tuple[int, str]] = []
-    shown = policy.tokenizer.decode(template.no_memory)
-
-    def on_turn(turn: Turn, state: MemoryState) -> None:
-        nonlocal shown, seen
+    memories: list[Memory] = []
+    shown = tokenizer.decode(template.no_memory)
+    state = memory_agent.start(asked, chunks)
+    async for turn, after in memory_agent.read(completer, template, rules, state, sampling):
         if turn.kind is not TurnKind.UPDATE:
-            return
-        memory = policy.tokenizer.decode(template.shown_memory(state.memory_tokens))
+            continue
+        memory = tokenizer.decode(template.shown_memory(after.memory_tokens))
         if memory != shown:
             shown = memory
-            changes.append((turn.chunk + 1, memory))
+            memories.append(Memory(turn.chunk + 1, memory))
             screen.say(f"chunk {turn.chunk + 1:,}: {memory}")
-        bar.advance(document.bytes_read - seen, tokens=chunks.tokens_read, memory=shown)
-        seen = document.bytes_read
-
-    answer = asyncio.run(_answer(config, policy, rules, template, asked, chunks, on_turn))
+        read = document.bytes_read if isinstance(document, FileDocument) else 0
+        bar.advance(read - seen, tokens=chunks.tokens_read, memory=shown)
+        seen = read
     bar.finish()
-    return Answer(answer, chunks.total_chunks, chunks.tokens_read, tuple(changes))
-
-
-async def _answer(
-    config: ConfigDict,
-    policy: parts.LoadedPolicy,
-    rules: memory_agent.Rules,
-    template: Template,
-    question: memory_agent.Tokens,
-    chunks: ChunkedDocument,
-    on_turn: Callable[[Turn, MemoryState], None],
-) -> str:
-    e = config.evaluate
-    sampling = TurnSampling(e.temperature, e.top_p, template.stop_ids, config.seed)
-    service = parts.service(
-        config.engine, policy, rules, template, PolicySnapshot(0, policy.params)
+    return Answer(
+        answer=tokenizer.decode(memory_agent.written(turn.completion)),
+        truncated=turn.completion.finish is not Finish.STOP,
+        chunks=chunks.total_chunks,
+        tokens=chunks.tokens_read,
+        memories=tuple(memories),
     )
-    start = memory_agent.start(question, chunks)
-    async with service:
-        async for turn, state in memory_agent.read(service, template, rules, start, sampling):
-            on_turn(turn, state)
-    return policy.tokenizer.decode(memory_agent.written(turn.completion))
+
+
+def _name(document: Document) -> str:
+    return document.name if isinstance(document, FileDocument) else "the document"
+
+
+def _size(document: Document) -> int | None:
+    if not isinstance(document, FileDocument) or document.path is None:
+        return None
+    return document.path.stat().st_size

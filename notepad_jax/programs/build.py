@@ -10,7 +10,6 @@ below: tasks.suites, data.files, and `evaluate` and `subjects` for the reader.
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import dataclasses
 import itertools
@@ -27,7 +26,7 @@ from notepad_jax.data.rows import Pair
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item, measure
 from notepad_jax.eval.methods import NOTEPAD
-from notepad_jax.programs import configuration, evaluate, parts, reading_list, subjects
+from notepad_jax.programs import configuration, evaluate, parts, reading_list, subjects, waiting
 from notepad_jax.reading.loop import Reader
 from notepad_jax.scoring import metrics
 from notepad_jax.tasks import suites
@@ -262,7 +261,7 @@ def _unknown_numbers(
     """As `unknown`, but asked once for a folder: all its files hold the same questions."""
     path = folder / f"unknown-{name}.json"
     if not path.is_file():
-        write_json(path, asyncio.run(unknown(config, name, sources, reader, screen)))
+        write_json(path, waiting.run(unknown(config, name, sources, reader, screen)))
     return json.loads(path.read_text(encoding="utf-8"))
 
 

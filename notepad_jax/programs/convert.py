@@ -2,10 +2,10 @@
 
 An imported policy is a folder with the published config.json and tokenizer files, and
 `checkpoints/0`: an orbax step with `params` and `meta`, which `checkpoint.steps.load_params`
-reads onto any mesh, as it reads a run's steps. `export_hf` takes such a folder, a run
-(runs/NAME), or a folder of steps, and streams the newest good step out, one tensor at a time,
-without restoring the tree; `export_adapters` writes what a run with low-rank adapters trained,
-for PEFT. All write beside their destination and take its name at the end.
+reads onto any mesh, as it reads a run's steps. `export_hf` takes such a folder or a run
+(`policies`) and streams the step out, one tensor at a time, without restoring the tree;
+`export_adapters` writes what a run with low-rank adapters trained, for PEFT. All write beside
+their destination and take its name at the end.
 """
 
 from __future__ import annotations
@@ -26,20 +26,12 @@ from notepad_jax.checkpoint.checksums import combine, leaf_checksums
 from notepad_jax.checkpoint.hf import adapters, huggingface, storage
 from notepad_jax.checkpoint.hf.folder_swap import new_folder
 from notepad_jax.checkpoint.hf.writing import PART_BYTES, Written
-from notepad_jax.checkpoint.steps import (
-    CHECKPOINTS,
-    Folder,
-    choose,
-    place_of,
-    read_meta,
-    steps_in,
-    write,
-)
+from notepad_jax.checkpoint.steps import Folder, read_meta, write
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.lora import Lora
 from notepad_jax.parallel import mesh, rules
-from notepad_jax.telemetry.identity import read_json
+from notepad_jax.programs import policies
 from notepad_jax.telemetry.progress import Bar, Screen
 
 DTYPES = ("bfloat16", "float32")
@@ -106,7 +98,7 @@ def import_hf(
         for name, content in beside.items():
             (temporary / name).write_bytes(content)
         screen.say("writing the checkpoint")
-        _save(temporary / CHECKPOINTS, config, params)
+        _save(temporary / policies.CHECKPOINTS, config, params)
     return Imported(
         source=str(source),
         folder=str(folder),
@@ -149,8 +141,8 @@ def export_hf(
     """
     began = time.perf_counter()
     _known(dtype, DTYPES)
-    where, step = _step(Path(source), step, target, screen, "params")
-    like = like or _origin(Path(source))
+    found, where, step = _chosen(source, step, target, screen, "params")
+    like = like or policies.folder_of(found)
     kvstore = storage.open_kvstore(like)
     text = storage.read_json(like, kvstore, huggingface.CONFIG)
     config = _sizes(where, like, step)
@@ -176,15 +168,15 @@ def export_adapters(
     """
     began = time.perf_counter()
     _known(dtype, DTYPES)
-    where, step = _step(Path(source), step, target, screen, "opt")
-    lora = _lora(Path(source))
-    like = like or _origin(Path(source))
+    found, where, step = _chosen(source, step, target, screen, "opt")
+    lora = _lora(found.home)
+    like = like or policies.folder_of(found)
     config = _sizes(where, like, step)
-    found = _adapters(f"{where}/{step}")
-    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(found))
+    adapted = _adapters(f"{where}/{step}")
+    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(adapted))
     bar = screen.bar("export", _megabytes(size * np.dtype(dtype).itemsize), "MB")
     written = adapters.export_adapters(
-        config, lora, found, like, target, dtype, overwrite, _counter(bar)
+        config, lora, adapted, like, target, dtype, overwrite, _counter(bar)
     )
     bar.finish()
     return _exported(source, step, config, dtype, written, began)
@@ -199,12 +191,12 @@ def _adapters(step: Folder) -> Any:
     return stored.open_tree(step, "opt", under=("trained",))
 
 
-def _lora(source: Path) -> Lora:
+def _lora(run: str) -> Lora:
     """Returns how the policy of a run was adapted, as its settings say."""
-    said = _settings(source).get("grpo", {}).get("lora", {})
+    said = policies.settings(run).get("grpo", {}).get("lora", {})
     if not said.get("rank"):
         raise ValueError(
-            f"{source} trained no adapters (its config.json has no grpo.lora.rank above 0); "
+            f"{run} trained no adapters (its config.json has no grpo.lora.rank above 0); "
             f"export the policy, without --adapters"
         )
     return Lora(said["rank"], said["alpha"], tuple(said["targets"]))
@@ -231,48 +223,24 @@ def _abstract(config: PolicyConfig, dtype: str) -> list[jax.ShapeDtypeStruct]:
     return jax.tree.leaves(parameters.abstract_params(config, dtype))
 
 
-def _step(
-    source: Path, step: int | None, target: str, screen: Screen, item: str
-) -> tuple[Folder, int]:
-    """Returns where the steps of `source` lie, and the step asked for, or the newest good one.
+def _chosen(
+    source: str | Path, step: int | None, target: str, screen: Screen, item: str
+) -> tuple[policies.Named, Folder, int]:
+    """Finds the step to export; returns (what was found, the folder of steps, the step).
 
     Good is a step whose `item` and `meta` are as they were saved; the rest is not read.
     """
     _local(source, "a checkpoint of ours")
-    where: Folder = source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else source
-    _apart(where, target)
-    if elsewhere := _settings(source).get("checkpoint", {}).get("folder"):
-        # A run that was brought here whole has its steps beside its settings.
-        where = where if steps_in(where) else place_of(source, elsewhere)
-    if not steps_in(where):
+    name = str(source) if step is None else f"{source}{policies.AT}{step}"
+    found = policies.resolved(name, screen.warn, (item, "meta"))
+    if found.steps is None:
         raise ValueError(
-            f"{source} has no finished checkpoint; give a run (runs/NAME) or what import-hf wrote"
+            f"{source} has no finished checkpoint; give a run (runs/NAME, runs/NAME@best) or what "
+            f"import-hf wrote"
         )
-    return where, choose(where, step, screen.warn, (item, "meta"))
-
-
-def _origin(source: Path) -> str:
-    """Returns the Hugging Face folder whose policy `source` holds."""
-    text = _settings(source)
-    if "model_type" in text:
-        return str(_folder(source))
-    if isinstance(text.get("policy"), str):  # a run's settings
-        return text["policy"]
-    raise ValueError(
-        f"{source} does not say which policy it started from; name that Hugging Face folder "
-        f"(like), whose tokenizer and config.json belong to the export"
-    )
-
-
-def _folder(source: Path) -> Path:
-    return source.parent if source.name == CHECKPOINTS else source
-
-
-def _settings(source: Path) -> dict[str, Any]:
-    """Returns the config.json of a run or an imported policy; {} where there is none."""
-    path = _folder(source) / huggingface.CONFIG
-    mend = "mend it, or name the policy's Hugging Face folder (--like)"
-    return read_json(path, mend) if path.is_file() else {}
+    for read in (found.home, found.steps):
+        _apart(str(read), target)
+    return found, found.steps, found.step
 
 
 def _sizes(where: Folder, like: str, step: int) -> PolicyConfig:

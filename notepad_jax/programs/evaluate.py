@@ -9,7 +9,6 @@ Above: cli and quickstart; below: reading_list, subjects, eval and report.
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextlib
 import dataclasses
@@ -25,7 +24,7 @@ from notepad_jax.eval import methods, summary
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Progress, Result, check, measure
 from notepad_jax.eval.readings import Readings
-from notepad_jax.programs import configuration, provenance, reading_list
+from notepad_jax.programs import configuration, parts, provenance, reading_list, waiting
 from notepad_jax.programs.reading_list import SYNTHETIC, Job
 from notepad_jax.programs.subjects import Subject, counter
 from notepad_jax.reading.loop import Reader
@@ -92,7 +91,7 @@ def read(
     screen: Screen,
 ) -> list[Result]:
     """Makes the readings that `readings` lacks; returns those of all jobs, in their order."""
-    asyncio.run(_read(config, subject, planned, label, readings, screen))
+    waiting.run(_read(config, subject, planned, label, readings, screen))
     return readings.of(item for job in planned for item in job.items)
 
 
@@ -114,7 +113,9 @@ async def _read(
         if not failures:
             failures.append(failure)
 
-    for rules, group in itertools.groupby(left, lambda pair: pair[0].rules):
+    update = parts.rules(config.reading, subject.tokenizer).memory_update
+    for limits, group in itertools.groupby(left, lambda pair: pair[0].rules):
+        rules = dataclasses.replace(limits, memory_update=update)
         async with subject.opened(rules) as completer:
             chunks_of = Documents(subject.tokenizer, rules.chunk_size)
             reader = Reader(

@@ -7,6 +7,7 @@ Every program reads the same keys through these functions, so training, evaluati
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from notepad_jax import functions
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.checkpoint.steps import CHECKPOINTS, as_stored, load_params, require
+from notepad_jax.checkpoint.steps import as_stored, load_params
 from notepad_jax.checkpoint.targets import check_shapes, placed
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.executor import Executor, Runs
@@ -26,8 +28,10 @@ from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh
 from notepad_jax.parallel.rules import SERVING, TRAINING
-from notepad_jax.programs import compiled
+from notepad_jax.programs import compiled, policies, sizes
+from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.reading.memory_rules import OwnRule
 from notepad_jax.text import chat
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer, open_tokenizer
@@ -40,10 +44,19 @@ Where = Callable[[PolicyConfig], Any]  # the sharding of every parameter of a po
 
 @dataclasses.dataclass(frozen=True)
 class LoadedPolicy:
-    """A policy from a Hugging Face folder, and its tokenizer."""
+    """A policy and its tokenizer."""
 
     config: PolicyConfig
     params: Any
+    tokenizer: Tokenizer
+    folder: Path  # Hugging Face folder: tokenizer, chat template, config.json
+    name: str  # as `policies.resolved` names it again: the folder, or runs/mine@40
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """What of a policy is known before its weights are read."""
+
     tokenizer: Tokenizer
     folder: Path
 
@@ -123,8 +136,11 @@ def adopted(
 # ---------------------------------------------------------------- the policy
 
 
-def load_policy(folder: str | Path, activations: str = "", where: Where = on_one) -> LoadedPolicy:
-    """Reads config, weights and tokenizer of a Hugging Face folder, or of what import-hf wrote.
+def load_policy(
+    name: str | Path, activations: str = "", where: Where = on_one,
+    say: Callable[[str], None] = warnings.warn,
+) -> LoadedPolicy:  # fmt: skip
+    """Reads config, weights and tokenizer of what `policies.resolved` finds under a name.
 
     The weights are as stored; every device reads its own slices of them, and `where` says which
     (`to_learn`, `to_read`). `activations` is the dtype that the policy computes in; "" is the
@@ -134,13 +150,14 @@ def load_policy(folder: str | Path, activations: str = "", where: Where = on_one
         known = ", ".join(map(repr, ACTIVATIONS))
         raise ValueError(f"dtype is {activations!r}; use one of {known}, or '' for the policy's")
     compiled.keep()  # for those who come by Python and not by the command line
-    steps = Path(folder) / CHECKPOINTS
-    if steps.is_dir():
+    found = policies.resolved(name, say)
+    folder = policies.folder_of(found)
+    if found.steps is not None:
         config = huggingface.import_config(folder)
-        require(steps, 0, ("params", "meta"), "import the policy again")
-        like = as_stored(steps, 0)
-        check_shapes(like, parameters.abstract_params(config), str(steps))
-        params, _ = load_params(steps, 0, placed(like, where(config)))
+        like = as_stored(found.steps, found.step)
+        there = f"{found.steps}/{found.step}"
+        check_shapes(like, parameters.abstract_params(config), there)
+        params, _ = load_params(found.steps, found.step, placed(like, where(config)))
     else:
         config, store = huggingface.open_policy(folder)
         params = huggingface.import_params(config, store, where(config))
@@ -153,10 +170,16 @@ def load_policy(folder: str | Path, activations: str = "", where: Where = on_one
     config = dataclasses.replace(
         config, valid_vocab=tokenizer.vocab_size, dtype=activations or config.dtype
     )
-    return LoadedPolicy(config, params, tokenizer, Path(folder))
+    return LoadedPolicy(config, params, tokenizer, Path(folder), found.name)
 
 
-def template(reading: ConfigDict, policy: LoadedPolicy) -> Template:
+def words(name: str) -> Words:
+    """Returns the tokenizer of what `policies.resolved` finds, and its folder; reads no weight."""
+    folder = policies.folder_of(policies.resolved(name, lambda line: None, ()))
+    return Words(open_tokenizer(folder), Path(folder))
+
+
+def template(reading: ConfigDict, policy: LoadedPolicy | Words) -> Template:
     """Returns the prompts of a reading, in the turn markers of the model or of the file."""
     if reading.chat not in ("model", "file"):
         raise ValueError(f"reading.chat is {reading.chat!r}; use 'model' or 'file'")
@@ -166,29 +189,39 @@ def template(reading: ConfigDict, policy: LoadedPolicy) -> Template:
     return Template.load(reading.template, policy.tokenizer, frame)
 
 
-def rules(reading: ConfigDict) -> Rules:
-    """Returns the limits of a reading from a config's `reading` section."""
+def rules(reading: ConfigDict, tokenizer: Tokenizer | None = None) -> Rules:
+    """Returns the limits of a reading from a config's `reading` section.
+
+    Without a tokenizer they are limits alone: a memory rule of the user's is not looked for.
+    """
+    update = reading.memory_update
+    if ":" in update:
+        update = memory_agent.MEMORY_UPDATES[0]
+        if tokenizer is not None:
+            name = reading.memory_update
+            function = functions.named(name, "reading.memory_update")
+            update = OwnRule(name, function, tokenizer)
     return Rules(
         max_question=reading.max_question,
         chunk_size=reading.chunk_size,
         max_memory=reading.max_memory,
         max_answer=reading.max_answer,
-        memory_update=reading.memory_update,
+        memory_update=update,
     )
 
 
 def engine_settings(engine: ConfigDict, reading: Rules, template: Template) -> EngineSettings:
-    """Returns the sizes of an engine that is large enough for `reading`."""
+    """Returns the sizes of an engine for `reading`; ValueError for one that is too small."""
     longest = template.longest_prompt(reading.max_question, reading.chunk_size, reading.max_memory)
-    answer = max(reading.max_memory, reading.max_answer)
+    answer, turns = max(reading.max_memory, reading.max_answer), sizes.turns(template, reading)
     return EngineSettings(
         slots=engine.slots,
         page_size=engine.page_size,
-        pages=engine.pages,
+        pages=sizes.pages(engine, turns, longest, answer),
         max_prompt=longest,
         max_new_tokens=answer,
         steps_per_launch=engine.steps_per_launch,
-        row_tokens=engine.row_tokens,
+        row_tokens=sizes.row_tokens(engine, turns),
         cache_dtype=engine.cache_dtype,
     )
 

@@ -35,7 +35,7 @@ from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.parallel import place
 from notepad_jax.parallel.rules import SERVING, TRAINING
-from notepad_jax.programs import learner, parts, workload
+from notepad_jax.programs import learner, parts, sizes, workload
 from notepad_jax.text import chat
 from notepad_jax.text.approximate import ApproximateTokenizer
 from notepad_jax.text.prompts import Template
@@ -97,7 +97,7 @@ def policy_of(config: ConfigDict) -> Policy:
     Raises ValueError where it is neither.
     """
     folder = Path(config.policy)
-    if folder.is_dir():
+    if config.policy and folder.is_dir():
         found = huggingface.import_config(folder)
         tokenizer = open_tokenizer(folder)
         framed = config.reading.chat == "model" and chat.has_template(folder)
@@ -112,8 +112,8 @@ def policy_of(config: ConfigDict) -> Policy:
             f"models whose sizes are known: {', '.join(MODELS)}"
         )
     template = Template.load(config.reading.template, tokenizer, frame)
-    sizes = dataclasses.replace(found, dtype=config.dtype or found.dtype)
-    return Policy(name, counted_by, sizes, found.dtype, template)
+    policy = dataclasses.replace(found, dtype=config.dtype or found.dtype)
+    return Policy(name, counted_by, policy, found.dtype, template)
 
 
 class _StandIn(ApproximateTokenizer):
@@ -130,6 +130,8 @@ def plan_of(config: ConfigDict, there: Sequence[Any], host: Sequence[Any] | None
     Raises ValueError, in the words of a run, for what cannot work: a mesh that does not divide
     devices, heads, rows or the vocabulary, or sizes that do not fit each other.
     """
+    policy = policy_of(config)
+    config = sizes.settled(config, policy.template, parts.rules(config.reading))
     plan, settings, optimizer_settings = learner.settings_of(config)
     trainer = parts.trainers_mesh(config, there)
     micro_batches.check_parts(settings.micro_batch_rows, trainer.shape["fsdp"])
@@ -138,7 +140,6 @@ def plan_of(config: ConfigDict, there: Sequence[Any], host: Sequence[Any] | None
     engine = meshes.row(side_by_side, 0)
     hosts = len({device.process_index for device in there})
     engines = hosts * side_by_side.shape["fsdp"]
-    policy = policy_of(config)
     engine_settings = parts.engine_settings(
         config.engine, parts.rules(config.reading), policy.template
     )

@@ -85,15 +85,22 @@ RANGES: dict[str, Range] = {
     "grpo.minibatches": whole(1),
     "grpo.epochs": whole(1),
     "grpo.max_skipped": whole(1),
-    "grpo.row_length": whole(1),
+    "grpo.row_length": whole(0),  # 0: derived (`sizes`)
     "grpo.lora.rank": whole(0),  # 0 is off; `Lora` is only built above it
     "grpo.lora.alpha": POSITIVE,
     "parallel.devices": whole(0),
     "parallel.tensor": whole(1),
     "engine.tensor": whole(1),
     "engine.replicas": whole(0),
+    "engine.pages": whole(0),  # 0: derived, as row_tokens
+    "engine.row_tokens": whole(0),
     "checkpoint.every": whole(1),
     "checkpoint.keep": whole(1),
+    "validation.every": whole(0),
+    "validation.samples": whole(1),
+    "validation.split": SHARE,
+    "validation.repeats": whole(1),
+    "validation.patience": whole(0),
     "endpoint.timeout": POSITIVE,
     "evaluate.samples": whole(0),
     "evaluate.usual_samples": whole(1),
@@ -145,6 +152,7 @@ VALUES: dict[str, Callable[[ConfigDict], Any]] = {
     "reading": parts.rules,
     "rollout": _sampling,
     "evaluate": _sampling,
+    "validation": _sampling,
     "optimizer": lambda section: OptimizerSettings(**section),
     "grpo.lora": _adapters,
 }

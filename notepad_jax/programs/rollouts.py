@@ -124,7 +124,7 @@ def rollouts(
             TurnSampling(r.temperature, r.top_p, template.stop_ids, 0),
             stream.documents(tokenizer, rules.chunk_size),
         ),
-        score=rewards.by(config.tasks.reward),
+        score=rewards.of(config.tasks.reward),
         wanted=Wanted(r.documents, stream.questions, r.max_rounds, r.max_staleness),
         group_size=r.group_size,
         seed=config.seed,

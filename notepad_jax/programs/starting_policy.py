@@ -26,7 +26,7 @@ def content(policy: LoadedPolicy) -> dict[str, str]:
     words = {name: files.pop(name) for name in tokenizer.FILES if name in files}
     files[huggingface.CONFIG] = (policy.folder / huggingface.CONFIG).read_bytes()
     return {
-        "folder": str(policy.folder),
+        "folder": policy.name,
         "weights": checksum(policy.params),
         "tokenizer": _digest(words),
         "config": _digest(files),

@@ -16,14 +16,16 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from notepad_jax.parallel import hosts
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 NOTED = b"\nnotepad-jax: stopping, and keeping what was begun; once more, and it stops at once\n"
+
+T = TypeVar("T")
 
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -87,6 +89,18 @@ class Stop:
             yield
         finally:
             self._loop = None
+
+    async def until(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """Returns `work` when it has ended, or is cancelled because somebody asked for a stop."""
+        working = asyncio.ensure_future(work)
+        noticed = asyncio.ensure_future(self.noticed.wait())
+        try:
+            await asyncio.wait((working, noticed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            working.cancel()
+            noticed.cancel()
+            await asyncio.wait((working, noticed))
+        return working
 
     def check(self, where: str) -> None:
         """Raises Stopped if somebody asked for it."""

@@ -6,14 +6,14 @@ template that asks. Above: evaluate, build and quickstart; below: parts and read
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable
 
 from ml_collections import ConfigDict
 
-from notepad_jax.programs import parts
+from notepad_jax.programs import parts, task_stream, waiting
+from notepad_jax.programs.reading_list import SYNTHETIC
 from notepad_jax.reading.endpoint import EndpointCompleter, bare_turn
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.telemetry.progress import Screen
@@ -38,7 +38,7 @@ def engine(config: ConfigDict, policy: parts.LoadedPolicy) -> Subject:
     template = parts.template(config.reading, policy)
     snapshot = PolicySnapshot(0, policy.params)
     return Subject(
-        name=str(policy.folder),
+        name=policy.name,
         tokenizer=policy.tokenizer,
         template=template,
         opened=lambda rules: parts.service(config.engine, policy, rules, template, snapshot),
@@ -66,7 +66,7 @@ def endpoint(config: ConfigDict, screen: Screen) -> Subject:
             return found.model
 
     return Subject(
-        name=f"{e.model or asyncio.run(model())} at {e.url}",
+        name=f"{e.model or waiting.run(model())} at {e.url}",
         tokenizer=tokenizer,
         template=Template.load(config.reading.template, tokenizer, bare_turn(tokenizer)),
         opened=opened,
@@ -79,8 +79,16 @@ def named(config: ConfigDict, screen: Screen) -> Subject:
         return endpoint(config, screen)
     if not config.policy:
         raise ValueError("there is nobody to read; give --policy FOLDER or --endpoint URL")
+    words = parts.words(config.policy)  # what does not go together is said before any weight
+    if config.evaluate.suite == SYNTHETIC and not task_stream.knows_starter(words.tokenizer):
+        raise ValueError(
+            f"the suite synthetic is in the starter's language, whose words {config.policy} does "
+            f"not have; choose another --suite"
+        )
+    parts.template(config.reading, words)
     return engine(
-        config, parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
+        config,
+        parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine), screen.warn),
     )
 
 

@@ -9,12 +9,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from notepad_jax.data import held_out, sources
 from notepad_jax.data.records import Records, generated, of_files
+from notepad_jax.data.rows import Pair
 from notepad_jax.data.task_sources import LongQuestions, by_source, without_long_questions
+from notepad_jax.programs import configuration
+from notepad_jax.starter import vocabulary
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import Documents
@@ -32,6 +37,8 @@ class TaskStream:
     questions: int  # of every draw
     left_out: int  # tasks whose question is too long to be asked
     max_document: int | None  # tokens of a document; None: none is cut
+    # Of the files, by source, and never drawn (`validation.split`).
+    held_out: Mapping[str, Sequence[Pair]] = dataclasses.field(default_factory=dict)
 
     def documents(self, tokenizer: Tokenizer, chunk_size: int) -> Documents:
         """Returns what cuts documents into chunks, and counts what it cuts off."""
@@ -53,12 +60,38 @@ def opened(config: ConfigDict, tokenizer: Tokenizer, screen: Screen) -> TaskStre
     )  # fmt: skip
     if long:
         screen.say(_left_out(long, limit))
+    share = config.validation.split if config.get("validation") else 0.0
+    sources, held = held_out.split(sources, share, weights) if share else (sources, {})
     return TaskStream(
         records=of_files(sources, config.seed, weights),
         questions=1,
         left_out=sum(source.count for source in long),
         max_document=config.tasks.max_tokens or None,
+        held_out=held,
     )
+
+
+def check_files(config: ConfigDict, tokenizer: Tokenizer) -> None:
+    """Raises ValueError for files that are not there, before any weight is loaded.
+
+    And where none is named and a policy lacks the words of the documents that are made instead.
+    """
+    if not config.tasks.files and not knows_starter(tokenizer):
+        raise ValueError(
+            f"tasks.files is empty, and the documents that are made instead are the starter's word "
+            f"game, whose words {tokenizer.path} does not have; name task files, for example "
+            f"{configuration.FLAG}tasks.files=questions.jsonl (data/README.md says what is in one)"
+        )
+    held = config.validation.files if config.get("validation") else ()
+    for path in (*config.tasks.files, *held):
+        if not sources.is_remote(path) and not Path(path).exists():
+            raise ValueError(f"there is no task file {path}; mend tasks.files or validation.files")
+
+
+def knows_starter(tokenizer: Tokenizer) -> bool:
+    """Whether the words of the starter's documents are a token each, or nearly."""
+    words = vocabulary.WORDS
+    return len(tokenizer.encode(" ".join(words))) <= 1.1 * len(words)
 
 
 def truncated(metrics: Mapping[str, float], step: int, limit: int) -> str:

@@ -7,6 +7,7 @@ telemetry and rollout.archive.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,17 @@ from notepad_jax.telemetry.progress import Screen
 
 COLUMNS = ("step", "reward", "kept", "clip", "gap max", "entropy", "rollout s", "update s")
 
-# (step, metrics, timings, the account before the step, what was sampled): writes the step's lines
-# and returns what shows that it is done, to be called when it is saved.
-Tell = Callable[
-    [int, Mapping[str, float], Mapping[str, float], Ledger, Rollout], Callable[[], None]
-]
+
+@dataclasses.dataclass(frozen=True)
+class Tell:
+    """Who is told of a run's course."""
+
+    # (step, metrics, timings, the account before the step, what was sampled): writes the step's
+    # lines and returns what shows that it is done, to be called when it is saved.
+    step: Callable[
+        [int, Mapping[str, float], Mapping[str, float], Ledger, Rollout], Callable[[], None]
+    ]
+    validated: Callable[[int, Mapping[str, float]], None]  # a line of its own, of this step
 
 
 @contextlib.contextmanager
@@ -54,9 +61,9 @@ def opened(folder: Path, resume: bool) -> Iterator[Path]:
 def telling(
     config: ConfigDict, folder: Path, screen: Screen, reader: Reader, done: int, resume: bool
 ) -> Iterator[Tell]:
-    """Yields the function that is told of every step; `done` of them lie behind."""
+    """Yields what is told of every step; `done` of them lie behind."""
     if not hosts.first():
-        yield lambda *step: lambda: None
+        yield Tell(lambda *step: lambda: None, lambda *validated: None)
         return
     with (
         RunLog(folder, resume_step=done + 1 if resume else None) as log,
@@ -90,7 +97,7 @@ def telling(
 
             return done
 
-        yield tell
+        yield Tell(tell, log.write)
         table.finish()
 
 

@@ -6,15 +6,15 @@ engine adopts the new parameters. Every random number is a function of (seed, or
 draw, question, sample, turn), and the account of all draws, with the groups that wait, is part
 of the checkpoint, so a run that was killed continues with the same batches, noise and metrics;
 one that is told to stop (`stopping`) keeps the turns of the rollout under way, too (`under_way`).
-Above: cli and quickstart; below: everything.
+Longer than most files, because a run is read here from its beginning to its end. Above: cli and
+quickstart; below: everything.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +29,30 @@ from notepad_jax.engine.service import EngineService
 from notepad_jax.grpo import algorithm, micro_batches
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import (
+    callbacks,
     configuration,
     learner,
     parts,
     rollouts,
+    sizes,
     starting_policy,
     stopping,
     task_stream,
     telling,
     under_way,
+    validation,
+    waiting,
 )
+from notepad_jax.programs.callbacks import Callback
 from notepad_jax.programs.learner import Learner
 from notepad_jax.programs.rollouts import Rollouts
-from notepad_jax.rollout import dynamic_sampling
+from notepad_jax.programs.telling import Tell
+from notepad_jax.programs.validation import Validation
+from notepad_jax.rollout import dynamic_sampling, rewards
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.telemetry.identity import write_json
-from notepad_jax.telemetry.metrics import CONFIG
+from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import PolicySnapshot
 
@@ -63,6 +70,8 @@ class Run:
     checkpoints: Checkpoints
     handoff: Handoff
     under_way: under_way.UnderWay
+    validation: Validation
+    screen: Screen
     step: int  # steps done
     good: int  # the last step whose update was finite, or that had none
     saved: int | None  # the last step on disk
@@ -73,11 +82,13 @@ class Diverged(ValueError):
 
 
 def train(
-    config: ConfigDict, folder: Path, screen: Screen, resume: bool = False, step: int | None = None
-) -> Path | epath.Path:
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool = False,
+    step: int | None = None, told: Sequence[Callback] = (),
+) -> Path | epath.Path:  # fmt: skip
     """Runs the training in the new folder `folder`, or continues one; returns its checkpoints.
 
-    With `resume` it goes on from the newest good checkpoint, or from `step`. Raises ValueError
+    With `resume` it goes on from the newest good checkpoint, or from `step`. `told` are called
+    after every step, and may end the run there (`callbacks`). Raises ValueError
     for a config that cannot work, a checkpoint that is damaged, a policy or task files that are
     not those that the run began with, and as `run_folder.opened` does. Whatever is refused,
     nothing that was in the folder has changed. On Ctrl-C and SIGTERM it keeps what was begun
@@ -85,23 +96,26 @@ def train(
     """
     stop = stopping.Stop()
     with telling.opened(folder, resume), stop.watching():
-        return asyncio.run(_train(config, folder, screen, resume, step, stop))
+        return waiting.run(_train(config, folder, screen, resume, step, stop, told))
 
 
 async def _train(
     config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None,
-    stop: stopping.Stop,
+    stop: stopping.Stop, callback: Sequence[Callback],
 ) -> Path | epath.Path:  # fmt: skip
     if not resume and hosts.first():  # so that a start that is killed can be resumed
         write_json(folder / CONFIG, configuration.plain(config))
     run = prepare(config, folder, screen, resume, step, stop)
-    told = telling.telling(config, folder, screen, run.rollouts.reader, run.step, resume)
+    told = telling.telling(
+        _named(config, run), folder, screen, run.rollouts.reader, run.step, resume
+    )
     with stop.patiently(), told as tell:
         async with run.driver:
-            while run.step < config.steps:
+            await validate(run, tell, folder, stop)
+            while run.step < config.steps and not run.validation.exhausted:
                 before = run.ledger
                 metrics, timings, rollout = await one_step(run)
-                done = tell(run.step, metrics, timings, before, rollout)
+                done = tell.step(run.step, metrics, timings, before, rollout)
                 if _skipped(metrics):
                     _keep_last_good(run, before)
                 else:
@@ -109,11 +123,22 @@ async def _train(
                 done()
                 run.under_way.done(run.saved)
                 stop.check_all(f"after step {run.step}")
+                validated = await validate(run, tell, folder, stop)
+                if not callbacks.go_on(callback, run.step, {**metrics, **validated}):
+                    _end_here(run)
+                    break
     return run.checkpoints.folder
 
 
-def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> None:
-    """Raises ValueError for what is wrong and can be known before anything is loaded.
+def _named(config: ConfigDict, run: Run) -> ConfigDict:
+    """Returns the config with the step of a run that it began with: it may have newer ones."""
+    config = config.copy_and_resolve_references().unlock()
+    config.policy = run.start["folder"]
+    return config.lock()
+
+
+def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> parts.Words:
+    """Raises ValueError for what is wrong and can be known before any weight is loaded.
 
     That is also whether checkpoints can be written where they are to lie.
     """
@@ -121,8 +146,16 @@ def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> N
     there = parts.trainers_mesh(config)
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
     parts.engines_mesh(config.engine)
+    rewards.of(config.tasks.reward)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
+    words = parts.words(config.policy)
+    task_stream.check_files(config, words.tokenizer)
+    validation.check_settings(config, words.tokenizer)
+    reading = parts.rules(config.reading, words.tokenizer)
+    template = parts.template(config.reading, words)
+    sizes.settled(config, template, reading)
+    parts.engine_settings(config.engine, reading, template)
     where = place_of(folder, config.checkpoint.folder)
     if config.checkpoint.folder or hosts.count() > 1:
         check_place(where)
@@ -131,6 +164,7 @@ def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> N
             f"{where} has steps of an earlier run ({there[-1]} is the last); choose another name "
             f"(--name), or remove them"
         )
+    return words
 
 
 def prepare(
@@ -138,13 +172,15 @@ def prepare(
     stop: stopping.Stop | None = None,
 ) -> Run:  # fmt: skip
     """Loads the policy and puts the parts together, where a checkpoint left them."""
-    check(config, folder, resume, step)  # before anything is written or removed
+    words = check(config, folder, resume, step)  # before anything is written or removed
     where = place_of(folder, config.checkpoint.folder)
     checkpoints = Checkpoints(where, keep=config.checkpoint.keep)
-    policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config))
+    stream = task_stream.opened(config, words.tokenizer, screen)
+    held_out = validation.items(config, stream, words.tokenizer, screen)
+    policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config), screen.warn)
     template = parts.template(config.reading, policy)
-    reading = parts.rules(config.reading)
-    stream = task_stream.opened(config, policy.tokenizer, screen)
+    reading = parts.rules(config.reading, policy.tokenizer)
+    config = sizes.settled(config, template, reading)
     handoff = _handoff(config.checkpoint, where, parts.adopted(config, policy.config))
     start = starting_policy.content(policy)
     identity = {**configuration.plain(config), "start": start}
@@ -152,6 +188,7 @@ def prepare(
     nobody = PolicySnapshot(-1, None)
     driver = parts.service(config.engine, policy, reading, template, nobody, begun.around)
     sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
+    held_out = validation.opened(config, held_out, sampled.reader)
     learning = learner.prepare(config, policy.config, policy.params)
     for idle in algorithm.idle(learning.plan, learning.settings):
         screen.say(idle)
@@ -166,6 +203,8 @@ def prepare(
         ledger = sampled.restored(saved.data)
         learner.resume(learning, saved)
         step = saved.step
+        if held_out.restored(saved.data, screen):
+            held_out.mark(checkpoints.folder)
         checkpoints.go_on_from(step)
     if resume:
         begun.take_up()
@@ -179,6 +218,8 @@ def prepare(
         checkpoints=checkpoints,
         handoff=handoff,
         under_way=begun,
+        validation=held_out,
+        screen=screen,
         step=step,
         good=step,
         saved=None if fresh else step,
@@ -247,17 +288,46 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
     return metrics, timings, rollout
 
 
+async def validate(run: Run, tell: Tell, folder: Path, stop: stopping.Stop) -> dict[str, float]:
+    """Validates the step that the engine holds, if it is due and was not skipped.
+
+    Returns what was found; nothing where nothing was read.
+    """
+    held_out, step = run.validation, run.step
+    if not held_out.due(step) or step != run.good or any(b.step == step for b in held_out.found):
+        return {}
+    began = time.perf_counter()
+    metrics = hosts.asked_of_first(lambda: validation.told(read_metrics(folder), step))
+    if metrics is None or held_out.begun_anew:
+        metrics = await held_out.measure(step, stop)
+        run.driver.rest()  # nothing that it read is there when the next rollout begins
+        run.driver.take_stats()
+        tell.validated(step, metrics)
+    held_out.add(step, metrics)
+    held_out.mark(run.checkpoints.folder)
+    for line in validation.lines(held_out, metrics, began):
+        run.screen.say(line)
+    return metrics
+
+
 # ---------------------------------------------------------------- checkpoint and hand-off
 
 
 async def save_and_hand_over(run: Run) -> None:
     """Saves the step if it is due; the engine adopts its parameters either way."""
     params, run.good = learner.params(run.learner), run.step
-    if run.step % run.config.checkpoint.every == 0 or run.step == run.config.steps:
+    last = run.step == run.config.steps
+    if run.step % run.config.checkpoint.every == 0 or last or run.validation.due(run.step):
         _save(run, params, run.ledger)
     snapshot = _published(run, params)
     del params  # with adapters it is a policy of its own, and the engine is about to hold two
     await run.driver.adopt(snapshot, drain=True)
+
+
+def _end_here(run: Run) -> None:
+    """Saves what was learnt since the last step that was due, as after the last one."""
+    if run.saved != run.good:
+        _save(run, learner.params(run.learner), run.ledger, step=run.good)
 
 
 def _skipped(metrics: dict[str, float]) -> bool:
@@ -293,7 +363,8 @@ def _save(run: Run, params: Any, ledger: Ledger, step: int | None = None) -> Non
         "start": run.start,
     }
     beside = learner.saved_beside(learning, params)
-    run.checkpoints.save(step, params, beside, run.rollouts.saved(ledger), meta)
+    data = {**run.rollouts.saved(ledger), **run.validation.saved()}
+    run.checkpoints.save(step, params, beside, data, meta)
     run.saved = step
 
 

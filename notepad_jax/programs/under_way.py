@@ -9,7 +9,6 @@ comes out is the same, it only takes longer. Above: train; below: stopping, engi
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from notepad_jax.programs.stopping import Stop
 FILE, OTHERS = "under_way.jsonl", "under_way-{}.jsonl"
 # What a run may change and go on with its turns; which policy it is, its content says.
 FREE = ("steps", "policy", "start.folder", "checkpoint.folder")
+BESIDE = "validation."  # what is measured between rollouts changes none of them
 
 T = TypeVar("T")
 
@@ -73,7 +73,9 @@ class UnderWay:
             return
         theirs, ours = configuration.flat(header["settings"]), configuration.flat(self._settings)
         for key in sorted(theirs.keys() | ours.keys()):
-            if key not in FREE and theirs.get(key) != ours.get(key):
+            if key in FREE or key.startswith(BESIDE):
+                continue
+            if theirs.get(key) != ours.get(key):
                 self._say(
                     f"{self._path} was kept with {key} = {theirs.get(key)!r}, and now it is "
                     f"{ours.get(key)!r}; its rollout is made anew"
@@ -94,14 +96,7 @@ class UnderWay:
         known = self._known(header)
         for one in self.replays:
             one.begin(known)
-        rolling = asyncio.ensure_future(rollout)
-        noticed = asyncio.ensure_future(self.stop.noticed.wait())
-        try:
-            await asyncio.wait((rolling, noticed), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            rolling.cancel()
-            noticed.cancel()
-            await asyncio.wait((rolling, noticed))
+        rolling = await self.stop.until(rollout)
         if self.stop.number is None or (not rolling.cancelled() and rolling.exception()):
             # Whoever asks from here on lets the step end; should that not be granted, the
             # rollout is kept nevertheless.

@@ -11,27 +11,15 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from notepad_jax import packing
 from notepad_jax.engine import shapes
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.packing import Piece
+from notepad_jax.programs import parts, sizes
+from notepad_jax.programs.sizes import Turn
 from notepad_jax.text.prompts import Template
-
-
-@dataclasses.dataclass(frozen=True)
-class Turn:
-    """Tokens of one turn at its limits."""
-
-    shared: int  # of the prompt, before the memory
-    private: int  # of the prompt, from there on
-    completion: int
-
-    @property
-    def prompt(self) -> int:
-        return self.shared + self.private
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,20 +66,15 @@ class Update:
 
 def readings(config: ConfigDict, template: Template) -> Readings:
     """Returns what a step reads, every turn at its limits."""
-    r = config.reading
+    turns = sizes.turns(template, parts.rules(config.reading))
     files = bool(config.tasks.files)
     document = (config.tasks.max_tokens if files else 0) or config.data.tokens
-    question, chunk, memory = (
-        np.zeros(n, np.int32) for n in (r.max_question, r.chunk_size, r.max_memory)
-    )
-    update = template.update_prompt(question, chunk, memory)
-    answer = template.answer_prompt(question, memory)
     return Readings(
         groups=config.rollout.documents * (1 if files else config.data.questions),
         members=config.rollout.group_size,
-        chunks=-(-document // r.chunk_size),
-        update=Turn(len(update.shared), len(update.tail), r.max_memory),
-        answer=Turn(len(answer.shared), len(answer.tail), r.max_answer),
+        chunks=-(-document // config.reading.chunk_size),
+        update=turns.update,
+        answer=turns.answer,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
 
@@ -40,24 +40,26 @@ MEMORY_UPDATES = ("overwrite", "overwrite_or_keep")
 class Rules:
     """The limits of a reading, all in tokens; together they bound every context.
 
-    `memory_update` is `overwrite` (the completion becomes the memory) or
-    `overwrite_or_keep` (a completion that is just the keep marker changes nothing).
-    `max_memory` and `max_answer` count the stop token too.
+    `memory_update` is `overwrite` (the completion becomes the memory),
+    `overwrite_or_keep` (a completion that is just the keep marker changes nothing), or a rule of
+    the user's, called with the memory, what was written and `max_memory`. `max_memory` and
+    `max_answer` count the stop token too.
     """
 
     max_question: int
     chunk_size: int
     max_memory: int
     max_answer: int
-    memory_update: str
+    memory_update: str | Callable[[Tokens, Tokens, int], Tokens]
 
     def __post_init__(self) -> None:
         for name in ("max_question", "chunk_size", "max_memory", "max_answer"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1 token")
-        if self.memory_update not in MEMORY_UPDATES:
+        if not callable(self.memory_update) and self.memory_update not in MEMORY_UPDATES:
             raise ValueError(
-                f"memory_update is {self.memory_update!r}; use one of {', '.join(MEMORY_UPDATES)}"
+                f"memory_update is {self.memory_update!r}; use one of {', '.join(MEMORY_UPDATES)}, "
+                f"or a function of yours, as module:function"
             )
 
     def context(self, template: Template) -> int:
@@ -144,7 +146,9 @@ def advance(
     empty one leaves no memory, which the next prompt shows by the no-memory marker.
     """
     memory = written(completion)
-    if rules.memory_update == "overwrite_or_keep":
+    if callable(rules.memory_update):
+        memory = rules.memory_update(state.memory_tokens, memory, rules.max_memory)
+    elif rules.memory_update == "overwrite_or_keep":
         if not len(template.keep):
             raise ValueError(
                 f"template {template.name} has an empty [keep] section; "

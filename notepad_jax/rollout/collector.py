@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Ended, Job, Reader, read_all
 from notepad_jax.rollout import rewards
+from notepad_jax.scoring.own import RewardFailed
 from notepad_jax.types import (
     Draw,
     Finish,
@@ -88,6 +89,8 @@ async def collect(
         task, sample = jobs[index].task, index % group_size
         try:
             return score(Reading(task.id, sample, tuple(turns.turns), end.answer, status), task)
+        except RewardFailed:  # which names the row itself
+            raise
         except ValueError as error:  # of the task, not of what was said
             raise ValueError(f"task {task.id!r}: {error}") from error
 

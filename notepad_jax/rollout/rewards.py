@@ -1,8 +1,9 @@
 """A reading and its task make a trajectory: the reward and what it consists of.
 
-The reward is the task's own metric on the final answer, found by the task's contract; what
-the memory said on the way earns nothing. A truncated answer is scored as it is, a malformed
-one scores 0, and both are counted. Used by the collector; below is scoring.metrics.
+The reward is the task's own metric on the final answer, found by the task's contract, or what a
+run's config names instead: a metric, a function of the user's, or several of these by weight.
+What the memory said on the way earns nothing. A truncated answer is scored as it is, a malformed
+one scores 0, and both are counted. Used by the collector; below: scoring.metrics and scoring.own.
 """
 
 from __future__ import annotations
@@ -11,11 +12,67 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-from notepad_jax.scoring import metrics, published
+from notepad_jax.scoring import metrics, own, published
 from notepad_jax.types import Reading, Status, Task, Trajectory
 
 Score = Callable[[Reading, Task], Trajectory]
 PUBLISHED = "published"  # instead of a metric: what others published under each task's own
+KEY = "tasks.reward"  # of a config: "boxed", "rewards:mine", or "rewards:mine=0.8,boxed=0.2"
+
+
+def of(said: str) -> Score:
+    """Returns how a run rewards, by what its config says under `KEY`; functions start here.
+
+    A name with a colon is a function (`scoring.own`), any other a metric (`by`). Of several the
+    reward is the mean by weight, and `reward_parts` holds each as reward/NAME. Raises
+    ValueError for a name or a weight that there is not.
+    """
+    weights = _weights(said)
+    judges = {name: _own(name) if ":" in name else by(name) for name in weights}
+    if len(judges) == 1:
+        return next(iter(judges.values()))
+    whole = sum(weights.values())
+
+    def weighed(reading: Reading, task: Task) -> Trajectory:
+        base = score(reading, task)
+        worth = {name: judge(reading, task).reward for name, judge in judges.items()}
+        reward = sum(weights[name] * value for name, value in worth.items()) / whole
+        parts = {f"reward/{name}": value for name, value in worth.items()}
+        return Trajectory(reading, reward, {**base.reward_parts, **parts})
+
+    return weighed
+
+
+def _weights(said: str) -> dict[str, float]:
+    if "," not in said and "=" not in said:
+        return {said: 1.0}
+    weights: dict[str, float] = {}
+    for word in said.split(","):
+        name, _, weight = (part.strip() for part in word.rpartition("="))
+        try:
+            weights[name] = float(weight)
+        except ValueError:
+            weights[name] = 0.0
+        if not name or not 0 < weights[name] < float("inf"):
+            raise ValueError(f"{KEY} has {word!r}; write NAME=WEIGHT, with a weight above 0")
+    return weights
+
+
+def _own(name: str) -> Score:
+    judge = own.named(name, KEY)
+
+    def judged(reading: Reading, task: Task) -> Trajectory:
+        row = {
+            **task.extra,
+            "id": task.id,
+            "question": task.question,
+            "answers": list(task.answers),
+            "source": task.source,
+            "metric": task.metric,
+        }
+        return dataclasses.replace(score(reading, task), reward=judge(reading.answer, row))
+
+    return judged
 
 
 def by(metric: str) -> Score:
@@ -30,15 +87,19 @@ def by(metric: str) -> Score:
     if metric not in (PUBLISHED, *metrics.METRICS):
         known = ", ".join(metrics.METRICS)
         raise ValueError(f"there is no metric {metric!r}; use one of {known}, or {PUBLISHED}")
+    return lambda reading, task: score(reading, judged(metric, task))
 
-    def judged(task: Task) -> Task:
-        if metric == PUBLISHED:
-            return dataclasses.replace(task, metric=published.TWINS.get(task.metric, task.metric))
-        if task.metric in metrics.ALL_WANTED:
-            return task
-        return dataclasses.replace(task, metric=metric, contract="plain")
 
-    return lambda reading, task: score(reading, judged(task))
+def judged(metric: str, task: Task) -> Task:
+    """Returns the task as a run that rewards by `metric` judges it; see `by`.
+
+    What is no metric (a function, several by weight, nothing) leaves it its own.
+    """
+    if metric == PUBLISHED:
+        return dataclasses.replace(task, metric=published.TWINS.get(task.metric, task.metric))
+    if metric not in metrics.METRICS or task.metric in metrics.ALL_WANTED:
+        return task
+    return dataclasses.replace(task, metric=metric, contract="plain")
 
 
 def score(reading: Reading, task: Task) -> Trajectory:

@@ -26,6 +26,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 LOCK = ".lock"
+GIVEN = "given"  # a folder for what a program gave a run: rows as task files
 NAME_BYTES = 255  # of one name, in the file systems that people have
 
 # What the caller holds already: `quickstart` trains in its own folder. A context variable and
@@ -123,7 +124,8 @@ def _remove(folder: Path, made: Iterable[Path]) -> None:
 def _came_to_something(folder: Path) -> bool:
     """Whether a checkpoint or a line of anything is on disk, with which a run can go on."""
     steps = (path for path in folder.glob("checkpoints/*") if path.name.isdecimal())
-    lines = (path for path in folder.rglob("*.jsonl") if path.stat().st_size)
+    found = (path for path in folder.rglob("*.jsonl") if path.parent != folder / GIVEN)
+    lines = (path for path in found if path.stat().st_size)
     return any(steps) or any(lines)
 
 

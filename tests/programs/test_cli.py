@@ -41,7 +41,7 @@ def test_ask_shows_the_memory_and_answers(story, capsys):
     answer = json.loads(capsys.readouterr().out)
     assert answer["chunks"] == 4 and answer["tokens"] == 4096
     assert answer["answer"]
-    assert answer["changes"][0] == [1, answer["changes"][0][1]]
+    assert answer["memories"][0] == [1, answer["memories"][0][1]]
 
 
 def test_ask_reads_standard_input(story, capsys, monkeypatch):
@@ -170,7 +170,7 @@ def test_a_start_that_failed_leaves_nothing(tmp_path, capsys, monkeypatch, comma
         raise error
 
     monkeypatch.chdir(tmp_path)
-    place = {"train": "load_policy", "quickstart": "rules", "eval": "load_policy"}[command]
+    place = {"train": "load_policy", "quickstart": "service", "eval": "load_policy"}[command]
     monkeypatch.setattr(f"notepad_jax.programs.parts.{place}", fails)
     assert cli.main([command, "--json", "--name", "mine", *POLICY_KEY]) in (1, 130)
     assert "--resume" not in one_line(capsys)
@@ -304,7 +304,7 @@ def test_a_policy_goes_in_and_out_and_reads_the_same(story, tmp_path, capsys):
     answers = []
     for policy in (POLICY[1], ours, str(theirs)):
         assert cli.main(["ask", "--policy", policy, "--json", str(path), task.question]) == 0
-        answers.append(json.loads(capsys.readouterr().out)["changes"])
+        answers.append(json.loads(capsys.readouterr().out)["memories"])
     assert answers[0] == answers[1] == answers[2]
 
 
@@ -313,7 +313,7 @@ def test_a_policy_goes_in_and_out_and_reads_the_same(story, tmp_path, capsys):
     [
         (["import-hf", "nowhere", "{}/x"], "nowhere is not a folder"),
         (["import-hf", POLICY[1], "{}", "--dtype", "int4"], "dtype is 'int4'"),
-        (["export-hf", "{}", "{}/x"], "has no finished checkpoint"),
+        (["export-hf", "{}", "{}/x"], "here; give a run (runs/NAME) or a Hugging Face folder"),
         (["export-hf", "{}", "{}/x", "--part-size", "0"], "--part-size is 0"),
     ],
 )

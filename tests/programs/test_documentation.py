@@ -35,7 +35,7 @@ def test_every_test_file_that_is_said_to_hold_a_promise_exists():
     assert named and [name for name in named if not (ROOT / name).is_file()] == []
 
 
-@pytest.mark.parametrize("name", ["quickstart", "qwen2_5_7b", "ruler", "starter"])
+@pytest.mark.parametrize("name", ["quickstart", "chat", "qwen2_5_7b", "ruler", "starter"])
 def test_every_config_key_is_explained(name):
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     keys = configuration.flat(configuration.load(name))

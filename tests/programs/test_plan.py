@@ -26,6 +26,7 @@ from notepad_jax.programs import (
     planned,
     workload,
 )
+from notepad_jax.programs.sizes import Turn
 from notepad_jax.telemetry.progress import SilentScreen
 from pallas_kernels import aot, estimate
 
@@ -127,7 +128,7 @@ def test_a_slice_cuts_what_is_learnt_over_all_and_what_reads_over_a_host():
         ("v5p:2x4x4", ("--config.engine.replicas=2",), "have room for 1, of 4 each"),
         ("v5p:2x4x4", ("--config.parallel.tensor=8",), "cannot be split over tensor=8"),
         ("v5p:2x2x1", ("--config.parallel.devices=5",), "parallel.devices is 5, but there are 4"),
-        ("v5p:2x4x4", ("--config.grpo.row_length=4096",), "raise the row length"),
+        ("v5p:2x4x4", ("--config.grpo.row_length=4096",), "grpo.row_length is"),
         ("v5p:2x4x4", ("--config.engine.pages=16",), "engine.pages is 16"),
         ("v5p:2x4x4", ("--config.policy=GPT-9",), "none of the published models"),
     ],
@@ -205,7 +206,7 @@ def program(**more) -> planned.Program:
 def small() -> planned.Planned:
     """A run that has 2 GB of masters and 4 of cache on each device."""
     there = mesh.one()
-    turn = workload.Turn(100, 10, 10)
+    turn = Turn(100, 10, 10)
     made = planned.Planned(
         model="small", counted_by="hand", policy=planned.MODELS["Qwen2.5-7B-Instruct"],
         devices=4, hosts=1, trainer=there, engine=there, engines=1,

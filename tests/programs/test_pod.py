@@ -33,6 +33,11 @@ SMALL = (
     "--config.grpo.micro_batch_rows=8",
 )  # fmt: skip
 
+VALIDATED = tuple(
+    f"--config.validation.{word}"
+    for word in ("every=3", "suite=synthetic", "lengths=512", "samples=5")
+)
+
 
 def started(work: Path, devices: int, *words: str, **more: str) -> subprocess.Popen:
     flags = os.environ.get("XLA_FLAGS", "")
@@ -82,31 +87,33 @@ def metrics(work: Path, name: str) -> list[dict]:
 
 @pytest.mark.slow
 def test_two_processes_are_one_also_after_one_was_killed(tmp_path):
-    assert ended(started(tmp_path / "alone", 8, "--name", "one", *SMALL))[0] == 0
+    assert ended(started(tmp_path / "alone", 8, "--name", "one", *SMALL, *VALIDATED))[0] == 0
     shared = (
         "--config.checkpoint.folder=gs://bucket/runs", "--config.checkpoint.handoff=storage",
         "--config.engine.replicas=2",
     )  # fmt: skip
     with cloud() as there:
-        with two(tmp_path, *SMALL, *shared, **there.environment) as pair:
+        with two(tmp_path, *SMALL, *VALIDATED, *shared, **there.environment) as pair:
             until = time.monotonic() + MOST_SECONDS
             while "runs/two/checkpoints/1/manifest.json" not in there.objects:
                 assert all(process.poll() is None for process in pair) and time.monotonic() < until
                 time.sleep(0.05)
             pair[1].send_signal(signal.SIGKILL)
             pair[1].wait()
-        assert len(metrics(tmp_path / "host-0", "two")) < 3
+        assert max(line["step"] for line in metrics(tmp_path / "host-0", "two")) < 3
         # The first has the run's folder, and knows that and how it goes on.
         with two(tmp_path, of_first=("--resume",), **there.environment) as pair:
             for code, said in map(ended, pair):
                 assert code == 0 and "notepad-jax" not in said, said
         steps = {name.split("/")[3] for name in there.objects}
         written = {name for name in there.objects if "/ocdbt.process_1/" in name}
-    assert steps == {"2", "3"} and written  # each writes its part
+    assert {"2", "3"} <= steps <= {"0", "2", "3", "best.json"}  # the newest two, and the best
+    assert written  # each writes its part
     assert not (tmp_path / "host-0" / "runs" / "two" / "checkpoints").exists()
     assert not (tmp_path / "host-1" / "runs" / "two").exists()
     one, many = metrics(tmp_path / "alone", "one"), metrics(tmp_path / "host-0", "two")
-    assert len(one) == len(many) == 3 and any(line["groups/kept"] for line in one)
+    assert [line["step"] for line in one] == [0, 1, 2, 3, 3]  # two of them validations
+    assert len(one) == len(many) and any(line.get("groups/kept") for line in one)
     for a, b in zip(one, many, strict=True):
         assert a.keys() == b.keys()
         for name, value in a.items():

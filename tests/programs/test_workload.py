@@ -4,7 +4,8 @@ import pytest
 
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.programs import configuration, workload
-from notepad_jax.programs.workload import Readings, Turn
+from notepad_jax.programs.sizes import Turn
+from notepad_jax.programs.workload import Readings
 
 # 4 groups of 2; a document of 3 chunks; rows of 100 hold a prefix of 40 and two tails of 20.
 READINGS = Readings(groups=4, members=2, chunks=3, update=Turn(40, 10, 10), answer=Turn(0, 15, 5))
@@ -55,6 +56,8 @@ def test_drafts_lengthen_tails():
 
 def test_limits_come_from_the_config():
     class Counting:
+        no_memory = ()
+
         """A template whose prompts are as long as what they show."""
 
         def update_prompt(self, question, chunk, memory):

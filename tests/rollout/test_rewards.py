@@ -2,6 +2,7 @@
 
 import pytest
 
+from notepad_jax import functions
 from notepad_jax.rollout import rewards
 from notepad_jax.rollout.rewards import score
 from notepad_jax.types import Reading, Status, Task, TextDocument
@@ -76,3 +77,24 @@ def test_a_run_may_reward_by_what_was_published_under_each_name():
     assert reward("pairwise", "auto", four, "a\nb") == (pytest.approx(1 / 6), 1.0)
     assert reward("boxed", "plain", ("90",), r"\boxed{90^\circ}") == (0.0, 1.0)
     assert reward("numeric", "auto", ("4",), r"\boxed{4.0}") == (1.0, 1.0)  # has no twin
+
+
+def by_length(answer, row):
+    return min(1.0, len(answer) / row["longest"])
+
+
+def test_functions_and_metrics_by_weight():
+    task = Task("t", "who ?", TextDocument("ann"), ("ann",), "test", "em", extra={"longest": 6})
+    reading = Reading("t", 0, (), "ann", Status.ANSWERED)
+    with functions.lending([by_length]) as (name,):
+        assert rewards.of(name)(reading, task).reward == 0.5
+        both = rewards.of(f"{name}=3, em=1")(reading, task)
+    assert both.reward == (3 * 0.5 + 1) / 4
+    assert both.reward_parts["reward/em"] == both.reward_parts["em"] == 1.0
+    assert both.reward_parts[f"reward/{name}"] == 0.5
+
+
+@pytest.mark.parametrize("said", ["em=0", "em=much,sub_em=1", "em=1,sub_em", "=1", "em=nan,em=1"])
+def test_weights_that_cannot_be_are_named(said):
+    with pytest.raises(ValueError, match="tasks.reward has .*; write NAME=WEIGHT"):
+        rewards.of(said)

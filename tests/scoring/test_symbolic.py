@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from notepad_jax.scoring import metrics, symbolic
+from notepad_jax.scoring import metrics, symbolic, worker
 from notepad_jax.scoring.extraction import Malformed
 
 
@@ -83,12 +83,12 @@ def test_threads_take_turns_under_asyncio():
 
 
 def test_an_interrupted_question_leaves_no_stale_reply(monkeypatch):
-    def interrupt(process):
+    def interrupt(process, seconds):
         raise KeyboardInterrupt
 
     assert symbolic.equal("1+1", ["2"])
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(symbolic, "_line", interrupt)
+        patched.setattr(worker, "_line", interrupt)
         symbolic.equal("1+1", ["2"])
     assert symbolic.equal("1+1", ["3"]) is False
 

@@ -31,7 +31,7 @@ def open_kvstore(source: str | Path) -> Any:
     text = str(source)
     spec: Any = text.rstrip("/") + "/"
     if "://" not in text:
-        folder = Path(text).absolute()
+        folder = Path(text).resolve()  # tensorstore refuses ..
         if not folder.is_dir():
             raise StoreProblem(f"{text} is not a folder; give a Hugging Face folder or a gs:// URL")
         spec = {"driver": "file", "path": f"{folder}/"}

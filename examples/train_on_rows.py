@@ -1,0 +1,19 @@
+"""Twenty rows train a policy, which is validated, gone on with, measured and exported.
+
+python examples/train_on_rows.py
+"""
+
+from rows import SMALL, rows
+
+import notepad_jax as nj
+
+mine, held_out = rows(0, 20), rows(100, 8)
+how = {**SMALL, "steps": 2, "validation.every": 1}
+nj.train(dataset=mine, validation=held_out, name="rows", changes=how)
+run = nj.train(dataset=mine, validation=held_out, name="rows", resume=True, changes={"steps": 4})
+print("reward", [line["reward"] for line in run.metrics if "reward" in line])
+
+measured = nj.evaluate(run.name, step="best", dataset=mine, changes={"evaluate.lengths": ("512",)})
+for line in measured.by_length:
+    print(f"{line.n} questions at {line.length} tokens: {line.accuracy.mean:.0%}")
+print(nj.export_hf(run.name, "runs/rows/exported", step="best").folder)

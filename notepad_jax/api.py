@@ -1,0 +1,210 @@
+"""What `import notepad_jax` offers beside `Reader`: train, evaluate, export_hf.
+
+Each calls the program of the command with that name and adds nothing that it cannot do: what is
+given as an object is put where the command line would look for it. Rows become a task file in the
+run's folder (`data.datasets`), functions are lent under the names that the config holds
+(`functions`), changes are overrides (`programs.settings`). So a run that was begun here is gone
+on with there, and the other way round. Everything works inside a running event loop, too.
+Above: whoever imports notepad_jax; below: programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from notepad_jax.data import datasets
+from notepad_jax.parallel import hosts
+from notepad_jax.programs import (
+    configuration,
+    convert,
+    machine,
+    settings,
+    subjects,
+    telling,
+    trained,
+)
+from notepad_jax.programs import evaluate as evaluation
+from notepad_jax.programs import train as training
+from notepad_jax.programs.callbacks import Callback
+from notepad_jax.telemetry import run_folder
+from notepad_jax.telemetry.identity import read_json
+from notepad_jax.telemetry.metrics import CONFIG, read_metrics
+from notepad_jax.telemetry.progress import choose
+
+RUNS = Path("runs")
+VALIDATIONS = 10  # of a run whose config has no wish of its own
+DATASET, VALIDATION = "dataset.jsonl", "validation.jsonl"
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A training run, as it lies on disk."""
+
+    name: str  # of the policy, for Reader.load, evaluate and export_hf: "runs/mine"
+    folder: Path
+    best: int | None  # the step that did best on held-out rows; None without validation
+    report: Path  # report.html
+    metrics: list[dict[str, float]] = dataclasses.field(repr=False)  # of steps and validations
+
+
+def train(
+    config: settings.Config = "",
+    *,
+    dataset: Any = None,
+    reward: settings.Reward | Sequence[tuple[float, settings.Reward]] | None = None,
+    memory_update: settings.MemoryRule | None = None,
+    validation: Any = None,
+    callbacks: Sequence[Callback] = (),
+    policy: PathLike | None = None,
+    name: str | None = None,
+    resume: bool = False,
+    step: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> Trained:
+    """Trains a policy, as `notepad-jax train` does; the run lies in runs/NAME.
+
+    Args:
+      config: a config by name ("chat") or file; "" is "quickstart", or, with `resume`, nothing
+        but the run's own settings.
+      dataset: rows to train on (`data.datasets.write` says which), or paths of task files.
+      reward: what an answer is worth: the name of a metric, a function of (answer, row) that
+        returns a number from 0 to 1, "module:function", or (weight, one of these) several times.
+      memory_update: what becomes the memory: a name of the config's, a function of (memory,
+        written) as `reading.memory_rules` says, or "module:function".
+      validation: held-out rows, or paths, to read every `validation.every` steps (where the
+        config has 0: ten times in a run); `Reader.load(..., step="best")` reads with the best.
+      callbacks: called with (step, metrics) after each step; False or `Stop` ends the run there.
+      policy: instead of the config's: a run, a Hugging Face folder.
+      name: of the run; None takes the first of train, train-2, ... that is free.
+      resume: goes on with the run `name`, from the newest good checkpoint or from `step`. Rows,
+        functions and changes that are left out are those of before; functions that are no part
+        of a module, and callbacks, have to be given again.
+      changes: values of the config, as {"steps": 40, "rollout.documents": 4}.
+      quiet: shows no progress.
+    Raises ValueError for whatever is wrong with these, in one line; KeyboardInterrupt where it was
+    stopped: then `resume=True` goes on.
+    """
+    if resume and name is None:
+        raise ValueError("which run goes on? Say name=..., and resume=True as well")
+    with contextlib.ExitStack() as stack:
+        folder = _opened(stack, name, "train", resume)
+        saved = _saved(folder, config) if resume else {}
+        said = configuration.flat(changes or {})
+        said |= {} if policy is None else {"policy": os.fspath(policy)}
+        said |= settings.lent(stack, reward, memory_update)
+        said |= _files(dataset, "tasks.files", folder, DATASET, resume)
+        said |= _validation(_files(validation, "validation.files", folder, VALIDATION, resume))
+        wanted = settings.loaded(config or settings.OURS, said, saved)
+        if validation is not None and not wanted.validation.every:
+            every = {"validation.every": max(1, wanted.steps // VALIDATIONS)}
+            wanted = settings.loaded(wanted, every)
+        machine.prepared(wanted)
+        screen = stack.enter_context(choose(quiet=quiet or not hosts.first()))
+        training.train(wanted, folder, screen, resume, step, callbacks)
+        found = trained.outcome(wanted, folder)
+    best = None if found.best is None else found.best.step
+    return Trained(str(folder), folder, best, found.report, read_metrics(folder))
+
+
+def evaluate(
+    source: PathLike,
+    *,
+    dataset: Any = None,
+    step: int | str | None = None,
+    memory_update: settings.MemoryRule | None = None,
+    config: settings.Config = "",
+    name: str | None = None,
+    resume: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> evaluation.Outcome:
+    """Measures how well a policy or an endpoint reads, as `notepad-jax eval` does.
+
+    Args:
+      source, step: who reads, as in `Reader.load`.
+      dataset: rows with answers, or the path of a task file; None reads the suite of the config.
+      memory_update: as in `train`; a run that was trained with a function of a module has it.
+      config: how it is read; "" takes what suits `source`.
+      name: of the folder in runs/ where readings and report lie; None takes eval, eval-2, ...
+      resume: goes on with the evaluation `name`.
+      changes: values of the config, as {"evaluate.lengths": ("8k", "32k")}.
+      quiet: shows no progress.
+    Raises ValueError for whatever is wrong with these, in one line.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = _opened(stack, name, "eval", resume)
+        said = configuration.flat(changes or {}) | settings.lent(stack, None, memory_update)
+        paths = _files(dataset, "paths", folder, DATASET, resume).get("paths", ())
+        if len(paths) > 1:
+            raise ValueError(f"one file or folder is evaluated at a time, and here are {paths}")
+        said |= {"evaluate.suite": paths[0]} if paths else {}
+        wanted = settings.to_measure(source, step, config, said)
+        machine.prepared(wanted)
+        screen = stack.enter_context(choose(quiet=quiet))
+        return evaluation.run(wanted, subjects.named(wanted, screen), folder, screen)
+
+
+def export_hf(
+    source: PathLike,
+    target: PathLike,
+    *,
+    step: int | str | None = None,
+    dtype: str = "bfloat16",
+    overwrite: bool = False,
+    quiet: bool = False,
+) -> Any:
+    """Writes a policy as transformers and vLLM load it, as `notepad-jax export-hf` does.
+
+    `source` and `step` are as in `Reader.load`; `target` is a new local folder or a gs:// URL.
+    Returns what was written. Raises ValueError as the command does.
+    """
+    named = settings.at(source, step)
+    with choose(quiet=quiet) as screen:
+        return convert.export_hf(named, os.fspath(target), screen, dtype, overwrite=overwrite)
+
+
+# ---------------------------------------------------------------- what is given, put in its place
+
+
+def _opened(stack: contextlib.ExitStack, name: str | None, usual: str, resume: bool) -> Path:
+    if name is None:
+        return stack.enter_context(run_folder.numbered(RUNS / usual))
+    return stack.enter_context(telling.opened(RUNS / run_folder.plain_name(name), resume))
+
+
+def _saved(folder: Path, config: settings.Config) -> Mapping[str, Any]:
+    """The settings of a run that goes on; a ConfigDict that is given takes their place."""
+    if isinstance(config, ConfigDict):
+        return {}
+    return read_json(folder / CONFIG, "say config= again, with all that was changed")
+
+
+def _files(
+    dataset: Any, key: str, folder: Path, file: str, resume: bool
+) -> dict[str, tuple[str, ...]]:
+    """Returns the config key that names the files of a dataset; rows are written down for it."""
+    if dataset is None:
+        return {}
+    if isinstance(dataset, str | os.PathLike):
+        dataset = [dataset]
+    if isinstance(dataset, list | tuple) and all(isinstance(p, str | os.PathLike) for p in dataset):
+        return {key: tuple(os.fspath(path) for path in dataset)}
+    path = folder / run_folder.GIVEN / file
+    write = datasets.settle if resume else datasets.write
+    hosts.asked_of_first(lambda: write(dataset, path))
+    return {key: (str(path),)}
+
+
+def _validation(files: Mapping[str, Any]) -> dict[str, Any]:
+    """Files that are given take the place of whatever else a config validates on."""
+    return {"validation.split": 0.0, "validation.suite": "", **files} if files else {}

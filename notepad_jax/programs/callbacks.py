@@ -1,0 +1,52 @@
+"""Functions of the user's that are told of every step of a training run, and may end it.
+
+    def callback(step: int, metrics: dict[str, float]) -> bool | None: ...
+
+They are called when a step is learnt and handed over, in all processes of a run, in their order.
+One that returns False or raises `Stop` ends the run there, as its last step would. Above: `api`;
+called by train.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from notepad_jax import functions
+from notepad_jax.parallel import hosts
+
+Callback = Callable[[int, dict[str, float]], Any]
+
+
+class Stop(Exception):
+    """Raised by a callback: the run ends with this step."""
+
+
+class CallbackFailed(ValueError):
+    """A callback raised something else."""
+
+
+def go_on(callbacks: Sequence[Callback], step: int, metrics: Mapping[str, float]) -> bool:
+    """Calls all; returns whether the run goes on. One process that does not ends all.
+
+    Raises CallbackFailed, which names the callback; the step is done then, and the run goes on
+    from it when it is resumed.
+    """
+    if not callbacks:
+        return True
+    wanted = [_wants_more(callback, step, dict(metrics)) for callback in callbacks]
+    said = hosts.gather(json.dumps(all(wanted)).encode())
+    return all(json.loads(one) for one in said)
+
+
+def _wants_more(callback: Callback, step: int, metrics: dict[str, float]) -> bool:
+    try:
+        return callback(step, metrics) is not False
+    except Stop:
+        return False
+    except Exception as problem:
+        raise CallbackFailed(
+            f"the callback {functions.name_of(callback)} failed after step {step}: "
+            f"{type(problem).__name__}: {problem}"
+        ) from problem

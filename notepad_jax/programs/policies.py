@@ -1,0 +1,176 @@
+"""What a user names as a policy, found: a run, one of its steps, an import, a published folder.
+
+    runs/mine          the newest good step of a run (or of a folder of steps)
+    runs/mine@40       step 40
+    runs/mine@best     the step that did best on the held-out tasks (`validation`)
+    policies/qwen      what import-hf wrote
+    Qwen2.5-7B         a Hugging Face folder, or its URL
+
+A run keeps weights alone; config.json, tokenizer and chat template are those of the policy that
+it began with, which may be a run again. `eval`, `ask`, `train` and `export-hf` all come here.
+Above: parts (which loads it) and convert (which writes it); below: checkpoint.steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from notepad_jax.checkpoint import best, steps
+from notepad_jax.checkpoint.hf import huggingface
+from notepad_jax.checkpoint.steps import CHECKPOINTS, Folder
+from notepad_jax.telemetry.identity import read_json
+
+BEST, AT = "best", "@"
+READ = ("params", "meta")  # what a reader of a step reads of it
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """A policy that was found; `name` names just this one again, until its step is deleted."""
+
+    name: str  # runs/mine@40, or the folder
+    home: str  # the run, import or Hugging Face folder whose config.json speaks of it; or a URL
+    steps: Folder | None  # the folder of steps where the weights lie; None: they lie in `home`
+    step: int | None  # among `steps`
+
+
+def resolved(
+    name: str | Path,
+    say: Callable[[str], None] = warnings.warn,
+    items: Collection[str] = READ,
+) -> Named:
+    """Returns what `name` names; of a step, the bytes of `items` are compared with its manifest.
+
+    `say` is told, in a line each, of damaged steps that are passed over. Raises ValueError, in
+    one line, for what is not there, is no policy, or is damaged.
+    """
+    name = str(name)
+    if not name:
+        raise ValueError("no policy is named; give a run (runs/NAME) or a Hugging Face folder")
+    if "://" in name:
+        return Named(name, name, None, None)
+    place, asked = _cut(name)
+    where = place / CHECKPOINTS if (place / CHECKPOINTS).is_dir() else place
+    there = steps.steps_in(where)
+    kept = _said(place).get("checkpoint")
+    if not there and isinstance(kept, dict) and kept.get("folder"):
+        # A run that was brought here whole has its steps beside its settings.
+        where = steps.place_of(place, kept["folder"])
+        there = steps.steps_in(where)
+    if where == place and not there and asked is None and "policy" not in _said(place):
+        return Named(name, str(place), None, None)
+    if not there:
+        raise ValueError(f"{place} has no finished checkpoint; give a run (runs/NAME) that has one")
+    home = place.parent if where == place and place.name == CHECKPOINTS else place
+    if asked == BEST:
+        asked = _best(place, where, there)
+    if "model_type" in _said(home) and asked in (None, *there):  # imported: one step, the first
+        steps.require(where, asked or 0, items, "import the policy again")
+        return Named(str(place), str(home), where, asked or 0)
+    step = steps.choose(where, asked, say, items)
+    return Named(f"{place}{AT}{step}", str(home), where, step)
+
+
+def folder_of(found: Named) -> str:
+    """Returns the Hugging Face folder of a policy: its config.json, tokenizer, chat template.
+
+    Of a run it is that of the policy which it began with. Raises ValueError where nobody says.
+    """
+    if "://" in found.home:
+        return found.home
+    home, seen = Path(found.home), set()
+    while home.resolve() not in seen:
+        seen.add(home.resolve())
+        text = settings(home)
+        said = text.get("policy")
+        if "model_type" in text or (found.steps is None and not isinstance(said, str)):
+            return str(home)
+        if not isinstance(said, str) or not said:
+            raise ValueError(
+                f"{home} does not say which policy it started from; name that Hugging Face "
+                f"folder (like), whose tokenizer and config.json belong to it"
+            )
+        # A run that was made in another working folder lies in runs/NAME there.
+        places = map(_named_folder, (said, str(home.parent.parent / said)))
+        home = next((path for path in places if path is not None), None)
+        if home is None:
+            return said  # a URL, or gone, as whoever opens it says
+    raise ValueError(f"{home} says that it began with itself; mend `policy` in its config.json")
+
+
+def settings(home: str | Path) -> dict[str, Any]:
+    """Returns the config.json of a run or of a policy's folder; {} where there is none."""
+    path = Path(home) / huggingface.CONFIG
+    mend = "mend it, or name the policy's Hugging Face folder (--like)"
+    return read_json(path, mend) if path.is_file() else {}
+
+
+def reads_as(name: str | Path) -> dict[str, Any]:
+    """Returns the settings by which a run reads, to be taken over by whoever reads with it.
+
+    {} for what is no run. Devices are left out: they are those of the machine one stands at.
+    """
+    said = _said(Path(resolved(name, lambda line: None, ()).home))
+    found = {name: said[name] for name in ("dtype", "reading", "engine") if name in said}
+    if "reading" not in found:
+        return {}
+    found["engine"] = {k: v for k, v in said.get("engine", {}).items() if k != "tensor"}
+    chunk = {k: v for k, v in said.get("evaluate", {}).items() if k == "chunk_size"}
+    return found | {"evaluate": chunk}
+
+
+def _said(home: Path) -> dict[str, Any]:
+    """As `settings`, of a file that need not be sound: what lies there can be seen without it."""
+    try:
+        return settings(home)
+    except ValueError:
+        return {}
+
+
+def _cut(name: str) -> tuple[Path, int | str | None]:
+    """Returns the folder that is named, and what is said behind @: a step, `best` or nothing."""
+    whole = Path(name)
+    if whole.is_dir():
+        return whole, None
+    place, at, said = name.rpartition(AT)
+    if at and Path(place).is_dir():
+        if said == BEST:
+            return Path(place), BEST
+        if steps.STEP.fullmatch(said):
+            return Path(place), int(said)
+        raise ValueError(
+            f"{name}: behind {AT} stands a step ({place}{AT}40) or {BEST} ({place}{AT}{BEST})"
+        )
+    near = Path("runs") / (place if at else name)
+    hint = (
+        f"did you mean {near}?"
+        if near.is_dir()
+        else "give a run (runs/NAME) or a Hugging Face folder"
+    )
+    raise ValueError(f"there is no folder {place if at else name}; {hint}")
+
+
+def _best(place: Path, where: Folder, there: Collection[int]) -> int:
+    """Returns the step that did best. Raises ValueError where none is marked or it is gone."""
+    found, listed = best.read(where), ", ".join(map(str, there))
+    if found is None:
+        raise ValueError(
+            f"{place} has no best step: it was trained without validation (validation.every); "
+            f"name one of its steps: {listed}"
+        )
+    if found.step not in there:
+        raise ValueError(f"{place}: its best step, {found.step}, is gone; there: {listed}")
+    return found.step
+
+
+def _named_folder(said: str) -> Path | None:
+    """Returns the folder in what a config names, without what stands behind @; None: none."""
+    try:
+        path, _ = _cut(said)
+    except ValueError:
+        return None
+    return path.parent if path.name == CHECKPOINTS else path

@@ -1,0 +1,134 @@
+"""Sizes that follow from template and rules: how long turns get, and what has to hold them.
+
+A turn that does not fit would stop a run in the middle of a rollout, at the first memory that is
+long enough. So what a config says of `engine.row_tokens`, `engine.pages` and `grpo.row_length`
+is compared here, before anything is loaded, with the longest turn that template and rules allow;
+and where it says 0, the size is derived from it. Above: parts and train; below: text.prompts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.text.prompts import Template
+from notepad_jax.types import Prompt
+
+# What is derived holds some turns at once: fewer launches and fuller rows, for more memory.
+TAILS = 4  # of a row, behind one prefix
+MEMBERS = 8  # readings that share a prefix, of those that an engine runs at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """Tokens of one kind of turn at its limits."""
+
+    shared: int  # of the prompt, before the memory (or the question)
+    private: int  # of the prompt, from there on
+    completion: int
+
+    @property
+    def prompt(self) -> int:
+        return self.shared + self.private
+
+    @property
+    def whole(self) -> int:
+        return self.prompt + self.completion
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """Both turns of a reading at their limits."""
+
+    update: Turn
+    answer: Turn
+
+    @property
+    def both(self) -> tuple[Turn, Turn]:
+        return self.update, self.answer
+
+
+def turns(template: Template, rules: Rules) -> Turns:
+    """Returns how long the turns of a reading may get."""
+    question, chunk, memory = (
+        np.zeros(n, np.int32) for n in (rules.max_question, rules.chunk_size, rules.max_memory)
+    )
+    memory = max(memory, template.no_memory, key=len)
+    return Turns(
+        update=_turn(template.update_prompt(question, chunk, memory), rules.max_memory),
+        answer=_turn(template.answer_prompt(question, memory), rules.max_answer),
+    )
+
+
+def _turn(prompt: Prompt, completion: int) -> Turn:
+    return Turn(len(prompt.shared), len(prompt.tail), completion)
+
+
+# ---------------------------------------------------------------- the engine's
+
+
+def row_tokens(engine: ConfigDict, reading: Turns) -> int:
+    """Returns `engine.row_tokens`, derived where it is 0. Raises ValueError if a tail is longer.
+
+    A prefix of less than a page is not shared, so it belongs to the tail.
+    """
+    page, shares = engine.page_size, engine.share_prefixes
+    tail = max(
+        turn.private if shares and turn.shared >= page else turn.prompt for turn in reading.both
+    )
+    longest = max(turn.completion for turn in reading.both)
+    if not engine.row_tokens:
+        return _up(TAILS * (tail + longest), 128)
+    if engine.row_tokens < tail:
+        raise ValueError(
+            f"engine.row_tokens is {engine.row_tokens:,}, but with this template and these limits "
+            f"(reading) a turn's own part has up to {tail:,} tokens; use {tail:,} or more, or 0, "
+            f"which derives it"
+        )
+    return engine.row_tokens
+
+
+def pages(engine: ConfigDict, reading: Turns, max_prompt: int, max_new: int) -> int:
+    """Returns `engine.pages`, derived where it is 0: all slots at once, each group's prefix once.
+
+    `max_prompt` and `max_new` bound every context; one of them always fits.
+    """
+    if engine.pages:
+        return engine.pages
+    size = engine.page_size
+    private = max(size + turn.private + turn.completion for turn in reading.both)
+    shared = max(turn.shared for turn in reading.both)
+    groups = -(-engine.slots // MEMBERS) + 1
+    together = engine.slots * -(-private // size) + groups * -(-shared // size)
+    return max(together, -(-(max_prompt + max_new) // size))
+
+
+# ---------------------------------------------------------------- the trainer's
+
+
+def row_length(config: ConfigDict, reading: Turns) -> int:
+    """Returns `grpo.row_length`, derived where it is 0. Raises ValueError if a turn is longer."""
+    said, longest = config.grpo.row_length, max(turn.whole for turn in reading.both)
+    if said and said < longest:
+        raise ValueError(
+            f"grpo.row_length is {said:,}, but with this template and these limits (reading) a "
+            f"turn has up to {longest:,} tokens; use {longest:,} or more, or 0, which derives it"
+        )
+    tails = min(config.rollout.group_size, TAILS)
+    return said or _up(
+        max(turn.shared + tails * (turn.private + turn.completion) for turn in reading.both), 128
+    )
+
+
+def settled(config: ConfigDict, template: Template, rules: Rules) -> ConfigDict:
+    """Returns the config with `grpo.row_length` as `row_length` says."""
+    config = config.copy_and_resolve_references().unlock()
+    config.grpo.row_length = row_length(config, turns(template, rules))
+    return config.lock()
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -1,0 +1,156 @@
+"""`notepad_jax.Reader`: somebody who reads documents and answers, for as long as it is needed.
+
+`load` opens a policy on our engine, or somebody's endpoint; `read` (awaitable: `aread`) asks one
+question about one document. The completer is opened by the first reading and stays open, in a
+thread with an event loop of its own: so it works in scripts, in notebooks and in servers alike,
+readings that run at the same time share the engine's launches, and a question about a document
+that was just read finds its chunks in the cache. `notepad-jax ask` is this and its printing.
+Above: commands, and whoever imports notepad_jax; below: programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from notepad_jax.programs import (
+    ask,
+    configuration,
+    evaluate,
+    machine,
+    parts,
+    settings,
+    subjects,
+    waiting,
+)
+from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.telemetry.progress import Screen, SilentScreen
+from notepad_jax.types import Completer, Document
+
+
+class Reader:
+    """Use as `with Reader.load(...) as reader:`, or `close` it, or let it go with the process."""
+
+    def __init__(self, config: ConfigDict, screen: Screen | None = None) -> None:
+        """Loads what the config names; `load` finds a config. Raises as it does."""
+        self._screen = SilentScreen() if screen is None else screen
+        machine.prepared(config)
+        # A document is read by one engine: the policy's other copies would have nothing to do.
+        config = configuration.changed(config, [f"{configuration.FLAG}engine.replicas=1"])
+        self._subject = subjects.named(config, self._screen)
+        self._rules = dataclasses.replace(
+            parts.rules(config.reading, self._subject.tokenizer),
+            chunk_size=config.evaluate.chunk_size,
+        )
+        self._sampling = evaluate.sampling(config, self._subject)
+        self._loop = waiting.Loop()
+        self._open = _Open(self._subject, self._rules)
+        self._end = weakref.finalize(self, _close, self._loop, self._open)
+
+    @classmethod
+    def load(
+        cls,
+        source: str | os.PathLike[str],
+        *,
+        step: int | str | None = None,
+        memory_update: settings.MemoryRule | None = None,
+        config: settings.Config = "",
+        changes: Mapping[str, Any] | None = None,
+        screen: Screen | None = None,
+    ) -> Reader:
+        """Opens a reader.
+
+        Args:
+          source: a run ("runs/mine"), a Hugging Face folder, or the URL of an OpenAI-compatible
+            server ("http://localhost:8000/v1").
+          step: of a run: a number, or "best"; None takes the newest.
+          memory_update: what becomes the memory, instead of what the config says: one of its
+            names, or a function (`reading.memory_rules`).
+          config: the config that says how to read, a name or a file; "" takes the run's own, and
+            for other sources the one that suits them.
+          changes: values of that config, as {"evaluate.chunk_size": 2000}.
+          screen: where progress is shown; None shows nothing.
+        Raises ValueError for what cannot be opened, in one line that says why.
+        """
+        with contextlib.ExitStack() as stack:
+            said = configuration.flat(changes or {}) | settings.lent(stack, None, memory_update)
+            return cls(settings.to_read(source, step, config, said), screen)
+
+    def read(self, document: str | os.PathLike[str] | Document, question: str) -> ask.Answer:
+        """Reads the document and answers the question.
+
+        A text or a path names a UTF-8 text file; for a text in memory give
+        `notepad_jax.TextDocument(text)`, or anything with a method `pieces()` that yields text
+        from the beginning. Interrupted, the reading ends and the reader is ready for another.
+        Raises ValueError for a document or a question that cannot be read, and CompleterFailed.
+        """
+        return self._loop.run(self._reading(document, question))
+
+    async def aread(self, document: str | os.PathLike[str] | Document, question: str) -> ask.Answer:
+        """As `read`, for coroutines; several at once share the engine."""
+        begun = self._loop.begun(self._reading(document, question))
+        return await asyncio.wrap_future(begun)
+
+    def close(self) -> None:
+        """Ends what still reads and lets the engine go; further readings are refused."""
+        self._end()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _reading(self, document: str | os.PathLike[str] | Document, question: str) -> Any:
+        if not self._end.alive:
+            raise ValueError("this reader was closed; load another one")
+        if isinstance(document, str | os.PathLike):
+            document = ask.FileDocument(Path(document))
+        elif not isinstance(document, Document):
+            raise ValueError(
+                f"a document is a path, or has a method pieces() that yields its text; this is of "
+                f"type {type(document).__name__}; for a text give notepad_jax.TextDocument(text)"
+            )
+        return _read(
+            self._open, self._subject, self._rules, self._sampling, document, question,
+            self._screen,
+        )  # fmt: skip
+
+
+class _Open:
+    """The completer of a reader: opened once, in the reader's loop, by whoever comes first."""
+
+    def __init__(self, subject: subjects.Subject, rules: Rules) -> None:
+        self._subject, self._rules = subject, rules
+        self._stack = contextlib.AsyncExitStack()
+        self._first = asyncio.Lock()
+        self._completer: Completer | None = None
+
+    async def completer(self) -> Completer:
+        async with self._first:
+            if self._completer is None:
+                opened = self._subject.opened(self._rules)
+                self._completer = await self._stack.enter_async_context(opened)
+        return self._completer
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+
+# Neither of these knows the reader, which would never go if its own thread held on to it.
+
+
+async def _read(opened: _Open, *what: Any) -> ask.Answer:
+    return await ask.ask(await opened.completer(), *what)
+
+
+def _close(loop: waiting.Loop, opened: _Open) -> None:
+    loop.close(opened.close())

@@ -1,0 +1,54 @@
+"""report.html of a training run: its curves, what it did on held-out tasks, what to do next.
+
+Everything on it comes in as the plain values of `Report`; this file lays them out as
+`templates/training.html` shows them, and `write` leaves the picture beside the page. Above:
+programs.trained; below: `render` and `training_plot`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from notepad_jax.report import render, training_plot
+from notepad_jax.report.training_plot import PANELS, Panel
+
+REPORT, TRAINING = "report.html", "training.png"
+TEMPLATE = "training.html"
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+    """What one validation found."""
+
+    step: int
+    score: float  # share of all held-out questions
+    by_length: tuple[float, ...]  # as `Report.lengths`
+    best: bool  # of all steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What the page says. Empty sequences and mappings leave their part out."""
+
+    title: str
+    summary: str  # one or two sentences under the title
+    metrics: Sequence[Mapping[str, float]]  # as `read_metrics` returns them
+    curves: Mapping[str, str]  # of held-out tasks: metric name -> label
+    lengths: Sequence[str]  # of held-out documents: "2K"
+    validations: Sequence[Validation]
+    next: Mapping[str, str]  # what for -> command
+    config: Mapping[str, Any]  # flat: {"reading.max_memory": 64}
+
+
+def write(folder: str | Path, report: Report) -> Path:
+    """Writes report.html and its picture into `folder`; returns the page's path."""
+    folder, png = Path(folder), b""
+    if report.metrics:
+        held_out = [Panel("Held-out tasks", report.curves, "share")] if report.curves else []
+        png = training_plot.draw(
+            folder / TRAINING, report.metrics, [*held_out, *PANELS]
+        ).read_bytes()
+    return render.write(folder / REPORT, TEMPLATE, {"report": report, "training_png": png})

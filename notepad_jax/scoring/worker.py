@@ -1,0 +1,141 @@
+"""A process that answers questions, one JSON line each, and can be stopped.
+
+For code that may compute for ever: it runs in a program of its own, started when the first
+question comes, used by all threads in turn, replaced when it ends. The program greets with a
+first line, `{}` or `{"failure": why}`. Asking blocks the caller, so that it works from any thread
+and under asyncio. The process ends with this one, however that goes: its stdin does. Above:
+symbolic and own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class DoesNotStart(ValueError):
+    """The program's own words."""
+
+
+class Ended(Exception):
+    """The process ended without an answer; `code` says how, as Popen.returncode does."""
+
+    def __init__(self, code: int | None) -> None:
+        super().__init__(f"the process ended with code {code}")
+        self.code = code
+
+
+class Worker:
+    """Owns the process, its pipes and the lock around them."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        seconds: float,
+        environment: Mapping[str, str] | None = None,
+        quiet: bool = True,
+    ) -> None:
+        """`seconds` on the clock are waited for a line; what a `quiet` one complains is dropped."""
+        self._how = tuple(command), seconds, dict(environment or {}), quiet
+        self._begin()
+        # A fork starts its own: two processes on the same pipes would read each other's replies.
+        there = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: there() and there()._begin())
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Starts it, if it does not run. Raises DoesNotStart."""
+        with self._lock:
+            self._running()
+
+    def ask(self, question: Mapping[str, Any], seconds: float | None = None) -> dict[str, Any]:
+        """Returns the reply, which may take `seconds` (those of all lines).
+
+        Raises Ended where the process ended, TimeoutError where it was stopped for taking too
+        long, and DoesNotStart; the next question starts another one.
+        """
+        with self._lock:
+            process = self._running()
+            try:
+                with contextlib.suppress(BrokenPipeError):  # then there is no line to read either
+                    process.stdin.write(json.dumps(question).encode() + b"\n")
+                    process.stdin.flush()
+                reply = _line(process, self._how[1] if seconds is None else seconds)
+            except BaseException:  # Ctrl-C while waiting: the next reply would be the wrong one
+                self._stop()
+                raise
+            if reply is None:
+                raise Ended(self._stop())
+            return reply
+
+    def close(self) -> None:
+        with self._lock:
+            self._stop()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process and self._process.poll() is None:
+            return self._process
+        self._stop()
+        command, seconds, environment, quiet = self._how
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if quiet else None,
+            env={**os.environ, **environment},
+        )
+        try:
+            greeting = _line(self._process, seconds)
+        except TimeoutError:
+            greeting = {"failure": f"it said nothing for {seconds:g} seconds"}
+        except BaseException:
+            self._stop()
+            raise
+        if greeting is None or "failure" in greeting:
+            self._stop()
+            raise DoesNotStart((greeting or {}).get("failure", "no greeting"))
+        return self._process
+
+    def _stop(self) -> int | None:
+        """Ends the process if there is one; returns how it ended, as Popen.returncode does."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        return process.returncode
+
+
+def _line(process: subprocess.Popen[bytes], seconds: float) -> dict | None:
+    """Returns the process's next line, None if it ended; TimeoutError after so many seconds."""
+    until = time.monotonic() + seconds
+    watch = select.poll()  # select() itself would end at 1,024 open files
+    watch.register(process.stdout, select.POLLIN)
+    said = b""
+    while not said.endswith(b"\n"):
+        left = until - time.monotonic()
+        if left <= 0 or not watch.poll(1000 * left):
+            raise TimeoutError
+        part = os.read(process.stdout.fileno(), 65536)
+        if not part:
+            return None
+        said += part
+    return json.loads(said)

@@ -1,0 +1,252 @@
+"""Validation while training: what it reads, what it marks, and that the training never notices."""
+
+import asyncio
+import dataclasses
+import itertools
+import json
+import signal
+
+import pytest
+
+from benchmarks import same_run
+from notepad_jax.checkpoint import best
+from notepad_jax.checkpoint.best import Best
+from notepad_jax.data import files, held_out
+from notepad_jax.data.records import of_files
+from notepad_jax.data.task_sources import by_source
+from notepad_jax.parallel import hosts
+from notepad_jax.programs import configuration, policies, train, validation
+from notepad_jax.programs.stopping import Stop, Stopped
+from notepad_jax.programs.validation import SCORE, Validation
+from notepad_jax.starter.synthetic import make_tasks
+from notepad_jax.telemetry.metrics import METRICS
+from notepad_jax.telemetry.progress import SilentScreen
+from tests import fakes
+from tests.eval.reading import items, reader, task
+from tests.programs.runs import SMALL, run
+
+SUITE = (
+    "--config.validation.every=2",
+    "--config.validation.suite=synthetic",
+    "--config.validation.lengths=512,1k",
+    "--config.validation.samples=4",
+)
+
+
+# ---------------------------------------------------------------- when, and what follows
+
+
+def found(*scores: float, every: int = 1, patience: int = 0) -> Validation:
+    made = Validation(every, 100, patience)
+    for step, score in enumerate(scores):
+        made.add(step * every, {SCORE: score})
+    return made
+
+
+def test_the_best_step_is_the_earliest_of_the_highest():
+    assert found().best is None
+    assert found(0.5, 0.75, 0.25, 0.75, every=10).best == Best(10, 0.75)
+    assert found(0.5, 0.5).without_better == 1
+
+
+def test_patience_counts_validations_since_the_best():
+    assert not found(0.5, 0.4, 0.3).exhausted
+    assert not found(0.5, 0.4, patience=2).exhausted
+    ended = found(0.5, 0.4, 0.5, patience=2)
+    assert ended.exhausted
+    assert ended.ending.startswith("step 2 is the last: 2 validations brought nothing better than")
+    assert not found(0.5, 0.4, 0.6, patience=2).exhausted
+
+
+def test_every_nth_step_is_due_and_the_first_and_the_last():
+    made = Validation(4, 10, 0)
+    assert [step for step in range(11) if made.due(step)] == [0, 4, 8, 10]
+    assert not any(map(Validation(0, 10, 0).due, range(11)))
+
+
+def test_what_the_lines_say_is_known(tmp_path):
+    lines = [{"step": 2, "reward": 0.5}, {"step": 2, SCORE: 0.25, f"{SCORE}_2K": 0.25}]
+    assert validation.told(lines, 2) == {SCORE: 0.25, f"{SCORE}_2K": 0.25}
+    assert validation.told(lines[:1], 2) is None and validation.told(lines, 3) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "is 2, and nothing says on what; name one of validation.split"),
+        (("suite=ruler", "split=0.1"), "suite and validation.split says on what; name one"),
+        (("split=0.1",), "holds out a share of tasks.files, which is empty"),
+        (("suite=rulr",), "is 'rulr'; use one of synthetic, ruler, ruler-qa, memory"),
+        (("files=nowhere.jsonl",), "there is no task file nowhere.jsonl"),
+        (("suite=synthetic",), "validation.lengths is empty; name lengths"),
+        (("suite=synthetic", "lengths=long"), "'long' is no length"),
+        (("suite=synthetic", "lengths=1k", "repeats=2"), "2 repeats at temperature 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_one_line_before_anything_is_loaded(words, says):
+    words = [f"--config.validation.{word}" for word in ("every=2", *words)]
+    with pytest.raises(ValueError, match=says) as refused:
+        train.check(configuration.load("quickstart", [*SMALL, *words]), False, None)
+    assert "\n" not in str(refused.value)
+
+
+# ---------------------------------------------------------------- one validation
+
+
+def measuring(temperature: float = 0.0) -> Validation:
+    """Five questions at two lengths, read by somebody who writes down each chunk's first word."""
+    tasks = [task(name, f"{name} is blue of red", name) for name in ("red", "green", "blue")]
+    read_at = [*items(*tasks, length=512), *items(*tasks[:2], length=2048)]
+    made = reader(fakes.first_of_chunk())
+    sampling = dataclasses.replace(made.sampling, temperature=temperature)
+    return Validation(1, 9, 0, read_at, dataclasses.replace(made, sampling=sampling))
+
+
+def test_a_validation_is_the_share_of_questions_right_by_length_and_over_all():
+    metrics = asyncio.run(measuring().measure(4, Stop()))
+    by_length = metrics[f"{SCORE}_512"], metrics[f"{SCORE}_2K"]
+    assert by_length == (1 / 3, 1 / 2) and metrics[SCORE] == pytest.approx(2 / 5)
+    assert (metrics["validation/questions"], metrics["validation/unanswered"]) == (5, 0)
+
+
+def test_several_processes_read_a_share_each_and_find_the_same(monkeypatch):
+    whole, said = asyncio.run(measuring().measure(4, Stop())), []
+    monkeypatch.setattr(hosts, "count", lambda: 2)
+
+    def one_of_two(index, gather):
+        monkeypatch.setattr(hosts, "index", lambda: index)
+        monkeypatch.setattr(hosts, "gather", gather)
+        made = measuring()
+        return asyncio.run(made.measure(4, Stop())), made.reader.completer.calls
+
+    def alone(told):
+        said.append(told)
+        return [told]
+
+    calls = [len(one_of_two(index, alone)[1]) for index in (0, 1)]
+    assert min(calls) > 0  # nobody reads everything
+    parts = [told for told in said if told != b"null"]  # the others say that nobody stops
+    for index in (0, 1):
+        gathered = one_of_two(index, lambda told: parts if told != b"null" else [told] * 2)[0]
+        assert gathered == whole
+
+
+def test_other_tasks_or_another_sampling_begin_a_new_curve():
+    first, same, other = measuring(), measuring(), measuring(temperature=0.5)
+    first.add(0, {SCORE: 0.5})
+    assert same.restored(first.saved(), SilentScreen()) and same.found == first.found
+    assert not other.restored(first.saved(), SilentScreen()) and other.begun_anew
+    assert Validation(0, 9, 0).saved() == {}
+
+
+# ---------------------------------------------------------------- held out of the files
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Twenty rows, of which the last says the same as the first in another document."""
+    tasks = [make_tasks(seed, 512, 1)[0] for seed in range(19)]
+    twin = dataclasses.replace(tasks[0], id="twin", document=tasks[1].document)
+    files.write(tmp_path / "rows.jsonl", [*tasks, twin], itertools.repeat(512))
+    return tmp_path / "rows.jsonl"
+
+
+def ids(pairs) -> set[str]:
+    return {task.id for task, _ in pairs}
+
+
+def test_what_is_held_out_is_never_drawn_and_twins_stay_together(rows):
+    sources = by_source([rows], SilentScreen())
+    everything = {name: ids(pairs) for name, pairs in sources.tasks.items()}
+    for share in (0.05, 0.3, 0.6):
+        kept, held = held_out.split(sources, share, {})
+        for name, all_of_it in everything.items():
+            assert ids(kept.tasks[name]) | ids(held[name]) == all_of_it
+            assert not ids(kept.tasks[name]) & ids(held[name])
+            least = max(1, round(share * len(all_of_it)))
+            assert len(held[name]) in (least, least + 1) and kept.held_out[name] == len(held[name])
+            twins = {"twin", make_tasks(0, 512, 1)[0].id} & all_of_it
+            assert not twins or twins <= ids(held[name]) or not twins & ids(held[name])
+    drawn = of_files(kept, 0)
+    seen = {drawn.at(ordinal)[0].id for ordinal in range(30)}
+    assert not seen & set().union(*map(ids, held.values()))
+    with pytest.raises(ValueError, match="all of which would be held out; lower validation.split"):
+        held_out.split(sources, 1.0, {})
+
+
+def test_a_run_does_not_go_on_with_another_split(rows):
+    sources = by_source([rows], SilentScreen())
+    whole, parted = of_files(sources, 0), of_files(held_out.split(sources, 0.3, {})[0], 0)
+    parted.check(parted.identity)
+    for now, then in ((whole, parted), (parted, whole)):
+        with pytest.raises(ValueError, match="resume with the validation.split of the saved run"):
+            now.check(then.identity)
+
+
+def test_the_split_does_not_follow_the_name_of_a_file(rows, tmp_path):
+    rows.rename(tmp_path / "moved.jsonl")
+    first = held_out.split(by_source([tmp_path / "moved.jsonl"], SilentScreen()), 0.3, {})[1]
+    (tmp_path / "moved.jsonl").rename(rows)
+    second = held_out.split(by_source([rows], SilentScreen()), 0.3, {})[1]
+    assert {n: ids(p) for n, p in first.items()} == {n: ids(p) for n, p in second.items()}
+
+
+# ---------------------------------------------------------------- whole runs
+
+
+@pytest.fixture(scope="module")
+def validated(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("validated") / "run"
+    run(folder, *SUITE)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_run_that_validates_trains_as_one_that_does_not(validated, uninterrupted):
+    lines = [json.loads(line) for line in (validated / METRICS).open()]
+    plain = [line for line in lines if SCORE not in line]
+    assert plain == [json.loads(line) for line in (uninterrupted / METRICS).open()]
+    read = [line for line in lines if SCORE in line]
+    assert [line["step"] for line in read] == [0, 2, 4]
+    for line in read:
+        assert line["validation/questions"] == 8
+        mean = (line[f"{SCORE}_512"] + line[f"{SCORE}_1K"]) / 2
+        assert line[SCORE] == pytest.approx(mean)
+    others = same_run.differences(uninterrupted, validated)
+    assert [one for one in others if METRICS not in one and "/data: " not in one] == [
+        "checkpoints: ['3', '4'] are now ['0', '3', '4', 'best.json']"
+    ]
+    marked = max(read, key=lambda line: (line[SCORE], -line["step"]))
+    assert best.read(validated / "checkpoints") == Best(marked["step"], marked[SCORE])
+    assert policies.resolved(f"{validated}@best").step == marked["step"]
+
+
+@pytest.mark.slow
+def test_killed_around_a_validation_it_is_the_run_that_was_not(validated, tmp_path, monkeypatch):
+    """Stopped in the one of step 2; then killed when its line is written and nothing else."""
+    folder, measure, mark = tmp_path / "run", validation.measure, best.mark
+
+    async def interrupted(items, reader):
+        if reader.completer.version == 2:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(60)
+        return await measure(items, reader)
+
+    def killed(checkpoints, one):
+        if one is not None and len(steps_of(folder)) == 4:  # two steps and two validations
+            raise MemoryError
+        mark(checkpoints, one)
+
+    def steps_of(run_folder):
+        return [json.loads(line)["step"] for line in (run_folder / METRICS).open()]
+
+    monkeypatch.setattr(validation, "measure", interrupted)
+    with pytest.raises(Stopped, match="in the validation of step 2, which is made again"):
+        run(folder, *SUITE)
+    monkeypatch.setattr(validation, "measure", measure)
+    monkeypatch.setattr(best, "mark", killed)
+    with pytest.raises(MemoryError):
+        run(folder, *SUITE, resume=True)
+    monkeypatch.setattr(best, "mark", mark)
+    run(folder, *SUITE, resume=True)
+    assert same_run.differences(validated, folder) == []

@@ -1,0 +1,104 @@
+"""Coroutines are waited for with and without a running loop, and can be interrupted."""
+
+import asyncio
+import contextvars
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from notepad_jax.programs import waiting
+from notepad_jax.programs.stopping import Stopped
+
+
+async def doubled(number: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * number
+
+
+async def fails() -> None:
+    raise ValueError("nothing to wait for")
+
+
+def inside_a_loop(function):
+    """What a notebook's cell does: called while the thread's loop runs."""
+
+    async def cell():
+        return function()
+
+    return asyncio.run(cell())
+
+
+@pytest.mark.parametrize("call", [lambda f: f(), inside_a_loop], ids=["plain", "in a loop"])
+def test_results_and_failures_come_back(call):
+    assert call(lambda: waiting.run(doubled(4))) == 8
+    with pytest.raises(ValueError, match="nothing to wait for"):
+        call(lambda: waiting.run(fails()))
+
+
+def test_what_the_caller_holds_is_held_in_the_thread():
+    held = contextvars.ContextVar("held", default="nothing")
+
+    async def seen() -> tuple[str, str]:
+        return held.get(), threading.current_thread().name
+
+    def cell():
+        held.set("a folder")
+        return waiting.run(seen())
+
+    assert inside_a_loop(cell) == ("a folder", "notepad_jax loop")
+
+
+@pytest.mark.parametrize("call", [lambda f: f(), inside_a_loop], ids=["plain", "in a loop"])
+def test_ctrl_c_cancels_and_waits_until_things_are_put_away(call):
+    put_away = []
+
+    async def endless():
+        try:
+            threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGINT]).start()
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            put_away.append(True)
+
+    def cell():
+        # As ipykernel does it for every cell; asyncio.run's own handler would ask for a second.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                waiting.run(endless())
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    began = time.monotonic()
+    call(cell)
+    assert put_away and time.monotonic() - began < 30
+
+
+def test_a_run_that_stops_itself_is_a_stop_here_and_the_loop_goes_on():
+    async def stops():
+        raise Stopped(signal.SIGINT, "in a step")
+
+    with waiting.Loop() as loop:
+        with pytest.raises(Stopped, match="in a step"):
+            loop.run(stops())
+        assert loop.run(doubled(3)) == 6
+        assert loop.begun(doubled(5)).result(10) == 10
+    loop.close()  # once more does nothing
+
+
+def test_what_runs_when_a_loop_closes_is_cancelled():
+    ended = []
+
+    async def endless():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    with waiting.Loop() as loop:
+        loop.begun(endless())
+        loop.run(doubled(1))
+    assert ended

@@ -1,0 +1,53 @@
+"""Functions are known by their names, lent for the time of a call."""
+
+import threading
+
+import pytest
+
+from notepad_jax import functions
+
+
+def mine():
+    return "mine"
+
+
+class Called:
+    def __call__(self):
+        return "an object"
+
+
+def test_names_of_functions_lambdas_and_objects():
+    first, second = (lambda: 1), (lambda: 2)
+    with functions.lending([mine, first, second, Called()]) as names:
+        assert names[0] == f"{__name__}:mine"
+        assert len(set(names)) == 4 and names[2] == f"{names[1]}#2"
+        assert [functions.named(name, "key")() for name in names] == ["mine", 1, 2, "an object"]
+        with functions.lending([mine]) as again:
+            assert again == names[:1] and functions.lent(names[1]) is first
+        seen = []
+        other = threading.Thread(target=lambda: seen.append(functions.lent(names[0])))
+        other.start()
+        other.join()
+        assert seen == [None]  # each thread has its own
+    assert functions.lent(names[0]) is None
+    with pytest.raises(ValueError, match="'no function' is no function"):
+        functions.lending(["no function"]).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("math:sqrt", None),
+        ("math:no", "math has no no"),
+        ("math:pi", "no function but 3.14"),
+        ("no_such_module:f", "cannot be imported: ModuleNotFoundError"),
+        ("__main__:f", "a function of a script or a notebook"),
+        ("m:<lambda>", "a function of a script or a notebook"),
+    ],
+)
+def test_names_that_a_config_holds(name, says):
+    if says is None:
+        assert functions.named(name, "key")(4) == 2
+        return
+    with pytest.raises(ValueError, match=f"key is '{name}', .*{says}|{says}"):
+        functions.named(name, "key")
