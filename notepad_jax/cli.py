@@ -72,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             stack.enter_context(stopping.told_apart())
             if getattr(arguments, "hosts", None):
                 hosts.join(arguments.hosts)
-            screen = stack.enter_context(choose(quiet=arguments.json or not hosts.first()))
+            screen = stack.enter_context(
+                choose(arguments.json or not hosts.first(), busy=compiled.watched())
+            )
             if hasattr(arguments, "name"):
                 folder = stack.enter_context(opened_folder(arguments))
             config = ConfigDict()

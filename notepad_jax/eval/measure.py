@@ -58,6 +58,7 @@ class Result:
     repeat: int
     question: str
     gold: tuple[str, ...]
+    metric: str  # the task's own; it says whether one gold answer is wanted or all
     answer: str
     correct: float  # the score by the task's own metric, in [0, 1]
     problem: str  # why a reading failed or an answer could not be scored; empty if neither
@@ -221,6 +222,7 @@ class _Course:
             repeat=item.repeat,
             question=task.question,
             gold=task.answers,
+            metric=task.metric,
             answer=end.answer,
             correct=correct,
             problem=_problem(end) or (score.problem if answered else ""),

@@ -42,6 +42,7 @@ class Summary:
     recall: Share | None  # evidence in the last memory; None where no evidence is known
     lost: Mapping[str, int]  # readings with a wrong answer by what became of the evidence
     unanswered: int  # readings that failed or could not be shown; they count as wrong
+    malformed: int  # answers that are empty or not of the form asked for (no box): worth 0
     truncated: int  # answers cut at their limit, scored as they are
     turns: int
     tokens: int  # document tokens read
@@ -108,6 +109,7 @@ def _summary(method: str, source: str, length: int, results: Sequence[Result]) -
         recall=_over_questions(recalls, lambda r: r.recall) if recalls else None,
         lost=dict(sorted(Counter(r.lost for r in results if r.lost).items())),
         unanswered=sum(r.finish is Finish.CANCELLED for r in results),
+        malformed=sum(_malformed(r) for r in results),
         truncated=sum(r.finish is Finish.LENGTH for r in results),
         turns=sum(r.turns for r in results),
         tokens=sum(r.tokens for r in results),
@@ -121,6 +123,12 @@ def _over_questions(results: Sequence[Result], value: Callable[[Result], float])
     for result in results:
         questions[result.task_id].append(value(result))
     return share([sum(values) / len(values) for values in questions.values()])
+
+
+def _malformed(result: Result) -> bool:
+    """Whether there is an answer turn, and in it nothing that could be judged."""
+    answered = result.finish is not Finish.CANCELLED
+    return answered and (bool(result.problem) or not result.answer.strip())
 
 
 def _busy(results: Sequence[Result]) -> float:

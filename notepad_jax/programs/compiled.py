@@ -5,14 +5,19 @@ Compiling is most of a short run, and the second run of a command compiles what 
 another folder, or says "off"; whoever has set jax's own JAX_COMPILATION_CACHE_DIR keeps it.
 Nothing happens on import, and no problem with the folder stops a run. The key of an entry holds
 the program, the versions of jax and its compiler, and the devices with a CPU's features, so
-machines may share a home folder. Above: cli and `parts`.
+machines may share a home folder. `watched` says when jax compiles, for who waits. Above: cli
+and `parts`.
 """
 
 from __future__ import annotations
 
+import collections
+import functools
 import logging
 import os
 import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import filelock
@@ -27,6 +32,11 @@ SETTINGS = {
     "jax_compilation_cache_max_size": 2**30,  # bytes; the least recently used programs go
 }
 LEAST_FREE = 2**26  # bytes on the disk below which nothing more is put there
+WORK = (  # what jax calls the parts of compiling
+    "/jax/core/compile/jaxpr_trace_duration",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration",
+    "/jax/core/compile/backend_compile_duration",
+)
 LOCKED = 10  # seconds to wait for another process that is writing
 
 
@@ -53,6 +63,26 @@ def keep() -> None:
         jax.config.update("jax_enable_compilation_cache", False)  # and is not said again
         return
     jax.config.update("jax_compilation_cache_dir", path)
+
+
+@functools.cache
+def watched() -> Callable[[], str]:
+    """Returns a function that says "compiling" while jax traces, lowers or compiles, else "".
+
+    jax calls listeners when such work begins (a scalar, the time) and when it ends, also by an
+    error (a duration). For screens: nothing else moves meanwhile.
+    """
+    under_way = collections.Counter[str]()
+    lock = threading.Lock()
+
+    def count(event: str, change: int) -> None:
+        if event in WORK:
+            with lock:
+                under_way[event] += change
+
+    jax.monitoring.register_scalar_listener(lambda event, value, **_: count(event, 1))
+    jax.monitoring.register_event_duration_secs_listener(lambda event, took, **_: count(event, -1))
+    return lambda: "compiling" if any(n > 0 for n in under_way.copy().values()) else ""
 
 
 def _folder(named: str) -> Path:

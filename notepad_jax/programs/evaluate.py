@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,14 @@ from notepad_jax.eval import methods, summary
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Progress, Result, check, measure
 from notepad_jax.eval.readings import Readings
-from notepad_jax.programs import configuration, reading_list
+from notepad_jax.programs import configuration, provenance, reading_list
 from notepad_jax.programs.reading_list import SYNTHETIC, Job
 from notepad_jax.programs.subjects import Subject, counter
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.report import evaluation_page
-from notepad_jax.report.examples import Example
+from notepad_jax.report.examples import Example, example, spread
+from notepad_jax.report.origin import Next
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG
@@ -197,6 +199,7 @@ def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> O
         outcome = evaluation_page.Report(
             title=f"Reading {e.suite}, by length",
             summary=_summary(reader, results, config),
+            origin=provenance.origin(_next(config, folder, results), here=not _asks(config)),
             suite=e.suite,
             policy=reader.name,
             train_length=_train_length(config),
@@ -246,18 +249,39 @@ def _train_length(config: ConfigDict) -> int | None:
 
 
 def examples(results: Sequence[Result], readings: Readings) -> list[Example]:
-    """Picks readings to look at: of the longest documents, one right and one of each loss."""
-    there = [r for r in results if r.method == methods.NOTEPAD] or list(results)
-    longest = max(r.length for r in there)
-    there = [r for r in there if r.length == longest]
-    chosen: dict[str, Result] = {}
-    for result in there:
-        kind = "right" if result.correct == 1 else result.lost or "wrong"
-        chosen.setdefault(kind, result)
+    """Picks questions of every kind to look at, each as every method read it."""
+    by_method = {
+        method: [result for result in results if result.method == method]
+        for method in dict.fromkeys(result.method for result in results)
+    }
     return [
-        Example(f"{kind}: {r.method}, {r.source}", r, list(readings.trace(r)))
-        for kind, r in chosen.items()
+        example(method, result, readings.trace(result))
+        for sides in spread(by_method)
+        for method, result in sides
     ]
+
+
+def _asks(config: ConfigDict) -> bool:
+    """Whether an endpoint reads, on hardware that nobody here knows."""
+    return bool(config.get("endpoint") and config.endpoint.url)
+
+
+def _next(config: ConfigDict, folder: Path, results: Sequence[Result]) -> list[Next]:
+    """What somebody may want to do after this evaluation."""
+    again = f"notepad-jax eval --name {shlex.quote(folder.name)} --resume"
+    longest = max(result.length for result in results)
+    lengths = ",".join((*config.evaluate.lengths, format_length(4 * longest).lower()))
+    commands = [
+        Next("read longer documents too; what was read is kept", f"{again} --lengths {lengths}")
+    ]
+    if any(result.failed for result in results):
+        commands.insert(0, Next("make the readings that failed again", again))
+    if not _asks(config):
+        policy = shlex.quote(str(config.policy))
+        commands.append(
+            Next("ask it about a file", f"notepad-jax ask --policy {policy} FILE 'QUESTION'")
+        )
+    return commands
 
 
 def text(outcome: Outcome) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import resource
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,18 +31,21 @@ from notepad_jax.programs import (
     configuration,
     evaluate,
     parts,
+    provenance,
     reading_list,
     subjects,
     train,
 )
 from notepad_jax.report import numerals, quickstart_page
-from notepad_jax.report.examples import Example
+from notepad_jax.report.examples import Example, example, spread
+from notepad_jax.report.origin import Next
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import Screen
 
 STEP = "readings/step_{}"  # where the readings of the policy after that many steps lie
+BEFORE, AFTER = "before RL", "after RL"  # who read
 STARTER = (
     "The starting policy is a network of 225 thousand parameters that was taught, on purpose, "
     "sound skills and bad habits: it finds facts and copies notes, but often does not write down "
@@ -59,7 +63,8 @@ class Outcome:
     exported: Path
     before: list[summary.Summary]
     after: list[summary.Summary]
-    examples: list[Example]
+    examples: list[Example]  # three readings of the longest documents
+    pairs: list[Example]  # the same questions before and after, where they were read before
     timings: dict[str, float]
     peak_memory: float  # bytes
 
@@ -92,7 +97,7 @@ def _run(
     e = config.evaluate
     if not resume:  # then training says it, once nothing has refused the settings
         write_json(folder / CONFIG, configuration.plain(config))
-    screen.say("1/4  the starter, before reinforcement learning")
+    screen.phase("1/4  the starter, before reinforcement learning")
     before, _ = timed(
         "measure before",
         lambda: measured(
@@ -101,10 +106,10 @@ def _run(
     )
     screen.say(evaluate.table(summary.by_length(before)))
 
-    screen.say(f"2/4  GRPO on documents of {config.data.tokens:,} tokens")
+    screen.phase(f"2/4  GRPO on documents of {config.data.tokens:,} tokens")
     checkpoints = timed("train", lambda: train.train(config, folder, screen, resume, step))
 
-    screen.say("3/4  the trained policy")
+    screen.phase("3/4  the trained policy")
     trained = dataclasses.replace(policy, params=_last_params(checkpoints, policy))
     after, read = timed(
         "measure after",
@@ -113,7 +118,7 @@ def _run(
         ),
     )
 
-    screen.say("4/4  export and report")
+    screen.phase("4/4  export and report")
     huggingface.export_params(
         policy.config, trained.params, folder / "hf", huggingface.companions(policy.folder),
         json.loads((policy.folder / huggingface.CONFIG).read_text(encoding="utf-8")),
@@ -125,6 +130,7 @@ def _run(
         before=summary.by_length(before),
         after=summary.by_length(after),
         examples=read,
+        pairs=pairs(config, folder, before, after),
         timings=timings,
         peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0,
     )
@@ -164,7 +170,39 @@ def examples(results: Sequence[Result], readings: Readings) -> list[Example]:
         "no answer in the document": lambda r: r.gold == ("nothing",),
     }
     chosen = ((kind, next(filter(fits, there), None)) for kind, fits in kinds.items())
-    return [Example(kind, r, list(readings.trace(r))) for kind, r in chosen if r is not None]
+    return [example(kind, r, readings.trace(r)) for kind, r in chosen if r is not None]
+
+
+def pairs(
+    config: ConfigDict, folder: Path, before: Sequence[Result], after: Sequence[Result]
+) -> list[Example]:
+    """Picks questions of every kind, each as it was read before and after, for the page."""
+    identity = evaluate.identity(config)
+    with (
+        Readings(folder / STEP.format(0), identity) as old,
+        Readings(folder / STEP.format(config.steps), identity) as new,
+    ):
+        readings = {BEFORE: old, AFTER: new}
+        return [
+            example(who, result, readings[who].trace(result))
+            for sides in spread({BEFORE: before, AFTER: after})
+            for who, result in sides
+        ]
+
+
+def _next(config: ConfigDict, outcome: Outcome) -> list[Next]:
+    """What somebody may want to do after the quick start."""
+    policy = shlex.quote(str(outcome.exported))
+    seed = f"--config.seed={config.seed + 1}"
+    return [
+        Next("ask it about a file", f"notepad-jax ask --policy {policy} FILE 'code of NAME ?'"),
+        Next(
+            "measure it at other lengths, beside methods without a memory",
+            f"notepad-jax eval --policy {policy} --lengths 2k,32k,512k "
+            "--methods notepad,full-context,recent-only",
+        ),
+        Next("the same from another seed", f"notepad-jax quickstart --name second {seed}"),
+    ]
 
 
 def _report(config: ConfigDict, outcome: Outcome) -> None:
@@ -179,12 +217,13 @@ def _report(config: ConfigDict, outcome: Outcome) -> None:
                 f"to {last.length:,} tokens in chunks, with a memory of "
                 f"{config.reading.max_memory} tokens."
             ),
+            origin=provenance.origin(_next(config, outcome)),
             starter=STARTER,
             train_length=train_length,
             before=outcome.before,
             after=outcome.after,
             metrics=read_metrics(outcome.folder),
-            examples=outcome.examples,
+            examples=outcome.pairs,
             config=configuration.flat(configuration.plain(config)),
             timings=outcome.timings,
         ),
@@ -194,23 +233,23 @@ def _report(config: ConfigDict, outcome: Outcome) -> None:
 def text(outcome: Outcome) -> str:
     """Returns what the command prints at the end."""
     before = {s.length: s for s in outcome.before}
-    lines = ["", f"{'tokens':>8}  {'before RL':>24}  {'after RL':>24}  {'n':>4}"]
+    lines = ["", f"{'tokens':>8}  {BEFORE:>24}  {AFTER:>24}  {'n':>4}"]
     for s in outcome.after:
         old = before.get(s.length)
         lines.append(
             f"{lengths.format_length(s.length):>8}  {_share(old):>24}  {_share(s):>24}  {s.n:>4}"
         )
-    for example in outcome.examples:
-        r = example.result
-        lines += ["", f"{example.label}, {r.length:,} tokens: {r.question}"]
-        lines += [f"  chunk {c.chunk + 1:>5,}: {c.memory}" for c in example.memory_changes[:8]]
+    for one in outcome.examples:
+        r = one.result
+        lines += ["", f"{one.label}, {r.length:,} tokens: {r.question}"]
+        lines += [f"  chunk {c.chunk + 1:>5,}: {c.memory}" for c in one.first[:8]]
         right = "right" if r.correct else f"wrong, it is {r.gold[0]}"
         lines.append(f"  answer: {r.answer} ({right})")
     spent = ", ".join(f"{name} {numerals.duration(s)}" for name, s in outcome.timings.items())
     lines += [
         "",
         f"report    {outcome.report}",
-        f"plot      {outcome.folder / 'accuracy.png'}",
+        f"plot      {outcome.folder / quickstart_page.ACCURACY}",
         f"policy    {outcome.exported}  (Hugging Face layout)",
         f"try it    notepad-jax ask --policy {outcome.exported} FILE 'code of NAME ?'",
         f"{spent}; peak memory {outcome.peak_memory / 1e9:.1f} GB",

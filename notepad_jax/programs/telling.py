@@ -1,4 +1,4 @@
-"""What a training run tells people: its files of lines, a bar and a table, step by step.
+"""What a training run tells people: its files of lines and a table, step by step.
 
 Of several processes the first tells; the others would say the same. Above: train; below:
 telemetry and rollout.archive.
@@ -70,9 +70,7 @@ def telling(
     ):
         write_json(folder / CONFIG, configuration.plain(config))  # nothing refused it
         archive.take_back(archived, done + 1)
-        table = screen.table("reinforcement learning", COLUMNS)
-        bar = screen.bar("train", config.steps, "steps")
-        bar.advance(done)
+        table = screen.table("reinforcement learning", COLUMNS, config.steps, done)
         truncated = False
 
         def tell(
@@ -89,13 +87,12 @@ def telling(
                 screen.say(f"step {step}: nothing is learnt from one group: {one}")
 
             def done() -> None:
-                bar.advance(1, reward=metrics["reward"])
                 table.row(**_shown(step, metrics, timings))
 
             return done
 
         yield Tell(tell, log.write)
-        bar.finish()
+        table.finish()
 
 
 def _shown(step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> dict[str, Any]:

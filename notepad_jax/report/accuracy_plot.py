@@ -1,8 +1,8 @@
-"""The picture of accuracy by length, a line for each policy or method.
+"""Accuracy by length, a line for each policy or method, for wide screens and for phones.
 
 Lines are labelled where they end instead of in a legend, and `labels` keeps those from
 covering each other; the axes are as wide as the words leave room for. Input is what
-`summary` returns; the pages above embed the file. Beside: `training_plot`; below: `canvas`.
+`summary` returns. Beside: `training_plot`; below: `chart`.
 """
 
 from __future__ import annotations
@@ -10,55 +10,73 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from notepad_jax.eval.lengths import format_length
 from notepad_jax.eval.published import Published
 from notepad_jax.eval.summary import Summary
-from notepad_jax.report import canvas, labels
-from notepad_jax.report.canvas import AFTER, BEFORE, INK, MUTED
+from notepad_jax.report import chart, labels, numerals
+from notepad_jax.report.chart import GREY, OTHER, OURS, Axis, Chart, Line, Words
 from notepad_jax.report.labels import Box, Label
-
-PUBLISHED = "#b4bac2"
 
 # Colour and mark of each method's line; methods that are not named here get OTHERS in turn.
 STYLES = {
-    "notepad": (AFTER, "o"),
-    "full-context": (BEFORE, "s"),
-    "truncate-middle": ("#3d7a4e", "^"),
-    "recent-only": ("#7d4f9e", "D"),
+    "notepad": (OURS, "circle"),
+    "full-context": (OTHER, "square"),
+    "truncate-middle": (chart.MORE[0], "triangle"),
+    "recent-only": (chart.MORE[1], "diamond"),
 }
-OTHERS = (("#8a6a00", "v"), ("#a03a5b", "P"), ("#3a7a86", "X"), (INK, "*"))
+OTHERS = tuple(zip(chart.MORE[2:], ("wedge", "bar", "circle", "square"), strict=True))
 
-# The accuracy picture; points are 1/72 inch.
-WIDTH, HEIGHT = 576.0, 324.0  # points
-LEFT, RIGHT, TOP, BOTTOM = 0.08, 0.86, 0.87, 0.16  # edges of the axes, shares of the picture
 FLOOR, CEILING = -3.0, 105.0  # ends of the accuracy axis, per cent
-UP = HEIGHT * (TOP - BOTTOM) / (CEILING - FLOOR)  # points per per cent
+
+
+@dataclasses.dataclass(frozen=True)
+class Sheet:
+    """How large a picture is and its letters are, in pixels."""
+
+    width: float
+    height: float
+    left: float  # of the axes
+    top: float
+    bottom: float  # from above
+    size: float  # of the words at the ends of lines
+    small: float  # of those of published lines, and at the training length
+    ticks: int  # of lengths, about as many as there is room for
+
+
+WIDE = Sheet(752, 420, 44, 40, 360, 13, 11, 12)
+PHONE = Sheet(342, 300, 40, 34, 246, 11, 9, 5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """The same curves twice, and which published figures are among them."""
+
+    wide: Chart
+    phone: Chart
+    published: tuple[Published, ...]
 
 
 def before_and_after(
-    path: str | Path, before: Sequence[Summary], after: Sequence[Summary], train_length: int
-) -> Path:
-    """Draws both accuracies with 95% intervals over a logarithmic length axis; writes a PNG."""
-    lines = [_line("before RL", BEFORE, "o", before), _line("after RL", AFTER, "o", after)]
-    return canvas.save(_accuracy(lines, train_length, ()), path)
+    before: Sequence[Summary], after: Sequence[Summary], train_length: int
+) -> Picture:
+    """Returns both accuracies with 95% intervals over a logarithmic length axis.
+
+    ValueError if there is nothing to draw.
+    """
+    lines = [_line("before RL", OTHER, "circle", before), _line("after RL", OURS, "circle", after)]
+    return _picture(lines, train_length, ())
 
 
 def by_method(
-    path: str | Path,
     summaries: Sequence[Summary],
     train_length: int | None,
     published: Sequence[Published] = (),
-) -> Path:
-    """Draws one line with its 95% band per method, in the order of STYLES; writes a PNG.
+) -> Picture:
+    """Returns one line with its 95% band per method, in the order of STYLES.
 
     Published lines are thin and grey behind them, as far as lengths were measured. Without
     a training length none is marked. ValueError if there is nothing to draw.
@@ -66,216 +84,195 @@ def by_method(
     named = sorted({s.method for s in summaries} - set(STYLES))
     styles = STYLES | dict(zip(named, itertools.cycle(OTHERS), strict=False))
     lines = [
-        _line(method, colour, mark, [s for s in summaries if s.method == method])
-        for method, (colour, mark) in styles.items()
+        _line(method, tone, mark, [s for s in summaries if s.method == method])
+        for method, (tone, mark) in styles.items()
     ]
-    return canvas.save(_accuracy(lines, train_length, published), path)
+    return _picture(lines, train_length, published)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Line:
-    """What a method or a policy reached; the last four are arrays over its lengths."""
-
-    label: str
-    colour: str
-    mark: str
-    length: np.ndarray  # tokens, ascending
-    mean: np.ndarray  # per cent, as its interval
-    low: np.ndarray
-    high: np.ndarray
-
-
-def _line(label: str, colour: str, mark: str, summaries: Sequence[Summary]) -> _Line:
+def _line(label: str, tone: str, mark: str, summaries: Sequence[Summary]) -> Line:
     points = sorted(summaries, key=lambda s: s.length)
     shares = [s.accuracy for s in points]
-    return _Line(
-        label,
-        colour,
-        mark,
-        np.array([s.length for s in points], float),
-        *(np.array([100 * getattr(s, part) for s in shares]) for part in ("mean", "low", "high")),
+    return Line(
+        label=label,
+        tone=tone,
+        x=[float(s.length) for s in points],
+        y=[100 * s.mean for s in shares],
+        low=[100 * s.low for s in shares],
+        high=[100 * s.high for s in shares],
+        told=[
+            f"{numerals.percent(s.accuracy.mean)} ({numerals.interval(s.accuracy)}), "
+            f"n = {s.questions:,}"
+            for s in points
+        ],
+        mark=mark,
     )
 
 
-def _published_line(figures: Published, low: float, high: float) -> _Line:
-    points = [(x, 100 * y) for x, y in figures.points if low <= x <= high]
-    x, y = np.array(points, float).reshape(-1, 2).T
-    return _Line(figures.model, PUBLISHED, "", x, y, y, y)
+def _published_line(figures: Published, low: float, high: float) -> Line:
+    """A published line as far as it lies within what was measured; maybe of no points."""
+    points = [(x, y) for x, y in figures.points if low <= x <= high]
+    y = [100 * share for _, share in points]
+    told = [f"{numerals.percent(share)}, published" for _, share in points]
+    return Line(figures.model, GREY, [float(x) for x, _ in points], y, y, y, told)
 
 
-def _accuracy(
-    lines: Sequence[_Line], train_length: int | None, published: Sequence[Published]
-) -> Figure:
-    lines = [line for line in lines if len(line.length)]
+def _picture(
+    lines: Sequence[Line], train_length: int | None, published: Sequence[Published]
+) -> Picture:
+    lines = [line for line in lines if len(line.x)]
     if not lines:
         raise ValueError("there is no accuracy to draw; measure at one length at least")
-    lengths = sorted({round(x) for line in lines for x in line.length})
+    lengths = sorted({round(x) for line in lines for x in line.x})
     if len(lengths) == 1 and len(lines) > 1:
-        return _one_length(lines, lengths[0])
+        wide, phone = (_one_length(lines, lengths[0], sheet) for sheet in (WIDE, PHONE))
+        return Picture(wide, phone, ())
     ticks = lengths if train_length is None else sorted({*lengths, train_length})
-    grey = [_published_line(figures, ticks[0] / 1.35, ticks[-1] * 1.35) for figures in published]
-    grey = [line for line in grey if len(line.length) > 1]
-    frame = _frame([*lines, *grey], ticks)
-    figure, axes = _figure(frame)
-    for line in grey:
-        axes.plot(line.length, line.mean, color=line.colour, linewidth=1, zorder=1.5)
-    for line in reversed(lines):  # the first one comes to lie on top
-        _draw(axes, line, band=0.15 if len(lines) < 3 else 0.1)
-    taken = [] if train_length is None else [_mark_training(axes, frame, lines, train_length)]
-    _write_labels(axes, frame, [*lines, *grey], taken)
-    _length_axis(axes, ticks)
-    return figure
+    behind = {
+        figures: _published_line(figures, ticks[0] / 1.35, ticks[-1] * 1.35)
+        for figures in published
+    }
+    behind = {figures: line for figures, line in behind.items() if len(line.x) > 1}
+    everything = [*lines, *behind.values()]
+    wide, phone = (_drawn(everything, ticks, train_length, sheet) for sheet in (WIDE, PHONE))
+    return Picture(wide, phone, tuple(behind))
 
 
-def _one_length(lines: Sequence[_Line], length: int) -> Figure:
-    """Draws the lines, each a single point, side by side with room for their words."""
-    frame = _Frame((length * 0.9, length * 1.1), (RIGHT - LEFT) * WIDTH)
-    places = (np.arange(len(lines)) + 0.3) / len(lines) * frame.width
+def _drawn(
+    lines: Sequence[Line], ticks: Sequence[int], train_length: int | None, sheet: Sheet
+) -> Chart:
+    span = ticks[0] / 1.35, ticks[-1] * 1.35
+    bare = _bare(lines, _length_axis(ticks, span, sheet), sheet)
+    words, taken = [], []
+    if train_length is not None:
+        told, box = _training_words(bare, train_length, sheet)
+        words, taken = [told], [box]
+    words += _end_words(bare, sheet, taken)
+    rule = None if train_length is None else float(train_length)
+    return dataclasses.replace(bare, words=words, rule=rule)
+
+
+def _one_length(lines: Sequence[Line], length: int, sheet: Sheet) -> Chart:
+    """The lines, each a single point, side by side with room for their words."""
+    axis = Axis(0.0, 1.0, [(0.5, format_length(length))], "document length, tokens")
+    places = (np.arange(len(lines)) + 0.3) / len(lines)
     lines = [
-        dataclasses.replace(line, length=frame.lengths(place[None]))
+        dataclasses.replace(line, x=[float(place)])
         for line, place in zip(lines, places, strict=True)
     ]
-    figure, axes = _figure(frame)
-    for line in lines:
-        _draw(axes, line, band=0)
-    _write_labels(axes, frame, lines, [])
-    _length_axis(axes, [length])
-    axes.set_xlim(frame.span)
-    return figure
+    bare = _bare(lines, axis, sheet, lambda place: format_length(length))
+    return dataclasses.replace(bare, words=_end_words(bare, sheet, []))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Frame:
-    """The axes: lengths from edge to edge, and how wide they are on paper."""
-
-    span: tuple[float, float]  # tokens
-    width: float  # points
-
-    def points(self, length: np.ndarray, per_cent: np.ndarray) -> np.ndarray:
-        """Returns places [n, 2] in points from the lower left corner."""
-        low, high = np.log(self.span)
-        across = (np.log(length) - low) / (high - low) * self.width
-        return np.stack([across, (np.asarray(per_cent) - FLOOR) * UP], axis=-1)
-
-    def lengths(self, across: np.ndarray) -> np.ndarray:
-        """Returns the tokens at places in points from the left."""
-        low, high = np.log(self.span)
-        return np.exp(low + across / self.width * (high - low))
-
-
-def _frame(lines: Sequence[_Line], ticks: Sequence[int]) -> _Frame:
-    """Returns axes as wide as they can be with room for the words at the lines' ends."""
-    span = ticks[0] / 1.35, ticks[-1] * 1.35
-    unit = _Frame(span, 1.0)
-    room = (1 - LEFT) * WIDTH - labels.FAR - 6
-    fits = [(room - label.width) / label.x for label in _ends(lines, unit)]
-    return _Frame(span, min((RIGHT - LEFT) * WIDTH, *fits))
-
-
-def _figure(frame: _Frame) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
-    right = LEFT + frame.width / WIDTH
-    figure.subplots_adjust(left=LEFT, right=right, top=TOP, bottom=BOTTOM)
-    axes = figure.subplots()
-    canvas.bare(axes)
-    axes.set_ylim(FLOOR, CEILING)
-    axes.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100]))
-    axes.yaxis.set_major_formatter(FixedFormatter(["0", "25", "50", "75", "100%"]))
-    axes.set_xlabel("document length, tokens", color=MUTED, labelpad=8)
-    axes.set_title("Accuracy by document length", loc="left", color=INK, fontsize=13, pad=14)
-    return figure, axes
+def _bare(
+    lines: Sequence[Line],
+    across: Axis,
+    sheet: Sheet,
+    heading: Callable[[float], str] = lambda x: f"{format_length(round(x))} tokens",
+) -> Chart:
+    """The curves without words, on axes as wide as can be with room for words at their right."""
+    room = sheet.width - 4 - sheet.left
+    ends = [float(across.share(line.x)[-1]) for line in lines]
+    wide = [labels.FAR + _label(line, 0.0, 0.0, sheet).width for line in lines]
+    width, edge = room - labels.FAR, max(ends)
+    for w, end in sorted(zip(wide, ends, strict=True), key=lambda one: -one[1]):
+        # Lines that end near the longest one have their words in a column right of it.
+        in_column = (edge - end) * width < labels.COLUMN
+        width = min(width, (room - w) / edge) if in_column else width
+    return Chart(
+        title="Accuracy by document length",
+        description=f"Accuracy by document length of {', '.join(line.label for line in lines)}",
+        width=sheet.width,
+        height=sheet.height,
+        left=sheet.left,
+        bottom=sheet.bottom,
+        axes_width=width,
+        axes_height=sheet.bottom - sheet.top,
+        across=across,
+        upwards=Axis(FLOOR, CEILING, [(0, "0"), (25, "25"), (50, "50"), (75, "75"), (100, "100%")]),
+        lines=lines,
+        heading=heading,
+    )
 
 
-def _draw(axes: Axes, line: _Line, band: float) -> None:
-    x, low, high = line.length, line.low, line.high
-    if len(x) == 1:
-        axes.plot([x[0], x[0]], [low[0], high[0]], color=line.colour, alpha=0.35, linewidth=4)
-    axes.fill_between(x, low, high, color=line.colour, alpha=band, linewidth=0)
-    axes.plot(
-        x, line.mean, color=line.colour, linewidth=2, marker=line.mark, markersize=4.5,
-        clip_on=False,
-    )  # fmt: skip
+# ---------------------------------------------------------------- words
 
 
-def _ends(lines: Sequence[_Line], frame: _Frame) -> list[Label]:
-    """Returns what is written at the end of each line; of published ones the name alone."""
-    ends = [frame.points(line.length, line.mean)[-1] for line in lines]
+def _label(line: Line, x: float, y: float, sheet: Sheet) -> Label:
+    """What is written at the end of a line, which is at x, y; of published ones the name alone."""
+    if line.tone == GREY:
+        return Label(line.label, sheet.small, x, y)
+    return Label(f"{line.label}\n{line.y[-1]:.1f}%", sheet.size, x, y)
+
+
+def _end_words(bare: Chart, sheet: Sheet, taken: Sequence[Box]) -> list[Words]:
+    ends = [_label(line, *bare.points(line.x[-1:], line.y[-1:])[0], sheet) for line in bare.lines]
+    floor = float(bare.upwards.share([0])[0]) * bare.axes_height
+    inside = Box(0, floor, bare.width - bare.left - 4, bare.axes_height)
+    boxes = labels.place(ends, _ink(bare), taken, inside, inside.top + 8)
     return [
-        Label(f"{line.label}\n{line.mean[-1]:.1f}%", 10, *end)
-        if line.mark
-        else Label(line.label, 8, *end)
-        for line, end in zip(lines, ends, strict=True)
+        Words(
+            lines=end.words.split("\n"),
+            x=box.left,
+            middle=box.middle,
+            size=end.size,
+            tone=line.tone,
+            lead=_lead(box, end),
+        )
+        for line, end, box in zip(bare.lines, ends, boxes, strict=True)
     ]
 
 
-def _write_labels(axes: Axes, frame: _Frame, lines: Sequence[_Line], taken: Sequence[Box]) -> None:
-    ends = _ends(lines, frame)
-    inside = Box(0, -FLOOR * UP, frame.width, (CEILING - FLOOR) * UP)
-    boxes = labels.place(ends, _ink(lines, frame), taken, inside, inside.top + 8)
-    for line, end, box in zip(lines, ends, boxes, strict=True):
-        led = box.distance(end.x, end.y) > labels.NEAR + 2
-        near = (end.x - box.left) / end.width, (end.y - box.bottom) / end.height
-        axes.annotate(
-            end.words,
-            (line.length[-1], line.mean[-1]),
-            xytext=(box.left - end.x, box.middle - end.y),
-            textcoords="offset points",
-            color=line.colour if line.mark else MUTED,
-            va="center",
-            fontsize=end.size,
-            annotation_clip=False,
-            path_effects=[withStroke(linewidth=3, foreground="white")],
-            arrowprops={
-                "arrowstyle": "-", "color": line.colour, "linewidth": 0.7, "alpha": 0.7,
-                "relpos": tuple(min(max(part, 0.0), 1.0) for part in near),
-                "shrinkA": 2, "shrinkB": 4,
-            } if led else None,
-        )  # fmt: skip
+def _lead(box: Box, end: Label) -> tuple[float, float, float, float] | None:
+    """A thin line from near the end of a line to its label, where that is far away."""
+    if box.distance(end.x, end.y) <= labels.NEAR + 2:
+        return None
+    x = min(max(end.x, box.left - 2), box.right + 2)
+    y = min(max(end.y, box.bottom + 2), box.top - 2)
+    away = math.hypot(x - end.x, y - end.y) or 1.0
+    start = 5 / away  # clear of the mark
+    return end.x + start * (x - end.x), end.y + start * (y - end.y), x, y
 
 
-def _ink(lines: Sequence[_Line], frame: _Frame) -> np.ndarray:
-    """Returns points [n, 2] on all lines, two points apart, and on the intervals of dots."""
-    across = np.arange(0, frame.width, 2.0)
+def _ink(bare: Chart) -> np.ndarray:
+    """Returns points [n, 2] on all lines, two pixels apart, and on the intervals of dots."""
+    across = np.arange(0, bare.axes_width, 2.0)
     ink = [np.zeros((0, 2))]
-    for line in lines:
-        x, y = frame.points(line.length, line.mean).T
+    for line in bare.lines:
+        x, y = bare.points(line.x, line.y).T
         if len(x) == 1:
             heights = np.linspace(line.low[0], line.high[0], 30)
-            ink.append(frame.points(np.full(30, line.length[0]), heights))
+            ink.append(bare.points(np.full(30, line.x[0]), heights))
         within = across[(across >= x[0]) & (across <= x[-1])]
         ink.append(np.stack([within, np.interp(within, x, y)], axis=-1))
     return np.concatenate(ink)
 
 
-def _mark_training(axes: Axes, frame: _Frame, lines: Sequence[_Line], length: int) -> Box:
-    """Draws a dashed line at the training length and says so beside it, clear of the bands."""
-    axes.axvline(length, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
-    (x, _) = frame.points(np.array(length), np.array(0.0))
-    label = Label(f"trained at {format_length(length)}", 9, x, 0.0)
-    right = x + 6 + label.width < frame.width
+def _training_words(bare: Chart, length: int, sheet: Sheet) -> tuple[Words, Box]:
+    """Says beside the dashed line what it is, clear of the bands."""
+    (x, _) = bare.points([length], [0.0])[0]
+    label = Label(f"trained at {format_length(length)}", sheet.small, x, 0.0)
+    right = x + 6 + label.width < bare.axes_width
     left = x + 6 if right else x - 6 - label.width
-    heights = [8 + 5 * UP * step for step in range(19)]
+    heights = np.linspace(8, bare.axes_height - label.height - 4, 20)
     boxes = [Box(left, y, left + label.width, y + label.height) for y in heights]
-    box = next((box for box in boxes if not _in_a_band(box, lines, frame)), boxes[0])
-    axes.annotate(
-        label.words,
-        (length, 0),
-        xycoords=("data", "axes fraction"),
-        xytext=(6 if right else -6, box.bottom),
-        textcoords="offset points",
-        color=MUTED,
-        fontsize=label.size,
-        ha="left" if right else "right",
-        va="bottom",
+    box = next((box for box in boxes if not _in_a_band(box, bare)), boxes[0])
+    words = Words(
+        lines=(label.words,),
+        x=box.left if right else box.right,
+        middle=box.middle,
+        size=label.size,
+        tone=GREY,
+        anchor="start" if right else "end",
     )
-    return box
+    return words, box
 
 
-def _in_a_band(box: Box, lines: Sequence[_Line], frame: _Frame) -> bool:
+def _in_a_band(box: Box, bare: Chart) -> bool:
     across = np.linspace(box.left, box.right, 9)
-    for line in lines:
-        x, low = frame.points(line.length, line.low).T
-        high = frame.points(line.length, line.high)[:, 1]
+    for line in bare.lines:
+        x, low = bare.points(line.x, line.low).T
+        high = bare.points(line.x, line.high)[:, 1]
         there = across[(across >= x[0]) & (across <= x[-1])]
         touches = np.interp(there, x, low) - labels.AIR < box.top
         if np.any(touches & (np.interp(there, x, high) + labels.AIR > box.bottom)):
@@ -283,17 +280,14 @@ def _in_a_band(box: Box, lines: Sequence[_Line], frame: _Frame) -> bool:
     return False
 
 
-def _length_axis(axes: Axes, lengths: Sequence[int]) -> None:
-    """Sets a log2 axis with a tick at measured lengths, at least a factor 1.7 apart."""
+def _length_axis(lengths: Sequence[int], span: tuple[float, float], sheet: Sheet) -> Axis:
+    """A logarithmic axis with ticks at measured lengths, at least a factor 1.7 apart."""
     low, high = min(lengths), max(lengths)
-    axes.set_xscale("log", base=2)
     # The longest length always has its tick; the others as far as there is room.
-    room = max(1.7, 2 ** (math.log2(high / low) / 12)) if high > low else 2.0
+    room = max(1.7, 2 ** (math.log2(high / low) / sheet.ticks)) if high > low else 2.0
     ticks: list[int] = [high]
     for length in sorted(set(lengths), reverse=True):
-        if ticks[-1] / length >= room:
+        if ticks[-1] / length >= room * 0.999:
             ticks.append(length)
-    axes.xaxis.set_major_locator(FixedLocator(ticks[::-1]))
-    axes.xaxis.set_major_formatter(FixedFormatter([format_length(t) for t in ticks[::-1]]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(low / 1.35, high * 1.35)
+    told = [(float(tick), format_length(tick)) for tick in ticks[::-1]]
+    return Axis(*span, told, "document length, tokens", log=True)

@@ -20,14 +20,14 @@ from typing import Any
 from notepad_jax.eval import degradation, published, recall
 from notepad_jax.eval.degradation import Degradation
 from notepad_jax.eval.summary import Summary
-from notepad_jax.report import accuracy_plot, examples, render
+from notepad_jax.report import accuracy_plot, examples, outcomes, render
+from notepad_jax.report.accuracy_plot import Picture
 from notepad_jax.report.examples import Example
+from notepad_jax.report.origin import Origin
 
-REPORT, ACCURACY = "report.html", "accuracy.png"
+REPORT, ACCURACY = "report.html", "accuracy.svg"
 TEMPLATE = "evaluation.html"
 WALL_CLOCK = ("seconds", "began")  # fields that differ from run to run
-
-LIGHT, DARK = (246, 248, 251), (146, 183, 222)  # of the heat map; black ink reads on both
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Report:
 
     title: str
     summary: str  # one or two sentences under the title
+    origin: Origin
     suite: str  # such as "ruler-qa"
     policy: str  # who read, by name
     train_length: int | None  # tokens; None if it is not known
@@ -51,16 +52,14 @@ class Report:
 
 
 def write(folder: str | Path, report: Report) -> Path:
-    """Writes report.html and accuracy.png into `folder`; returns the path of the page.
+    """Writes report.html and accuracy.svg into `folder`; returns the path of the page.
 
     ValueError if nothing was measured.
     """
     folder = Path(folder)
-    picture = accuracy_plot.by_method(
-        folder / ACCURACY, report.by_length, report.train_length, report.figures
-    )
-    values = _values(report) | {"accuracy_png": picture.read_bytes()}
-    return render.write(folder / REPORT, TEMPLATE, values)
+    picture = accuracy_plot.by_method(report.by_length, report.train_length, report.figures)
+    render.picture(folder / ACCURACY, [picture.wide])
+    return render.write(folder / REPORT, TEMPLATE, _values(report, picture))
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -117,16 +116,6 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Failures:
-    """What was counted as wrong without an answer, and which answers were cut."""
-
-    method: str
-    readings: int
-    unanswered: int
-    truncated: int
-
-
-@dataclasses.dataclass(frozen=True)
 class HeatMap:
     """One method on every task, at every length."""
 
@@ -140,15 +129,7 @@ class HeatRow:
     """One task; None where nothing was measured."""
 
     source: str
-    cells: Sequence[HeatCell | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class HeatCell:
-    """A number, and the colour behind it."""
-
-    summary: Summary
-    colour: str  # "#92b7de"
+    cells: Sequence[Summary | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,17 +140,22 @@ class PublishedRow:
     shares: Sequence[float | None]
 
 
-def _values(report: Report) -> dict[str, Any]:
-    """Returns what the template shows, but for the picture."""
+def _values(report: Report, picture: Picture) -> dict[str, Any]:
+    """Returns what the template shows."""
     methods, summaries = _methods(report.by_length), _sorted(report.by_length)
     losses = _losses(report)
     lengths = sorted({length for model in report.figures for length, _ in model.points})
+    asked = examples.questions(report.examples)
     return {
         "report": report,
+        "accuracy": picture,
         "methods": methods,
         "accuracies": _rows(methods, summaries),
         "labelled": [(s.method, s) for s in summaries],
-        "failures": _failures(summaries),
+        "outcomes": [
+            outcomes.outcomes(method, [s for s in summaries if s.method == method])
+            for method in methods
+        ],
         "losses": _rows(methods, losses),
         "stand_ins": sorted({d.reference for d in losses} - {report.train_length}),
         "heat_maps": [_heat_map(m, report.by_task) for m in _methods(report.by_task)],
@@ -182,7 +168,8 @@ def _values(report: Report) -> dict[str, Any]:
             PublishedRow(figures.model, [dict(figures.points).get(x) for x in lengths])
             for figures in report.figures
         ],
-        "excerpts": list(map(examples.excerpt, report.examples)),
+        "questions": asked,
+        "filters": examples.filters(asked),
     }
 
 
@@ -195,34 +182,14 @@ def _rows(methods: Sequence[str], found: Sequence[Summary] | Sequence[Degradatio
     ]
 
 
-def _failures(summaries: Sequence[Summary]) -> list[Failures]:
-    """Returns the methods of which some reading has no answer, or one that was cut."""
-    by_method = []
-    for method in _methods(summaries):
-        there = [s for s in summaries if s.method == method]
-        n, unanswered, truncated = (
-            sum(getattr(s, name) for s in there) for name in ("n", "unanswered", "truncated")
-        )
-        by_method.append(Failures(method, n, unanswered, truncated))
-    return [failures for failures in by_method if failures.unanswered or failures.truncated]
-
-
 def _heat_map(method: str, summaries: Sequence[Summary]) -> HeatMap:
     found = {(s.source, s.length): s for s in summaries if s.method == method}
     lengths = sorted({length for _, length in found})
-    cells = {where: HeatCell(s, _colour(s.accuracy.mean)) for where, s in found.items()}
     rows = [
-        HeatRow(source, [cells.get((source, length)) for length in lengths])
+        HeatRow(source, [found.get((source, length)) for length in lengths])
         for source in sorted({source for source, _ in found})
     ]
     return HeatMap(method, lengths, rows)
-
-
-def _colour(share: float) -> str:
-    red, green, blue = (
-        round(light + share * (dark - light)) for light, dark in zip(LIGHT, DARK, strict=True)
-    )
-    return f"#{red:02x}{green:02x}{blue:02x}"
 
 
 def _methods(summaries: Sequence[Summary]) -> list[str]:

@@ -1,6 +1,6 @@
 """Where the words at the ends of lines go, so that they cover neither each other nor a line.
 
-Plain geometry in points (1/72 inch) from the lower left corner of the axes; nothing here
+Plain geometry in pixels from the lower left corner of the axes; nothing here
 draws. Lines that end at the right share one column, in which `spread` moves labels apart
 as little as possible. A line that ends earlier has its label where it covers least, near
 the end. Used by `accuracy_plot`.
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+LETTER = 0.62  # of its size, a letter is about as wide
 NEAR, FAR = 9.0, 16.0  # from the end of a line to its label; far where labels had to move
 AIR = 2.0  # kept free around a label
 COLUMN = 60.0  # a line that ends this near to the longest one has its label in the same column
@@ -31,8 +32,8 @@ class Label:
 
     @property
     def width(self) -> float:
-        """Roughly: a letter is 0.62 of its size wide."""
-        return 0.62 * self.size * max(map(len, self.words.split("\n")))
+        """Roughly."""
+        return LETTER * self.size * max(map(len, self.words.split("\n")))
 
     @property
     def height(self) -> float:
@@ -66,6 +67,15 @@ class Box:
             and other.bottom < self.top
         )
 
+    def holds(self, other: Box) -> bool:
+        """Whether another box lies in this one."""
+        return (
+            self.left <= other.left
+            and other.right <= self.right
+            and self.bottom <= other.bottom
+            and other.top <= self.top
+        )
+
     def counts(self, points: np.ndarray) -> int:
         """Returns how many of the points [n, 2] lie in the box or touch its air."""
         x, y = points.T
@@ -79,7 +89,7 @@ class Box:
 
 
 def place(
-    labels: Sequence[Label], ink: np.ndarray, taken: Sequence[Box], axes: Box, highest: float
+    labels: Sequence[Label], ink: np.ndarray, taken: Sequence[Box], room: Box, highest: float
 ) -> list[Box]:
     """Returns a box for each label.
 
@@ -87,7 +97,7 @@ def place(
       labels: those placed first have the better places.
       ink: points [n, 2] on lines, close enough together that a line does not slip through.
       taken: boxes that hold other words already.
-      axes: where labels of lines that end early may stand; also the lower edge of the column.
+      room: where labels of lines that end early may stand; also the lower edge of the column.
       highest: how far up the column at the right may reach.
     """
     if not labels:
@@ -96,22 +106,22 @@ def place(
     boxes: dict[int, Box] = {}
     column = [k for k, label in enumerate(labels) if label.x > edge - COLUMN]
     wanted, heights = [labels[k].y for k in column], [labels[k].height for k in column]
-    found = spread(wanted, heights, axes.bottom, highest)
+    found = spread(wanted, heights, room.bottom, highest)
     moved = any(abs(a - b) > heights[0] / 4 for a, b in zip(wanted, found, strict=True))
     for k, middle in zip(column, found, strict=True):
         boxes[k] = labels[k].beside(edge + (FAR if moved else NEAR), middle)
     for k, label in enumerate(labels):
         if k not in boxes:
-            boxes[k] = _quietest(label, ink, [*taken, *boxes.values()], axes)
+            boxes[k] = _quietest(label, ink, [*taken, *boxes.values()], room)
     return [boxes[k] for k in range(len(labels))]
 
 
-def _quietest(label: Label, ink: np.ndarray, taken: Sequence[Box], axes: Box) -> Box:
+def _quietest(label: Label, ink: np.ndarray, taken: Sequence[Box], room: Box) -> Box:
     """Returns the box near a line's end that covers no words and as little ink as can be."""
     lefts = (NEAR, FAR, 2 * FAR, -label.width / 2, -label.width - NEAR)
     rises = sorted((4.0 * k for k in range(-30, 31)), key=abs)
     here = [label.beside(label.x + left, label.y + rise) for left in lefts for rise in rises]
-    inside = [b for b in here if b.bottom >= axes.bottom and b.top <= axes.top] or here
+    inside = [b for b in here if room.holds(b)] or here
 
     def cost(box: Box) -> float:
         words = sum(box.covers(other) for other in taken)

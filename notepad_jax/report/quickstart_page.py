@@ -2,7 +2,7 @@
 
 One calm, self-contained page. Everything on it comes in as the plain values of `Report`;
 this file lays them out as `templates/quickstart.html` shows them, and `write` also leaves
-the two pictures as PNG files beside the page. The page of an evaluation is
+the two pictures as SVG files beside the page. The page of an evaluation is
 `evaluation_page`. Above: the programs, which fill `Report` in; below: `render`,
 `accuracy_plot`, `training_plot` and `summary`.
 """
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.eval.summary import Summary
-from notepad_jax.report import accuracy_plot, examples, render, training_plot
+from notepad_jax.report import accuracy_plot, examples, outcomes, render, training_plot
 from notepad_jax.report.examples import Example
+from notepad_jax.report.origin import Origin
 
-REPORT, ACCURACY, TRAINING = "report.html", "accuracy.png", "training.png"
+REPORT, ACCURACY, TRAINING = "report.html", "accuracy.svg", "training.svg"
 TEMPLATE = "quickstart.html"
 
 
@@ -28,6 +29,7 @@ class Report:
 
     title: str
     summary: str  # one or two sentences under the title
+    origin: Origin
     starter: str  # what the starting policy is, plainly
     train_length: int  # tokens
     before: Sequence[Summary]
@@ -39,24 +41,30 @@ class Report:
 
 
 def write(folder: str | Path, report: Report) -> Path:
-    """Writes report.html and its PNG files into `folder`; returns the page's path."""
+    """Writes report.html and its pictures into `folder`; returns the page's path."""
     folder = Path(folder)
-    accuracy = accuracy_plot.before_and_after(
-        folder / ACCURACY, report.before, report.after, report.train_length
-    )
-    training = training_plot.draw(folder / TRAINING, report.metrics) if report.metrics else None
+    accuracy = accuracy_plot.before_and_after(report.before, report.after, report.train_length)
+    training = training_plot.charts(report.metrics)
+    render.picture(folder / ACCURACY, [accuracy.wide])
+    if training:
+        render.picture(folder / TRAINING, training)
+    asked = examples.questions(report.examples)
     values = {
         "report": report,
-        "accuracy_png": accuracy.read_bytes(),
-        "training_png": training.read_bytes() if training else b"",
+        "accuracy": accuracy,
+        "training": training,
         "rows": _rows(report.before, report.after),
         "labelled": [
             (when, s)
             for when, summaries in (("before", report.before), ("after", report.after))
             for s in sorted(summaries, key=lambda s: s.length)
         ],
-        "failures": [*_failures("before", report.before), *_failures("after", report.after)],
-        "excerpts": list(map(examples.excerpt, report.examples)),
+        "outcomes": [
+            outcomes.outcomes("before RL", report.before),
+            outcomes.outcomes("after RL", report.after),
+        ],
+        "questions": asked,
+        "filters": examples.filters(asked),
         "timings": _timings(report.timings),
     }
     return render.write(folder / REPORT, TEMPLATE, values)
@@ -72,15 +80,6 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Failures:
-    """Readings that are counted as wrong for another reason than a wrong answer."""
-
-    when: str  # "before" or "after"
-    unanswered: int
-    truncated: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Timing:
     """How long something took, and its share of the whole."""
 
@@ -92,12 +91,6 @@ class Timing:
 def _rows(before: Sequence[Summary], after: Sequence[Summary]) -> list[Row]:
     old, new = {s.length: s for s in before}, {s.length: s for s in after}
     return [Row(length, old.get(length), new.get(length)) for length in sorted(old | new)]
-
-
-def _failures(when: str, summaries: Sequence[Summary]) -> list[Failures]:
-    unanswered = sum(s.unanswered for s in summaries)
-    truncated = sum(s.truncated for s in summaries)
-    return [Failures(when, unanswered, truncated)] if unanswered or truncated else []
 
 
 def _timings(timings: Mapping[str, float]) -> list[Timing]:

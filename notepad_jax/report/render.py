@@ -1,29 +1,34 @@
 """Values and a template become a page: one environment for all pages, and one way to write.
 
-The HTML and the prose of the pages are in `templates/`: a frame with the style sheet, the
-pieces (sections, tables, readings), and one template per page. Pages are self-contained
-(pictures as base64, no script, nothing fetched) and safe: whatever a template prints, be
-it a policy's words or a setting's name, is bounded and rid of control characters here
-(`shown`), and then escaped by jinja2. A name that has no value is an error, not a gap.
-Above: `quickstart_page` and `evaluation_page`, which make the values; below: `numerals`.
+The HTML and the prose of the pages are in `templates/`: a frame with the style sheets and the
+one script, the pieces (sections, tables, charts, readings), and one template per page. Pages
+are self-contained and safe: whatever a template prints, be it a policy's words or a setting's
+name, is bounded and rid of control characters here (`shown`), and then escaped by jinja2; and
+the page's own policy tells a browser to fetch nothing and to run no script but the one whose
+hash it names. A name that has no value is an error, not a gap. `picture` writes charts as an
+SVG file in the same way. Above: the pages, which make the values; below: `numerals`, `chart`.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from notepad_jax.eval.lengths import format_length
 from notepad_jax.report import numerals
+from notepad_jax.report.chart import Chart
 from notepad_jax.telemetry.identity import write_whole
 
 LONGEST_TEXT = 6_000  # characters of one value that are shown
+LONGEST_MEMORY = 1_500  # of a memory, of which there are many on a page
+SCRIPT = "page.js"
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
@@ -40,21 +45,46 @@ def write(path: Path, template: str, values: Mapping[str, Any]) -> Path:
     return path
 
 
+def picture(path: Path, charts: Sequence[Chart], columns: int = 3) -> Path:
+    """Writes charts of one size, `columns` in a row, as one SVG file; returns `path`.
+
+    At once or not at all. It has a light and a dark scheme, and shows nothing under a pointer.
+    """
+    gap, columns = 12.0, min(columns, len(charts))
+    width, height = charts[0].width + gap, charts[0].height + gap
+    placed = [
+        (chart, gap + k % columns * width, gap + k // columns * height)
+        for k, chart in enumerate(charts)
+    ]
+    rows = -(-len(charts) // columns)
+    size = {"width": gap + columns * width, "height": gap + rows * height}
+    return write(path, "picture.svg", {"placed": placed, **size})
+
+
 def shown(value: Any) -> Any:
     """Returns what may be printed of a value; HTML made by a template stays as it is."""
     return value if isinstance(value, Markup) else shortened(str(value))
 
 
-def shortened(words: str) -> str:
+def shortened(words: str, longest: int = LONGEST_TEXT) -> str:
     """Returns the beginning of a text that is too long to show; control characters as U+FFFD."""
-    hidden = len(words) - LONGEST_TEXT
-    start = _CONTROL.sub("\ufffd", words[:LONGEST_TEXT])
+    hidden = len(words) - longest
+    start = _CONTROL.sub("\ufffd", words[:longest])
     return f"{start} ... ({hidden:,} more characters)" if hidden > 0 else start
 
 
-def _base64(data: bytes) -> Markup:
-    """Returns bytes for a data URL, of any length; there is nothing to escape in base64."""
-    return Markup(base64.b64encode(data).decode())
+def _memory(words: str) -> str:
+    return shortened(words, LONGEST_MEMORY)
+
+
+def _stops(chart: Chart) -> Markup:
+    """What the script of the page reads of a chart: JSON as the value of an attribute."""
+    return Markup(escape(_CONTROL.sub("\ufffd", chart.stops_json())))
+
+
+def _hash(script: str) -> str:
+    """Returns what a policy calls a script by (CSP level 2): of its text between its tags."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _environment() -> Environment:
@@ -77,7 +107,11 @@ def _environment() -> Environment:
         format_length,
     ):
         made.filters[write_as.__name__] = write_as
-    made.filters["base64"] = _base64
+    made.filters["memory"] = _memory
+    made.filters["stops"] = _stops
+    # A script of the package, as it is: its hash must be that of its bytes.
+    script, _, _ = made.loader.get_source(made, SCRIPT)
+    made.globals.update(zip=zip, script=Markup(script), script_hash=_hash(script))
     return made
 
 

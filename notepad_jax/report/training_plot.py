@@ -1,7 +1,8 @@
-"""The picture of the course of training: the logged metrics by step, in small charts.
+"""The course of training: logged metrics by step, in small charts.
 
-Input is what `telemetry.metrics.read_metrics` returns; the quick start's page embeds the
-file. Beside: `accuracy_plot`; below: `canvas`.
+Input is what `telemetry.metrics.read_metrics` returns. A page shows the charts beside each
+other (`pieces.charts`), and `render.picture` makes a file of them. Beside: `accuracy_plot`;
+below: `chart`.
 """
 
 from __future__ import annotations
@@ -9,19 +10,24 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
+import numpy as np
 
-from notepad_jax.report import canvas
-from notepad_jax.report.canvas import AFTER, BEFORE, INK, MUTED
+from notepad_jax.report import chart
+from notepad_jax.report.chart import OTHER, OURS, Axis, Chart, Line, Words
+from notepad_jax.report.labels import LETTER
+
+WIDTH, HEIGHT = 280.0, 190.0  # of one chart, pixels; the next are its axes' place in it
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 268.0, 46.0, 164.0
+LETTERS, ROW = 11.0, 14.0  # size of the names of lines, and from one row of them to the next
+TONES = (OURS, OTHER, *chart.MORE)
+MOST = 300  # points of a line; of more steps, each point stands for several
+FEW = 20  # points that are few enough for a mark at each
 
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One small chart of the training picture: the metrics it draws, and their labels.
+    """One small chart: the metrics it draws, and their labels.
 
     `scale` is "share" (0 to 100%), "linear" (from 0) or "log".
     """
@@ -45,60 +51,98 @@ PANELS = (
 )
 
 
-def draw(
-    path: str | Path,
-    metrics: Sequence[Mapping[str, float]],
-    panels: Sequence[Panel] = PANELS,
-) -> Path:
-    """Draws the logged metrics by step, one small chart per panel; writes a PNG.
-
-    A panel none of whose metrics was logged is left out. ValueError if that leaves none.
-    """
-    panels = [p for p in panels if any(name in line for line in metrics for name in p.lines)]
-    if not panels:
-        raise ValueError("there are no training metrics to draw; run at least one step")
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(2.9 * columns, 2.1 * rows), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1, hspace=0.06, wspace=0.04)
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_visible(False)
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        canvas.bare(axes)
-        _panel(axes, panel, metrics)
-    for axes in grid[-1]:
-        axes.set_xlabel("step", color=MUTED, fontsize=9)
-    return canvas.save(figure, path)
+def charts(metrics: Sequence[Mapping[str, float]], panels: Sequence[Panel] = PANELS) -> list[Chart]:
+    """Returns a chart of each panel; those none of whose metrics was logged are left out."""
+    drawn = [_chart(panel, metrics) for panel in panels]
+    return [one for one in drawn if one.lines]
 
 
-def _panel(axes: Axes, panel: Panel, metrics: Sequence[Mapping[str, float]]) -> None:
-    axes.set_title(panel.title, loc="left", fontsize=10, color=INK, pad=8)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    shown = [name for name in panel.lines if any(name in line for line in metrics)]
-    for name, colour in zip(shown, (AFTER, BEFORE, MUTED), strict=False):
-        points = [
-            (line["step"], line[name])
-            for line in metrics
-            if math.isfinite(line.get(name, math.nan)) and (panel.scale != "log" or line[name] > 0)
-        ]
-        x, y = [p[0] for p in points], [p[1] for p in points]
-        mark = "o" if len(points) == 1 else None
-        axes.plot(x, y, color=colour, linewidth=1.6, label=panel.lines[name], marker=mark)
-    if panel.scale == "log":
-        axes.set_yscale("log")
-        axes.yaxis.set_minor_locator(NullLocator())
-    elif panel.scale == "share":
-        axes.set_ylim(0, 1.05)
-        axes.yaxis.set_major_locator(FixedLocator([0, 0.5, 1]))
-        axes.yaxis.set_major_formatter(FixedFormatter(["0", "50%", "100%"]))
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-        axes.set_ylim(0, max(axes.get_ylim()[1], 1e-9))
-    if len(shown) > 1:
-        # Room above the lines, so that the labels cover nothing.
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, high**1.3 / low**0.3 if panel.scale == "log" else 1.25 * high)
-        axes.legend(
-            frameon=False, fontsize=8, labelcolor=INK, handlelength=1.2, ncols=2, loc="upper right"
-        )
+def _chart(panel: Panel, metrics: Sequence[Mapping[str, float]]) -> Chart:
+    found = {label: _points(name, metrics, panel.scale) for name, label in panel.lines.items()}
+    found = {label: points for label, points in found.items() if points}
+    lines = [_line(label, tone, points, panel.scale)
+             for (label, points), tone in zip(found.items(), TONES, strict=False)]  # fmt: skip
+    x = [x for line in lines for x in line.x] or [0.0]
+    y = [y for line in lines for y in (*line.low, *line.high)]
+    words, rows = _legend(lines)
+    top = TOP + ROW * max(0, rows - 1)
+    return Chart(
+        title=panel.title,
+        description=f"{panel.title} by step: {', '.join(found)}",
+        width=WIDTH,
+        height=HEIGHT,
+        left=LEFT,
+        bottom=BOTTOM,
+        axes_width=RIGHT - LEFT,
+        axes_height=BOTTOM - top,
+        across=chart.steps(min(x), max(x)),
+        upwards=_upwards(panel.scale, y),
+        lines=lines,
+        words=[dataclasses.replace(w, middle=BOTTOM - top + w.middle) for w in words],
+        heading="step {:,.0f}".format,
+    )
+
+
+def _points(
+    name: str, metrics: Sequence[Mapping[str, float]], scale: str
+) -> list[tuple[float, float]]:
+    """Returns (step, value) wherever the metric is a number that the scale can show."""
+    return [
+        (line["step"], line[name])
+        for line in metrics
+        if math.isfinite(line.get(name, math.nan)) and (scale != "log" or line[name] > 0)
+    ]
+
+
+def _line(label: str, tone: str, points: Sequence[tuple[float, float]], scale: str) -> Line:
+    """A line of at most MOST points: means of neighbours, between the least and the largest."""
+    together = -(-len(points) // MOST)
+    parts = [np.array(points[k : k + together]) for k in range(0, len(points), together)]
+    y = [float(part[:, 1].mean()) for part in parts]
+    spans = [(float(part[:, 1].min()), float(part[:, 1].max())) for part in parts]
+    show = _percent if scale == "share" else "{:.4g}".format
+    told = [
+        show(mean) if together == 1 else f"{show(mean)} ({show(low)} to {show(high)})"
+        for mean, (low, high) in zip(y, spans, strict=True)
+    ]
+    return Line(
+        label=label,
+        tone=tone,
+        x=[float(part[-1, 0]) for part in parts],
+        y=y,
+        low=[low for low, _ in spans],
+        high=[high for _, high in spans],
+        told=told,
+        mark="circle" if len(points) <= FEW else "",
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def _upwards(scale: str, values: Sequence[float]) -> Axis:
+    if scale == "share":
+        return chart.shares(max([1.0, *values]))
+    if scale == "log" and values:
+        return chart.powers(values)
+    return chart.linear(values)
+
+
+def _legend(lines: Sequence[Line]) -> tuple[list[Words], int]:
+    """Names of lines above the axes, where there is more than one; and how many rows they take."""
+    rows: list[list[Words]] = [[]]
+    x = 0.0
+    for line in lines if len(lines) > 1 else ():
+        wide = LETTER * LETTERS * len(line.label)
+        if rows[-1] and x + wide > RIGHT - LEFT:
+            rows.append([])
+            x = 0.0
+        rows[-1].append(Words((line.label,), x, 0.0, LETTERS, line.tone))
+        x += wide + 14
+    placed = [
+        dataclasses.replace(words, middle=12 + ROW * above)
+        for above, row in enumerate(reversed(rows))
+        for words in row
+    ]
+    return placed, len(rows)

@@ -1,13 +1,17 @@
 """What a person sees while a program runs: bars and a live table, or plain lines, or nothing.
 
-`choose` looks at where the output goes: a terminal gets a live view (rich), a file or a
-pipe gets one plain line every few seconds, and `--json` gets silence. Programs talk to a
-`Screen` and never ask which one it is. Everything goes to standard error, so that results
-on standard output can be piped. This module knows nothing of training or reading.
+`choose` looks at where the output goes: a terminal gets a live view (rich), a file or a pipe
+plain lines (one a step, and one every few seconds of anything else), and `--json` silence. So
+does a terminal whose user wants no escape sequences (NO_COLOR, TERM=dumb) get plain lines.
+Programs talk to a `Screen` and never ask which one it is. On a terminal what has ended is
+printed once, below its phase's heading, and only what is under way moves. Everything goes to
+standard error, so that results on standard output can be piped. This module knows nothing of
+training, reading or compiling.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
@@ -16,18 +20,24 @@ from typing import Protocol, TextIO, runtime_checkable
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
-from rich.progress import TaskID as RichTask
+from rich.progress import Task as RichTask
+from rich.progress import TaskID as RichTaskID
+from rich.table import Column
 from rich.table import Table as RichTable
+from rich.text import Text
 
 Value = float | int | str
+KEPT = 10  # newest rows of a table that a terminal shows
+Busy = Callable[[], str]  # what the machine is busy with instead of the work: "compiling", or ""
 
 
 @runtime_checkable
@@ -43,15 +53,21 @@ class Bar(Protocol):
 
 @runtime_checkable
 class Table(Protocol):
-    """A table that grows by one row per step."""
+    """An activity of equal steps, with a row of numbers for each."""
 
     def row(self, **values: Value) -> None:
-        """Adds a row; a column without a value stays empty."""
+        """A step is done; a column without a value stays empty."""
+
+    def finish(self) -> None:
+        """Ends the activity; its newest rows stay as they are."""
 
 
 @runtime_checkable
 class Screen(Protocol):
     """Where a program shows what it is doing; a context manager."""
+
+    def phase(self, heading: str) -> None:
+        """Begins a part of the program: what follows stands below its heading."""
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
@@ -62,21 +78,25 @@ class Screen(Protocol):
     def bar(self, label: str, total: int | None, unit: str = "") -> Bar:
         """Begins an activity of `total` steps (None: unknown)."""
 
-    def table(self, title: str, columns: Sequence[str], keep: int = 10) -> Table:
-        """Begins a table of which the newest `keep` rows are shown."""
+    def table(self, title: str, columns: Sequence[str], total: int, done: int = 0) -> Table:
+        """Begins an activity of `total` steps, `done` of which were done before."""
 
     def __enter__(self) -> Screen: ...
 
     def __exit__(self, *_: object) -> None: ...
 
 
-def choose(quiet: bool = False, stream: TextIO | None = None) -> Screen:
-    """Returns the screen that suits `stream` (standard error); `quiet` is for --json."""
+def choose(quiet: bool = False, stream: TextIO | None = None, busy: Busy = lambda: "") -> Screen:
+    """Returns the screen that suits `stream` (standard error); `quiet` is for --json.
+
+    NO_COLOR (no-color.org) means no escape sequences at all, also none that move the cursor.
+    """
     stream = sys.stderr if stream is None else stream
     if quiet:
         return SilentScreen()
-    if stream.isatty():
-        return TerminalScreen(stream)
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if stream.isatty() and not plain:
+        return TerminalScreen(stream, busy)
     return LineScreen(stream)
 
 
@@ -97,6 +117,9 @@ def _shown(values: Mapping[str, Value]) -> str:
 class SilentScreen:
     """Shows nothing but warnings; it is its own bar and its own table."""
 
+    def phase(self, heading: str) -> None:
+        pass
+
     def say(self, text: str) -> None:
         pass
 
@@ -106,7 +129,7 @@ class SilentScreen:
     def bar(self, label: str, total: int | None, unit: str = "") -> Bar:
         return self
 
-    def table(self, title: str, columns: Sequence[str], keep: int = 10) -> Table:
+    def table(self, title: str, columns: Sequence[str], total: int, done: int = 0) -> Table:
         return self
 
     def advance(self, amount: int = 1, **shown: Value) -> None:
@@ -129,7 +152,8 @@ class SilentScreen:
 
 
 class LineScreen:
-    """Prints a line every `every` seconds at most, and one when an activity ends."""
+    """Prints a line for every step of a table; of a bar, every `every` seconds at most, and one
+    when it ends."""
 
     def __init__(
         self, stream: TextIO, every: float = 5.0, clock: Callable[[], float] = time.monotonic
@@ -139,14 +163,14 @@ class LineScreen:
     def say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
-    warn = say
+    warn = phase = say
 
     def bar(self, label: str, total: int | None, unit: str = "") -> Bar:
         return _LineBar(self, label, total, unit)
 
-    def table(self, title: str, columns: Sequence[str], keep: int = 10) -> Table:
+    def table(self, title: str, columns: Sequence[str], total: int, done: int = 0) -> Table:
         self.say(title)
-        return _LineTable(self, columns)
+        return _LineTable(self, columns, total, done)
 
     def __enter__(self) -> LineScreen:
         return self
@@ -160,20 +184,20 @@ class _LineBar:
         self._screen, self._label, self._total, self._unit = screen, label, total, unit
         self._done, self._shown = 0, ""
         self._began = self._last = screen.clock()
-        self._printed = -1
+        self._printed: tuple[int, str] | None = None
 
     def advance(self, amount: int = 1, **shown: Value) -> None:
         self._done += amount
         self._shown = _shown(shown) or self._shown
-        if self._done == self._total or self._screen.clock() - self._last >= self._screen.every:
+        if self._screen.clock() - self._last >= self._screen.every:
             self._print()
 
     def finish(self) -> None:
-        if self._printed != self._done:
+        if self._printed != (self._done, self._shown):
             self._print()
 
     def _print(self) -> None:
-        self._last, self._printed = self._screen.clock(), self._done
+        self._last, self._printed = self._screen.clock(), (self._done, self._shown)
         total = "" if self._total is None else f"/{self._total:,}"
         unit = f" {self._unit}" if self._unit else ""
         seconds = f"{self._last - self._began:.1f} s"
@@ -182,40 +206,44 @@ class _LineBar:
 
 
 class _LineTable:
-    def __init__(self, screen: LineScreen, columns: Sequence[str]) -> None:
-        self._screen, self._columns = screen, columns
-        self._last: float | None = None
+    def __init__(self, screen: LineScreen, columns: Sequence[str], total: int, done: int) -> None:
+        self._screen, self._columns, self._total, self._done = screen, columns, total, done
 
     def row(self, **values: Value) -> None:
-        now = self._screen.clock()
-        if self._last is None or now - self._last >= self._screen.every:
-            self._last = now
-            self._screen.say(_shown({c: values[c] for c in self._columns if c in values}))
+        self._done += 1
+        told = _shown({c: values[c] for c in self._columns if c in values})
+        self._screen.say(f"{self._done:,}/{self._total:,}  {told}")
+
+    def finish(self) -> None:
+        pass
 
 
 # ---------------------------------------------------------------- a terminal
 
 
 class TerminalScreen:
-    """A live view: the newest rows of the newest table, and the bars below it."""
+    """What is under way, live, and above it everything that has ended, in its order."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, busy: Busy = lambda: "") -> None:
         self.console = Console(file=stream)
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=Column(min_width=24)),
             BarColumn(bar_width=28),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}"),
+            MofNCompleteColumn(table_column=Column(min_width=9, justify="right")),
+            TextColumn("{task.fields[unit]}", table_column=Column(min_width=5)),
             TimeElapsedColumn(),
-            TimeRemainingColumn(compact=True),
+            _TimeLeft(busy),
             TextColumn("[dim]{task.fields[shown]}"),
             console=self.console,
         )
-        self._table: _LiveTable | None = None
+        self._tables: list[_LiveTable] = []
         self._live = Live(console=self.console, refresh_per_second=5, get_renderable=self._render)
 
     def _render(self) -> RenderableType:
-        return Group(*([self._table.render()] if self._table else []), self._bars)
+        return Group(*(table.render() for table in self._tables), self._bars)
+
+    def phase(self, heading: str) -> None:
+        self.console.print(Text(f"\n{heading}", style="bold"))
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
@@ -223,11 +251,19 @@ class TerminalScreen:
     warn = say
 
     def bar(self, label: str, total: int | None, unit: str = "") -> Bar:
-        return _LiveBar(self._bars, self._bars.add_task(label, total=total, unit=unit, shown=""))
+        return _LiveBar(self.console, self._bars, label, total, unit)
 
-    def table(self, title: str, columns: Sequence[str], keep: int = 10) -> Table:
-        self._table = _LiveTable(title, columns, keep)
-        return self._table
+    def table(self, title: str, columns: Sequence[str], total: int, done: int = 0) -> Table:
+        bar = _LiveBar(self.console, self._bars, title, total, "steps")
+        bar.advance(done)
+        table = _LiveTable(columns, bar, self._ended)
+        self._tables.append(table)
+        return table
+
+    def _ended(self, table: _LiveTable) -> None:
+        if table in self._tables:
+            self._tables.remove(table)
+            self.console.print(table.render())
 
     def __enter__(self) -> TerminalScreen:
         self._live.start()
@@ -237,30 +273,70 @@ class TerminalScreen:
         self._live.stop()
 
 
+class _TimeLeft(ProgressColumn):
+    """How long it will take, counting down; or what keeps it from going on at all."""
+
+    max_refresh = 0.2
+
+    def __init__(self, busy: Busy) -> None:
+        super().__init__(Column(min_width=9))
+        self._busy = busy
+
+    def render(self, task: RichTask) -> Text:
+        if task.finished or task.stop_time is not None:
+            return Text("")
+        if busy := self._busy():
+            return Text(busy, style="progress.remaining")
+        left = task.time_remaining
+        if left is None:
+            return Text("")
+        # rich knows no more than it did at the last step, which may be minutes ago.
+        whole = max(0, round(left - (task.get_time() - task.fields["moved"])))
+        minutes, seconds = divmod(whole, 60)
+        hours, minutes = divmod(minutes, 60)
+        clock = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes:02d}:{seconds:02d}"
+        return Text(clock, style="progress.remaining")
+
+
 class _LiveBar:
-    def __init__(self, bars: Progress, task: RichTask) -> None:
-        self._bars, self._task = bars, task
+    def __init__(
+        self, console: Console, bars: Progress, label: str, total: int | None, unit: str
+    ) -> None:
+        self._console, self._bars = console, bars
+        self._task: RichTaskID = bars.add_task(
+            escape(label), total=total, unit=unit, shown="", moved=bars.get_time()
+        )
 
     def advance(self, amount: int = 1, **shown: Value) -> None:
-        if shown:
-            self._bars.update(self._task, advance=amount, shown=_shown(shown))
-        else:
-            self._bars.update(self._task, advance=amount)
+        told = {"shown": escape(_shown(shown))} if shown else {}
+        self._bars.update(self._task, advance=amount, moved=self._bars.get_time(), **told)
 
     def finish(self) -> None:
-        self._bars.stop_task(self._task)
+        """Prints the bar as it is, above all that moves; a second time it does nothing."""
+        ended = [task for task in self._bars.tasks if task.id == self._task]
+        if ended:
+            self._bars.stop_task(self._task)
+            self._bars.remove_task(self._task)
+            self._console.print(self._bars.make_tasks_table(ended))
 
 
 class _LiveTable:
-    def __init__(self, title: str, columns: Sequence[str], keep: int) -> None:
-        self._title, self._columns = title, columns
-        self._rows: deque[Mapping[str, Value]] = deque(maxlen=keep)
+    def __init__(
+        self, columns: Sequence[str], bar: _LiveBar, ended: Callable[[_LiveTable], None]
+    ) -> None:
+        self._columns, self._bar, self._ended = columns, bar, ended
+        self._rows: deque[Mapping[str, Value]] = deque(maxlen=KEPT)
 
     def row(self, **values: Value) -> None:
         self._rows.append(values)
+        self._bar.advance()
+
+    def finish(self) -> None:
+        self._ended(self)
+        self._bar.finish()
 
     def render(self) -> RichTable:
-        table = RichTable(title=self._title, title_justify="left", box=None, pad_edge=False)
+        table = RichTable(box=None, pad_edge=False)
         for column in self._columns:
             table.add_column(column, justify="right", header_style="bold")
         for values in self._rows:

@@ -18,7 +18,7 @@ def counted(right: int, n: int) -> Share:
 
 def summary(length: int, right: int, n: int, method: str = "notepad") -> Summary:
     accuracy = counted(right, n)
-    return Summary(method, ALL, length, n, n, accuracy, {}, None, {}, 0, 0, n, n * length, 1.0)
+    return Summary(method, ALL, length, n, n, accuracy, {}, None, {}, 0, 0, 0, n, n * length, 1.0)
 
 
 # Newcombe (1998), table II, method 10; the last row is a difference of 1.

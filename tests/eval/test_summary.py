@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from notepad_jax.eval import summary
 from notepad_jax.eval.summary import wilson_interval
+from notepad_jax.types import Finish
 from tests import fakes
 from tests.eval.reading import items, read, task
 
@@ -30,6 +31,16 @@ def test_a_summary_adds_up():
     assert (five.length, five.n, five.turns, five.tokens) == (5, 1, 4, 5)
     assert 0 < two.seconds < 60 and two.scores["em"].mean == 0.5
     assert (two.method, two.source, two.recall, two.lost) == ("notepad", "all", None, {})
+
+
+def test_an_answer_without_a_word_or_of_another_form_is_counted():
+    planned = items(task("a", "red is"), task("b", "blue is"))
+    one, two = read(planned, fakes.first_of_chunk())
+    silent = dataclasses.replace(one, answer=" \n")
+    formless = dataclasses.replace(one, problem="no_box")
+    cut_off = dataclasses.replace(one, answer="", finish=Finish.CANCELLED)
+    (found,) = summary.by_length([silent, formless, cut_off, two])
+    assert (found.malformed, found.unanswered, found.n) == (2, 1, 4)
 
 
 def test_repeats_sharpen_a_question_and_are_no_questions_of_their_own():

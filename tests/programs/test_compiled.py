@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from notepad_jax.programs import compiled
@@ -123,3 +124,20 @@ def test_a_cache_without_a_bound_has_no_stamps_and_is_left_alone(monkeypatch, tm
     (tmp_path / "whole-cache").write_bytes(b"12345678")
     compiled.keep()
     assert chosen() and (tmp_path / "whole-cache").exists()
+
+
+def test_who_watches_is_told_while_jax_compiles_and_no_longer():
+    busy = compiled.watched()
+    seen = []
+
+    def traced(x):
+        seen.append(busy())
+        if x.shape == (7,):
+            raise ValueError("no seven")
+        return x + 1
+
+    assert busy() == ""
+    jax.jit(traced).lower(np.zeros(5))
+    with pytest.raises(ValueError, match="no seven"):
+        jax.jit(traced).lower(np.zeros(7))
+    assert seen == ["compiling"] * 2 and busy() == ""

@@ -12,13 +12,14 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_module_map_has_a_line_for_every_file_and_no_other():
+    kinds = (".py", ".txt", ".html", ".css", ".svg", ".js")
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    told = re.findall(r"^- `([\w/]+\.(?:py|txt|html|css))`: \S", page, re.MULTILINE)
+    told = re.findall(r"^- `([\w/]+\.(?:py|txt|html|css|svg|js))`: \S", page, re.MULTILINE)
     there = {
         str(path.relative_to(ROOT))
         for folder in ("notepad_jax", "pallas_kernels")
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".txt", ".html", ".css") and path.name != "__init__.py"
+        if path.suffix in kinds and path.name != "__init__.py"
     }
     assert len(told) == len(set(told))
     assert set(told) == there

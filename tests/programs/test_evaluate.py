@@ -168,7 +168,7 @@ def test_everything_a_run_promises_is_there(tmp_path):
     config = config_of("--config.evaluate.tasks=vt")
     outcome = run(config, subject(oracle(config)), tmp_path / "run")
     assert {"config.json", "readings.jsonl", "report.json", "report.html",
-            "accuracy.png"} <= {path.name for path in outcome.folder.iterdir()}  # fmt: skip
+            "accuracy.svg"} <= {path.name for path in outcome.folder.iterdir()}  # fmt: skip
     lines = [json.loads(line) for line in (tmp_path / "run/readings.jsonl").open()]
     assert {"chunk", "memory", "tokens", "seconds", "recall"} <= lines[0]["memories"][0].keys()
     readings = [line["reading"] for line in lines]

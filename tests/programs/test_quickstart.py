@@ -28,13 +28,15 @@ def outcome(tmp_path_factory):
 
 def test_it_leaves_everything_it_promises(outcome):
     names = {path.name for path in outcome.folder.iterdir()}
-    assert {"report.html", "accuracy.png", "training.png", "hf", "checkpoints", "metrics.jsonl",
+    assert {"report.html", "accuracy.svg", "training.svg", "hf", "checkpoints", "metrics.jsonl",
             "readings", "trajectories.jsonl", "config.json"} <= names  # fmt: skip
     assert [s.length for s in outcome.after] == [512, 4096]
     assert [s.n for s in outcome.after] == [6, 6]
     assert outcome.after[1].turns == 6 * (4096 // 512 + 1)
     page = outcome.report.read_text()
     assert "spoilt" in page or "on purpose" in page
+    assert 'data-length="512" data-source="synthetic/' in page and page.count("<h3>after RL") == 12
+    assert page.count("<h3>before RL") == 6  # paired: only the shorter ones were read before
     text = quickstart.text(outcome)
     assert str(outcome.report) in text and "before RL" in text
 

@@ -1,0 +1,28 @@
+"""Where the numbers of a page come from: when, from which code, on what, and what to do next.
+
+Every page has one below its title (`templates/frame.html`); `programs.provenance` makes it.
+It is no part of report.json, which says the same whenever it is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Next:
+    """A command to go on with."""
+
+    purpose: str  # "ask it about a file of yours"
+    command: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Empty words leave their part out."""
+
+    date: str  # "2026-11-22 16:05 UTC"
+    commit: str  # "d3ee518", or the version where there is no checkout
+    hardware: str  # "1 NVIDIA H200"
+    next: Sequence[Next] = ()
