@@ -54,9 +54,13 @@ def get_config() -> ConfigDict:
             suite="ruler-qa",  # ruler, ruler-qa, memory, or a task file or folder
             tasks=(),  # of the suite; none named: all
             methods=("notepad",),
-            lengths=("7k", "14k", "28k", "56k", "112k", "224k", "448k", "896k", "1.75m", "3.5m"),
+            lengths=(),  # of documents, such as ("8k", "1m"); none: a file's own, or the usual
+            usual_lengths=(
+                *("7k", "14k", "28k", "56k", "112k", "224k", "448k", "896k", "1.75m", "3.5m"),
+            ),
             train_length="",  # of the policy, such as "32k": losses are counted from there
-            samples=128,  # questions per task and length
+            samples=0,  # questions per task and length; 0: all of a file, or the usual
+            usual_samples=128,
             repeats=1,  # readings of each question
             chunk_size=5000,
             context=32768,  # document tokens that a method without a memory may show at once

@@ -196,8 +196,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     def suite_options(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("--tasks", help="some of the suite's tasks: vt,cwe (all)")
-        sub.add_argument("--lengths", help="tokens, as 2k,32k,3.5m (the config's)")
-        sub.add_argument("--samples", type=int, help="questions per task and length")
+        sub.add_argument("--lengths", help="tokens, as 2k,32k,3.5m (the usual; of a file, all)")
+        sub.add_argument("--samples", type=int, help="questions per task and length (the usual "
+                         "128; of a file, all)")  # fmt: skip
         sub.add_argument("--text", help="haystack: stdlib, noise, a text file or folder")
         sub.add_argument("--hotpotqa", metavar="FILE", help="HotpotQA's json, here or in gs://")
         sub.add_argument("--squad", metavar="FILE", help="SQuAD's json, here or in gs://")
@@ -251,12 +252,14 @@ def build_parser() -> argparse.ArgumentParser:
         "eval", _eval, BY_SUITE, "how well a policy reads documents of growing length",
         "Reads a suite of tasks at each length with each method, and reports scores with 95%\n"
         "intervals, what was lost since the training length, and where. A suite is synthetic\n"
-        "(the starter's language), ruler, ruler-qa, memory, or a file or folder of tasks. The\n"
+        "(the starter's language), ruler, ruler-qa, memory, or a file or folder of tasks (.jsonl,\n"
+        ".json, .parquet, .array_record), of which all rows are read, by length. The\n"
         "reader is a policy on our engine, or any OpenAI-compatible endpoint. Everything goes\n"
         "to runs/NAME: readings.jsonl, report.json, report.html.\n\n"
         "examples: notepad-jax eval --policy runs/quickstart/hf --lengths 2k,32k,512k\n"
         "          notepad-jax eval --suite ruler-qa --hotpotqa hotpot_dev_distractor_v1.json \\\n"
         "              --policy Qwen2.5-7B-Instruct --methods notepad,full-context --repeats 4\n"
+        "          notepad-jax eval --suite eval_200.json --policy Qwen2.5-7B-Instruct\n"
         "          notepad-jax eval --suite ruler --endpoint http://localhost:8000/v1",
     )  # fmt: skip
     run_options(sub)
@@ -272,16 +275,17 @@ def build_parser() -> argparse.ArgumentParser:
     sub = command(
         "build", _build, "ruler", "task files, to evaluate or to train on",
         "Makes the tasks of a suite at each length, one file each, and goes on with those that\n"
-        "are missing. SUITE is ruler (13 tasks), ruler-qa, memory, or golongrl, which converts\n"
-        "the rows of --rows. Lengths are tokens of --tokenizer; without one, of a stand-in that\n"
-        "counts words and their parts. `eval` asks the samples of seed 0 without any files: a\n"
-        "training set needs a --seed of its own, or other questions.\n\n"
+        "are missing. SUITE is ruler (13 tasks), ruler-qa, memory; golongrl, which converts the\n"
+        "rows of --rows; or the path of any file that `eval` reads, which is converted. Lengths\n"
+        "are tokens of --tokenizer; without one, of a stand-in that counts words and their parts.\n"
+        "`eval` asks the samples of seed 0 without any files: a training set needs a --seed of\n"
+        "its own, or other questions.\n\n"
         "examples: notepad-jax build ruler --lengths 8k,32k,128k --samples 50 --out data/ruler\n"
         "          notepad-jax build ruler-qa --hotpotqa hotpot_train_v1.1.json --out train \\\n"
         "              --paragraphs 200 --samples 8192 --seed 1 --form array_record \\\n"
         "              --drop-known --endpoint http://localhost:8000/v1",
     )  # fmt: skip
-    sub.add_argument("suite", metavar="SUITE", help="ruler, ruler-qa, memory or golongrl")
+    sub.add_argument("suite", metavar="SUITE", help="ruler, ruler-qa, memory, golongrl or a path")
     sub.add_argument("--out", required=True, help="the folder for the files")
     sub.add_argument("--form", default="jsonl", help=f"{' or '.join(files.FORMS)} (jsonl)")
     sub.add_argument("--seed", type=int, help="another seed makes other samples (0)")

@@ -71,4 +71,5 @@ class ArrayRecords(Sequence):
             raise ValueError(f"{where} has no text under 'document'; every task needs one")
         if not document.strip():
             raise ValueError(f"{where} has an empty document; remove it")
-        return rows.task_of(columns, TextDocument(document), where)
+        name = f"{Path(self._path).name}:{index + 1}"
+        return rows.task_of(columns, TextDocument(document), where, name)

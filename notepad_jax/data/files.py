@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from notepad_jax.data import array_records, jsonl, sources
+from notepad_jax.data import array_records, jsonl, rows, sources
 from notepad_jax.data.rows import Pair
 from notepad_jax.types import Task
 
@@ -81,7 +81,11 @@ def read(path: str | Path, on_block: sources.OnBlock | None = None) -> Sequence[
             for block in sources.blocks(path):
                 on_block(block)
         return found
-    return jsonl.read(path, on_block)
+    return rows.pairs(path, Path(str(path)).name, jsonl.scan(path, on_block), _own)
+
+
+def _own(row: rows.Row, where: str, name: str) -> Pair:
+    return rows.task_of(row.columns, row.document, where, name)
 
 
 def _kind(path: str | Path) -> str:

@@ -1,45 +1,77 @@
-"""One way to open a file of tasks, whoever wrote it: ours, or NVIDIA's RULER scripts.
+"""One way to open a file of tasks, whoever wrote it.
 
-Which of the two a .jsonl is, its first row's keys say. Rows of data sets that are made into
-tasks first (GoLongRL, HotpotQA, SQuAD) are recognised and refused with the way to convert
-them. Below: files and foreign.ruler_files. Above: records and
-tasks.suites.
+The name says how a file is laid out (.jsonl, .json, .parquet, .array_record), its columns who
+wrote it: we, or somebody by hand (`rows`), the makers of a published memory agent
+(foreign.memagent), or NVIDIA's RULER scripts (foreign.ruler_files). Rows of data sets that are
+made into tasks first (GoLongRL, HotpotQA, SQuAD) are recognised and refused with the way to
+convert them. Below: files, jsonl, json_arrays, parquet and foreign. Above: task_sources,
+tasks.file_suite and programs.build.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from notepad_jax.data import files, sources
-from notepad_jax.data.foreign import ruler_files
-from notepad_jax.types import Task
+from notepad_jax.data import files, json_arrays, jsonl, parquet, rows, sources
+from notepad_jax.data.foreign import memagent, ruler_files
+from notepad_jax.data.rows import Pair, Row
+
+FORMS = ("jsonl", "json", "parquet", "array_record")  # how the names of files of tasks end
 
 _LOOKED_AT = 1 << 16  # bytes of a file's beginning
-_OTHERS = {"reward_model": "GoLongRL", "supporting_facts": "HotpotQA", "context": "SQuAD"}
+_OTHERS = {  # a column that only their rows have: whose they are, what makes tasks of them
+    "supporting_facts": ("HotpotQA", "build ruler-qa --hotpotqa"),
+    "answer_start": ("SQuAD", "build ruler-qa --squad"),
+    "paragraphs": ("SQuAD", "build ruler-qa --squad"),
+    "reward_model": ("GoLongRL", "build golongrl --rows"),
+}
+_TEXTS = {"document", "context"}
 
 
 def read_any(
-    path: str | Path, on_block: sources.OnBlock | None = None
-) -> Sequence[tuple[Task, int]]:
-    """Returns the tasks of a task file or a RULER file, and their lengths in tokens.
+    path: str | Path, on_block: sources.OnBlock | None = None, name: str = ""
+) -> Sequence[Pair]:
+    """Returns the tasks of a file, and their lengths in tokens (0: nobody said).
 
-    `on_block`, if given, is shown all bytes of the file, in order. Raises ValueError for a
-    file that is neither, and whatever `files.read` and `ruler_files.read` refuse.
+    Texts stay in the file until they are read. A row that has no id is called `name`:NUMBER
+    (`name` is the file's own if not given). `on_block`, if given, is shown all bytes of the file,
+    in order. Raises ValueError for a file that is none of these, naming file and row for what is
+    wrong with it.
     """
-    if not str(path).lower().endswith(".jsonl"):
+    form = str(path).lower().rpartition(".")[2]
+    if form not in FORMS:
+        raise ValueError(
+            f"{path} is no file of tasks; its name must end in .{', .'.join(FORMS[:-1])} or "
+            f".{FORMS[-1]}"
+        )
+    if form == "array_record":
         return files.read(path, on_block)
-    keys = _keys(path)
-    if "input" in keys and "question" not in keys:
-        return ruler_files.read(path, on_block=on_block)
-    for key, name in _OTHERS.items():
-        if key in keys and "document" not in keys:
-            raise ValueError(f"{path} has rows of {name}; make tasks of them first")
-    return files.read(path, on_block)
+    keys = set(parquet.columns(path)) if form == "parquet" else _keys(path)
+    if form == "jsonl" and "input" in keys and not keys & {"question", "answers", *_TEXTS}:
+        return ruler_files.read(path, on_block=on_block, name=name)
+    for key, (whose, command) in _OTHERS.items():
+        # Published memory agents have a reward_model, too, and the text in a column of its own.
+        if key in keys and not (key == "reward_model" and keys & _TEXTS):
+            raise ValueError(
+                f"{path} has rows of {whose}; make tasks of them first: "
+                f"notepad-jax {command} {path}"
+            )
+    scan = {"jsonl": jsonl.scan, "json": json_arrays.scan, "parquet": parquet.scan}[form]
+    found: Iterable[Row] = scan(path, on_block)
+    return rows.pairs(path, name or Path(str(path)).name, found, _task_of)
+
+
+def _task_of(row: Row, where: str, name: str) -> Pair:
+    if memagent.matches(row.columns):
+        return memagent.task_of(row, where, name)
+    return rows.task_of(row.columns, row.document, where, name)
 
 
 def _keys(path: str | Path) -> set[str]:
-    """The strings followed by a colon near the file's beginning: keys of its first row."""
-    first = next(sources.blocks(path, size=_LOOKED_AT), b"").lstrip().split(b"\n")[0]
+    """The strings followed by a colon near a file's beginning: keys of its first row, or rows."""
+    first = next(sources.blocks(path, size=_LOOKED_AT), b"").lstrip()
+    if str(path).lower().endswith(".jsonl"):
+        first = first.split(b"\n")[0]
     return {key.decode() for key in re.findall(rb'(?<!\\)"([a-z_]{1,40})"\s*:', first)}

@@ -3,22 +3,60 @@
     {"id": ..., "question": ..., "answers": [...], "source": ..., "metric": ...,
      "contract": ..., "length": 8192, "evidence": [[text, place], ...], "document": ...}
 
-The metadata comes first and the document last, written piece by piece. `contract`
-("plain") and `evidence` ([]) may be missing in files from elsewhere; `length` is the
-document's length in tokens that its maker aimed at, 0 if unknown. Above: jsonl and
-array_records; below: sources.
+The metadata comes first and the document last, written piece by piece; `length` is the
+document's length in tokens that its maker aimed at, 0 if unknown. Rows that somebody wrote by
+hand need a question, answers (one text, or several) and a document or context: an `id` that is
+missing is the name of the file and the number of the row, the `source` the name of the file, and
+where no `metric` is named an answer is right that contains a gold one (`sub_em`), wherever it
+stands (`auto`). Above: jsonl and array_records; below: sources.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from notepad_jax.data import sources
-from notepad_jax.types import Evidence, Task
+from notepad_jax.types import Document, Evidence, Task
 
 Pair = tuple[Task, int]  # a task and its length in tokens
+
+METRIC, CONTRACT = "sub_em", "auto"  # how rows are judged that do not say
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row as it was found in a file, and its text, which stayed there."""
+
+    number: int  # from 1; of a file of lines, the line of an editor
+    columns: dict[str, Any]  # all but the text
+    document: Document
+
+
+Convert = Callable[[Row, str, str], Pair]  # (row, "FILE row 7", its name where it has no id)
+
+
+def pairs(path: str | Path, name: str, found: Iterable[Row], convert: Convert) -> list[Pair]:
+    """Makes tasks of a file's rows, in their order.
+
+    A row that has no id is called `name`:NUMBER. Raises ValueError for two tasks of one id, for
+    a file without rows, and what `convert` refuses.
+    """
+    made: list[Pair] = []
+    known: dict[str, int] = {}
+    for row in found:
+        where = f"{path} row {row.number}"
+        pair = convert(row, where, f"{name}:{row.number}")
+        first = known.setdefault(pair[0].id, row.number)
+        if first != row.number:
+            raise ValueError(f"{where} has the id {pair[0].id!r} of row {first}; ids must differ")
+        made.append(pair)
+    if not made:
+        raise ValueError(f"{path} has no tasks")
+    return made
 
 
 def written(task: Task, length: int) -> Iterator[bytes]:
@@ -52,16 +90,15 @@ def written(task: Task, length: int) -> Iterator[bytes]:
     yield b'"}'
 
 
-def task_of(columns: dict[str, Any], document: Any, where: str) -> Pair:
-    """Makes a task from the columns of a row; ValueError saying what is wrong with which."""
-    text = {name: _text(columns, name, where) for name in ("id", "question", "source", "metric")}
-    if "answers" not in columns:
-        raise ValueError(f"{where} has no column 'answers'; it has {', '.join(columns) or 'none'}")
-    answers = columns["answers"]
-    if not isinstance(answers, list) or not all(isinstance(gold, str) for gold in answers):
-        raise ValueError(f"{where}: 'answers' must be a list of strings, it is {answers!r:.80}")
-    if not answers:
-        raise ValueError(f"{where} has no gold answer; every task needs at least one")
+def task_of(columns: dict[str, Any], document: Document, where: str, name: str) -> Pair:
+    """Makes a task from the columns of a row; ValueError saying what is wrong with which.
+
+    `name` ("tasks.jsonl:7") is the task's id, and before the colon its source, if it has none.
+    """
+    usual = {"id": name, "source": source_of(name), "metric": METRIC}
+    text = {key: _text({**usual, **columns}, key, where) for key in ("id", "source", "metric")}
+    question = _text(columns, "question", where)
+    answers = _answers(columns, where)
     length = columns.get("length", 0)
     if type(length) is not int or length < 0:
         raise ValueError(f"{where}: 'length' must be a number of tokens, it is {length!r:.80}")
@@ -70,14 +107,35 @@ def task_of(columns: dict[str, Any], document: Any, where: str) -> Pair:
         raise ValueError(
             f"{where}: 'evidence' must be a list of [text, place in 0..1], it is {evidence!r:.80}"
         )
+    contract = "plain" if "metric" in columns else CONTRACT
     task = Task(
         **text,
+        question=question,
         document=document,
-        answers=tuple(answers),
-        contract=_text({"contract": "plain", **columns}, "contract", where),
+        answers=answers,
+        contract=_text({"contract": contract, **columns}, "contract", where),
         evidence=tuple(Evidence(fact, float(place)) for fact, place in evidence),
     )
     return task, length
+
+
+def source_of(name: str) -> str:
+    """Returns the source of a row that does not tell its own: its file's name without the end."""
+    return Path(name.rpartition(":")[0]).stem
+
+
+def _answers(columns: dict[str, Any], where: str) -> tuple[str, ...]:
+    key = "answers" if "answers" in columns or "answer" not in columns else "answer"
+    if key not in columns:
+        raise ValueError(f"{where} has no column 'answers'; it has {sources.columns_of(columns)}")
+    answers = columns[key]
+    if isinstance(answers, str) and answers:
+        return (answers,)
+    if not isinstance(answers, list) or not all(isinstance(gold, str) for gold in answers):
+        raise ValueError(f"{where}: {key!r} must be a list of strings, it is {answers!r:.80}")
+    if not answers:
+        raise ValueError(f"{where} has no gold answer; every task needs at least one")
+    return tuple(answers)
 
 
 def _text(columns: dict[str, Any], name: str, where: str) -> str:

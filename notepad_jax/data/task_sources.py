@@ -56,7 +56,7 @@ class LongQuestions:
 
 
 def by_source(paths: Iterable[str | Path], screen: Screen) -> TaskSources:
-    """Opens task files and RULER files, and sorts their tasks by `Task.source`.
+    """Opens files of tasks, whoever wrote them, and sorts their tasks by `Task.source`.
 
     An .array_record is one source, named after the file, since its records are only read
     when they are drawn. Every file is read once, with a bar if that takes a while. Raises
@@ -77,7 +77,8 @@ def by_source(paths: Iterable[str | Path], screen: Screen) -> TaskSources:
         for task, length in pairs:
             if task.id in known:
                 raise ValueError(
-                    f"{path} has task {task.id!r}, and so has {known[task.id]}; give each file once"
+                    f"{path} has task {task.id!r}, and so has {known[task.id]}; give each file "
+                    f"once, and files of one name another one"
                 )
             known[task.id] = path
             own = found.setdefault(task.source, [])

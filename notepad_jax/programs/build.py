@@ -21,8 +21,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from notepad_jax.data import files
+from notepad_jax.data import files, formats
 from notepad_jax.data.foreign import golongrl
+from notepad_jax.data.rows import Pair
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item, measure
 from notepad_jax.eval.methods import NOTEPAD
@@ -78,11 +79,14 @@ def run(
     if (config.evaluate.suite == GOLONGRL) != bool(rows):
         raise ValueError("the suite golongrl is made from --rows FILE, and no other suite is")
     if rows:
-        return convert(rows, folder, form, screen)
+        return convert(GOLONGRL, rows, _golongrl(rows), folder, form, screen)
+    if reading_list.is_file(config.evaluate.suite):
+        path = reading_list.existing(config.evaluate.suite)
+        name = Path(path).stem
+        return convert(name, path, iter(formats.read_any(path)), folder, form, screen)
     if paragraphs and config.evaluate.suite != "ruler-qa":
         raise ValueError("--paragraphs is for the suite ruler-qa; give --lengths")
-    reading_list.check_samples(config.evaluate.samples)
-    sizes = [Size(parse_length(name), TOKENS) for name in config.evaluate.lengths]
+    sizes = [Size(length, TOKENS) for length in reading_list.lengths_of(config)]
     if paragraphs:
         sizes = [Size(_whole(number), PARAGRAPHS) for number in paragraphs.split(",")]
     reader = subjects.named(config, screen) if drop_known else None
@@ -101,7 +105,7 @@ def build(
 
     Raises ValueError if the folder holds another build, or a length cannot be reached.
     """
-    e = config.evaluate
+    e, samples = config.evaluate, reading_list.samples_of(config)
     tokenizer = config.endpoint.tokenizer
     count = subjects.counter(open_tokenizer(tokenizer)) if tokenizer else approximate.count
     sources = suites.Sources(count, **config.sources)
@@ -110,9 +114,9 @@ def build(
     left_out: dict[str, int] = {}
     paths: list[Path] = []
     written = tasks = 0
-    bar = screen.bar(f"building {e.suite}", len(names) * len(sizes) * e.samples, "tasks")
+    bar = screen.bar(f"building {e.suite}", len(names) * len(sizes) * samples, "tasks")
     for name in names:
-        numbers: Sequence[int] = range(e.samples)
+        numbers: Sequence[int] = range(samples)
         missing = [size for size in sizes if not _path(folder, name, size, form).exists()]
         if reader is not None and missing:
             numbers = _unknown_numbers(config, folder, name, sources, reader, screen)
@@ -120,7 +124,7 @@ def build(
         for size in sizes:
             paths.append(_path(folder, name, size, form))
             if size not in missing:
-                bar.advance(e.samples)
+                bar.advance(samples)
                 continue
             lengths: collections.deque[int] = collections.deque()
             made = _made(config, name, size, numbers, sources, lengths, bar)
@@ -152,21 +156,28 @@ def _made(
         bar.advance()
 
 
-def convert(rows: str, folder: Path, form: str, screen: Screen) -> Built:
-    """Converts GoLongRL's rows (parquet or jsonl) to a task file.
+def _golongrl(rows: str) -> Iterator[Pair]:
+    return ((task, 0) for task in golongrl.read(rows))
+
+
+def convert(
+    name: str, rows: str, pairs: Iterator[Pair], folder: Path, form: str, screen: Screen
+) -> Built:
+    """Writes the tasks made of the rows of a file to the task file `name`.
 
     Rows whose own gold answer would score nothing (a broken table, a formula that cannot be
     read) are left out and counted: nobody could earn their reward.
     """
-    _settle(folder, {"suite": GOLONGRL, "rows": rows, "form": form})
-    path = folder / f"{GOLONGRL}.{form}"
+    _settle(folder, {"suite": name, "rows": rows, "form": form})
+    path = folder / f"{name}.{form}"
     if path.exists():
         return Built(folder, (path,), 0, 0, {})
     bar = screen.bar(f"converting {rows}", None, "tasks")
     left_out: collections.Counter[str] = collections.Counter()
+    lengths: collections.deque[int] = collections.deque()
 
     def earnable() -> Iterator[Task]:
-        for task in golongrl.read(rows):
+        for task, length in pairs:
             try:
                 metrics.check_gold(task.answers, task.metric)
             except ValueError as problem:
@@ -174,10 +185,11 @@ def convert(rows: str, folder: Path, form: str, screen: Screen) -> Built:
                     screen.say(f"{task.id} is left out: {problem}")
                 left_out[task.metric] += 1
                 continue
+            lengths.append(length)
             yield task
             bar.advance()
 
-    count = files.write(path, earnable(), itertools.repeat(0))
+    count = files.write(path, earnable(), iter(lengths.popleft, None))
     bar.finish()
     told = {f"gold answers that {metric} gives nothing for": n for metric, n in left_out.items()}
     return Built(folder, (path,), 1, count, told)
@@ -207,7 +219,7 @@ def _settings(config: ConfigDict, form: str, reader: subjects.Subject | None) ->
     e = config.evaluate
     return {
         "suite": e.suite,
-        "samples": e.samples,
+        "samples": reading_list.samples_of(config),
         "seed": config.seed,
         "form": form,
         "tokenizer": config.endpoint.tokenizer,
@@ -251,11 +263,12 @@ async def unknown(
     """Returns the numbers of the first questions that the reader never answers unaided.
 
     Each is asked `evaluate.repeats` times; one right answer and it is known. ValueError if
-    the questions come to an end before there are `evaluate.samples`, or a request fails.
+    the questions come to an end before there are as many samples, or a request fails.
     """
     e, rules = config.evaluate, parts.rules(config.reading)
+    samples = reading_list.samples_of(config)
     found: list[int] = []
-    bar = screen.bar(f"asking {subject.name} without a document", e.samples, "unknown")
+    bar = screen.bar(f"asking {subject.name} without a document", samples, "unknown")
     async with subject.opened(rules) as completer:
         reader = Reader(
             completer, subject.tokenizer, subject.template, rules,
@@ -278,8 +291,8 @@ async def unknown(
                 )
             right = {r.task_id for r in results if r.correct > 0}
             left = [number for number, task in batch.items() if task.id not in right]
-            bar.advance(min(len(left), e.samples - len(found)))
+            bar.advance(min(len(left), samples - len(found)))
             found += left
-            if len(found) >= e.samples:
+            if len(found) >= samples:
                 bar.finish()
-                return found[: e.samples]
+                return found[:samples]

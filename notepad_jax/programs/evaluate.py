@@ -64,8 +64,8 @@ def sampling(config: ConfigDict, reader: Subject) -> TurnSampling:
 _IDENTITY = ("seed", "policy", "reading", "data", "sources", "endpoint", "evaluate")
 # What may change between two halves of an evaluation: how much is read, and how fast.
 _FREE = (
-    "lengths", "lengths_before", "methods", "repeats", "samples", "tasks", "at_once",
-    "train_length",
+    "lengths", "lengths_before", "usual_lengths", "methods", "repeats", "samples",
+    "usual_samples", "tasks", "at_once", "train_length",
 )  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Ou
 def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Outcome:
     e = config.evaluate
     _check_amounts(config)
-    lengths = list(dict.fromkeys(parse_length(name) for name in e.lengths))
+    lengths = reading_list.lengths_of(config)
     if e.repeats > 1 and e.temperature == 0:
         raise ValueError(
             f"{e.repeats} repeats at temperature 0 would all be the same; raise "
@@ -218,9 +218,10 @@ def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> O
 def _check_amounts(config: ConfigDict) -> None:
     """Raises ValueError for a config that leaves nothing to read, or nothing to read it with."""
     e = config.evaluate
-    for name in ("lengths", "methods"):
-        if not e[name]:
-            raise ValueError(f"evaluate.{name} is empty; name at least one")
+    if not e.methods:
+        raise ValueError("evaluate.methods is empty; name at least one")
+    if not reading_list.lengths_of(config) and not reading_list.is_file(e.suite):
+        raise ValueError("evaluate.lengths is empty; name at least one")
     if e.suite == SYNTHETIC and "data" not in config:
         raise ValueError(
             "the suite synthetic is in the starter's language, which a policy on our engine may "

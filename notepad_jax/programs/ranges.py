@@ -97,6 +97,8 @@ RANGES: dict[str, Range] = {
     "validation.repeats": whole(1),
     "validation.patience": whole(0),
     "endpoint.timeout": POSITIVE,
+    "evaluate.samples": whole(0),
+    "evaluate.usual_samples": whole(1),
     "evaluate.repeats": whole(1),
     "evaluate.chunk_size": whole(1),
     "evaluate.context": whole(1),

@@ -16,13 +16,16 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from notepad_jax.data import formats
+from notepad_jax.data.sources import is_remote
 from notepad_jax.eval import methods
+from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item
 from notepad_jax.programs import parts
 from notepad_jax.programs.task_stream import TRAINING_DOCUMENTS
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.starter.synthetic import make_tasks
-from notepad_jax.tasks import suites
+from notepad_jax.tasks import file_suite, suites
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import Task
 
@@ -68,39 +71,82 @@ def tasks_of_length(config: ConfigDict, length: int) -> list[Task]:
     return tasks
 
 
+def lengths_of(config: ConfigDict) -> list[int]:
+    """Returns the lengths that are asked for, in tokens, each once.
+
+    None are named: of a suite that is made here the usual ones, of a file none, which is all.
+    """
+    e = config.evaluate
+    names = e.lengths or (() if is_file(e.suite) else e.get("usual_lengths", ()))
+    return list(dict.fromkeys(parse_length(name) for name in names))
+
+
+def samples_of(config: ConfigDict) -> int:
+    """Returns how many questions are made of each task and length; of a file: taken, 0 is all."""
+    e = config.evaluate
+    return e.samples or (0 if is_file(e.suite) else e.usual_samples)
+
+
+def is_file(suite: str) -> bool:
+    """Whether a suite is a file or folder of tasks, and not made here."""
+    return suite not in (SYNTHETIC, *suites.SUITES)
+
+
+def existing(suite: str) -> str:
+    """Returns the path of a suite that is a file or folder; ValueError if there is none."""
+    if is_remote(suite) or Path(suite).exists():
+        return suite
+    if Path(suite).suffix.lstrip(".").lower() in formats.FORMS:
+        raise ValueError(f"{suite} is missing")
+    known = ", ".join((SYNTHETIC, *suites.SUITES))
+    raise ValueError(f"there is no suite {suite!r}; use one of {known}, or the path of a task file")
+
+
 def tasks_of(
     config: ConfigDict, lengths: Sequence[int], count: suites.Count, screen: Screen
 ) -> TasksByLength:
-    """Returns the tasks of the config's suite at each length; recipes, not yet texts."""
+    """Returns the tasks of the config's suite at each length; recipes, not yet texts.
+
+    Of a file, those of all lengths if none is given. What of it is not read is said.
+    """
     e = config.evaluate
     if e.suite == SYNTHETIC:
         return {length: tasks_of_length(config, length) for length in lengths}
     if "sources" not in config:
         raise ValueError(f"suite {e.suite} needs a config with `sources`; use --config ruler")
-    check_samples(e.samples)
-    if e.suite not in suites.SUITES and not Path(e.suite).exists():
-        known = ", ".join((SYNTHETIC, *suites.SUITES))
-        raise ValueError(
-            f"there is no suite {e.suite!r}; use one of {known}, or the path of a task file"
-        )
-    if e.suite not in suites.SUITES:
-        return suites.from_files(Path(e.suite), lengths, e.tasks, e.samples, count)
+    samples = samples_of(config)
+    if is_file(e.suite):
+        return _of_file(config, lengths, samples, count, screen)
     sources = suites.Sources(count, **config.sources)
     names = suites.names(e.suite, e.tasks, sources)
-    bar = screen.bar(f"making {e.suite}", len(lengths) * len(names) * e.samples, "tasks")
+    bar = screen.bar(f"making {e.suite}", len(lengths) * len(names) * samples, "tasks")
     tasks: TasksByLength = {length: [] for length in lengths}
     for length, name in itertools.product(lengths, names):
-        numbers = range(e.samples)
-        for task in suites.make(e.suite, name, length, numbers, config.seed, sources):
+        for task in suites.make(e.suite, name, length, range(samples), config.seed, sources):
             tasks[length].append(task)
             bar.advance()
     bar.finish()
     return tasks
 
 
-def check_samples(samples: int) -> None:
-    if samples < 1:
-        raise ValueError(f"there are {samples} samples of each task to be made; ask for 1 or more")
+def _of_file(
+    config: ConfigDict, lengths: Sequence[int], samples: int, count: suites.Count, screen: Screen
+) -> TasksByLength:
+    e = config.evaluate
+    bar = screen.bar(f"opening {Path(e.suite).name}", None, "rows")
+    found = file_suite.read(existing(e.suite), lengths, e.tasks, samples, count, bar.advance)
+    bar.finish()
+    for problem in found.damaged:
+        screen.warn(f"not read, and not asked for by --tasks: {problem}")
+    if found.elsewhere:
+        names = ", ".join(map(format_length, sorted(lengths)))
+        screen.warn(
+            f"{found.elsewhere:,} of {found.rows:,} rows are left out: they have none of the "
+            f"lengths {names}; leave out --lengths to read all"
+        )
+    bands = "; ".join(f"{format_length(n)}: {len(own):,}" for n, own in found.tasks.items())
+    screen.say(f"{found.rows:,} rows of {e.suite}, questions by length: {bands}")
+    return dict(found.tasks)
 
 
 def jobs(config: ConfigDict, tasks: TasksByLength) -> list[Job]:

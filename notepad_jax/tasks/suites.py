@@ -10,16 +10,13 @@ questions. Above: the programs `build` and `evaluate`; below: the generators.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
-from notepad_jax.data import files, formats
 from notepad_jax.data.foreign import hotpotqa, squad
 from notepad_jax.data.foreign.corpus import Corpus
 from notepad_jax.tasks import haystack, invented, memory_tasks, questions, ruler
@@ -156,50 +153,6 @@ def unaided(
         source = f"{suite}/{name}"
         task = questions.make_task_of_paragraphs(pool, number, 0, paragraphs, source)
         yield number, dataclasses.replace(task, document=TextDocument(""), evidence=())
-
-
-def from_files(
-    path: Path, lengths: Sequence[int], wanted: Sequence[str], samples: int, count: Count
-) -> dict[int, list[Task]]:
-    """Returns the tasks of a task file, or of all of a folder, by the length they belong to.
-
-    A row belongs to the shortest of `lengths` that it fills to 85% at least and exceeds by
-    2% at most, for RULER counts the prompt and the answer, too. Of each source the first
-    `samples` are taken. Raises ValueError if there is no file, no such task, or a length
-    that was asked for has no row.
-    """
-    paths = [path]
-    if path.is_dir():
-        paths = sorted(file for form in files.FORMS for file in path.rglob(f"*.{form}"))
-    if not paths:
-        raise ValueError(f"{path} holds no task files ({' or '.join(files.FORMS)})")
-    found: dict[int, list[Task]] = {length: [] for length in lengths}
-    taken: collections.Counter[tuple[str, int]] = collections.Counter()
-    seen: set[int] = set()
-    for file in paths:
-        for task, said in formats.read_any(file):
-            if wanted and not {task.source, task.source.rpartition("/")[2]} & set(wanted):
-                continue
-            length = said or sum(map(count, task.document.pieces()))
-            seen.add(length)
-            at = next((n for n in sorted(lengths) if 0.85 * n <= length <= 1.02 * n), None)
-            if at is not None and taken[task.source, at] < samples:
-                taken[task.source, at] += 1
-                found[at].append(task)
-    if not seen:
-        raise ValueError(f"{path} has no task of {', '.join(wanted)}")
-    for length, tasks in found.items():
-        if not tasks:
-            raise ValueError(
-                f"{path} has no document of {length:,} tokens; they have {_some(seen)}; "
-                "give --lengths"
-            )
-    return found
-
-
-def _some(lengths: Iterable[int]) -> str:
-    ordered = [f"{length:,}" for length in sorted(lengths)]
-    return ", ".join(ordered if len(ordered) < 7 else [*ordered[:3], "...", *ordered[-3:]])
 
 
 @functools.lru_cache(maxsize=4)

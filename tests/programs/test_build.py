@@ -180,7 +180,7 @@ def test_golongrl_rows_are_converted(tmp_path, capsys):
         (("--tasks", "vtt"), "suite ruler has no task 'vtt'"),
         (("--lengths", "1k"), "ruler/cwe cannot be 1,024 tokens long"),
         (("--lengths", "many"), "'many' is no length"),
-        (("--samples", "0"), "there are 0 samples of each task"),
+        (("--samples=-1",), "evaluate.samples is -1; it must be at least 0"),
         (("--form", "csv"), "there is no form 'csv'; use jsonl or array_record"),
         (("--tokenizer", "/nowhere"), "/nowhere has neither a tokenizer.json"),
         (("--text", "/nowhere"), "/nowhere"),

@@ -124,7 +124,7 @@ def test_no_file_is_taken_whose_numbers_cannot_be_meant(name):
             expect(key, value, functools.partial(file_of, name, key, value))
 
 
-@pytest.mark.parametrize("name", [*NAMES, "qwen2_5_14b", "qwen3_4b", "qwen3_30b_a3b"])
+@pytest.mark.parametrize("name", [*NAMES, "qwen2_5_14b", "qwen3_4b", "qwen3_30b_a3b", "memagent"])
 def test_shipped_configs_are_taken(name):
     assert list(ranges.problems(shipped(name))) == []
     assert refusal(lambda: configuration.load(name)) is None

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from notepad_jax.data import sources
+from notepad_jax.data import tables
 from notepad_jax.scoring.extraction import CONTRACTS
 from notepad_jax.types import Task, TextDocument
 
@@ -69,7 +69,7 @@ def read(path: str | Path) -> Iterator[Task]:
     Parquet needs pyarrow. Raises ValueError naming file and row for a missing column, an
     unknown reward, no gold answer, an empty document, a file cut short.
     """
-    for number, row in sources.rows(path):
+    for number, row in tables.rows(path):
         stem = Path(str(path)).stem
         yield task_of(row, f"golongrl-{stem}-{number}", f"{path} row {number}")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from notepad_jax.data import sources
+from notepad_jax.data import tables
 from notepad_jax.data.foreign.corpus import Corpus, Fact, Pool, Question, find_word, named, text_of
 
 
@@ -25,7 +25,7 @@ def read(path: str | Path) -> Corpus:
     pool = Pool()
     questions: list[Question] = []
     dropped = {"gold paragraph missing": 0}
-    for number, row in sources.rows(path):
+    for number, row in tables.rows(path):
         where = f"{path} row {number}"
         context = _context(row, where)
         titles = {title: place for place, (title, _) in reversed(list(enumerate(context)))}

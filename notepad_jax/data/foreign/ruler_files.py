@@ -34,20 +34,21 @@ def read(
     source: str = "",
     length: int = 0,
     on_block: sources.OnBlock | None = None,
+    name: str = "",
 ) -> list[tuple[Task, int]]:
     """Returns the tasks of a file with their lengths in tokens, in the file's order.
 
     `source` ("ruler/niah_single_1") and `length` are told by the path if not given: RULER
     writes .../8192/data/niah_single_1/validation.jsonl. Where no folder names a length it is
-    the row's own. Texts are not kept: a document reads its row again. Raises ValueError
-    naming file and row for a missing column, a wrong type, an empty input or no outputs.
+    the row's own. A task is known by its row, `name`:NUMBER (`source`-`length` if not given),
+    for RULER's `index` repeats: `niah.py` writes the place of the answer there. Texts are not
+    kept: a document reads its row again. Raises ValueError naming file and row for a missing
+    column, a wrong type, an empty input or no outputs.
     """
     source = source or f"ruler/{_task_name(path)}"
-    name = source.rpartition("/")[2]
-    metric = "ruler_part" if name.startswith("qa") else "ruler_all"
+    metric = "ruler_part" if source.rpartition("/")[2].startswith("qa") else "ruler_all"
     folder = _length_of(path)
     tasks: list[tuple[Task, int]] = []
-    known: dict[str, int] = {}
     for number, start, line in sources.open_lines(path, LONGEST_ROW, on_block):
         if not line.strip():
             continue
@@ -58,18 +59,13 @@ def read(
         # A folder of another number, such as a year, is no length.
         aimed = length or max(folder, row["length"])
         task = Task(
-            id=f"{source}-{aimed}-{row['index']}",
+            id=f"{name or f'{source}-{aimed}'}:{number}",
             question=f"{question} {prefix}".strip(),
             document=RulerDocument(str(path), number, start, start + len(line)),
             answers=tuple(row["outputs"]),
             source=source,
             metric=metric,
         )
-        first = known.setdefault(task.id, number)
-        if first != number:
-            raise ValueError(
-                f"{where} has the index {row['index']!r:.80} of row {first}; renumber one"
-            )
         tasks.append((task, aimed))
     if not tasks:
         raise ValueError(f"{path} has no rows")
@@ -111,11 +107,9 @@ def _checked(row: Any, where: str) -> dict[str, Any]:
     """Returns the row with `outputs` as strings and `length` a number, or says what is wrong."""
     if not isinstance(row, dict):
         raise ValueError(f"{where} is {type(row).__name__}, not an object with named columns")
-    for name in ("index", "input", "outputs"):
+    for name in ("input", "outputs"):
         if name not in row:
             raise ValueError(f"{where} has no column {name!r}; it has {sources.columns_of(row)}")
-    if not isinstance(row["index"], int | str):
-        raise ValueError(f"{where}: 'index' must be a number, it is {row['index']!r:.80}")
     if not isinstance(row["input"], str) or not row["input"].strip():
         raise ValueError(f"{where} has an empty 'input'; generate the file again")
     outputs = row["outputs"] if isinstance(row["outputs"], list) else [row["outputs"]]

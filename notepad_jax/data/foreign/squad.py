@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from notepad_jax.data import sources
+from notepad_jax.data import sources, tables
 from notepad_jax.data.foreign.corpus import Corpus, Fact, Pool, Question, named, text_of
 
 
@@ -60,7 +60,7 @@ def read(path: str | Path) -> Corpus:
 
 
 def _rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, row in sources.rows(path):
+    for number, row in tables.rows(path):
         yield f"{path} row {number}", row
 
 

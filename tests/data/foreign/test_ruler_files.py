@@ -126,7 +126,6 @@ GOOD = {"index": 0, "input": "text\nwhat?", "outputs": ["x"], "length": 3}
     [
         ({"input": ...}, "has no column 'input'; it has index, outputs, length"),
         ({"outputs": ...}, "has no column 'outputs'"),
-        ({"index": ...}, "has no column 'index'"),
         ({"outputs": []}, "has no gold answer: 'outputs' is empty"),
         ({"outputs": [None]}, "'outputs' must be a list of texts"),
         ({"outputs": [" "]}, "'outputs' must be a list of texts"),
@@ -134,7 +133,6 @@ GOOD = {"index": 0, "input": "text\nwhat?", "outputs": ["x"], "length": 3}
         ({"input": 5}, "has an empty 'input'"),
         ({"input": "one line"}, "'input' has no line break"),
         ({"length": "3"}, "'length' must be a number of tokens"),
-        ({"index": 9}, "has the index 9 of row 1"),
     ],
 )
 def test_a_bad_row_is_one_line_with_file_and_row(tmp_path, change, message):
@@ -156,5 +154,7 @@ def test_rows_of_other_data_sets_are_recognised(tmp_path):
         with pytest.raises(ValueError, match=f"t.jsonl has rows of {name}"):
             formats.read_any(path)
     path.write_text('{"other": 1}')
-    with pytest.raises(ValueError, match="t.jsonl row 1 has no column 'document'; it has other"):
+    with pytest.raises(
+        ValueError, match="t.jsonl row 1 has no column 'document' or 'context'; it has other"
+    ):
         formats.read_any(path)

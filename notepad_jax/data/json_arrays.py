@@ -1,0 +1,158 @@
+"""Files that are one JSON array of objects, row by row, in memory that does not grow with them.
+
+`scan` leaves each row's text where it lies (`long_strings`), so evaluation files of hundreds of
+megabytes cost a block; `values` parses whole rows, one at a time, for data sets whose rows are
+short. Above: formats and tables; below: rows, long_strings and sources.
+"""
+
+from __future__ import annotations
+
+import codecs
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from notepad_jax.data import long_strings, rows, sources
+from notepad_jax.data.long_strings import FileDocument, Window
+from notepad_jax.data.rows import Row
+
+_FIRST = 1 << 14  # bytes that are looked at first; then twice as many, so parsing stays linear
+_SPACE = b" \t\r\n"
+
+
+def scan(path: str | Path, on_block: sources.OnBlock | None = None) -> Iterator[Row]:
+    """Yields the rows of a file, numbered from 1.
+
+    Raises ValueError naming file and row for what is no JSON object, has no text under
+    `document` or `context`, or an empty one, or is cut short.
+    """
+    window = Window(path, on_block)
+    for number in _numbers(window, path):
+        where = f"{path} row {number}"
+        head = _until_text(window, where)
+        start = window.at
+        blank = window.skip_string(where)
+        stop = window.at
+        beginning = head + long_strings.TAKEN.encode()
+        end, _ = _end(window, beginning, long_strings.METADATA_LIMIT, where)
+        tail = window.take(end)
+        columns = rows.parsed(beginning + tail, where)
+        long_strings.placed(columns, where)
+        if blank:
+            raise ValueError(f"{where} has an empty document; remove the row")
+        yield Row(number, columns, FileDocument(str(path), start, stop))
+
+
+def values(path: str | Path) -> Iterator[tuple[int, Any]]:
+    """Yields (row number from 1, value), of which one is held at a time."""
+    window = Window(path, None)
+    for number in _numbers(window, path):
+        where = f"{path} row {number}"
+        end, value = _end(window, b"", sources.LONGEST_ROW, where)
+        window.take(end)
+        yield number, value
+
+
+def _numbers(window: Window, path: str | Path) -> Iterator[int]:
+    """Yields the number of each element that begins where the window stands."""
+    _skip(window, codecs.BOM_UTF8 + _SPACE)
+    if _next(window) != b"[":
+        raise ValueError(f"{path} does not begin with '['; a .json data set is one array of rows")
+    window.take(window.next + 1)
+    for number in itertools.count(1):
+        _skip(window, _SPACE)
+        if _next(window) == b"]":
+            while window.more():  # whoever takes down the bytes sees all of them
+                pass
+            return
+        if number > 1:
+            if _next(window) != b",":
+                raise ValueError(f"{path}: after row {number - 1} comes neither ',' nor ']'")
+            window.take(window.next + 1)
+            _skip(window, _SPACE)
+        yield number
+
+
+def _skip(window: Window, characters: bytes) -> None:
+    while True:
+        left = window.held[window.next :].lstrip(characters)
+        window.take(len(window.held) - len(left))
+        if left or not window.more():
+            return
+
+
+def _next(window: Window) -> bytes:
+    return window.held[window.next : window.next + 1]
+
+
+def _until_text(window: Window, where: str) -> bytes:
+    """Consumes a row up to the first character of its text; ValueError if it has none."""
+    size = _FIRST
+    while True:
+        held = window.hold(size)
+        key = long_strings.KEY.search(held)
+        if key and not _whole(held[: key.end()], window.at, where)[0]:
+            return window.take(window.next + key.end())
+        ends, *_ = _whole(held, window.at, where)
+        if ends:  # the row is over; what was found is the text of a later one
+            raise long_strings.missing(rows.parsed(held[:ends], where), where)
+        if len(held) < size:
+            raise _cut(held, where)
+        if size > long_strings.METADATA_LIMIT:
+            raise ValueError(
+                f"{where} has no text within {long_strings.METADATA_LIMIT:,} bytes; put the "
+                f"metadata before it"
+            )
+        size *= 2
+
+
+def _end(window: Window, beginning: bytes, limit: int, where: str) -> tuple[int, Any]:
+    """Returns the place in the window where the row ends that `beginning` begins, and the row."""
+    size = _FIRST
+    while True:
+        held = window.hold(size)
+        ends, certain, value = _whole(beginning + held, window.at - len(beginning), where)
+        if ends and certain:
+            return window.next + ends - len(beginning), value
+        if len(held) < size:
+            raise _cut(beginning + held, where)
+        if size > limit:
+            raise ValueError(f"{where} is no JSON within {limit:,} bytes: {_problem(held)}")
+        size *= 2
+
+
+def _cut(raw: bytes, where: str) -> ValueError:
+    return ValueError(f"{where} is not JSON: {_problem(raw)} (is the file cut short?)")
+
+
+def _whole(raw: bytes, at: int, where: str) -> tuple[int, bool, Any]:
+    """Returns how many bytes the JSON value has that `raw` begins with; 0 if it is not whole.
+
+    Also whether that is certain, for a number that ends with `raw` might go on, and the value.
+    `at` is the byte of the file that `raw` begins with.
+    """
+    try:  # a character that is cut in the middle is left for later
+        text = codecs.getincrementaldecoder("utf-8")().decode(raw)
+        value, end = json.JSONDecoder().raw_decode(text)
+    except UnicodeDecodeError as problem:
+        raise ValueError(
+            f"{where} is not UTF-8 (byte {at + problem.start:,} of the file); convert the file, "
+            f"e.g. with iconv"
+        ) from None
+    except json.JSONDecodeError:
+        return 0, False, None
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise ValueError(f"{where} cannot be read: {sources.first_line(error)}") from None
+    return len(text[:end].encode()), end < len(text), value
+
+
+def _problem(raw: bytes) -> str:
+    try:
+        json.loads(raw.decode("utf-8", "replace"))
+    except json.JSONDecodeError as error:
+        return error.msg
+    return "the array does not end"

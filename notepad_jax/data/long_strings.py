@@ -1,0 +1,198 @@
+"""Long strings of JSON files that stay where they are: found by their bytes, read in pieces.
+
+A row of a task file is a few columns and one text, which may have millions of tokens. `Window`
+walks through a file and passes over that text without holding it; `FileDocument` knows its byte
+range and decodes it piece by piece when it is read. So a document of 3.5 million tokens is never
+one string, whether its file has a row a line (`jsonl`) or is one array of rows (`json_arrays`),
+which stand above. Below: sources.
+"""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from notepad_jax.data import sources
+
+METADATA_LIMIT = 16 << 20  # bytes of a row beside its document
+PIECE = 1 << 16  # bytes decoded at a time; hundreds of documents are read at once
+_BLANK = 4096  # bytes: a longer document is not asked whether it is all white space
+
+# What a row's text is called, here and elsewhere. It may stand in an object `metadata`.
+TEXTS = ("document", "context")
+WITHIN = "metadata"
+KEY = re.compile(rb'(?<!\\)"(?:document|context)"[ \t\r\n]*:[ \t\r\n]*"')
+TAKEN = "\ue000 a text that stayed in its file \ue000"  # what stands for it in the columns
+
+
+@dataclasses.dataclass(frozen=True)
+class FileDocument:
+    """A JSON string inside a file: bytes [start, stop) between its quotes."""
+
+    path: str
+    start: int
+    stop: int
+
+    def pieces(self) -> Iterator[str]:
+        """Yields the text; ValueError if the file has changed since it was scanned."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        held = ""
+        try:
+            for block in sources.blocks(self.path, self.start, self.stop, PIECE):
+                held += decoder.decode(block)
+                end = _UNITS.match(held).end()
+                if end:
+                    yield json.loads(f'"{held[:end]}"')
+                held = held[end:]
+                if len(held) > _LONGEST_ESCAPE:
+                    break
+            decoder.decode(b"", final=True)
+            whole = not held
+        except (UnicodeDecodeError, json.JSONDecodeError):
+            whole = False
+        if not whole:
+            raise ValueError(
+                f"{self.path} changed after it was opened: bytes {self.start:,} to "
+                f"{self.stop:,} are no document any more; start again"
+            )
+
+
+# What of a JSON string can be decoded by itself: plain characters and escapes that are
+# complete (both halves of a surrogate pair). Possessive, so that a block takes linear time.
+_ESCAPE = (
+    r'\\(?:["\\/bfnrt]|u(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}'
+    r"|[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))"
+)
+_PLAIN = r'[^"\\\x00-\x1f]*+'
+_UNITS = re.compile(f"{_PLAIN}(?:{_ESCAPE}{_PLAIN})*+")
+_UNITS_RAW = re.compile(_UNITS.pattern.encode())
+_LONGEST_ESCAPE = 12  # \ud83d\ude00
+
+
+def placed(columns: dict[str, Any], where: str) -> None:
+    """Removes what stands for the text from the columns; ValueError if it is not the row's text."""
+    inside = columns.get(WITHIN)
+    holders = [columns, inside] if isinstance(inside, dict) else [columns]
+    found = [(holder, name) for holder in holders for name in TEXTS if name in holder]
+    own = [(holder, name) for holder, name in found if holder[name] == TAKEN]
+    if not own:
+        raise ValueError(f"{where} has no text under 'document'; every task needs one")
+    if len(found) > 1:
+        raise ValueError(f"{where} has two texts, 'document' and 'context'; keep one")
+    ((holder, name),) = own
+    del holder[name]
+
+
+def missing(columns: dict[str, Any], where: str) -> ValueError:
+    """Returns what is to be said of a row in which no text begins."""
+    for name in TEXTS:
+        if name in columns:
+            return ValueError(f"{where}: {name!r} must be a text, it is {columns[name]!r:.80}")
+    return ValueError(
+        f"{where} has no column 'document' or 'context'; it has {sources.columns_of(columns)}"
+    )
+
+
+class Window:
+    """The bytes of a file from `at` on, as far as they had to be read."""
+
+    def __init__(self, path: str | Path, on_block: sources.OnBlock | None) -> None:
+        self.at = 0  # byte of the file that comes next
+        self.held, self.next = b"", 0  # what is consumed is dropped when more is read
+        self._blocks = sources.blocks(path, on_block=on_block)
+
+    def more(self) -> bool:
+        """Reads another block; False at the end of the file."""
+        block = next(self._blocks, b"")
+        self.held, self.next = self.held[self.next :] + block, 0
+        return bool(block)
+
+    def take(self, end: int) -> bytes:
+        """Consumes the held bytes up to place `end`."""
+        taken = self.held[self.next : end]
+        self.at += len(taken)
+        self.next = end
+        return taken
+
+    def hold(self, size: int) -> bytes:
+        """Returns the next `size` bytes without consuming them; fewer at the end of the file."""
+        while len(self.held) - self.next < size and self.more():
+            pass
+        return self.held[self.next : self.next + size]
+
+    def until_document(self, where: str) -> tuple[bytes | None, bool]:
+        """Consumes up to the document's first character, or a line that has no document.
+
+        Returns (bytes, whether the line ends there); (None, True) at the end of the file.
+        """
+        while True:
+            newline = self.held.find(b"\n", self.next)
+            end = newline if newline >= 0 else len(self.held)
+            key = KEY.search(self.held, self.next, end)
+            if key:
+                return self.take(key.end()), False
+            if newline >= 0:
+                return self.take(newline + 1), True
+            if end - self.next > METADATA_LIMIT:
+                raise ValueError(
+                    f"{where} has no 'document' within {METADATA_LIMIT:,} bytes; put the metadata "
+                    f"before it, and one JSON object on a line"
+                )
+            if not self.more():
+                rest = self.take(len(self.held))
+                return rest or None, True
+
+    def skip_string(self, where: str) -> bool:
+        """Consumes a JSON string up to its closing quote; returns whether it is blank."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        begin, first = self.at, b""
+        while True:
+            carried = len(decoder.getstate()[0])
+            start = self.at - carried
+            part = self.take(_UNITS_RAW.match(self.held, self.next).end())
+            rest = self.held[self.next : self.next + _LONGEST_ESCAPE]
+            closed = rest[:1] == b'"'
+            try:
+                decoder.decode(part, final=closed)
+            except UnicodeDecodeError as problem:
+                raise ValueError(
+                    f"{where} is not UTF-8 (byte {start + problem.start:,} of the file); "
+                    f"convert the file, e.g. with iconv"
+                ) from None
+            if len(first) < _BLANK:
+                first += part[:_BLANK]
+            if closed:
+                return self.at - begin < _BLANK and not json.loads(b'"%b"' % first).strip()
+            unfinished = rest[:1] == b"\\" and len(rest) < _LONGEST_ESCAPE
+            if (rest and not unfinished) or not self.more():
+                raise ValueError(_stuck(where, rest, self.at))
+
+    def until_newline(self, where: str) -> bytes:
+        """Consumes what follows the document on its line."""
+        while (end := self.held.find(b"\n", self.next)) < 0:
+            if len(self.held) - self.next > METADATA_LIMIT:
+                raise ValueError(
+                    f"{where} goes on for more than {METADATA_LIMIT:,} bytes after its document; "
+                    f"one JSON object stands on a line"
+                )
+            if not self.more():
+                return self.take(len(self.held))
+        return self.take(end + 1)
+
+
+def _stuck(where: str, rest: bytes, at: int) -> str:
+    """Says why a document's string does not go on at byte `at`, where `rest` stands."""
+    if rest[:1] in (b"", b"\n", b"\r"):
+        return (
+            f"{where} is cut short inside its document (byte {at:,} of the file); "
+            f"build or copy the file again"
+        )
+    return (
+        f"{where} is not JSON: its document has a raw control character, a wrong escape or half "
+        f"a surrogate pair at byte {at:,} of the file"
+    )

@@ -1,0 +1,169 @@
+"""A suite that is a file of tasks, or a folder of them: which rows are read, at which length.
+
+Every row is read, unless somebody asks for less. Rows are grouped into bands of length: a file
+whose rows all say one length (what it was made for) is a band of that length; any other row
+belongs to the power of two that it does not exceed. Either way the band of a row is decided by its
+file alone, so a measurement that is gone on with, with more tasks or more samples, finds its
+readings again. Above: programs.reading_list; below: data.formats.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from notepad_jax.data import formats, sources
+from notepad_jax.data.rows import Pair
+from notepad_jax.tasks.haystack import Count
+from notepad_jax.types import Task
+
+OVER = 1.02  # RULER counts the prompt and the answer, too, and a tokenizer differs from another
+# What a row may have of a length that was asked for: paragraphs are longer and shorter.
+LEAST, MOST = 0.85, 1.12
+
+
+@dataclasses.dataclass(frozen=True)
+class FileSuite:
+    """What was found."""
+
+    tasks: Mapping[int, list[Task]]  # by length, ascending
+    rows: int  # of the tasks that were wanted
+    elsewhere: int  # of these, rows that have none of the lengths that were asked for
+    damaged: Sequence[str]  # files that could not be read and hold none of the wanted tasks
+
+
+def read(
+    path: str,
+    lengths: Sequence[int],
+    wanted: Sequence[str],
+    samples: int,
+    count: Count,
+    on_row: Callable[[], None] = lambda: None,
+) -> FileSuite:
+    """Returns the tasks of a file (local or gs://), or of all of a folder, by their length.
+
+    Args:
+      lengths: those that are asked for, each of which must have a row; none: all there are.
+      wanted: names of tasks, as "ruler/vt" or "vt"; none: all.
+      samples: how many are taken of each task and length, the first ones; 0: all.
+      count: tells the tokens of documents whose length nobody said.
+      on_row: is told of every row that was read.
+
+    Of a folder, a row without an id is named by its file, from the folder on, and its number.
+    Raises ValueError if there is no file, no such task, a length without a row, two tasks of one
+    id at one length, and for a damaged file, unless it holds other tasks than those wanted.
+    """
+    found: dict[int, list[Task]] = {length: [] for length in sorted(lengths)}
+    taken: collections.Counter[tuple[str, int]] = collections.Counter()
+    known: dict[tuple[int, str], str] = {}
+    there: set[int] = set()
+    rows = elsewhere = 0
+    damaged: list[str] = []
+    for file in _files(path):
+        try:
+            chosen, same = _chosen(path, file, wanted, count, on_row)
+        except ValueError as problem:
+            if not wanted or _tells(file, wanted):
+                raise
+            damaged.append(str(problem))
+            continue
+        for task, length in chosen:
+            rows += 1
+            band = length if same else power_of_two(length)
+            there.add(band)
+            at = _nearest(length, lengths) if lengths else band
+            if at is None:
+                elsewhere += 1
+            elif not samples or taken[task.source, at] < samples:
+                taken[task.source, at] += 1
+                first = known.setdefault((at, task.id), file)
+                if first != file:
+                    raise ValueError(f"{file} has task {task.id!r}, and so has {first}; rename one")
+                found.setdefault(at, []).append(task)
+    if not rows:
+        told = f"; not read: {damaged[0]}" if damaged else ""
+        raise ValueError(f"{path} has no task of {', '.join(wanted)}{told}")
+    for length, tasks in found.items():
+        if not tasks:
+            raise ValueError(
+                f"{path} has no document of {length:,} tokens; they have {_some(there)}; leave "
+                f"out --lengths to read all"
+            )
+    return FileSuite(dict(sorted(found.items())), rows, elsewhere, damaged)
+
+
+def power_of_two(length: int) -> int:
+    """Returns the least power of two that a document does not exceed, by 2% at most."""
+    band = 1
+    while band * OVER < length:
+        band *= 2
+    return band
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordDocument:
+    """The text of a record, decoded whenever it is read: a file of them is not held in memory."""
+
+    records: Sequence[Pair] = dataclasses.field(repr=False)
+    number: int  # from 0
+
+    def pieces(self) -> Iterator[str]:
+        return self.records[self.number][0].document.pieces()
+
+
+def _chosen(
+    folder: str, file: str, wanted: Sequence[str], count: Count, on_row: Callable[[], None]
+) -> tuple[list[Pair], bool]:
+    """Returns the wanted tasks of a file, measured, and whether all its rows say one length."""
+    name = "" if file == folder else str(Path(file).relative_to(folder))
+    pairs = formats.read_any(file, name=name)
+    said: set[int] = set()
+    chosen: list[Pair] = []
+    for number in range(len(pairs)):
+        task, length = pairs[number]
+        said.add(length)
+        if not wanted or {task.source, task.source.rpartition("/")[2]} & set(wanted):
+            length = length or sum(map(count, task.document.pieces()))
+            if not isinstance(pairs, list):
+                task = dataclasses.replace(task, document=RecordDocument(pairs, number))
+            chosen.append((task, length))
+        on_row()
+    return chosen, len(said) == 1 and 0 not in said
+
+
+def _files(path: str) -> list[str]:
+    if sources.is_remote(path) or not Path(path).is_dir():
+        return [path]
+    found = sorted(file for form in formats.FORMS for file in Path(path).rglob(f"*.{form}"))
+    # RULER's scripts write what was predicted beside `data`, in rows of the same columns.
+    found = [file for file in found if file.parent.name != "pred" and not _of_no_rows(file)]
+    if not found:
+        raise ValueError(f"{path} holds no files of tasks ({', '.join(formats.FORMS)})")
+    return list(map(str, found))
+
+
+def _of_no_rows(file: Path) -> bool:
+    """Whether a .json is something else, such as settings: no list that begins with an object."""
+    if file.suffix != ".json":
+        return False
+    with open(file, "rb") as opened:
+        return not b"".join(opened.read(256).split()).startswith(b"[{")
+
+
+def _nearest(length: int, lengths: Sequence[int]) -> int | None:
+    near = [n for n in lengths if LEAST * n <= length <= MOST * n]
+    return min(near, key=lambda n: max(n / length, length / n), default=None)
+
+
+def _tells(file: str, wanted: Sequence[str]) -> bool:
+    """Whether a file that cannot be read is named after a task that is wanted."""
+    names = [name.rpartition("/")[2] for name in wanted]
+    told = (Path(file).stem, Path(file).parent.name)
+    return any(part == name or part.startswith(f"{name}-") for part in told for name in names)
+
+
+def _some(lengths: set[int]) -> str:
+    ordered = [f"{length:,}" for length in sorted(lengths)]
+    return ", ".join(ordered if len(ordered) < 7 else [*ordered[:3], "...", *ordered[-3:]])
