@@ -95,7 +95,7 @@ def policy_of(config: ConfigDict) -> Policy:
     Raises ValueError where it is neither.
     """
     folder = Path(config.policy)
-    if folder.is_dir():
+    if config.policy and folder.is_dir():
         found = huggingface.import_config(folder)
         tokenizer = open_tokenizer(folder)
         framed = config.reading.chat == "model" and chat.has_template(folder)

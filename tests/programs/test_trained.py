@@ -1,0 +1,61 @@
+"""What a training run leaves to look at, from its files alone."""
+
+import html
+import json
+
+import pytest
+
+from notepad_jax.checkpoint import best
+from notepad_jax.programs import configuration, trained
+from notepad_jax.programs.validation import SCORE
+
+HELD_OUT = {0: (0.5, 0.25), 2: (0.75, 0.5), 4: (0.75, 0.25)}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "mine"
+    for step in (2, 3, 4):
+        (folder / "checkpoints" / str(step)).mkdir(parents=True)
+    return folder.relative_to(tmp_path)
+
+
+def write(folder, validated=HELD_OUT):
+    lines = [{"step": step, "reward": step / 8} for step in (1, 2, 3, 4)]
+    for step, (short, long) in validated.items():
+        mean = {SCORE: (short + long) / 2}
+        lines.append({"step": step, **mean, f"{SCORE}_2K": short, f"{SCORE}_8K": long})
+    lines.sort(key=lambda line: line["step"])
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_report_has_the_curve_the_best_step_and_the_next_commands(run):
+    write(run)
+    best.mark(run / "checkpoints", best.Best(2, 0.625))
+    found = trained.outcome(configuration.load("quickstart"), run)
+    assert found.steps == (2, 3, 4) and found.best == best.Best(2, 0.625)
+    page = html.unescape(found.report.read_text(encoding="utf-8"))
+    assert "best on held-out tasks is step 2, with 62.5%" in page
+    for words in ("62.5%", "75.0%", "2K", "8K", "Held-out tasks", "GRPO"):
+        assert words in page
+    for command in found.next.values():
+        assert "runs/mine@best" in command and command in page
+    told = trained.text(found).splitlines()
+    assert told[0].split() == ["report", "runs/mine/report.html"]
+    assert "(steps 2, 3, 4)" in told[1] and "step 2, with 62.5%" in told[2]
+    assert [line.partition("  ")[2].split()[0] for line in told[3:]] == ["notepad-jax"] * 3
+
+
+def test_without_validation_the_newest_step_is_what_is_gone_on_with(run):
+    write(run, {})
+    found = trained.outcome(configuration.load("quickstart"), run)
+    assert found.best is None and "Held-out" not in found.report.read_text(encoding="utf-8")
+    assert all("runs/mine " in f"{command} " for command in found.next.values())
+
+
+def test_a_run_of_ones_own_questions_is_not_told_to_play_the_starters_game(run):
+    write(run, {})
+    config = configuration.load("chat", ["--config.tasks.files=mine.jsonl"])
+    words = trained.text(trained.outcome(config, run))
+    assert "--suite ruler-qa" in words and "code of NAME" not in words
