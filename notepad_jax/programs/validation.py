@@ -74,6 +74,14 @@ class Validation:
     def exhausted(self) -> bool:
         return 0 < self.patience <= self.without_better
 
+    @property
+    def ending(self) -> str:
+        """What is said of a run that is `exhausted`."""
+        return (
+            f"step {self.found[-1].step} is the last: {self.patience} validations brought nothing "
+            f"better than step {self.best.step} (validation.patience)"
+        )
+
     # ------------------------------------------------------------ one validation
 
     async def measure(self, step: int, stop: Stop) -> dict[str, float]:
@@ -281,7 +289,4 @@ def lines(done: Validation, metrics: Mapping[str, float], began: float) -> Itera
         + ("; the best so far" if last == best_one else "")
     )
     if done.exhausted:
-        yield (
-            f"stopped early: {done.patience} validations brought nothing better than step "
-            f"{best_one.step} (validation.patience)"
-        )
+        yield done.ending

@@ -52,7 +52,9 @@ def test_the_best_step_is_the_earliest_of_the_highest():
 def test_patience_counts_validations_since_the_best():
     assert not found(0.5, 0.4, 0.3).exhausted
     assert not found(0.5, 0.4, patience=2).exhausted
-    assert found(0.5, 0.4, 0.5, patience=2).exhausted
+    ended = found(0.5, 0.4, 0.5, patience=2)
+    assert ended.exhausted
+    assert ended.ending.startswith("step 2 is the last: 2 validations brought nothing better than")
     assert not found(0.5, 0.4, 0.6, patience=2).exhausted
 
 
