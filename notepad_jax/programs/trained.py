@@ -16,9 +16,10 @@ from ml_collections import ConfigDict
 from notepad_jax.checkpoint import best, steps
 from notepad_jax.checkpoint.best import Best
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import configuration, policies
+from notepad_jax.programs import configuration, policies, provenance
 from notepad_jax.programs.validation import SCORE
 from notepad_jax.report import training_page
+from notepad_jax.report.origin import Next
 from notepad_jax.telemetry.metrics import read_metrics
 
 
@@ -92,6 +93,7 @@ def _report(
     return training_page.Report(
         title=f"Training of {folder.name}",
         summary=f"{told}.",
+        origin=provenance.origin([Next(why, command) for why, command in after.items()]),
         metrics=lines,
         curves=curves if validated else {},
         lengths=[name.removeprefix(by_length) for name in names],
@@ -104,6 +106,5 @@ def _report(
             )
             for line in validated
         ],
-        next=after,
         config=configuration.flat(configuration.plain(config)),
     )

@@ -36,14 +36,13 @@ from notepad_jax.programs.task_stream import TaskStream
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.rollout import rewards
-from notepad_jax.tasks import suites
+from notepad_jax.tasks import file_suite, suites
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.tokenizer import Tokenizer
 
 SCORE = "validation/score"  # over all questions; and SCORE_2K, ... by length
 OTHER_QUESTIONS = 2**19  # between the seeds of `eval` and those of validation
-SHORTEST = 512  # tokens; documents of files are grouped by powers of two from here on
 
 
 @dataclasses.dataclass
@@ -235,13 +234,8 @@ def _tasks(
             task, length = pairs[number]
             length = length or sum(map(count, task.document.pieces()))
             task = rewards.judged(config.tasks.reward, task)
-            found.setdefault(_band(length), []).append(task)
+            found.setdefault(file_suite.power_of_two(length), []).append(task)
     return found
-
-
-def _band(length: int) -> int:
-    """The smallest power of two, from SHORTEST on, that holds a document of `length` tokens."""
-    return max(SHORTEST, 1 << (length - 1).bit_length())
 
 
 def _asked(config: ConfigDict) -> ConfigDict:

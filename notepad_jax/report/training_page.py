@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.report import render, training_plot
+from notepad_jax.report.origin import Origin
 from notepad_jax.report.training_plot import PANELS, Panel
 
-REPORT, TRAINING = "report.html", "training.png"
+REPORT, TRAINING = "report.html", "training.svg"
 TEMPLATE = "training.html"
 
 
@@ -35,20 +36,18 @@ class Report:
 
     title: str
     summary: str  # one or two sentences under the title
+    origin: Origin
     metrics: Sequence[Mapping[str, float]]  # as `read_metrics` returns them
     curves: Mapping[str, str]  # of held-out tasks: metric name -> label
     lengths: Sequence[str]  # of held-out documents: "2K"
     validations: Sequence[Validation]
-    next: Mapping[str, str]  # what for -> command
     config: Mapping[str, Any]  # flat: {"reading.max_memory": 64}
 
 
 def write(folder: str | Path, report: Report) -> Path:
     """Writes report.html and its picture into `folder`; returns the page's path."""
-    folder, png = Path(folder), b""
-    if report.metrics:
-        held_out = [Panel("Held-out tasks", report.curves, "share")] if report.curves else []
-        png = training_plot.draw(
-            folder / TRAINING, report.metrics, [*held_out, *PANELS]
-        ).read_bytes()
-    return render.write(folder / REPORT, TEMPLATE, {"report": report, "training_png": png})
+    held_out = [Panel("Held-out tasks", report.curves, "share")] if report.curves else []
+    charts = training_plot.charts(report.metrics, [*held_out, *PANELS])
+    if charts:
+        render.picture(Path(folder) / TRAINING, charts)
+    return render.write(Path(folder) / REPORT, TEMPLATE, {"report": report, "charts": charts})

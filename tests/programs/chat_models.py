@@ -28,9 +28,6 @@ def questions(path: Path, count: int = 20) -> Path:
         for number in range(count):
             colour, name = COLOURS[number % 5], "abcdefghijklmnopqrstuvwxyz"[number]
             document = f"bob reads . the secret code of {name} is {colour} . nothing else . " * 9
-            row = {
-                "id": f"row {number}", "question": f"the code of {name} ?", "answers": [colour],
-                "source": "mine", "metric": "boxed", "document": document,
-            }  # fmt: skip
+            row = {"question": f"the code of {name} ?", "answers": [colour], "document": document}
             file.write(json.dumps(row) + "\n")
     return path

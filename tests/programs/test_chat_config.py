@@ -81,12 +81,15 @@ def test_the_readmes_block_works_as_it_is_written(here, capsys):
         "engine.slots=8", "validation.every=2", "reading.max_memory=12", "reading.max_answer=8",
     )]  # fmt: skip
     commands = block()
-    assert [words[0] for words in commands] == ["train", "ask", "export-hf"]
+    assert [words[0] for words in commands] == ["train", "eval", "ask", "export-hf"]
     for words in commands:
         assert cli.main([*words, *(small if words[0] == "train" else [])]) == 0
         if words[0] == "train":
             said = capsys.readouterr().out
             assert "notepad-jax export-hf runs/mine@best exported" in said
+        elif words[0] == "eval":  # all rows that were written
+            table = re.findall(r"^notepad +\S+ +(\d+)", capsys.readouterr().out, re.MULTILINE)
+            assert sum(map(int, table)) == 20
     lines = read_metrics("runs/mine")
     assert [line["step"] for line in lines if SCORE in line] == [0, 2, 3]
     page = (here / "runs" / "mine" / "report.html").read_text()
