@@ -28,8 +28,13 @@ def is_bucket(folder: Any) -> bool:
 
 
 def path(folder: str | Path | epath.Path) -> Path | epath.Path:
-    """Returns the place `folder`, absolute on a disk, to be used like a pathlib.Path."""
+    """Returns the place `folder`, absolute on a disk, to be used like a pathlib.Path.
+
+    Raises ValueError for a URL that is not a bucket's.
+    """
     if not is_bucket(folder):
+        if "://" in str(folder):
+            raise ValueError(f"{folder}: checkpoints lie on a disk or in a bucket, {SCHEME}...")
         return Path(folder).absolute()
     fsspec.register_implementation("gcs", Objects, clobber=True)
     return epath.Path(folder)

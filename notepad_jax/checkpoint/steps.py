@@ -69,9 +69,9 @@ def _by_layer(path: Any, leaf: Any) -> ocp.options.ArrayOptions.Saving.StorageOp
 def place_of(run: Path, elsewhere: str) -> Path | epath.Path:
     """Returns where the steps of a run lie: in its own folder, or in one of its name `elsewhere`.
 
-    `elsewhere` is a folder, a bucket's URL, or empty.
+    `elsewhere` is a folder, a bucket's URL, or empty. Raises ValueError for another kind of URL.
     """
-    return bucket.path(f"{elsewhere.rstrip('/')}/{run.name}" if elsewhere else run) / CHECKPOINTS
+    return bucket.path(f"{elsewhere}/{run.name}" if elsewhere else run) / CHECKPOINTS
 
 
 def steps_in(folder: Folder) -> list[int]:

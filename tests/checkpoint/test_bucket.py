@@ -147,6 +147,16 @@ def test_a_policy_is_handed_over_and_exported_through_a_bucket(there):
     np.testing.assert_array_equal(tree["embed"][()], state(8)[0]["embed"])
 
 
+def test_a_run_says_where_its_steps_lie(tmp_path):
+    run = tmp_path / "runs" / "mine"
+    assert str(steps.place_of(run, "gs://bucket/runs")) == WHERE
+    assert str(steps.place_of(run, "gs://bucket/runs/")) == WHERE
+    assert steps.place_of(run, "") == run / "checkpoints"
+    assert steps.place_of(run, str(tmp_path)) == tmp_path / "mine" / "checkpoints"
+    with pytest.raises(ValueError, match="on a disk or in a bucket, gs://"):
+        steps.place_of(run, "s3://bucket/runs")
+
+
 def test_a_place_that_cannot_be_written_is_one_line(there, tmp_path):
     steps.check_place(WHERE)
     steps.check_place(tmp_path / "new" / "folder")
