@@ -99,7 +99,6 @@ def telling(
 
         yield Tell(tell, log.write)
         table.finish()
-<<<<<<< HEAD
 
 
 def _say_what_is_missing(folder: Path, done: int, screen: Screen) -> None:
@@ -111,8 +110,6 @@ def _say_what_is_missing(folder: Path, done: int, screen: Screen) -> None:
             f"{folder / METRICS} ends at step {last}, and the run goes on after step {done}: what "
             f"was told of the steps between was lost with its disk"
         )
-=======
->>>>>>> policy-pages
 
 
 def _shown(step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> dict[str, Any]:
