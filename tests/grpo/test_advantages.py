@@ -108,14 +108,14 @@ def test_they_keep_order_and_all_but_the_reweighted_sum_to_zero(name):
         assert name == "tmn_reweight" or abs(found.sum()) < 1e-9
 
 
-@pytest.mark.parametrize("name", set(NAMES) - {"dr_grpo", "rloo"})
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("dr_grpo", "rloo")])
 def test_what_has_a_scale_does_not_look_at_the_unit_of_rewards(name):
     """A type whose rewards are a tenth of another's weighs as much."""
     whole, tenth = [1, 0, 0.5, 0.2], np.array([1, 0, 0.5, 0.2]) / 10
     np.testing.assert_allclose(of(name, whole), of(name, tenth), rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", set(NAMES) - set(advantages.BY_KIND) - {"batch_std"})
+@pytest.mark.parametrize("name", ["dr_grpo", "grpo", "rloo"])
 def test_a_group_s_own_do_not_look_at_others(name):
     np.testing.assert_array_equal(of(name, [1, 0, 0])[0], of(name, [1, 0, 0], [5, 1, 2])[0])
 
