@@ -10,6 +10,7 @@ tasks.suites and eval.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,9 +97,12 @@ def is_file(suite: str) -> bool:
 def existing(suite: str) -> str:
     """Returns the path of a suite that is a file; ValueError if it is neither there nor remote."""
     if not Path(suite).exists() and not is_remote(suite):
-        known = ", ".join((SYNTHETIC, *suites.SUITES))
+        known = (SYNTHETIC, *suites.SUITES)
+        near = difflib.get_close_matches(suite, known, 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(
-            f"there is no suite {suite!r}; use one of {known}, or the path of a task file"
+            f"there is no suite {suite!r}; use one of {', '.join(known)}, or the path of a task "
+            f"file{hint}"
         )
     return suite
 
