@@ -138,6 +138,8 @@ def get_config() -> ConfigDict:
             folder="",
         )
     )
+    # Where else the numbers of each step go, where it is installed: "wandb", "mlflow".
+    config.sinks = ()
     config.engine = ConfigDict(
         dict(
             tensor=1,  # devices that share an engine's heads

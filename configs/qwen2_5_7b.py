@@ -135,6 +135,8 @@ def get_config() -> ConfigDict:
             folder="",
         )
     )
+    # Where else the numbers of each step go, where it is installed: "wandb", "mlflow".
+    config.sinks = ()
     config.engine = ConfigDict(
         dict(
             tensor=4,  # the devices of a host, a kv head each

@@ -44,6 +44,7 @@ from notepad_jax.programs.rollouts import Rollouts
 from notepad_jax.rollout import dynamic_sampling
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
+from notepad_jax.telemetry import sinks
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import Screen
@@ -123,6 +124,7 @@ def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> N
     parts.engines_mesh(config.engine)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
+    hosts.asked_of_first(lambda: sinks.check(config.get("sinks", ())))
     where = place_of(folder, config.checkpoint.folder)
     if config.checkpoint.folder or hosts.count() > 1:
         check_place(where)
