@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 import configs
 from notepad_jax.programs import ranges
+from notepad_jax.starter import shipped
 
 FLAG = "--config."
 
@@ -51,11 +52,7 @@ def load(
         if key in known:
             listed = isinstance(known[key], tuple) and isinstance(value, list)
             _set(config, key, tuple(value) if listed else value)
-    for word in overrides:
-        _override(config, word)
-    if problem := next(ranges.problems(config), None):
-        raise ConfigProblem(problem)
-    return config.lock()
+    return _overridden(config, overrides)
 
 
 def joined(words: Sequence[str]) -> list[str]:
@@ -76,12 +73,7 @@ def joined(words: Sequence[str]) -> list[str]:
 
 def changed(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
     """Returns a copy of a config that was loaded, with overrides. Raises as `load` does."""
-    config = config.copy_and_resolve_references().unlock()
-    for word in overrides:
-        _override(config, word)
-    if problem := next(ranges.problems(config), None):
-        raise ConfigProblem(problem)
-    return config.lock()
+    return _overridden(config.copy_and_resolve_references().unlock(), overrides)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -116,6 +108,16 @@ def _find(name: str) -> Path:
     near = difflib.get_close_matches(path.stem, names, 1)
     hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
     raise ConfigProblem(f"there is no config {name}{hint}")
+
+
+def _overridden(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
+    for word in overrides:
+        _override(config, word)
+    if problem := next(ranges.problems(config), None):
+        raise ConfigProblem(problem)
+    if isinstance(config.get("policy"), str):
+        config.policy = shipped.found(config.policy)
+    return config.lock()
 
 
 def _override(config: ConfigDict, word: str) -> None:
