@@ -53,6 +53,7 @@ def get_config() -> ConfigDict:
     )
 
     config.steps = 100  # rollouts, and what is learnt from each
+    config.sinks = ()  # where else the numbers of each step go: "wandb", "mlflow"
     config.rollout = ConfigDict(
         dict(
             documents=5,  # per step; groups = documents * questions
@@ -138,8 +139,6 @@ def get_config() -> ConfigDict:
             folder="",
         )
     )
-    # Where else the numbers of each step go, where it is installed: "wandb", "mlflow".
-    config.sinks = ()
     config.engine = ConfigDict(
         dict(
             tensor=1,  # devices that share an engine's heads

@@ -62,6 +62,7 @@ def get_config() -> ConfigDict:
     )
 
     config.steps = 200  # rollouts
+    config.sinks = ()  # where else the numbers of each step go: "wandb", "mlflow"
     config.rollout = ConfigDict(
         dict(
             documents=128,  # per step
@@ -135,8 +136,6 @@ def get_config() -> ConfigDict:
             folder="",
         )
     )
-    # Where else the numbers of each step go, where it is installed: "wandb", "mlflow".
-    config.sinks = ()
     config.engine = ConfigDict(
         dict(
             tensor=4,  # the devices of a host, a kv head each

@@ -118,13 +118,13 @@ def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> N
 
     That is also whether checkpoints can be written where they are to lie.
     """
+    hosts.asked_of_first(lambda: sinks.check(config.get("sinks", ())))
     _, settings, _ = learner.settings_of(config)
     there = parts.trainers_mesh(config)
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
     parts.engines_mesh(config.engine)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
-    hosts.asked_of_first(lambda: sinks.check(config.get("sinks", ())))
     where = place_of(folder, config.checkpoint.folder)
     if config.checkpoint.folder or hosts.count() > 1:
         check_place(where)
