@@ -55,6 +55,7 @@ def get_config() -> ConfigDict:
     )
 
     config.steps = 100  # rollouts, and what is learnt from each
+    config.sinks = ()  # where else the numbers of each step go: "wandb", "mlflow"
     config.rollout = ConfigDict(
         dict(
             documents=5,  # per step; groups = documents * questions

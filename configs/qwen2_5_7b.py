@@ -62,6 +62,7 @@ def get_config() -> ConfigDict:
     )
 
     config.steps = 200  # rollouts
+    config.sinks = ()  # where else the numbers of each step go: "wandb", "mlflow"
     config.rollout = ConfigDict(
         dict(
             documents=128,  # per step

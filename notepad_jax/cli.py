@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,12 +67,7 @@ SHORTHAND = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. Mistakes of the user end in one line."""
     machine.quiet()
-    parser = commands.build_parser()
-    arguments, words = parser.parse_known_args(argv)
-    overrides = [word for word in words if word.startswith(configuration.FLAG)]
-    unknown = [word for word in words if not word.startswith(configuration.FLAG)]
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    arguments, overrides = parsed(sys.argv[1:] if argv is None else argv)
     folder = None
     try:
         with contextlib.ExitStack() as stack:
@@ -113,6 +110,44 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"notepad-jax: {harmless(said)}", file=sys.stderr)
         return 1
     return 0
+
+
+def parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Returns the options of a command line, and the overrides of its config.
+
+    Exits with code 2 for what is not known, which names what comes near it.
+    """
+    parser = commands.build_parser()
+    known = parser.get_default("commands")
+    if argv and not argv[0].startswith("-") and argv[0] not in known:
+        near = difflib.get_close_matches(argv[0], known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        parser.error(f"there is no command {argv[0]!r}; {hint}")
+    arguments, words = parser.parse_known_args(configuration.joined(argv))
+    overrides = [word for word in words if word.startswith(configuration.FLAG)]
+    unknown = [word for word in words if not word.startswith(configuration.FLAG)]
+    if unknown:
+        of_command = arguments.parser
+        of_command.error(
+            f"unrecognized arguments: {' '.join(unknown)}{near_miss(arguments, unknown)}"
+        )
+    return arguments, overrides
+
+
+def near_miss(arguments: argparse.Namespace, unknown: Sequence[str]) -> str:
+    """Returns "; did you mean ...?" for an option that is a config key, or comes near another."""
+    said = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
+    near = []
+    if name := arguments.config or arguments.usual:
+        with contextlib.suppress(configuration.ConfigProblem):
+            config = configuration.load("quickstart" if name == commands.BY_SUITE else name)
+            key = said.removeprefix("--").replace("-", "_")
+            for known in configuration.flat(config):
+                if key in (known, known.rpartition(".")[2]):
+                    near.append(configuration.FLAG + known)
+    options = re.findall(r"--[a-z][a-z-]*", arguments.parser.format_usage())
+    near += difflib.get_close_matches(said, options, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _print(text: str) -> None:

@@ -26,6 +26,7 @@ from notepad_jax.programs import (
     plan,
     plan_table,
     quickstart,
+    reading_list,
     subjects,
     train,
     trained,
@@ -37,7 +38,7 @@ from notepad_jax.telemetry.progress import Screen
 EXIT_CODES = "exit codes: 0 done, 1 bad input, 2 bad command line, 130 Ctrl-C, 143 SIGTERM"
 OVERRIDES = """\
 Any value of the config can be changed on the command line:
-  --config.steps=20 --config.grpo.clip_high=0.28
+  --config.steps=20 --config.grpo.clip_high 0.28
 A key that does not exist is an error that names the nearest one."""
 POLICY = "runs/NAME, runs/NAME@STEP or @best, or a Hugging Face folder (the config's)"
 BY_SUITE = "by suite"  # the usual config of a command that has several
@@ -92,6 +93,8 @@ def _warmup(
 def _eval(
     arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
+    if reading_list.is_file(config.evaluate.suite):
+        reading_list.existing(config.evaluate.suite)  # before anybody is asked to read
     outcome = evaluate.run(config, subjects.named(config, screen), folder, screen)
     return outcome, evaluate.text(outcome)
 
@@ -168,6 +171,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"notepad-jax {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.set_defaults(commands=commands.choices)
 
     def command(
         name: str, run: Callable[..., tuple[Any, str]], config: str, short: str, long: str
@@ -179,7 +183,7 @@ def build_parser() -> argparse.ArgumentParser:
             epilog=EXIT_CODES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        sub.set_defaults(run=run, usual=config)
+        sub.set_defaults(run=run, usual=config, parser=sub)
         sub.add_argument("--config", help=f"a config file, or a name in configs/ ({config})")
         sub.add_argument("--json", action="store_true", help="print one JSON object, no progress")
         return sub
@@ -225,6 +229,7 @@ def build_parser() -> argparse.ArgumentParser:
         "              --config.tasks.files=questions.jsonl",
     )  # fmt: skip
     training_options(sub)
+    sub.add_argument("--policy", help="what training begins with (the config's)")
     sub.add_argument("--hosts", metavar="WHERE", help="one run of several processes, started alike "
                      "on all hosts: auto (TPU pods, SLURM), or HOST:PORT,COUNT,INDEX; the first "
                      "has runs/NAME, and checkpoint.folder a bucket or a disk of all")  # fmt: skip
@@ -323,7 +328,7 @@ def build_parser() -> argparse.ArgumentParser:
             epilog=EXIT_CODES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        sub.set_defaults(run=run, config=None, usual=None)
+        sub.set_defaults(run=run, config=None, usual=None, parser=sub)
         sub.add_argument("--json", action="store_true", help="print one JSON object, no progress")
         sub.add_argument("--overwrite", action="store_true", help="replace the policy there")
         return sub

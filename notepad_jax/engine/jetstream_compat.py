@@ -46,7 +46,13 @@ def _stand_in_for_tokenizer_libraries() -> None:
 
 _stand_in_for_tokenizer_libraries()
 
-from jetstream.engine import engine_api, tokenizer_api, tokenizer_pb2  # noqa: E402
+try:
+    from jetstream.engine import engine_api, tokenizer_api, tokenizer_pb2
+except ImportError as problem:
+    raise ImportError(
+        "JetStream's verbs need google-jetstream (pip install --no-deps google-jetstream==0.2.2; "
+        f"its dependencies are not needed): {problem}; everything else here works without it"
+    ) from problem
 
 Engine = engine_api.Engine
 TokenizerParameters = tokenizer_pb2.TokenizerParameters

@@ -1,7 +1,7 @@
 """Config files: finding one, and changing it from the command line.
 
 A config is a Python file with `get_config()` that returns an `ml_collections.ConfigDict`;
-it imports nothing of ours. `--config.steps=20` on the command line changes a value and
+it imports nothing of ours. `--config.steps=20`, or with a space, changes a value and
 keeps its type; a key that does not exist is an error that names the nearest one, and a
 number out of its range (`ranges`) one that names the range, wherever it was written.
 """
@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 import configs
 from notepad_jax.programs import ranges
+from notepad_jax.starter import shipped
 
 FLAG = "--config."
 
@@ -51,21 +52,28 @@ def load(
         if key in known:
             listed = isinstance(known[key], tuple) and isinstance(value, list)
             _set(config, key, tuple(value) if listed else value)
-    for word in overrides:
-        _override(config, word)
-    if problem := next(ranges.problems(config), None):
-        raise ConfigProblem(problem)
-    return config.lock()
+    return _overridden(config, overrides)
+
+
+def joined(words: Sequence[str]) -> list[str]:
+    """Returns the words of a command line, those like `--config.steps 3` as `--config.steps=3`."""
+    out: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--":  # behind it nothing is an option
+            return [*out, word, *rest]
+        last = out[-1] if out else ""
+        lacking = last.startswith(FLAG) and "=" not in last
+        if lacking and not word.startswith("--"):
+            out[-1] = f"{last}={word}"
+        else:
+            out.append(word)
+    return out
 
 
 def changed(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
     """Returns a copy of a config that was loaded, with overrides. Raises as `load` does."""
-    config = config.copy_and_resolve_references().unlock()
-    for word in overrides:
-        _override(config, word)
-    if problem := next(ranges.problems(config), None):
-        raise ConfigProblem(problem)
-    return config.lock()
+    return _overridden(config.copy_and_resolve_references().unlock(), overrides)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -102,10 +110,20 @@ def _find(name: str) -> Path:
     raise ConfigProblem(f"there is no config {name}{hint}")
 
 
+def _overridden(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
+    for word in overrides:
+        _override(config, word)
+    if problem := next(ranges.problems(config), None):
+        raise ConfigProblem(problem)
+    if isinstance(config.get("policy"), str):
+        config.policy = shipped.found(config.policy)
+    return config.lock()
+
+
 def _override(config: ConfigDict, word: str) -> None:
     key, equals, text = word.removeprefix(FLAG).partition("=")
     if not word.startswith(FLAG) or not equals:
-        raise ConfigProblem(f"{word!r} is no override; write {FLAG}KEY=VALUE")
+        raise ConfigProblem(f"{word!r} is no override; write {FLAG}KEY=VALUE, as {FLAG}steps=20")
     known = flat(config)
     if key not in known:
         near = difflib.get_close_matches(key, known, 1, 0.5)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.checkpoint.training_state import Saved
 from notepad_jax.grpo import algorithm, update
 from notepad_jax.grpo.algorithm import Algorithm
-from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
+from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer, schedule
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.grpo.state import TrainState, start
 from notepad_jax.model import lora, parameters
@@ -39,6 +39,7 @@ class Learner:
     plan: Algorithm
     settings: UpdateSettings
     optimizer: Any
+    rate: Callable[[int], Any]  # the learning rate, by optimizer steps done
     state: TrainState
     frozen: Any  # leaves that are not trained; empty where all are
     reference: Any  # the starting policy, for KL; empty where none is asked for
@@ -85,7 +86,9 @@ def prepare(config: ConfigDict, policy: PolicyConfig, params: Any) -> Learner:
     if plan.kl_weight:
         # The state below takes `trained` over and its updates donate it: this is a copy.
         reference = parameters.join(frozen, _cast_copy(trained, dtype=policy.dtype))
-    return Learner(policy, plan, settings, optimizer, start(trained, optimizer), frozen, reference)
+    rate = schedule(optimizer_settings, optimizer_settings.learning_rate)
+    state = start(trained, optimizer)
+    return Learner(policy, plan, settings, optimizer, rate, state, frozen, reference)
 
 
 def partition(
@@ -114,6 +117,7 @@ def learn(learner: Learner, groups: Sequence[Group], share: float) -> tuple[dict
     `share` of the groups that these were chosen from were informative.
     """
     plan = learner.plan
+    rate = float(learner.rate(int(learner.state.step)))
     now = parameters.join(learner.frozen, learner.state.masters)
     batches, stats = algorithm.batches(
         plan, learner.settings, groups,
@@ -132,6 +136,7 @@ def learn(learner: Learner, groups: Sequence[Group], share: float) -> tuple[dict
     tokens = sum(s.packed_tokens for s in stats)
     places = sum(s.rows * s.row_length for s in stats)
     return learnt | {
+        "update/learning_rate": rate,  # of the first of these optimizer steps
         "update/rate_scale": scale,
         "update/packed_tokens": tokens,
         "update/prefix_tokens_saved": sum(s.prefix_tokens_saved for s in stats),

@@ -10,6 +10,7 @@ tasks.suites and eval.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,8 +102,13 @@ def existing(suite: str) -> str:
         return suite
     if Path(suite).suffix.lstrip(".").lower() in formats.FORMS:
         raise ValueError(f"{suite} is missing")
-    known = ", ".join((SYNTHETIC, *suites.SUITES))
-    raise ValueError(f"there is no suite {suite!r}; use one of {known}, or the path of a task file")
+    known = (SYNTHETIC, *suites.SUITES)
+    near = difflib.get_close_matches(suite, known, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise ValueError(
+        f"there is no suite {suite!r}; use one of {', '.join(known)}, or the path of a task "
+        f"file{hint}"
+    )
 
 
 def tasks_of(

@@ -22,7 +22,7 @@ from notepad_jax.reading.trace import TraceFile
 from notepad_jax.rollout import archive
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
-from notepad_jax.telemetry import run_folder
+from notepad_jax.telemetry import run_folder, sinks
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG, METRICS, RunLog, read_metrics
 from notepad_jax.telemetry.progress import Screen
@@ -66,7 +66,7 @@ def telling(
         yield Tell(lambda *step: lambda: None, lambda *validated: None)
         return
     with (
-        RunLog(folder, resume_step=done + 1 if resume else None) as log,
+        RunLog(folder, done + 1 if resume else None, sinks=_sinks(config, folder, screen)) as log,
         TraceFile(folder / archive.FILE) as archived,
     ):
         write_json(folder / CONFIG, configuration.plain(config))  # nothing refused it
@@ -87,7 +87,8 @@ def telling(
             if metrics["data/truncated_documents"] and not truncated:
                 truncated = True
                 screen.say(task_stream.truncated(metrics, step, config.tasks.max_tokens))
-            log.write(step, metrics, timings, rollouts.account(before, rollout))
+            texts = {"reading": archive.sample(rollout.batch[0], reader)} if rollout.batch else {}
+            log.write(step, metrics, timings, rollouts.account(before, rollout), texts)
             archive.append(archived, rollout.batch[: config.rollout.archive], reader, step)
             for one in rollout.failed:
                 screen.say(f"step {step}: nothing is learnt from one group: {one}")
@@ -99,6 +100,11 @@ def telling(
 
         yield Tell(tell, log.write)
         table.finish()
+
+
+def _sinks(config: ConfigDict, folder: Path, screen: Screen) -> sinks.Sinks:
+    values = configuration.flat(configuration.plain(config))
+    return sinks.Sinks(config.get("sinks", ()), folder, values, screen.warn)
 
 
 def _say_what_is_missing(folder: Path, done: int, screen: Screen) -> None:

@@ -51,6 +51,7 @@ from notepad_jax.programs.validation import Validation
 from notepad_jax.rollout import dynamic_sampling, rewards
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
+from notepad_jax.telemetry import sinks
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import Screen
@@ -142,6 +143,7 @@ def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> p
 
     That is also whether checkpoints can be written where they are to lie.
     """
+    hosts.asked_of_first(lambda: sinks.check(config.get("sinks", ())))
     _, settings, _ = learner.settings_of(config)
     there = parts.trainers_mesh(config)
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])

@@ -22,7 +22,7 @@ from notepad_jax.programs.stopping import Stop
 
 FILE, OTHERS = "under_way.jsonl", "under_way-{}.jsonl"
 # What a run may change and go on with its turns; which policy it is, its content says.
-FREE = ("steps", "policy", "start.folder", "checkpoint.folder")
+FREE = ("steps", "policy", "start.folder", "checkpoint.folder", "sinks")
 BESIDE = "validation."  # what is measured between rollouts changes none of them
 
 T = TypeVar("T")

@@ -1,10 +1,10 @@
 """The way to one HTTP server, which is asked until it answers or refuses.
 
 Failures are told apart. A busy or broken server (429, 5xx, no connection, no answer in
-time) is asked again, ever more slowly; a refusal (400, 401, 403, 404) is an
-`EndpointProblem` at once, one line that says what to check. The key comes from the
-environment and goes into one header: no message and no repr contains it. Above: endpoint;
-below: wire and httpx2.
+time, half an answer, one without choices) is asked again, ever more slowly; a refusal (400,
+401, 403, 404) is an `EndpointProblem` at once, one line that says what to check. The key comes
+from the environment and goes into one header: no message and no repr contains it, and a reply
+that repeats it is blackened before anybody reads it. Above: endpoint; below: wire and httpx2.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from notepad_jax.reading.wire import Reply
 KEY_VARIABLE = "OPENAI_API_KEY"  # where the key is looked for if no other name is given
 MAX_REPLY = 1 << 24  # bytes of one reply, reasoning included
 CONNECT_SECONDS = 30.0  # to reach the server, within the timeout of a try
+SECRET = 8  # characters; a shorter key, such as EMPTY, is a word that replies may have
 LONGEST_PAUSE = 60.0  # seconds between two tries, whatever Retry-After asks for
 
 _NOT_AN_ENDPOINT = "check that --endpoint is the base of an OpenAI-compatible API, often .../v1"
@@ -118,19 +119,21 @@ class Connection:
             return Reply(path, wire.NO_ANSWER, what.encode("utf-8", "replace"))
 
     def read(self, reply: Reply) -> Mapping[str, Any]:
-        """Returns the JSON object of a good reply; EndpointProblem for any other."""
+        """Returns the JSON object of a good reply, the key blackened; EndpointProblem otherwise."""
+        again = f" ({reply.tries} tries)" if reply.tries > 1 else ""
         if not 200 <= reply.status < 300:
             what = self.plain(wire.message(reply.body)) or "no reason given"
             status = f"status {reply.status}: " if reply.status else ""
-            again = f" ({reply.tries} tries)" if reply.tries > 1 else ""
             raise self.problem(reply.path, f"{status}{what}{again}", self._mend(reply.status))
         try:
             answer = json.loads(reply.body)
+            if len(self._key) >= SECRET:
+                answer = wire.without(self._key, answer)
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            begin = self.plain(wire.message(reply.body))
-            raise self.problem(reply.path, f"the reply is not a JSON object: {begin or '(empty)'}")
+            begin = self.plain(wire.message(reply.body)) or "(empty)"
+            raise self.problem(reply.path, f"the reply is not a JSON object: {begin}{again}")
         if answer.get("error"):  # some gateways put their failures under status 200
             what = self.plain(wire.message(reply.body))
             raise self.problem(reply.path, what, self._mend(400))

@@ -39,6 +39,8 @@ class Reply:
 
     @property
     def worth_another_try(self) -> bool:
+        if 200 <= self.status < 300:
+            return _cut_short(self.body)
         if b"insufficient_quota" in self.body:  # a 429 that waiting does not mend
             return False
         return self.status in _RETRIED or 500 <= self.status < 600
@@ -76,6 +78,29 @@ class Dialect:
         if self.seeded and re.search(r"\bseed\b", said):
             return dataclasses.replace(self, seeded=False)
         return None
+
+
+def _cut_short(body: bytes) -> bool:
+    """Whether a good reply lost its end or its choices on the way, as overloaded gateways do.
+
+    A page of HTML is whole: it comes from an address that is no endpoint.
+    """
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return not body.lstrip().startswith(b"<")
+    return isinstance(answer, dict) and answer.get("choices", True) in (None, [])
+
+
+def without(secret: str, value: Any) -> Any:
+    """Returns a JSON value in which no text, a name included, holds `secret`."""
+    if isinstance(value, str):
+        return value.replace(secret, "***")
+    if isinstance(value, list):
+        return [without(secret, item) for item in value]
+    if isinstance(value, dict):
+        return {without(secret, name): without(secret, item) for name, item in value.items()}
+    return value
 
 
 def choice(answer: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -27,6 +27,27 @@ def append(file: TraceFile, groups: Iterable[Group], reader: Reader, step: int) 
             file.add(record(group, trajectory, step), spool)
 
 
+def sample(group: Group, reader: Reader) -> str:
+    """Returns the first reading of a group as Markdown, for people who watch a run."""
+    task, trajectory = group.task, group.trajectories[0]
+    memory = "(none)"
+    for change in changes(trajectory, reader):
+        memory = change.memory
+    told = {
+        "question": task.question,
+        "last memory": memory,
+        "answer": trajectory.reading.answer or "(none)",
+        "gold": " | ".join(task.answers),
+        "reward": f"{trajectory.reward:g}",
+    }
+    return "\n\n".join(f"**{name}**\n\n{_quoted(said)}" for name, said in told.items())
+
+
+def _quoted(said: str) -> str:
+    """Returns a block of Markdown in which nothing of a text is Markdown."""
+    return "\n".join("    " + line for line in said.splitlines() or [""])
+
+
 def take_back(file: TraceFile, step: int) -> None:
     """Drops the readings of `step` and later: a run that goes on writes them again."""
     file.drop_from(lambda reading: reading["step"] >= step)

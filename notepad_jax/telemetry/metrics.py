@@ -1,4 +1,4 @@
-"""The numbers of a run, on disk: one JSON line per step, and the same for TensorBoard.
+"""The numbers of a run, on disk: one JSON line per step, the same for TensorBoard and `sinks`.
 
 `metrics.jsonl` holds what the algorithm computed, `ledger.jsonl` what became of every draw,
 `timings.jsonl` what the clock said. They are apart so that the promise "kill, resume, and the
@@ -21,9 +21,10 @@ from typing import Any, TextIO
 
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.summary import scalar
+from tensorboardX.summary import scalar, text
 
 from notepad_jax.telemetry.identity import write_whole
+from notepad_jax.telemetry.sinks import Sinks
 
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
@@ -36,12 +37,13 @@ class RunLog:
     """Owns the metric files of one run folder; a context manager.
 
     `resume_step` None starts a run (the folder must have no metrics yet); k continues one
-    whose next step is k.
+    whose next step is k. `sinks` get a copy of the numbers and are closed with it.
     """
 
     def __init__(
-        self, folder: str | Path, resume_step: int | None = None, tensorboard: bool = True
-    ) -> None:
+        self, folder: str | Path, resume_step: int | None = None, tensorboard: bool = True,
+        sinks: Sinks | None = None,
+    ) -> None:  # fmt: skip
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         if resume_step is None:
@@ -53,6 +55,7 @@ class RunLog:
         self._timings = _open(self.folder / TIMINGS)
         self._ledger = _open(self.folder / LEDGER)
         self._events = _open_events(self.folder / EVENTS, resume_step) if tensorboard else None
+        self._sinks = sinks
 
     def _refuse_to_mix(self) -> None:
         found = read_metrics(self.folder)
@@ -68,21 +71,27 @@ class RunLog:
         metrics: Mapping[str, float],
         timings: Mapping[str, float] | None = None,
         account: Mapping[str, Any] | None = None,
+        texts: Mapping[str, str] | None = None,
     ) -> None:
         """Appends one line per file and flushes: a kill loses nothing that was written.
 
-        `account` is what became of the step's draws, JSON values.
+        `account` is what became of the step's draws, JSON values; `texts` are samples for
+        TensorBoard's page of texts, by name.
         """
         _append(self._metrics, step, _numbers(metrics))
         if timings:
             _append(self._timings, step, _numbers(timings))
         if account:
             _append(self._ledger, step, account)
+        numbers = {**metrics, **(timings or {})}
         if self._events is not None:
-            for name, value in {**metrics, **(timings or {})}.items():
-                summary = scalar(name, float(value))
+            summaries = [scalar(name, float(value)) for name, value in numbers.items()]
+            summaries += [text(name, said) for name, said in (texts or {}).items()]
+            for summary in summaries:
                 self._events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
             self._events.flush()
+        if self._sinks is not None:
+            self._sinks.write(step, {name: float(value) for name, value in numbers.items()})
 
     def close(self) -> None:
         """Closes the files."""
@@ -91,6 +100,8 @@ class RunLog:
         self._ledger.close()
         if self._events is not None:
             self._events.close()
+        if self._sinks is not None:
+            self._sinks.close()
 
     def __enter__(self) -> RunLog:
         return self

@@ -1,7 +1,9 @@
 """JetStream's own verbs, and its stock orchestrator served by our engine."""
 
 import asyncio
+import importlib
 import logging
+import sys
 
 import jax
 import numpy as np
@@ -132,6 +134,14 @@ def test_importing_the_orchestrator_leaves_logging_alone():
     level = logging.getLogger().level
     jetstream_compat.load_orchestrator()
     assert logging.getLogger().level == level
+
+
+def test_where_jetstream_is_not_installed_one_line_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jetstream.engine", None)
+    monkeypatch.delitem(sys.modules, jetstream_compat.__name__)
+    with pytest.raises(ImportError, match="pip install --no-deps google-jetstream") as caught:
+        importlib.import_module(jetstream_compat.__name__)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_results_are_jetstreams_with_logprobs_beside_them():

@@ -270,6 +270,49 @@ def test_the_command_line_itself(capsys):
     assert "story.txt" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["trian"], "there is no command 'trian'; did you mean train?"),
+        (["frobnicate"], "there are quickstart, train"),
+        (["train", "--nmae", "x"], "unrecognized arguments: --nmae x; did you mean --name?"),
+        (["eval", "--lenghts=2k"], "did you mean --lengths?"),
+        (["train", "--steps", "3"], "did you mean --config.steps?"),
+        (["train", "--learning-rate=1"], "did you mean --config.optimizer.learning_rate?"),
+        (["export-hf", "--stpe", "3", "a", "b"], "did you mean --step?"),
+        (["train", "--zzz"], "unrecognized arguments: --zzz\n"),
+    ],
+)
+def test_what_comes_near_a_misspelt_word_is_named(capsys, words, says):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(words)
+    assert stopped.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_a_value_may_stand_behind_its_key():
+    words = ["--config.steps", "3", "--name", "x", "--config.optimizer.weight_decay", "-1"]
+    told = ["--config.steps=3", "--name", "x", "--config.optimizer.weight_decay=-1"]
+    assert configuration.joined(words) == told
+    assert configuration.joined(told) == told
+    left = ["--config.steps", "--json", "--", "--config.steps", "3"]
+    assert configuration.joined(left) == left
+    assert cli.parsed(["ask", "--config.seed", "7", "file", "q"])[1] == ["--config.seed=7"]
+    with pytest.raises(ValueError, match="'--config.steps' is no override; write"):
+        configuration.load("quickstart", ["--config.steps"])
+
+
+def test_a_suite_that_is_not_there_is_named_before_its_reader(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["eval", "--json", "--suite", "rulr"]) == 1
+    assert "task file (did you mean ruler?)" in one_line(capsys)
+
+
+def test_train_takes_a_policy(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "--json", "--policy", "no/such"]) == 1
+    assert "no/such" in one_line(capsys)
+
+
 def test_a_resumed_run_keeps_its_settings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     seen = []

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib
 import math
+from pathlib import Path
 
 import pytest
 from ml_collections import ConfigDict
@@ -184,3 +185,13 @@ def test_an_optimizer_with_keys_of_another_time_is_one_line():
     config.optimizer.nesterov = True
     assert "in section optimizer" in next(ranges.problems(config))
     assert "nesterov" in next(ranges.problems(config))
+
+
+def test_the_starter_is_found_wherever_one_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = configuration.load("quickstart").policy
+    assert (Path(found) / "model.safetensors").is_file()
+    assert configuration.load("quickstart", ["--config.policy=data/starter/"]).policy == found
+    assert configuration.load("quickstart", ["--config.policy=data/other"]).policy == "data/other"
+    (tmp_path / "data" / "starter").mkdir(parents=True)
+    assert configuration.load("quickstart").policy == "data/starter"  # one's own comes first

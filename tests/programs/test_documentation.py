@@ -12,7 +12,12 @@ from notepad_jax import cli, commands
 from notepad_jax.programs import configuration
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def test_the_module_map_has_a_line_for_every_file_and_no_other():

@@ -53,6 +53,14 @@ def test_nobody_holds_a_copy_of_the_weights_without_need(words, copies):
     assert copies <= held < copies + (1 if learning.frozen else 0.05)
 
 
+def test_the_learning_rate_that_is_told_falls_with_the_optimizers():
+    words = ("--config.optimizer.decay=linear", "--config.optimizer.decay_to=0.5")
+    rate = learner.prepare(config(*words), POLICY, published()).rate
+    assert [float(rate(step)) for step in (0, 25, 100, 200)] == pytest.approx(
+        [2e-3, 2e-3, 1e-3, 1e-3]
+    )
+
+
 def test_what_is_trained_is_float32_and_what_is_frozen_as_stored():
     learning = learner.prepare(config("--config.grpo.lora.rank=2"), POLICY, published())
     assert {x.dtype for x in jax.tree.leaves(learning.state.masters)} == {jnp.dtype("float32")}

@@ -25,6 +25,10 @@ def test_a_run_writes_what_people_look_for(uninterrupted):
         assert m["logprob_gap_max"] < 2e-5  # the sampler reports what the trainer computes
         assert m["ratio_mean"] == pytest.approx(1, abs=1e-5)
         assert m["update/prefix_tokens_saved"] > 0
+        assert m["update/learning_rate"] == pytest.approx(2e-3)
+    (events,) = (uninterrupted / "tensorboard").iterdir()
+    for name in (b"update/learning_rate", b"reading/text_summary", b"**last memory**"):
+        assert name in events.read_bytes()
 
 
 def test_the_handoff_in_memory_gives_the_same_metrics(uninterrupted, tmp_path):
@@ -76,6 +80,7 @@ def test_a_published_bfloat16_policy_trains_at_the_published_rate(published, tmp
     learnt = [m for m in metrics if m["groups/kept"]]
     assert learnt, "no group carried a signal; choose another seed for this test"
     for m in learnt:
+        assert m["update/learning_rate"] == pytest.approx(1e-6)
         assert m["update/changed_share"] > 0.5  # what no completion saw gets no gradient
         assert m["update/applied_over_asked"] == pytest.approx(1, abs=0.05)
         assert m["logprob_gap_max"] < 0.3  # sampler and trainer: the same bits, other sums

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime
 import email.utils
+import json
 import socket
 import time
 
@@ -42,6 +43,18 @@ def test_tries_end():
     message, server, stats = problem(lambda request: error(503, "over loaded"), tries=3)
     assert len(server.requests) == 3 and stats.retries == 2
     assert "status 503: over loaded (3 tries); check --endpoint" in message
+
+
+@pytest.mark.parametrize(
+    "half",
+    [b'{"choices": [{"mess', b"", b"upstream reset", b'{"choices": []}', b'{"choices": null}'],
+)
+def test_a_reply_that_lost_its_end_or_its_choices_is_asked_for_again(half):
+    completion, server, completer = run(in_turn((200, half), (200, half), good()))
+    assert TOKENIZER.decode(completion.tokens) == "red" and len(server.requests) == 3
+    assert (completer.stats.retries, completer.stats.failed) == (2, 0)
+    message, server, _ = problem(lambda request: (200, half), tries=2)
+    assert len(server.requests) == 2 and ("(2 tries)" in message or "choices" in message)
 
 
 def test_retry_after_is_honoured():
@@ -169,6 +182,19 @@ def test_the_key_goes_into_the_header_and_nowhere_else(monkeypatch):
     assert KEY not in repr(completer) and KEY not in repr(completer.stats)
 
 
+def test_a_reply_that_repeats_the_key_is_blackened(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    escaped = json.dumps(good(f"my key is {KEY}!")[1]).replace("topsecret", "\\u0074opsecret")
+    for reply in (good(f"my key is {KEY}!"), (200, escaped.encode())):
+        completion, *_ = run(lambda request, reply=reply: reply)
+        assert TOKENIZER.decode(completion.tokens) == "my key is ***!"
+    deep = b'{"choices": ' + b"[" * 900 + b"]" * 900 + b"}"
+    assert "choices" in problem(lambda request: (200, deep))[0]
+    monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")  # what people say to a server that wants none
+    completion, *_ = run(lambda request: good("the box is EMPTY"))
+    assert TOKENIZER.decode(completion.tokens) == "the box is EMPTY"
+
+
 def test_the_usual_variable_is_used_without_being_named(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     _, server, _ = run(lambda request: good())
@@ -221,8 +247,14 @@ def test_secrets_in_an_address_are_refused_and_not_repeated(url):
     ],
 )
 def test_garbage_is_one_line(body, said):
-    message, server, _ = problem(lambda request: (200, body))
-    assert said in message and len(server.requests) == 1 and len(message) < 500
+    message, *_ = problem(lambda request: (200, body), tries=2)
+    assert said in message and len(message) < 500
+
+
+@pytest.mark.parametrize("body", [b"<html>Welcome</html>", b"[1]", b"{}", b'{"error": "none"}'])
+def test_what_is_whole_and_no_answer_is_not_asked_for_again(body):
+    _, server, stats = problem(lambda request: (200, body))
+    assert len(server.requests) == 1 and stats.retries == 0
 
 
 def test_the_servers_words_are_shortened_and_tamed():

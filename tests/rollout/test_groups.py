@@ -56,6 +56,12 @@ def test_the_archive_shows_a_reading(tmp_path):
         assert (change.chunk, change.memory, change.tokens) == (0, "the code", 2)
 
 
+def test_a_sample_is_markdown_in_which_no_text_is_markdown():
+    shown = archive.sample(group(1, 0), READER)
+    assert shown.startswith("**question**\n\n    who ?\n\n**last memory**\n\n    the code\n\n")
+    assert shown.endswith("**gold**\n\n    ann\n\n**reward**\n\n    1")
+
+
 def test_a_run_that_goes_on_takes_its_last_readings_back(tmp_path):
     with TraceFile(tmp_path / archive.FILE) as file:
         for step in (1, 2, 3):

@@ -57,9 +57,10 @@ def test_numbers_that_json_does_not_know(tmp_path):
 
 def test_tensorboard_events_are_written(tmp_path):
     with RunLog(tmp_path) as log:
-        log.write(0, {"groups/kept": 3}, {"rollout_s": 1.5})
+        log.write(0, {"groups/kept": 3}, {"rollout_s": 1.5}, texts={"reading": "**gold** red"})
     (events,) = (tmp_path / metrics.EVENTS).iterdir()
-    assert b"groups/kept" in events.read_bytes() and b"rollout_s" in events.read_bytes()
+    for told in (b"groups/kept", b"rollout_s", b"reading/text_summary", b"**gold** red"):
+        assert told in events.read_bytes()
 
 
 @pytest.mark.parametrize("torn", [b'{"step": 1, "rew', b'{"reward": 1.0}', b"[]", b"\xff\xfe", b""])
