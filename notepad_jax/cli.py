@@ -38,7 +38,8 @@ from notepad_jax.programs import (
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_json
 from notepad_jax.telemetry.metrics import CONFIG
-from notepad_jax.telemetry.progress import choose, harmless
+from notepad_jax.telemetry.progress import choose
+from notepad_jax.telemetry.words import harmless
 from notepad_jax.text import chat
 from notepad_jax.types import CompleterFailed
 

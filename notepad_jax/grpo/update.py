@@ -283,21 +283,12 @@ def _accumulate(
         params = parameters.join(frozen, masters)
         logprob_X, entropy_X, load_LE = _run(params, micro, config, temperature, remat)
         with jax.named_scope("objective"):
+            m = micro
             sums = objectives.objective(
-                logprob_X,
-                micro.behaviour,
-                micro.proximal,
-                micro.reference,
-                micro.advantages,
-                micro.weights,
-                micro.update_turn,
-                entropy_X,
-                limits,
-                kl_weight,
-                ratio,
-                kl,
-                lambda x_X: _over_turns(x_X, micro.turn),
-            )
+                logprob_X, m.behaviour, m.proximal, m.reference, m.advantages, m.weights,
+                m.update_turn, entropy_X, limits, kl_weight, ratio, kl,
+                lambda x_X: _over_turns(x_X, m.turn),
+            )  # fmt: skip
         return sums.loss, (sums, load_LE)
 
     gradient, (sums, load_LE) = jax.grad(loss, has_aux=True)(masters)

@@ -35,7 +35,8 @@ from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
-Value = float | int | str
+from notepad_jax.telemetry.words import Value, harmless, show
+
 KEPT = 10  # newest rows of a table that a terminal shows
 Busy = Callable[[], str]  # what the machine is busy with instead of the work: "compiling", or ""
 
@@ -98,23 +99,6 @@ def choose(quiet: bool = False, stream: TextIO | None = None, busy: Busy = lambd
     if stream.isatty() and not plain:
         return TerminalScreen(stream, busy)
     return LineScreen(stream)
-
-
-# Of a text from a file or a policy a terminal obeys these; all but the first two may do harm.
-CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160), *range(0xD800, 0xE000))}
-CONTROLS |= {ord("\n"): "\n", ord("\t"): "\t"}
-
-
-def harmless(text: str) -> str:
-    """Returns a text for the terminal: control characters and lone surrogates as U+FFFD."""
-    return text.translate(CONTROLS)
-
-
-def show(value: Value) -> str:
-    """Returns a number as a person would write it: 4 significant digits, or the integer."""
-    if isinstance(value, str):
-        return value
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _shown(values: Mapping[str, Value]) -> str:

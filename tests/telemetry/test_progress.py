@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from notepad_jax.telemetry import progress
+from notepad_jax.telemetry import progress, words
 
 
 class Terminal(io.StringIO):
@@ -37,7 +37,7 @@ def use(screen):
 
 def test_a_terminal_gets_no_control_characters():
     told = "a\x1b[2J\x07b\x9b\x7f\r\x00 c\td\n\ud800 \U0001f600\u200d"
-    assert progress.harmless(told) == (
+    assert words.harmless(told) == (
         "a\ufffd[2J\ufffdb\ufffd\ufffd\ufffd\ufffd c\td\n\ufffd \U0001f600\u200d"
     )
     for screen in (progress.LineScreen, progress.TerminalScreen):
@@ -166,7 +166,7 @@ def test_silence_is_silent(capsys):
 
 
 def test_numbers_are_short():
-    assert [progress.show(v) for v in (3670016, 0.123456, 1e-7, "x")] == [
+    assert [words.show(v) for v in (3670016, 0.123456, 1e-7, "x")] == [
         "3,670,016",
         "0.1235",
         "1e-07",

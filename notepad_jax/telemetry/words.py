@@ -1,0 +1,24 @@
+"""Texts and numbers as a terminal takes them and a person reads them.
+
+Above: progress, and cli for what it prints.
+"""
+
+from __future__ import annotations
+
+Value = float | int | str
+
+# Of a text from a file or a policy a terminal obeys these; all but the first two may do harm.
+CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160), *range(0xD800, 0xE000))}
+CONTROLS |= {ord("\n"): "\n", ord("\t"): "\t"}
+
+
+def harmless(text: str) -> str:
+    """Returns a text for the terminal: control characters and lone surrogates as U+FFFD."""
+    return text.translate(CONTROLS)
+
+
+def show(value: Value) -> str:
+    """Returns a number as a person would write it: 4 significant digits, or the integer."""
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
