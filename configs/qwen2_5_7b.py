@@ -8,8 +8,10 @@
 Planned for v5p:2x4x4: it fits, 24.4 of 102.8 GB a chip; a step at its limits takes at least 8
 minutes (estimate). It was never run: no TPU was at hand.
 
-`plan` on 2026-11-22, of the programs that a step launches: it fits, 24.4 of 102.8 GB a chip in the
-update and 19.1 in the rollout; a step at its limits takes at least 488 s (an estimate, a floor).
+`plan` on 2026-11-22: it fits, 24.4 of 102.8 GB a chip in the update and 19.1 in the rollout; a step
+at its limits takes at least 488 s (an estimate, a floor). On v6e:8x8, with
+`--config.grpo.micro_batch_rows=64`: 21.1 of 33.6 GB, at least 201 s. On v5e:8x8 with that,
+`--config.grpo.row_length=8192` and `--config.engine.pages=5864`: 16.7 of 16.9 GB, at least 1,171 s.
 
 The batch, the optimizer and the limits are those of the published memory agents: 128 questions
 read 16 times each, 16 optimizer steps a rollout, AdamW at 1e-6, k3 to the start at 1e-3. Rows of
