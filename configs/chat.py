@@ -54,6 +54,7 @@ def get_config() -> ConfigDict:
     )
 
     config.steps = 200  # rollouts
+    config.sinks = ()  # "wandb", "mlflow", where installed
     config.rollout = ConfigDict(
         dict(
             documents=8,  # per step
@@ -69,11 +70,20 @@ def get_config() -> ConfigDict:
     config.grpo = ConfigDict(
         dict(
             advantage="dr_grpo",
+            normaliser="token_mean",
+            constant=0.0,
+            ratio="ppo_clip",
             clip_low=0.2,
             clip_high=0.2,
             dual_clip=3.0,
+            cap=4.0,
+            tis_cap=0.0,
+            mask_truncated=False,
+            ess_at=0.0,
             full_rate_at=0.5,
             kl_weight=0.0,
+            kl="k3",
+            kl_in="loss",
             minibatches=1,
             epochs=1,
             max_skipped=3,
@@ -114,6 +124,7 @@ def get_config() -> ConfigDict:
             rollout_dtype="",
             every=5,
             keep=2,
+            folder="",
         )
     )
     # Held-out tasks, read with what was learnt so far; on one of suite, files and split.
@@ -135,6 +146,7 @@ def get_config() -> ConfigDict:
     config.engine = ConfigDict(
         dict(
             tensor=1,
+            replicas=0,  # as many engines as there are devices for
             slots=64,
             page_size=64,
             pages=0,  # derived: all slots at once

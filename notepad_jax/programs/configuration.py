@@ -22,6 +22,8 @@ from notepad_jax.programs import ranges
 from notepad_jax.starter import shipped
 
 FLAG = "--config."
+# Sections of which training reads every key: one that a file lacks was forgotten, or is newer.
+WHOLE = ("reading", "tasks", "rollout", "grpo", "optimizer", "parallel", "checkpoint", "engine")
 
 
 class ConfigProblem(ValueError):
@@ -41,18 +43,30 @@ def load(
         one line, says what there is.
     """
     path = _find(name)
-    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise ConfigProblem(f"{path} has no function get_config(); a config file needs one")
-    config = module.get_config()
+    config = _made(path)
     known = flat(config)
+    if "grpo" in config:  # it is for training
+        shipped = flat(_made(_find("quickstart")))
+        wanted = (key for key in shipped if key.partition(".")[0] in WHOLE)
+        if missing := [key for key in wanted if key not in known]:
+            raise ConfigProblem(
+                f"{path} has no key {', '.join(missing)}; configs/quickstart.py has every key that "
+                f"training reads, with what it means"
+            )
     for key, value in flat(saved or {}).items():
         if key in known:
             listed = isinstance(known[key], tuple) and isinstance(value, list)
             _set(config, key, tuple(value) if listed else value)
     return _overridden(config, overrides)
+
+
+def _made(path: Path) -> ConfigDict:
+    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise ConfigProblem(f"{path} has no function get_config(); a config file needs one")
+    return module.get_config()
 
 
 def joined(words: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ from notepad_jax.reading.endpoint import EndpointCompleter
 from notepad_jax.starter.synthetic import make_tasks
 
 NAMES = ("quickstart", "ruler", "starter")
+TRAINING = ("chat", "memagent", "qwen2_5_14b", "qwen2_5_7b", "qwen3_30b_a3b", "qwen3_4b")
 NEVER = (math.nan, math.inf, -math.inf)
 HUGE = 10**30
 
@@ -129,6 +130,22 @@ def test_no_file_is_taken_whose_numbers_cannot_be_meant(name):
 def test_shipped_configs_are_taken(name):
     assert list(ranges.problems(shipped(name))) == []
     assert refusal(lambda: configuration.load(name)) is None
+
+
+def test_a_config_for_training_that_lacks_a_key_is_told_which(tmp_path):
+    lacking = tmp_path / "mine.py"
+    lacking.write_text(
+        "import configs.quickstart\n"
+        "def get_config():\n"
+        "    config = configs.quickstart.get_config()\n"
+        "    del config.grpo.ratio\n"
+        "    del config.engine['tensor']\n"
+        "    return config\n"
+    )
+    said = refusal(lambda: configuration.load(str(lacking)))
+    assert "mine.py has no key" in said and "grpo.ratio" in said and "engine.tensor" in said
+    whole = [name for name in TRAINING if refusal(lambda name=name: configuration.load(name))]
+    assert whole == []
 
 
 def test_every_row_and_every_section_is_of_a_shipped_config():
