@@ -238,7 +238,7 @@ def _chosen(
             f"{source} has no finished checkpoint; give a run (runs/NAME, runs/NAME@best) or what "
             f"import-hf wrote"
         )
-    for read in (found.home, found.steps):
+    for read in (found.steps, found.home):
         _apart(str(read), target)
     return found, found.steps, found.step
 

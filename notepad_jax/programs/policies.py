@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from notepad_jax.checkpoint import best, steps
+from notepad_jax.checkpoint import best, shelves, steps
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.steps import CHECKPOINTS, Folder
 from notepad_jax.telemetry.identity import read_json
@@ -140,7 +140,7 @@ def _cut(name: str) -> tuple[Path, int | str | None]:
     if at and Path(place).is_dir():
         if said == BEST:
             return Path(place), BEST
-        if steps.STEP.fullmatch(said):
+        if shelves.STEP.fullmatch(said):
             return Path(place), int(said)
         raise ValueError(
             f"{name}: behind {AT} stands a step ({place}{AT}40) or {BEST} ({place}{AT}{BEST})"

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +32,7 @@ def here(tmp_path, monkeypatch):
 
 def refused(*words, config="chat"):
     with pytest.raises(ValueError) as problem:
-        train.check(configuration.load(config, words), False, None)
+        train.check(configuration.load(config, words), Path("runs/x"), False, None)
     assert "\n" not in str(problem.value)
     return str(problem.value)
 
@@ -56,7 +57,7 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_loaded(here):
     assert "no task file mine.jsonl" in refused(WORDS[0], "--config.tasks.files=mine.jsonl")
     assert "there is no folder path/to/Qwen3" in refused("--config.policy=path/to/Qwen3", WORDS[1])
     config = configuration.load("chat", WORDS)
-    train.check(config, False, None)
+    train.check(config, Path("runs/x"), False, None)
     words, rules = parts.words(POLICY), parts.rules(config.reading)
     template = parts.template(config.reading, words)
     turns = sizes.turns(template, rules)

@@ -73,10 +73,10 @@ class Filling(SilentScreen):
     def __init__(self, steps, size):
         self._steps, self._size = steps, size
 
-    def bar(self, label, total, unit=""):
+    def table(self, label, columns, total=None, done=0):
         return self
 
-    def advance(self, amount=1, **shown):
+    def row(self, **values):
         self._steps -= 1
         if self._steps == 0:
             limits.limit_files(self._size())
@@ -98,8 +98,8 @@ def test_a_disk_that_fills_up_ends_a_run_in_one_line_and_it_goes_on(
 ):
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/mine")
-    screen = Filling(3, lambda: FILLING[what](folder))  # it advances by nothing at first
-    monkeypatch.setattr(cli, "choose", lambda quiet: screen)
+    screen = Filling(2, lambda: FILLING[what](folder))
+    monkeypatch.setattr(cli, "choose", lambda quiet, busy: screen)
     with limits.largest_file(-1):
         assert cli.main(["train", "--name", "mine", *SMALL]) == 1
     (told,) = capfd.readouterr().err.strip().splitlines()
@@ -107,7 +107,7 @@ def test_a_disk_that_fills_up_ends_a_run_in_one_line_and_it_goes_on(
     assert read_metrics(folder) == read_metrics(uninterrupted)[: len(read_metrics(folder))]
     assert len(read_metrics(folder)) >= 2
     assert steps.steps_in(folder / "checkpoints")[-1] == 2
-    monkeypatch.setattr(cli, "choose", lambda quiet: SilentScreen())
+    monkeypatch.setattr(cli, "choose", lambda quiet, busy: SilentScreen())
     assert cli.main(["train", "--name", "mine", "--resume"]) == 0
     name = "metrics.jsonl"
     assert (folder / name).read_bytes() == (uninterrupted / name).read_bytes()

@@ -83,10 +83,10 @@ def test_what_the_lines_say_is_known(tmp_path):
         (("suite=synthetic", "lengths=1k", "repeats=2"), "2 repeats at temperature 0"),
     ],
 )
-def test_settings_that_cannot_work_are_one_line_before_anything_is_loaded(words, says):
+def test_settings_that_cannot_work_are_one_line_before_anything_is_loaded(tmp_path, words, says):
     words = [f"--config.validation.{word}" for word in ("every=2", *words)]
     with pytest.raises(ValueError, match=says) as refused:
-        train.check(configuration.load("quickstart", [*SMALL, *words]), False, None)
+        train.check(configuration.load("quickstart", [*SMALL, *words]), tmp_path, False, None)
     assert "\n" not in str(refused.value)
 
 
