@@ -13,7 +13,7 @@ nj.train(dataset=mine, validation=held_out, name="rows", changes=how)
 run = nj.train(dataset=mine, validation=held_out, name="rows", resume=True, changes={"steps": 4})
 print("reward", [line["reward"] for line in run.metrics if "reward" in line])
 
-measured = nj.evaluate(run.name, step="best", dataset=mine, changes={"evaluate.lengths": ("512",)})
+measured = nj.evaluate(run.name, step="best", dataset=mine)
 for line in measured.by_length:
     print(f"{line.n} questions at {line.length} tokens: {line.accuracy.mean:.0%}")
 print(nj.export_hf(run.name, "runs/rows/exported", step="best").folder)

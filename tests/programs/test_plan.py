@@ -349,6 +349,7 @@ def test_a_compiler_that_died_is_a_line_and_the_killed_are_tried_again(
 
     monkeypatch.setattr(children, "run", run)
     monkeypatch.setattr(facts.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(facts, "version", lambda name: "0.0.42")  # which need not be there
     names = ("a", "b", "c")
     phases = (planned.ROLLOUT, planned.ROLLOUT, planned.UPDATE)
     made = dataclasses.replace(

@@ -155,7 +155,7 @@ def test_export_takes_the_same_names(here, capsys):
     _, params = huggingface.import_policy("out")
     jax.tree.map(np.testing.assert_array_equal, params, tiny.params(3, SMALL))
     assert cli.main(["export-hf", "runs/mine", "runs/mine"]) == 1
-    assert "runs/mine is the source" in capsys.readouterr().err
+    assert "runs/mine holds the source" in capsys.readouterr().err
 
 
 def test_the_best_step_is_kept_and_its_mark_is_whole_or_not_there(tmp_path):
