@@ -10,11 +10,11 @@ every one of its turns. Pure numpy; formulas and papers: docs/algorithms.md.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from notepad_jax.grpo import choices
 from notepad_jax.types import Group
 
 Advantage = Callable[[Sequence[Group]], list[np.ndarray]]  # float64 [G] for each group
@@ -113,11 +113,7 @@ ADVANTAGES: dict[str, Advantage] = {
 
 def of_groups(name: str, groups: Sequence[Group]) -> list[np.ndarray]:
     """Returns advantages [G] for each group, by the function called `name` in ADVANTAGES."""
-    if name not in ADVANTAGES:
-        near = difflib.get_close_matches(name, ADVANTAGES, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no advantage is called {name!r}; {hint}known: {', '.join(ADVANTAGES)}")
-    return ADVANTAGES[name](groups)
+    return choices.named("advantage", ADVANTAGES, name)(groups)
 
 
 # ---------------------------------------------------------------- scales

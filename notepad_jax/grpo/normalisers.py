@@ -8,10 +8,11 @@ split into more turns. Pure numpy; `batch` calls it. Formulas and papers: docs/a
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 
 import numpy as np
+
+from notepad_jax.grpo import choices
 
 # Ids [N] of each token's turn, trajectory and prompt, and the constant, to weights [N] and what
 # their sum is divided by.
@@ -50,11 +51,7 @@ NORMALISERS: dict[str, Normaliser] = {
 
 def named(name: str) -> Normaliser:
     """Returns the function called `name`; ValueError, naming its neighbour, if there is none."""
-    if name not in NORMALISERS:
-        near = difflib.get_close_matches(name, NORMALISERS, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no normaliser is called {name!r}; {hint}known: {', '.join(NORMALISERS)}")
-    return NORMALISERS[name]
+    return choices.named("normaliser", NORMALISERS, name)
 
 
 def _mean_of(ids_N: np.ndarray) -> tuple[np.ndarray, float]:

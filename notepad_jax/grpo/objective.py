@@ -13,7 +13,6 @@ in [-20, 20] before `exp`, and a KL's d in [-10, 10].
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from notepad_jax.grpo import ratios
+from notepad_jax.grpo import choices, ratios
 from notepad_jax.grpo.ratios import Limits
 
 MAX_KL_LOG_RATIO = 10.0
@@ -89,11 +88,7 @@ KLS: dict[str, Callable[[Array, Array], Array]] = {one.__name__: one for one in 
 
 def kl_named(name: str) -> Callable[[Array, Array], Array]:
     """Returns the function called `name`; ValueError if there is none."""
-    if name not in KLS:
-        near = difflib.get_close_matches(name, KLS, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no estimate of KL is called {name!r}; {hint}known: {', '.join(KLS)}")
-    return KLS[name]
+    return choices.named("estimate of KL", KLS, name)
 
 
 def objective(

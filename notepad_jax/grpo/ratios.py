@@ -9,13 +9,14 @@ devices; `objective` calls it. Formulas and papers: docs/algorithms.md.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
+
+from notepad_jax.grpo import choices
 
 MAX_LOG_RATIO = 20.0  # held to before `exp`: the clips have long taken the gradient away
 
@@ -77,11 +78,7 @@ TURNWISE = ("gspo",)  # who are given the mean over a turn
 
 def named(name: str) -> Ratio:
     """Returns the function called `name`; ValueError, naming its neighbour, if there is none."""
-    if name not in RATIOS:
-        near = difflib.get_close_matches(name, RATIOS, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no ratio is called {name!r}; {hint}known: {', '.join(RATIOS)}")
-    return RATIOS[name]
+    return choices.named("ratio", RATIOS, name)
 
 
 def corrected(proximal_X: Tokens, behaviour_X: Tokens, limits: Limits) -> Tokens:
