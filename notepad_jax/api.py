@@ -151,7 +151,8 @@ def evaluate(
         wanted = settings.to_measure(source, step, config, said)
         machine.prepared(wanted)
         screen = stack.enter_context(choose(quiet=quiet))
-        return evaluation.run(wanted, subjects.named(wanted, screen), folder, screen)
+        reader = subjects.named(wanted, screen, wanted.evaluate.suite)
+        return evaluation.run(wanted, reader, folder, screen)
 
 
 def export_hf(

@@ -95,7 +95,8 @@ def _eval(
 ) -> tuple[Any, str]:
     if reading_list.is_file(config.evaluate.suite):
         reading_list.existing(config.evaluate.suite)  # before anybody is asked to read
-    outcome = evaluate.run(config, subjects.named(config, screen), folder, screen)
+    reader = subjects.named(config, screen, config.evaluate.suite)
+    outcome = evaluate.run(config, reader, folder, screen)
     return outcome, evaluate.text(outcome)
 
 

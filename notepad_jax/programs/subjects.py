@@ -73,14 +73,17 @@ def endpoint(config: ConfigDict, screen: Screen) -> Subject:
     )
 
 
-def named(config: ConfigDict, screen: Screen) -> Subject:
-    """Returns the reader that the config names; ValueError if it names none."""
+def named(config: ConfigDict, screen: Screen, suite: str = "") -> Subject:
+    """Returns the reader that the config names.
+
+    Raises ValueError if it names none, or one that cannot know the `suite` it will be asked.
+    """
     if config.get("endpoint") and config.endpoint.url:
         return endpoint(config, screen)
     if not config.policy:
         raise ValueError("there is nobody to read; give --policy FOLDER or --endpoint URL")
     words = parts.words(config.policy)  # what does not go together is said before any weight
-    if config.evaluate.suite == SYNTHETIC and not task_stream.knows_starter(words.tokenizer):
+    if suite == SYNTHETIC and not task_stream.knows_starter(words.tokenizer):
         raise ValueError(
             f"the suite synthetic is in the starter's language, whose words {config.policy} does "
             f"not have; choose another --suite"

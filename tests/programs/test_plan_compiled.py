@@ -50,7 +50,7 @@ def test_what_a_large_run_launches_most_lowers(model, slice_name, tensor, engine
 def test_the_starter_is_planned_whole(capsys):
     words = [
         "plan", "--json", "--config", "quickstart", "--tpu", "v5e:1x1", STARTER,
-        "--config.engine.slots=1", "--config.engine.row_tokens=32",
+        "--config.engine.slots=1", "--config.engine.row_tokens=64",
         "--config.reading.chunk_size=32", "--config.grpo.row_length=512",
     ]  # fmt: skip
     assert cli.main(words) == 0
@@ -62,5 +62,6 @@ def test_the_starter_is_planned_whole(capsys):
     assert update["peak"] > sum(update["residents"].values())
     # A cache of 134 MB: neither reads a prefix nor decodes with a second copy of it.
     reading = [one for one in made["programs"] if one["phase"] == "rollout"]
-    assert [one["name"].split()[0] for one in reading] == ["prefix", "tails", "decode"]
+    kinds = dict.fromkeys(one["name"].split()[0] for one in reading)
+    assert list(kinds) == ["prefix", "tails", "decode"]
     assert all(0 < one["beside"] < 2**25 for one in (reading[0], reading[-1]))

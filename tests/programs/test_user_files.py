@@ -143,7 +143,7 @@ CHAT = (
 SMALL = (
     "dtype=float32", "steps=1", "rollout.documents=2", "rollout.group_size=2",
     "rollout.max_rounds=1", "reading.max_memory=16", "reading.max_answer=8",
-    "grpo.minibatches=1", "grpo.micro_batch_rows=1", "grpo.row_length=768", "grpo.kl_weight=0.0",
+    "grpo.minibatches=1", "grpo.micro_batch_rows=1", "grpo.row_length=1024", "grpo.kl_weight=0.0",
     "grpo.remat=False", "reading.chunk_size=128", "parallel.devices=1", "engine.tensor=1",
     "engine.slots=4", "engine.page_size=32", "engine.pages=128", "engine.row_tokens=768",
     "engine.steps_per_launch=4", "engine.cache_dtype=float32", "checkpoint.rollout_dtype=float32",
