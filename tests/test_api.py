@@ -157,7 +157,7 @@ def test_what_is_wrong_is_one_line_and_leaves_no_folder(trained, given, says):
 
 def test_how_an_evaluation_is_asked_for(trained, monkeypatch):
     seen = []
-    monkeypatch.setattr(api.subjects, "named", lambda config, screen: "somebody")
+    monkeypatch.setattr(api.subjects, "named", lambda config, screen, suite: "somebody")
     monkeypatch.setattr(api.evaluation, "run", lambda *what: seen.append(what))
     nj.evaluate(STARTER, name="own", quiet=True)
     nj.evaluate(STARTER, dataset=ROWS, name="rows", changes={"evaluate.lengths": "512"}, quiet=True)

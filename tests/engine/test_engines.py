@@ -58,14 +58,16 @@ def test_one_does_not_wait_for_another():
 
 
 def test_a_failure_of_one_reaches_the_caller_when_the_others_have_ended():
-    ended = []
+    ended, begun = [], threading.Event()
 
     async def go(number, service):
         if number == 1:
+            begun.set()
             try:
                 await asyncio.sleep(60)
             finally:
                 ended.append(number)
+        begun.wait(60)  # one that has not begun has nothing to end
         await service.complete(prompt(), sampling(seed=number))
 
     async def both():
@@ -79,26 +81,29 @@ def test_a_failure_of_one_reaches_the_caller_when_the_others_have_ended():
 
 def test_who_is_cancelled_leaves_nothing_running():
     """Also one that takes its time to end, and one that had not begun."""
-    events = []
+    begun, ended = [], []
 
     async def slow(number, service):
+        begun.append(number)
         try:
             await asyncio.sleep(60)
         finally:
             time.sleep(0.05)
-            events.append(number)
+            ended.append(number)
 
     async def go():
         async with engines(Arithmetic(), Arithmetic()) as several:
-            for waits in (0, 0.05):
+            for least in (0, 2):
+                begun.clear(), ended.clear()
                 rolling = asyncio.ensure_future(several.each(slow))
-                await asyncio.sleep(waits)
+                await asyncio.sleep(0)
+                while len(begun) < least:
+                    await asyncio.sleep(0.001)
                 rolling.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await rolling
-            there = list(events)
+                assert sorted(ended) == sorted(begun)
             done = await several.each(lambda n, s: s.complete(prompt(), sampling(seed=n)))
-            return there, [completion.tokens[0] for completion in done]
+            return [completion.tokens[0] for completion in done]
 
-    there, done = asyncio.run(go())
-    assert sorted(there[-2:]) == [0, 1] and done == [10, 11]
+    assert asyncio.run(go()) == [10, 11] and len(ended) == 2

@@ -134,7 +134,7 @@ def test_a_run_is_read_as_it_was_trained(here, monkeypatch):
     assert policies.reads_as("published") == policies.reads_as(STARTER) == {}
     seen = []
 
-    def nobody(config, screen):
+    def nobody(config, screen, suite=""):
         seen.append(config)
         raise ValueError("nobody reads")
 
