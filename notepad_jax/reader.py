@@ -21,6 +21,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from notepad_jax import waiting
 from notepad_jax.programs import (
     ask,
     configuration,
@@ -29,7 +30,6 @@ from notepad_jax.programs import (
     parts,
     settings,
     subjects,
-    waiting,
 )
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.telemetry.progress import Screen, SilentScreen

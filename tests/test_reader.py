@@ -11,8 +11,8 @@ import threading
 import pytest
 
 import notepad_jax as nj
-from notepad_jax import cli
-from notepad_jax.programs import configuration, subjects, waiting
+from notepad_jax import cli, waiting
+from notepad_jax.programs import configuration, subjects
 from notepad_jax.programs.ask import CannotRead
 from notepad_jax.reader import Reader
 from tests import fakes

@@ -6,15 +6,13 @@ another waits for its chips; they share nothing, and what one launches never dep
 another is. So each repeats bit by bit, as it would in a process of its own.
 
 A policy is adopted on the mesh of all of them, a copy in each row, laid out once; every engine
-takes its row's, which copies nothing. Above: programs.parts; below: `service`.
+takes its row's, which copies nothing. Above: programs.parts; below: `service` and `waiting.Loop`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +21,7 @@ from jax.sharding import Mesh
 from notepad_jax.engine.service import EngineService, EngineStats
 from notepad_jax.parallel import place
 from notepad_jax.types import PolicySnapshot
+from notepad_jax.waiting import Loop
 
 T = TypeVar("T")
 
@@ -36,7 +35,7 @@ class Engines:
     def __init__(self, services: Sequence[EngineService], mesh: Mesh):
         self.count = len(services)
         self._services, self._mesh = tuple(services), mesh
-        self._threads: list[_Thread] = []
+        self._loops: list[Loop] = []
 
     @property
     def version(self) -> int:
@@ -49,7 +48,7 @@ class Engines:
             service.start_with(own)
 
     async def __aenter__(self) -> Engines:
-        self._threads = [_Thread(f"engine {number}") for number in range(self.count)]
+        self._loops = [Loop(f"engine {number}") for number in range(self.count)]
         await self.each(lambda number, service: service.__aenter__())
         return self
 
@@ -57,17 +56,17 @@ class Engines:
         try:
             await self.each(lambda number, service: service.__aexit__(*error))
         finally:
-            for thread in self._threads:
-                thread.close()
+            for loop in self._loops:
+                loop.close()
 
     async def each(self, work: Callable[[int, EngineService], Coroutine[Any, Any, T]]) -> list[T]:
         """As `types.Completers` says."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(thread.run(work(number, service)))
-                    for number, (thread, service) in enumerate(
-                        zip(self._threads, self._services, strict=True)
+                    group.create_task(loop.awaited(work(number, service)))
+                    for number, (loop, service) in enumerate(
+                        zip(self._loops, self._services, strict=True)
                     )
                 ]
         except BaseExceptionGroup as failures:
@@ -94,41 +93,3 @@ class Engines:
             PolicySnapshot(snapshot.version, place.row(snapshot.params, self._mesh, number))
             for number in range(self.count)
         ]
-
-
-class _Thread:
-    """An event loop that runs in a thread of its own until it is closed."""
-
-    def __init__(self, name: str):
-        self._loop = asyncio.new_event_loop()
-        # Whoever leaves without closing it, in an error, must not wait for it.
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Awaits `work` over there; if the caller is cancelled, until it has ended, too."""
-        here = asyncio.get_running_loop()
-        ended: asyncio.Future[asyncio.Task] = here.create_future()
-        tasks: list[asyncio.Task] = []
-
-        def tell(task: asyncio.Task) -> None:
-            with contextlib.suppress(RuntimeError):  # the caller's loop is gone
-                here.call_soon_threadsafe(lambda: ended.done() or ended.set_result(task))
-
-        def begin() -> None:
-            tasks.append(self._loop.create_task(work))
-            tasks[0].add_done_callback(tell)
-
-        self._loop.call_soon_threadsafe(begin)
-        try:
-            await asyncio.shield(ended)
-        except asyncio.CancelledError:
-            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())  # after `begin`
-            await asyncio.wait([ended])
-            raise
-        return ended.result().result()
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()

@@ -20,13 +20,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from notepad_jax import waiting
 from notepad_jax.data import files, formats
 from notepad_jax.data.foreign import golongrl
 from notepad_jax.data.rows import Pair
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item, measure
 from notepad_jax.eval.methods import NOTEPAD
-from notepad_jax.programs import configuration, evaluate, parts, reading_list, subjects, waiting
+from notepad_jax.programs import configuration, evaluate, parts, reading_list, subjects
 from notepad_jax.reading.loop import Reader
 from notepad_jax.scoring import metrics
 from notepad_jax.tasks import suites

@@ -20,11 +20,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from notepad_jax import waiting
 from notepad_jax.eval import methods, summary
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Progress, Result, check, measure
 from notepad_jax.eval.readings import Readings
-from notepad_jax.programs import configuration, parts, provenance, reading_list, waiting
+from notepad_jax.programs import configuration, parts, provenance, reading_list
 from notepad_jax.programs.reading_list import SYNTHETIC, Job
 from notepad_jax.programs.subjects import Subject, counter
 from notepad_jax.reading.loop import Reader

@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Callable
 
 from ml_collections import ConfigDict
 
-from notepad_jax.programs import parts, task_stream, waiting
+from notepad_jax import waiting
+from notepad_jax.programs import parts, task_stream
 from notepad_jax.programs.reading_list import SYNTHETIC
 from notepad_jax.reading.endpoint import EndpointCompleter, bare_turn
 from notepad_jax.reading.memory_agent import Rules

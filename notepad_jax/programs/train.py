@@ -21,6 +21,7 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
+from notepad_jax import waiting
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.steps import check_place, place_of, steps_in
 from notepad_jax.checkpoint.training_state import Checkpoints
@@ -41,7 +42,6 @@ from notepad_jax.programs import (
     telling,
     under_way,
     validation,
-    waiting,
 )
 from notepad_jax.programs.callbacks import Callback
 from notepad_jax.programs.learner import Learner

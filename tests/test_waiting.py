@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from notepad_jax.programs import waiting
+from notepad_jax import waiting
 from notepad_jax.programs.stopping import Stopped
 
 
