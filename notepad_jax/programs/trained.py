@@ -28,7 +28,7 @@ class Outcome:
     """A training run that has ended, and where it lies."""
 
     folder: Path
-    checkpoints: Path
+    checkpoints: steps.Folder
     steps: tuple[int, ...]  # that are kept
     best: Best | None  # on held-out tasks; None without validation
     report: Path
@@ -37,7 +37,7 @@ class Outcome:
 
 def outcome(config: ConfigDict, folder: Path) -> Outcome:
     """Writes the report of the run in `folder` (of several processes, the first one does)."""
-    checkpoints = folder / policies.CHECKPOINTS
+    checkpoints = steps.place_of(folder, config.checkpoint.folder)
     marked = best.read(checkpoints)
     lines = read_metrics(folder)
     after = _next(config, folder, marked)

@@ -59,3 +59,16 @@ def test_a_run_of_ones_own_questions_is_not_told_to_play_the_starters_game(run):
     config = configuration.load("chat", ["--config.tasks.files=mine.jsonl"])
     words = trained.text(trained.outcome(config, run))
     assert "--suite ruler-qa" in words and "code of NAME" not in words
+
+
+def test_what_a_run_leaves_is_looked_for_where_its_steps_lie(tmp_path):
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
+    steps = tmp_path / "elsewhere" / "mine" / "checkpoints"
+    (steps / "1").mkdir(parents=True)
+    best.mark(steps, best.Best(1, 0.5))
+    words = [f"--config.checkpoint.folder={tmp_path / 'elsewhere'}"]
+    found = trained.outcome(configuration.load("quickstart", words), folder)
+    assert (found.checkpoints, found.steps, found.best.step) == (steps, (1,), 1)
+    assert "mine@best" in trained.text(found) and found.report.is_file()
