@@ -29,8 +29,9 @@ def get_config() -> ConfigDict:
         )
     )
 
-    # Synthetic documents (starter/synthetic.py). 30% of the questions have no answer in the
-    # document, and the right answer is "nothing": without them, outcome rewards teach guessing.
+    # Synthetic documents to train on (starter/synthetic.py); `evaluate.data` has those to measure
+    # on. 30% of the questions have no answer in the document, and the right answer is "nothing":
+    # without them, outcome rewards teach guessing.
     config.data = ConfigDict(
         dict(
             tokens=2048,  # of a document: 8 chunks
@@ -177,7 +178,7 @@ def get_config() -> ConfigDict:
     # Greedy reading of documents never trained on. The training length is read as in training.
     config.evaluate = ConfigDict(
         dict(
-            suite="synthetic",  # documents as in `data`; the other suites are for config ruler
+            suite="synthetic",  # the starter's documents; the other suites are for config ruler
             methods=("notepad",),
             lengths=("2k", "8k", "32k", "128k", "512k", "3.5m"),
             lengths_before=("2k", "8k", "32k", "128k"),
@@ -189,9 +190,12 @@ def get_config() -> ConfigDict:
             questions_per_document=32,
             questions_longest=64,  # at 1m tokens and beyond
             questions_per_longest=16,
-            unanswerable=0.1,
             temperature=0.0,
             top_p=1.0,
+            # The documents of the suite synthetic, as `data` says of training's.
+            data=ConfigDict(
+                dict(unanswerable=0.1, two_hop=0.5, distractor_share=0.5, chapter_rate=1 / 64)
+            ),
         )
     )
     return config

@@ -89,6 +89,6 @@ def get_config() -> ConfigDict:
         questions=128,
         questions_per_document=1,
         questions_per_longest=1,
-        unanswerable=0.0,
+        data=dict(unanswerable=0.0, chapter_rate=0.0),
     )
     return config

@@ -63,7 +63,8 @@ def sampling(config: ConfigDict, reader: Subject) -> TurnSampling:
 
 # ---------------------------------------------------------------- reading
 
-_IDENTITY = ("seed", "policy", "reading", "data", "sources", "endpoint", "evaluate")
+_IDENTITY = ("seed", "policy", "reading", "sources", "endpoint", "evaluate")
+_ALSO = ("dtype", "kernels", "engine.cache_dtype", "data.tokens")  # the last: how it was trained
 # What may change between two halves of an evaluation: how much is read, and how fast.
 _FREE = (
     "lengths", "lengths_before", "usual_lengths", "methods", "repeats", "samples",
@@ -78,8 +79,7 @@ def identity(config: ConfigDict) -> dict[str, Any]:
     return {
         name: configuration.plain(value)
         for name, value in configuration.flat(config).items()
-        if name not in free
-        and (name.split(".")[0] in _IDENTITY or name in ("dtype", "kernels", "engine.cache_dtype"))
+        if name not in free and (name.split(".")[0] in _IDENTITY or name in _ALSO)
     }
 
 

@@ -61,7 +61,7 @@ def tasks_of_length(config: ConfigDict, length: int) -> list[Task]:
         if long
         else (e.questions, e.questions_per_document)
     )
-    data = config.data.to_dict() | {"tokens": length, "unanswerable": e.unanswerable}
+    data = e.data.to_dict() | {"tokens": length}
     # A short document has no room for the facts of many questions among its other sentences.
     each = min(each, wanted, max(1, length // 256))
     tasks: list[Task] = []

@@ -244,12 +244,10 @@ def _asked(config: ConfigDict) -> ConfigDict:
     asked = dict(
         suite=v.suite, tasks=v.tasks, samples=v.samples, questions=v.samples,
         questions_longest=v.samples, questions_per_document=4, questions_per_longest=4,
-        unanswerable=config.data.unanswerable,
+        data=config.data,
     )  # fmt: skip
     sources = config.get("sources") or dict(text="stdlib", hotpotqa="", squad="")
-    return ConfigDict(
-        dict(seed=config.seed + OTHER_QUESTIONS, data=config.data, sources=sources, evaluate=asked)
-    )
+    return ConfigDict(dict(seed=config.seed + OTHER_QUESTIONS, sources=sources, evaluate=asked))
 
 
 # ---------------------------------------------------------------- words and numbers
