@@ -39,6 +39,7 @@ class Item:
     length: int  # the length asked for, tokens
     repeat: int  # 0-based; repeats of a question differ in their noise alone
     max_answer: int | None = None  # tokens, at most the reader's; None: the reader's
+    document: str = ""  # its name among the items; "": nobody else's
 
     @property
     def key(self) -> Key:
@@ -73,6 +74,7 @@ class Result:
     began: float  # wall clock, seconds since 1970
     seconds: float  # wall time of this reading, which shares the machine with others
     changes: int  # times that the memory changed
+    document: str = ""  # as its item's
 
     @property
     def key(self) -> Key:
@@ -237,6 +239,7 @@ class _Course:
             began=self._clock,
             seconds=self._seconds,
             changes=self._changes,
+            document=item.document,
         )
 
 

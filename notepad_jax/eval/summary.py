@@ -2,8 +2,9 @@
 
 A question that was read several times counts once, with the mean of its scores, because
 its repeats are not independent: the intervals are over questions. Questions about one
-document are not quite independent either; trust an interval less where few documents
-stand behind it. Below is measure; above are report and the programs.
+document are not independent either: where their scores go together, an interval is that of
+as many questions as are worth the same (`worth`). Below is measure; above are report and the
+programs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ALL = "all"  # the source of a summary over all tasks
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """A mean of values in [0, 1] over n questions, with Wilson's 95% interval."""
+    """A mean of values in [0, 1] over questions, with Wilson's 95% interval."""
 
     mean: float
     low: float
@@ -49,14 +50,37 @@ class Summary:
     seconds: float  # wall, while at least one of them was under way
 
 
-def share(values: Sequence[float]) -> Share:
-    """Returns the mean of values in [0, 1] and its interval; (0, 0, 1) for no values."""
+def share(values: Sequence[float], documents: Sequence[Hashable] | None = None) -> Share:
+    """Returns the mean of values in [0, 1] and its interval; (0, 0, 1) for no values.
+
+    `documents` names what each value's question is about; None: each about another.
+    """
     total, n = float(sum(values)), len(values)
-    low, high = wilson_interval(total, n)
+    independent = n if documents is None else worth(values, documents)
+    low, high = wilson_interval(total * (independent / n) if n else 0.0, independent)
     return Share(total / n if n else 0.0, low, high)
 
 
-def wilson_interval(successes: float, n: int) -> tuple[float, float]:
+def worth(values: Sequence[float], documents: Sequence[Hashable]) -> float:
+    """Returns how many independent values have the mean's variance: n over the design effect.
+
+    The variance of a mean over whole documents, linearised (Kish 1965): with m documents and
+    e_d the sum of (value - mean) over one, m / (m - 1) sum(e_d^2) / n^2, against the
+    mean (1 - mean) / n of independent ones (Korn and Graubard 1998 put it into a score
+    interval). Never more than n. Of one document nobody can tell: n, which then is about that
+    document.
+    """
+    n, mean = len(values), sum(values) / len(values) if values else 0.0
+    apart: dict[Hashable, float] = defaultdict(float)
+    for value, document in zip(values, documents, strict=True):
+        apart[document] += value - mean
+    m, spread = len(apart), sum(e * e for e in apart.values())
+    if m < 2 or m == n or not 0 < mean < 1:
+        return n
+    return min(n, mean * (1 - mean) * n * n * (m - 1) / (m * spread)) if spread else n
+
+
+def wilson_interval(successes: float, n: float) -> tuple[float, float]:
     """Returns Wilson's 95% interval of a share: honest at 0, at n and for small n.
 
     Wilson (1927), score interval without continuity correction; (0, 1) for n = 0.
@@ -129,10 +153,13 @@ def _summary(method: str, source: str, length: int, results: Sequence[Result]) -
 
 def _over_questions(results: Sequence[Result], value: Callable[[Result], float]) -> Share:
     """Returns the mean over questions of the mean over a question's repeats."""
-    questions: dict[Hashable, list[float]] = defaultdict(list)
+    questions: dict[str, list[float]] = defaultdict(list)
+    document: dict[str, Hashable] = {}
     for result in results:
         questions[result.task_id].append(value(result))
-    return share([sum(values) / len(values) for values in questions.values()])
+        document[result.task_id] = result.document or result.task_id
+    means = [sum(values) / len(values) for values in questions.values()]
+    return share(means, [document[name] for name in questions])
 
 
 def _malformed(result: Result) -> bool:

@@ -167,11 +167,16 @@ def jobs(config: ConfigDict, tasks: TasksByLength) -> list[Job]:
     found = []
     several = itertools.product(dict.fromkeys(e.methods), sorted(tasks.items()))
     for method, (length, of_length) in several:
+        first = {id(task.document): task.id for task in reversed(of_length)}
         items = (
-            Item(task, method, length, k, ruler.answer_tokens(task.source) if limited else None)
+            Item(
+                task, method, length, k,
+                ruler.answer_tokens(task.source) if limited else None,
+                first[id(task.document)],
+            )
             for task in of_length
             for k in range(e.repeats)
-        )
+        )  # fmt: skip
         size = e.chunk_size if method == methods.NOTEPAD else e.context
         if method == methods.NOTEPAD and e.suite == SYNTHETIC and length <= config.data.tokens:
             size = config.reading.chunk_size

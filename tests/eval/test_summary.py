@@ -23,6 +23,31 @@ def test_a_share_has_wilsons_interval():
     assert summary.share([]) == summary.Share(0.0, 0.0, 1.0)
 
 
+def test_questions_about_one_document_count_as_what_they_are_worth():
+    # 4 documents of 4 questions, by hand: mean .75, and all wrong ones in one document.
+    # e = 4 x .25 = 1 three times, and -3: spread 12; .75 x .25 x 16^2 x 3 / (4 x 12) = 3.
+    together = [1.0] * 12 + [0.0] * 4
+    documents = [i // 4 for i in range(16)]
+    assert summary.worth(together, documents) == pytest.approx(3.0)
+    # In 4 documents that each have one wrong answer they are as good as independent, not better.
+    spread = [1.0, 1.0, 1.0, 0.0] * 4
+    assert summary.worth(spread, documents) == 16
+    assert summary.share(spread, documents) == summary.share(spread)
+    wide, narrow = summary.share(together, documents), summary.share(together)
+    assert wide.mean == narrow.mean and wide.low < narrow.low and wide.high > narrow.high
+    low, high = wilson_interval(2.25, 3)
+    assert (wide.low, wide.high) == pytest.approx((low, high))
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.integers(0, 4)), min_size=1))
+def test_documents_make_an_interval_no_narrower(drawn):
+    values, documents = zip(*drawn, strict=True)
+    wide, narrow = summary.share(values, documents), summary.share(values)
+    assert 0 <= wide.low <= narrow.low + 1e-12 and narrow.high - 1e-12 <= wide.high <= 1
+    alone = summary.share(values, range(len(values)))
+    assert alone == narrow
+
+
 def test_a_summary_adds_up():
     planned = items(task("a", "red is"), task("b", "blue is"), length=2)
     planned += items(task("c", "red is ann of red"), length=5)
