@@ -62,7 +62,7 @@ ENGINE = EngineSettings(
 )  # fmt: skip
 UPDATE = UpdateSettings(
     ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0, tis_cap=0.0, kl="k3",
-    kl_weight=0.0, temperature=1.0,
+    kl_weight=0.0, entropy_weight=0.0, temperature=1.0,
     micro_batch_rows=PROMPTS, remat=False,
 )  # fmt: skip
 OPTIMIZER = OptimizerSettings(

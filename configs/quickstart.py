@@ -90,6 +90,7 @@ def get_config() -> ConfigDict:
             kl_weight=0.0,  # to the starting policy; 0 skips its forward pass
             kl="k3",  # the estimate: k1, k2, k3
             kl_in="loss",  # or "reward"
+            entropy_weight=0.0,  # of a bonus for each token's entropy, in nats
             # Optimizer steps a rollout: minibatches (parts of it, of whole groups) x epochs. With
             # more than one the ratio is to the trainer's own logprobs before the first of them.
             minibatches=1,

@@ -22,6 +22,7 @@ class UpdateSettings:
     tis_cap: float  # of proximal / behaviour, what a token weighs at most; 0: no correction
     kl: str  # a name in objective.KLS
     kl_weight: float  # of KL to the reference policy, per token; 0 needs no reference
+    entropy_weight: float  # of the bonus for a token's entropy; 0 computes no gradient of it
     temperature: float  # the sampler's
     micro_batch_rows: int  # rows whose activations are alive at once
     remat: bool  # recompute a layer's activations in the backward pass
@@ -47,6 +48,11 @@ class UpdateSettings:
             raise ValueError(f"tis_cap is {self.tis_cap}; it must be 0 (off) or at least 1")
         if not 0 <= self.kl_weight < float("inf"):
             raise ValueError(f"kl_weight is {self.kl_weight}; it must be 0 (off) or more")
+        if not 0 <= self.entropy_weight < float("inf"):
+            raise ValueError(
+                f"entropy_weight is {self.entropy_weight}; it must be 0 (off) or more: a bonus "
+                "for entropy is taken off the loss, and less than none would teach certainty"
+            )
 
     @property
     def limits(self) -> ratios.Limits:

@@ -1,8 +1,7 @@
 """Optimizer steps over `TrainBatch`es: rows in, new masters and metrics out.
 
-The rows are split into micro-batches of equal shape (`micro_batches`). Each runs the policy,
-gathers the hidden states that predict a completion token (nothing of size [B, T, V] ever
-exists) and adds its gradient and its `Sums` to a running total on the device. Only when all
+The rows are split into micro-batches of equal shape (`micro_batches`). Each runs the policy
+(`forward`) and adds its gradient and its `Sums` to a running total on the device. Only when all
 are in is the total divided, once, by the batch's denominator, so how rows are packed or split
 moves neither loss nor gradient. Gradients add up in float32, and float32 masters move
 (`state`); the forward pass sees casts of them.
@@ -26,19 +25,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from notepad_jax.grpo import micro_batches
+from notepad_jax.grpo import forward, micro_batches
 from notepad_jax.grpo import objective as objectives
 from notepad_jax.grpo.micro_batches import MicroBatch
 from notepad_jax.grpo.ratios import Limits
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.grpo.state import TrainState, abstract
-from notepad_jax.model import attention, logprobs, moe, parameters, policy
+from notepad_jax.model import moe, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh, place, shards
-from notepad_jax.parallel.shards import ROWS, WHOLE
+from notepad_jax.parallel.shards import ROWS
 from notepad_jax.types import TrainBatch
 
 # Summed gradient (float32), sums, and tokens per layer and expert [L, E] (E is 0 if dense).
@@ -103,9 +101,9 @@ def _sum(
     return total
 
 
-def _limits(settings: UpdateSettings) -> tuple[Limits, float]:
-    """What changes nothing that is compiled."""
-    return settings.limits, settings.kl_weight
+def _limits(settings: UpdateSettings) -> tuple[Limits, float, float | None]:
+    """What changes nothing that is compiled; no bonus for entropy is None, and no gradient."""
+    return settings.limits, settings.kl_weight, settings.entropy_weight or None
 
 
 def _fixed(config: PolicyConfig, settings: UpdateSettings) -> dict[str, Any]:
@@ -121,16 +119,7 @@ def token_logprobs_of(
     Of frozen parameters these are the batch's reference logprobs, of the trainer's before
     the first step on the batch its proximal ones.
     """
-    there = mesh.of(params)
-    parts = there.shape["fsdp"]
-    with mesh.within(there):
-        found = [
-            _logprobs(
-                params, place.commit(m, place.rows(there)), config=config, temperature=temperature
-            )[0]
-            for m in micro_batches.split(batch, micro_batch_rows, parts)
-        ]
-    return micro_batches.put_back(batch, micro_batch_rows, parts, jax.device_get(found))
+    return forward.told(config, params, batch, temperature, micro_batch_rows).logprobs
 
 
 def lowered(
@@ -175,7 +164,7 @@ def lowered(
                 state, total, *_everywhere((number, number), there),
                 optimizer=optimizer, cut=place.specs(state),
             ),
-            "logprobs": _logprobs.lower(
+            "logprobs": forward.of_micro_batch.lower(
                 parameters.join(frozen, state.masters), micro,
                 config=config, temperature=settings.temperature,
             ),
@@ -218,45 +207,7 @@ def _metrics(
 @functools.partial(jax.jit, static_argnames=("config", "cut"), keep_unused=True)
 def _nothing_yet(masters: Any, config: PolicyConfig, cut: Any) -> Total:
     gradient = place.held(jax.tree.map(jnp.zeros_like, masters), cut)
-    return gradient, objectives.zero(), jnp.zeros((config.layers, _experts(config)))
-
-
-def _experts(config: PolicyConfig) -> int:
-    return 0 if config.experts is None else config.experts.count
-
-
-def _run(
-    params: Any, micro: MicroBatch, config: PolicyConfig, temperature: float, remat: bool
-) -> tuple[Float[Array, " X"], Float[Array, " X"], Float[Array, "L E"]]:
-    """Returns (logprob, entropy, load of the experts) of the micro-batch's trained tokens."""
-    attend = attention.packed(config, micro.kv_end)
-    hidden_BTD, _, _, routes_LBTA = policy.forward_with_routes(
-        config, params, micro.tokens, micro.positions, attend, remat=remat
-    )
-    logprob_X, _, entropy_X = logprobs.token_logprobs(
-        config, params, hidden_BTD, micro.before, micro.labels, temperature
-    )
-    if config.experts is None:
-        return logprob_X, entropy_X, jnp.zeros((config.layers, 0))
-
-    def local(routes_LBTA: Array, before_X: Array, weights_X: Array) -> Array:
-        B, T = routes_LBTA.shape[1:3]
-        trained_BT = (jnp.zeros(B * T).at[before_X].add(weights_X) > 0).reshape(B, T)
-        return shards.total(moe.load(routes_LBTA, trained_BT, _experts(config)), "fsdp")
-
-    routes = PartitionSpec(None, "fsdp")
-    load_LE = shards.each(local, (routes, ROWS, ROWS), WHOLE)(
-        routes_LBTA, micro.before, micro.weights
-    )
-    return logprob_X, entropy_X, load_LE
-
-
-@functools.partial(jax.jit, static_argnames=("config", "temperature"))
-def _logprobs(
-    params: Any, micro: MicroBatch, config: PolicyConfig, temperature: float
-) -> tuple[Float[Array, " X"], Float[Array, " X"]]:
-    logprob_X, entropy_X, _ = _run(params, micro, config, temperature, remat=False)
-    return shards.whole((logprob_X, entropy_X))
+    return gradient, objectives.zero(), jnp.zeros((config.layers, forward.experts(config)))
 
 
 @functools.partial(
@@ -270,6 +221,7 @@ def _accumulate(
     micro: MicroBatch,
     limits: Limits,
     kl_weight: float | Array,
+    entropy_weight: float | Array | None,
     config: PolicyConfig,
     temperature: float,
     remat: bool,
@@ -281,12 +233,12 @@ def _accumulate(
 
     def loss(masters: Any) -> tuple[Float[Array, ""], tuple[objectives.Sums, Array]]:
         params = parameters.join(frozen, masters)
-        logprob_X, entropy_X, load_LE = _run(params, micro, config, temperature, remat)
+        logprob_X, entropy_X, load_LE = forward.run(params, micro, config, temperature, remat)
         with jax.named_scope("objective"):
             m = micro
             sums = objectives.objective(
                 logprob_X, m.behaviour, m.proximal, m.reference, m.advantages, m.weights,
-                m.update_turn, entropy_X, limits, kl_weight, ratio, kl,
+                m.update_turn, entropy_X, limits, kl_weight, entropy_weight, ratio, kl,
                 lambda x_X: _over_turns(x_X, m.turn),
             )  # fmt: skip
         return sums.loss, (sums, load_LE)

@@ -68,6 +68,7 @@ def settings_of(config: ConfigDict) -> tuple[Algorithm, UpdateSettings, Optimize
         tis_cap=g.tis_cap,
         kl=g.kl,
         kl_weight=g.kl_weight if g.kl_in == "loss" else 0.0,
+        entropy_weight=g.entropy_weight,
         temperature=r.temperature,
         micro_batch_rows=g.micro_batch_rows,
         remat=g.remat,

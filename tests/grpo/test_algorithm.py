@@ -16,7 +16,7 @@ HOW = Algorithm(
 )  # fmt: skip
 SETTINGS = UpdateSettings(
     ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0, tis_cap=0.0, kl="k3",
-    kl_weight=0.0, temperature=1.0, micro_batch_rows=1, remat=False,
+    kl_weight=0.0, entropy_weight=0.0, temperature=1.0, micro_batch_rows=1, remat=False,
 )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ CASES: dict[str, PolicyConfig] = {
 ADAPTERS = lora.Lora(2, 4.0, ("q", "o", "down"))
 SETTINGS = UpdateSettings(
     ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0, tis_cap=0.0, kl="k3",
-    kl_weight=0.1, temperature=0.7,
+    kl_weight=0.1, entropy_weight=0.0, temperature=0.7,
     micro_batch_rows=8, remat=True,
 )  # fmt: skip
 
