@@ -107,6 +107,7 @@ def objective(
     ratio: str = "ppo_clip",
     kl: str = "k3",
     over_turns: Callable[[Array], Array] = lambda x_X: x_X,
+    trajectory_X: Array | float = 0.0,
 ) -> Sums:
     """Returns the sums over tokens with a weight; `.loss` is differentiable in `logprob_X`.
 
@@ -114,9 +115,10 @@ def objective(
     ratio, `behaviour_X` what the sampler reported, `update_turn_X` tells update turns'
     tokens from answer turns', for the metrics only. `ratio` and `kl` are names in
     `ratios.RATIOS` and `KLS`; `over_turns` replaces each token's value by the mean over its
-    turn, for ratios that are a turn's. With an `entropy_weight` the loss is less by that times
-    the weighted sum of `entropy_X`, and differentiable in it, too. Where the weight is 0 the
-    other vectors may hold anything, NaN included.
+    turn, for ratios that are a turn's; `trajectory_X` is the mean log ratio over each token's
+    trajectory, for ratios that are a trajectory's. With an `entropy_weight` the loss is less by
+    that times the weighted sum of `entropy_X`, and differentiable in it, too. Where the weight
+    is 0 the other vectors may hold anything, NaN included.
     """
     on_X = weights_X > 0
     mask_X = on_X.astype(jnp.float32)
@@ -129,6 +131,8 @@ def objective(
     log_ratio_X = logprob_X - proximal_X
     if ratio in ratios.TURNWISE:
         log_ratio_X = over_turns(log_ratio_X)
+    if ratio in ratios.TRAJECTORYWISE:
+        log_ratio_X = masked(trajectory_X)
     ratio_X = ratios.exp(log_ratio_X)
     advantages_X = masked(advantages_X)
     policy_X, cut_X = ratios.named(ratio)(log_ratio_X, logprob_X, advantages_X, limits)

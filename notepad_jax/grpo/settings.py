@@ -19,6 +19,7 @@ class UpdateSettings:
     clip_high: float  # ratios above 1 + clip_high give none when it is positive
     dual_clip: float  # ratios above it give none when it is negative
     cap: float  # of cispo: no ratio counts for more
+    proximal: str  # a name in ratios.PROXIMALS
     tis_cap: float  # of proximal / behaviour, what a token weighs at most; 0: no correction
     kl: str  # a name in objective.KLS
     kl_weight: float  # of KL to the reference policy, per token; 0 needs no reference
@@ -42,6 +43,9 @@ class UpdateSettings:
             )
         ratios.named(self.ratio)
         objective.kl_named(self.kl)
+        if self.proximal not in ratios.PROXIMALS:
+            known = " or ".join(map(repr, ratios.PROXIMALS))
+            raise ValueError(f"grpo.proximal is {self.proximal!r}; use {known}")
         if not 1 <= self.cap < float("inf"):
             raise ValueError(f"cap is {self.cap}; a ratio of 1 must count whole, so at least 1")
         if not (self.tis_cap == 0 or 1 <= self.tis_cap < float("inf")):

@@ -27,7 +27,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from notepad_jax.grpo import forward, micro_batches
+from notepad_jax.grpo import forward, micro_batches, ratios
 from notepad_jax.grpo import objective as objectives
 from notepad_jax.grpo.micro_batches import MicroBatch
 from notepad_jax.grpo.ratios import Limits
@@ -51,19 +51,26 @@ def learn(
     frozen: Any,
     batches: Sequence[TrainBatch],
     rate_scale: float = 1.0,
+    moved: bool = True,
 ) -> tuple[TrainState, dict[str, float]]:
     """Takes one optimizer step on each batch, in order; `state`'s buffers are donated.
 
     `rate_scale` multiplies what the optimizer would add to the parameters. Muon and Adam
     move as far for a faint gradient as for a strong one; a caller who knows that a batch
-    carries little signal says so here. Returns the new state and metrics (`_metrics`).
+    carries little signal says so here. A ratio of whole trajectories costs a forward pass
+    before each step, but before the first if the policy has not `moved` from the batches'
+    proximal logprobs: then it is 1. Interpolated proximal logprobs take the steps as one policy
+    version's, in equal parts. Returns the new state and metrics (`_metrics`).
 
     Raises:
       ValueError: the rows cannot be split, or no token or a row's first token is trained.
     """
     taken, cut = [], place.specs(state)
-    for batch in batches:
-        total = _sum(config, settings, state.masters, frozen, batch)
+    for number, batch in enumerate(batches):
+        total = _sum(
+            config, settings, state.masters, frozen, batch,
+            since=number / len(batches), moved=moved or number > 0,
+        )  # fmt: skip
         with mesh.within(mesh.of(state.masters)):
             state, report = _apply(
                 state, total, batch.denominator, rate_scale, optimizer=optimizer, cut=cut
@@ -79,31 +86,65 @@ def loss_and_gradient(
     masters: Any,
     frozen: Any,
     batch: TrainBatch,
+    since: float = 0.0,
 ) -> tuple[Float[Array, ""], Any]:
-    """Returns what a step of `learn` gives the optimizer: mean loss and its gradient, float32."""
-    gradient, sums, _ = _sum(config, settings, masters, frozen, batch)
+    """Returns what a step of `learn` gives the optimizer: mean loss and its gradient, float32.
+
+    `since` is what has been learnt since the proximal policy, in versions (`ratios.interpolated`).
+    """
+    gradient, sums, _ = _sum(config, settings, masters, frozen, batch, since)
     d = batch.denominator
     return sums.loss / d, jax.tree.map(lambda g: g / d, gradient)
 
 
 def _sum(
-    config: PolicyConfig, settings: UpdateSettings, masters: Any, frozen: Any, batch: TrainBatch
-) -> Total:
+    config: PolicyConfig, settings: UpdateSettings, masters: Any, frozen: Any, batch: TrainBatch,
+    since: float, moved: bool = True,
+) -> Total:  # fmt: skip
     """Returns the gradient and the sums over the whole batch, micro-batch by micro-batch."""
+    ratio_BT = None
+    if settings.ratio in ratios.TRAJECTORYWISE and moved:
+        ratio_BT = _over_trajectories(config, settings, masters, frozen, batch)
     there, cut = mesh.of(masters), place.specs(masters)
     parts = there.shape["fsdp"]
     fixed = _fixed(config, settings)
     with mesh.within(there):
         total = _nothing_yet(masters, config, cut)
-        for micro in micro_batches.split(batch, settings.micro_batch_rows, parts):
+        numbers = _numbers(settings, since)
+        for micro in micro_batches.split(batch, settings.micro_batch_rows, parts, ratio_BT):
             micro = place.commit(micro, place.rows(there))
-            total = _accumulate(total, masters, frozen, micro, *_limits(settings), **fixed, cut=cut)
+            total = _accumulate(total, masters, frozen, micro, *numbers, **fixed, cut=cut)
     return total
 
 
-def _limits(settings: UpdateSettings) -> tuple[Limits, float, float | None]:
-    """What changes nothing that is compiled; no bonus for entropy is None, and no gradient."""
-    return settings.limits, settings.kl_weight, settings.entropy_weight or None
+def _over_trajectories(
+    config: PolicyConfig, settings: UpdateSettings, masters: Any, frozen: Any, batch: TrainBatch
+) -> np.ndarray:
+    """Mean log ratio [B, T] of each trained token's trajectory, of the policy as it is now.
+
+    On the host, over all rows at once: a trajectory's turns lie in several micro-batches.
+    """
+    now_BT = token_logprobs_of(
+        config, parameters.join(frozen, masters), batch, settings.temperature,
+        settings.micro_batch_rows,
+    )  # fmt: skip
+    on_BT = batch.weights > 0
+    far_N = (now_BT - batch.proximal_logprobs)[on_BT]
+    _, which_N, count_I = np.unique(
+        batch.trajectory[on_BT], return_inverse=True, return_counts=True
+    )
+    out_BT = np.zeros_like(batch.weights)
+    out_BT[on_BT] = (np.bincount(which_N, far_N) / count_I)[which_N]
+    return out_BT
+
+
+def _numbers(
+    settings: UpdateSettings, since: float
+) -> tuple[Limits, float, float | None, float | None]:
+    """What may change and compile nothing; None is what is off, and no part of the program."""
+    s = settings
+    since = since if s.proximal == "interpolated" else None
+    return s.limits, s.kl_weight, s.entropy_weight or None, since
 
 
 def _fixed(config: PolicyConfig, settings: UpdateSettings) -> dict[str, Any]:
@@ -155,7 +196,7 @@ def lowered(
         total = gradient, *_everywhere((sums, load), there)
         fixed = _fixed(config, settings)
         number = jax.ShapeDtypeStruct((), jnp.float32)
-        limits = _everywhere(jax.tree.map(lambda _: number, _limits(settings)), there)
+        limits = _everywhere(jax.tree.map(lambda _: number, _numbers(settings, 0.0)), there)
         return {
             "accumulate": _accumulate.lower(
                 total, state.masters, frozen, micro, *limits, **fixed, cut=cut
@@ -222,6 +263,7 @@ def _accumulate(
     limits: Limits,
     kl_weight: float | Array,
     entropy_weight: float | Array | None,
+    since: float | Array | None,
     config: PolicyConfig,
     temperature: float,
     remat: bool,
@@ -235,11 +277,13 @@ def _accumulate(
         params = parameters.join(frozen, masters)
         logprob_X, entropy_X, load_LE = forward.run(params, micro, config, temperature, remat)
         with jax.named_scope("objective"):
-            m = micro
+            m, proximal_X = micro, micro.proximal
+            if since is not None:
+                proximal_X = ratios.interpolated(m.behaviour, logprob_X, m.age, since)
             sums = objectives.objective(
-                logprob_X, m.behaviour, m.proximal, m.reference, m.advantages, m.weights,
+                logprob_X, m.behaviour, proximal_X, m.reference, m.advantages, m.weights,
                 m.update_turn, entropy_X, limits, kl_weight, entropy_weight, ratio, kl,
-                lambda x_X: _over_turns(x_X, m.turn),
+                lambda x_X: _over_turns(x_X, m.turn), m.trajectory_ratio,
             )  # fmt: skip
         return sums.loss, (sums, load_LE)
 

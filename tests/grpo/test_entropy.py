@@ -14,8 +14,9 @@ from notepad_jax.model import attention, policy
 
 TEMPERATURE = 0.7
 SETTINGS = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0, tis_cap=0.0, kl="k3",
-    kl_weight=0.0, entropy_weight=0.1, temperature=TEMPERATURE, micro_batch_rows=1, remat=False,
+    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
+    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.0, entropy_weight=0.1,
+    temperature=TEMPERATURE, micro_batch_rows=1, remat=False,
 )  # fmt: skip
 
 
