@@ -37,7 +37,7 @@ def groups(make):
 
 
 def packed(groups, row_length=WIDE):
-    """Rows of `row_length`, made WIDE with padding; a trajectory's mean is the normaliser's, too."""
+    """Rows of `row_length`, made WIDE with padding; each trajectory weighs the same."""
     one = pack(
         groups, advantages.of_groups("dr_grpo", groups), row_length, length_multiple=row_length,
         normaliser=normalisers.trajectory_mean,
@@ -103,6 +103,20 @@ def test_splitting_completions_into_more_turns_does_not_matter(learn, groups, of
     assert_same(learn(one), learn(split))
 
 
+def test_learn_says_what_each_step_stands_on(config, groups, monkeypatch):
+    """How far it is from the version that sampled, and whether the policy has moved."""
+    seen, batches = [], [packed(groups)] * 4
+    monkeypatch.setattr(update, "_sum", lambda *args, **how: seen.append(tuple(how.values())))
+    monkeypatch.setattr(update, "_apply", lambda state, *args, **how: (state, None))
+    monkeypatch.setattr(update, "_metrics", lambda *args: {})
+    for moved in (False, True):
+        nothing = state.TrainState(0, {}, {})
+        update.learn(config, None, SETTINGS, nothing, {}, batches, moved=moved)
+    steps = [(0.25, True), (0.5, True), (0.75, True)]
+    assert seen == [(0, False), *steps, (0, True), *steps]
+
+
+@pytest.mark.slow
 def test_the_first_step_needs_no_pass_and_the_second_sees_the_first(
     config, params, groups, monkeypatch
 ):
@@ -141,7 +155,7 @@ def test_in_token_form_it_has_the_gradient_of_the_paper_s():
         ).loss
 
     paper = jax.grad(lambda lp: -(jnp.exp(lp[0]) - 2 * jnp.exp(lp[1:].mean())))
-    np.testing.assert_allclose(jax.grad(ours)(far), paper(far), rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(jax.grad(ours))(far), paper(far), rtol=1e-5)
     assert ratios.TRAJECTORYWISE == ("gspo_trajectory",)
 
 
