@@ -61,9 +61,9 @@ ENGINE = EngineSettings(
     max_new_tokens=COMPLETION, steps_per_launch=COMPLETION, row_tokens=PROMPT,
 )  # fmt: skip
 UPDATE = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0, tis_cap=0.0, kl="k3",
-    kl_weight=0.0, temperature=1.0,
-    micro_batch_rows=PROMPTS, remat=False,
+    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
+    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.0, entropy_weight=0.0,
+    temperature=1.0, micro_batch_rows=PROMPTS, remat=False,
 )  # fmt: skip
 OPTIMIZER = OptimizerSettings(
     kind="adamw", learning_rate=1e-4, adam_learning_rate=1e-4, warmup_steps=0

@@ -64,9 +64,9 @@ POLICIES = {
     "4 layers, d 256": policy_config(256, 4, 8, 2, 1024),
 }
 UPDATE = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0, tis_cap=0.0, kl="k3",
-    kl_weight=0.0, temperature=1.0,
-    micro_batch_rows=1, remat=False,
+    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
+    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.0, entropy_weight=0.0,
+    temperature=1.0, micro_batch_rows=1, remat=False,
 )  # fmt: skip
 
 

@@ -77,11 +77,14 @@ def get_config() -> ConfigDict:
             advantage="dr_grpo",  # or grpo, rloo, batch_std, task_std, tmn, tmn_reweight
             normaliser="token_mean",  # or turn_mean, trajectory_mean, prompt_mean, constant
             constant=0.0,  # of `constant`: completion tokens that a trajectory may have
-            ratio="ppo_clip",  # or gspo, a turn's own; cispo
+            ratio="ppo_clip",  # or gspo, a turn's own; gspo_trajectory, all turns'; cispo
             clip_low=0.2,
             clip_high=0.2,
             dual_clip=3.0,
             cap=4.0,  # of cispo: no ratio counts for more
+            # The ratio's denominator: what a pass before the first of several steps says, or
+            # "interpolated" between sampler and policy, by the age of a turn and without a pass.
+            proximal="recomputed",
             tis_cap=0.0,  # of the trainer's over the sampler's probability; 0 does not correct
             mask_truncated=False,  # turns that were cut at their limit teach nothing
             ess_at=0.0,  # effective share of turns below which a step is shortened; 0: none
@@ -91,6 +94,11 @@ def get_config() -> ConfigDict:
             kl_weight=0.0,  # to the starting policy; 0 skips its forward pass
             kl="k3",  # the estimate: k1, k2, k3
             kl_in="loss",  # or "reward"
+            # AEPO: while the mean entropy of turns of a kind (updates, answers) is above `high`
+            # nats, and until it is below `low`, their failures teach nothing. 0: no such gate.
+            entropy_high=0.0,
+            entropy_low=0.0,
+            entropy_weight=0.0,  # of a bonus for each token's entropy, in nats
             # Optimizer steps a rollout: minibatches (parts of it, of whole groups) x epochs. With
             # more than one the ratio is to the trainer's own logprobs before the first of them.
             minibatches=1,

@@ -335,6 +335,7 @@ class TrainBatch:
     turn: np.ndarray  # int32: which turn, trajectory, prompt (group) of the batch; -1: none
     trajectory: np.ndarray  # int32
     prompt: np.ndarray  # int32
+    age: np.ndarray  # int32: versions between the policy that wrote the turn and the learning one
     update_turn: np.ndarray  # float32, 1 on completion tokens of update turns
     denominator: float  # what the sum of one optimizer step is divided by, once
 

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from notepad_jax.grpo import advantages, batch, normalisers, objective, ratios
+from notepad_jax.grpo import advantages, batch, entropy_gate, normalisers, objective, ratios
 from notepad_jax.grpo.batch import PackingStats
+from notepad_jax.grpo.entropy_gate import Gate
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.types import Group, TrainBatch
 
@@ -42,6 +43,8 @@ class Algorithm:
     row_length: int  # tokens of a packed row
     full_rate_at: float  # share of informative groups for the whole rate; 0: always whole
     ess_at: float  # effective share of turns for the whole rate; 0: always whole
+    entropy_high: float  # nats above which turns of a kind learn from success alone; 0: never
+    entropy_low: float  # nats below which they learn from failure again
     max_skipped: int  # steps in a row that may be skipped for not being finite
 
     def __post_init__(self) -> None:
@@ -54,6 +57,12 @@ class Algorithm:
             )
         if self.kl_in not in ("loss", "reward"):
             raise ValueError(f"grpo.kl_in is {self.kl_in!r}; use 'loss' or 'reward'")
+        if self.entropy_high and not 0 < self.entropy_low <= self.entropy_high:
+            raise ValueError(
+                f"grpo.entropy_high is {self.entropy_high} and grpo.entropy_low "
+                f"{self.entropy_low}; need 0 < entropy_low <= entropy_high: a gate that shut at "
+                "the one opens below the other"
+            )
 
     @property
     def optimizer_steps(self) -> int:
@@ -65,9 +74,23 @@ class Algorithm:
 
         With a single step the policy that learns is the one that sampled, so the sampler's own
         logprobs are the ratio's denominator. With several, the trainer computes them once: then
-        the ratio is exactly 1 at the first step, and the clips bound how far the others go.
+        the ratio is exactly 1 at the first step, and the clips bound how far the others go. The
+        entropies that a gate looks at come of the same pass.
         """
-        return self.optimizer_steps > 1 or settings.tis_cap > 0 or self.ess_at > 0
+        if settings.proximal == "interpolated":
+            return False
+        looked_at = self.ess_at > 0 or self.entropy_high > 0
+        return self.optimizer_steps > 1 or settings.tis_cap > 0 or looked_at
+
+    def forwards(self, settings: UpdateSettings, parts: int) -> int:
+        """Forward passes over a part that a rollout of so many costs beside those of its steps.
+
+        Proximal and reference logprobs of each part, before the first step; the ratio of whole
+        trajectories of one part before each step but the first.
+        """
+        each = self.needs_proximal(settings) + bool(self.kl_weight)
+        again = parts * self.epochs - 1 if settings.ratio in ratios.TRAJECTORYWISE else 0
+        return parts * each + again
 
     def rate_scale(self, share: float, effective: float = 1.0) -> float:
         """What the rate is multiplied by when that share of the groups is informative.
@@ -86,15 +109,35 @@ def problems(how: Algorithm, settings: UpdateSettings) -> Iterator[str]:
             "grpo.kl='k1' as a loss pulls nowhere: its gradient is zero on average; use k2 or k3, "
             "or grpo.kl_in='reward'"
         )
+    if settings.proximal == "interpolated":
+        asked = {
+            f"grpo.ratio={settings.ratio!r}": settings.ratio in ratios.TRAJECTORYWISE,
+            "grpo.ess_at": how.ess_at,
+            "grpo.entropy_high": how.entropy_high,
+        }
+        for key in (key for key, on in asked.items() if on):
+            yield (
+                f"grpo.proximal='interpolated' saves the forward pass before a step that {key} "
+                "looks at; use 'recomputed'"
+            )
 
 
-def idle(how: Algorithm, settings: UpdateSettings) -> Iterator[str]:
-    """Yields, in words, what was chosen and cannot act."""
-    if settings.ratio != "ppo_clip" and not how.needs_proximal(settings):
+def idle(how: Algorithm, settings: UpdateSettings, max_staleness: int = 0) -> Iterator[str]:
+    """Yields, in words, what was chosen and cannot act; turns are `max_staleness` old at most."""
+    to_sampler = settings.proximal == "recomputed" and not how.needs_proximal(settings)
+    moves = how.optimizer_steps > 1 or (to_sampler and max_staleness > 0)
+    if settings.ratio != "ppo_clip" and not moves:
         yield (
             f"grpo.ratio={settings.ratio!r} cannot act: with one optimizer step a rollout all "
             "ratios are 1 up to rounding; raise grpo.minibatches or grpo.epochs"
         )
+    if settings.proximal == "interpolated" and not max_staleness:
+        yield (
+            "grpo.proximal='interpolated' cannot act: rollout.max_staleness is 0, so every turn "
+            "is the newest policy's, and the ratio is to the sampler's own logprobs"
+        )
+    if how.entropy_low and not how.entropy_high:
+        yield "grpo.entropy_low cannot act: grpo.entropy_high is 0"
     if how.kl_weight == 0 and how.kl_in == "reward":
         yield "grpo.kl_in='reward' cannot act: grpo.kl_weight is 0"
     if how.normaliser != "constant" and how.constant:
@@ -117,13 +160,14 @@ def idle_on(advantage: str, groups: Sequence[Group]) -> Iterator[str]:
 
 def batches(
     how: Algorithm, settings: UpdateSettings, groups: Sequence[Group], now: Logprobs,
-    reference: Logprobs,
+    reference: Logprobs, version: int | None = None,
 ) -> tuple[list[TrainBatch], list[PackingStats]]:  # fmt: skip
     """Returns the batch of each part of a rollout, in order, before the first step on any.
 
     `now` gives logprobs of the policy that learns, `reference` of the one that KL is taken to;
     neither is called unless it is needed. An advantage sees all groups, since some
-    scale by what others did; a part is one optimizer step with one denominator.
+    scale by what others did; a part is one optimizer step with one denominator. `version` is
+    that of the policy that learns.
     """
     cut = parts_of(len(groups), how.minibatches)
     values = advantages.of_groups(how.advantage, groups)
@@ -137,6 +181,7 @@ def batches(
             normaliser=normalisers.named(how.normaliser),
             constant=how.constant,
             mask_truncated=how.mask_truncated,
+            version=version,
         )
         for part in cut
     ]
@@ -191,6 +236,29 @@ def _less(groups: Sequence[Group], apart: Sequence[np.ndarray], weight: float) -
 
 
 # ---------------------------------------------------------------- guards
+
+
+def gated(
+    how: Algorithm, gate: Gate, made: Sequence[TrainBatch], entropies: Sequence[np.ndarray]
+) -> tuple[list[TrainBatch], Gate, dict[str, float]]:
+    """Returns the batches that are learnt from, the gate as it is now, and metrics of both.
+
+    `entropies` [B, T] are those of the batches' tokens before the first step on any. A batch of
+    which nothing is left is gone.
+    """
+    found = entropy_gate.mean_entropies(made, entropies)
+    gate = entropy_gate.after(gate, found, how.entropy_low, how.entropy_high)
+    normaliser = normalisers.named(how.normaliser)
+    kept, out = [], 0
+    for one in made:
+        out_BT = entropy_gate.left_out(one, gate)
+        out += int(out_BT.sum())
+        kept.append(batch.without(one, out_BT, normaliser, how.constant))
+    share = out / sum(int((one.weights > 0).sum()) for one in made)
+    metrics = {f"entropy_gate/{name}": value for name, value in found.items()}
+    metrics |= {f"entropy_gate/{name}_shut": float(name in gate) for name in entropy_gate.KINDS}
+    kept = [one for one in kept if one is not None]
+    return kept, gate, metrics | {"entropy_gate/left_out": share}
 
 
 def effective_share(made: Sequence[TrainBatch]) -> float:

@@ -71,6 +71,7 @@ def pack(
     normaliser: Normaliser = normalisers.token_mean,
     constant: float = 1.0,
     mask_truncated: bool = False,
+    version: int | None = None,
 ) -> PackedBatch:
     """Packs all turns of all trajectories; the order of rows is a function of the input alone.
 
@@ -84,6 +85,7 @@ def pack(
       normaliser: weights of the completion tokens, and the batch's denominator.
       constant: of the normaliser `constant`, completion tokens of a trajectory.
       mask_truncated: leave out turns that were cut at their limit, as if nobody had said them.
+      version: of the policy that will learn; None: each turn's own, all are of age 0.
 
     Raises:
       ValueError: a turn is longer than a row, a completion's logprobs do not match its
@@ -115,7 +117,7 @@ def pack(
         rows=height,
         row_length=width,
     )
-    return PackedBatch(_with_labels(written, placed, normaliser, constant), stats)
+    return PackedBatch(_with_labels(written, placed, normaliser, constant, version), stats)
 
 
 def with_advantages(batch: TrainBatch, advantages: Sequence[np.ndarray]) -> TrainBatch:
@@ -123,6 +125,22 @@ def with_advantages(batch: TrainBatch, advantages: Sequence[np.ndarray]) -> Trai
     flat_I, there_BT = np.concatenate(advantages), batch.trajectory >= 0
     found_BT = np.where(there_BT, flat_I[batch.trajectory], 0).astype(np.float32)
     return dataclasses.replace(batch, advantages=found_BT)
+
+
+def without(
+    batch: TrainBatch, out_BT: np.ndarray, normaliser: Normaliser, constant: float
+) -> TrainBatch | None:
+    """Returns the batch as if nobody had said the tokens `out_BT`; None if nothing is left.
+
+    They weigh nothing and count in no denominator; as context of others they stay.
+    """
+    on_BT = (batch.weights > 0) & ~out_BT
+    if not on_BT.any():
+        return None
+    ids = (each[on_BT] for each in (batch.turn, batch.trajectory, batch.prompt))
+    weights_BT = np.zeros_like(batch.weights)
+    weights_BT[on_BT], denominator = normaliser(*ids, constant)
+    return dataclasses.replace(batch, weights=weights_BT, denominator=denominator)
 
 
 def _private(turn: Turn) -> int:
@@ -186,8 +204,9 @@ def _bundles(turns: Sequence[_Turn], share_prefixes: bool) -> list[list[_Turn]]:
 
 
 def _with_labels(
-    rows: packing.Rows, placed: Sequence[_Turn], normaliser: Normaliser, constant: float
-) -> TrainBatch:
+    rows: packing.Rows, placed: Sequence[_Turn], normaliser: Normaliser, constant: float,
+    version: int | None,
+) -> TrainBatch:  # fmt: skip
     """Writes what belongs to completion tokens: a value a turn, spread over its completion."""
     made_X = np.array([len(m.turn.completion.tokens) for m in placed])
     first_X = rows.tails_at + [len(m.turn.prompt.tail) for m in placed]
@@ -203,6 +222,8 @@ def _with_labels(
     weights_N, denominator = normaliser(*(np.repeat(ids_X, made_X) for ids_X in ids), constant)
     weights_BT = np.zeros(rows.tokens.shape, np.float32)
     weights_BT.reshape(-1)[at_N] = weights_N
+    written_X = [m.turn.completion.policy_version for m in placed]
+    ages_X = [0 if version is None else version - one for one in written_X]
     behaviour_BT = np.zeros(rows.tokens.shape, np.float32)
     behaviour_BT.reshape(-1)[at_N] = np.concatenate(
         [m.turn.completion.behaviour_logprobs for m in placed]
@@ -219,6 +240,7 @@ def _with_labels(
         turn=spread([m.number for m in placed], np.int32, -1),
         trajectory=spread([m.trajectory for m in placed], np.int32, -1),
         prompt=spread([m.prompt for m in placed], np.int32, -1),
+        age=spread(ages_X, np.int32),
         update_turn=spread([m.turn.kind is TurnKind.UPDATE for m in placed], np.float32),
         denominator=denominator,
     )

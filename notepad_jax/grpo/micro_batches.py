@@ -43,6 +43,8 @@ class MicroBatch:
     reference: Leaf  # [X]
     update_turn: Leaf  # [X]
     turn: Leaf  # [X] which turn of its part's, counted from 0; the padding is one of its own
+    age: Leaf  # [X]
+    trajectory_ratio: Leaf  # [X] mean log ratio over the token's trajectory, for who needs it
 
 
 def bucket(count: int) -> int:
@@ -57,11 +59,13 @@ def bucket(count: int) -> int:
     return -(-count // unit) * unit
 
 
-def split(batch: TrainBatch, rows: int, parts: int = 1) -> list[MicroBatch]:
+def split(
+    batch: TrainBatch, rows: int, parts: int = 1, trajectory_ratio_BT: np.ndarray | None = None
+) -> list[MicroBatch]:
     """Splits the batch's rows, in order, into micro-batches of equal shape, on the host.
 
-    Each has `rows` rows in `parts` parts. Raises ValueError: the rows cannot be split, or no
-    token or a row's first token is trained.
+    Each has `rows` rows in `parts` parts; log ratios of trajectories are 0 unless told. Raises
+    ValueError: the rows cannot be split, or no token or a row's first token is trained.
     """
     height, width = batch.tokens.shape
     check_parts(rows, parts)
@@ -78,6 +82,8 @@ def split(batch: TrainBatch, rows: int, parts: int = 1) -> list[MicroBatch]:
     if not most:
         raise ValueError("the batch holds not one trained token; there is nothing to learn from")
     size = bucket(most)
+    if trajectory_ratio_BT is None:
+        trajectory_ratio_BT = np.zeros_like(batch.weights)
 
     def one(number: int, micro: list[np.ndarray]) -> MicroBatch:
         here = slice(number * rows, (number + 1) * rows)
@@ -101,6 +107,8 @@ def split(batch: TrainBatch, rows: int, parts: int = 1) -> list[MicroBatch]:
             reference=take(batch.reference_logprobs),
             update_turn=take(batch.update_turn),
             turn=take(batch.turn, _numbered),
+            age=take(batch.age),
+            trajectory_ratio=take(trajectory_ratio_BT),
         )
 
     return [one(n, micro) for n, micro in enumerate(places) if any(map(len, micro))]
@@ -111,7 +119,9 @@ def shapes(rows: int, width: int, parts: int, most: int) -> MicroBatch:
     check_parts(rows, parts)
     by_row, flat = (rows, width), (parts * bucket(most),)
     whole, real = np.dtype(np.int32), np.dtype(np.float32)
-    kinds = dict.fromkeys(("tokens", "positions", "kv_end", "before", "labels", "turn"), whole)
+    kinds = dict.fromkeys(
+        ("tokens", "positions", "kv_end", "before", "labels", "turn", "age"), whole
+    )
     return MicroBatch(
         **{
             field.name: jax.ShapeDtypeStruct(

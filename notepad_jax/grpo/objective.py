@@ -33,7 +33,8 @@ Leaf = Any  # an array, or whatever jax puts in its place when it maps over a tr
 class Sums:
     """Float32 scalars: sums over the tokens that have a weight; fields named max are maxima."""
 
-    loss: Leaf  # weighted: policy loss + kl_weight * kl; the thing that is differentiated
+    # weighted: policy loss + kl_weight * kl - entropy_weight * entropy; what is differentiated
+    loss: Leaf
     policy_loss: Leaf  # weighted
     kl: Leaf  # weighted, before kl_weight
     tokens: Leaf  # how many
@@ -102,9 +103,11 @@ def objective(
     entropy_X: Float[Array, " X"],
     limits: Limits,
     kl_weight: float | Array,
+    entropy_weight: float | Array | None = None,
     ratio: str = "ppo_clip",
     kl: str = "k3",
     over_turns: Callable[[Array], Array] = lambda x_X: x_X,
+    trajectory_X: Array | float = 0.0,
 ) -> Sums:
     """Returns the sums over tokens with a weight; `.loss` is differentiable in `logprob_X`.
 
@@ -112,8 +115,10 @@ def objective(
     ratio, `behaviour_X` what the sampler reported, `update_turn_X` tells update turns'
     tokens from answer turns', for the metrics only. `ratio` and `kl` are names in
     `ratios.RATIOS` and `KLS`; `over_turns` replaces each token's value by the mean over its
-    turn, for ratios that are a turn's. Where the weight is 0 the other vectors may hold
-    anything, NaN included.
+    turn, for ratios that are a turn's; `trajectory_X` is the mean log ratio over each token's
+    trajectory, for ratios that are a trajectory's. With an `entropy_weight` the loss is less by
+    that times the weighted sum of `entropy_X`, and differentiable in it, too. Where the weight
+    is 0 the other vectors may hold anything, NaN included.
     """
     on_X = weights_X > 0
     mask_X = on_X.astype(jnp.float32)
@@ -126,17 +131,23 @@ def objective(
     log_ratio_X = logprob_X - proximal_X
     if ratio in ratios.TURNWISE:
         log_ratio_X = over_turns(log_ratio_X)
+    if ratio in ratios.TRAJECTORYWISE:
+        log_ratio_X = masked(trajectory_X)
     ratio_X = ratios.exp(log_ratio_X)
     advantages_X = masked(advantages_X)
     policy_X, cut_X = ratios.named(ratio)(log_ratio_X, logprob_X, advantages_X, limits)
     policy_X = masked(policy_X * ratios.corrected(proximal_X, behaviour_X, limits))
     kl_X = kl_named(kl)(logprob_X, masked(reference_X))
     gap_X = jax.lax.stop_gradient(jnp.abs(logprob_X - behaviour_X))
-    entropy_X = jax.lax.stop_gradient(masked(entropy_X))
+    entropy_X = masked(entropy_X)
     update_X = masked(update_turn_X)
     policy_loss, kl_sum = (weights_X * policy_X).sum(), (weights_X * kl_X).sum()
+    loss = policy_loss + kl_weight * kl_sum
+    if entropy_weight is not None:
+        loss = loss - entropy_weight * (weights_X * entropy_X).sum()
+    entropy_X = jax.lax.stop_gradient(entropy_X)
     return Sums(
-        loss=policy_loss + kl_weight * kl_sum,
+        loss=loss,
         policy_loss=policy_loss,
         kl=kl_sum,
         tokens=mask_X.sum(),

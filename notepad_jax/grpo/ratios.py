@@ -63,6 +63,15 @@ def gspo(log_ratio_X, logprob_X, advantages_X, limits):
     return _clipped(s_X, advantages_X, limits)
 
 
+def gspo_trajectory(log_ratio_X, logprob_X, advantages_X, limits):
+    """`gspo` with a whole trajectory, all its turns' completions, as the sequence.
+
+    `log_ratio_X` is the mean over the trajectory (`TRAJECTORYWISE`), found before the step: its
+    turns lie in several micro-batches. As s has no gradient of its own, that is exact.
+    """
+    return gspo(log_ratio_X, logprob_X, advantages_X, limits)
+
+
 def cispo(log_ratio_X, logprob_X, advantages_X, limits):
     """-sg(min(r, cap)) A log pi: the weight is bounded, no token loses its gradient.
 
@@ -72,8 +81,12 @@ def cispo(log_ratio_X, logprob_X, advantages_X, limits):
     return -weight_X * advantages_X * logprob_X, jnp.zeros(advantages_X.shape, bool)
 
 
-RATIOS: dict[str, Ratio] = {one.__name__: one for one in (ppo_clip, gspo, cispo)}
+RATIOS: dict[str, Ratio] = {one.__name__: one for one in (ppo_clip, gspo, gspo_trajectory, cispo)}
 TURNWISE = ("gspo",)  # who are given the mean over a turn
+TRAJECTORYWISE = ("gspo_trajectory",)  # and over a trajectory
+
+# Where the proximal logprobs come from: a pass of their own, or between sampler and policy.
+PROXIMALS = ("recomputed", "interpolated")
 
 
 def named(name: str) -> Ratio:
@@ -89,6 +102,20 @@ def corrected(proximal_X: Tokens, behaviour_X: Tokens, limits: Limits) -> Tokens
     """
     weight_X = jnp.minimum(exp(proximal_X - behaviour_X), limits.tis_cap)
     return jax.lax.stop_gradient(jnp.where(limits.tis_cap > 0, weight_X, 1.0))
+
+
+def interpolated(
+    behaviour_X: Tokens, logprob_X: Tokens, age_X: Array, since: float | Array
+) -> Tokens:
+    """log mu + a (log pi - log mu): proximal logprobs without a forward pass of their own.
+
+    a = (v_prox - v_mu) / (v_now - v_mu) in policy versions (A-3PO 2025): `age_X` is v_prox -
+    v_mu of each token's turn, `since` what the policy has learnt since v_prox, v_now - v_prox.
+    A turn that v_prox itself wrote (`age` 0) has a = 0: behaviour is proximal. Before the first
+    step (`since` 0) a = 1 of the others: the policy itself is proximal. No gradient.
+    """
+    share_X = age_X / jnp.maximum(age_X + since, 1e-6)
+    return jax.lax.stop_gradient(behaviour_X + share_X * (logprob_X - behaviour_X))
 
 
 def _clipped(ratio_X, advantages_X, limits):

@@ -19,9 +19,11 @@ class UpdateSettings:
     clip_high: float  # ratios above 1 + clip_high give none when it is positive
     dual_clip: float  # ratios above it give none when it is negative
     cap: float  # of cispo: no ratio counts for more
+    proximal: str  # a name in ratios.PROXIMALS
     tis_cap: float  # of proximal / behaviour, what a token weighs at most; 0: no correction
     kl: str  # a name in objective.KLS
     kl_weight: float  # of KL to the reference policy, per token; 0 needs no reference
+    entropy_weight: float  # of the bonus for a token's entropy; 0 computes no gradient of it
     temperature: float  # the sampler's
     micro_batch_rows: int  # rows whose activations are alive at once
     remat: bool  # recompute a layer's activations in the backward pass
@@ -41,12 +43,20 @@ class UpdateSettings:
             )
         ratios.named(self.ratio)
         objective.kl_named(self.kl)
+        if self.proximal not in ratios.PROXIMALS:
+            known = " or ".join(map(repr, ratios.PROXIMALS))
+            raise ValueError(f"grpo.proximal is {self.proximal!r}; use {known}")
         if not 1 <= self.cap < float("inf"):
             raise ValueError(f"cap is {self.cap}; a ratio of 1 must count whole, so at least 1")
         if not (self.tis_cap == 0 or 1 <= self.tis_cap < float("inf")):
             raise ValueError(f"tis_cap is {self.tis_cap}; it must be 0 (off) or at least 1")
         if not 0 <= self.kl_weight < float("inf"):
             raise ValueError(f"kl_weight is {self.kl_weight}; it must be 0 (off) or more")
+        if not 0 <= self.entropy_weight < float("inf"):
+            raise ValueError(
+                f"entropy_weight is {self.entropy_weight}; it must be 0 (off) or more: a bonus "
+                "for entropy is taken off the loss, and less than none would teach certainty"
+            )
 
     @property
     def limits(self) -> ratios.Limits:

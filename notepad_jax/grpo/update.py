@@ -1,8 +1,7 @@
 """Optimizer steps over `TrainBatch`es: rows in, new masters and metrics out.
 
-The rows are split into micro-batches of equal shape (`micro_batches`). Each runs the policy,
-gathers the hidden states that predict a completion token (nothing of size [B, T, V] ever
-exists) and adds its gradient and its `Sums` to a running total on the device. Only when all
+The rows are split into micro-batches of equal shape (`micro_batches`). Each runs the policy
+(`forward`) and adds its gradient and its `Sums` to a running total on the device. Only when all
 are in is the total divided, once, by the batch's denominator, so how rows are packed or split
 moves neither loss nor gradient. Gradients add up in float32, and float32 masters move
 (`state`); the forward pass sees casts of them.
@@ -26,19 +25,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from notepad_jax.grpo import micro_batches
+from notepad_jax.grpo import forward, micro_batches, ratios
 from notepad_jax.grpo import objective as objectives
 from notepad_jax.grpo.micro_batches import MicroBatch
 from notepad_jax.grpo.ratios import Limits
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.grpo.state import TrainState, abstract
-from notepad_jax.model import attention, logprobs, moe, parameters, policy
+from notepad_jax.model import moe, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh, place, shards
-from notepad_jax.parallel.shards import ROWS, WHOLE
+from notepad_jax.parallel.shards import ROWS
 from notepad_jax.types import TrainBatch
 
 # Summed gradient (float32), sums, and tokens per layer and expert [L, E] (E is 0 if dense).
@@ -53,19 +51,26 @@ def learn(
     frozen: Any,
     batches: Sequence[TrainBatch],
     rate_scale: float = 1.0,
+    moved: bool = True,
 ) -> tuple[TrainState, dict[str, float]]:
     """Takes one optimizer step on each batch, in order; `state`'s buffers are donated.
 
     `rate_scale` multiplies what the optimizer would add to the parameters. Muon and Adam
     move as far for a faint gradient as for a strong one; a caller who knows that a batch
-    carries little signal says so here. Returns the new state and metrics (`_metrics`).
+    carries little signal says so here. A ratio of whole trajectories costs a forward pass
+    before each step, but before the first if the policy has not `moved` from the batches'
+    proximal logprobs: then it is 1. Interpolated proximal logprobs take the steps as one policy
+    version's, in equal parts. Returns the new state and metrics (`_metrics`).
 
     Raises:
       ValueError: the rows cannot be split, or no token or a row's first token is trained.
     """
     taken, cut = [], place.specs(state)
-    for batch in batches:
-        total = _sum(config, settings, state.masters, frozen, batch)
+    for number, batch in enumerate(batches):
+        total = _sum(
+            config, settings, state.masters, frozen, batch,
+            since=number / len(batches), moved=moved or number > 0,
+        )  # fmt: skip
         with mesh.within(mesh.of(state.masters)):
             state, report = _apply(
                 state, total, batch.denominator, rate_scale, optimizer=optimizer, cut=cut
@@ -81,31 +86,65 @@ def loss_and_gradient(
     masters: Any,
     frozen: Any,
     batch: TrainBatch,
+    since: float = 0.0,
 ) -> tuple[Float[Array, ""], Any]:
-    """Returns what a step of `learn` gives the optimizer: mean loss and its gradient, float32."""
-    gradient, sums, _ = _sum(config, settings, masters, frozen, batch)
+    """Returns what a step of `learn` gives the optimizer: mean loss and its gradient, float32.
+
+    `since` is what has been learnt since the proximal policy, in versions (`ratios.interpolated`).
+    """
+    gradient, sums, _ = _sum(config, settings, masters, frozen, batch, since)
     d = batch.denominator
     return sums.loss / d, jax.tree.map(lambda g: g / d, gradient)
 
 
 def _sum(
-    config: PolicyConfig, settings: UpdateSettings, masters: Any, frozen: Any, batch: TrainBatch
-) -> Total:
+    config: PolicyConfig, settings: UpdateSettings, masters: Any, frozen: Any, batch: TrainBatch,
+    since: float, moved: bool = True,
+) -> Total:  # fmt: skip
     """Returns the gradient and the sums over the whole batch, micro-batch by micro-batch."""
+    ratio_BT = None
+    if settings.ratio in ratios.TRAJECTORYWISE and moved:
+        ratio_BT = _over_trajectories(config, settings, masters, frozen, batch)
     there, cut = mesh.of(masters), place.specs(masters)
     parts = there.shape["fsdp"]
     fixed = _fixed(config, settings)
     with mesh.within(there):
         total = _nothing_yet(masters, config, cut)
-        for micro in micro_batches.split(batch, settings.micro_batch_rows, parts):
+        numbers = _numbers(settings, since)
+        for micro in micro_batches.split(batch, settings.micro_batch_rows, parts, ratio_BT):
             micro = place.commit(micro, place.rows(there))
-            total = _accumulate(total, masters, frozen, micro, *_limits(settings), **fixed, cut=cut)
+            total = _accumulate(total, masters, frozen, micro, *numbers, **fixed, cut=cut)
     return total
 
 
-def _limits(settings: UpdateSettings) -> tuple[Limits, float]:
-    """What changes nothing that is compiled."""
-    return settings.limits, settings.kl_weight
+def _over_trajectories(
+    config: PolicyConfig, settings: UpdateSettings, masters: Any, frozen: Any, batch: TrainBatch
+) -> np.ndarray:
+    """Mean log ratio [B, T] of each trained token's trajectory, of the policy as it is now.
+
+    On the host, over all rows at once: a trajectory's turns lie in several micro-batches.
+    """
+    now_BT = token_logprobs_of(
+        config, parameters.join(frozen, masters), batch, settings.temperature,
+        settings.micro_batch_rows,
+    )  # fmt: skip
+    on_BT = batch.weights > 0
+    far_N = (now_BT - batch.proximal_logprobs)[on_BT]
+    _, which_N, count_I = np.unique(
+        batch.trajectory[on_BT], return_inverse=True, return_counts=True
+    )
+    out_BT = np.zeros_like(batch.weights)
+    out_BT[on_BT] = (np.bincount(which_N, far_N) / count_I)[which_N]
+    return out_BT
+
+
+def _numbers(
+    settings: UpdateSettings, since: float
+) -> tuple[Limits, float, float | None, float | None]:
+    """What may change and compile nothing; None is what is off, and no part of the program."""
+    s = settings
+    since = since if s.proximal == "interpolated" else None
+    return s.limits, s.kl_weight, s.entropy_weight or None, since
 
 
 def _fixed(config: PolicyConfig, settings: UpdateSettings) -> dict[str, Any]:
@@ -121,16 +160,7 @@ def token_logprobs_of(
     Of frozen parameters these are the batch's reference logprobs, of the trainer's before
     the first step on the batch its proximal ones.
     """
-    there = mesh.of(params)
-    parts = there.shape["fsdp"]
-    with mesh.within(there):
-        found = [
-            _logprobs(
-                params, place.commit(m, place.rows(there)), config=config, temperature=temperature
-            )[0]
-            for m in micro_batches.split(batch, micro_batch_rows, parts)
-        ]
-    return micro_batches.put_back(batch, micro_batch_rows, parts, jax.device_get(found))
+    return forward.told(config, params, batch, temperature, micro_batch_rows).logprobs
 
 
 def lowered(
@@ -166,7 +196,7 @@ def lowered(
         total = gradient, *_everywhere((sums, load), there)
         fixed = _fixed(config, settings)
         number = jax.ShapeDtypeStruct((), jnp.float32)
-        limits = _everywhere(jax.tree.map(lambda _: number, _limits(settings)), there)
+        limits = _everywhere(jax.tree.map(lambda _: number, _numbers(settings, 0.0)), there)
         return {
             "accumulate": _accumulate.lower(
                 total, state.masters, frozen, micro, *limits, **fixed, cut=cut
@@ -175,7 +205,7 @@ def lowered(
                 state, total, *_everywhere((number, number), there),
                 optimizer=optimizer, cut=place.specs(state),
             ),
-            "logprobs": _logprobs.lower(
+            "logprobs": forward.of_micro_batch.lower(
                 parameters.join(frozen, state.masters), micro,
                 config=config, temperature=settings.temperature,
             ),
@@ -218,45 +248,7 @@ def _metrics(
 @functools.partial(jax.jit, static_argnames=("config", "cut"), keep_unused=True)
 def _nothing_yet(masters: Any, config: PolicyConfig, cut: Any) -> Total:
     gradient = place.held(jax.tree.map(jnp.zeros_like, masters), cut)
-    return gradient, objectives.zero(), jnp.zeros((config.layers, _experts(config)))
-
-
-def _experts(config: PolicyConfig) -> int:
-    return 0 if config.experts is None else config.experts.count
-
-
-def _run(
-    params: Any, micro: MicroBatch, config: PolicyConfig, temperature: float, remat: bool
-) -> tuple[Float[Array, " X"], Float[Array, " X"], Float[Array, "L E"]]:
-    """Returns (logprob, entropy, load of the experts) of the micro-batch's trained tokens."""
-    attend = attention.packed(config, micro.kv_end)
-    hidden_BTD, _, _, routes_LBTA = policy.forward_with_routes(
-        config, params, micro.tokens, micro.positions, attend, remat=remat
-    )
-    logprob_X, _, entropy_X = logprobs.token_logprobs(
-        config, params, hidden_BTD, micro.before, micro.labels, temperature
-    )
-    if config.experts is None:
-        return logprob_X, entropy_X, jnp.zeros((config.layers, 0))
-
-    def local(routes_LBTA: Array, before_X: Array, weights_X: Array) -> Array:
-        B, T = routes_LBTA.shape[1:3]
-        trained_BT = (jnp.zeros(B * T).at[before_X].add(weights_X) > 0).reshape(B, T)
-        return shards.total(moe.load(routes_LBTA, trained_BT, _experts(config)), "fsdp")
-
-    routes = PartitionSpec(None, "fsdp")
-    load_LE = shards.each(local, (routes, ROWS, ROWS), WHOLE)(
-        routes_LBTA, micro.before, micro.weights
-    )
-    return logprob_X, entropy_X, load_LE
-
-
-@functools.partial(jax.jit, static_argnames=("config", "temperature"))
-def _logprobs(
-    params: Any, micro: MicroBatch, config: PolicyConfig, temperature: float
-) -> tuple[Float[Array, " X"], Float[Array, " X"]]:
-    logprob_X, entropy_X, _ = _run(params, micro, config, temperature, remat=False)
-    return shards.whole((logprob_X, entropy_X))
+    return gradient, objectives.zero(), jnp.zeros((config.layers, forward.experts(config)))
 
 
 @functools.partial(
@@ -270,6 +262,8 @@ def _accumulate(
     micro: MicroBatch,
     limits: Limits,
     kl_weight: float | Array,
+    entropy_weight: float | Array | None,
+    since: float | Array | None,
     config: PolicyConfig,
     temperature: float,
     remat: bool,
@@ -281,13 +275,15 @@ def _accumulate(
 
     def loss(masters: Any) -> tuple[Float[Array, ""], tuple[objectives.Sums, Array]]:
         params = parameters.join(frozen, masters)
-        logprob_X, entropy_X, load_LE = _run(params, micro, config, temperature, remat)
+        logprob_X, entropy_X, load_LE = forward.run(params, micro, config, temperature, remat)
         with jax.named_scope("objective"):
-            m = micro
+            m, proximal_X = micro, micro.proximal
+            if since is not None:
+                proximal_X = ratios.interpolated(m.behaviour, logprob_X, m.age, since)
             sums = objectives.objective(
-                logprob_X, m.behaviour, m.proximal, m.reference, m.advantages, m.weights,
-                m.update_turn, entropy_X, limits, kl_weight, ratio, kl,
-                lambda x_X: _over_turns(x_X, m.turn),
+                logprob_X, m.behaviour, proximal_X, m.reference, m.advantages, m.weights,
+                m.update_turn, entropy_X, limits, kl_weight, entropy_weight, ratio, kl,
+                lambda x_X: _over_turns(x_X, m.turn), m.trajectory_ratio,
             )  # fmt: skip
         return sums.loss, (sums, load_LE)
 

@@ -9,7 +9,6 @@ rollout is learnt from in `minibatches` x `epochs` optimizer steps. What others 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +19,9 @@ from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.checkpoint.training_state import Saved
-from notepad_jax.grpo import algorithm, update
+from notepad_jax.grpo import algorithm, entropy_gate, forward, update
 from notepad_jax.grpo.algorithm import Algorithm
+from notepad_jax.grpo.entropy_gate import Gate
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer, schedule
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.grpo.state import TrainState, start
@@ -29,6 +29,8 @@ from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import place
 from notepad_jax.types import Group, TrainBatch
+
+GATE = "entropy_gate"  # the key of a checkpoint's data
 
 
 @dataclasses.dataclass
@@ -43,6 +45,7 @@ class Learner:
     state: TrainState
     frozen: Any  # leaves that are not trained; empty where all are
     reference: Any  # the starting policy, for KL; empty where none is asked for
+    gate: Gate = entropy_gate.OPEN  # on failures of turns that are unsure already
 
 
 def settings_of(config: ConfigDict) -> tuple[Algorithm, UpdateSettings, OptimizerSettings]:
@@ -65,9 +68,11 @@ def settings_of(config: ConfigDict) -> tuple[Algorithm, UpdateSettings, Optimize
         clip_high=g.clip_high,
         dual_clip=g.dual_clip,
         cap=g.cap,
+        proximal=g.proximal,
         tis_cap=g.tis_cap,
         kl=g.kl,
         kl_weight=g.kl_weight if g.kl_in == "loss" else 0.0,
+        entropy_weight=g.entropy_weight,
         temperature=r.temperature,
         micro_batch_rows=g.micro_batch_rows,
         remat=g.remat,
@@ -111,26 +116,42 @@ def params(learner: Learner) -> Any:
 # ---------------------------------------------------------------- learning
 
 
-def learn(learner: Learner, groups: Sequence[Group], share: float) -> tuple[dict[str, float], int]:
+def learn(
+    learner: Learner, groups: Sequence[Group], share: float, version: int
+) -> tuple[dict[str, float], int]:
     """Learns from a rollout; returns (metrics, tokens that were packed).
 
-    `share` of the groups that these were chosen from were informative.
+    `share` of the groups that these were chosen from were informative; `version` is that of the
+    policy as it is.
     """
     plan = learner.plan
     rate = float(learner.rate(int(learner.state.step)))
-    now = parameters.join(learner.frozen, learner.state.masters)
+    policy = parameters.join(learner.frozen, learner.state.masters)
+    entropies = []
+
+    def now(one: TrainBatch) -> np.ndarray:
+        told = _told(learner, policy, one)
+        entropies.append(told.entropy)
+        return told.logprobs
+
     batches, stats = algorithm.batches(
-        plan, learner.settings, groups,
-        now=functools.partial(_logprobs, learner, now),
-        reference=functools.partial(_logprobs, learner, learner.reference),
+        plan, learner.settings, groups, now,
+        reference=lambda one: _told(learner, learner.reference, one).logprobs, version=version,
     )  # fmt: skip
     before = plan.needs_proximal(learner.settings)
     effective = algorithm.effective_share(batches) if before else 1.0
     scale = plan.rate_scale(share, effective)
+    gate, guarded, taught = learner.gate, {}, batches
+    if plan.entropy_high:
+        taught, gate, guarded = algorithm.gated(plan, gate, batches, entropies)
     learner.state, learnt = update.learn(
         learner.config, learner.optimizer, learner.settings, learner.state, learner.frozen,
-        batches * plan.epochs, scale,
+        taught * plan.epochs, scale,
+        moved=not before and any(one.age.any() for one in batches),
     )  # fmt: skip
+    if learnt["update/skipped"] < learnt["update/optimizer_steps"] or not taught:
+        learner.gate = gate  # a step that is not kept has changed nothing
+    learnt |= guarded
     if before:
         learnt |= _sampler_gap(batches) | {"update/effective_share": effective}
     tokens = sum(s.packed_tokens for s in stats)
@@ -152,9 +173,9 @@ def _sampler_gap(batches: Sequence[TrainBatch]) -> dict[str, float]:
     return {"logprob_gap_mean": float(gap_N.mean()), "logprob_gap_max": float(gap_N.max())}
 
 
-def _logprobs(learner: Learner, params: Any, one: TrainBatch) -> Any:
+def _told(learner: Learner, params: Any, one: TrainBatch) -> forward.Told:
     s = learner.settings
-    return update.token_logprobs_of(learner.config, params, one, s.temperature, s.micro_batch_rows)
+    return forward.told(learner.config, params, one, s.temperature, s.micro_batch_rows)
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -170,6 +191,11 @@ def saved_beside(learner: Learner, whole: Any) -> Mapping[str, Any]:
         "optimizer": learner.state.opt_state,
         "trained": parameters.without(learner.state.masters, whole),
     }
+
+
+def saved_data(learner: Learner) -> dict[str, Any]:
+    """Returns what a checkpoint keeps beside the ledger; nothing where there is no gate."""
+    return {GATE: sorted(learner.gate)} if learner.plan.entropy_high else {}
 
 
 def restore_target(learner: Learner) -> tuple[Any, Any]:
@@ -190,6 +216,7 @@ def resume(learner: Learner, saved: Saved) -> None:
         masters=parameters.join(same, saved.opt["trained"]),
         opt_state=saved.opt["optimizer"],
     )
+    learner.gate = frozenset((saved.data or {}).get(GATE, ()))
 
 
 def _cast_copy(tree: Any, dtype: str) -> Any:

@@ -328,11 +328,11 @@ def _update_programs(
     pair = 2 * c.heads // mesh.shape["tensor"] * c.head_size * c.layers * rows * updates.pairs
     many = updates.micro_batches * updates.optimizer_steps
     # Of the trainer's policy, and of the reference, whose program differs in its weights' dtype.
-    forwards = plan.needs_proximal(learning.settings) + bool(plan.kl_weight)
+    passes = plan.forwards(learning.settings, updates.optimizer_steps // plan.epochs)
     known = {
         "accumulate": (("masters", "frozen", "gradient"), many, FORWARD + BACKWARD),
         "apply": (("masters", "moments", "gradient"), updates.optimizer_steps, 0),
-        "logprobs": (("masters", "frozen"), many // plan.epochs * forwards, FORWARD),
+        "logprobs": (("masters", "frozen"), updates.micro_batches * passes, FORWARD),
     }
     return [
         Program(

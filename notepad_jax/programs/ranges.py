@@ -61,6 +61,7 @@ def whole(lowest: int, highest: int = INT32) -> Range:
 SHARE = Range(0, 1, "at least 0 and at most 1")  # probabilities, too
 UNSIGNED = Range(0, LARGEST, "0 or more, and finite in float32")
 POSITIVE = Range(TINY, LARGEST, "above 0 and finite, in float32")
+NATS = Range(0, 100, "at least 0 and at most 100 nats")  # of an entropy, at most log vocabulary
 NOT_NEGATIVE = Range(0, LARGEST, "at least 0 and finite, in float32")
 
 # By key; sections in a list (`lessons`) share their rows.
@@ -81,6 +82,9 @@ RANGES: dict[str, Range] = {
     "grpo.full_rate_at": SHARE,
     "grpo.ess_at": SHARE,
     "grpo.kl_weight": UNSIGNED,
+    "grpo.entropy_weight": UNSIGNED,
+    "grpo.entropy_high": NATS,
+    "grpo.entropy_low": NATS,
     "grpo.constant": UNSIGNED,
     "grpo.minibatches": whole(1),
     "grpo.epochs": whole(1),

@@ -192,7 +192,7 @@ def prepare(
     sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
     held_out = validation.opened(config, held_out, sampled.reader)
     learning = learner.prepare(config, policy.config, policy.params)
-    for idle in algorithm.idle(learning.plan, learning.settings):
+    for idle in algorithm.idle(learning.plan, learning.settings, config.rollout.max_staleness):
         screen.say(idle)
     del policy  # the starting weights live on in the learner alone
 
@@ -273,7 +273,7 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
     metrics |= counted
     packed_tokens = 0
     if rollout.batch:
-        learnt, packed_tokens = learner.learn(run.learner, rollout.batch, rollout.share)
+        learnt, packed_tokens = learner.learn(run.learner, rollout.batch, rollout.share, version)
         metrics |= learnt
         if _skipped(metrics):
             rollout = dynamic_sampling.without_update(rollout, before)
@@ -365,7 +365,11 @@ def _save(run: Run, params: Any, ledger: Ledger, step: int | None = None) -> Non
         "start": run.start,
     }
     beside = learner.saved_beside(learning, params)
-    data = {**run.rollouts.saved(ledger), **run.validation.saved()}
+    data = {
+        **run.rollouts.saved(ledger),
+        **run.validation.saved(),
+        **learner.saved_data(learning),
+    }
     run.checkpoints.save(step, params, beside, data, meta)
     run.saved = step
 

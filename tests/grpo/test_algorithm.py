@@ -12,11 +12,12 @@ from notepad_jax.grpo.settings import UpdateSettings
 HOW = Algorithm(
     advantage="dr_grpo", normaliser="token_mean", constant=0.0, mask_truncated=False, kl_weight=0.0,
     kl_in="loss", minibatches=1, epochs=1, row_length=384, full_rate_at=0.0, ess_at=0.0,
-    max_skipped=3,
+    entropy_high=0.0, entropy_low=0.0, max_skipped=3,
 )  # fmt: skip
 SETTINGS = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0, tis_cap=0.0, kl="k3",
-    kl_weight=0.0, temperature=1.0, micro_batch_rows=1, remat=False,
+    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
+    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.0, entropy_weight=0.0,
+    temperature=1.0, micro_batch_rows=1, remat=False,
 )  # fmt: skip
 
 
@@ -107,6 +108,10 @@ def test_the_effective_share_counts_turns_by_their_weights(make):
         (dict(kl="k4"), "no estimate of KL"),
         (dict(cap=0.5), "cap is 0.5"),
         (dict(tis_cap=0.5), "tis_cap is 0.5"),
+        (dict(proximal="kept"), "use 'recomputed' or 'interpolated'"),
+        (dict(entropy_weight=-0.1), "entropy_weight is -0.1"),
+        (dict(entropy_high=1.0), "need 0 < entropy_low <= entropy_high"),
+        (dict(entropy_high=1.0, entropy_low=1.5), "entropy_low 1.5"),
     ],
 )
 def test_what_is_no_choice_is_refused(changed, message):
@@ -118,6 +123,16 @@ def test_what_does_not_go_together_is_told_with_the_reason():
     (said,) = algorithm.problems(*having(kl="k1", kl_weight=0.1))
     assert "pulls nowhere" in said
     assert not list(algorithm.problems(*having(kl="k1", kl_weight=0.1, kl_in="reward")))
+    gate = dict(entropy_high=1.0, entropy_low=0.5)
+    for changed, key in (
+        (dict(ess_at=0.5), "grpo.ess_at"),
+        (gate, "grpo.entropy_high"),
+        (dict(ratio="gspo_trajectory"), "grpo.ratio='gspo_trajectory'"),
+    ):
+        (said,) = algorithm.problems(*having(proximal="interpolated", **changed))
+        assert key in said and "'recomputed'" in said
+        assert not list(algorithm.problems(*having(**changed)))
+    assert not list(algorithm.problems(*having(proximal="interpolated", tis_cap=2.0)))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +141,13 @@ def test_what_does_not_go_together_is_told_with_the_reason():
         ({}, None),
         (dict(ratio="gspo"), "'gspo' cannot act: with one optimizer step"),
         (dict(ratio="gspo", minibatches=4), None),
-        (dict(ratio="cispo", tis_cap=2.0), None),
+        (dict(ratio="gspo_trajectory"), "'gspo_trajectory' cannot act"),
+        # A correction's denominator is the policy itself: the ratio is 1, however old the turns.
+        (dict(ratio="cispo", tis_cap=2.0), "'cispo' cannot act"),
+        (dict(ratio="cispo", tis_cap=2.0, minibatches=2), None),
+        (dict(proximal="interpolated"), "rollout.max_staleness is 0"),
+        (dict(entropy_low=0.5), "grpo.entropy_low cannot act"),
+        (dict(entropy_high=1.0, entropy_low=0.5), None),
         (dict(kl_in="reward"), "kl_weight is 0"),
         (dict(constant=100.0), "grpo.constant cannot act"),
     ],
@@ -134,6 +155,20 @@ def test_what_does_not_go_together_is_told_with_the_reason():
 def test_what_cannot_act_says_so(changed, says):
     said = list(algorithm.idle(*having(**changed)))
     assert (says in said[0]) if says else not said
+
+
+def test_what_old_turns_let_act():
+    idle = lambda stale, **changed: list(algorithm.idle(*having(**changed), stale))  # noqa: E731
+    assert not idle(1, ratio="gspo") and not idle(1, proximal="interpolated")
+    assert idle(1, ratio="gspo", tis_cap=2.0) and idle(1, ratio="gspo", proximal="interpolated")
+
+
+def test_forward_passes_are_counted_for_the_plan():
+    passes = lambda parts=1, **changed: having(**changed)[0].forwards(having(**changed)[1], parts)  # noqa: E731
+    assert passes() == 0 and passes(tis_cap=2.0, kl_weight=0.1) == 2
+    assert passes(4, minibatches=4, epochs=2) == 4
+    assert passes(4, minibatches=4, epochs=2, ratio="gspo_trajectory") == 4 + 7
+    assert passes(4, minibatches=4, epochs=2, proximal="interpolated") == 0
 
 
 def test_a_scale_by_kind_says_where_there_is_one_kind(make):

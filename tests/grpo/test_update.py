@@ -20,9 +20,9 @@ from notepad_jax.model.config import Experts
 from notepad_jax.types import Group, TurnKind
 
 SETTINGS = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0, tis_cap=0.0, kl="k3",
-    kl_weight=0.0, temperature=1.0,
-    micro_batch_rows=4, remat=False,
+    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
+    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.0, entropy_weight=0.0,
+    temperature=1.0, micro_batch_rows=4, remat=False,
 )  # fmt: skip
 WIDE = 384  # one row of this length holds everything
 

@@ -39,9 +39,9 @@ CASES: dict[str, PolicyConfig] = {
 }
 ADAPTERS = lora.Lora(2, 4.0, ("q", "o", "down"))
 SETTINGS = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0, tis_cap=0.0, kl="k3",
-    kl_weight=0.1, temperature=0.7,
-    micro_batch_rows=8, remat=True,
+    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
+    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.1, entropy_weight=0.05,
+    temperature=0.7, micro_batch_rows=8, remat=True,
 )  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def batch(rows: int = 16, width: int = 64) -> TrainBatch:
         tokens=tokens, positions=positions, kv_end=kv_end, weights=weights, advantages=real(),
         behaviour_logprobs=behaviour, proximal_logprobs=behaviour + real() * 0.1,
         reference_logprobs=behaviour + real() * 0.1, turn=whole, trajectory=whole, prompt=whole,
-        update_turn=(weights > 0).astype(np.float32), denominator=float(weights.sum()),
+        age=whole, update_turn=(weights > 0).astype(np.float32), denominator=float(weights.sum()),
     )  # fmt: skip
 
 

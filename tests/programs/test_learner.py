@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from notepad_jax import types
+from notepad_jax.grpo import forward
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.programs import configuration, learner
@@ -110,3 +112,67 @@ def test_the_rate_follows_the_share_of_informative_groups_or_is_left_alone():
 def test_what_cannot_work_is_refused_when_the_config_is_read(word, message):
     with pytest.raises(ValueError, match=message):
         learner.settings_of(config(f"--config.{word}"))
+
+
+# ---------------------------------------------------------------- the entropy gate
+
+
+GATE = ("--config.grpo.entropy_high=2.0", "--config.grpo.entropy_low=1.0")
+
+
+@pytest.fixture
+def gated(monkeypatch):
+    """A learner whose forward pass says an entropy, and whose steps do nothing but be seen."""
+    learning = learner.prepare(config(*GATE), POLICY, published())
+    told = {"entropy": 3.0, "skipped": 0, "seen": []}
+
+    def said(config, params, one, *how):
+        return forward.Told(one.behaviour_logprobs, told["entropy"] * one.weights)
+
+    def steps(config, optimizer, settings, state, frozen, batches, *how, **moved):
+        told["seen"] = batches
+        return state, {"update/skipped": told["skipped"], "update/optimizer_steps": len(batches)}
+
+    monkeypatch.setattr(learner.forward, "told", said)
+    monkeypatch.setattr(learner.update, "learn", steps)
+    return learning, told
+
+
+def groups():
+    """Two trajectories of one update of three tokens."""
+    said = types.Completion(types.tokens([7, 8, 2]), np.zeros(3, np.float32), types.Finish.STOP, 0)
+    prompt = types.Prompt(types.tokens([5]), types.tokens([6]))
+    turns = (types.Turn(types.TurnKind.UPDATE, 0, prompt, said),)
+    reading = types.Reading("t", 0, turns, "", types.Status.ANSWERED)
+    task = types.Task("t", "?", types.TextDocument(""), ("a",), "test", "em")
+    members = tuple(types.Trajectory(reading, reward, {}) for reward in (1.0, 0.0))
+    return [types.Group(task, members)]
+
+
+def test_the_gate_shuts_stays_and_opens_with_what_each_rollout_says(gated):
+    learning, told = gated
+    assert learner.saved_data(learning) == {"entropy_gate": []}
+    for entropy, tokens, shut in ((3.0, 3, 1), (1.5, 3, 1), (0.5, 6, 0), (1.5, 6, 0)):
+        told["entropy"] = entropy
+        metrics, _ = learner.learn(learning, groups(), 1.0, 0)
+        (one,) = told["seen"]
+        assert (one.weights > 0).sum() == one.denominator == tokens
+        assert metrics["entropy_gate/update_shut"] == shut
+        assert metrics["entropy_gate/update"] == pytest.approx(entropy)
+        assert learner.saved_data(learning) == {"entropy_gate": ["update"] * shut}
+
+
+def test_a_rollout_that_is_skipped_leaves_the_gate_and_a_checkpoint_keeps_it(gated):
+    learning, told = gated
+    told["skipped"] = 1
+    learner.learn(learning, groups(), 1.0, 0)
+    assert learning.gate == frozenset()
+    told["skipped"] = 0
+    learner.learn(learning, groups(), 1.0, 0)
+    data, params = learner.saved_data(learning), learner.params(learning)
+    again = learner.prepare(config(*GATE), POLICY, published())
+    beside = learner.saved_beside(learning, params)
+    learner.resume(again, learner.Saved(1, params, beside, data, {"optimizer_steps": 0}))
+    assert again.gate == learning.gate == {"update"}
+    plain = learner.prepare(config(), POLICY, published())
+    assert learner.saved_data(plain) == {}
