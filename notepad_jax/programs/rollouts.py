@@ -22,7 +22,7 @@ from notepad_jax.parallel import hosts
 from notepad_jax.programs.task_stream import TaskStream
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
-from notepad_jax.rollout import collector, dynamic_sampling, rewards, spool
+from notepad_jax.rollout import collector, dynamic_sampling, local, rewards, spool
 from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.text.prompts import Template
@@ -45,6 +45,7 @@ class Rollouts:
     group_size: int
     seed: int
     max_failed_share: float
+    local: local.Wanted
 
     async def step(self, ledger: Ledger, version: int) -> tuple[Rollout, dict[str, float]]:
         """Returns what policy `version` has to learn from, and metrics of how it came about.
@@ -57,12 +58,34 @@ class Rollouts:
             ledger, lambda ordinals: self._read(reader, ordinals), self.wanted, version
         )
         self._check(rollout)
-        return rollout, rollout.stats.metrics() | {
+        counted: dict[str, float] = {}
+        if self.local.samples:
+            rollout, counted = await self._with_local(reader, rollout)
+        return rollout, rollout.stats.metrics() | counted | {
             "data/draws": rollout.ledger.next,
             "data/questions_left_out": self.stream.left_out,
             "data/truncated_documents": documents.truncated_documents,
             "data/truncated_tokens": documents.truncated_tokens,
         }
+
+    async def _with_local(
+        self, reader: Reader, rollout: Rollout
+    ) -> tuple[Rollout, dict[str, float]]:
+        """Returns the rollout with local turns of some of its groups, and their metrics.
+
+        Several processes choose the same turns, and each samples its share of them.
+        """
+        chosen = local.choose(rollout.batch, self.local.share, self.seed)
+        own = chosen[hosts.index() :: hosts.count()]
+        sets = await local.write_again(own, reader, self.local.samples, self.seed, self.score)
+        if hosts.count() > 1:
+            every = hosts.gather(json.dumps(spool.tell_local(sets)).encode())
+            sets = [()] * len(chosen)
+            for number, said in enumerate(every):
+                here = slice(number, None, hosts.count())
+                sets[here] = spool.told_local(json.loads(said), chosen[here])
+        batch, stats = local.joined(rollout.batch, chosen, sets)
+        return dataclasses.replace(rollout, batch=batch), stats.metrics()
 
     async def _read(
         self, reader: Reader, ordinals: Sequence[int]
@@ -129,6 +152,7 @@ def rollouts(
         group_size=r.group_size,
         seed=config.seed,
         max_failed_share=r.max_failed_share,
+        local=local.Wanted(**r.local),
     )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from notepad_jax.types import (
     CompleterFailed,
     Completers,
     Finish,
+    MemoryState,
     Task,
     Tokens,
     Turn,
@@ -54,13 +55,31 @@ class Reader:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Again:
+    """An update turn of an earlier reading, to be written once more (`memory_agent.rewrite`)."""
+
+    turn: Turn
+    memory: Tokens  # that it began with
+    probed: bool  # whether the question is then answered from the memory that it leaves
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """One reading to be made: by the memory agent, or in one turn over what `shown` returns."""
+    """One reading to be made: by the memory agent, or in one turn over what `shown` returns.
+
+    Or one turn of a reading that was made, `again`.
+    """
 
     task: Task
     seed: int  # of all its noise; order and company change nothing
     shown: Callable[[], Tokens] | None = None
     max_answer: int | None = None  # tokens, at most the reader's; None: the reader's
+    again: Again | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the document is read, chunk by chunk."""
+        return self.shown is None and self.again is None
 
 
 class Watcher(Protocol):
@@ -97,7 +116,7 @@ async def read_all(
     `watch`, the watchers and `ended` raise.
     """
     # All chunks are made now: readings of one document share them however far apart they run.
-    chunks = [reader.chunks_of(job.task) if job.shown is None else () for job in jobs]
+    chunks = [reader.chunks_of(job.task) if job.whole else () for job in jobs]
     alone = threading.Lock()
 
     async def some(indices: Sequence[int], completer: Completer, at_once: int) -> list[R]:
@@ -163,6 +182,8 @@ async def _follow(
             if turn.completion.finish is Finish.CANCELLED:
                 raise Cancelled("the completion was cancelled")
         except StopAsyncIteration:
+            if turn.kind is TurnKind.UPDATE:  # written again, and nothing was asked of it
+                return Ended("", Finish.CANCELLED, read.tokens)
             answer = reader.tokenizer.decode(memory_agent.written(turn.completion))
             return Ended(answer, turn.completion.finish, read.tokens)
         except CompleterFailed:
@@ -186,6 +207,15 @@ async def _turns(
         rules = dataclasses.replace(rules, max_answer=shorter)
     question = memory_agent.question_of(job.task, reader.tokenizer, rules.max_question)
     sampling = dataclasses.replace(reader.sampling, seed=job.seed)
+    if job.again is not None:
+        old = job.again
+        state = MemoryState(question, (), old.memory, old.turn.chunk)
+        course = memory_agent.rewrite(
+            completer, template, rules, state, old.turn, sampling, old.probed
+        )
+        async for turn, after in course:
+            yield turn, after.memory_tokens
+        return
     if job.shown is None:
         state = memory_agent.start(question, read)
         async for turn, after in memory_agent.read(completer, template, rules, state, sampling):
