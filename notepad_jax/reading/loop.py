@@ -32,6 +32,7 @@ from notepad_jax.types import (
     Completer,
     CompleterFailed,
     Completers,
+    Document,
     Finish,
     MemoryState,
     Task,
@@ -39,6 +40,10 @@ from notepad_jax.types import (
     Turn,
     TurnKind,
 )
+
+# Which of several completers read a document, by its id, for who comes back to it: its chunks may
+# be there still. It holds on to the documents, so that no other has their id.
+Homes = dict[int, tuple[Document, int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Reader:
     sampling: TurnSampling  # its seed is each job's own
     chunks_of: Callable[[Task], Chunks]
     at_once: int | None = None  # readings under way, of all completers; None: all
+    homes: Homes | None = None  # kept from one call to the next; None: each call shares out anew
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,24 +145,28 @@ async def read_all(
     at_once = reader.at_once or max(1, len(jobs))
     if not isinstance(reader.completer, Completers):
         return await some(range(len(jobs)), reader.completer, at_once)
-    shares = shared_out(jobs, reader.completer.count)
+    shares = shared_out(jobs, reader.completer.count, reader.homes)
     most = -(-at_once // reader.completer.count)
     read = await reader.completer.each(lambda k, completer: some(shares[k], completer, most))
     found = dict(zip(itertools.chain(*shares), itertools.chain(*read), strict=True))
     return [found[index] for index in range(len(jobs))]
 
 
-def shared_out(jobs: Sequence[Job], parts: int) -> list[list[int]]:
+def shared_out(jobs: Sequence[Job], parts: int, homes: Homes | None = None) -> list[list[int]]:
     """Returns the indices of each part's jobs: whole documents, as even as their jobs come.
 
-    A document goes to the part that has fewest readings so far, the first of those.
+    A document goes where `homes` says, or to the part that has fewest readings so far, the first
+    of those, which is written there.
     """
+    homes = {} if homes is None else homes
     shares: list[list[int]] = [[] for _ in range(parts)]
     documents: dict[int, list[int]] = {}
     for index, job in enumerate(jobs):
         documents.setdefault(id(job.task.document), []).append(index)
-    for indices in documents.values():
-        min(shares, key=len).extend(indices)
+    for document, indices in documents.items():
+        fewest = min(range(parts), key=lambda part: len(shares[part]))
+        _, home = homes.setdefault(document, (jobs[indices[0]].task.document, fewest))
+        shares[home].extend(indices)
     return shares
 
 

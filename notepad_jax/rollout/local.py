@@ -18,7 +18,8 @@ collector; below: reading.loop and scoring.recall.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from notepad_jax.reading.loop import Again, Ended, Job, Reader, read_all
 from notepad_jax.reading.memory_agent import hashed_seed
 from notepad_jax.rollout import rewards
 from notepad_jax.rollout.collector import scored
+from notepad_jax.rollout.ledger import Place
 from notepad_jax.scoring.recall import Recall
 from notepad_jax.types import (
     NO_TOKENS,
@@ -113,15 +115,19 @@ def choose(groups: Sequence[Group], share: float, run_seed: int) -> list[Chosen]
     """
     chosen: list[Chosen] = []
     for group in groups:
-        drawn = lambda what, group=group: hashed_seed(what, int(run_seed), *group.place)  # noqa: E731
-        if drawn("local group") % FINE >= share * FINE:
+        drawn = functools.partial(_drawn, run_seed=run_seed, place=group.place)
+        if drawn("group", FINE) >= share * FINE:
             continue
-        member = drawn("local trajectory") % len(group.trajectories)
+        member = drawn("trajectory", len(group.trajectories))
         turns = group.trajectories[member].turns
         updates = [k for k, turn in enumerate(turns) if turn.kind is TurnKind.UPDATE]
         if updates:  # a document without a token has none
-            chosen.append(Chosen(group, member, updates[drawn("local turn") % len(updates)]))
+            chosen.append(Chosen(group, member, updates[drawn("turn", len(updates))]))
     return chosen
+
+
+def _drawn(what: str, below: int, run_seed: int, place: Place) -> int:
+    return hashed_seed(f"local {what}", int(run_seed), *place) % below
 
 
 async def write_again(
@@ -156,20 +162,22 @@ async def write_again(
 
 
 def joined(
-    groups: Sequence[Group], chosen: Sequence[Chosen], sets: Sequence[Sequence[Sample]]
+    groups: Sequence[Group], sets: Mapping[Place, Sequence[Sample]]
 ) -> tuple[list[Group], LocalStats]:
-    """Returns the groups with their local turns, and what these came to.
+    """Returns the groups with the local turns that are theirs by place, and what these came to.
 
     A set whose scores are all equal, or of which fewer than two came back, teaches nothing and
     is left out, as a group would be.
     """
-    stats, local = LocalStats(), {}
-    for one, made in zip(chosen, sets, strict=True):
+    stats, found = LocalStats(), []
+    for group in groups:
+        if (made := sets.get(group.place)) is None:
+            found.append(group)
+            continue
         there = tuple(sample for sample in made if sample is not None)
         scores = np.array([sample.reward for sample in there], np.float64)
         informative = len(there) > 1 and bool(scores.max() > scores.min())
-        if informative:
-            local[one.group.place] = there
+        found.append(dataclasses.replace(group, local=there) if informative else group)
         stats += LocalStats(
             sets=1,
             informative=int(informative),
@@ -179,7 +187,7 @@ def joined(
             spread_sum=float(scores.std()) if len(there) else 0.0,
             tokens=sum(len(sample.turns[0].completion.tokens) for sample in there),
         )
-    return [dataclasses.replace(group, local=local.get(group.place, ())) for group in groups], stats
+    return found, stats
 
 
 def trajectory(

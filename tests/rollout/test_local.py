@@ -178,7 +178,7 @@ def test_a_sample_that_fails_costs_itself():
     assert [s is None for s in less[0]] == [False, True, False, False]
     kept = [0, 2, 3]
     assert [written(less[0][k]) for k in kept] == [written(whole[0][k]) for k in kept]
-    found, stats = local.joined(groups, chosen, less)
+    found, stats = local.joined(groups, {(0, 0): less[0], (1, 0): less[1]})
     assert len(found[0].local) == 3 and found[1].local == ()  # of one alone there is no baseline
     assert (stats.sets, stats.samples, stats.failed) == (2, 4, 4)
     assert [one.trajectories for one in found] == [one.trajectories for one in groups]
@@ -196,12 +196,11 @@ def test_an_engine_that_died_ends_the_rollout():
 def test_numbers_by_hand():
     """Scores 1, 0.5, 0.5, 0 spread by sqrt(1/8); 0.5, 0.5 teach nothing and are left out."""
     groups = [made.group(1.0, 0.0, place=(k, 0)) for k in range(3)]
-    chosen = [local.Chosen(group, 0, 0) for group in groups[:2]]
     sets = [
         [dataclasses.replace(made.trajectory(1.0), reward=score) for score in scores]
         for scores in ((1.0, 0.5, 0.5, 0.0), (0.5, 0.5))
     ]
-    found, stats = local.joined(groups, chosen, sets)
+    found, stats = local.joined(groups, {(0, 0): sets[0], (1, 0): sets[1]})
     assert [len(one.local) for one in found] == [4, 0, 0]
     tokens = len(fakes.tokenizer().encode("the code")) + 1
     assert stats.metrics() == {
