@@ -69,6 +69,9 @@ def get_config() -> ConfigDict:
             max_staleness=0,
             max_failed_share=0.1,  # of a step's groups, whose readings failed; beyond, it stops
             archive=2,  # groups a step kept in trajectories.jsonl for people to read
+            # Local advantages: of a `share` of the groups learnt from, one update turn's prompt is
+            # completed so many times more, and what these memories are worth is compared.
+            local=ConfigDict(dict(samples=0, share=0.5, weight=0.5)),  # 0: off; 4 is LoGo-GRPO's
         )
     )
     config.grpo = ConfigDict(

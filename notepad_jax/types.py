@@ -288,6 +288,9 @@ class Group:
     trajectories: tuple[Trajectory, ...]
     ordinal: int = -1  # of the draw that the task came with; -1: of none
     question: int = 0  # which of the draw's tasks
+    # One update turn of one of them, written again several times, each by itself (rollout.local):
+    # readings of that turn alone, by the policy that learns, with scores as rewards.
+    local: tuple[Trajectory, ...] = ()
 
     @property
     def place(self) -> tuple[int, int]:

@@ -18,11 +18,11 @@ from typing import Protocol
 import numpy as np
 
 from notepad_jax.eval import methods
-from notepad_jax.eval.recall import Recall
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Ended, Job, Reader, read_all
 from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.scoring import extraction, metrics
+from notepad_jax.scoring.recall import Recall
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import NO_TOKENS, Finish, Task, Tokens, Turn
 

@@ -5,7 +5,8 @@ more turns, and must not weigh more in its own baseline. The baseline is always 
 the scale is of the group, of the batch, or of all groups of one kind in it, so an advantage is
 a function of a whole batch. A group whose rewards are all equal gets exactly 0 and is in no
 scale. `batch` (beside) gives a trajectory's advantage unchanged to every completion token of
-every one of its turns. Pure numpy; formulas and papers: docs/algorithms.md.
+every one of its turns. Turns that were written again beside their group (`local`) have a
+baseline of their own. Pure numpy; formulas and papers: docs/algorithms.md.
 """
 
 from __future__ import annotations
@@ -104,6 +105,15 @@ def tmn_reweight(groups: Sequence[Group]) -> list[np.ndarray]:
         return advantage_G * np.where(r > mean, np.exp(hard), np.exp(-hard))
 
     return [weighted(*pair) for pair in zip(groups, tmn(groups), strict=True)]
+
+
+def local(scores_M: np.ndarray, weight: float) -> np.ndarray:
+    """weight * (score - mean of the set), float64 [M] (LoGo-GRPO, Memory-R2 2026).
+
+    The set is of one turn's completions, compared with one another alone; other papers' scales
+    are of readings, so none is taken here. `weight` is the local term's beside the readings'.
+    """
+    return weight * centred(scores_M)
 
 
 ADVANTAGES: dict[str, Advantage] = {

@@ -46,6 +46,7 @@ class Algorithm:
     entropy_high: float  # nats above which turns of a kind learn from success alone; 0: never
     entropy_low: float  # nats below which they learn from failure again
     max_skipped: int  # steps in a row that may be skipped for not being finite
+    local_weight: float  # of the advantage of turns that were written again (`Group.local`)
 
     def __post_init__(self) -> None:
         advantages.of_groups(self.advantage, ())  # knows its name
@@ -167,14 +168,16 @@ def batches(
     `now` gives logprobs of the policy that learns, `reference` of the one that KL is taken to;
     neither is called unless it is needed. An advantage sees all groups, since some
     scale by what others did; a part is one optimizer step with one denominator. `version` is
-    that of the policy that learns.
+    that of the policy that learns. A group's local turns are in its part, as a group of their
+    own: to a normaliser each is a trajectory, all of them a prompt.
     """
     cut = parts_of(len(groups), how.minibatches)
-    values = advantages.of_groups(how.advantage, groups)
+    parts = [[*groups[part], *_local_sets(groups[part])] for part in cut]
+    values = _advantages(how, parts, cut)
     packed = [
         batch.pack(
-            groups[part],
-            values[part],
+            part,
+            its,
             row_length=how.row_length,
             rows_multiple=settings.micro_batch_rows,
             length_multiple=how.row_length,  # one width: each further one compiles anew
@@ -183,7 +186,7 @@ def batches(
             mask_truncated=how.mask_truncated,
             version=version,
         )
-        for part in cut
+        for part, its in zip(parts, values, strict=True)
     ]
     made = []
     for one in (each.batch for each in packed):
@@ -195,12 +198,12 @@ def batches(
         made.append(dataclasses.replace(one, **found))
     if how.kl_weight and how.kl_in == "reward":
         kl = objective.kl_named(settings.kl)
-        apart = [_kl_of(kl, one, groups[part]) for one, part in zip(made, cut, strict=True)]
-        flat = [one for part in apart for one in part]
-        values = advantages.of_groups(how.advantage, _less(groups, flat, how.kl_weight))
-        made = [
-            batch.with_advantages(one, values[part]) for one, part in zip(made, cut, strict=True)
+        parts = [
+            _less(part, _kl_of(kl, one, part), how.kl_weight)
+            for one, part in zip(made, parts, strict=True)
         ]
+        values = _advantages(how, parts, cut)
+        made = [batch.with_advantages(one, its) for one, its in zip(made, values, strict=True)]
     return made, [each.stats for each in packed]
 
 
@@ -209,6 +212,29 @@ def parts_of(count: int, parts: int) -> list[slice]:
     parts = min(parts, count)
     ends = [count * (i + 1) // parts for i in range(parts)]
     return [slice(first, last) for first, last in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _local_sets(groups: Sequence[Group]) -> list[Group]:
+    """The local turns of each group that has some, as a group of their own."""
+    return [
+        dataclasses.replace(one, trajectories=one.local, local=()) for one in groups if one.local
+    ]
+
+
+def _advantages(
+    how: Algorithm, parts: Sequence[Sequence[Group]], cut: Sequence[slice]
+) -> list[list[np.ndarray]]:
+    """Advantages [G] of the groups of each part, and then [M] of its local sets.
+
+    `cut` says which of all groups are a part's; what follows them in it are local sets.
+    """
+    counts = [part.stop - part.start for part in cut]
+    whole = [one for part, n in zip(parts, counts, strict=True) for one in part[:n]]
+    values = advantages.of_groups(how.advantage, whole)
+    return [
+        values[here] + [advantages.local(one.rewards, how.local_weight) for one in part[n:]]
+        for here, part, n in zip(cut, parts, counts, strict=True)
+    ]
 
 
 def _kl_of(kl: Callable, one: TrainBatch, groups: Sequence[Group]) -> list[np.ndarray]:

@@ -61,7 +61,8 @@ def settings_of(config: ConfigDict) -> tuple[Algorithm, UpdateSettings, Optimize
             f"rollout.top_p is {r.top_p}; the ratio compares whole distributions, and a "
             f"nucleus is not one: train with rollout.top_p=1 (evaluate.top_p is free)"
         )
-    plan = Algorithm(**{field.name: g[field.name] for field in dataclasses.fields(Algorithm)})
+    named = {field.name for field in dataclasses.fields(Algorithm)} - {"local_weight"}
+    plan = Algorithm(**{name: g[name] for name in named}, local_weight=r.local.weight)
     settings = UpdateSettings(
         ratio=g.ratio,
         clip_low=g.clip_low,

@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 from notepad_jax.grpo.optimizer import OptimizerSettings
 from notepad_jax.model.lora import Lora
 from notepad_jax.programs import parts
+from notepad_jax.rollout import local
 from notepad_jax.types import SamplingParams
 
 # What is 0 or infinite in float32 is so on the device.
@@ -79,6 +80,9 @@ RANGES: dict[str, Range] = {
     "rollout.max_staleness": whole(0),
     "rollout.max_failed_share": SHARE,
     "rollout.archive": whole(0),
+    "rollout.local.samples": whole(0),
+    "rollout.local.share": SHARE,
+    "rollout.local.weight": UNSIGNED,
     "grpo.full_rate_at": SHARE,
     "grpo.ess_at": SHARE,
     "grpo.kl_weight": UNSIGNED,
@@ -158,6 +162,7 @@ def _adapters(lora: ConfigDict) -> Lora | None:
 VALUES: dict[str, Callable[[ConfigDict], Any]] = {
     "reading": parts.rules,
     "rollout": _sampling,
+    "rollout.local": lambda section: local.Wanted(**section),
     "evaluate": _sampling,
     "validation": _sampling,
     "optimizer": lambda section: OptimizerSettings(**section),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -22,7 +22,7 @@ from notepad_jax.parallel import hosts
 from notepad_jax.programs.task_stream import TaskStream
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
-from notepad_jax.rollout import collector, dynamic_sampling, rewards, spool
+from notepad_jax.rollout import collector, dynamic_sampling, local, rewards, spool
 from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.text.prompts import Template
@@ -45,6 +45,7 @@ class Rollouts:
     group_size: int
     seed: int
     max_failed_share: float
+    local: local.Wanted
 
     async def step(self, ledger: Ledger, version: int) -> tuple[Rollout, dict[str, float]]:
         """Returns what policy `version` has to learn from, and metrics of how it came about.
@@ -52,17 +53,50 @@ class Rollouts:
         Raises ReadingsFailed where more of the groups failed than `max_failed_share`.
         """
         documents = self.stream.documents(self.reader.tokenizer, self.reader.rules.chunk_size)
-        reader = dataclasses.replace(self.reader, chunks_of=_held(documents))
-        rollout = await dynamic_sampling.collect_informative(
-            ledger, lambda ordinals: self._read(reader, ordinals), self.wanted, version
-        )
+        homes = {} if self.local.samples else None  # only local turns come back
+        reader = dataclasses.replace(self.reader, chunks_of=_held(documents), homes=homes)
+        readers: dict[int, int] = {}  # of this step's draws: which process read it
+
+        def read(ordinals: Sequence[int]) -> Awaitable[tuple[list[Group], list[collector.Failed]]]:
+            readers.update((one, k % hosts.count()) for k, one in enumerate(ordinals))
+            return self._read(reader, ordinals)
+
+        rollout = await dynamic_sampling.collect_informative(ledger, read, self.wanted, version)
         self._check(rollout)
-        return rollout, rollout.stats.metrics() | {
+        counted: dict[str, float] = {}
+        if self.local.samples:
+            rollout, counted = await self._with_local(reader, rollout, readers)
+        return rollout, rollout.stats.metrics() | counted | {
             "data/draws": rollout.ledger.next,
             "data/questions_left_out": self.stream.left_out,
             "data/truncated_documents": documents.truncated_documents,
             "data/truncated_tokens": documents.truncated_tokens,
         }
+
+    async def _with_local(
+        self, reader: Reader, rollout: Rollout, readers: Mapping[int, int]
+    ) -> tuple[Rollout, dict[str, float]]:
+        """Returns the rollout with local turns of some of its groups, and their metrics.
+
+        Several processes choose the same turns; each samples those of the draws that it read,
+        whose chunks its engine may still have, and of the groups that waited, its share.
+        """
+        chosen = local.choose(rollout.batch, self.local.share, self.seed)
+        count = hosts.count()
+        theirs: list[list[local.Chosen]] = [[] for _ in range(count)]
+        for one in chosen:
+            ordinal = one.group.ordinal
+            theirs[readers.get(ordinal, ordinal % count)].append(one)
+        own = theirs[hosts.index()]
+        sets = await local.write_again(own, reader, self.local.samples, self.seed, self.score)
+        made = {one.group.place: found for one, found in zip(own, sets, strict=True)}
+        if count > 1:
+            every = hosts.gather(json.dumps(spool.tell_local(sets)).encode())
+            for turns, said in zip(theirs, every, strict=True):
+                found = spool.told_local(json.loads(said), turns)
+                made |= {one.group.place: each for one, each in zip(turns, found, strict=True)}
+        batch, stats = local.joined(rollout.batch, made)
+        return dataclasses.replace(rollout, batch=batch), stats.metrics()
 
     async def _read(
         self, reader: Reader, ordinals: Sequence[int]
@@ -129,6 +163,7 @@ def rollouts(
         group_size=r.group_size,
         seed=config.seed,
         max_failed_share=r.max_failed_share,
+        local=local.Wanted(**r.local),
     )  # fmt: skip
 
 

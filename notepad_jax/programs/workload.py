@@ -2,8 +2,8 @@
 
 An upper bound, in the open: every document is `tasks.max_tokens` (or `data.tokens`) long, every
 question, memory and answer is at its limit, no draft is accepted, and nobody's turn ends early;
-groups that a rollout replaces are not in it. Rows of the update are packed by the packer that a
-run uses, from these lengths. Above: `planned`.
+groups that a rollout replaces are not in it, and local turns are as many as are expected. Rows
+of the update are packed by the packer that a run uses, from these lengths. Above: `planned`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class Readings:
     chunks: int  # of a document: as many update turns, then the answer
     update: Turn
     answer: Turn
+    local_groups: int = 0  # of which an update turn is written again
+    local_samples: int = 0  # times; each is answered from once
 
     @property
     def completion_tokens(self) -> int:
@@ -66,15 +68,18 @@ class Update:
 
 def readings(config: ConfigDict, template: Template) -> Readings:
     """Returns what a step reads, every turn at its limits."""
-    turns = sizes.turns(template, parts.rules(config.reading))
+    turns, local = sizes.turns(template, parts.rules(config.reading)), config.rollout.local
     files = bool(config.tasks.files)
     document = (config.tasks.max_tokens if files else 0) or config.data.tokens
+    groups = config.rollout.documents * (1 if files else config.data.questions)
     return Readings(
-        groups=config.rollout.documents * (1 if files else config.data.questions),
+        groups=groups,
         members=config.rollout.group_size,
         chunks=-(-document // config.reading.chunk_size),
         update=turns.update,
         answer=turns.answer,
+        local_groups=math.ceil(groups * local.share) if local.samples else 0,
+        local_samples=local.samples,
     )
 
 
@@ -88,11 +93,15 @@ def rollout(reading: Readings, settings: EngineSettings, engines: int, drafts: b
     fit = max(1, width // (settings.pages_for(turn.shared) * settings.page_size))
     tail = turn.private + (turn.completion if drafts else 0)
     tails = max(1, settings.row_tokens // tail)
+    again, samples = math.ceil(reading.local_groups / engines), reading.local_samples
     decoded = groups * reading.members * reading.completion_tokens
+    decoded += again * samples * (turn.completion + reading.answer.completion)
+    local_launches = again * 2 * math.ceil(samples / tails)  # memories, and answers from them
     return Rollout(
-        prefix_launches=groups * reading.chunks / fit,
+        prefix_launches=(groups * reading.chunks + again) / fit,
         prefix_pairs=fit * _triangle(turn.shared),
-        tail_launches=groups * (reading.chunks + 1) * math.ceil(reading.members / tails),
+        tail_launches=groups * (reading.chunks + 1) * math.ceil(reading.members / tails)
+        + local_launches,
         tail_pairs=tails * (tail * turn.shared + _triangle(tail)),
         decode_launches=decoded / slots / settings.steps_per_launch,
         decode_shape=shape,
@@ -117,7 +126,10 @@ def update(
     groups = math.ceil(reading.groups / minibatches)
     turns = [reading.update] * (groups * reading.chunks) + [reading.answer] * groups
     prefixes = [turn.shared for turn in turns]
-    tails = [[turn.private + turn.completion] * reading.members for turn in turns]
+    # Turns that are written again lie behind the chunk that they are of, one of a group.
+    again = math.ceil(reading.local_groups / minibatches)
+    members = [reading.members + reading.local_samples * (k < again) for k in range(len(turns))]
+    tails = [[t.private + t.completion] * n for t, n in zip(turns, members, strict=True)]
     packed = packing.first_fit(prefixes, tails, row_length)
     trained = [sum(turns[p.bundle].completion * (p.last - p.first) for p in row) for row in packed]
     return Update(

@@ -32,12 +32,18 @@ from notepad_jax.types import (
     Completer,
     CompleterFailed,
     Completers,
+    Document,
     Finish,
+    MemoryState,
     Task,
     Tokens,
     Turn,
     TurnKind,
 )
+
+# Which of several completers read a document, by its id, for who comes back to it: its chunks may
+# be there still. It holds on to the documents, so that no other has their id.
+Homes = dict[int, tuple[Document, int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,16 +57,35 @@ class Reader:
     sampling: TurnSampling  # its seed is each job's own
     chunks_of: Callable[[Task], Chunks]
     at_once: int | None = None  # readings under way, of all completers; None: all
+    homes: Homes | None = None  # kept from one call to the next; None: each call shares out anew
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Again:
+    """An update turn of an earlier reading, to be written once more (`memory_agent.rewrite`)."""
+
+    turn: Turn
+    memory: Tokens  # that it began with
+    probed: bool  # whether the question is then answered from the memory that it leaves
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """One reading to be made: by the memory agent, or in one turn over what `shown` returns."""
+    """One reading to be made: by the memory agent, or in one turn over what `shown` returns.
+
+    Or one turn of a reading that was made, `again`.
+    """
 
     task: Task
     seed: int  # of all its noise; order and company change nothing
     shown: Callable[[], Tokens] | None = None
     max_answer: int | None = None  # tokens, at most the reader's; None: the reader's
+    again: Again | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the document is read, chunk by chunk."""
+        return self.shown is None and self.again is None
 
 
 class Watcher(Protocol):
@@ -97,7 +122,7 @@ async def read_all(
     `watch`, the watchers and `ended` raise.
     """
     # All chunks are made now: readings of one document share them however far apart they run.
-    chunks = [reader.chunks_of(job.task) if job.shown is None else () for job in jobs]
+    chunks = [reader.chunks_of(job.task) if job.whole else () for job in jobs]
     alone = threading.Lock()
 
     async def some(indices: Sequence[int], completer: Completer, at_once: int) -> list[R]:
@@ -120,24 +145,28 @@ async def read_all(
     at_once = reader.at_once or max(1, len(jobs))
     if not isinstance(reader.completer, Completers):
         return await some(range(len(jobs)), reader.completer, at_once)
-    shares = shared_out(jobs, reader.completer.count)
+    shares = shared_out(jobs, reader.completer.count, reader.homes)
     most = -(-at_once // reader.completer.count)
     read = await reader.completer.each(lambda k, completer: some(shares[k], completer, most))
     found = dict(zip(itertools.chain(*shares), itertools.chain(*read), strict=True))
     return [found[index] for index in range(len(jobs))]
 
 
-def shared_out(jobs: Sequence[Job], parts: int) -> list[list[int]]:
+def shared_out(jobs: Sequence[Job], parts: int, homes: Homes | None = None) -> list[list[int]]:
     """Returns the indices of each part's jobs: whole documents, as even as their jobs come.
 
-    A document goes to the part that has fewest readings so far, the first of those.
+    A document goes where `homes` says, or to the part that has fewest readings so far, the first
+    of those, which is written there.
     """
+    homes = {} if homes is None else homes
     shares: list[list[int]] = [[] for _ in range(parts)]
     documents: dict[int, list[int]] = {}
     for index, job in enumerate(jobs):
         documents.setdefault(id(job.task.document), []).append(index)
-    for indices in documents.values():
-        min(shares, key=len).extend(indices)
+    for document, indices in documents.items():
+        fewest = min(range(parts), key=lambda part: len(shares[part]))
+        _, home = homes.setdefault(document, (jobs[indices[0]].task.document, fewest))
+        shares[home].extend(indices)
     return shares
 
 
@@ -163,6 +192,8 @@ async def _follow(
             if turn.completion.finish is Finish.CANCELLED:
                 raise Cancelled("the completion was cancelled")
         except StopAsyncIteration:
+            if turn.kind is TurnKind.UPDATE:  # written again, and nothing was asked of it
+                return Ended("", Finish.CANCELLED, read.tokens)
             answer = reader.tokenizer.decode(memory_agent.written(turn.completion))
             return Ended(answer, turn.completion.finish, read.tokens)
         except CompleterFailed:
@@ -186,6 +217,15 @@ async def _turns(
         rules = dataclasses.replace(rules, max_answer=shorter)
     question = memory_agent.question_of(job.task, reader.tokenizer, rules.max_question)
     sampling = dataclasses.replace(reader.sampling, seed=job.seed)
+    if job.again is not None:
+        old = job.again
+        state = MemoryState(question, (), old.memory, old.turn.chunk)
+        course = memory_agent.rewrite(
+            completer, template, rules, state, old.turn, sampling, old.probed
+        )
+        async for turn, after in course:
+            yield turn, after.memory_tokens
+        return
     if job.shown is None:
         state = memory_agent.start(question, read)
         async for turn, after in memory_agent.read(completer, template, rules, state, sampling):

@@ -3,7 +3,8 @@
 A reading is `MemoryState` -> prompt -> completion -> `MemoryState`, once per chunk, and
 then one answer turn. Every turn is a context of its own: nothing but the memory is
 carried over, spliced in as token ids, never decoded and encoded again. `start`, `prompt`
-and `advance` are pure; `read` awaits a `Completer` between them. The same functions run
+and `advance` are pure; `read` awaits a `Completer` between them, and `rewrite` goes back to one
+turn of what was read. The same functions run
 in training, evaluation and serving. Above: `loop` and the programs; below: prompts and chunks.
 """
 
@@ -194,6 +195,37 @@ async def read(
         yield turn, state
         if kind is TurnKind.ANSWER or cancelled:
             return
+
+
+async def rewrite(
+    completer: Completer,
+    template: Template,
+    rules: Rules,
+    state: MemoryState,
+    turn: Turn,
+    sampling: TurnSampling,
+    probed: bool,
+) -> AsyncIterator[tuple[Turn, MemoryState]]:
+    """Writes an update turn that somebody has written again: the same prompt, other noise.
+
+    `state` is the one that `turn` began in, and needs no chunks. Yields as `read` does: the
+    turn, and if `probed` an answer from the memory that it leaves, as if the document ended
+    there. That answer is greedy: equal memories are worth the same.
+    """
+    # What was written then is a likely completion now.
+    asked = dataclasses.replace(turn.prompt, draft=turn.completion.tokens)
+    params = sampling.params(rules, turn.kind, state.next_chunk)
+    made = dataclasses.replace(turn, completion=await completer.complete(asked, params))
+    cancelled = made.completion.finish is Finish.CANCELLED
+    if not cancelled:
+        state = advance(rules, template, state, made.completion)
+    yield made, state
+    if cancelled or not probed:
+        return
+    ended = dataclasses.replace(state, chunks=())
+    greedy = dataclasses.replace(sampling, temperature=0.0)
+    async for answer, after in read(completer, template, rules, ended, greedy):
+        yield answer, after
 
 
 def _chunk_or_none(chunks: Chunks, k: int) -> Tokens | None:

@@ -17,13 +17,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from notepad_jax.eval import degradation, published, recall, summary
+from notepad_jax.eval import degradation, published, summary
 from notepad_jax.eval.degradation import Degradation
 from notepad_jax.eval.summary import Summary
 from notepad_jax.report import accuracy_plot, examples, outcomes, render
 from notepad_jax.report.accuracy_plot import Picture
 from notepad_jax.report.examples import Example
 from notepad_jax.report.origin import Origin
+from notepad_jax.scoring import recall
 
 REPORT, ACCURACY, COMPARED = "report.html", "accuracy.svg", "compared.svg"
 TEMPLATE = "evaluation.html"

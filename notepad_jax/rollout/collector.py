@@ -85,14 +85,7 @@ async def collect(
     def ended(index: int, turns: _Turns, end: Ended) -> Trajectory | Exception:
         if end.failure is not None:
             return end.failure
-        status = Status.ANSWERED if end.finish is Finish.STOP else Status.TRUNCATED
-        task, sample = jobs[index].task, index % group_size
-        try:
-            return score(Reading(task.id, sample, tuple(turns.turns), end.answer, status), task)
-        except RewardFailed:  # which names the row itself
-            raise
-        except ValueError as error:  # of the task, not of what was said
-            raise ValueError(f"task {task.id!r}: {error}") from error
+        return scored(jobs[index].task, index % group_size, turns.turns, end, score)
 
     read = await read_all(jobs, reader, lambda index: _Turns(kept), ended)
     groups: list[Group] = []
@@ -105,6 +98,19 @@ async def collect(
         else:
             groups.append(Group(task, tuple(members), ordinal, question))
     return groups, failed
+
+
+def scored(
+    task: Task, sample: int, turns: Sequence[Turn], end: Ended, score: rewards.Score
+) -> Trajectory:
+    """Returns a reading that ended with an answer, scored; ValueError naming a task that fails."""
+    status = Status.ANSWERED if end.finish is Finish.STOP else Status.TRUNCATED
+    try:
+        return score(Reading(task.id, sample, tuple(turns), end.answer, status), task)
+    except RewardFailed:  # which names the row itself
+        raise
+    except ValueError as error:  # of the task, not of what was said
+        raise ValueError(f"task {task.id!r}: {error}") from error
 
 
 class _Turns:

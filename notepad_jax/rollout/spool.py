@@ -3,8 +3,9 @@
 Of a turn only what the policy said is written: ids and logprobs, bit by bit. Its prompt follows
 from the task and from what was said before, by the same pure functions that asked for it
 (`memory_agent`), and a digest of all prompts says whether they came out the same: a changed
-document, template or tokenizer is refused, not learnt from. Above: programs.train; below:
-memory_agent and ledger.
+document, template or tokenizer is refused, not learnt from. Local turns are never waited with
+(`local`), and between processes they need no digest: each has their group. Above:
+programs.rollouts; below: memory_agent, ledger and local.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import numpy as np
 
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Reader
-from notepad_jax.rollout import rewards
+from notepad_jax.rollout import local, rewards
 from notepad_jax.rollout.collector import Failed, shared_once
 from notepad_jax.rollout.ledger import Ledger, Outcome, Waiting
+from notepad_jax.rollout.local import Chosen, Sample
 from notepad_jax.types import (
     Completion,
     Finish,
@@ -88,6 +90,39 @@ def told(
     return groups, failed
 
 
+def tell_local(sets: Sequence[Sequence[Sample]]) -> list[list[dict[str, Any] | None]]:
+    """Returns turns that were written again, a set a turn, as JSON values for other processes."""
+    return [[None if one is None else _said_again(one) for one in made] for made in sets]
+
+
+def told_local(
+    said: Sequence[Sequence[Mapping[str, Any] | None]], chosen: Sequence[Chosen]
+) -> list[tuple[Sample, ...]]:
+    """Returns what another process tells of the turns `chosen`, with the prompts known here."""
+    return [
+        tuple(one if one is None else _again(one, turn, k) for k, one in enumerate(made))
+        for turn, made in zip(chosen, said, strict=True)
+    ]
+
+
+def _said_again(one: Trajectory) -> dict[str, Any]:
+    reading = one.reading
+    return {
+        **_completions(reading.turns),
+        "score": one.reward,
+        "answer": reading.answer,
+        "status": reading.status.value,
+    }
+
+
+def _again(said: Mapping[str, Any], turn: Chosen, sample: int) -> Trajectory:
+    ((_, finish, version),) = said["turns"]
+    ids, logprobs = _array(said["ids"], IDS), _array(said["logprobs"], LOGPROBS)
+    completion = Completion(tokens(ids), logprobs, Finish(finish), version)
+    status = Status(said["status"])
+    return local.trajectory(turn, sample, completion, said["score"], said["answer"], status)
+
+
 class FailedElsewhere(Exception):
     """What a reading of another process failed of, in its words."""
 
@@ -98,10 +133,12 @@ def _told(group: Group) -> dict[str, Any]:
 
 
 def _said(trajectory: Trajectory) -> dict[str, Any]:
-    turns = trajectory.turns
+    return {"prompts": _digest(trajectory.turns), **_completions(trajectory.turns)}
+
+
+def _completions(turns: Sequence[Turn]) -> dict[str, Any]:
     completions = [turn.completion for turn in turns]
     return {
-        "prompts": _digest(turns),
         "ids": _text([c.tokens for c in completions], IDS),
         "logprobs": _text([c.behaviour_logprobs for c in completions], LOGPROBS),
         "turns": [[len(c.tokens), c.finish.value, c.policy_version] for c in completions],

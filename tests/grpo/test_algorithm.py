@@ -12,7 +12,7 @@ from notepad_jax.grpo.settings import UpdateSettings
 HOW = Algorithm(
     advantage="dr_grpo", normaliser="token_mean", constant=0.0, mask_truncated=False, kl_weight=0.0,
     kl_in="loss", minibatches=1, epochs=1, row_length=384, full_rate_at=0.0, ess_at=0.0,
-    entropy_high=0.0, entropy_low=0.0, max_skipped=3,
+    entropy_high=0.0, entropy_low=0.0, max_skipped=3, local_weight=0.5,
 )  # fmt: skip
 SETTINGS = UpdateSettings(
     ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,

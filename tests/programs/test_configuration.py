@@ -32,7 +32,7 @@ LARGE = {
     "grpo.kl_weight", "grpo.lora.alpha", "grpo.tis_cap", "endpoint.timeout",
     "optimizer.learning_rate", "optimizer.adam_learning_rate", "optimizer.eps",
     "optimizer.weight_decay", "optimizer.max_grad_norm", "guidance", "policy.rope_theta",
-    "policy.rms_eps", "initial.embed", "initial.branches",
+    "policy.rms_eps", "initial.embed", "initial.branches", "rollout.local.weight",
 }  # fmt: skip
 
 

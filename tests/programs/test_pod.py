@@ -30,7 +30,8 @@ SMALL = (
     "--config.parallel.devices=0", "--config.checkpoint.handoff=memory",
     "--config.rollout.documents=3", "--config.rollout.group_size=4",
     "--config.rollout.max_rounds=2", "--config.engine.slots=16", "--config.engine.pages=128",
-    "--config.grpo.micro_batch_rows=8",
+    "--config.grpo.micro_batch_rows=8", "--config.rollout.local.samples=4",
+    "--config.rollout.local.share=1.0",
 )  # fmt: skip
 
 VALIDATED = tuple(
@@ -114,6 +115,7 @@ def test_two_processes_are_one_also_after_one_was_killed(tmp_path):
     one, many = metrics(tmp_path / "alone", "one"), metrics(tmp_path / "host-0", "two")
     assert [line["step"] for line in one] == [0, 1, 2, 3, 3]  # two of them validations
     assert len(one) == len(many) and any(line.get("groups/kept") for line in one)
+    assert any(line.get("local/informative_share") for line in one)
     for a, b in zip(one, many, strict=True):
         assert a.keys() == b.keys()
         for name, value in a.items():

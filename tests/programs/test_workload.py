@@ -1,5 +1,7 @@
 """How often a step launches what, counted by hand."""
 
+import dataclasses
+
 import pytest
 
 from notepad_jax.engine.settings import EngineSettings
@@ -49,23 +51,39 @@ def test_a_rollout_is_shared_by_the_engines():
     assert (one.shared, one.private) == (40, 10 + 10 / 2)
 
 
+def test_turns_that_are_written_again_are_counted():
+    """Of 2 of the 4 groups one turn three times more, answered from; 10 and 5 tokens each."""
+    more = dataclasses.replace(READINGS, local_groups=2, local_samples=3)
+    one = workload.rollout(more, SETTINGS, 1, drafts=False)
+    assert one.prefix_launches == (4 * 3 + 2) / 2
+    assert one.tail_launches == 4 * 4 + 2 * 2
+    assert one.decode_launches == (8 * 35 + 2 * 3 * 15) / 4 / 5
+    found = workload.update(more, row_length=100, rows=2, parts=2, minibatches=2, epochs=3)
+    # In each minibatch one bundle has five tails: a row of three, and 40 + 2 x 20 in another.
+    assert found.tokens == 6 * 80 + 4 * 20 + (40 + 3 * 20)
+    config = configuration.load("quickstart", ["--config.rollout.local.samples=4"])
+    reading = workload.readings(config, Counting())
+    assert (reading.local_groups, reading.local_samples) == (10, 4)
+
+
 def test_drafts_lengthen_tails():
     drafted = workload.rollout(READINGS, SETTINGS, 1, drafts=True)
     assert drafted.tail_pairs == 3 * (20 * 40 + 20 * 21 // 2)
 
 
+class Counting:
+    """A template whose prompts are as long as what they show."""
+
+    no_memory = ()
+
+    def update_prompt(self, question, chunk, memory):
+        return type("Prompt", (), dict(shared=[0] * (len(question) + len(chunk)), tail=memory))
+
+    def answer_prompt(self, question, memory):
+        return type("Prompt", (), dict(shared=[], tail=[0] * (len(question) + len(memory))))
+
+
 def test_limits_come_from_the_config():
-    class Counting:
-        no_memory = ()
-
-        """A template whose prompts are as long as what they show."""
-
-        def update_prompt(self, question, chunk, memory):
-            return type("Prompt", (), dict(shared=[0] * (len(question) + len(chunk)), tail=memory))
-
-        def answer_prompt(self, question, memory):
-            return type("Prompt", (), dict(shared=[], tail=[0] * (len(question) + len(memory))))
-
     config = configuration.load("qwen2_5_7b")
     found = workload.readings(config, Counting())
     assert found == Readings(128, 16, 7, Turn(5256, 1024, 1024), Turn(0, 1280, 1024))

@@ -175,6 +175,16 @@ def test_documents_are_shared_out_whole():
     assert shared_out(jobs[:3], 2) == [[0, 1, 2], []]
 
 
+def test_who_comes_back_to_a_document_comes_where_it_was_read():
+    first, second, third = (TextDocument(text) for text in ("ann", "bob", "ann"))
+    jobs = [Job(Task("t", "who ?", one, ("a",), "test", "em"), 0) for one in (first, second, third)]
+    homes = {}
+    assert shared_out(jobs[:2], 2, homes) == [[0], [1]]
+    assert shared_out([jobs[1], jobs[1], jobs[2]], 2, homes) == [[2], [0, 1]]
+    assert shared_out([jobs[2], jobs[1]], 2, homes) == [[0], [1]]
+    assert {part for _, part in homes.values()} == {0, 1} and len(homes) == 3
+
+
 def test_several_completers_read_what_one_reads_and_watchers_are_never_disturbed():
     documents = [TextDocument("the code of ann is red . " * n) for n in range(1, 6)]
     jobs = [Job(task(f"{d}{k}", documents[d]), 10 * d + k) for d in range(5) for k in range(2)]

@@ -5,7 +5,7 @@ with every memory of a reading, `Recall` tells the share of facts in the last on
 where the answer was wrong, which turn of fate lost it. A fact is present if it stands in
 the memory as whole words after SQuAD's normalisation, the rule of scoring's `sub_em`; so
 a memory that says the same in other words is not given credit, and one that repeats the
-words in a wrong statement is. Below is scoring.metrics; the measurement beside it feeds this.
+words in a wrong statement is. Beside: metrics; fed by eval.measure and by rollout.local.
 """
 
 from __future__ import annotations

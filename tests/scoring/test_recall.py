@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notepad_jax.eval.recall import FATES, Recall
 from notepad_jax.scoring.metrics import sub_em
+from notepad_jax.scoring.recall import FATES, Recall
 from notepad_jax.types import Evidence
 
 
