@@ -28,14 +28,15 @@ class Readings:
 
     groups: int
     members: int  # readings of a group
-    chunks: int  # of a document: as many update turns, then the answer
+    chunks: int  # of a document: as many update turns, then the answer's contexts
     update: Turn
-    answer: Turn
+    answers: tuple[Turn, ...]
 
     @property
     def completion_tokens(self) -> int:
         """Of one reading."""
-        return self.chunks * self.update.completion + self.answer.completion
+        answers = sum(answer.completion for answer in self.answers)
+        return self.chunks * self.update.completion + answers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,7 @@ def readings(config: ConfigDict, template: Template) -> Readings:
         members=config.rollout.group_size,
         chunks=-(-document // config.reading.chunk_size),
         update=turns.update,
-        answer=turns.answer,
+        answers=turns.answers,
     )
 
 
@@ -88,11 +89,16 @@ def rollout(reading: Readings, settings: EngineSettings, engines: int, drafts: b
     fit = max(1, width // (settings.pages_for(turn.shared) * settings.page_size))
     tail = turn.private + (turn.completion if drafts else 0)
     tails = max(1, settings.row_tokens // tail)
+    # Tails lie in a row behind one prefix: a reading that has its own is a launch of its own.
+    answers = sum(
+        reading.members if answer.alone else math.ceil(reading.members / tails)
+        for answer in reading.answers
+    )
     decoded = groups * reading.members * reading.completion_tokens
     return Rollout(
         prefix_launches=groups * reading.chunks / fit,
         prefix_pairs=fit * _triangle(turn.shared),
-        tail_launches=groups * (reading.chunks + 1) * math.ceil(reading.members / tails),
+        tail_launches=groups * (reading.chunks * math.ceil(reading.members / tails) + answers),
         tail_pairs=tails * (tail * turn.shared + _triangle(tail)),
         decode_launches=decoded / slots / settings.steps_per_launch,
         decode_shape=shape,
@@ -115,7 +121,9 @@ def update(
     """
     minibatches = min(minibatches, reading.groups)
     groups = math.ceil(reading.groups / minibatches)
-    turns = [reading.update] * (groups * reading.chunks) + [reading.answer] * groups
+    # What the contexts of one answer share is counted with each of them.
+    answers = [Turn(0, a.prompt, a.completion) if a.alone else a for a in reading.answers]
+    turns = [reading.update] * (groups * reading.chunks) + answers * groups
     prefixes = [turn.shared for turn in turns]
     tails = [[turn.private + turn.completion] * reading.members for turn in turns]
     packed = packing.first_fit(prefixes, tails, row_length)
