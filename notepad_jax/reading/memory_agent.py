@@ -80,7 +80,7 @@ class Rules:
             raise ValueError(
                 f"carry is {self.carry}, but a context of the answer (max_answer is "
                 f"{self.max_answer}) begins with what is carried over and goes on from there; "
-                f"with answer_chunks above 1, use at least 1 and less than {self.max_answer}"
+                f"with answer_chunks above 1, use at least 1 and less than max_answer"
             )
         if not callable(self.memory_update) and self.memory_update not in MEMORY_UPDATES:
             raise ValueError(

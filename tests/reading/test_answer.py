@@ -202,8 +202,8 @@ def test_a_task_s_limit_is_of_the_whole_answer(limit, contexts, longest):
     [
         (0, 0, "answer_chunks is 0; an answer takes at least 1 context"),
         (1, 2, "carry is 2, but an answer has one context .*set carry to 0, or answer_chunks to 2"),
-        (2, 0, "carry is 0, .*use at least 1 and less than 4"),
-        (2, 4, r"carry is 4, .*\(max_answer is 4\).*use at least 1 and less than 4"),
+        (2, 0, "carry is 0, .*use at least 1 and less than max_answer"),
+        (2, 4, r"carry is 4, .*\(max_answer is 4\).*use at least 1 and less than max_answer"),
         (2, -1, "carry is -1, .*use at least 1"),
         (1, -1, "carry is -1"),
     ],
