@@ -25,6 +25,8 @@ def get_config() -> ConfigDict:
             chunk_size=256,  # tokens per turn in training; evaluation has its own
             max_memory=8,  # tokens, the stop token included
             max_answer=4,
+            answer_chunks=1,  # contexts of max_answer tokens that one answer may take (Delethink)
+            carry=0,  # of its last tokens, those that the next context begins with
             memory_update="overwrite",
         )
     )

@@ -28,6 +28,8 @@ def get_config() -> ConfigDict:
             chunk_size=5000,  # tokens per turn
             max_memory=1024,
             max_answer=1024,
+            answer_chunks=1,  # contexts of max_answer tokens that one answer may take
+            carry=0,  # of its last tokens, those that the next context begins with
             memory_update="overwrite",
         )
     )

@@ -1,4 +1,4 @@
-"""The nouns of notepad_jax: read this file first.
+"""The nouns of notepad_jax: read this file first, though it is a long one: they belong together.
 
 Every value that crosses a bridge between two parts of the system is a frozen
 dataclass defined here: a `Task` comes out of a dataset, a `Prompt` goes to a
@@ -179,6 +179,7 @@ class Prompt:
     tail: Tokens  # never empty
     draft: Tokens = dataclasses.field(default_factory=lambda: NO_TOKENS)
     ahead: Tokens = dataclasses.field(default_factory=lambda: NO_TOKENS)
+    begun: int = 0  # of the tail, the last ones that the policy wrote: its reply goes on from them
 
     def __post_init__(self) -> None:
         if not len(self.tail):
@@ -238,14 +239,14 @@ class Turn:
     """One independent context: a prompt and its completion."""
 
     kind: TurnKind
-    chunk: int  # the chunk read; for the answer turn, the number of chunks read
+    chunk: int  # the chunk read; for an answer turn, the number of chunks read
     prompt: Prompt
     completion: Completion
 
 
 class Status(enum.Enum):
     ANSWERED = "answered"
-    TRUNCATED = "truncated"  # the answer was cut at max_new_tokens; scored as it is
+    TRUNCATED = "truncated"  # the answer's last context was cut at its limit; scored as it is
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -255,8 +256,17 @@ class Reading:
     task_id: str
     sample: int  # which of the group's G readings, 0-based
     turns: tuple[Turn, ...] = dataclasses.field(repr=False)  # asyncio.run repr()s its result
-    answer: str
+    answer: str  # all that its answer turns wrote, joined
     status: Status
+
+    @property
+    def cut(self) -> tuple[bool, ...]:
+        """Which turns were cut at their limit; not an answer that another context goes on from."""
+        ends = [turn.kind is TurnKind.UPDATE for turn in self.turns[:-1]] + [True]
+        return tuple(
+            end and turn.completion.finish is Finish.LENGTH
+            for end, turn in zip(ends, self.turns, strict=False)
+        )
 
 
 # ---------------------------------------------------------------- learning

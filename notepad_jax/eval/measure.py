@@ -24,7 +24,7 @@ from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.scoring import extraction, metrics
 from notepad_jax.scoring.recall import Recall
 from notepad_jax.text.tokenizer import Tokenizer
-from notepad_jax.types import NO_TOKENS, Finish, Task, Tokens, Turn
+from notepad_jax.types import NO_TOKENS, Finish, Task, Tokens, Turn, TurnKind
 
 TWO_WAY = "sub_em_two_way"  # for comparison with published figures only
 REPORTED = ("em", "normalised_em", "token_f1", "sub_em", TWO_WAY)  # beside a task's own metric
@@ -38,7 +38,7 @@ class Item:
     method: str  # of methods.METHODS
     length: int  # the length asked for, tokens
     repeat: int  # 0-based; repeats of a question differ in their noise alone
-    max_answer: int | None = None  # tokens, at most the reader's; None: the reader's
+    max_answer: int | None = None  # tokens of all its contexts; None: as the reader's rules say
     document: str = ""  # its name among the items; "": nobody else's
 
     @property
@@ -65,7 +65,7 @@ class Result:
     correct: float  # the score by the task's own metric, in [0, 1]
     problem: str  # why a reading failed or an answer could not be scored; empty if neither
     scores: Mapping[str, float]  # by every metric of REPORTED
-    finish: Finish  # of the answer turn; CANCELLED where there is no answer
+    finish: Finish  # of the last answer turn; CANCELLED where there is no answer
     failed: bool  # the completer failed: counts as wrong, and going on makes it again
     turns: int
     tokens: int  # document tokens shown to the policy
@@ -75,6 +75,7 @@ class Result:
     seconds: float  # wall time of this reading, which shares the machine with others
     changes: int  # times that the memory changed
     document: str = ""  # as its item's
+    answer_turns: int = 1  # of `turns`, those of the answer
 
     @property
     def key(self) -> Key:
@@ -191,7 +192,7 @@ class _Course:
         self._clock, self._began = time.time(), time.perf_counter()
         self._recall = Recall(item.task.evidence if item.method == methods.NOTEPAD else ())
         self._memory: Tokens = NO_TOKENS
-        self._turns = self._changes = 0
+        self._turns = self._answers = self._changes = 0
 
     @property
     def _seconds(self) -> float:
@@ -199,6 +200,7 @@ class _Course:
 
     def turn(self, turn: Turn, memory: Tokens) -> None:
         self._turns += 1
+        self._answers += turn.kind is TurnKind.ANSWER
         if not np.array_equal(memory, self._memory):
             self._memory = memory
             text = self._tokenizer.decode(memory)
@@ -240,6 +242,7 @@ class _Course:
             seconds=self._seconds,
             changes=self._changes,
             document=item.document,
+            answer_turns=self._answers,
         )
 
 

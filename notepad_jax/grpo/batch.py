@@ -20,7 +20,7 @@ from notepad_jax import packing
 from notepad_jax.grpo import normalisers
 from notepad_jax.grpo.normalisers import Normaliser
 from notepad_jax.packing import Bundle
-from notepad_jax.types import Finish, Group, TrainBatch, Turn, TurnKind
+from notepad_jax.types import Group, TrainBatch, Turn, TurnKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,8 @@ def pack(
       rows_multiple: B is rounded up to a multiple of this with rows of padding.
       normaliser: weights of the completion tokens, and the batch's denominator.
       constant: of the normaliser `constant`, completion tokens of a trajectory.
-      mask_truncated: leave out turns that were cut at their limit, as if nobody had said them.
+      mask_truncated: leave out turns that were cut at their limit (`Reading.cut`: not those that
+        another context goes on from), as if nobody had said them.
       version: of the policy that will learn; None: each turn's own, all are of age 0.
 
     Raises:
@@ -160,7 +161,7 @@ def _learnable(
     number = trajectories = 0
     for prompt, (group, advantages_G) in enumerate(zip(groups, advantages, strict=True)):
         for trajectory, advantage in zip(group.trajectories, advantages_G.tolist(), strict=True):
-            for turn in trajectory.turns:
+            for turn, cut in zip(trajectory.turns, trajectory.reading.cut, strict=True):
                 completion = turn.completion
                 made, told = len(completion.tokens), len(completion.behaviour_logprobs)
                 if made != told:
@@ -170,7 +171,7 @@ def _learnable(
                         f"logprobs for {made} completion tokens; the completer must report "
                         "one for each, the stop token included"
                     )
-                if made and not (mask_truncated and completion.finish is Finish.LENGTH):
+                if made and not (mask_truncated and cut):
                     yield _Turn(turn, advantage, number, trajectories, prompt)
                     number += 1
             trajectories += 1

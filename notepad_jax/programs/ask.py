@@ -134,7 +134,7 @@ async def ask(
         seen = read
     bar.finish()
     return Answer(
-        answer=tokenizer.decode(memory_agent.written(turn.completion)),
+        answer=tokenizer.decode(memory_agent.answered(after)),
         truncated=turn.completion.finish is not Finish.STOP,
         chunks=chunks.total_chunks,
         tokens=chunks.tokens_read,

@@ -207,12 +207,16 @@ def rules(reading: ConfigDict, tokenizer: Tokenizer | None = None) -> Rules:
         max_memory=reading.max_memory,
         max_answer=reading.max_answer,
         memory_update=update,
+        answer_chunks=reading.answer_chunks,
+        carry=reading.carry,
     )
 
 
 def engine_settings(engine: ConfigDict, reading: Rules, template: Template) -> EngineSettings:
     """Returns the sizes of an engine for `reading`; ValueError for one that is too small."""
-    longest = template.longest_prompt(reading.max_question, reading.chunk_size, reading.max_memory)
+    longest = template.longest_prompt(
+        reading.max_question, reading.chunk_size, reading.max_memory, reading.carry
+    )
     answer, turns = max(reading.max_memory, reading.max_answer), sizes.turns(template, reading)
     return EngineSettings(
         slots=engine.slots,

@@ -13,6 +13,7 @@ import dataclasses
 import numpy as np
 from ml_collections import ConfigDict
 
+from notepad_jax.reading import answer
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import Prompt
@@ -29,6 +30,7 @@ class Turn:
     shared: int  # of the prompt, before the memory (or the question)
     private: int  # of the prompt, from there on
     completion: int
+    alone: bool = False  # no other reading shares `shared`; other contexts of one answer do
 
     @property
     def prompt(self) -> int:
@@ -41,14 +43,14 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True)
 class Turns:
-    """Both turns of a reading at their limits."""
+    """The turns of a reading at their limits."""
 
     update: Turn
-    answer: Turn
+    answers: tuple[Turn, ...]  # the contexts of an answer, one or more
 
     @property
-    def both(self) -> tuple[Turn, Turn]:
-        return self.update, self.answer
+    def all(self) -> tuple[Turn, ...]:
+        return self.update, *self.answers
 
 
 def turns(template: Template, rules: Rules) -> Turns:
@@ -59,8 +61,18 @@ def turns(template: Template, rules: Rules) -> Turns:
     memory = max(memory, template.no_memory, key=len)
     return Turns(
         update=_turn(template.update_prompt(question, chunk, memory), rules.max_memory),
-        answer=_turn(template.answer_prompt(question, memory), rules.max_answer),
+        answers=_answers(template.answer_prompt(question, memory), rules),
     )
+
+
+def _answers(asked: Prompt, rules: Rules) -> tuple[Turn, ...]:
+    if rules.answer_chunks == 1:
+        return (_turn(asked, rules.max_answer),)
+    first = dataclasses.replace(_turn(answer.own_prefix(asked), rules.max_answer), alone=True)
+    more = dataclasses.replace(
+        first, private=first.private + rules.carry, completion=rules.max_answer - rules.carry
+    )
+    return (first, *[more] * (rules.answer_chunks - 1))
 
 
 def _turn(prompt: Prompt, completion: int) -> Turn:
@@ -77,9 +89,9 @@ def row_tokens(engine: ConfigDict, reading: Turns) -> int:
     """
     page, shares = engine.page_size, engine.share_prefixes
     tail = max(
-        turn.private if shares and turn.shared >= page else turn.prompt for turn in reading.both
+        turn.private if shares and turn.shared >= page else turn.prompt for turn in reading.all
     )
-    longest = max(turn.completion for turn in reading.both)
+    longest = max(turn.completion for turn in reading.all)
     if not engine.row_tokens:
         return _up(TAILS * (tail + longest), 128)
     if engine.row_tokens < tail:
@@ -99,8 +111,11 @@ def pages(engine: ConfigDict, reading: Turns, max_prompt: int, max_new: int) -> 
     if engine.pages:
         return engine.pages
     size = engine.page_size
-    private = max(size + turn.private + turn.completion for turn in reading.both)
-    shared = max(turn.shared for turn in reading.both)
+    private = max(
+        size + turn.private + turn.completion + (turn.shared if turn.alone else 0)
+        for turn in reading.all
+    )
+    shared = max(0 if turn.alone else turn.shared for turn in reading.all)
     groups = -(-engine.slots // MEMBERS) + 1
     together = engine.slots * -(-private // size) + groups * -(-shared // size)
     return max(together, -(-(max_prompt + max_new) // size))
@@ -111,7 +126,7 @@ def pages(engine: ConfigDict, reading: Turns, max_prompt: int, max_new: int) -> 
 
 def row_length(config: ConfigDict, reading: Turns) -> int:
     """Returns `grpo.row_length`, derived where it is 0. Raises ValueError if a turn is longer."""
-    said, longest = config.grpo.row_length, max(turn.whole for turn in reading.both)
+    said, longest = config.grpo.row_length, max(turn.whole for turn in reading.all)
     if said and said < longest:
         raise ValueError(
             f"grpo.row_length is {said:,}, but with this template and these limits (reading) a "
@@ -119,7 +134,7 @@ def row_length(config: ConfigDict, reading: Turns) -> int:
         )
     tails = min(config.rollout.group_size, TAILS)
     return said or _up(
-        max(turn.shared + tails * (turn.private + turn.completion) for turn in reading.both), 128
+        max(turn.shared + tails * (turn.private + turn.completion) for turn in reading.all), 128
     )
 
 

@@ -28,16 +28,21 @@ class Readings:
 
     groups: int
     members: int  # readings of a group
-    chunks: int  # of a document: as many update turns, then the answer
+    chunks: int  # of a document: as many update turns, then the answer's contexts
     update: Turn
-    answer: Turn
+    answers: tuple[Turn, ...]
     local_groups: int = 0  # of which an update turn is written again
     local_samples: int = 0  # times; each is answered from once
 
     @property
     def completion_tokens(self) -> int:
         """Of one reading."""
-        return self.chunks * self.update.completion + self.answer.completion
+        return self.chunks * self.update.completion + self.answer_tokens
+
+    @property
+    def answer_tokens(self) -> int:
+        """Of one reading's answer, all its contexts."""
+        return sum(answer.completion for answer in self.answers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +82,7 @@ def readings(config: ConfigDict, template: Template) -> Readings:
         members=config.rollout.group_size,
         chunks=-(-document // config.reading.chunk_size),
         update=turns.update,
-        answer=turns.answer,
+        answers=turns.answers,
         local_groups=math.ceil(groups * local.share) if local.samples else 0,
         local_samples=local.samples,
     )
@@ -94,14 +99,20 @@ def rollout(reading: Readings, settings: EngineSettings, engines: int, drafts: b
     tail = turn.private + (turn.completion if drafts else 0)
     tails = max(1, settings.row_tokens // tail)
     again, samples = math.ceil(reading.local_groups / engines), reading.local_samples
+
+    def answered(readers: int) -> int:
+        """Launches of the answers of so many that read together."""
+        # Tails lie in a row behind one prefix: a reading that has its own is a launch of its own.
+        return sum(readers if a.alone else math.ceil(readers / tails) for a in reading.answers)
+
     decoded = groups * reading.members * reading.completion_tokens
-    decoded += again * samples * (turn.completion + reading.answer.completion)
-    local_launches = again * 2 * math.ceil(samples / tails)  # memories, and answers from them
+    decoded += again * samples * (turn.completion + reading.answer_tokens)
     return Rollout(
         prefix_launches=(groups * reading.chunks + again) / fit,
         prefix_pairs=fit * _triangle(turn.shared),
-        tail_launches=groups * (reading.chunks + 1) * math.ceil(reading.members / tails)
-        + local_launches,
+        tail_launches=groups * (reading.chunks * math.ceil(reading.members / tails))
+        + groups * answered(reading.members)
+        + again * (math.ceil(samples / tails) + answered(samples)),  # memories, and probes of them
         tail_pairs=tails * (tail * turn.shared + _triangle(tail)),
         decode_launches=decoded / slots / settings.steps_per_launch,
         decode_shape=shape,
@@ -124,7 +135,9 @@ def update(
     """
     minibatches = min(minibatches, reading.groups)
     groups = math.ceil(reading.groups / minibatches)
-    turns = [reading.update] * (groups * reading.chunks) + [reading.answer] * groups
+    # What the contexts of one answer share is counted with each of them.
+    answers = [Turn(0, a.prompt, a.completion) if a.alone else a for a in reading.answers]
+    turns = [reading.update] * (groups * reading.chunks) + answers * groups
     prefixes = [turn.shared for turn in turns]
     # Turns that are written again lie behind the chunk that they are of, one of a group.
     again = math.ceil(reading.local_groups / minibatches)

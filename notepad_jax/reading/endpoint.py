@@ -2,10 +2,12 @@
 
 The memory agent is the one of training; only the bridge differs. A prompt is turned back
 into text and sent as one user message, and the server puts its chat template around it, so
-templates are loaded with `bare_turn`. Text is enough: everything in a prompt was text
-before, and the completions endpoint, which takes ids, would need the server's tokenizer
-here. What is lost is that a memory is encoded anew by the server, and that a chunk of a
-byte-level tokenizer may begin inside a character; `approximate` cuts between characters.
+templates are loaded with `bare_turn`. An answer that goes on in another context is sent as the
+beginning of the assistant's own message, which not every server continues (`wire`). Text is
+enough: everything in a prompt was text before, and the completions endpoint, which takes ids,
+would need the server's tokenizer here. What is lost is that a memory is encoded anew by the
+server, and that a chunk of a byte-level tokenizer may begin inside a character; `approximate`
+cuts between characters.
 Such readings are for measuring: logprobs come back as NaN, and training refuses them.
 Above: eval and the programs; below: connection (tries, failures, the key) and wire (JSON).
 """
@@ -29,6 +31,10 @@ from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import Completion, Finish, Prompt, SamplingParams, Tokens, tokens
 
 _CHAT, _MODELS = "/chat/completions", "/models"
+_ONE_CONTEXT = (
+    "this server does not go on with a reply; measure it with --config.reading.answer_chunks=1 "
+    "--config.reading.carry=0"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,17 +128,22 @@ class EndpointCompleter:
     async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion:
         """Sends the prompt as one user message and returns the reply as local tokens.
 
+        What of the prompt is a reply that goes on (`begun`) is sent as that reply's beginning.
+
         A reply that the local tokenizer counts over `sampling.max_new_tokens` (the stop
         token included) is trimmed to them and finishes by LENGTH, so no memory outgrows its
         limit. `behaviour_logprobs` are NaN, `policy_version` is 0. Of the seed the lower
         31 bits are sent; a server may ignore it, and then the same call differs next time.
         Raises EndpointProblem.
         """
-        text = well_formed(self._tokenizer.decode(prompt.tokens))
+        asked, end = prompt.tokens, len(prompt.tokens) - prompt.begun
+        text, begun = (
+            well_formed(self._tokenizer.decode(ids)) for ids in (asked[:end], asked[end:])
+        )
         async with self._gate:
             self._count(requests=1)
             try:
-                answer = await self._chat(text, sampling)
+                answer = await self._chat(text, sampling, begun)
                 said = wire.choice(answer)
                 if said is None:
                     what = "the reply has no choices[0].message.content"
@@ -150,16 +161,19 @@ class EndpointCompleter:
         )
         return self._completion(content, reason in wire.LENGTH_REASONS, sampling)
 
-    async def _chat(self, text: str, sampling: SamplingParams) -> Mapping[str, Any]:
+    async def _chat(self, text: str, sampling: SamplingParams, begun: str) -> Mapping[str, Any]:
         """Returns the reply; names the limit otherwise or leaves the seed out if it must."""
         dialect = self._dialect
         while True:
-            body = json.dumps(dialect.request(self.model, text, sampling)).encode()
+            body = json.dumps(dialect.request(self.model, text, sampling, begun)).encode()
             reply = await self._connection.post(_CHAT, body, sampling.seed)
             other = dialect.adapted(reply)
             if other is None:
                 break
             dialect = other
+        if begun and wire.cannot_go_on(reply):
+            said = self._connection.plain(wire.message(reply.body))
+            raise self._connection.problem(_CHAT, f"status {reply.status}: {said}", _ONE_CONTEXT)
         answer = self._connection.read(reply)
         if dialect != self._dialect:
             self._dialect = dialect  # the server accepted it

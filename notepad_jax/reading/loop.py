@@ -22,12 +22,11 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from notepad_jax.reading import memory_agent
+from notepad_jax.reading import answer, memory_agent
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import (
-    NO_TOKENS,
     Chunks,
     Completer,
     CompleterFailed,
@@ -71,7 +70,7 @@ class Again:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """One reading to be made: by the memory agent, or in one turn over what `shown` returns.
+    """One reading to be made: by the memory agent, or an answer to what `shown` returns.
 
     Or one turn of a reading that was made, `again`.
     """
@@ -79,7 +78,7 @@ class Job:
     task: Task
     seed: int  # of all its noise; order and company change nothing
     shown: Callable[[], Tokens] | None = None
-    max_answer: int | None = None  # tokens, at most the reader's; None: the reader's
+    max_answer: int | None = None  # tokens of all its contexts; None: as the reader's rules say
     again: Again | None = None
 
     @property
@@ -99,8 +98,8 @@ class Watcher(Protocol):
 class Ended:
     """How a reading ended."""
 
-    answer: str  # "" where there is none
-    finish: Finish  # of the answer turn; CANCELLED where there is no answer
+    answer: str  # all that its contexts wrote; "" where there is none
+    finish: Finish  # of the last answer turn; CANCELLED where there is no answer
     tokens: int  # of the document that were shown to the policy
     failure: Exception | None = None
 
@@ -188,20 +187,20 @@ async def _follow(
     turn: Turn | None = None
     while True:
         try:
-            turn, memory = await anext(course)
+            turn, state = await anext(course)
             if turn.completion.finish is Finish.CANCELLED:
                 raise Cancelled("the completion was cancelled")
         except StopAsyncIteration:
             if turn.kind is TurnKind.UPDATE:  # written again, and nothing was asked of it
                 return Ended("", Finish.CANCELLED, read.tokens)
-            answer = reader.tokenizer.decode(memory_agent.written(turn.completion))
-            return Ended(answer, turn.completion.finish, read.tokens)
+            said = reader.tokenizer.decode(memory_agent.answered(state))
+            return Ended(said, turn.completion.finish, read.tokens)
         except CompleterFailed:
             raise  # nothing that this reading did: everybody's fails, with one cause
         except Exception as failure:
             return Ended("", Finish.CANCELLED, read.tokens, failure)
         with alone:
-            watcher.turn(turn, memory)
+            watcher.turn(turn, state.memory_tokens)
 
 
 class Cancelled(RuntimeError):
@@ -210,11 +209,10 @@ class Cancelled(RuntimeError):
 
 async def _turns(
     job: Job, read: _Counted, reader: Reader, completer: Completer
-) -> AsyncIterator[tuple[Turn, Tokens]]:
+) -> AsyncIterator[tuple[Turn, memory_agent.State]]:
     rules, template = reader.rules, reader.template
     if job.max_answer is not None:
-        shorter = min(job.max_answer, rules.max_answer)
-        rules = dataclasses.replace(rules, max_answer=shorter)
+        rules = rules.within(job.max_answer)
     question = memory_agent.question_of(job.task, reader.tokenizer, rules.max_question)
     sampling = dataclasses.replace(reader.sampling, seed=job.seed)
     if job.again is not None:
@@ -223,20 +221,15 @@ async def _turns(
         course = memory_agent.rewrite(
             completer, template, rules, state, old.turn, sampling, old.probed
         )
-        async for turn, after in course:
-            yield turn, after.memory_tokens
-        return
-    if job.shown is None:
+    else:
         state = memory_agent.start(question, read)
-        async for turn, after in memory_agent.read(completer, template, rules, state, sampling):
-            yield turn, after.memory_tokens
-        return
-    excerpt = job.shown()
-    read.tokens = len(excerpt)
-    prompt = template.direct_prompt(question, excerpt)
-    params = sampling.params(rules, TurnKind.ANSWER, 0)
-    completion = await completer.complete(prompt, params)
-    yield Turn(TurnKind.ANSWER, 0, prompt, completion), NO_TOKENS
+        if job.shown is not None:
+            excerpt = job.shown()
+            read.tokens = len(excerpt)
+            state = answer.start(template.direct_prompt(question, excerpt))
+        course = memory_agent.read(completer, template, rules, state, sampling)
+    async for turn, after in course:
+        yield turn, after
 
 
 class _Counted:

@@ -1,11 +1,13 @@
 """The memory agent: a pure state machine, and the coroutine that drives it.
 
 A reading is `MemoryState` -> prompt -> completion -> `MemoryState`, once per chunk, and
-then one answer turn. Every turn is a context of its own: nothing but the memory is
-carried over, spliced in as token ids, never decoded and encoded again. `start`, `prompt`
-and `advance` are pure; `read` awaits a `Completer` between them, and `rewrite` goes back to one
-turn of what was read. The same functions run
-in training, evaluation and serving. Above: `loop` and the programs; below: prompts and chunks.
+then the answer: `AnswerState` -> prompt -> completion -> `AnswerState`, once or, where an answer
+may take several contexts, until it stops (`answer`). Every turn is a context of its own: nothing
+but the memory, or the end of an answer that goes on, is carried over, spliced in as token ids,
+never decoded and encoded again. `start`, `prompt`, `advance` and `after` are pure; `read` awaits
+a `Completer` between them, and `rewrite` goes back to one turn of what was read. The same
+functions run in training, evaluation and serving. Above: `loop` and the programs; below:
+answer, prompts and chunks.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
 
+from notepad_jax.reading import answer
+from notepad_jax.reading.answer import AnswerState
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import (
@@ -36,6 +40,8 @@ from notepad_jax.types import (
 
 MEMORY_UPDATES = ("overwrite", "overwrite_or_keep")
 
+State = MemoryState | AnswerState  # a reading in progress
+
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
@@ -45,6 +51,9 @@ class Rules:
     `overwrite_or_keep` (a completion that is just the keep marker changes nothing), or a rule of
     the user's, called with the memory, what was written and `max_memory`. `max_memory` and
     `max_answer` count the stop token too.
+
+    An answer that is cut at `max_answer` goes on in another context, of `answer_chunks` at most,
+    which begins with the last `carry` tokens of it and adds `max_answer - carry` at most.
     """
 
     max_question: int
@@ -52,11 +61,28 @@ class Rules:
     max_memory: int
     max_answer: int
     memory_update: str | Callable[[Tokens, Tokens, int], Tokens]
+    answer_chunks: int = 1  # contexts
+    carry: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_question", "chunk_size", "max_memory", "max_answer"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1 token")
+        if self.answer_chunks < 1:
+            raise ValueError(
+                f"answer_chunks is {self.answer_chunks}; an answer takes at least 1 context"
+            )
+        if self.answer_chunks == 1 and self.carry:
+            raise ValueError(
+                f"carry is {self.carry}, but an answer has one context (answer_chunks is 1), and "
+                f"nothing is carried over; set carry to 0, or answer_chunks to 2 or more"
+            )
+        if self.answer_chunks > 1 and not 1 <= self.carry < self.max_answer:
+            raise ValueError(
+                f"carry is {self.carry}, but a context of the answer (max_answer is "
+                f"{self.max_answer}) begins with what is carried over and goes on from there; "
+                f"with answer_chunks above 1, use at least 1 and less than max_answer"
+            )
         if not callable(self.memory_update) and self.memory_update not in MEMORY_UPDATES:
             raise ValueError(
                 f"memory_update is {self.memory_update!r}; use one of {', '.join(MEMORY_UPDATES)}, "
@@ -68,6 +94,20 @@ class Rules:
         longest = template.longest_prompt(self.max_question, self.chunk_size, self.max_memory)
         return longest + max(self.max_memory, self.max_answer)
 
+    @property
+    def longest_answer(self) -> int:
+        """The most tokens that all contexts of an answer write."""
+        return self.max_answer + (self.answer_chunks - 1) * (self.max_answer - self.carry)
+
+    def within(self, limit: int) -> Rules:
+        """Returns the rules with whole answers of at most `limit` tokens, in whole contexts."""
+        if limit <= self.max_answer:
+            return dataclasses.replace(self, max_answer=limit, answer_chunks=1, carry=0)
+        more = min(
+            self.answer_chunks - 1, (limit - self.max_answer) // (self.max_answer - self.carry)
+        )
+        return dataclasses.replace(self, answer_chunks=1 + more, carry=self.carry if more else 0)
+
 
 @dataclasses.dataclass(frozen=True)
 class TurnSampling:
@@ -78,9 +118,11 @@ class TurnSampling:
     stop_ids: tuple[int, ...]
     seed: int  # of the reading; see `turn_seed`
 
-    def params(self, rules: Rules, kind: TurnKind, turn_index: int) -> SamplingParams:
-        """Returns the sampling of one turn."""
-        limit = rules.max_memory if kind is TurnKind.UPDATE else rules.max_answer
+    def params(
+        self, rules: Rules, kind: TurnKind, turn_index: int, begun: int = 0
+    ) -> SamplingParams:
+        """Returns the sampling of one turn; `begun` tokens of its reply stand in its prompt."""
+        limit = rules.max_memory if kind is TurnKind.UPDATE else rules.max_answer - begun
         seed = turn_seed(self.seed, turn_index)
         return SamplingParams(self.temperature, self.top_p, limit, self.stop_ids, seed)
 
@@ -121,13 +163,17 @@ def start(question_tokens: Tokens, chunks: Chunks) -> MemoryState:
     return MemoryState(tokens(question_tokens), chunks, NO_TOKENS, 0)
 
 
-def prompt(template: Template, state: MemoryState) -> tuple[TurnKind, Prompt]:
+def prompt(rules: Rules, template: Template, state: State) -> tuple[TurnKind, Prompt]:
     """Returns the next turn's kind and prompt: ANSWER once the chunks are exhausted."""
+    if isinstance(state, AnswerState):
+        return TurnKind.ANSWER, answer.prompt(state)
     chunk = _chunk_or_none(state.chunks, state.next_chunk)
     if chunk is None:
-        return TurnKind.ANSWER, template.answer_prompt(state.question_tokens, state.memory_tokens)
+        asked = template.answer_prompt(state.question_tokens, state.memory_tokens)
+        several = rules.answer_chunks > 1
+        return TurnKind.ANSWER, answer.own_prefix(asked) if several else asked
     return TurnKind.UPDATE, template.update_prompt(
-        state.question_tokens, chunk, state.memory_tokens, ahead=_ahead(template, state)
+        state.question_tokens, chunk, state.memory_tokens, ahead=_ahead(rules, template, state)
     )
 
 
@@ -160,14 +206,28 @@ def advance(
     return dataclasses.replace(state, memory_tokens=memory, next_chunk=state.next_chunk + 1)
 
 
+def after(rules: Rules, template: Template, state: State, turn: Turn) -> State:
+    """Returns the state after any turn that `state` led to; the same if it was cancelled."""
+    if turn.completion.finish is Finish.CANCELLED:
+        return state
+    if turn.kind is TurnKind.UPDATE:
+        return advance(rules, template, state, turn.completion)
+    if isinstance(state, MemoryState):
+        state = answer.start(turn.prompt, state.memory_tokens, state.next_chunk)
+    return answer.advance(state, written(turn.completion), rules.carry)
+
+
+def answered(state: State) -> Tokens:
+    """Returns what the answer says so far: everything that its contexts wrote, joined."""
+    return state.written if isinstance(state, AnswerState) else NO_TOKENS
+
+
 def memories(rules: Rules, template: Template, turns: Sequence[Turn]) -> list[Tokens]:
     """Returns the memory after each turn of a whole reading, by playing it again."""
-    state = start(NO_TOKENS, ())
+    state: State = start(NO_TOKENS, ())
     found: list[Tokens] = []
     for turn in turns:
-        cancelled = turn.completion.finish is Finish.CANCELLED
-        if turn.kind is TurnKind.UPDATE and not cancelled:
-            state = advance(rules, template, state, turn.completion)
+        state = after(rules, template, state, turn)
         found.append(state.memory_tokens)
     return found
 
@@ -176,25 +236,34 @@ async def read(
     completer: Completer,
     template: Template,
     rules: Rules,
-    state: MemoryState,
+    state: State,
     sampling: TurnSampling,
-) -> AsyncIterator[tuple[Turn, MemoryState]]:
-    """Reads to the end: yields each turn with the state after it, the answer turn last.
+) -> AsyncIterator[tuple[Turn, State]]:
+    """Reads to the end: yields each turn with the state after it, those of the answer last.
 
-    Starts at `state`, so a reading that was interrupted goes on where it stood. Turn
-    seeds count from the document's first chunk. A cancelled completion ends the reading.
+    Starts at `state`, so a reading that was interrupted goes on where it stood, within its answer,
+    too. Turn seeds count from the document's first chunk. A cancelled completion ends the reading.
     """
-    while True:
-        kind, turn_prompt = prompt(template, state)
-        params = sampling.params(rules, kind, state.next_chunk)
+    over = False
+    while not over:
+        kind, turn_prompt = prompt(rules, template, state)
+        params = sampling.params(rules, kind, _number(state), turn_prompt.begun)
         completion = await completer.complete(turn_prompt, params)
         turn = Turn(kind, state.next_chunk, turn_prompt, completion)
-        cancelled = completion.finish is Finish.CANCELLED
-        if kind is TurnKind.UPDATE and not cancelled:
-            state = advance(rules, template, state, completion)
+        state = after(rules, template, state, turn)
         yield turn, state
-        if kind is TurnKind.ANSWER or cancelled:
-            return
+        over = _is_over(rules, state, completion)
+
+
+def _number(state: State) -> int:
+    """Of the turn that comes next: no two turns of a reading have the same."""
+    return state.next_chunk + (state.contexts if isinstance(state, AnswerState) else 0)
+
+
+def _is_over(rules: Rules, state: State, completion: Completion) -> bool:
+    if completion.finish is Finish.CANCELLED or isinstance(state, MemoryState):
+        return completion.finish is Finish.CANCELLED
+    return completion.finish is Finish.STOP or state.contexts >= rules.answer_chunks
 
 
 async def rewrite(
@@ -205,7 +274,7 @@ async def rewrite(
     turn: Turn,
     sampling: TurnSampling,
     probed: bool,
-) -> AsyncIterator[tuple[Turn, MemoryState]]:
+) -> AsyncIterator[tuple[Turn, State]]:
     """Writes an update turn that somebody has written again: the same prompt, other noise.
 
     `state` is the one that `turn` began in, and needs no chunks. Yields as `read` does: the
@@ -216,16 +285,14 @@ async def rewrite(
     asked = dataclasses.replace(turn.prompt, draft=turn.completion.tokens)
     params = sampling.params(rules, turn.kind, state.next_chunk)
     made = dataclasses.replace(turn, completion=await completer.complete(asked, params))
-    cancelled = made.completion.finish is Finish.CANCELLED
-    if not cancelled:
-        state = advance(rules, template, state, made.completion)
+    state = after(rules, template, state, made)
     yield made, state
-    if cancelled or not probed:
+    if made.completion.finish is Finish.CANCELLED or not probed:
         return
     ended = dataclasses.replace(state, chunks=())
     greedy = dataclasses.replace(sampling, temperature=0.0)
-    async for answer, after in read(completer, template, rules, ended, greedy):
-        yield answer, after
+    async for probe, then in read(completer, template, rules, ended, greedy):
+        yield probe, then
 
 
 def _chunk_or_none(chunks: Chunks, k: int) -> Tokens | None:
@@ -235,9 +302,12 @@ def _chunk_or_none(chunks: Chunks, k: int) -> Tokens | None:
         return None
 
 
-def _ahead(template: Template, state: MemoryState) -> Tokens:
-    """The shared part of the prompt after this one: an engine may prefill it early."""
+def _ahead(rules: Rules, template: Template, state: MemoryState) -> Tokens:
+    """The shared part of the prompt after this one: an engine may prefill it early.
+
+    What several contexts of an answer share holds the memory, which is not known yet.
+    """
     following = _chunk_or_none(state.chunks, state.next_chunk + 1)
     if following is None:
-        return template.answer_shared()
+        return template.answer_shared() if rules.answer_chunks == 1 else NO_TOKENS
     return template.update_shared(state.question_tokens, following)

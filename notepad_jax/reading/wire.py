@@ -18,6 +18,8 @@ from notepad_jax.types import SamplingParams
 MAX_MESSAGE = 200  # characters of a server's own words in our messages
 LENGTH_REASONS = ("length", "max_tokens")  # finish_reason of a completion that was cut
 
+GOES_ON = "continue_final_message"
+
 NO_ANSWER = 0  # in the place of a status: the server was not reached, or fell silent
 _RETRIED = (NO_ANSWER, 408, 425, 429)  # and 500 to 599
 _REFUSAL = re.compile(
@@ -53,17 +55,27 @@ class Dialect:
     limit: str = "max_tokens"  # or max_completion_tokens, where that is refused
     seeded: bool = True
 
-    def request(self, model: str, text: str, sampling: SamplingParams) -> dict[str, Any]:
+    def request(
+        self, model: str, text: str, sampling: SamplingParams, begun: str = ""
+    ) -> dict[str, Any]:
+        """Returns what is posted: `text` is to be answered, in a reply that begins with `begun`.
+
+        That a reply goes on is said as vLLM and SGLang are told; servers that do not know these
+        names and take an assistant's message at the end for a beginning do the same.
+        """
         seed = {"seed": sampling.seed & 0x7FFFFFFF} if self.seeded else {}
+        goes_on = {GOES_ON: True, "add_generation_prompt": False} if begun else {}
+        reply = [{"role": "assistant", "content": begun}] if begun else []
         return {
             "model": model,
-            "messages": [{"role": "user", "content": text}],
+            "messages": [{"role": "user", "content": text}, *reply],
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             self.limit: sampling.max_new_tokens,
             "n": 1,
             "stream": False,
             **seed,
+            **goes_on,
         }
 
     def adapted(self, reply: Reply) -> Dialect | None:
@@ -78,6 +90,12 @@ class Dialect:
         if self.seeded and re.search(r"\bseed\b", said):
             return dataclasses.replace(self, seeded=False)
         return None
+
+
+def cannot_go_on(reply: Reply) -> bool:
+    """Whether a server refuses to go on with a reply that was begun."""
+    said = message(reply.body) if reply.status in (400, 422) else ""
+    return bool(re.search(rf"\b{GOES_ON}\b|\badd_generation_prompt\b|\bprefill", said))
 
 
 def _cut_short(body: bytes) -> bool:

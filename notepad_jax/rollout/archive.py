@@ -14,7 +14,7 @@ import numpy as np
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.trace import MemoryChange, Spool, TraceFile
-from notepad_jax.types import NO_TOKENS, Finish, Group, Trajectory
+from notepad_jax.types import NO_TOKENS, Group, Trajectory, TurnKind
 
 FILE = "trajectories.jsonl"
 
@@ -70,7 +70,11 @@ def record(group: Group, trajectory: Trajectory, step: int) -> dict[str, Any]:
         "reward": trajectory.reward,
         "reward_parts": dict(trajectory.reward_parts),
         "turns": len(reading.turns),
-        "truncated_memories": sum(c.finish is Finish.LENGTH for c in completions[:-1]),
+        "answer_turns": sum(turn.kind is TurnKind.ANSWER for turn in reading.turns),
+        "truncated_memories": sum(
+            cut and turn.kind is TurnKind.UPDATE
+            for turn, cut in zip(reading.turns, reading.cut, strict=True)
+        ),
         "completion_tokens": sum(len(c.tokens) for c in completions),
         "policy_versions": sorted({c.policy_version for c in completions}),
     }

@@ -35,6 +35,7 @@ class GroupStats:
     update_turns: int = 0
     truncated_updates: int = 0  # memories cut at the limit
     memory_tokens: int = 0  # of all update turns, stop tokens included
+    answer_turns: int = 0  # contexts that answers took
     answer_tokens: int = 0
 
     def __add__(self, other: GroupStats) -> GroupStats:
@@ -69,6 +70,7 @@ class GroupStats:
             "rollout/truncated_memories": self.truncated_updates / turns,
             "rollout/memory_tokens": self.memory_tokens / turns,
             "rollout/answer_tokens": self.answer_tokens / n,
+            "rollout/answer_turns": self.answer_turns / n,
             "rollout/update_turns": self.update_turns,
         }
 
@@ -106,5 +108,6 @@ def _measure_one(group: Group) -> GroupStats:
         update_turns=len(updates),
         truncated_updates=sum(update.finish is Finish.LENGTH for update in updates),
         memory_tokens=sum(len(update.tokens) for update in updates),
+        answer_turns=len(answers),
         answer_tokens=sum(len(answer.tokens) for answer in answers),
     )

@@ -163,11 +163,11 @@ def _reading(
     state = memory_agent.start(asked, reader.chunks_of(task))
     ids, logprobs, at = _array(said["ids"], IDS), _array(said["logprobs"], LOGPROBS), 0
     for length, finish, version in said["turns"]:
-        kind, prompt = memory_agent.prompt(reader.template, state)
+        kind, prompt = memory_agent.prompt(reader.rules, reader.template, state)
         here, at = slice(at, at + length), at + length
         completion = Completion(tokens(ids[here]), logprobs[here], Finish(finish), version)
         turns.append(Turn(kind, state.next_chunk, shared_once(prompt, kept), completion))
-        state = memory_agent.advance(reader.rules, reader.template, state, completion)
+        state = memory_agent.after(reader.rules, reader.template, state, turns[-1])
     if _digest(turns) != said["prompts"]:
         raise ValueError(
             f"a reading of task {task.id!r} waits in the checkpoint, and its prompts come out "
@@ -175,7 +175,7 @@ def _reading(
         )
     last = turns[-1].completion
     status = Status.ANSWERED if last.finish is Finish.STOP else Status.TRUNCATED
-    answer = reader.tokenizer.decode(memory_agent.written(last))
+    answer = reader.tokenizer.decode(memory_agent.answered(state))
     return Reading(task.id, sample, tuple(turns), answer, status)
 
 

@@ -131,13 +131,18 @@ class Template:
         cut = min(names.index("chunk") + 1, len(names) - 1)  # all questions share the text
         return Prompt(_fill(self.direct[:cut], values), _fill(self.direct[cut:], values))
 
-    def longest_prompt(self, max_question: int, chunk_size: int, max_memory: int) -> int:
-        """Returns the most tokens a prompt can have under these limits."""
+    def longest_prompt(
+        self, max_question: int, chunk_size: int, max_memory: int, carry: int = 0
+    ) -> int:
+        """Returns the most tokens a prompt can have under these limits.
+
+        `carry` tokens of an answer that goes on stand behind what asks for it.
+        """
         memory = max(max_memory, len(self.no_memory))
         sizes = {"question": max_question, "chunk": chunk_size, "memory": memory}
         return max(
-            sum(sizes[part] if isinstance(part, str) else len(part) for part in parts)
-            for parts in (self.update, self.answer, self.direct)
+            more + sum(sizes[part] if isinstance(part, str) else len(part) for part in parts)
+            for parts, more in ((self.update, 0), (self.answer, carry), (self.direct, carry))
         )
 
 

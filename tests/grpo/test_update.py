@@ -17,6 +17,7 @@ from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.model import attention, parameters, policy
 from notepad_jax.model.config import Experts
+from notepad_jax.reading import answer
 from notepad_jax.types import Group, TurnKind
 
 SETTINGS = UpdateSettings(
@@ -162,13 +163,16 @@ def test_remat_does_not_matter(once, learn, groups):
 
 
 def test_splitting_a_completion_into_more_turns_does_not_matter(once, learn, groups, make):
+    """Cut as a long answer is, in contexts that carry over everything."""
+
     def split(turn):
-        c, cut = turn.completion, len(turn.completion.tokens) // 2
-        mu, ids = c.behaviour_logprobs, c.tokens
-        shared, tail = turn.prompt.shared, turn.prompt.tail
-        first = make["turn"](shared, tail, ids[:cut], mu[:cut], turn.kind)
-        longer = np.concatenate([tail, ids[:cut]])
-        return [first, make["turn"](shared, longer, ids[cut:], mu[cut:], turn.kind)]
+        c, cut, state = turn.completion, len(turn.completion.tokens) // 2, answer.start(turn.prompt)
+        contexts = []
+        for part in (slice(0, cut), slice(cut, None)):
+            asked, ids, mu = answer.prompt(state), c.tokens[part], c.behaviour_logprobs[part]
+            contexts.append(make["turn"](asked.shared, asked.tail, ids, mu, turn.kind))
+            state = answer.advance(state, ids, len(c.tokens))
+        return contexts
 
     more = [
         make["group"]([[s for t in m.turns for s in split(t)] for m in g.trajectories], g.rewards)

@@ -86,8 +86,21 @@ def test_a_run_stopped_several_times_is_the_run_that_was_not(
 
 @pytest.mark.slow
 def test_several_rounds_and_groups_that_wait_are_gone_on_with(tmp_path, at_launch):
-    """Few slots and small launches: turns run for long, and steps are saved every second time."""
+    """Few slots and small launches: turns run for long, and steps are saved every second time.
+
+    Answers are written as notes are, and take several contexts.
+    """
+    template = tmp_path / "noted.txt"
+    asked = "<|question|>{question}<|memory|>{memory}<|write|>"
+    template.write_text(
+        f"[update]\n{{chunk}}{asked}\n[answer]\n{asked}\n[no_memory]\nnothing\n[keep]\n<|keep|>\n"
+    )
     words = (
+        f"--config.reading.template={template}",
+        "--config.reading.max_answer=2",
+        "--config.reading.answer_chunks=4",
+        "--config.reading.carry=1",
+        "--config.tasks.reward=sub_em",
         "--config.steps=3",
         "--config.rollout.documents=4",
         "--config.rollout.max_rounds=3",
@@ -97,6 +110,8 @@ def test_several_rounds_and_groups_that_wait_are_gone_on_with(tmp_path, at_launc
     )
     run(tmp_path / "whole", *words)
     assert any(line["groups/rounds"] > 1 for line in read_metrics(tmp_path / "whole"))
+    assert all(line["rollout/answer_turns"] > 2 for line in read_metrics(tmp_path / "whole"))
+    assert all(line["logprob_gap_max"] < 1e-4 for line in read_metrics(tmp_path / "whole"))
     at_launch(2, 9)
     with pytest.raises(Stopped, match="rollout of step 2"):
         run(tmp_path / "run", *words)

@@ -10,7 +10,9 @@ from notepad_jax.programs.sizes import Turn
 from notepad_jax.programs.workload import Readings
 
 # 4 groups of 2; a document of 3 chunks; rows of 100 hold a prefix of 40 and two tails of 20.
-READINGS = Readings(groups=4, members=2, chunks=3, update=Turn(40, 10, 10), answer=Turn(0, 15, 5))
+READINGS = Readings(
+    groups=4, members=2, chunks=3, update=Turn(40, 10, 10), answers=(Turn(0, 15, 5),)
+)
 SETTINGS = EngineSettings(
     slots=4, page_size=8, pages=64, max_prompt=96, max_new_tokens=10, steps_per_launch=5,
     row_tokens=64,
@@ -86,7 +88,7 @@ class Counting:
 def test_limits_come_from_the_config():
     config = configuration.load("qwen2_5_7b")
     found = workload.readings(config, Counting())
-    assert found == Readings(128, 16, 7, Turn(5256, 1024, 1024), Turn(0, 1280, 1024))
+    assert found == Readings(128, 16, 7, Turn(5256, 1024, 1024), (Turn(0, 1280, 1024),))
     config = configuration.load("quickstart")
     found = workload.readings(config, Counting())
     assert (found.groups, found.members, found.chunks) == (20, 8, 8)

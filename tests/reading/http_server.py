@@ -125,12 +125,12 @@ def run(answer, use=None, sampling=SAMPLING, **options):
     return result, server, completer
 
 
-def problem(answer, **options):
-    """Runs one completion that has to fail; returns (message, server, stats)."""
+def problem(answer, asked=None, **options):
+    """Runs one completion (of `asked`) that has to fail; returns (message, server, stats)."""
 
     async def use(completer):
         with pytest.raises(EndpointProblem) as caught:
-            await completer.complete(prompt(), SAMPLING)
+            await completer.complete(asked or prompt(), SAMPLING)
         return str(caught.value)
 
     message, server, completer = run(answer, use, **options)

@@ -60,7 +60,7 @@ def test_the_agent_goes_by_it_in_a_reading_and_when_that_is_played_again():
     turns = []
     for word in ("red", "blue"):
         sampling = memory_agent.TurnSampling(0.0, 1.0, template.stop_ids, 0)
-        kind, prompt = memory_agent.prompt(template, state)
+        kind, prompt = memory_agent.prompt(rules, template, state)
         said = fakes.completion(
             [*tokenizer.encode(word), stop], sampling.params(rules, kind, state.next_chunk)
         )

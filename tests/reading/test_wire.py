@@ -1,5 +1,8 @@
 """Servers speak dialects; one is learnt from the first refusal, and kept."""
 
+import pytest
+
+from notepad_jax.types import Prompt, tokens
 from tests.reading.http_server import SAMPLING, TOKENIZER, error, good, problem, prompt, run
 
 NEW_LIMIT = error(
@@ -43,3 +46,40 @@ def test_a_prompt_that_is_too_long_is_no_question_of_dialect():
     said = "'max_tokens' or 'max_completion_tokens' is too large: 1024. The context has 512 tokens"
     message, server, _ = problem(lambda request: error(400, said))
     assert len(server.requests) == 1 and "chunk_size" in message
+
+
+def going_on():
+    asked, begun = TOKENIZER.encode("who?"), TOKENIZER.encode(" It is")
+    return Prompt(tokens(), tokens([*asked, *begun]), begun=len(begun))
+
+
+def test_a_reply_that_goes_on_is_sent_as_the_beginning_of_it():
+    completion, server, _ = run(
+        lambda request: good(" red."), lambda completer: completer.complete(going_on(), SAMPLING)
+    )
+    (request,) = server.requests
+    assert request.body["messages"] == [
+        {"role": "user", "content": "who?"},
+        {"role": "assistant", "content": " It is"},
+    ]
+    assert request.body["continue_final_message"] is True
+    assert request.body["add_generation_prompt"] is False
+    assert TOKENIZER.decode(completion.tokens) == " red."
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        error(400, "Unrecognized request argument supplied: continue_final_message"),
+        (422, {"detail": [{"type": "extra_forbidden", "loc": ["body", "add_generation_prompt"]}]}),
+        error(400, "Assistant response prefill is incompatible with enable_thinking."),
+    ],
+)
+def test_a_server_that_does_not_go_on_with_a_reply_says_so_once_with_the_mend(refusal):
+    message, server, stats = problem(lambda request: refusal, going_on())
+    assert len(server.requests) == 1 == stats.failed
+    assert message.endswith("--config.reading.answer_chunks=1 --config.reading.carry=0")
+    assert "does not go on with a reply" in message
+    # Of a prompt that begins no reply these words are about something else.
+    message, _, _ = problem(lambda request: refusal)
+    assert "answer_chunks" not in message
