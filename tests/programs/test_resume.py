@@ -14,8 +14,10 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 from sentencepiece import sentencepiece_model_pb2
 
+from benchmarks import same_run
 from notepad_jax import cli
 from notepad_jax.checkpoint import steps
+from notepad_jax.grpo import algorithm
 from notepad_jax.programs import configuration, parts, train
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.progress import SilentScreen
@@ -229,3 +231,24 @@ def test_a_run_is_resumed_with_the_policy_that_it_began_with(words, tmp_path):
     another_score(start)
     with pytest.raises(ValueError, match=f"in {start}; not the same in {start}: tokenizer;"):
         prepared(start)
+
+
+@pytest.mark.slow
+def test_a_gate_that_was_shut_is_shut_when_the_run_goes_on(tmp_path, monkeypatch):
+    """Entropy is between the bounds from the third rollout on: only the checkpoint knows."""
+    words = (
+        "--config.grpo.entropy_high=2.0", "--config.grpo.entropy_low=1.0",
+        "--config.grpo.ratio=gspo_trajectory", "--config.grpo.minibatches=2",
+        "--config.steps=3", "--config.checkpoint.keep=5",
+    )  # fmt: skip
+    said = iter((1.5, 3.0, 1.5, 1.5))
+    monkeypatch.setattr(
+        algorithm.entropy_gate, "mean_entropies", lambda *batches: {"update": next(said)}
+    )
+    lines = run(tmp_path / "whole", *words)
+    assert [line["entropy_gate/update_shut"] for line in lines] == [0, 1, 1]
+    assert lines[2]["entropy_gate/left_out"] > 0.1
+    folder = shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    run(folder, *words, resume=True, step=2)
+    assert same_run.differences(tmp_path / "whole", folder) == []
+    assert next(said, None) is None
