@@ -215,7 +215,7 @@ def small() -> planned.Planned:
             planned.UPDATE: {"masters": 2 * GB, "weights": GB, "cache": 4 * GB, "gradient": GB},
             planned.HANDOFF: {"masters": 2 * GB, "weights": GB, "arriving weights": 2 * GB},
         },
-        programs=(), reading=workload.Readings(4, 2, 3, turn, turn),
+        programs=(), reading=workload.Readings(4, 2, 3, turn, (turn,)),
         rollout=None, update=workload.Update(2, 3, 100, 1000, 6, 600),
     )  # fmt: skip
     return made
