@@ -148,7 +148,7 @@ def test_the_same_groups_pack_the_same_way(make):
 
 def test_dtypes_and_shapes(make):
     batch = packed(make["random_groups"](0), 64).batch
-    whole_numbers = {"tokens", "positions", "kv_end", "turn", "trajectory", "prompt"}
+    whole_numbers = {"tokens", "positions", "kv_end", "turn", "trajectory", "prompt", "age"}
     for field in dataclasses.fields(batch):
         if field.name == "denominator":
             continue
