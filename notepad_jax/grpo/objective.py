@@ -132,7 +132,7 @@ def objective(
     if ratio in ratios.TURNWISE:
         log_ratio_X = over_turns(log_ratio_X)
     if ratio in ratios.TRAJECTORYWISE:
-        log_ratio_X = masked(trajectory_X)
+        log_ratio_X = jnp.where(on_X, trajectory_X, 0.0)
     ratio_X = ratios.exp(log_ratio_X)
     advantages_X = masked(advantages_X)
     policy_X, cut_X = ratios.named(ratio)(log_ratio_X, logprob_X, advantages_X, limits)

@@ -129,8 +129,8 @@ def gated(monkeypatch):
     def said(config, params, one, *how):
         return forward.Told(one.behaviour_logprobs, told["entropy"] * one.weights)
 
-    def steps(config, optimizer, settings, state, frozen, batches, *how, **moved):
-        told["seen"] = batches
+    def steps(config, optimizer, settings, state, frozen, batches, scale, moved):
+        told.update(seen=batches, moved=moved)
         return state, {"update/skipped": told["skipped"], "update/optimizer_steps": len(batches)}
 
     monkeypatch.setattr(learner.forward, "told", said)
@@ -160,6 +160,19 @@ def test_the_gate_shuts_stays_and_opens_with_what_each_rollout_says(gated):
         assert metrics["entropy_gate/update_shut"] == shut
         assert metrics["entropy_gate/update"] == pytest.approx(entropy)
         assert learner.saved_data(learning) == {"entropy_gate": ["update"] * shut}
+
+
+def test_where_the_policy_stands_before_the_first_step_is_told(gated):
+    """On its own proximal logprobs, if there are some; else where the sampler was, once turns age.
+
+    That is what the ratio of trajectories needs a pass for.
+    """
+    learning, told = gated
+    for gate, version, moved in ((2.0, 1, False), (0.0, 0, False), (0.0, 1, True)):
+        learning.plan = dataclasses.replace(learning.plan, entropy_high=gate)
+        learner.learn(learning, groups(), 1.0, version)
+        assert told["moved"] == moved
+        assert told["seen"][0].age.max() == version
 
 
 def test_a_rollout_that_is_skipped_leaves_the_gate_and_a_checkpoint_keeps_it(gated):
