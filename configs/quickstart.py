@@ -48,6 +48,8 @@ def get_config() -> ConfigDict:
             files=(),
             weights=(),  # of sources, as "ruler-qa/hotpotqa=2"; one that is not named has 1
             max_tokens=0,  # of a document; longer ones lose their middle. 0: no limit
+            # Documents of at most so many chunks from a step on: ("4@0", "8@50"). (): all of them.
+            curriculum=(),
             # Instead of each task's own: a metric ("memagent" is that of memory agents), a
             # function of yours (module:function), or several (my_rewards:early=0.9,em=0.1).
             reward="",

@@ -99,6 +99,7 @@ class Draw:
 
     ordinal: int
     tasks: tuple[Task, ...]
+    chunks: int = 0  # that the document has at most, by a curriculum; 0: no limit
 
 
 # ---------------------------------------------------------------- reading
@@ -288,6 +289,7 @@ class Group:
     trajectories: tuple[Trajectory, ...]
     ordinal: int = -1  # of the draw that the task came with; -1: of none
     question: int = 0  # which of the draw's tasks
+    chunks: int = 0  # that the document had at most, by a curriculum; 0: no limit
 
     @property
     def place(self) -> tuple[int, int]:

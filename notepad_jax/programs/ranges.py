@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.grpo.optimizer import OptimizerSettings
 from notepad_jax.model.lora import Lora
-from notepad_jax.programs import parts
+from notepad_jax.programs import curriculum, parts
 from notepad_jax.types import SamplingParams
 
 # What is 0 or infinite in float32 is so on the device.
@@ -150,6 +150,7 @@ def _adapters(lora: ConfigDict) -> Lora | None:
 # Sections whose values check themselves, and what makes the value.
 VALUES: dict[str, Callable[[ConfigDict], Any]] = {
     "reading": parts.rules,
+    "tasks": lambda section: curriculum.parsed(section.curriculum),
     "rollout": _sampling,
     "evaluate": _sampling,
     "validation": _sampling,

@@ -19,12 +19,14 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from notepad_jax.parallel import hosts
+from notepad_jax.programs import task_stream
 from notepad_jax.programs.task_stream import TaskStream
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.rollout import collector, dynamic_sampling, rewards, spool
 from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
-from notepad_jax.rollout.ledger import Ledger
+from notepad_jax.rollout.ledger import Ledger, Place
+from notepad_jax.text.chunks import Documents
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import Chunks, Completer, Draw, Group, Task
@@ -51,38 +53,49 @@ class Rollouts:
 
         Raises ReadingsFailed where more of the groups failed than `max_failed_share`.
         """
-        documents = self.stream.documents(self.reader.tokenizer, self.reader.rules.chunk_size)
+        chunks = self.stream.curriculum.at(version)
+        stage = self.stream.stage(chunks, self.reader.rules.chunk_size)
+        documents = self._documents(stage)
         reader = dataclasses.replace(self.reader, chunks_of=_held(documents))
         rollout = await dynamic_sampling.collect_informative(
-            ledger, lambda ordinals: self._read(reader, ordinals), self.wanted, version
+            ledger, lambda ordinals: self._read(stage, reader, ordinals), self.wanted, version
         )
         self._check(rollout)
-        return rollout, rollout.stats.metrics() | {
+        stages = {task_stream.MOST_CHUNKS: chunks} if self.stream.curriculum.stages else {}
+        return rollout, rollout.stats.metrics() | stages | {
             "data/draws": rollout.ledger.next,
             "data/questions_left_out": self.stream.left_out,
             "data/truncated_documents": documents.truncated_documents,
             "data/truncated_tokens": documents.truncated_tokens,
         }
 
+    def _documents(self, stage: TaskStream) -> Documents:
+        return stage.documents(self.reader.tokenizer, self.reader.rules.chunk_size)
+
     async def _read(
-        self, reader: Reader, ordinals: Sequence[int]
+        self, stage: TaskStream, reader: Reader, ordinals: Sequence[int]
     ) -> tuple[list[Group], list[collector.Failed]]:
         own = ordinals[hosts.index() :: hosts.count()]
-        draws = [Draw(ordinal, self.stream.records.at(ordinal)) for ordinal in own]
+        draws = [Draw(ordinal, stage.records.at(ordinal), stage.chunks) for ordinal in own]
         read = await collector.collect(draws, reader, self.group_size, self.seed, self.score)
-        return read if hosts.count() == 1 else self._shared(reader, *read)
+        return read if hosts.count() == 1 else self._shared(stage, reader, *read)
 
     def _shared(
-        self, reader: Reader, groups: list[Group], failed: list[collector.Failed]
+        self,
+        stage: TaskStream,
+        reader: Reader,
+        groups: list[Group],
+        failed: list[collector.Failed],
     ) -> tuple[list[Group], list[collector.Failed]]:
         """Tells the other processes what was read here, and returns what all have read."""
         every = hosts.gather(json.dumps(spool.tell(groups, failed)).encode())
-        records = self.stream.records
-        draws = functools.cache(lambda ordinal: records.at(ordinal))
+        draws = functools.cache(lambda ordinal: stage.records.at(ordinal))
         for number, said in enumerate(every):
             if number != hosts.index():
                 others = spool.told(
-                    json.loads(said), lambda o, question: draws(o)[question], reader, self.score
+                    json.loads(said),
+                    lambda place, chunks: (draws(place[0])[place[1]], reader),  # all of one stage
+                    self.score,
                 )
                 groups, failed = groups + others[0], failed + others[1]
         return tuple(sorted(found, key=lambda one: one.place) for found in (groups, failed))
@@ -103,12 +116,17 @@ class Rollouts:
         """Returns the ledger that was saved; ValueError if it is another stream's."""
         records = self.stream.records
         records.check(saved["stream"])
-        return spool.decode(
-            saved["ledger"],
-            lambda ordinal, question: records.at(ordinal)[question],
-            self.reader,
-            self.score,
-        )
+
+        @functools.cache
+        def stage(chunks: int) -> tuple[TaskStream, Reader]:
+            of = self.stream.stage(chunks, self.reader.rules.chunk_size)
+            return of, dataclasses.replace(self.reader, chunks_of=self._documents(of))
+
+        def again(place: Place, chunks: int) -> tuple[Task, Reader]:
+            (ordinal, question), (of, reader) = place, stage(chunks)
+            return of.records.at(ordinal)[question], reader
+
+        return spool.decode(saved["ledger"], again, self.score)
 
 
 def rollouts(

@@ -17,7 +17,7 @@ from notepad_jax import packing
 from notepad_jax.engine import shapes
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.packing import Piece
-from notepad_jax.programs import parts, sizes
+from notepad_jax.programs import curriculum, parts, sizes
 from notepad_jax.programs.sizes import Turn
 from notepad_jax.text.prompts import Template
 
@@ -69,10 +69,12 @@ def readings(config: ConfigDict, template: Template) -> Readings:
     turns = sizes.turns(template, parts.rules(config.reading))
     files = bool(config.tasks.files)
     document = (config.tasks.max_tokens if files else 0) or config.data.tokens
+    chunks = -(-document // config.reading.chunk_size)
+    most = curriculum.parsed(config.tasks.curriculum).longest
     return Readings(
         groups=config.rollout.documents * (1 if files else config.data.questions),
         members=config.rollout.group_size,
-        chunks=-(-document // config.reading.chunk_size),
+        chunks=min(chunks, most or chunks),
         update=turns.update,
         answer=turns.answer,
     )
