@@ -85,6 +85,10 @@ def get_config() -> ConfigDict:
             cap=4.0,  # of cispo: no ratio counts for more
             tis_cap=0.0,  # of the trainer's over the sampler's probability; 0 does not correct
             mask_truncated=False,  # turns that were cut at their limit teach nothing
+            # Tokens before a turn's limit in which it begins to cost, up to 1 where it is cut;
+            # the mean over a reading's turns, times the weight, is taken off its reward. 0: off.
+            overlong_window=0,
+            overlong_weight=1.0,
             ess_at=0.0,  # effective share of turns below which a step is shortened; 0: none
             # Share of informative groups at which a step is taken whole; below it, in proportion.
             # Muon and Adam step as far on noise as on signal, and noise wears skills down.

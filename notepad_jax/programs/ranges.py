@@ -80,6 +80,8 @@ RANGES: dict[str, Range] = {
     "rollout.archive": whole(0),
     "grpo.full_rate_at": SHARE,
     "grpo.ess_at": SHARE,
+    "grpo.overlong_window": whole(0),
+    "grpo.overlong_weight": UNSIGNED,
     "grpo.kl_weight": UNSIGNED,
     "grpo.constant": UNSIGNED,
     "grpo.minibatches": whole(1),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -23,9 +23,10 @@ from notepad_jax.programs import task_stream
 from notepad_jax.programs.task_stream import TaskStream
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
-from notepad_jax.rollout import collector, dynamic_sampling, rewards, spool
+from notepad_jax.rollout import collector, dynamic_sampling, overlong, rewards, spool
 from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
 from notepad_jax.rollout.ledger import Ledger, Place
+from notepad_jax.rollout.overlong import Overlong
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
@@ -47,6 +48,7 @@ class Rollouts:
     group_size: int
     seed: int
     max_failed_share: float
+    shaped: bool = False  # by the lengths of turns
 
     async def step(self, ledger: Ledger, version: int) -> tuple[Rollout, dict[str, float]]:
         """Returns what policy `version` has to learn from, and metrics of how it came about.
@@ -61,8 +63,12 @@ class Rollouts:
             ledger, lambda ordinals: self._read(stage, reader, ordinals), self.wanted, version
         )
         self._check(rollout)
-        stages = {task_stream.MOST_CHUNKS: chunks} if self.stream.curriculum.stages else {}
-        return rollout, rollout.stats.metrics() | stages | {
+        asked_for: dict[str, float] = {}  # by settings that are off in other runs
+        if self.stream.curriculum.stages:
+            asked_for[task_stream.MOST_CHUNKS] = chunks
+        if self.shaped:
+            asked_for["rollout/overlong"] = rollout.stats.overlong
+        return rollout, rollout.stats.metrics() | asked_for | {
             "data/draws": rollout.ledger.next,
             "data/questions_left_out": self.stream.left_out,
             "data/truncated_documents": documents.truncated_documents,
@@ -142,12 +148,37 @@ def rollouts(
             TurnSampling(r.temperature, r.top_p, template.stop_ids, 0),
             stream.documents(tokenizer, rules.chunk_size),
         ),
-        score=rewards.of(config.tasks.reward),
+        score=scoring(config),
         wanted=Wanted(r.documents, stream.questions, r.max_rounds, r.max_staleness),
         group_size=r.group_size,
         seed=config.seed,
         max_failed_share=r.max_failed_share,
+        shaped=bool(config.grpo.overlong_window),
     )  # fmt: skip
+
+
+def scoring(config: ConfigDict) -> rewards.Score:
+    """Returns how a run rewards a reading. Raises ValueError for what does not go together."""
+    score, g = rewards.of(config.tasks.reward), config.grpo
+    if not g.overlong_window:
+        return score
+    if g.mask_truncated:
+        raise ValueError(
+            f"grpo.overlong_window is {g.overlong_window} and grpo.mask_truncated is true: the "
+            f"first punishes turns that were cut and the second does not learn from them; use one"
+        )
+    reading = config.reading
+    return overlong.shaped(
+        score,
+        Overlong(g.overlong_window, g.overlong_weight, reading.max_memory, reading.max_answer),
+    )
+
+
+def idle(config: ConfigDict) -> Iterator[str]:
+    """Yields, in words, what was chosen of rewards and draws and cannot act."""
+    g = config.grpo
+    if g.overlong_window and not g.overlong_weight:
+        yield f"grpo.overlong_window={g.overlong_window} cannot act: grpo.overlong_weight is 0"
 
 
 def account(before: Ledger, rollout: Rollout) -> dict[str, Any]:
