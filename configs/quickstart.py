@@ -76,6 +76,9 @@ def get_config() -> ConfigDict:
         dict(
             # The algorithm: docs/algorithms.md says which published one is which choice.
             advantage="dr_grpo",  # or grpo, rloo, batch_std, task_std, tmn, tmn_reweight
+            # What the rollout before counts in the scale of a kind of task (batch_std, task_std,
+            # tmn, tmn_reweight): 0.9 steadies a kind with few groups. 0: each rollout its own.
+            scale_memory=0.0,
             normaliser="token_mean",  # or turn_mean, trajectory_mean, prompt_mean, constant
             constant=0.0,  # of `constant`: completion tokens that a trajectory may have
             ratio="ppo_clip",  # or gspo, a turn's own; cispo

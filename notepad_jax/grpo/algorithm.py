@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from notepad_jax.grpo import advantages, batch, normalisers, objective, ratios
+from notepad_jax.grpo.advantages import Scales
 from notepad_jax.grpo.batch import PackingStats
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.types import Group, TrainBatch
@@ -32,6 +33,7 @@ class Algorithm:
     """How a rollout's groups become optimizer steps; no defaults here, they live in configs/."""
 
     advantage: str  # a name in advantages.ADVANTAGES
+    scale_memory: float  # what a rollout back counts in the scale of a kind; 0: nothing
     normaliser: str  # a name in normalisers.NORMALISERS
     constant: float  # completion tokens of a trajectory, of the normaliser of that name
     mask_truncated: bool  # turns that were cut at their limit are not learnt from
@@ -46,6 +48,11 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         advantages.of_groups(self.advantage, ())  # knows its name
+        if not 0 <= self.scale_memory < 1:
+            raise ValueError(
+                f"grpo.scale_memory is {self.scale_memory}; it must be at least 0 (off) and below "
+                f"1: what the rollout before counts in a scale"
+            )
         normalisers.named(self.normaliser)
         if self.normaliser == "constant" and not self.constant > 0:
             raise ValueError(
@@ -59,6 +66,11 @@ class Algorithm:
     def optimizer_steps(self) -> int:
         """Optimizer steps that a rollout of enough groups is learnt from."""
         return self.minibatches * self.epochs
+
+    @property
+    def remembers(self) -> bool:
+        """Whether rollouts that lie behind are in the scales of kinds of tasks."""
+        return self.scale_memory > 0 and self.advantage in advantages.SCALES
 
     def needs_proximal(self, settings: UpdateSettings) -> bool:
         """Whether the trainer computes logprobs of its own before the first step.
@@ -95,6 +107,11 @@ def idle(how: Algorithm, settings: UpdateSettings) -> Iterator[str]:
             f"grpo.ratio={settings.ratio!r} cannot act: with one optimizer step a rollout all "
             "ratios are 1 up to rounding; raise grpo.minibatches or grpo.epochs"
         )
+    if how.scale_memory and how.advantage not in advantages.SCALES:
+        yield (
+            f"grpo.scale_memory cannot act: grpo.advantage={how.advantage!r} has no scale of "
+            f"several groups; {', '.join(advantages.SCALES)} have"
+        )
     if how.kl_weight == 0 and how.kl_in == "reward":
         yield "grpo.kl_in='reward' cannot act: grpo.kl_weight is 0"
     if how.normaliser != "constant" and how.constant:
@@ -117,16 +134,17 @@ def idle_on(advantage: str, groups: Sequence[Group]) -> Iterator[str]:
 
 def batches(
     how: Algorithm, settings: UpdateSettings, groups: Sequence[Group], now: Logprobs,
-    reference: Logprobs,
+    reference: Logprobs, scales: Scales | None = None,
 ) -> tuple[list[TrainBatch], list[PackingStats]]:  # fmt: skip
     """Returns the batch of each part of a rollout, in order, before the first step on any.
 
     `now` gives logprobs of the policy that learns, `reference` of the one that KL is taken to;
     neither is called unless it is needed. An advantage sees all groups, since some
-    scale by what others did; a part is one optimizer step with one denominator.
+    scale by what others did, or by the `scales` of earlier rollouts, which are of rewards as they
+    were judged; a part is one optimizer step with one denominator.
     """
     cut = parts_of(len(groups), how.minibatches)
-    values = advantages.of_groups(how.advantage, groups)
+    values = advantages.of_groups(how.advantage, groups, scales)
     packed = [
         batch.pack(
             groups[part],
@@ -152,7 +170,8 @@ def batches(
         kl = objective.kl_named(settings.kl)
         apart = [_kl_of(kl, one, groups[part]) for one, part in zip(made, cut, strict=True)]
         flat = [one for part in apart for one in part]
-        values = advantages.of_groups(how.advantage, _less(groups, flat, how.kl_weight))
+        less = _less(groups, flat, how.kl_weight)
+        values = advantages.of_groups(how.advantage, less, scales)
         made = [
             batch.with_advantages(one, values[part]) for one, part in zip(made, cut, strict=True)
         ]

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.checkpoint.training_state import Saved
-from notepad_jax.grpo import algorithm, update
+from notepad_jax.grpo import advantages, algorithm, update
 from notepad_jax.grpo.algorithm import Algorithm
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer, schedule
 from notepad_jax.grpo.settings import UpdateSettings
@@ -29,6 +29,8 @@ from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import place
 from notepad_jax.types import Group, TrainBatch
+
+SCALES = "scales"  # of a checkpoint's data
 
 
 @dataclasses.dataclass
@@ -43,6 +45,8 @@ class Learner:
     state: TrainState
     frozen: Any  # leaves that are not trained; empty where all are
     reference: Any  # the starting policy, for KL; empty where none is asked for
+    # Of kinds of tasks, over rollouts; empty where `plan.scale_memory` is 0 or cannot act.
+    scales: advantages.Scales = dataclasses.field(default_factory=dict)
 
 
 def settings_of(config: ConfigDict) -> tuple[Algorithm, UpdateSettings, OptimizerSettings]:
@@ -119,10 +123,14 @@ def learn(learner: Learner, groups: Sequence[Group], share: float) -> tuple[dict
     plan = learner.plan
     rate = float(learner.rate(int(learner.state.step)))
     now = parameters.join(learner.frozen, learner.state.masters)
+    scales = None
+    if plan.remembers:
+        scales = advantages.remembered(plan.advantage, groups, learner.scales, plan.scale_memory)
     batches, stats = algorithm.batches(
         plan, learner.settings, groups,
         now=functools.partial(_logprobs, learner, now),
         reference=functools.partial(_logprobs, learner, learner.reference),
+        scales=scales,
     )  # fmt: skip
     before = plan.needs_proximal(learner.settings)
     effective = algorithm.effective_share(batches) if before else 1.0
@@ -131,6 +139,8 @@ def learn(learner: Learner, groups: Sequence[Group], share: float) -> tuple[dict
         learner.config, learner.optimizer, learner.settings, learner.state, learner.frozen,
         batches * plan.epochs, scale,
     )  # fmt: skip
+    if scales is not None and learnt["update/skipped"] < learnt["update/optimizer_steps"]:
+        learner.scales = scales  # a rollout that taught nothing is forgotten here, too
     if before:
         learnt |= _sampler_gap(batches) | {"update/effective_share": effective}
     tokens = sum(s.packed_tokens for s in stats)
@@ -172,6 +182,13 @@ def saved_beside(learner: Learner, whole: Any) -> Mapping[str, Any]:
     }
 
 
+def saved_scales(learner: Learner) -> dict[str, Any]:
+    """Returns what a checkpoint keeps in its data of scales, in values that JSON holds."""
+    if not learner.plan.remembers:
+        return {}
+    return {SCALES: {"advantage": learner.plan.advantage, "kinds": dict(learner.scales)}}
+
+
 def restore_target(learner: Learner) -> tuple[Any, Any]:
     """Returns shapes, dtypes and places of (params, opt) for `Checkpoints.restore`."""
     joined = parameters.join(learner.frozen, learner.state.masters)
@@ -190,6 +207,11 @@ def resume(learner: Learner, saved: Saved) -> None:
         masters=parameters.join(same, saved.opt["trained"]),
         opt_state=saved.opt["optimizer"],
     )
+    if not learner.plan.remembers:
+        return
+    scales = saved.data.get(SCALES, {})
+    if scales.get("advantage") == learner.plan.advantage:  # another's are in other units
+        learner.scales = {kind: tuple(moments) for kind, moments in scales["kinds"].items()}
 
 
 def _cast_copy(tree: Any, dtype: str) -> Any:

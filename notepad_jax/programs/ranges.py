@@ -80,6 +80,7 @@ RANGES: dict[str, Range] = {
     "rollout.archive": whole(0),
     "grpo.full_rate_at": SHARE,
     "grpo.ess_at": SHARE,
+    "grpo.scale_memory": SHARE,
     "grpo.overlong_window": whole(0),
     "grpo.overlong_weight": UNSIGNED,
     "grpo.kl_weight": UNSIGNED,

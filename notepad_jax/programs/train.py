@@ -365,7 +365,11 @@ def _save(run: Run, params: Any, ledger: Ledger, step: int | None = None) -> Non
         "start": run.start,
     }
     beside = learner.saved_beside(learning, params)
-    data = {**run.rollouts.saved(ledger), **run.validation.saved()}
+    data = {
+        **run.rollouts.saved(ledger),
+        **run.validation.saved(),
+        **learner.saved_scales(learning),
+    }
     run.checkpoints.save(step, params, beside, data, meta)
     run.saved = step
 
