@@ -50,6 +50,8 @@ def get_config() -> ConfigDict:
             max_tokens=0,  # of a document; longer ones lose their middle. 0: no limit
             # Documents of at most so many chunks from a step on: ("4@0", "8@50"). (): all of them.
             curriculum=(),
+            retire_at=0.0,  # mean reward from which a file's task is drawn no more; 0: all are
+            balanced=False,  # equal numbers of each source in a batch, whichever are informative
             # Instead of each task's own: a metric ("memagent" is that of memory agents), a
             # function of yours (module:function), or several (my_rewards:early=0.9,em=0.1).
             reward="",

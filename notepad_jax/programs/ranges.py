@@ -73,6 +73,7 @@ RANGES: dict[str, Range] = {
     "data.distractor_share": SHARE,
     "data.chapter_rate": SHARE,
     "tasks.max_tokens": whole(0),
+    "tasks.retire_at": SHARE,
     "rollout.documents": whole(1),
     "rollout.max_rounds": whole(1),
     "rollout.max_staleness": whole(0),

@@ -24,8 +24,9 @@ from notepad_jax.programs.task_stream import TaskStream
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.rollout import collector, dynamic_sampling, overlong, rewards, spool
+from notepad_jax.rollout.drawing import Stream
 from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
-from notepad_jax.rollout.ledger import Ledger, Place
+from notepad_jax.rollout.ledger import PASSED, Ledger, Outcome, Place
 from notepad_jax.rollout.overlong import Overlong
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.prompts import Template
@@ -49,6 +50,7 @@ class Rollouts:
     seed: int
     max_failed_share: float
     shaped: bool = False  # by the lengths of turns
+    retire_at: float = 0.0  # pass rate at which a task is drawn no more; 0: none is
 
     async def step(self, ledger: Ledger, version: int) -> tuple[Rollout, dict[str, float]]:
         """Returns what policy `version` has to learn from, and metrics of how it came about.
@@ -59,21 +61,54 @@ class Rollouts:
         stage = self.stream.stage(chunks, self.reader.rules.chunk_size)
         documents = self._documents(stage)
         reader = dataclasses.replace(self.reader, chunks_of=_held(documents))
+        read: list[Group] = []
+
+        async def collect(ordinals: Sequence[int]) -> tuple[list[Group], list[collector.Failed]]:
+            groups, failed = await self._read(stage, reader, ordinals)
+            read.extend(groups)
+            return groups, failed
+
         rollout = await dynamic_sampling.collect_informative(
-            ledger, lambda ordinals: self._read(stage, reader, ordinals), self.wanted, version
+            ledger, collect, self.wanted, version, self._stream(ledger)
         )
         self._check(rollout)
-        asked_for: dict[str, float] = {}  # by settings that are off in other runs
-        if self.stream.curriculum.stages:
-            asked_for[task_stream.MOST_CHUNKS] = chunks
-        if self.shaped:
-            asked_for["rollout/overlong"] = rollout.stats.overlong
-        return rollout, rollout.stats.metrics() | asked_for | {
+        if self.retire_at:
+            rollout = self._with_rates(rollout, read)
+        return rollout, rollout.stats.metrics() | self._asked_for(chunks, rollout) | {
             "data/draws": rollout.ledger.next,
             "data/questions_left_out": self.stream.left_out,
             "data/truncated_documents": documents.truncated_documents,
             "data/truncated_tokens": documents.truncated_tokens,
         }
+
+    def _stream(self, ledger: Ledger) -> Stream:
+        records, retired = self.stream.records, ledger.rates.retired
+        return Stream(
+            kind=lambda ordinal: records.task(ordinal)[0],
+            retired=lambda ordinal: bool(retired) and records.task(ordinal) in retired,
+        )
+
+    def _with_rates(self, rollout: Rollout, read: Sequence[Group]) -> Rollout:
+        """Returns the rollout with what its readings say of their tasks in the ledger."""
+        records = self.stream.records
+        keyed = [(records.task(group.ordinal), group) for group in read]
+        rates = rollout.ledger.rates.after(keyed, self.retire_at, records.tasks)
+        return dataclasses.replace(rollout, ledger=dataclasses.replace(rollout.ledger, rates=rates))
+
+    def _asked_for(self, chunks: int, rollout: Rollout) -> dict[str, float]:
+        """Returns the metrics of what is off in other runs."""
+        found: dict[str, float] = {}
+        passed = {name: len(rollout.settled.get(name, ())) for name in PASSED}
+        if self.stream.curriculum.stages:
+            found[task_stream.MOST_CHUNKS] = chunks
+        if self.shaped:
+            found["rollout/overlong"] = rollout.stats.overlong
+        if self.wanted.kinds:
+            found["groups/passed_no_room"] = passed[Outcome.NO_ROOM]
+        if self.retire_at:
+            found["groups/passed_retired"] = passed[Outcome.RETIRED]
+            found["tasks/retired"] = len(rollout.ledger.rates.retired)
+        return found
 
     def _documents(self, stage: TaskStream) -> Documents:
         return stage.documents(self.reader.tokenizer, self.reader.rules.chunk_size)
@@ -149,11 +184,14 @@ def rollouts(
             stream.documents(tokenizer, rules.chunk_size),
         ),
         score=scoring(config),
-        wanted=Wanted(r.documents, stream.questions, r.max_rounds, r.max_staleness),
+        wanted=Wanted(
+            r.documents, stream.questions, r.max_rounds, r.max_staleness, stream.balanced
+        ),
         group_size=r.group_size,
         seed=config.seed,
         max_failed_share=r.max_failed_share,
         shaped=bool(config.grpo.overlong_window),
+        retire_at=config.tasks.retire_at if stream.records.tasks else 0.0,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,12 @@ from ml_collections import ConfigDict
 from notepad_jax.data import held_out, sources
 from notepad_jax.data.records import Records, generated, of_files
 from notepad_jax.data.rows import Pair
-from notepad_jax.data.task_sources import LongQuestions, by_source, without_long_questions
+from notepad_jax.data.task_sources import (
+    LongQuestions,
+    by_source,
+    shares,
+    without_long_questions,
+)
 from notepad_jax.programs import configuration, curriculum
 from notepad_jax.programs.curriculum import Curriculum
 from notepad_jax.starter import vocabulary
@@ -47,6 +52,7 @@ class TaskStream:
     # Where documents are made: the same stream with documents of at most so many tokens.
     shorter: Callable[[int], Records] | None = None
     chunks: int = 0  # of a document at most, in a stage; 0: no limit
+    balanced: tuple[str, ...] = ()  # sources of which a batch has equal numbers; (): of none
 
     def stage(self, chunks: int, chunk_size: int) -> TaskStream:
         """Returns the stream with documents of at most `chunks` chunks; 0: as they are.
@@ -87,7 +93,24 @@ def opened(config: ConfigDict, tokenizer: Tokenizer, screen: Screen) -> TaskStre
         max_document=config.tasks.max_tokens or None,
         held_out=held,
         curriculum=stages,
+        balanced=_balanced(config, shares(sources.tasks, weights), screen),
     )
+
+
+def _balanced(config: ConfigDict, drawn: Mapping[str, float], screen: Screen) -> tuple[str, ...]:
+    """Returns the sources of which a batch has equal numbers, if it does."""
+    if not config.tasks.balanced:
+        return ()
+    if len(set(drawn.values())) > 1:
+        said = ", ".join(f"{name}={weight:g}" for name, weight in drawn.items())
+        raise ValueError(
+            f"tasks.balanced wants equal numbers of each source and tasks.weights says {said}; "
+            f"use one of them"
+        )
+    if len(drawn) == 1:
+        screen.say(f"tasks.balanced cannot act: there is one source, {next(iter(drawn))}")
+        return ()
+    return tuple(drawn)
 
 
 def _made(config: ConfigDict, stages: Curriculum, screen: Screen) -> TaskStream:
@@ -100,6 +123,12 @@ def _made(config: ConfigDict, stages: Curriculum, screen: Screen) -> TaskStream:
             f"tokens, and the facts of {data['questions']} questions may need {room}; make it "
             f"longer, or ask fewer (data.questions)"
         )
+    if config.tasks.balanced:
+        screen.say(
+            "tasks.balanced cannot act: documents that are made have questions of several kinds"
+        )
+    if config.tasks.retire_at:
+        screen.say("tasks.retire_at cannot act: documents that are made are never drawn twice")
     if stages.longest * size > most:
         screen.say(
             f"{curriculum.KEY} goes to {stages.longest:,} chunks, {stages.longest * size:,} "
@@ -147,6 +176,16 @@ def truncated(metrics: Mapping[str, float], step: int, config: ConfigDict) -> st
         f"in step {step:,}, {metrics['data/truncated_documents']:,} documents have more than "
         f"{limit:,} tokens ({key}) and lose their middle, "
         f"{metrics['data/truncated_tokens']:,} tokens; metrics.jsonl counts them from here on"
+    )
+
+
+def not_retired(kept: Collection[tuple[str, int]]) -> str:
+    """Says in words that more than half of a source would be retired."""
+    names = ", ".join(sorted({source for source, _ in kept}))
+    return (
+        f"{len(kept):,} more tasks of {names} are answered well enough to be retired "
+        f"(tasks.retire_at), but half of what is there is retired already: they are drawn on; "
+        f"train on harder tasks, or on more of them"
     )
 
 

@@ -73,13 +73,16 @@ def telling(
         _say_what_is_missing(folder, done, screen)
         archive.take_back(archived, done + 1)
         table = screen.table("reinforcement learning", COLUMNS, config.steps, done)
-        truncated, began, stage = False, False, None
+        truncated, began, retiring, stage = False, False, True, None
 
         def tell(
             step: int, metrics: Mapping[str, float], timings: Mapping[str, float],
             before: Ledger, rollout: Rollout,
         ) -> Callable[[], None]:  # fmt: skip
-            nonlocal truncated, began, stage
+            nonlocal truncated, began, retiring, stage
+            if retiring and (kept := rollout.ledger.rates.kept):
+                retiring = False
+                screen.say(task_stream.not_retired(kept))
             if (chunks := metrics.get(task_stream.MOST_CHUNKS)) != stage:
                 stage = chunks
                 screen.say(curriculum.told(step, int(chunks)))

@@ -18,7 +18,7 @@ import numpy as np
 
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Reader
-from notepad_jax.rollout import rewards
+from notepad_jax.rollout import pass_rates, rewards
 from notepad_jax.rollout.collector import Failed, shared_once
 from notepad_jax.rollout.ledger import Ledger, Outcome, Place, Waiting
 from notepad_jax.types import (
@@ -46,6 +46,7 @@ def encode(ledger: Ledger) -> dict[str, Any]:
         "groups": ledger.groups,
         "settled": {outcome.value: count for outcome, count in ledger.settled.items()},
         "waiting": [{**_told(one.group), "share": one.share} for one in ledger.waiting],
+        **({"rates": ledger.rates.encoded()} if ledger.rates.known else {}),
     }
 
 
@@ -61,6 +62,7 @@ def decode(said: Mapping[str, Any], task_at: TaskAt, score: rewards.Score) -> Le
         waiting=tuple(
             Waiting(_group(one, task_at, score), one["share"]) for one in said["waiting"]
         ),
+        rates=pass_rates.decoded(said.get("rates", {})),
     )
 
 
