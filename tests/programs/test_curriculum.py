@@ -7,6 +7,7 @@ import json
 import pytest
 
 from notepad_jax.data import files
+from notepad_jax.parallel import hosts
 from notepad_jax.programs import configuration, curriculum, parts, rollouts, task_stream
 from notepad_jax.rollout.ledger import Ledger, Waiting
 from notepad_jax.starter.synthetic import make_tasks
@@ -81,21 +82,27 @@ def test_a_stage_without_room_for_the_facts_is_refused_and_one_beyond_the_text_i
     assert "goes to 8 chunks, 2,048 tokens, and cannot act beyond data.tokens, which is 512" in line
 
 
-def test_what_waits_is_made_again_as_long_as_it_was_read():
-    """By then the run may be at another stage."""
+@pytest.fixture
+def sampled():
     config = configuration.load("quickstart", [*SMALL, STAGES])
     words = parts.words(config.policy)
     template, rules = parts.template(config.reading, words), parts.rules(config.reading)
     stream = task_stream.opened(config, words.tokenizer, SilentScreen())
     completer = fakes.Scripted(lambda prompt, sampling: [sampling.seed % 7 + 270, 2])
-    sampled = rollouts.rollouts(config, stream, completer, words.tokenizer, template, rules)
-    groups = []
-    for ordinal, chunks in ((0, 1), (1, 2)):
-        stage = stream.stage(chunks, 256)
-        found, _ = asyncio.run(sampled._read(stage, sampled.reader, [ordinal]))
-        groups += found
-    waiting = tuple(Waiting(group, 1.0) for group in groups)
-    ledger = Ledger(2, 4, {}, waiting)
+    return rollouts.rollouts(config, stream, completer, words.tokenizer, template, rules)
+
+
+def read(sampled, chunks, *ordinals):
+    stage = sampled.stream.stage(chunks, 256)
+    groups, failed = asyncio.run(sampled._read(stage, sampled.reader, ordinals))
+    assert not failed
+    return groups
+
+
+def test_what_waits_is_made_again_as_long_as_it_was_read(sampled):
+    """By then the run may be at another stage."""
+    groups = [*read(sampled, 1, 0), *read(sampled, 2, 1)]
+    ledger = Ledger(2, 4, {}, tuple(Waiting(group, 1.0) for group in groups))
     saved = json.loads(json.dumps(sampled.saved(ledger)))
     assert [one["chunks"] for one in saved["ledger"]["waiting"]] == [1, 1, 2, 2]
     again = sampled.restored(saved)
@@ -106,6 +113,27 @@ def test_what_waits_is_made_again_as_long_as_it_was_read():
     saved["ledger"]["waiting"][0]["chunks"] = 2
     with pytest.raises(ValueError, match="its prompts come out otherwise"):
         sampled.restored(saved)
+
+
+def test_of_two_processes_each_makes_again_what_the_other_read_at_this_stage(sampled, monkeypatch):
+    alone = read(sampled, 1, 4, 5, 6)
+    told = []
+    monkeypatch.setattr(hosts, "count", lambda: 2)
+    monkeypatch.setattr(hosts, "index", lambda: 1)
+    nobody = json.dumps({"groups": [], "failed": []}).encode()
+    monkeypatch.setattr(hosts, "gather", lambda said: [nobody, told.append(said) or said])
+    assert [group.ordinal for group in read(sampled, 1, 4, 5, 6)] == [5, 5]
+    monkeypatch.setattr(hosts, "index", lambda: 0)
+    monkeypatch.setattr(hosts, "gather", lambda said: [said, *told])
+    both = read(sampled, 1, 4, 5, 6)
+    assert [group.place for group in both] == [group.place for group in alone]
+    for one, other in zip(both, alone, strict=True):
+        assert one.chunks == other.chunks == 1 and one.task == other.task
+        assert one.rewards.tolist() == other.rewards.tolist()
+        for mine, theirs in zip(one.trajectories, other.trajectories, strict=True):
+            assert [t.prompt.tokens.tolist() for t in mine.turns] == [
+                t.prompt.tokens.tolist() for t in theirs.turns
+            ]
 
 
 @pytest.mark.slow
