@@ -82,7 +82,8 @@ class Rollouts:
         }
 
     def _stream(self, ledger: Ledger) -> Stream:
-        records, retired = self.stream.records, ledger.rates.retired
+        records = self.stream.records
+        retired = ledger.rates.retired if self.retire_at else frozenset()
         return Stream(
             kind=lambda ordinal: records.task(ordinal)[0],
             retired=lambda ordinal: bool(retired) and records.task(ordinal) in retired,

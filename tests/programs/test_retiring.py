@@ -6,10 +6,12 @@ import json
 import pytest
 
 from notepad_jax.data import files
-from notepad_jax.programs import configuration, parts, task_stream
-from notepad_jax.rollout.ledger import Outcome
+from notepad_jax.programs import configuration, parts, rollouts, task_stream
+from notepad_jax.rollout.ledger import Ledger, Outcome
+from notepad_jax.rollout.pass_rates import PassRates
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import LEDGER
+from tests import fakes
 from tests.programs.runs import SMALL, WRITTEN, run
 from tests.programs.test_train_files import Said, run_and_listen
 
@@ -59,6 +61,20 @@ def test_a_stream_knows_its_tasks_without_reading_them(two_kinds):
             records.at(ordinal)[0].id
         )
     assert len(again) == 10
+
+
+def test_who_goes_on_without_retiring_draws_all_tasks_again(two_kinds):
+    for word, retires in ((RETIRE, True), ("--config.tasks.retire_at=0.0", False)):
+        config = configuration.load("quickstart", [*SMALL, two_kinds, word])
+        words = parts.words(config.policy)
+        sampled = rollouts.rollouts(
+            config, task_stream.opened(config, words.tokenizer, Said()), fakes.empty(),
+            words.tokenizer, parts.template(config.reading, words), parts.rules(config.reading),
+        )  # fmt: skip
+        first = sampled.stream.records.task(0)
+        ledger = Ledger(rates=PassRates({first: (4.0, 4)}, frozenset({first})))
+        again = sampled.restored(json.loads(json.dumps(sampled.saved(ledger))))
+        assert again == ledger and sampled._stream(again).retired(0) is retires
 
 
 @pytest.mark.slow
