@@ -51,6 +51,10 @@ def get_config() -> ConfigDict:
             files=(),
             weights=(),  # of sources, as "ruler-qa/hotpotqa=2"; one that is not named has 1
             max_tokens=0,  # of a document; longer ones lose their middle. 0: no limit
+            # Documents of at most so many chunks from a step on: ("4@0", "8@50"). (): all of them.
+            curriculum=(),
+            retire_at=0.0,  # mean reward from which a file's task is drawn no more; 0: all are
+            balanced=False,  # equal numbers of each source in a batch, whichever are informative
             # Instead of each task's own: a metric ("memagent" is that of memory agents), a
             # function of yours (module:function), or several (my_rewards:early=0.9,em=0.1).
             reward="",
@@ -80,6 +84,9 @@ def get_config() -> ConfigDict:
         dict(
             # The algorithm: docs/algorithms.md says which published one is which choice.
             advantage="dr_grpo",  # or grpo, rloo, batch_std, task_std, tmn, tmn_reweight
+            # What the rollout before counts in the scale of a kind of task (batch_std, task_std,
+            # tmn, tmn_reweight): 0.9 steadies a kind with few groups. 0: each rollout its own.
+            scale_memory=0.0,
             normaliser="token_mean",  # or turn_mean, trajectory_mean, prompt_mean, constant
             constant=0.0,  # of `constant`: completion tokens that a trajectory may have
             ratio="ppo_clip",  # or gspo, a turn's own; gspo_trajectory, all turns'; cispo
@@ -92,6 +99,10 @@ def get_config() -> ConfigDict:
             proximal="recomputed",
             tis_cap=0.0,  # of the trainer's over the sampler's probability; 0 does not correct
             mask_truncated=False,  # turns that were cut at their limit teach nothing
+            # Tokens before a turn's limit in which it begins to cost, up to 1 where it is cut;
+            # the mean over a reading's turns, times the weight, is taken off its reward. 0: off.
+            overlong_window=0,
+            overlong_weight=1.0,
             ess_at=0.0,  # effective share of turns below which a step is shortened; 0: none
             # Share of informative groups at which a step is taken whole; below it, in proportion.
             # Muon and Adam step as far on noise as on signal, and noise wears skills down.

@@ -99,6 +99,7 @@ class Draw:
 
     ordinal: int
     tasks: tuple[Task, ...]
+    chunks: int = 0  # that the document has at most, by a curriculum; 0: no limit
 
 
 # ---------------------------------------------------------------- reading
@@ -298,6 +299,7 @@ class Group:
     trajectories: tuple[Trajectory, ...]
     ordinal: int = -1  # of the draw that the task came with; -1: of none
     question: int = 0  # which of the draw's tasks
+    chunks: int = 0  # that the document had at most, by a curriculum; 0: no limit
     # One update turn of one of them, written again several times, each by itself (rollout.local):
     # readings of that turn alone, by the policy that learns, with scores as rewards.
     local: tuple[Trajectory, ...] = ()

@@ -31,21 +31,39 @@ class Records:
     """Samples by ordinal; `generated` and `of_files` make one.
 
     `identity` says what it is a stream of, in values that JSON holds: two streams of one
-    identity have the same sample at every ordinal.
+    identity have the same sample at every ordinal. `tasks` are those that it draws again and
+    again, by source: how many; empty where no sample ever comes again.
     """
 
-    def __init__(self, samples: grain.MapDataset, identity: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        keys: grain.MapDataset,
+        read: Callable[[Any], tuple[Task, ...]],
+        identity: Mapping[str, Any],
+        tasks: Mapping[str, int],
+    ) -> None:
         self.identity = identity
-        self._samples = samples
+        self.tasks = tasks
+        self._keys, self._read = keys, read
 
     def at(self, ordinal: int) -> tuple[Task, ...]:
         """Returns the sample of an ordinal: the same one whatever was asked for before.
 
         Raises ValueError for an ordinal below 0, and what reading or making the sample does.
         """
+        return self._read(self._key(ordinal))
+
+    def task(self, ordinal: int) -> tuple[str, int]:
+        """Returns (source, number in it) of the task that an ordinal draws, and reads nothing.
+
+        Only of streams that have `tasks`. Raises ValueError for an ordinal below 0.
+        """
+        return self._key(ordinal)
+
+    def _key(self, ordinal: int) -> Any:
         if ordinal < 0:
             raise ValueError(f"there is no ordinal {ordinal}; they are counted from 0")
-        return self._samples[ordinal]
+        return self._keys[ordinal]
 
     def check(self, saved: Mapping[str, Any]) -> None:
         """Raises ValueError, saying how to mend it, if `saved` is another stream's identity.
@@ -111,7 +129,7 @@ def generated(
     }
     shard = grain.MapDataset.range(documents.start, documents.stop, documents.step)
     shard = shard[shard_index::shard_count].seed(seed).shuffle().repeat()
-    return Records(shard.map(make), identity)
+    return Records(shard, make, identity, {})
 
 
 def of_files(
@@ -158,14 +176,24 @@ def of_files(
         .seed(_own_seed(seed, name))
         .shuffle()
         .repeat()
-        .map(functools.partial(_sample, sources.tasks[name]))
+        .map(functools.partial(_place, name))
         for name in drawn
     ]
-    return Records(grain.MapDataset.mix(parts, weights=list(drawn.values())), identity)
+    return Records(
+        grain.MapDataset.mix(parts, weights=list(drawn.values())),
+        functools.partial(_sample, sources.tasks),
+        identity,
+        {name: len(sources.tasks[name]) for name in drawn},
+    )
 
 
-def _sample(pairs: Sequence[Pair], number: int) -> tuple[Task, ...]:
-    return (pairs[number][0],)
+def _place(name: str, number: int) -> tuple[str, int]:
+    return name, number
+
+
+def _sample(tasks: Mapping[str, Sequence[Pair]], place: tuple[str, int]) -> tuple[Task, ...]:
+    name, number = place
+    return (tasks[name][number][0],)
 
 
 def _own_seed(seed: int, name: str) -> int:

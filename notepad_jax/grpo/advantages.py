@@ -3,23 +3,26 @@
 Statistics are taken over trajectories, never over turns: a reading of a long document has
 more turns, and must not weigh more in its own baseline. The baseline is always of the group;
 the scale is of the group, of the batch, or of all groups of one kind in it, so an advantage is
-a function of a whole batch. A group whose rewards are all equal gets exactly 0 and is in no
-scale. `batch` (beside) gives a trajectory's advantage unchanged to every completion token of
-every one of its turns. Turns that were written again beside their group (`local`) have a
-baseline of their own. Pure numpy; formulas and papers: docs/algorithms.md.
+a function of a whole batch; or of several, where `remembered` scales are given instead of the
+batch's own. A group whose rewards are all equal gets exactly 0 and is in no scale. `batch`
+(beside) gives a trajectory's advantage unchanged to every completion token of every one of its
+turns. Turns that were written again beside their group (`local`) have a baseline of their own.
+Pure numpy; formulas and papers: docs/algorithms.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from notepad_jax.grpo import choices
 from notepad_jax.types import Group
 
-Advantage = Callable[[Sequence[Group]], list[np.ndarray]]  # float64 [G] for each group
+Advantage = Callable[..., list[np.ndarray]]  # of groups (and scales): float64 [G] for each
 Kind = Callable[[Group], str]
+Moments = tuple[float, float]  # squares summed up, and what their sum is divided by
+Scales = Mapping[str, Moments]  # of each kind of task; the root of the quotient is its scale
 
 EPS = 1e-6
 KEPT, SHARPNESS = 0.8, 1.0  # of TMN-Reweight: a and g of its paper
@@ -68,26 +71,26 @@ def rloo(groups: Sequence[Group]) -> list[np.ndarray]:
     return [centred(r) * len(r) / max(len(r) - 1, 1) for r in (g.rewards for g in groups)]
 
 
-def batch_std(groups: Sequence[Group]) -> list[np.ndarray]:
+def batch_std(groups: Sequence[Group], scales: Scales | None = None) -> list[np.ndarray]:
     """(R - mean of the group) / std of these over the batch (Magistral 2025; ScaleRL 2025)."""
-    return _scaled(groups, lambda group: "batch", _std_of_centred)
+    return _scaled("batch_std", groups, scales)
 
 
-def task_std(groups: Sequence[Group]) -> list[np.ndarray]:
+def task_std(groups: Sequence[Group], scales: Scales | None = None) -> list[np.ndarray]:
     """(R - mean) / std of all rewards of the task's source in the batch (QwenLong-L1.5, eq. 7)."""
-    return _scaled(groups, source, _std_of_rewards)
+    return _scaled("task_std", groups, scales)
 
 
-def tmn(groups: Sequence[Group]) -> list[np.ndarray]:
+def tmn(groups: Sequence[Group], scales: Scales | None = None) -> list[np.ndarray]:
     """(R - mean) / (S_k + 1e-6): Task-Mixed Normalisation (GoLongRL).
 
     S_k is the root of the mean, over the prompts of reward type k, of the Bessel-corrected
     variance within the prompt's group. The reward type is the task's metric.
     """
-    return _scaled(groups, reward_type, _pooled)
+    return _scaled("tmn", groups, scales)
 
 
-def tmn_reweight(groups: Sequence[Group]) -> list[np.ndarray]:
+def tmn_reweight(groups: Sequence[Group], scales: Scales | None = None) -> list[np.ndarray]:
     """`tmn` times a weight of the prompt's difficulty (GoLongRL's TMN-Reweight).
 
     m = a mean_x + (1 - a) M_k with M_k the mean of mean_x over type k; p the share of the group
@@ -104,7 +107,7 @@ def tmn_reweight(groups: Sequence[Group]) -> list[np.ndarray]:
         hard = SHARPNESS * (0.5 - np.mean(r > m))
         return advantage_G * np.where(r > mean, np.exp(hard), np.exp(-hard))
 
-    return [weighted(*pair) for pair in zip(groups, tmn(groups), strict=True)]
+    return [weighted(*pair) for pair in zip(groups, tmn(groups, scales), strict=True)]
 
 
 def local(scores_M: np.ndarray, weight: float) -> np.ndarray:
@@ -121,9 +124,13 @@ ADVANTAGES: dict[str, Advantage] = {
 }
 
 
-def of_groups(name: str, groups: Sequence[Group]) -> list[np.ndarray]:
-    """Returns advantages [G] for each group, by the function called `name` in ADVANTAGES."""
-    return choices.named("advantage", ADVANTAGES, name)(groups)
+def of_groups(name: str, groups: Sequence[Group], scales: Scales | None = None) -> list[np.ndarray]:
+    """Returns advantages [G] for each group, by the function called `name` in ADVANTAGES.
+
+    `scales` are those of an advantage of SCALES, instead of the batch's own (`remembered`).
+    """
+    advantage = choices.named("advantage", ADVANTAGES, name)
+    return advantage(groups) if scales is None else advantage(groups, scales)
 
 
 # ---------------------------------------------------------------- scales
@@ -143,26 +150,56 @@ def reward_type(group: Group) -> str:
 BY_KIND: dict[str, Kind] = {"task_std": source, "tmn": reward_type, "tmn_reweight": reward_type}
 
 
-def _scaled(
-    groups: Sequence[Group], kind: Kind, scale: Callable[[list[np.ndarray]], float]
-) -> list[np.ndarray]:
-    """Centred rewards over `scale` of the informative groups of the same kind."""
-    advantages = [centred(group.rewards) for group in groups]
+def remembered(name: str, groups: Sequence[Group], before: Scales, decay: float) -> Scales:
+    """Returns the scales of advantage `name` after another batch; pure.
+
+    Of a kind that is in the batch, what was known counts `decay` times what it did, so a kind of
+    two groups is scaled by those of earlier batches, too, each by its number; a kind that is not
+    there stays as it is. Groups whose rewards are all equal are in none. With `before` empty, or
+    a decay of 0, these are the batch's own scales.
+    """
+    kind, moments = SCALES[name]
     of_kind: dict[str, list[np.ndarray]] = {}
     for group in groups:
         if informative(group.rewards):
             of_kind.setdefault(kind(group), []).append(group.rewards)
-    scales = {name: scale(rewards) + EPS for name, rewards in of_kind.items()}
-    return [a / scales.get(kind(g), 1.0) for g, a in zip(groups, advantages, strict=True)]
+    after = dict(before)
+    for one, rewards in of_kind.items():
+        squares, count = before.get(one, (0.0, 0.0))
+        more, number = moments(rewards)
+        after[one] = (decay * squares + more, decay * count + number)
+    return after
 
 
-def _std_of_centred(rewards: list[np.ndarray]) -> float:
-    return float(np.concatenate([centred(r) for r in rewards]).std(ddof=1))
+def _scaled(name: str, groups: Sequence[Group], scales: Scales | None) -> list[np.ndarray]:
+    """Centred rewards over the scale of their kind; the batch's own scales where none are given."""
+    kind, _ = SCALES[name]
+    if scales is None:
+        scales = remembered(name, groups, {}, 0.0)
+    by = {one: float(np.sqrt(squares / count)) + EPS for one, (squares, count) in scales.items()}
+    return [centred(group.rewards) / by.get(kind(group), 1.0) for group in groups]
 
 
-def _std_of_rewards(rewards: list[np.ndarray]) -> float:
-    return float(np.concatenate(rewards).std(ddof=1))
+def _of_centred(rewards: list[np.ndarray]) -> Moments:
+    return _around_mean(np.concatenate([centred(r) for r in rewards]))
 
 
-def _pooled(rewards: list[np.ndarray]) -> float:
-    return float(np.sqrt(np.mean([r.var(ddof=1) for r in rewards])))
+def _of_rewards(rewards: list[np.ndarray]) -> Moments:
+    return _around_mean(np.concatenate(rewards))
+
+
+def _around_mean(values: np.ndarray) -> Moments:
+    return float(((values - values.mean()) ** 2).sum()), float(len(values) - 1)
+
+
+def _within_groups(rewards: list[np.ndarray]) -> Moments:
+    return float(np.sum([r.var(ddof=1) for r in rewards])), float(len(rewards))
+
+
+# Whose scale is of more than one group: of which kind of task, and by what.
+SCALES: dict[str, tuple[Kind, Callable[[list[np.ndarray]], Moments]]] = {
+    "batch_std": (lambda group: "batch", _of_centred),
+    "task_std": (source, _of_rewards),
+    "tmn": (reward_type, _within_groups),
+    "tmn_reweight": (reward_type, _within_groups),
+}

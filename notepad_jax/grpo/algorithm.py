@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from notepad_jax.grpo import advantages, batch, entropy_gate, normalisers, objective, ratios
+from notepad_jax.grpo.advantages import Scales
 from notepad_jax.grpo.batch import PackingStats
 from notepad_jax.grpo.entropy_gate import Gate
 from notepad_jax.grpo.settings import UpdateSettings
@@ -33,6 +34,7 @@ class Algorithm:
     """How a rollout's groups become optimizer steps; no defaults here, they live in configs/."""
 
     advantage: str  # a name in advantages.ADVANTAGES
+    scale_memory: float  # what a rollout back counts in the scale of a kind; 0: nothing
     normaliser: str  # a name in normalisers.NORMALISERS
     constant: float  # completion tokens of a trajectory, of the normaliser of that name
     mask_truncated: bool  # turns that were cut at their limit are not learnt from
@@ -50,6 +52,11 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         advantages.of_groups(self.advantage, ())  # knows its name
+        if not 0 <= self.scale_memory < 1:
+            raise ValueError(
+                f"grpo.scale_memory is {self.scale_memory}; it must be at least 0 (off) and below "
+                f"1: what the rollout before counts in a scale"
+            )
         normalisers.named(self.normaliser)
         if self.normaliser == "constant" and not self.constant > 0:
             raise ValueError(
@@ -69,6 +76,11 @@ class Algorithm:
     def optimizer_steps(self) -> int:
         """Optimizer steps that a rollout of enough groups is learnt from."""
         return self.minibatches * self.epochs
+
+    @property
+    def remembers(self) -> bool:
+        """Whether rollouts that lie behind are in the scales of kinds of tasks."""
+        return self.scale_memory > 0 and self.advantage in advantages.SCALES
 
     def needs_proximal(self, settings: UpdateSettings) -> bool:
         """Whether the trainer computes logprobs of its own before the first step.
@@ -139,6 +151,11 @@ def idle(how: Algorithm, settings: UpdateSettings, max_staleness: int = 0) -> It
         )
     if how.entropy_low and not how.entropy_high:
         yield "grpo.entropy_low cannot act: grpo.entropy_high is 0"
+    if how.scale_memory and how.advantage not in advantages.SCALES:
+        yield (
+            f"grpo.scale_memory cannot act: grpo.advantage={how.advantage!r} has no scale of "
+            f"several groups; {', '.join(advantages.SCALES)} have"
+        )
     if how.kl_weight == 0 and how.kl_in == "reward":
         yield "grpo.kl_in='reward' cannot act: grpo.kl_weight is 0"
     if how.normaliser != "constant" and how.constant:
@@ -161,19 +178,20 @@ def idle_on(advantage: str, groups: Sequence[Group]) -> Iterator[str]:
 
 def batches(
     how: Algorithm, settings: UpdateSettings, groups: Sequence[Group], now: Logprobs,
-    reference: Logprobs, version: int | None = None,
+    reference: Logprobs, version: int | None = None, scales: Scales | None = None,
 ) -> tuple[list[TrainBatch], list[PackingStats]]:  # fmt: skip
     """Returns the batch of each part of a rollout, in order, before the first step on any.
 
     `now` gives logprobs of the policy that learns, `reference` of the one that KL is taken to;
     neither is called unless it is needed. An advantage sees all groups, since some
-    scale by what others did; a part is one optimizer step with one denominator. `version` is
-    that of the policy that learns. A group's local turns are in its part, as a group of their
-    own: to a normaliser each is a trajectory, all of them a prompt.
+    scale by what others did, or by the `scales` of earlier rollouts, which are of rewards as they
+    were judged; a part is one optimizer step with one denominator. `version` is that of the
+    policy that learns. A group's local turns are in its part, as a group of their own: to a
+    normaliser each is a trajectory, all of them a prompt.
     """
     cut = parts_of(len(groups), how.minibatches)
     parts = [[*groups[part], *_local_sets(groups[part])] for part in cut]
-    values = _advantages(how, parts, cut)
+    values = _advantages(how, parts, cut, scales)
     packed = [
         batch.pack(
             part,
@@ -202,7 +220,7 @@ def batches(
             _less(part, _kl_of(kl, one, part), how.kl_weight)
             for one, part in zip(made, parts, strict=True)
         ]
-        values = _advantages(how, parts, cut)
+        values = _advantages(how, parts, cut, scales)
         made = [batch.with_advantages(one, its) for one, its in zip(made, values, strict=True)]
     return made, [each.stats for each in packed]
 
@@ -222,7 +240,7 @@ def _local_sets(groups: Sequence[Group]) -> list[Group]:
 
 
 def _advantages(
-    how: Algorithm, parts: Sequence[Sequence[Group]], cut: Sequence[slice]
+    how: Algorithm, parts: Sequence[Sequence[Group]], cut: Sequence[slice], scales: Scales | None
 ) -> list[list[np.ndarray]]:
     """Advantages [G] of the groups of each part, and then [M] of its local sets.
 
@@ -230,7 +248,7 @@ def _advantages(
     """
     counts = [part.stop - part.start for part in cut]
     whole = [one for part, n in zip(parts, counts, strict=True) for one in part[:n]]
-    values = advantages.of_groups(how.advantage, whole)
+    values = advantages.of_groups(how.advantage, whole, scales)
     return [
         values[here] + [advantages.local(one.rewards, how.local_weight) for one in part[n:]]
         for here, part, n in zip(cut, parts, counts, strict=True)

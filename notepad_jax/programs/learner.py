@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.checkpoint.training_state import Saved
-from notepad_jax.grpo import algorithm, entropy_gate, forward, update
+from notepad_jax.grpo import advantages, algorithm, entropy_gate, forward, update
 from notepad_jax.grpo.algorithm import Algorithm
 from notepad_jax.grpo.entropy_gate import Gate
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer, schedule
@@ -30,7 +30,7 @@ from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import place
 from notepad_jax.types import Group, TrainBatch
 
-GATE = "entropy_gate"  # the key of a checkpoint's data
+GATE, SCALES = "entropy_gate", "scales"  # keys of a checkpoint's data
 
 
 @dataclasses.dataclass
@@ -46,6 +46,8 @@ class Learner:
     frozen: Any  # leaves that are not trained; empty where all are
     reference: Any  # the starting policy, for KL; empty where none is asked for
     gate: Gate = entropy_gate.OPEN  # on failures of turns that are unsure already
+    # Of kinds of tasks, over rollouts; empty where `plan.scale_memory` is 0 or cannot act.
+    scales: advantages.Scales = dataclasses.field(default_factory=dict)
 
 
 def settings_of(config: ConfigDict) -> tuple[Algorithm, UpdateSettings, OptimizerSettings]:
@@ -128,7 +130,9 @@ def learn(
     plan = learner.plan
     rate = float(learner.rate(int(learner.state.step)))
     policy = parameters.join(learner.frozen, learner.state.masters)
-    entropies = []
+    scales, entropies = None, []
+    if plan.remembers:
+        scales = advantages.remembered(plan.advantage, groups, learner.scales, plan.scale_memory)
 
     def now(one: TrainBatch) -> np.ndarray:
         told = _told(learner, policy, one)
@@ -138,6 +142,7 @@ def learn(
     batches, stats = algorithm.batches(
         plan, learner.settings, groups, now,
         reference=lambda one: _told(learner, learner.reference, one).logprobs, version=version,
+        scales=scales,
     )  # fmt: skip
     before = plan.needs_proximal(learner.settings)
     effective = algorithm.effective_share(batches) if before else 1.0
@@ -152,6 +157,7 @@ def learn(
     )  # fmt: skip
     if learnt["update/skipped"] < learnt["update/optimizer_steps"] or not taught:
         learner.gate = gate  # a step that is not kept has changed nothing
+        learner.scales = learner.scales if scales is None else scales
     learnt |= guarded
     if before:
         learnt |= _sampler_gap(batches) | {"update/effective_share": effective}
@@ -195,8 +201,16 @@ def saved_beside(learner: Learner, whole: Any) -> Mapping[str, Any]:
 
 
 def saved_data(learner: Learner) -> dict[str, Any]:
-    """Returns what a checkpoint keeps beside the ledger; nothing where there is no gate."""
-    return {GATE: sorted(learner.gate)} if learner.plan.entropy_high else {}
+    """Returns what a checkpoint keeps beside the ledger, in values that JSON holds.
+
+    Of the gate and of scales, where the algorithm has them.
+    """
+    plan, found = learner.plan, {}
+    if plan.entropy_high:
+        found[GATE] = sorted(learner.gate)
+    if plan.remembers:
+        found[SCALES] = {"advantage": plan.advantage, "kinds": dict(learner.scales)}
+    return found
 
 
 def restore_target(learner: Learner) -> tuple[Any, Any]:
@@ -217,7 +231,11 @@ def resume(learner: Learner, saved: Saved) -> None:
         masters=parameters.join(same, saved.opt["trained"]),
         opt_state=saved.opt["optimizer"],
     )
-    learner.gate = frozenset((saved.data or {}).get(GATE, ()))
+    data = saved.data or {}
+    learner.gate = frozenset(data.get(GATE, ()))
+    scales = data.get(SCALES, {}) if learner.plan.remembers else {}
+    if scales.get("advantage") == learner.plan.advantage:  # another's are in other units
+        learner.scales = {kind: tuple(moments) for kind, moments in scales["kinds"].items()}
 
 
 def _cast_copy(tree: Any, dtype: str) -> Any:

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.grpo.optimizer import OptimizerSettings
 from notepad_jax.model.lora import Lora
-from notepad_jax.programs import parts
+from notepad_jax.programs import curriculum, parts
 from notepad_jax.rollout import local
 from notepad_jax.types import SamplingParams
 
@@ -75,6 +75,7 @@ RANGES: dict[str, Range] = {
     "data.distractor_share": SHARE,
     "data.chapter_rate": SHARE,
     "tasks.max_tokens": whole(0),
+    "tasks.retire_at": SHARE,
     "rollout.documents": whole(1),
     "rollout.max_rounds": whole(1),
     "rollout.max_staleness": whole(0),
@@ -85,6 +86,9 @@ RANGES: dict[str, Range] = {
     "rollout.local.weight": UNSIGNED,
     "grpo.full_rate_at": SHARE,
     "grpo.ess_at": SHARE,
+    "grpo.scale_memory": SHARE,
+    "grpo.overlong_window": whole(0),
+    "grpo.overlong_weight": UNSIGNED,
     "grpo.kl_weight": UNSIGNED,
     "grpo.entropy_weight": UNSIGNED,
     "grpo.entropy_high": NATS,
@@ -161,6 +165,7 @@ def _adapters(lora: ConfigDict) -> Lora | None:
 # Sections whose values check themselves, and what makes the value.
 VALUES: dict[str, Callable[[ConfigDict], Any]] = {
     "reading": parts.rules,
+    "tasks": lambda section: curriculum.parsed(section.curriculum),
     "rollout": _sampling,
     "rollout.local": lambda section: local.Wanted(**section),
     "evaluate": _sampling,

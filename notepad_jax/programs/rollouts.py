@@ -13,18 +13,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from notepad_jax.parallel import hosts
+from notepad_jax.programs import task_stream
 from notepad_jax.programs.task_stream import TaskStream
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
-from notepad_jax.rollout import collector, dynamic_sampling, local, rewards, spool
+from notepad_jax.rollout import collector, dynamic_sampling, local, overlong, rewards, spool
+from notepad_jax.rollout.drawing import Stream
 from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
-from notepad_jax.rollout.ledger import Ledger
+from notepad_jax.rollout.ledger import PASSED, Ledger, Outcome, Place
+from notepad_jax.rollout.overlong import Overlong
+from notepad_jax.text.chunks import Documents
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import Chunks, Completer, Draw, Group, Task
@@ -46,27 +50,39 @@ class Rollouts:
     seed: int
     max_failed_share: float
     local: local.Wanted
+    shaped: bool = False  # by the lengths of turns
+    retire_at: float = 0.0  # pass rate at which a task is drawn no more; 0: none is
 
     async def step(self, ledger: Ledger, version: int) -> tuple[Rollout, dict[str, float]]:
         """Returns what policy `version` has to learn from, and metrics of how it came about.
 
         Raises ReadingsFailed where more of the groups failed than `max_failed_share`.
         """
-        documents = self.stream.documents(self.reader.tokenizer, self.reader.rules.chunk_size)
+        chunks = self.stream.curriculum.at(version)
+        stage = self.stream.stage(chunks, self.reader.rules.chunk_size)
+        documents = self._documents(stage)
         homes = {} if self.local.samples else None  # only local turns come back
         reader = dataclasses.replace(self.reader, chunks_of=_held(documents), homes=homes)
         readers: dict[int, int] = {}  # of this step's draws: which process read it
+        read: list[Group] = []
 
-        def read(ordinals: Sequence[int]) -> Awaitable[tuple[list[Group], list[collector.Failed]]]:
+        async def collect(ordinals: Sequence[int]) -> tuple[list[Group], list[collector.Failed]]:
             readers.update((one, k % hosts.count()) for k, one in enumerate(ordinals))
-            return self._read(reader, ordinals)
+            groups, failed = await self._read(stage, reader, ordinals)
+            read.extend(groups)
+            return groups, failed
 
-        rollout = await dynamic_sampling.collect_informative(ledger, read, self.wanted, version)
+        rollout = await dynamic_sampling.collect_informative(
+            ledger, collect, self.wanted, version, self._stream(ledger)
+        )
         self._check(rollout)
-        counted: dict[str, float] = {}
+        if self.retire_at:
+            rollout = self._with_rates(rollout, read)
+        asked_for = self._asked_for(chunks, rollout)
         if self.local.samples:
             rollout, counted = await self._with_local(reader, rollout, readers)
-        return rollout, rollout.stats.metrics() | counted | {
+            asked_for |= counted
+        return rollout, rollout.stats.metrics() | asked_for | {
             "data/draws": rollout.ledger.next,
             "data/questions_left_out": self.stream.left_out,
             "data/truncated_documents": documents.truncated_documents,
@@ -98,25 +114,63 @@ class Rollouts:
         batch, stats = local.joined(rollout.batch, made)
         return dataclasses.replace(rollout, batch=batch), stats.metrics()
 
+    def _stream(self, ledger: Ledger) -> Stream:
+        records = self.stream.records
+        retired = ledger.rates.retired if self.retire_at else frozenset()
+        return Stream(
+            kind=lambda ordinal: records.task(ordinal)[0],
+            retired=lambda ordinal: bool(retired) and records.task(ordinal) in retired,
+        )
+
+    def _with_rates(self, rollout: Rollout, read: Sequence[Group]) -> Rollout:
+        """Returns the rollout with what its readings say of their tasks in the ledger."""
+        records = self.stream.records
+        keyed = [(records.task(group.ordinal), group) for group in read]
+        rates = rollout.ledger.rates.after(keyed, self.retire_at, records.tasks)
+        return dataclasses.replace(rollout, ledger=dataclasses.replace(rollout.ledger, rates=rates))
+
+    def _asked_for(self, chunks: int, rollout: Rollout) -> dict[str, float]:
+        """Returns the metrics of what is off in other runs."""
+        found: dict[str, float] = {}
+        passed = {name: len(rollout.settled.get(name, ())) for name in PASSED}
+        if self.stream.curriculum.stages:
+            found[task_stream.MOST_CHUNKS] = chunks
+        if self.shaped:
+            found["rollout/overlong"] = rollout.stats.overlong
+        if self.wanted.kinds:
+            found["groups/passed_no_room"] = passed[Outcome.NO_ROOM]
+        if self.retire_at:
+            found["groups/passed_retired"] = passed[Outcome.RETIRED]
+            found["tasks/retired"] = len(rollout.ledger.rates.retired)
+        return found
+
+    def _documents(self, stage: TaskStream) -> Documents:
+        return stage.documents(self.reader.tokenizer, self.reader.rules.chunk_size)
+
     async def _read(
-        self, reader: Reader, ordinals: Sequence[int]
+        self, stage: TaskStream, reader: Reader, ordinals: Sequence[int]
     ) -> tuple[list[Group], list[collector.Failed]]:
         own = ordinals[hosts.index() :: hosts.count()]
-        draws = [Draw(ordinal, self.stream.records.at(ordinal)) for ordinal in own]
+        draws = [Draw(ordinal, stage.records.at(ordinal), stage.chunks) for ordinal in own]
         read = await collector.collect(draws, reader, self.group_size, self.seed, self.score)
-        return read if hosts.count() == 1 else self._shared(reader, *read)
+        return read if hosts.count() == 1 else self._shared(stage, reader, *read)
 
     def _shared(
-        self, reader: Reader, groups: list[Group], failed: list[collector.Failed]
+        self,
+        stage: TaskStream,
+        reader: Reader,
+        groups: list[Group],
+        failed: list[collector.Failed],
     ) -> tuple[list[Group], list[collector.Failed]]:
         """Tells the other processes what was read here, and returns what all have read."""
         every = hosts.gather(json.dumps(spool.tell(groups, failed)).encode())
-        records = self.stream.records
-        draws = functools.cache(lambda ordinal: records.at(ordinal))
+        draws = functools.cache(lambda ordinal: stage.records.at(ordinal))
         for number, said in enumerate(every):
             if number != hosts.index():
                 others = spool.told(
-                    json.loads(said), lambda o, question: draws(o)[question], reader, self.score
+                    json.loads(said),
+                    lambda place, chunks: (draws(place[0])[place[1]], reader),  # all of one stage
+                    self.score,
                 )
                 groups, failed = groups + others[0], failed + others[1]
         return tuple(sorted(found, key=lambda one: one.place) for found in (groups, failed))
@@ -137,12 +191,17 @@ class Rollouts:
         """Returns the ledger that was saved; ValueError if it is another stream's."""
         records = self.stream.records
         records.check(saved["stream"])
-        return spool.decode(
-            saved["ledger"],
-            lambda ordinal, question: records.at(ordinal)[question],
-            self.reader,
-            self.score,
-        )
+
+        @functools.cache
+        def stage(chunks: int) -> tuple[TaskStream, Reader]:
+            of = self.stream.stage(chunks, self.reader.rules.chunk_size)
+            return of, dataclasses.replace(self.reader, chunks_of=self._documents(of))
+
+        def again(place: Place, chunks: int) -> tuple[Task, Reader]:
+            (ordinal, question), (of, reader) = place, stage(chunks)
+            return of.records.at(ordinal)[question], reader
+
+        return spool.decode(saved["ledger"], again, self.score)
 
 
 def rollouts(
@@ -158,13 +217,41 @@ def rollouts(
             TurnSampling(r.temperature, r.top_p, template.stop_ids, 0),
             stream.documents(tokenizer, rules.chunk_size),
         ),
-        score=rewards.of(config.tasks.reward),
-        wanted=Wanted(r.documents, stream.questions, r.max_rounds, r.max_staleness),
+        score=scoring(config),
+        wanted=Wanted(
+            r.documents, stream.questions, r.max_rounds, r.max_staleness, stream.balanced
+        ),
         group_size=r.group_size,
         seed=config.seed,
         max_failed_share=r.max_failed_share,
         local=local.Wanted(**r.local),
+        shaped=bool(config.grpo.overlong_window),
+        retire_at=config.tasks.retire_at if stream.records.tasks else 0.0,
     )  # fmt: skip
+
+
+def scoring(config: ConfigDict) -> rewards.Score:
+    """Returns how a run rewards a reading. Raises ValueError for what does not go together."""
+    score, g = rewards.of(config.tasks.reward), config.grpo
+    if not g.overlong_window:
+        return score
+    if g.mask_truncated:
+        raise ValueError(
+            f"grpo.overlong_window is {g.overlong_window} and grpo.mask_truncated is true: the "
+            f"first punishes turns that were cut and the second does not learn from them; use one"
+        )
+    reading = config.reading
+    return overlong.shaped(
+        score,
+        Overlong(g.overlong_window, g.overlong_weight, reading.max_memory, reading.max_answer),
+    )
+
+
+def idle(config: ConfigDict) -> Iterator[str]:
+    """Yields, in words, what was chosen of rewards and draws and cannot act."""
+    g = config.grpo
+    if g.overlong_window and not g.overlong_weight:
+        yield f"grpo.overlong_window={g.overlong_window} cannot act: grpo.overlong_weight is 0"
 
 
 def account(before: Ledger, rollout: Rollout) -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """Where a training run draws its tasks: the files that are named, or the starter's generator.
 
 Opening says in words what is left out of the files, and what is cut off their documents is
-counted while they are read. Above: train; below: data.records and starter.synthetic.
+counted while they are read. In a stage of a curriculum the stream has the same questions at the
+same ordinals, of shorter documents. Above: train; below: curriculum, data.records and
+starter.synthetic.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,23 @@ from ml_collections import ConfigDict
 from notepad_jax.data import held_out, sources
 from notepad_jax.data.records import Records, generated, of_files
 from notepad_jax.data.rows import Pair
-from notepad_jax.data.task_sources import LongQuestions, by_source, without_long_questions
-from notepad_jax.programs import configuration
+from notepad_jax.data.task_sources import (
+    LongQuestions,
+    by_source,
+    shares,
+    without_long_questions,
+)
+from notepad_jax.programs import configuration, curriculum
+from notepad_jax.programs.curriculum import Curriculum
 from notepad_jax.starter import vocabulary
-from notepad_jax.starter.synthetic import make_tasks
+from notepad_jax.starter.synthetic import SENTENCE, make_tasks
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import Task
 
 TRAINING_DOCUMENTS = range(2**30)  # document seeds; evaluation uses others
+MOST_CHUNKS = "data/max_chunks"  # a metric: of the documents of a step, where there is a curriculum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +48,24 @@ class TaskStream:
     max_document: int | None  # tokens of a document; None: none is cut
     # Of the files, by source, and never drawn (`validation.split`).
     held_out: Mapping[str, Sequence[Pair]] = dataclasses.field(default_factory=dict)
+    curriculum: Curriculum = Curriculum()
+    # Where documents are made: the same stream with documents of at most so many tokens.
+    shorter: Callable[[int], Records] | None = None
+    chunks: int = 0  # of a document at most, in a stage; 0: no limit
+    balanced: tuple[str, ...] = ()  # sources of which a batch has equal numbers; (): of none
+
+    def stage(self, chunks: int, chunk_size: int) -> TaskStream:
+        """Returns the stream with documents of at most `chunks` chunks; 0: as they are.
+
+        What is made is made so long; what is out of files is cut, as by `tasks.max_tokens`.
+        """
+        if not chunks:
+            return self
+        limit = chunks * chunk_size
+        if self.shorter:
+            return dataclasses.replace(self, chunks=chunks, records=self.shorter(limit))
+        most = min(limit, self.max_document or limit)
+        return dataclasses.replace(self, chunks=chunks, max_document=most)
 
     def documents(self, tokenizer: Tokenizer, chunk_size: int) -> Documents:
         """Returns what cuts documents into chunks, and counts what it cuts off."""
@@ -47,12 +74,9 @@ class TaskStream:
 
 def opened(config: ConfigDict, tokenizer: Tokenizer, screen: Screen) -> TaskStream:
     """Opens what the config names. Raises ValueError for files that cannot be drawn from."""
+    stages = curriculum.parsed(config.tasks.curriculum)
     if not config.tasks.files:
-        # Generated documents are as long as `data.tokens` says, and never cut.
-        make = functools.partial(_document, config.data.to_dict())
-        make(TRAINING_DOCUMENTS.start)
-        records = generated(make, config.seed, documents=TRAINING_DOCUMENTS)
-        return TaskStream(records, config.data.questions, 0, None)
+        return _made(config, stages, screen)
     weights, limit = _weights(config.tasks.weights), config.reading.max_question
     sources, long = without_long_questions(
         by_source(config.tasks.files, screen),
@@ -68,7 +92,55 @@ def opened(config: ConfigDict, tokenizer: Tokenizer, screen: Screen) -> TaskStre
         left_out=sum(source.count for source in long),
         max_document=config.tasks.max_tokens or None,
         held_out=held,
+        curriculum=stages,
+        balanced=_balanced(config, shares(sources.tasks, weights), screen),
     )
+
+
+def _balanced(config: ConfigDict, drawn: Mapping[str, float], screen: Screen) -> tuple[str, ...]:
+    """Returns the sources of which a batch has equal numbers, if it does."""
+    if not config.tasks.balanced:
+        return ()
+    if len(set(drawn.values())) > 1:
+        said = ", ".join(f"{name}={weight:g}" for name, weight in drawn.items())
+        raise ValueError(
+            f"tasks.balanced wants equal numbers of each source and tasks.weights says {said}; "
+            f"use one of them"
+        )
+    if len(drawn) == 1:
+        screen.say(f"tasks.balanced cannot act: there is one source, {next(iter(drawn))}")
+        return ()
+    return tuple(drawn)
+
+
+def _made(config: ConfigDict, stages: Curriculum, screen: Screen) -> TaskStream:
+    """Generated documents are as long as `data.tokens` and the stage say, and never cut."""
+    data, size = config.data.to_dict(), config.reading.chunk_size
+    most, room = data["tokens"], 2 * data["questions"] * SENTENCE  # two facts a question
+    if stages.shortest and min(most, stages.shortest * size) < min(most, room):
+        raise ValueError(
+            f"{curriculum.KEY} has a stage of {stages.shortest} chunks, {stages.shortest * size} "
+            f"tokens, and the facts of {data['questions']} questions may need {room}; make it "
+            f"longer, or ask fewer (data.questions)"
+        )
+    if config.tasks.balanced:
+        screen.say(
+            "tasks.balanced cannot act: documents that are made have questions of several kinds"
+        )
+    if config.tasks.retire_at:
+        screen.say("tasks.retire_at cannot act: documents that are made are never drawn twice")
+    if stages.longest * size > most:
+        screen.say(
+            f"{curriculum.KEY} goes to {stages.longest:,} chunks, {stages.longest * size:,} "
+            f"tokens, and cannot act beyond data.tokens, which is {most:,}"
+        )
+
+    def of(limit: int) -> Records:
+        make = functools.partial(_document, {**data, "tokens": min(most, limit)})
+        return generated(make, config.seed, documents=TRAINING_DOCUMENTS)
+
+    _document(data, TRAINING_DOCUMENTS.start)  # refuses what cannot be made
+    return TaskStream(of(most), data["questions"], 0, None, curriculum=stages, shorter=of)
 
 
 def check_files(config: ConfigDict, tokenizer: Tokenizer) -> None:
@@ -94,12 +166,26 @@ def knows_starter(tokenizer: Tokenizer) -> bool:
     return len(tokenizer.encode(" ".join(words))) <= 1.1 * len(words)
 
 
-def truncated(metrics: Mapping[str, float], step: int, limit: int) -> str:
+def truncated(metrics: Mapping[str, float], step: int, config: ConfigDict) -> str:
     """Says in words what the first step that cut documents cut off."""
+    limit, key = config.tasks.max_tokens, "tasks.max_tokens"
+    stage = int(metrics.get(MOST_CHUNKS, 0)) * config.reading.chunk_size
+    if stage and not 0 < limit <= stage:
+        limit, key = stage, curriculum.KEY
     return (
         f"in step {step:,}, {metrics['data/truncated_documents']:,} documents have more than "
-        f"{limit:,} tokens (tasks.max_tokens) and lose their middle, "
+        f"{limit:,} tokens ({key}) and lose their middle, "
         f"{metrics['data/truncated_tokens']:,} tokens; metrics.jsonl counts them from here on"
+    )
+
+
+def not_retired(kept: Collection[tuple[str, int]]) -> str:
+    """Says in words that more than half of a source would be retired."""
+    names = ", ".join(sorted({source for source, _ in kept}))
+    return (
+        f"{len(kept):,} more tasks of {names} are answered well enough to be retired "
+        f"(tasks.retire_at), but half of what is there is retired already: they are drawn on; "
+        f"train on harder tasks, or on more of them"
     )
 
 

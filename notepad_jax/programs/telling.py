@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.grpo import algorithm
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import configuration, rollouts, task_stream
+from notepad_jax.programs import configuration, curriculum, rollouts, task_stream
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.trace import TraceFile
 from notepad_jax.rollout import archive
@@ -73,20 +73,26 @@ def telling(
         _say_what_is_missing(folder, done, screen)
         archive.take_back(archived, done + 1)
         table = screen.table("reinforcement learning", COLUMNS, config.steps, done)
-        truncated, began = False, False
+        truncated, began, retiring, stage = False, False, True, None
 
         def tell(
             step: int, metrics: Mapping[str, float], timings: Mapping[str, float],
             before: Ledger, rollout: Rollout,
         ) -> Callable[[], None]:  # fmt: skip
-            nonlocal truncated, began
+            nonlocal truncated, began, retiring, stage
+            if retiring and (kept := rollout.ledger.rates.kept):
+                retiring = False
+                screen.say(task_stream.not_retired(kept))
+            if (chunks := metrics.get(task_stream.MOST_CHUNKS)) != stage:
+                stage = chunks
+                screen.say(curriculum.told(step, int(chunks)))
             if not began and rollout.batch:
                 began = True
                 for idle in algorithm.idle_on(config.grpo.advantage, rollout.batch):
                     screen.say(idle)
             if metrics["data/truncated_documents"] and not truncated:
                 truncated = True
-                screen.say(task_stream.truncated(metrics, step, config.tasks.max_tokens))
+                screen.say(task_stream.truncated(metrics, step, config))
             texts = {"reading": archive.sample(rollout.batch[0], reader)} if rollout.batch else {}
             log.write(step, metrics, timings, rollouts.account(before, rollout), texts)
             archive.append(archived, rollout.batch[: config.rollout.archive], reader, step)

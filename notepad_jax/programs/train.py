@@ -48,7 +48,7 @@ from notepad_jax.programs.learner import Learner
 from notepad_jax.programs.rollouts import Rollouts
 from notepad_jax.programs.telling import Tell
 from notepad_jax.programs.validation import Validation
-from notepad_jax.rollout import dynamic_sampling, rewards
+from notepad_jax.rollout import dynamic_sampling
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.telemetry import sinks
@@ -148,7 +148,7 @@ def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> p
     there = parts.trainers_mesh(config)
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
     parts.engines_mesh(config.engine)
-    rewards.of(config.tasks.reward)
+    rollouts.scoring(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
     words = parts.words(config.policy)
@@ -192,7 +192,8 @@ def prepare(
     sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
     held_out = validation.opened(config, held_out, sampled.reader)
     learning = learner.prepare(config, policy.config, policy.params)
-    for idle in algorithm.idle(learning.plan, learning.settings, config.rollout.max_staleness):
+    said = algorithm.idle(learning.plan, learning.settings, config.rollout.max_staleness)
+    for idle in (*said, *rollouts.idle(config)):
         screen.say(idle)
     del policy  # the starting weights live on in the learner alone
 

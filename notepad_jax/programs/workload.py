@@ -17,7 +17,7 @@ from notepad_jax import packing
 from notepad_jax.engine import shapes
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.packing import Piece
-from notepad_jax.programs import parts, sizes
+from notepad_jax.programs import curriculum, parts, sizes
 from notepad_jax.programs.sizes import Turn
 from notepad_jax.text.prompts import Template
 
@@ -77,10 +77,12 @@ def readings(config: ConfigDict, template: Template) -> Readings:
     files = bool(config.tasks.files)
     document = (config.tasks.max_tokens if files else 0) or config.data.tokens
     groups = config.rollout.documents * (1 if files else config.data.questions)
+    chunks = -(-document // config.reading.chunk_size)
+    most = curriculum.parsed(config.tasks.curriculum).longest
     return Readings(
         groups=groups,
         members=config.rollout.group_size,
-        chunks=-(-document // config.reading.chunk_size),
+        chunks=min(chunks, most or chunks),
         update=turns.update,
         answers=turns.answers,
         local_groups=math.ceil(groups * local.share) if local.samples else 0,

@@ -72,12 +72,10 @@ async def collect(
     """
     if group_size < 1:
         raise ValueError(f"group_size is {group_size}; it must be at least 1")
-    asked = [
-        (task, draw.ordinal, question) for draw in draws for question, task in enumerate(draw.tasks)
-    ]
+    asked = [(task, draw, question) for draw in draws for question, task in enumerate(draw.tasks)]
     jobs = [
-        Job(task, trajectory_seed(run_seed, ordinal, question, sample))
-        for task, ordinal, question in asked
+        Job(task, trajectory_seed(run_seed, draw.ordinal, question, sample))
+        for task, draw, question in asked
         for sample in range(group_size)
     ]
     kept: dict[bytes, Tokens] = {}
@@ -90,13 +88,13 @@ async def collect(
     read = await read_all(jobs, reader, lambda index: _Turns(kept), ended)
     groups: list[Group] = []
     failed: list[Failed] = []
-    for number, (task, ordinal, question) in enumerate(asked):
+    for number, (task, draw, question) in enumerate(asked):
         members = read[number * group_size : (number + 1) * group_size]
         broken = [(k, one) for k, one in enumerate(members) if isinstance(one, Exception)]
         if broken:
-            failed.append(Failed(task, ordinal, question, *broken[0]))
+            failed.append(Failed(task, draw.ordinal, question, *broken[0]))
         else:
-            groups.append(Group(task, tuple(members), ordinal, question))
+            groups.append(Group(task, tuple(members), draw.ordinal, question, draw.chunks))
     return groups, failed
 
 

@@ -4,17 +4,21 @@ A step wants a batch of informative groups. It takes those that waited, draws wh
 while some are still missing draws again: as many documents as are missing divided by the share
 of groups that were informative in this step, at most a first round's, for a bounded number of
 rounds. What is informative and finds no room waits for the next step, if it may be that old by
-then; nothing is dropped without a name (`ledger.Outcome`). Above: programs.train; `collect`
-comes in as a function.
+then; nothing is dropped without a name (`ledger.Outcome`). Where a batch has equal numbers of
+each kind of task, every kind has room, missing groups and a share of its own. Above:
+programs.train; `collect` comes in as a function; below: drawing.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from notepad_jax.rollout import drawing
 from notepad_jax.rollout.collector import Failed
+from notepad_jax.rollout.drawing import ANY, EVERY, Stream
 from notepad_jax.rollout.groups import GroupStats, measure
 from notepad_jax.rollout.ledger import Ledger, Outcome, Place, Waiting
 from notepad_jax.types import Group
@@ -30,6 +34,7 @@ class Wanted:
     questions: int  # of a draw; documents * questions groups make a whole batch
     max_rounds: int  # 1 replaces nothing
     max_staleness: int  # versions between the oldest turn of a group and its update
+    kinds: tuple[str, ...] = ()  # of tasks, each with an equal part of a batch; (): nobody looks
 
     def __post_init__(self) -> None:
         for name in ("documents", "questions", "max_rounds"):
@@ -39,21 +44,38 @@ class Wanted:
             raise ValueError(
                 f"max_staleness is {self.max_staleness}; it must be 0 or more versions"
             )
+        if self.kinds and self.documents % len(self.kinds):
+            raise ValueError(
+                f"{self.documents} documents a step cannot be {len(self.kinds)} equal parts, one "
+                f"for each of {', '.join(self.kinds)}; use a multiple (rollout.documents)"
+            )
 
     @property
     def groups(self) -> int:
         """Groups of a whole batch."""
         return self.documents * self.questions
 
+    @property
+    def rooms(self) -> dict[str, int]:
+        """Groups of a whole batch, by kind."""
+        kinds = self.kinds or (ANY,)
+        return {kind: self.groups // len(kinds) for kind in kinds}
+
     def draws(self, missing: int, stats: GroupStats) -> int:
-        """Returns how many documents to draw so that about `missing` groups come out of them."""
+        """Returns how many documents to draw so that about `missing` groups come out of them.
+
+        Of one kind, where there are kinds; `stats` are of that kind.
+        """
+        if missing <= 0:
+            return 0
         if not stats.groups_sampled:
             return math.ceil(missing / self.questions)
+        most = self.documents // max(1, len(self.kinds))
         if not stats.groups_informative:
-            return self.documents
+            return most
         # In whole numbers: a share of 1/3 must not draw one document more for its rounding.
         needed = -(-missing * stats.groups_sampled // stats.groups_informative)
-        return min(self.documents, math.ceil(needed / self.questions))
+        return min(most, math.ceil(needed / self.questions))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,26 +91,46 @@ class Rollout:
 
 
 async def collect_informative(
-    ledger: Ledger, collect: Collect, wanted: Wanted, now: int
+    ledger: Ledger, collect: Collect, wanted: Wanted, now: int, stream: Stream = EVERY
 ) -> Rollout:
     """Samples until there is a whole batch of informative groups, or the rounds are over.
 
-    `now` is the version of the policy that will learn. The batch can be short, or empty:
-    nothing to learn from. Raises ValueError for a group that waits and is newer than `now`.
+    `now` is the version of the policy that will learn; `stream` says what is passed over. The
+    batch can be short (of the kinds of which too few were informative), or empty: nothing to
+    learn from. Raises ValueError for a group that waits and is newer than `now`.
     """
     fresh, old = _by_age(ledger.waiting, now, wanted.max_staleness)
     found, failed, dull = list(fresh), [], []
-    stats, first = GroupStats(), ledger.next
-    while len(found) < wanted.groups and stats.rounds < wanted.max_rounds:
-        count = wanted.draws(wanted.groups - len(found), stats)
-        groups, broken = await collect(range(first, first + count))
-        first += count
+    stats, first, rooms = GroupStats(), ledger.next, wanted.rooms
+    of_kind = dict.fromkeys(rooms, stats)
+    passed: dict[Outcome, list[Place]] = {}
+
+    def kind(one: Group | Failed) -> str:
+        return stream.kind(one.ordinal) if wanted.kinds else ANY
+
+    while stats.rounds < wanted.max_rounds:
+        have = collections.Counter(kind(one.group) for one in found)
+        missing = {name: room - have[name] for name, room in rooms.items()}
+        if max(missing.values()) <= 0:
+            break
+        counts = {name: wanted.draws(count, of_kind[name]) for name, count in missing.items()}
+        drawn = drawing.draw(first, counts, stream, wanted.questions)
+        groups, broken = await collect(drawn.read)
+        first = drawn.next
         stats += dataclasses.replace(measure(groups, len(broken)), rounds=1)
+        for name in rooms:
+            own = [group for group in groups if kind(group) == name]
+            of_kind[name] += measure(own, sum(kind(one) == name for one in broken))
+        for outcome, places in drawn.passed.items():
+            passed.setdefault(outcome, []).extend(places)
         failed += broken
         dull += [group for group in groups if not group.informative]
         found += [Waiting(group, 1.0) for group in groups if group.informative]
-    found = fresh + [Waiting(one.group, stats.informative_share) for one in found[len(fresh) :]]
-    batch, surplus = found[: wanted.groups], found[wanted.groups :]
+    found = fresh + [
+        Waiting(one.group, of_kind[kind(one.group)].informative_share)
+        for one in found[len(fresh) :]
+    ]
+    batch, surplus = _into(rooms, found, kind)
     # By the next step the policy is one version on, and who is too old then need not be kept.
     waiting, surplus_old = _by_age(surplus, now + 1, wanted.max_staleness)
     settled = {
@@ -96,6 +138,7 @@ async def collect_informative(
         Outcome.UNINFORMATIVE: [group.place for group in dull],
         Outcome.FAILED: [one.place for one in failed],
         Outcome.STALE: [one.group.place for one in old + surplus_old],
+        **passed,
     }
     stats += GroupStats(
         groups_kept=len(batch), groups_waiting=len(waiting), groups_stale=len(old + surplus_old)
@@ -116,6 +159,20 @@ def without_update(rollout: Rollout, before: Ledger) -> Rollout:
     settled[Outcome.SKIPPED] = settled.pop(Outcome.TRAINED)
     after = before.after(rollout.ledger.next, settled, rollout.ledger.waiting)
     return dataclasses.replace(rollout, settled=settled, ledger=after)
+
+
+def _into(
+    rooms: Mapping[str, int], found: Sequence[Waiting], kind: Callable[[Group], str]
+) -> tuple[list[Waiting], list[Waiting]]:
+    """Returns (batch, surplus), both in the order in which they were found."""
+    left = dict(rooms)
+    batch: list[Waiting] = []
+    surplus: list[Waiting] = []
+    for one in found:
+        name = kind(one.group)
+        left[name] -= 1
+        (batch if left[name] >= 0 else surplus).append(one)
+    return batch, surplus
 
 
 def _by_age(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from notepad_jax.rollout import overlong
 from notepad_jax.types import Finish, Group, Status, TurnKind
 
 
@@ -37,6 +38,7 @@ class GroupStats:
     memory_tokens: int = 0  # of all update turns, stop tokens included
     answer_turns: int = 0  # contexts that answers took
     answer_tokens: int = 0
+    overlong_sum: float = 0.0  # of what too long turns took off rewards
 
     def __add__(self, other: GroupStats) -> GroupStats:
         mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
@@ -46,6 +48,11 @@ class GroupStats:
     def informative_share(self) -> float:
         """Of the groups sampled; 0 where none was."""
         return self.groups_informative / max(1, self.groups_sampled)
+
+    @property
+    def overlong(self) -> float:
+        """What too long turns took off a reward on average, 0 or less."""
+        return self.overlong_sum / max(1, self.trajectories)
 
     def metrics(self) -> dict[str, float]:
         """Returns averages and counts under metric names; the one place that divides."""
@@ -110,4 +117,5 @@ def _measure_one(group: Group) -> GroupStats:
         memory_tokens=sum(len(update.tokens) for update in updates),
         answer_turns=len(answers),
         answer_tokens=sum(len(answer.tokens) for answer in answers),
+        overlong_sum=part(overlong.PART),
     )

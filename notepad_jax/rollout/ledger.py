@@ -2,11 +2,11 @@
 
 The stream of tasks is endless and each draw has an ordinal, its place in it (`types.Draw`). A
 question of a draw makes a group, and every group is settled exactly once: learnt from
-(`trained`), or dropped for one of four named reasons; until then it waits here. So the
-groups drawn are always the groups settled and the groups waiting, whatever was interrupted, and
-the position in the stream is one number. A `Ledger` is a value: a step makes the next one, and a
-step that is not kept is forgotten with it. Above: dynamic_sampling and train; beside: spool,
-which writes the waiting groups down.
+(`trained`), or dropped for one of six named reasons, two of which spare its readings (the draw
+is passed over); until then it waits here. So the groups drawn are always the groups settled and
+the groups waiting, whatever was interrupted, and the position in the stream is one number. A
+`Ledger` is a value: a step makes the next one, and a step that is not kept is forgotten with it.
+Above: dynamic_sampling and train; beside: spool, which writes the waiting groups down.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import dataclasses
 import enum
 from collections.abc import Iterable, Mapping
 
+from notepad_jax.rollout.pass_rates import PassRates
 from notepad_jax.types import Group
 
 Place = tuple[int, int]  # (ordinal, question)
@@ -28,6 +29,11 @@ class Outcome(enum.Enum):
     FAILED = "failed"  # a reading failed
     STALE = "stale"  # informative, and too old before there was room in a batch
     SKIPPED = "skipped"  # its step's updates were not finite
+    RETIRED = "retired"  # passed over: its task is answered well (`pass_rates`)
+    NO_ROOM = "no_room"  # passed over: a batch wanted no more of its kind of task
+
+
+PASSED = (Outcome.RETIRED, Outcome.NO_ROOM)  # nobody read these
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,6 +52,7 @@ class Ledger:
     groups: int = 0  # drawn so far
     settled: Mapping[Outcome, int] = dataclasses.field(default_factory=dict)  # groups
     waiting: tuple[Waiting, ...] = ()  # the longest waiting first
+    rates: PassRates = PassRates()  # of tasks, where well answered ones retire
 
     def __post_init__(self) -> None:
         if self.groups != sum(self.settled.values()) + len(self.waiting):
@@ -77,4 +84,4 @@ class Ledger:
         counts = dict(self.settled)
         for outcome, group in settled.items():
             counts[outcome] = counts.get(outcome, 0) + len(list(group))
-        return Ledger(next, self.groups + len(new), counts, waiting)
+        return Ledger(next, self.groups + len(new), counts, waiting, self.rates)

@@ -19,9 +19,9 @@ import numpy as np
 
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Reader
-from notepad_jax.rollout import local, rewards
+from notepad_jax.rollout import local, pass_rates, rewards
 from notepad_jax.rollout.collector import Failed, shared_once
-from notepad_jax.rollout.ledger import Ledger, Outcome, Waiting
+from notepad_jax.rollout.ledger import Ledger, Outcome, Place, Waiting
 from notepad_jax.rollout.local import Chosen, Sample
 from notepad_jax.types import (
     Completion,
@@ -37,7 +37,8 @@ from notepad_jax.types import (
 )
 
 IDS, LOGPROBS = "<i4", "<f4"  # as they are written, on any machine
-TaskAt = Callable[[int, int], Task]  # (ordinal, question)
+# (place, chunks at most) -> the task that was drawn there, and who reads documents so long
+TaskAt = Callable[[Place, int], tuple[Task, Reader]]
 
 
 def encode(ledger: Ledger) -> dict[str, Any]:
@@ -47,12 +48,11 @@ def encode(ledger: Ledger) -> dict[str, Any]:
         "groups": ledger.groups,
         "settled": {outcome.value: count for outcome, count in ledger.settled.items()},
         "waiting": [{**_told(one.group), "share": one.share} for one in ledger.waiting],
+        **({"rates": ledger.rates.encoded()} if ledger.rates.known else {}),
     }
 
 
-def decode(
-    said: Mapping[str, Any], task_at: TaskAt, reader: Reader, score: rewards.Score
-) -> Ledger:
+def decode(said: Mapping[str, Any], task_at: TaskAt, score: rewards.Score) -> Ledger:
     """Returns the account that `encode` wrote, its waiting groups made again.
 
     Raises ValueError for groups whose prompts cannot be made again as they were.
@@ -62,8 +62,9 @@ def decode(
         groups=said["groups"],
         settled={Outcome(name): count for name, count in said["settled"].items()},
         waiting=tuple(
-            Waiting(_group(one, task_at, reader, score), one["share"]) for one in said["waiting"]
+            Waiting(_group(one, task_at, score), one["share"]) for one in said["waiting"]
         ),
+        rates=pass_rates.decoded(said.get("rates", {})),
     )
 
 
@@ -79,12 +80,14 @@ def tell(groups: Sequence[Group], failed: Sequence[Failed]) -> dict[str, Any]:
 
 
 def told(
-    said: Mapping[str, Any], task_at: TaskAt, reader: Reader, score: rewards.Score
+    said: Mapping[str, Any], task_at: TaskAt, score: rewards.Score
 ) -> tuple[list[Group], list[Failed]]:
     """Returns what another process `tell`s, made again here; raises as `decode` does."""
-    groups = [_group(one, task_at, reader, score) for one in said["groups"]]
+    groups = [_group(one, task_at, score) for one in said["groups"]]
     failed = [
-        Failed(task_at(ordinal, question), ordinal, question, sample, FailedElsewhere(words))
+        Failed(
+            task_at((ordinal, question), 0)[0], ordinal, question, sample, FailedElsewhere(words)
+        )
         for ordinal, question, sample, words in said["failed"]
     ]
     return groups, failed
@@ -129,7 +132,8 @@ class FailedElsewhere(Exception):
 
 def _told(group: Group) -> dict[str, Any]:
     readings = [_said(trajectory) for trajectory in group.trajectories]
-    return {"place": list(group.place), "readings": readings}
+    stage = {"chunks": group.chunks} if group.chunks else {}
+    return {"place": list(group.place), **stage, "readings": readings}
 
 
 def _said(trajectory: Trajectory) -> dict[str, Any]:
@@ -145,14 +149,14 @@ def _completions(turns: Sequence[Turn]) -> dict[str, Any]:
     }
 
 
-def _group(said: Mapping[str, Any], task_at: TaskAt, reader: Reader, score: rewards.Score) -> Group:
-    ordinal, question = said["place"]
-    task, kept = task_at(ordinal, question), {}
+def _group(said: Mapping[str, Any], task_at: TaskAt, score: rewards.Score) -> Group:
+    (ordinal, question), chunks = said["place"], said.get("chunks", 0)
+    (task, reader), kept = task_at((ordinal, question), chunks), {}
     members = [
         score(_reading(one, task, sample, reader, kept), task)
         for sample, one in enumerate(said["readings"])
     ]
-    return Group(task, tuple(members), ordinal, question)
+    return Group(task, tuple(members), ordinal, question, chunks)
 
 
 def _reading(

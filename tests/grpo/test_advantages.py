@@ -85,6 +85,49 @@ def test_tmn_reweight_numbers_of_the_paper():
     np.testing.assert_allclose(found, expected, atol=6e-5)
 
 
+# ---------------------------------------------------------------- scales over rollouts
+
+
+def test_a_remembered_scale_by_hand():
+    """Variances within groups: [1, 0] .5, [2, 0] 2, [3, 0] 4.5; a kind that is away stays."""
+    first = advantages.remembered("tmn", [group([1, 0]), group([2, 0]), group([4, 4])], {}, 0.5)
+    assert first == {"em": (2.5, 2.0)}
+    other = advantages.remembered("tmn", [group([2, 0], "f1")], first, 0.5)
+    assert other == {"em": (2.5, 2.0), "f1": (2.0, 1.0)}
+    then = advantages.remembered("tmn", [group([3, 0])], other, 0.5)
+    assert then == {"em": (0.5 * 2.5 + 4.5, 0.5 * 2 + 1), "f1": (2.0, 1.0)}
+    (found,) = advantages.of_groups("tmn", [group([3, 0])], then)
+    np.testing.assert_allclose(found, np.array([1.5, -1.5]) / np.sqrt(5.75 / 2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", list(advantages.SCALES))
+def test_without_a_memory_a_scale_is_the_batch_s_own(name):
+    rng = np.random.default_rng(0)
+    batches = [
+        [group(rng.random(4), rng.choice(["em", "f1"]), rng.choice(["a", "b"])) for _ in range(5)]
+        for _ in range(3)
+    ]
+    for before, now in zip(batches, batches[1:], strict=False):
+        known = advantages.remembered(name, before, {}, 0.9)
+        for scales in (
+            advantages.remembered(name, now, {}, 0.9),
+            advantages.remembered(name, now, known, 0.0),
+        ):
+            np.testing.assert_array_equal(advantages.of_groups(name, now, scales), of(name, *now))
+        steadier = advantages.remembered(name, now, known, 0.9)
+        assert not np.array_equal(advantages.of_groups(name, now, steadier), of(name, *now))
+
+
+@pytest.mark.parametrize("name", list(advantages.SCALES))
+def test_a_memory_of_one_batch_again_and_again_is_that_batch(name):
+    scales = {}
+    for _ in range(7):
+        scales = advantages.remembered(name, MIXED, scales, 0.9)
+    np.testing.assert_allclose(
+        advantages.of_groups(name, MIXED, scales), of(name, *MIXED), rtol=1e-12
+    )
+
+
 # ---------------------------------------------------------------- all of them
 
 

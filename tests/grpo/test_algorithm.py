@@ -12,7 +12,7 @@ from notepad_jax.grpo.settings import UpdateSettings
 HOW = Algorithm(
     advantage="dr_grpo", normaliser="token_mean", constant=0.0, mask_truncated=False, kl_weight=0.0,
     kl_in="loss", minibatches=1, epochs=1, row_length=384, full_rate_at=0.0, ess_at=0.0,
-    entropy_high=0.0, entropy_low=0.0, max_skipped=3, local_weight=0.5,
+    entropy_high=0.0, entropy_low=0.0, max_skipped=3, local_weight=0.5, scale_memory=0.0,
 )  # fmt: skip
 SETTINGS = UpdateSettings(
     ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
@@ -150,6 +150,8 @@ def test_what_does_not_go_together_is_told_with_the_reason():
         (dict(entropy_high=1.0, entropy_low=0.5), None),
         (dict(kl_in="reward"), "kl_weight is 0"),
         (dict(constant=100.0), "grpo.constant cannot act"),
+        (dict(scale_memory=0.9), "scale_memory cannot act: grpo.advantage='dr_grpo' has no scale"),
+        (dict(scale_memory=0.9, advantage="tmn"), None),
     ],
 )
 def test_what_cannot_act_says_so(changed, says):

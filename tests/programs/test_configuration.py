@@ -29,7 +29,7 @@ HUGE = 10**30
 # Finite in float32: a poor choice, and not an impossible one.
 LARGE = {
     "grpo.cap", "grpo.clip_high", "grpo.constant", "grpo.dual_clip", "grpo.entropy_weight",
-    "grpo.kl_weight", "grpo.lora.alpha", "grpo.tis_cap", "endpoint.timeout",
+    "grpo.kl_weight", "grpo.lora.alpha", "grpo.overlong_weight", "grpo.tis_cap", "endpoint.timeout",
     "optimizer.learning_rate", "optimizer.adam_learning_rate", "optimizer.eps",
     "optimizer.weight_decay", "optimizer.max_grad_norm", "guidance", "policy.rope_theta",
     "policy.rms_eps", "initial.embed", "initial.branches", "rollout.local.weight",

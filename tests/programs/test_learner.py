@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import json
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +89,25 @@ def test_a_resumed_learner_is_the_one_that_was_saved():
         jax.tree.map(np.testing.assert_array_equal, again.state, moved)
 
 
+def test_scales_of_kinds_are_resumed_by_the_advantage_that_made_them():
+    words = ("--config.grpo.advantage=tmn", "--config.grpo.scale_memory=0.9")
+    learning = learner.prepare(config(*words), POLICY, published())
+    assert learner.saved_scales(learning) == {"scales": {"advantage": "tmn", "kinds": {}}}
+    learning.scales = {"em": (0.1 + 0.2, 7.3)}
+    told = json.loads(json.dumps(learner.saved_scales(learning)))
+    params = learner.params(learning)
+    saved = learner.Saved(
+        3, params, learner.saved_beside(learning, params), told, {"optimizer_steps": 1}
+    )
+    for name, found in (("tmn", {"em": (0.1 + 0.2, 7.3)}), ("task_std", {}), ("grpo", {})):
+        again = learner.prepare(
+            config(*words, f"--config.grpo.advantage={name}"), POLICY, published()
+        )
+        learner.resume(again, saved)
+        assert again.scales == found
+    assert learner.saved_scales(again) == {}, "it cannot act"
+
+
 def test_the_rate_follows_the_share_of_informative_groups_or_is_left_alone():
     plan, _, _ = learner.settings_of(config())
     assert plan.rate_scale(0.25) == 0.5 and plan.rate_scale(0.7) == 1
@@ -101,6 +121,7 @@ def test_the_rate_follows_the_share_of_informative_groups_or_is_left_alone():
         ("rollout.group_size=1", "group_size is 1.*at least 2"),
         ("grpo.minibatches=0", "grpo.minibatches is 0"),
         ("grpo.epochs=0", "grpo.epochs is 0"),
+        ("grpo.scale_memory=1.0", "grpo.scale_memory is 1.0.*below 1"),
         ("grpo.full_rate_at=1.5", "grpo.full_rate_at is 1.5"),
         ("grpo.max_skipped=0", "grpo.max_skipped is 0"),
         ("grpo.advantage=drgrpo", "did you mean 'dr_grpo'"),

@@ -29,8 +29,8 @@ def ledger_of(document=None):
 
 def again(said, tasks):
     said = json.loads(json.dumps(said))
-    task_at = lambda ordinal, question: {3: tasks}[ordinal][question]  # noqa: E731
-    return spool.decode(said, task_at, reader(fakes.empty()), rewards.score)
+    task_at = lambda place, chunks: ({3: tasks}[place[0]][place[1]], reader(fakes.empty()))  # noqa: E731
+    return spool.decode(said, task_at, rewards.score)
 
 
 def test_what_waits_comes_back_bit_by_bit():

@@ -1,0 +1,61 @@
+"""Which ordinals of the stream a round reads, and which it passes over, each under a name.
+
+Ordinals are walked through in order, so what is drawn follows from the account alone. One whose
+task is retired is passed over, and one of a kind of which no more are wanted. Above:
+dynamic_sampling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from notepad_jax.rollout.ledger import Outcome, Place
+
+ANY = ""  # the one kind, where nobody looks at kinds
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """What is known of an ordinal before it is read."""
+
+    kind: Callable[[int], str]
+    retired: Callable[[int], bool]
+
+
+EVERY = Stream(kind=lambda ordinal: ANY, retired=lambda ordinal: False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """A round's draws."""
+
+    read: Sequence[int]  # ordinals
+    passed: Mapping[Outcome, list[Place]]
+    next: int  # the ordinal that comes after them
+
+
+def draw(first: int, counts: Mapping[str, int], stream: Stream, questions: int) -> Drawn:
+    """Draws `counts` documents of each kind, from ordinal `first` on.
+
+    Never ends where a kind has no more tasks: retiring must leave some of each.
+    """
+    left = dict(counts)
+    looks = set(left) != {ANY}
+    read: list[int] = []
+    passed: dict[Outcome, list[Place]] = {}
+    ordinal = first
+    while any(left.values()):
+        kind = stream.kind(ordinal) if looks else ANY
+        if stream.retired(ordinal):
+            why = Outcome.RETIRED
+        elif not left.get(kind):
+            why = Outcome.NO_ROOM
+        else:
+            why = None
+            left[kind] -= 1
+            read.append(ordinal)
+        if why:
+            passed.setdefault(why, []).extend((ordinal, q) for q in range(questions))
+        ordinal += 1
+    return Drawn(read, passed, ordinal)

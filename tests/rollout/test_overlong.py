@@ -1,0 +1,86 @@
+"""What turns near their limit cost: the formula by hand, and where it goes."""
+
+import dataclasses
+
+import pytest
+
+from notepad_jax.programs import configuration, rollouts
+from notepad_jax.rollout import groups, overlong
+from notepad_jax.rollout.overlong import Overlong
+from notepad_jax.types import Finish, Reading, Status, Trajectory, TurnKind
+from tests.programs.runs import SMALL
+from tests.rollout import made
+
+HOW = Overlong(window=4, weight=0.5, max_memory=10, max_answer=6)
+
+
+def turn(kind, tokens, finish=Finish.STOP):
+    """A turn of so many completion tokens, the stop token among them."""
+    said = made.turn(kind, "x", finish=finish)
+    ids = said.completion.tokens[:1].repeat(tokens)
+    return dataclasses.replace(said, completion=dataclasses.replace(said.completion, tokens=ids))
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "cost"),
+    [
+        (TurnKind.UPDATE, 1, 0.0),
+        (TurnKind.UPDATE, 6, 0.0),
+        (TurnKind.UPDATE, 7, -0.25),
+        (TurnKind.UPDATE, 9, -0.75),
+        (TurnKind.UPDATE, 10, -1.0),
+        (TurnKind.ANSWER, 2, 0.0),
+        (TurnKind.ANSWER, 4, -0.5),
+        (TurnKind.ANSWER, 6, -1.0),
+    ],
+)
+def test_a_turn_by_hand(kind, tokens, cost):
+    assert HOW.penalty(turn(kind, tokens)) == cost
+    assert HOW.penalty(turn(kind, tokens, Finish.LENGTH)) == -1.0
+
+
+def test_a_reading_costs_the_mean_of_its_turns_however_many_they_are():
+    right = lambda reading, task: Trajectory(reading, 1.0, {"em": 1.0})  # noqa: E731
+    score = overlong.shaped(right, HOW)
+
+    def of(*turns):
+        return score(Reading("t", 0, turns, "ann", Status.ANSWERED), made.task())
+
+    long, short = turn(TurnKind.UPDATE, 9), turn(TurnKind.UPDATE, 2)
+    found = of(long, short, turn(TurnKind.ANSWER, 4))
+    assert found.reward == 1 - 0.5 * (0.75 + 0 + 0.5) / 3
+    assert found.reward_parts == {"em": 1.0, "overlong": -0.5 * 1.25 / 3}
+    assert of(long).reward == of(*[long] * 7).reward == 1 - 0.375
+    assert of(short).reward == 1.0 and of().reward == 1.0
+    group = dataclasses.replace(made.group(1, 1), trajectories=(of(long), of(short)))
+    assert groups.measure([group]).overlong == -0.375 / 2 and group.informative
+
+
+def config(*words):
+    return configuration.load("quickstart", [*SMALL, *words])
+
+
+def test_off_it_is_the_score_itself_and_on_it_is_of_the_limits_of_a_run():
+    assert rollouts.scoring(config()) is rollouts.rewards.score
+    score = rollouts.scoring(config("--config.grpo.overlong_window=4"))  # memory 8, answer 4
+    turns = (turn(TurnKind.UPDATE, 6), turn(TurnKind.ANSWER, 2))
+    found = score(Reading("t", 0, turns, "ann", Status.ANSWERED), made.task())
+    assert (found.reward, found.reward_parts["em"]) == (0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("overlong_window=5",), "overlong_window is 5 and reading.max_answer 4; the window"),
+        (("overlong_window=4", "mask_truncated=true"), "does not learn from them; use one"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(words, message):
+    with pytest.raises(ValueError, match=message):
+        rollouts.scoring(config(*(f"--config.grpo.{word}" for word in words)))
+
+
+def test_a_weight_of_nothing_is_said():
+    words = ("--config.grpo.overlong_window=4", "--config.grpo.overlong_weight=0.0")
+    assert "overlong_weight is 0" in "".join(rollouts.idle(config(*words)))
+    assert list(rollouts.idle(config())) == []
