@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.checkpoint.training_state import Saved
-from notepad_jax.grpo import algorithm, update
+from notepad_jax.grpo import algorithm, shares, update
 from notepad_jax.grpo.algorithm import Algorithm
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer, schedule
 from notepad_jax.grpo.settings import UpdateSettings
@@ -111,10 +111,13 @@ def params(learner: Learner) -> Any:
 # ---------------------------------------------------------------- learning
 
 
-def learn(learner: Learner, groups: Sequence[Group], share: float) -> tuple[dict[str, float], int]:
+def learn(
+    learner: Learner, groups: Sequence[Group], share: float, named: Mapping[str, str]
+) -> tuple[dict[str, float], int]:
     """Learns from a rollout; returns (metrics, tokens that were packed).
 
-    `share` of the groups that these were chosen from were informative.
+    `share` of the groups that these were chosen from were informative; `named` says what the
+    source of a task is called in metrics.
     """
     plan = learner.plan
     rate = float(learner.rate(int(learner.state.step)))
@@ -133,6 +136,8 @@ def learn(learner: Learner, groups: Sequence[Group], share: float) -> tuple[dict
     )  # fmt: skip
     if before:
         learnt |= _sampler_gap(batches) | {"update/effective_share": effective}
+    parts = [groups[part] for part in algorithm.parts_of(len(groups), plan.minibatches)]
+    learnt |= shares.metrics(batches, parts, named)
     tokens = sum(s.packed_tokens for s in stats)
     places = sum(s.rows * s.row_length for s in stats)
     return learnt | {

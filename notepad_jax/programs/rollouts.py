@@ -24,6 +24,7 @@ from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.rollout import collector, dynamic_sampling, rewards, spool
 from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
+from notepad_jax.rollout.groups import ages
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
@@ -57,7 +58,7 @@ class Rollouts:
             ledger, lambda ordinals: self._read(reader, ordinals), self.wanted, version
         )
         self._check(rollout)
-        return rollout, rollout.stats.metrics() | {
+        return rollout, rollout.stats.metrics() | ages(rollout.batch, version) | {
             "data/draws": rollout.ledger.next,
             "data/questions_left_out": self.stream.left_out,
             "data/truncated_documents": documents.truncated_documents,
