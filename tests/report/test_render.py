@@ -58,7 +58,7 @@ def hostile_quickstart(folder: Path) -> Path:
         quickstart_page.Report(
             title=ENDLESS, summary=ENDLESS, origin=ORIGIN, starter=ENDLESS,
             train_length=2048, before=SUMMARIES,
-            after=SUMMARIES, metrics=[], examples=[EXAMPLE], config={ENDLESS: ENDLESS},
+            after=SUMMARIES, warnings=[ENDLESS], metrics=[], examples=[EXAMPLE], config={ENDLESS: ENDLESS},
             timings={ENDLESS: 1.0},
         ),
     )  # fmt: skip
