@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from notepad_jax import cli, commands
-from notepad_jax.programs import configuration, learner
+from notepad_jax.programs import configuration, learner, settings
 from notepad_jax.programs.configuration import FLAG, ConfigProblem
 
 ROOT = Path(__file__).parents[2]
@@ -107,6 +107,12 @@ def test_overrides_win_over_a_recipe_whatever_their_order():
     for words in (["grpo.clip_high=0.25", "recipe=dapo"], ["recipe=dapo", "grpo.clip_high=0.25"]):
         config = loaded(*words)
         assert (config.grpo.clip_high, config.grpo.minibatches) == (0.25, 16)
+
+
+def test_a_caller_from_python_names_it_among_the_changes():
+    config = settings.loaded("chat", {"recipe": "gspo", "grpo": {"minibatches": 2}})
+    assert (config.recipe, config.grpo.ratio, config.grpo.minibatches) == ("gspo", "gspo", 2)
+    assert settings.loaded(config, {"steps": 3}).grpo.minibatches == 2  # not applied again
 
 
 def test_a_recipe_sees_the_sizes_that_are_asked_for():
