@@ -1,12 +1,12 @@
-"""The published recipe of memory agents, on the files that it was published with.
+"""The published memory agents: recipe memagent on the files that it was published with.
 
     notepad-jax train --config memagent --config.tasks.files=hotpotqa_train_32k.parquet --name mine
     notepad-jax export-hf runs/mine exported
     notepad-jax eval --policy exported --suite eval_200.json
 
 Chunks of 5,000 tokens, a memory and an answer of 1,024, 128 questions read 16 times each a step,
-16 optimizer steps a rollout, AdamW at 1e-6 after 20 rollouts of warm-up, k3 to the start at 1e-3,
-documents of up to 8 chunks (longer ones lose their middle), the last box judged. The training
+AdamW at 1e-6 after 20 rollouts of warm-up, documents of up to 8 chunks (longer ones lose their
+middle), the last box judged; how it learns stands in configs/recipes/memagent.py. The training
 file is read as it is, from a disk or a bucket; documents of 200 paragraphs have about 28K tokens.
 
 The programs are those of configs/qwen2_5_7b.py: planned for v5p:2x4x4, 24.4 of 102.8 GB a chip.

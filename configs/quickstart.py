@@ -12,6 +12,9 @@ from ml_collections import ConfigDict
 def get_config() -> ConfigDict:
     config = ConfigDict()
     config.seed = 0
+    # What `--recipe` said: a name in configs/recipes or a file, which has changed the keys below.
+    # A config file calls its `apply(config)` instead.
+    config.recipe = ""
     config.policy = "data/starter"  # a Hugging Face folder with a tokenizer.model
     config.dtype = ""  # of activations: "float32", "bfloat16", or "" for what the policy names
     config.kernels = "auto"  # by machine; see pallas_kernels.BACKENDS

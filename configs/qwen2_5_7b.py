@@ -12,15 +12,16 @@ least 201 s. On v5e:8x8 with that, `--config.grpo.row_length=8192` and
 `--config.engine.pages=5864`: 16.7 of 16.9 GB, at least 1,171 s.
 
 The batch, the optimizer and the limits are those of the published memory agents: 128 questions
-read 16 times each, 16 optimizer steps a rollout, AdamW at 1e-6, k3 to the start at 1e-3. Rows of
-a micro-batch are spread over all devices: on another slice than 32 of them change
-`grpo.micro_batch_rows` (a multiple of its devices / parallel.tensor) and plan again. What is not
-named here is as in configs/quickstart.py, which says what every key means.
+read 16 times each, AdamW at 1e-6; how it learns is recipe memagent. Rows of a micro-batch are
+spread over all devices: on another slice than 32 of them change `grpo.micro_batch_rows` (a
+multiple of its devices / parallel.tensor) and plan again. What is not named here is as in
+configs/quickstart.py, which says what every key means.
 """
 
 from ml_collections import ConfigDict
 
 from configs import quickstart
+from configs.recipes import memagent
 
 
 def get_config() -> ConfigDict:
@@ -44,9 +45,8 @@ def get_config() -> ConfigDict:
         reward="memagent",  # as published: 1 for a gold answer in the box at the end
     )
     config.rollout.update(documents=128, group_size=16, max_staleness=1)
+    memagent.apply(config)
     config.grpo.update(
-        kl_weight=1e-3,  # needs the starting policy beside the trained one
-        minibatches=16,
         micro_batch_rows=32,  # one on each of 32 devices
         row_length=16384,  # a prefix of 5,200 tokens and five tails of 2,100
         remat=True,

@@ -45,8 +45,9 @@ from notepad_jax.types import CompleterFailed
 
 # No room, by the words of the system: what is written in C++ has wrapped the number in them.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Options of the commands `eval`, `ask` and `build` that stand for a config key.
+# Options that stand for a config key.
 SHORTHAND = {
+    "recipe": "recipe",
     "policy": "policy",
     "suite": "evaluate.suite",
     "tasks": "evaluate.tasks",
@@ -220,9 +221,10 @@ def shorthand(arguments: argparse.Namespace, name: str) -> list[str]:
     known = configuration.flat(configuration.load(name)) if given else {}
     for option, key in given.items():
         if key not in known:
+            for_whom = "training" if key == configuration.RECIPE else "the suites of config ruler"
             raise ValueError(
                 f"--{option.replace('_', '-')} stands for {key}, which config {name} does not "
-                "have; it is for the suites of config ruler"
+                f"have; it is for {for_whom}"
             )
     return [f"{configuration.FLAG}{key}={said[option]}" for option, key in given.items()]
 

@@ -21,6 +21,7 @@ from notepad_jax.eval import methods
 from notepad_jax.programs import (
     ask,
     build,
+    configuration,
     convert,
     evaluate,
     plan,
@@ -193,8 +194,14 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("--name", help="name of the run; its folder is runs/NAME")
         sub.add_argument("--resume", action="store_true", help="go on where the run stopped")
 
+    def recipe_option(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--recipe", metavar="NAME", help="how it learns, as published: "
+                         f"{', '.join(configuration.recipes())}; or a file with apply(config). "
+                         "Overrides win over it (docs/algorithms.md)")  # fmt: skip
+
     def training_options(sub: argparse.ArgumentParser) -> None:
         run_options(sub)
+        recipe_option(sub)
         sub.add_argument("--step", type=int, help="with --resume: from this checkpoint (the "
                          "newest good one); later ones are given up")  # fmt: skip
 
@@ -225,6 +232,7 @@ def build_parser() -> argparse.ArgumentParser:
         "report.html. Held-out tasks are read every --config.validation.every steps.\n"
         "Ctrl-C or SIGTERM keeps the finished turns of the rollout, too, and --resume goes on.\n\n"
         "examples: notepad-jax train --name mine --config.steps=40 --config.seed=1\n"
+        "          notepad-jax train --name clipped --recipe dapo --config.grpo.minibatches=4\n"
         "          notepad-jax train --config chat --name mine \\\n"
         "              --config.policy=path/to/Qwen2.5-0.5B-Instruct \\\n"
         "              --config.tasks.files=questions.jsonl",
@@ -242,6 +250,7 @@ def build_parser() -> argparse.ArgumentParser:
         "`policy` may be a published model whose weights are not here.\n\n"
         "example: notepad-jax plan --config configs/qwen2_5_7b.py --tpu v5p:2x4x4",
     )  # fmt: skip
+    recipe_option(sub)
     sub.add_argument(
         "--tpu", required=True, metavar="CHIP:SIDES", help="a slice, as v5p:2x4x4 or v6e:8x8"
     )

@@ -189,8 +189,7 @@ def batches(
     policy that learns. A group's local turns are in its part, as a group of their own: to a
     normaliser each is a trajectory, all of them a prompt.
     """
-    cut = parts_of(len(groups), how.minibatches)
-    parts = [[*groups[part], *_local_sets(groups[part])] for part in cut]
+    cut, parts = parts_of(len(groups), how.minibatches), parts_with_local(how, groups)
     values = _advantages(how, parts, cut, scales)
     packed = [
         batch.pack(
@@ -232,11 +231,18 @@ def parts_of(count: int, parts: int) -> list[slice]:
     return [slice(first, last) for first, last in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def _local_sets(groups: Sequence[Group]) -> list[Group]:
-    """The local turns of each group that has some, as a group of their own."""
-    return [
-        dataclasses.replace(one, trajectories=one.local, local=()) for one in groups if one.local
-    ]
+def parts_with_local(how: Algorithm, groups: Sequence[Group]) -> list[list[Group]]:
+    """Returns what is packed in each part of a rollout: its groups, and then their local sets.
+
+    The local turns of a group that has some are a group of their own.
+    """
+
+    def sets(part: Sequence[Group]) -> list[Group]:
+        some = (one for one in part if one.local)
+        return [dataclasses.replace(one, trajectories=one.local, local=()) for one in some]
+
+    cut = parts_of(len(groups), how.minibatches)
+    return [[*groups[part], *sets(groups[part])] for part in cut]
 
 
 def _advantages(
@@ -284,11 +290,11 @@ def _less(groups: Sequence[Group], apart: Sequence[np.ndarray], weight: float) -
 
 def gated(
     how: Algorithm, gate: Gate, made: Sequence[TrainBatch], entropies: Sequence[np.ndarray]
-) -> tuple[list[TrainBatch], Gate, dict[str, float]]:
-    """Returns the batches that are learnt from, the gate as it is now, and metrics of both.
+) -> tuple[list[TrainBatch | None], Gate, dict[str, float]]:
+    """Returns the batches as they are learnt from, the gate as it is now, and metrics of both.
 
     `entropies` [B, T] are those of the batches' tokens before the first step on any. A batch of
-    which nothing is left is gone.
+    which nothing is left is None.
     """
     found = entropy_gate.mean_entropies(made, entropies)
     gate = entropy_gate.after(gate, found, how.entropy_low, how.entropy_high)
@@ -301,7 +307,6 @@ def gated(
     share = out / sum(int((one.weights > 0).sum()) for one in made)
     metrics = {f"entropy_gate/{name}": value for name, value in found.items()}
     metrics |= {f"entropy_gate/{name}_shut": float(name in gate) for name in entropy_gate.KINDS}
-    kept = [one for one in kept if one is not None]
     return kept, gate, metrics | {"entropy_gate/left_out": share}
 
 

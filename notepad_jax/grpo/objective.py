@@ -38,8 +38,10 @@ class Sums:
     policy_loss: Leaf  # weighted
     kl: Leaf  # weighted, before kl_weight
     tokens: Leaf  # how many
-    clipped: Leaf  # tokens whose gradient a clip took away
+    clipped_update: Leaf  # tokens whose gradient a clip took away, by the kind of their turn
+    clipped_answer: Leaf
     ratio: Leaf
+    ratio_squares: Leaf
     ratio_max: Leaf
     gap: Leaf  # |logprob - behaviour|
     gap_max: Leaf
@@ -141,6 +143,7 @@ def objective(
     gap_X = jax.lax.stop_gradient(jnp.abs(logprob_X - behaviour_X))
     entropy_X = masked(entropy_X)
     update_X = masked(update_turn_X)
+    cut_X = (cut_X & on_X).astype(jnp.float32)
     policy_loss, kl_sum = (weights_X * policy_X).sum(), (weights_X * kl_X).sum()
     loss = policy_loss + kl_weight * kl_sum
     if entropy_weight is not None:
@@ -151,8 +154,10 @@ def objective(
         policy_loss=policy_loss,
         kl=kl_sum,
         tokens=mask_X.sum(),
-        clipped=(cut_X & on_X).sum().astype(jnp.float32),
+        clipped_update=(cut_X * update_X).sum(),
+        clipped_answer=(cut_X * (mask_X - update_X)).sum(),
         ratio=masked(ratio_X).sum(),
+        ratio_squares=masked(ratio_X**2).sum(),
         ratio_max=masked(ratio_X).max(),
         gap=gap_X.sum(),
         gap_max=gap_X.max(),
@@ -167,20 +172,25 @@ def divide(sums: Sums, denominator: float) -> dict[str, float]:
     """Turns the sums, already on the host, into what is logged.
 
     `denominator` is the batch's (or the sum of several batches'): the losses are divided by
-    it, everything else by the tokens that it is a mean over.
+    it, everything else by the tokens that it is a mean over. `ratio_effective` is the effective
+    share of tokens weighed by their ratios, (sum r)^2 / (n sum r^2): 1 on policy.
     """
     s = {f.name: float(getattr(sums, f.name)) for f in dataclasses.fields(Sums)}
     count = max(s["tokens"], 1.0)
+    updates, answers = max(s["tokens_update"], 1.0), max(s["tokens_answer"], 1.0)
     return {
         "loss": s["loss"] / denominator,
         "policy_loss": s["policy_loss"] / denominator,
         "kl": s["kl"] / denominator,
         "loss_tokens": s["tokens"],
-        "clip_share": s["clipped"] / count,
+        "clip_share": (s["clipped_update"] + s["clipped_answer"]) / count,
+        "clip_share_update": s["clipped_update"] / updates,
+        "clip_share_answer": s["clipped_answer"] / answers,
         "ratio_mean": s["ratio"] / count,
         "ratio_max": s["ratio_max"],
+        "ratio_effective": s["ratio"] ** 2 / max(count * s["ratio_squares"], 1e-30),
         "logprob_gap_mean": s["gap"] / count,
         "logprob_gap_max": s["gap_max"],
-        "entropy_update": s["entropy_update"] / max(s["tokens_update"], 1.0),
-        "entropy_answer": s["entropy_answer"] / max(s["tokens_answer"], 1.0),
+        "entropy_update": s["entropy_update"] / updates,
+        "entropy_answer": s["entropy_answer"] / answers,
     }

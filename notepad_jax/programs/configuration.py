@@ -1,9 +1,13 @@
-"""Config files: finding one, and changing it from the command line.
+"""Config files: finding one, and changing it by a recipe and from the command line.
 
 A config is a Python file with `get_config()` that returns an `ml_collections.ConfigDict`;
 it imports nothing of ours. `--config.steps=20`, or with a space, changes a value and
 keeps its type; a key that does not exist is an error that names the nearest one, and a
 number out of its range (`ranges`) one that names the range, wherever it was written.
+
+The override `--config.recipe=dapo` (the option `--recipe`) changes several keys at once, by the
+function `apply(config)` of a file in configs/recipes or of the user's; the other overrides win
+over it. The name stays in the config, and with it in the run's.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from notepad_jax.programs import ranges
 from notepad_jax.starter import shipped
 
 FLAG = "--config."
+RECIPE = "recipe"  # the key, and what a file with `apply` is called
 # Sections of which training reads every key: one that a file lacks was forgotten, or is newer.
 WHOLE = ("reading", "tasks", "rollout", "grpo", "optimizer", "parallel", "checkpoint", "engine")
 
@@ -36,16 +41,21 @@ def load(
     """Reads a config: a path, or the bare name of one in configs/ (`quickstart`).
 
     Args:
-      overrides: words like `--config.grpo.clip_high=0.28`; they win over `saved`.
+      overrides: words like `--config.grpo.clip_high=0.28`; they win over `saved`, and over a
+        recipe among them, whatever their order.
       saved: the values of a run that goes on, as `plain` wrote them; {} or None for none.
     Raises:
-      ConfigProblem: no such file, key or value, or a number out of its range; the message,
-        one line, says what there is.
+      ConfigProblem: no such file, recipe, key or value, or a number out of its range; the
+        message, one line, says what there is.
     """
     path = _find(name)
     config = _made(path)
+    training = "grpo" in config
+    if training:
+        config[RECIPE] = config.get(RECIPE, "")
+        _refuse_unapplied(config, str(path))
     known = flat(config)
-    if "grpo" in config:  # it is for training
+    if training:
         shipped = flat(_made(_find("quickstart")))
         wanted = (key for key in shipped if key.partition(".")[0] in WHOLE)
         if missing := [key for key in wanted if key not in known]:
@@ -61,12 +71,26 @@ def load(
 
 
 def _made(path: Path) -> ConfigDict:
-    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    return _function(path, "config", "get_config")()
+
+
+def _function(path: Path, kind: str, name: str) -> Callable[..., Any]:
+    """Runs a Python file and returns its function `name`; ConfigProblem if it has none."""
+    spec = importlib.util.spec_from_file_location(f"{kind}_{path.stem}", path)
+    if spec is None:
+        raise ConfigProblem(f"{path} is no Python file; a {kind} is one, named like my_{kind}.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise ConfigProblem(f"{path} has no function get_config(); a config file needs one")
-    return module.get_config()
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, UnicodeDecodeError, ImportError) as error:
+        raise ConfigProblem(f"{path} cannot be run: {_first_line(error)}") from error
+    if not callable(getattr(module, name, None)):
+        raise ConfigProblem(f"{path} has no function {name}(); a {kind} file needs one")
+    return getattr(module, name)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def joined(words: Sequence[str]) -> list[str]:
@@ -86,7 +110,9 @@ def joined(words: Sequence[str]) -> list[str]:
 
 
 def changed(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
-    """Returns a copy of a config that was loaded, with overrides. Raises as `load` does."""
+    """Returns a copy of a config, with overrides. Raises as `load` does."""
+    if not config.is_locked:  # nobody has loaded it: it is somebody's own
+        _refuse_unapplied(config, "this config")
     return _overridden(config.copy_and_resolve_references().unlock(), overrides)
 
 
@@ -110,23 +136,77 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _find(name: str) -> Path:
+def _find(name: str, kind: str = "config") -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    folder = Path(next(iter(configs.__path__)))
+    folder = _folder(kind)
     shipped = folder / f"{path.name.removesuffix('.py')}.py"
-    if str(path.parent) in (".", "configs") and shipped.is_file():
+    if path.parent in (Path(), Path("configs"), Path("configs", folder.name)) and shipped.is_file():
         return shipped
-    names = sorted(p.stem for p in folder.glob("*.py") if p.stem not in ("__init__", "models"))
+    names = _names(kind)
     near = difflib.get_close_matches(path.stem, names, 1)
     hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
-    raise ConfigProblem(f"there is no config {name}{hint}")
+    raise ConfigProblem(f"there is no {kind} {name}{hint}")
+
+
+def _folder(kind: str) -> Path:
+    folder = Path(next(iter(configs.__path__))).resolve()
+    return folder / "recipes" if kind == RECIPE else folder
+
+
+def _names(kind: str) -> list[str]:
+    others = ("__init__", "models")
+    return sorted(p.stem for p in _folder(kind).glob("*.py") if p.stem not in others)
+
+
+# ---------------------------------------------------------------- recipes
+
+
+def recipes() -> list[str]:
+    """Returns the names of the recipes in configs/recipes."""
+    return _names(RECIPE)
+
+
+def _refuse_unapplied(config: ConfigDict, where: str) -> None:
+    """A file's lines before and after a recipe would be read as if they stood in order."""
+    if said := config.get(RECIPE):
+        raise ConfigProblem(
+            f"{where} sets recipe={said!r}, which --recipe alone does; say --recipe {said} "
+            f"instead, or `from configs.recipes import {Path(said).stem}` and call its apply"
+        )
+
+
+def _apply_recipe(config: ConfigDict) -> None:
+    """Changes a config by the recipe that it names; ConfigProblem for one that cannot be used."""
+    path = _find(config[RECIPE], RECIPE)
+    apply = _function(path, RECIPE, "apply")
+    tried = config.copy_and_resolve_references()
+    try:
+        returned = apply(tried)
+    except Exception as error:  # of any kind: it is a user's
+        raise ConfigProblem(f"recipe {path} failed: {_first_line(error)}") from error
+    if returned is not None:
+        raise ConfigProblem(
+            f"apply(config) of recipe {path} returns something; it changes the config that it is "
+            f"given, and what it returns is looked at by nobody"
+        )
+    known = flat(config)
+    for key, value in flat(tried).items():
+        if key not in known:
+            raise ConfigProblem(f"recipe {path}: {_no_key(key, known)}")
+        _set(config, key, value)
+    config[RECIPE] = path.stem if path.resolve().parent == _folder(RECIPE) else str(path)
 
 
 def _overridden(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
     for word in overrides:
         _override(config, word)
+    if any(word.startswith(f"{FLAG}{RECIPE}=") for word in overrides) and config[RECIPE]:
+        _apply_recipe(config)  # it has seen the sizes that are asked for ...
+        for word in overrides:  # ... and does not outdo what was
+            if not word.startswith(f"{FLAG}{RECIPE}="):
+                _override(config, word)
     if problem := next(ranges.problems(config), None):
         raise ConfigProblem(problem)
     if isinstance(config.get("policy"), str):
@@ -140,11 +220,15 @@ def _override(config: ConfigDict, word: str) -> None:
         raise ConfigProblem(f"{word!r} is no override; write {FLAG}KEY=VALUE, as {FLAG}steps=20")
     known = flat(config)
     if key not in known:
-        near = difflib.get_close_matches(key, known, 1, 0.5)
-        near = near or [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]][:1]
-        hint = f"did you mean {near[0]}?" if near else "see the config file for its keys"
-        raise ConfigProblem(f"there is no config key {key!r}; {hint}")
+        raise ConfigProblem(_no_key(key, known))
     _set(config, key, _parse(key, text, known[key]))
+
+
+def _no_key(key: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(key, known, 1, 0.5)
+    near = near or [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]][:1]
+    hint = f"did you mean {near[0]}?" if near else "see the config file for its keys"
+    return f"there is no config key {key!r}; {hint}"
 
 
 def _set(config: ConfigDict, key: str, value: Any) -> None:

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.checkpoint.training_state import Saved
-from notepad_jax.grpo import advantages, algorithm, entropy_gate, forward, update
+from notepad_jax.grpo import advantages, algorithm, entropy_gate, forward, shares, update
 from notepad_jax.grpo.algorithm import Algorithm
 from notepad_jax.grpo.entropy_gate import Gate
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer, schedule
@@ -120,12 +120,13 @@ def params(learner: Learner) -> Any:
 
 
 def learn(
-    learner: Learner, groups: Sequence[Group], share: float, version: int
-) -> tuple[dict[str, float], int]:
+    learner: Learner, groups: Sequence[Group], share: float, version: int,
+    named: Mapping[str, str],
+) -> tuple[dict[str, float], int]:  # fmt: skip
     """Learns from a rollout; returns (metrics, tokens that were packed).
 
     `share` of the groups that these were chosen from were informative; `version` is that of the
-    policy as it is.
+    policy as it is; `named` says what the source of a task is called in metrics.
     """
     plan = learner.plan
     rate = float(learner.rate(int(learner.state.step)))
@@ -152,15 +153,16 @@ def learn(
         taught, gate, guarded = algorithm.gated(plan, gate, batches, entropies)
     learner.state, learnt = update.learn(
         learner.config, learner.optimizer, learner.settings, learner.state, learner.frozen,
-        taught * plan.epochs, scale,
+        [one for one in taught if one is not None] * plan.epochs, scale,
         moved=not before and any(one.age.any() for one in batches),
     )  # fmt: skip
-    if learnt["update/skipped"] < learnt["update/optimizer_steps"] or not taught:
+    if learnt["update/skipped"] < learnt["update/optimizer_steps"] or not any(taught):
         learner.gate = gate  # a step that is not kept has changed nothing
         learner.scales = learner.scales if scales is None else scales
     learnt |= guarded
     if before:
         learnt |= _sampler_gap(batches) | {"update/effective_share": effective}
+    learnt |= shares.metrics(taught, algorithm.parts_with_local(plan, groups), named)
     tokens = sum(s.packed_tokens for s in stats)
     places = sum(s.rows * s.row_length for s in stats)
     return learnt | {

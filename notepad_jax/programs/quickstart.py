@@ -34,6 +34,7 @@ from notepad_jax.programs import (
     parts,
     provenance,
     reading_list,
+    sickness,
     subjects,
     train,
 )
@@ -209,6 +210,8 @@ def _next(config: ConfigDict, outcome: Outcome) -> list[Next]:
 def _report(config: ConfigDict, outcome: Outcome) -> None:
     train_length = config.data.tokens
     last = outcome.after[-1]
+    metrics = read_metrics(outcome.folder)
+    lines = sickness.lines_of(metrics)
     quickstart_page.write(
         outcome.folder,
         quickstart_page.Report(
@@ -223,7 +226,8 @@ def _report(config: ConfigDict, outcome: Outcome) -> None:
             train_length=train_length,
             before=outcome.before,
             after=outcome.after,
-            metrics=read_metrics(outcome.folder),
+            warnings=[str(one) for one in sickness.course(lines, sickness.limits_of(config))],
+            metrics=metrics,
             examples=outcome.pairs,
             config=configuration.flat(configuration.plain(config)),
             timings=outcome.timings,

@@ -26,6 +26,7 @@ from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.rollout import collector, dynamic_sampling, local, overlong, rewards, spool
 from notepad_jax.rollout.drawing import Stream
 from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
+from notepad_jax.rollout.groups import ages
 from notepad_jax.rollout.ledger import PASSED, Ledger, Outcome, Place
 from notepad_jax.rollout.overlong import Overlong
 from notepad_jax.text.chunks import Documents
@@ -78,7 +79,7 @@ class Rollouts:
         self._check(rollout)
         if self.retire_at:
             rollout = self._with_rates(rollout, read)
-        asked_for = self._asked_for(chunks, rollout)
+        asked_for = self._asked_for(chunks, rollout) | ages(rollout.batch, version)
         if self.local.samples:
             rollout, counted = await self._with_local(reader, rollout, readers)
             asked_for |= counted

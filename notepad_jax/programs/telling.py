@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.grpo import algorithm
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import configuration, curriculum, rollouts, task_stream
+from notepad_jax.programs import configuration, curriculum, rollouts, sickness, task_stream
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.trace import TraceFile
 from notepad_jax.rollout import archive
@@ -74,6 +74,9 @@ def telling(
         archive.take_back(archived, done + 1)
         table = screen.table("reinforcement learning", COLUMNS, config.steps, done)
         truncated, began, retiring, stage = False, False, True, None
+        limits = sickness.limits_of(config)
+        lines = sickness.lines_of(read_metrics(folder))
+        said = {one.name for one in sickness.course(lines, limits)}
 
         def tell(
             step: int, metrics: Mapping[str, float], timings: Mapping[str, float],
@@ -98,6 +101,11 @@ def telling(
             archive.append(archived, rollout.batch[: config.rollout.archive], reader, step)
             for one in rollout.failed:
                 screen.say(f"step {step}: nothing is learnt from one group: {one}")
+            lines.append({**metrics, "step": step})
+            for one in sickness.at_last(lines, limits):
+                if one.name not in said:
+                    said.add(one.name)
+                    screen.warn(str(one))
 
             def done() -> None:
                 table.row(**_shown(step, metrics, timings))

@@ -48,7 +48,7 @@ from notepad_jax.programs.learner import Learner
 from notepad_jax.programs.rollouts import Rollouts
 from notepad_jax.programs.telling import Tell
 from notepad_jax.programs.validation import Validation
-from notepad_jax.rollout import dynamic_sampling
+from notepad_jax.rollout import dynamic_sampling, groups
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.telemetry import sinks
@@ -274,7 +274,10 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
     metrics |= counted
     packed_tokens = 0
     if rollout.batch:
-        learnt, packed_tokens = learner.learn(run.learner, rollout.batch, rollout.share, version)
+        learnt, packed_tokens = learner.learn(
+            run.learner, rollout.batch, rollout.share, version,
+            groups.by_task(rollout.stats.tasks, rollout.batch),
+        )  # fmt: skip
         metrics |= learnt
         if _skipped(metrics):
             rollout = dynamic_sampling.without_update(rollout, before)

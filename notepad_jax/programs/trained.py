@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from notepad_jax.checkpoint import best, steps
 from notepad_jax.checkpoint.best import Best
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import configuration, policies, provenance
+from notepad_jax.programs import configuration, policies, provenance, sickness
 from notepad_jax.programs.validation import SCORE
 from notepad_jax.report import training_page
 from notepad_jax.report.origin import Next
@@ -32,6 +32,7 @@ class Outcome:
     steps: tuple[int, ...]  # that are kept
     best: Best | None  # on held-out tasks; None without validation
     report: Path
+    warnings: tuple[str, ...]  # what looked sick, with the mend
     next: Mapping[str, str]  # what for -> command
 
 
@@ -43,7 +44,7 @@ def outcome(config: ConfigDict, folder: Path) -> Outcome:
     after = _next(config, folder, marked)
     found = Outcome(
         folder, checkpoints, tuple(steps.steps_in(checkpoints)), marked,
-        folder / training_page.REPORT, after,
+        folder / training_page.REPORT, _warnings(config, lines), after,
     )  # fmt: skip
     if hosts.first():
         training_page.write(folder, _report(config, folder, lines, marked, after))
@@ -63,7 +64,13 @@ def text(found: Outcome) -> str:
         **found.next,
     }
     width = max(map(len, told))
-    return "\n".join(f"{name:<{width}}  {words}" for name, words in told.items() if words)
+    rows = [f"{name:<{width}}  {words}" for name, words in told.items() if words]
+    return "\n".join([*rows, *(f"looks sick: {words}" for words in found.warnings)])
+
+
+def _warnings(config: ConfigDict, lines: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+    found = sickness.course(sickness.lines_of(lines), sickness.limits_of(config))
+    return tuple(str(one) for one in found)
 
 
 def _next(config: ConfigDict, folder: Path, marked: Best | None) -> dict[str, str]:
@@ -87,13 +94,15 @@ def _report(
     names = [name for name in (validated[-1] if validated else ()) if name.startswith(by_length)]
     curves = {name: name.removeprefix(by_length) for name in names} or {SCORE: "all"}
     done = max((line["step"] for line in lines), default=0)
-    told = f"{config.policy} after {done:,} of {config.steps:,} steps of GRPO"
+    recipe = f", recipe {config.recipe}" if config.get("recipe") else ""
+    told = f"{config.policy} after {done:,} of {config.steps:,} steps of GRPO{recipe}"
     if marked is not None:
         told += f"; best on held-out tasks is step {marked.step:,}, with {100 * marked.score:.1f}%"
     return training_page.Report(
         title=f"Training of {folder.name}",
         summary=f"{told}.",
         origin=provenance.origin([Next(why, command) for why, command in after.items()]),
+        warnings=_warnings(config, lines),
         metrics=lines,
         curves=curves if validated else {},
         lengths=[name.removeprefix(by_length) for name in names],

@@ -34,6 +34,7 @@ class Report:
     train_length: int  # tokens
     before: Sequence[Summary]
     after: Sequence[Summary]
+    warnings: Sequence[str]  # what looked sick while it was trained, with the mend
     metrics: Sequence[Mapping[str, float]]  # of training, as `read_metrics` returns them
     examples: Sequence[Example]
     config: Mapping[str, Any]  # flat: {"reading.max_memory": 64}

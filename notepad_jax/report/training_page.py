@@ -14,7 +14,7 @@ from typing import Any
 
 from notepad_jax.report import render, training_plot
 from notepad_jax.report.origin import Origin
-from notepad_jax.report.training_plot import PANELS, Panel
+from notepad_jax.report.training_plot import Panel
 
 REPORT, TRAINING = "report.html", "training.svg"
 TEMPLATE = "training.html"
@@ -37,6 +37,7 @@ class Report:
     title: str
     summary: str  # one or two sentences under the title
     origin: Origin
+    warnings: Sequence[str]  # what looks sick, in words, with the mend
     metrics: Sequence[Mapping[str, float]]  # as `read_metrics` returns them
     curves: Mapping[str, str]  # of held-out tasks: metric name -> label
     lengths: Sequence[str]  # of held-out documents: "2K"
@@ -47,7 +48,7 @@ class Report:
 def write(folder: str | Path, report: Report) -> Path:
     """Writes report.html and its picture into `folder`; returns the page's path."""
     held_out = [Panel("Held-out tasks", report.curves, "share")] if report.curves else []
-    charts = training_plot.charts(report.metrics, [*held_out, *PANELS])
+    charts = training_plot.charts(report.metrics, held_out)
     if charts:
         render.picture(Path(folder) / TRAINING, charts)
     return render.write(Path(folder) / REPORT, TEMPLATE, {"report": report, "charts": charts})

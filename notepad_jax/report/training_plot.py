@@ -1,8 +1,9 @@
 """The course of training: logged metrics by step, in small charts.
 
-Input is what `telemetry.metrics.read_metrics` returns. A page shows the charts beside each
-other (`pieces.charts`), and `render.picture` makes a file of them. Beside: `accuracy_plot`;
-below: `chart`.
+Input is what `telemetry.metrics.read_metrics` returns. Where a run has several kinds of task,
+each is a line in charts of their own. A page shows the charts beside each other
+(`pieces.charts`), and `render.picture` makes a file of them. Beside: `accuracy_plot`; below:
+`chart`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ LEFT, RIGHT, TOP, BOTTOM = 52.0, 268.0, 46.0, 164.0
 LETTERS, ROW = 11.0, 14.0  # size of the names of lines, and from one row of them to the next
 TONES = (OURS, OTHER, *chart.MORE)
 MOST = 300  # points of a line; of more steps, each point stands for several
+KINDS = 5  # lines whose names leave room for the axes
+LABEL = 28  # letters of a kind of task's name
+TASK, GROUPS = "task/", "/groups"  # around its name in the names of metrics
 FEW = 20  # points that are few enough for a mark at each
 
 
@@ -41,20 +45,70 @@ PANELS = (
     Panel("Reward", {"reward": "mean reward"}, "share"),
     Panel("Groups that carry signal", {"groups/informative_share": "informative"}, "share"),
     Panel("Entropy per token", {"entropy_update": "memory", "entropy_answer": "answer"}),
-    Panel("Share of tokens clipped", {"clip_share": "clipped"}),
+    Panel(
+        "Share of tokens clipped",
+        {"clip_share_update": "memory", "clip_share_answer": "answer"},
+    ),
     Panel(
         "Sampler-trainer logprob gap",
         {"logprob_gap_mean": "mean", "logprob_gap_max": "largest"},
         "log",
     ),
     Panel("Memory written, tokens", {"rollout/memory_tokens": "memory"}),
+    Panel(
+        "Turns cut at their limit",
+        {"rollout/truncated_memories": "memory", "rollout/truncated_answers": "answer"},
+        "share",
+    ),
 )
+BY_TASK = {  # what is drawn of each kind of task -> title
+    "reward": "Reward, by kind of task",
+    "informative_share": "Signal, by kind of task",
+    "advantage_share": "Advantage, by kind of task",
+}
 
 
-def charts(metrics: Sequence[Mapping[str, float]], panels: Sequence[Panel] = PANELS) -> list[Chart]:
-    """Returns a chart of each panel; those none of whose metrics was logged are left out."""
-    drawn = [_chart(panel, metrics) for panel in panels]
+def charts(metrics: Sequence[Mapping[str, float]], ahead: Sequence[Panel] = ()) -> list[Chart]:
+    """Returns a chart of each panel, of `ahead`, PANELS and those of kinds of task (`by_task`).
+
+    Those none of whose metrics was logged are left out.
+    """
+    drawn = [_chart(panel, metrics) for panel in (*ahead, *PANELS, *by_task(metrics))]
     return [one for one in drawn if one.lines]
+
+
+def by_task(metrics: Sequence[Mapping[str, float]]) -> list[Panel]:
+    """Returns panels with a line for each kind of task, of the most frequent ones; none for one."""
+    groups: dict[str, float] = {}
+    for line in metrics:
+        for name, value in line.items():
+            if name.startswith(TASK) and name.endswith(GROUPS):
+                kind = name.removeprefix(TASK).removesuffix(GROUPS)
+                groups[kind] = groups.get(kind, 0) + value
+    if len(groups) < 2:
+        return []
+    largest = sorted(groups, key=lambda kind: (-groups[kind], kind))[:KINDS]
+    labels = _labels(largest)
+    some = f" ({KINDS} of {len(groups)})" if len(groups) > KINDS else ""
+    return [
+        Panel(f"{title}{some}", {f"{TASK}{kind}/{what}": labels[kind] for kind in largest}, "share")
+        for what, title in BY_TASK.items()
+    ]
+
+
+def _labels(kinds: Sequence[str]) -> dict[str, str]:
+    """Names that fit above a chart: without what all begin with, cut, and still apart."""
+    parts = [kind.split("/") for kind in kinds]
+    same = 0
+    while all(len(p) > same + 1 and p[same] == parts[0][same] for p in parts):
+        same += 1
+    whole = {kind: "/".join(p[same:]) for kind, p in zip(kinds, parts, strict=True)}
+    cut = {k: w if len(w) <= LABEL else f"{w[: LABEL - 1]}…" for k, w in whole.items()}
+    told: dict[str, str] = {}
+    for rank, kind in enumerate(kinds, 1):
+        alone = list(cut.values()).count(cut[kind]) == 1
+        told[kind] = cut[kind] if alone else f"{rank}. {cut[kind]}"
+    return told
 
 
 def _chart(panel: Panel, metrics: Sequence[Mapping[str, float]]) -> Chart:

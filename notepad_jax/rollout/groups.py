@@ -1,16 +1,53 @@
 """What a rollout sampled, in numbers: sums and counts that are divided once, at the end.
 
 Reward and accuracy are reported over *all* sampled trajectories: over the kept ones alone
-they would look the same at every stage of training. Above: dynamic_sampling.
+they would look the same at every stage of training. What kinds of task there are, `by_task` says,
+for these numbers and for the trainer's. Above: dynamic_sampling and programs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
 
 from notepad_jax.rollout import overlong
 from notepad_jax.types import Finish, Group, Status, TurnKind
+
+TASK, OTHERS = "task/", "others"  # the first word of a metric of one kind of task; all the rest
+MOST = 20  # kinds of task with metrics of their own
+LONGEST = 60  # letters of a kind's name in a metric's
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskStats:
+    """Sums and counts over the groups of one kind of task."""
+
+    groups: int = 0
+    informative: int = 0
+    trajectories: int = 0
+    reward_sum: float = 0.0
+    reward_squares: float = 0.0
+
+    def __add__(self, other: TaskStats) -> TaskStats:
+        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
+        return TaskStats(*(a + b for a, b in zip(mine, theirs, strict=True)))
+
+    @property
+    def reward_std(self) -> float:
+        """Of all rewards, those of one group and of different ones: sqrt(E[R^2] - E[R]^2)."""
+        n = max(1, self.trajectories)
+        return math.sqrt(max(0.0, self.reward_squares / n - (self.reward_sum / n) ** 2))
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Returns what is logged of the kind `name`."""
+        return {
+            f"{TASK}{name}/groups": self.groups,
+            f"{TASK}{name}/informative_share": self.informative / max(1, self.groups),
+            f"{TASK}{name}/reward": self.reward_sum / max(1, self.trajectories),
+            f"{TASK}{name}/reward_std": self.reward_std,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +76,15 @@ class GroupStats:
     answer_turns: int = 0  # contexts that answers took
     answer_tokens: int = 0
     overlong_sum: float = 0.0  # of what too long turns took off rewards
+    tasks: Mapping[str, TaskStats] = dataclasses.field(default_factory=dict)  # by source
 
     def __add__(self, other: GroupStats) -> GroupStats:
-        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
-        return GroupStats(*(a + b for a, b in zip(mine, theirs, strict=True)))
+        names = [field.name for field in dataclasses.fields(self) if field.name != "tasks"]
+        added = {name: getattr(self, name) + getattr(other, name) for name in names}
+        tasks = dict(self.tasks)
+        for source, theirs in other.tasks.items():
+            tasks[source] = tasks.get(source, TaskStats()) + theirs
+        return GroupStats(**added, tasks=tasks)
 
     @property
     def informative_share(self) -> float:
@@ -57,8 +99,13 @@ class GroupStats:
     def metrics(self) -> dict[str, float]:
         """Returns averages and counts under metric names; the one place that divides."""
         n, turns = max(1, self.trajectories), max(1, self.update_turns)
+        named, of_kind = by_task(self.tasks), {}
+        for source, sums in self.tasks.items():
+            of_kind[named[source]] = of_kind.get(named[source], TaskStats()) + sums
+        by_kind = (of_kind[name].metrics(name) for name in sorted(of_kind))
         return {
             "reward": self.reward_sum / n,
+            "reward_std": sum(self.tasks.values(), TaskStats()).reward_std,
             "accuracy": self.em_sum / n,
             "accuracy_normalised": self.normalised_em_sum / n,
             "groups/rounds": self.rounds,
@@ -79,7 +126,36 @@ class GroupStats:
             "rollout/answer_tokens": self.answer_tokens / n,
             "rollout/answer_turns": self.answer_turns / n,
             "rollout/update_turns": self.update_turns,
+            **{name: value for metrics in by_kind for name, value in metrics.items()},
         }
+
+
+def by_task(tasks: Mapping[str, TaskStats], batch: Sequence[Group] = ()) -> dict[str, str]:
+    """Returns what each source, of those sampled and those in `batch`, is called in metrics.
+
+    The sources with most groups, MOST at most, have names of their own; the rest are OTHERS, and
+    so is what has no letters of a metric's name. Sources whose names become the same are one.
+    """
+    sizes = dict.fromkeys((group.task.source for group in batch), 0)  # some may have waited
+    sizes |= {source: sums.groups for source, sums in tasks.items()}
+    largest = sorted(sizes, key=lambda source: (-sizes[source], source))
+    return {
+        source: _plain(source) if rank < MOST else OTHERS for rank, source in enumerate(largest)
+    }
+
+
+def _plain(source: str) -> str:
+    """A source as every sink takes it in a metric's name: letters, digits, _ - . and /."""
+    return re.sub(r"[^A-Za-z0-9_./-]+", "_", source)[:LONGEST].strip("_./-") or OTHERS
+
+
+def ages(batch: Sequence[Group], now: int) -> dict[str, float]:
+    """Returns how old what policy version `now` learns from is, in versions: a trajectory is as
+    old as its oldest turn. Nothing for an empty batch."""
+    old = [now - one.oldest_version for group in batch for one in group.trajectories]
+    if not old:
+        return {}
+    return {"rollout/age_mean": sum(old) / len(old), "rollout/age_max": max(old)}
 
 
 def measure(groups: Sequence[Group], failed: int = 0) -> GroupStats:
@@ -118,4 +194,13 @@ def _measure_one(group: Group) -> GroupStats:
         answer_turns=len(answers),
         answer_tokens=sum(len(answer.tokens) for answer in answers),
         overlong_sum=part(overlong.PART),
+        tasks={
+            group.task.source: TaskStats(
+                groups=1,
+                informative=int(group.informative),
+                trajectories=len(readings),
+                reward_sum=float(rewards.sum()),
+                reward_squares=float((rewards**2).sum()),
+            )
+        },
     )

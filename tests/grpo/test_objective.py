@@ -48,7 +48,7 @@ def test_a_clip_takes_the_gradient_and_is_counted():
         lambda lp: (lambda s: (s.loss, s))(sums_of(lp, np.zeros(6), advantage)), has_aux=True
     )(jnp.log(ratios))
     np.testing.assert_allclose(grad, [-0.5, 0, 0, 0.9, 1.5, 0], rtol=1e-6, atol=0)
-    assert sums.clipped == 3
+    assert sums.clipped_update + sums.clipped_answer == 3
 
 
 def test_token_mean_over_trajectories_and_turns_is_one_twelfth():
@@ -102,7 +102,7 @@ def test_gspo_clips_whole_turns_by_the_geometric_mean_of_their_ratios():
     )(jnp.log(ratios))
     np.testing.assert_allclose(grad, [-1, -1, 0, 0], atol=1e-6)
     np.testing.assert_allclose(got.loss, -2 - 2 * 1.1, rtol=1e-6)
-    assert got.clipped == 2
+    assert got.clipped_update + got.clipped_answer == 2
 
 
 def test_gspo_in_token_form_has_the_gradient_of_the_paper_s():
@@ -124,7 +124,7 @@ def test_cispo_bounds_a_token_s_weight_and_never_its_gradient():
             has_aux=True,
         )(jnp.log(ratios))
         np.testing.assert_allclose(grad, -advantage * np.array([0.5, 3.0, 4.0]), rtol=1e-6)
-        assert got.clipped == 0
+        assert got.clipped_update + got.clipped_answer == 0
 
 
 def test_a_correction_weighs_tokens_by_how_far_the_sampler_was_off():
@@ -199,7 +199,9 @@ def test_metrics_by_hand():
     assert got["loss_tokens"] == 3
     assert got["clip_share"] == pytest.approx(1 / 3)
     assert got["ratio_mean"] == pytest.approx(1.2)
+    assert (got["clip_share_update"], got["clip_share_answer"]) == (0, 1)
     assert got["ratio_max"] == pytest.approx(1.5)
+    assert got["ratio_effective"] == pytest.approx(3.6**2 / (3 * (1 + 1.21 + 2.25)))
     assert got["logprob_gap_max"] == pytest.approx(np.log(1.5))
     assert got["entropy_update"] == 3 and got["entropy_answer"] == 5
 

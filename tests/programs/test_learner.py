@@ -21,6 +21,7 @@ POLICY = PolicyConfig(
     valid_vocab=512, dtype="bfloat16",
 )  # fmt: skip
 ADAMW = ("--config.optimizer.kind=adamw", "--config.optimizer.decay=none")
+NAMED = {"test": "test"}  # what the source of a task is called in metrics
 
 
 def config(*words: str):
@@ -175,7 +176,7 @@ def test_the_gate_shuts_stays_and_opens_with_what_each_rollout_says(gated):
     assert learner.saved_data(learning) == {"entropy_gate": []}
     for entropy, tokens, shut in ((3.0, 3, 1), (1.5, 3, 1), (0.5, 6, 0), (1.5, 6, 0)):
         told["entropy"] = entropy
-        metrics, _ = learner.learn(learning, groups(), 1.0, 0)
+        metrics, _ = learner.learn(learning, groups(), 1.0, 0, NAMED)
         (one,) = told["seen"]
         assert (one.weights > 0).sum() == one.denominator == tokens
         assert metrics["entropy_gate/update_shut"] == shut
@@ -191,7 +192,7 @@ def test_where_the_policy_stands_before_the_first_step_is_told(gated):
     learning, told = gated
     for gate, version, moved in ((2.0, 1, False), (0.0, 0, False), (0.0, 1, True)):
         learning.plan = dataclasses.replace(learning.plan, entropy_high=gate)
-        learner.learn(learning, groups(), 1.0, version)
+        learner.learn(learning, groups(), 1.0, version, NAMED)
         assert told["moved"] == moved
         assert told["seen"][0].age.max() == version
 
@@ -199,10 +200,10 @@ def test_where_the_policy_stands_before_the_first_step_is_told(gated):
 def test_a_rollout_that_is_skipped_leaves_the_gate_and_a_checkpoint_keeps_it(gated):
     learning, told = gated
     told["skipped"] = 1
-    learner.learn(learning, groups(), 1.0, 0)
+    learner.learn(learning, groups(), 1.0, 0, NAMED)
     assert learning.gate == frozenset()
     told["skipped"] = 0
-    learner.learn(learning, groups(), 1.0, 0)
+    learner.learn(learning, groups(), 1.0, 0, NAMED)
     data, params = learner.saved_data(learning), learner.params(learning)
     again = learner.prepare(config(*GATE), POLICY, published())
     beside = learner.saved_beside(learning, params)

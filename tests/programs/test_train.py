@@ -19,11 +19,16 @@ def test_a_run_writes_what_people_look_for(uninterrupted):
     for m in metrics:
         assert m["rollout/prefix_tokens_saved"] > 5 * m["rollout/prefix_tokens"]
         assert 0 <= m["reward"] <= 1 and 4 <= m["groups/sampled"] <= 4 * m["groups/rounds"]
+        kinds = {name.split("/")[2] for name in m if name.startswith("task/synthetic/")}
+        assert sum(m[f"task/synthetic/{kind}/groups"] for kind in kinds) == m["groups/sampled"]
     learnt = [m for m in metrics if m["groups/kept"]]
     assert learnt, "no group carried a signal; choose another seed for this test"
     for m in learnt:
         assert m["logprob_gap_max"] < 2e-5  # the sampler reports what the trainer computes
-        assert m["ratio_mean"] == pytest.approx(1, abs=1e-5)
+        assert m["ratio_mean"] == pytest.approx(1, abs=1e-5) == m["ratio_effective"]
+        assert m["rollout/age_max"] == 0 == m["clip_share_update"] == m["clip_share_answer"]
+        shares = [value for name, value in m.items() if name.endswith("/advantage_share")]
+        assert sum(shares) == pytest.approx(1) and 0 < m["advantage_share_update"] < 1
         assert m["update/prefix_tokens_saved"] > 0
         assert m["update/learning_rate"] == pytest.approx(2e-3)
     (events,) = (uninterrupted / "tensorboard").iterdir()

@@ -61,6 +61,22 @@ def test_a_run_of_ones_own_questions_is_not_told_to_play_the_starters_game(run):
     assert "--suite ruler-qa" in words and "code of NAME" not in words
 
 
+def test_what_looks_sick_and_who_taught_it_stand_on_the_page_and_in_what_is_printed(run):
+    sick = {"reward": 0.0, "groups/sampled": 20, "groups/informative_share": 0}
+    lines = [json.dumps({"step": step, **sick}) + "\n" for step in (1, 2, 3, 4)]
+    (run / "metrics.jsonl").write_text("".join(lines))
+    found = trained.outcome(configuration.load("quickstart", ["--config.recipe=dapo"]), run)
+    (warning,) = found.warnings
+    assert warning.startswith("step 3: no group of the last 3 steps has two different rewards")
+    page = html.unescape(found.report.read_text(encoding="utf-8"))
+    assert warning in page and "What looks sick" in page and "recipe dapo" in page
+    assert trained.text(found).endswith(f"looks sick: {warning}")
+    write(run)
+    well = trained.outcome(configuration.load("quickstart"), run)
+    assert well.warnings == () and "looks sick" not in trained.text(well)
+    assert "looks sick" not in well.report.read_text(encoding="utf-8")
+
+
 def test_what_a_run_leaves_is_looked_for_where_its_steps_lie(tmp_path):
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)

@@ -57,6 +57,7 @@ def full_report(**changed) -> Report:
         train_length=2048,
         before=[summary(2048, 30, 64), summary(8192, 3, 64, failed=2)],
         after=[summary(2048, 64, 64), summary(3670016, 63, 64)],
+        warnings=["step 7: no group <has> two rewards; raise <b>"],
         metrics=METRICS,
         examples=[read(3, "<script>alert(1)</script>")],
         config={"model.width": 128, "seed": 0},
@@ -80,6 +81,7 @@ def test_the_page_says_what_was_measured(tmp_path):
                  "not measured", "3,670,016", "model.width", "4 min 01 s", "1 min 01 s",
                  "before RL, 128 readings: 2 without an answer", "chunk 3", "Expected: 4711",
                  "2026-11-22 16:05 UTC", "d3ee518", "2 cores of a CPU", "<dt>go</dt>",
+                 "What looks sick", "step 7: no group &lt;has&gt; two rewards; raise &lt;b&gt;",
                  "&lt;script&gt;", "ann &lt;ann@example.org&gt;"):  # fmt: skip
         assert words in text, words
 
@@ -91,9 +93,14 @@ def test_a_restless_memory_is_shown_in_part(tmp_path):
 
 
 def test_parts_without_content_are_left_out(tmp_path):
-    bare = full_report(metrics=[], examples=[], config={}, timings={}, before=[])
+    bare = full_report(warnings=[], metrics=[], examples=[], config={}, timings={}, before=[])
     text = quickstart_page.write(tmp_path, bare).read_text()
-    assert "Training" not in text and "How it read" not in text and text.count("<figure") == 2
+    assert (
+        "Training" not in text
+        and "looks sick" not in text
+        and "How it read" not in text
+        and text.count("<figure") == 2
+    )
     assert not (tmp_path / quickstart_page.TRAINING).exists()
 
 

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.summary import ALL, Summary, share
 from notepad_jax.reading.trace import MemoryChange
-from notepad_jax.report import evaluation_page, quickstart_page, render
+from notepad_jax.report import evaluation_page, quickstart_page, render, training_page
 from notepad_jax.report.examples import example
 from notepad_jax.report.origin import Next, Origin
 from notepad_jax.types import Finish
@@ -58,8 +58,8 @@ def hostile_quickstart(folder: Path) -> Path:
         quickstart_page.Report(
             title=ENDLESS, summary=ENDLESS, origin=ORIGIN, starter=ENDLESS,
             train_length=2048, before=SUMMARIES,
-            after=SUMMARIES, metrics=[], examples=[EXAMPLE], config={ENDLESS: ENDLESS},
-            timings={ENDLESS: 1.0},
+            after=SUMMARIES, warnings=[ENDLESS], metrics=[], examples=[EXAMPLE],
+            config={ENDLESS: ENDLESS}, timings={ENDLESS: 1.0},
         ),
     )  # fmt: skip
 
@@ -76,7 +76,20 @@ def hostile_evaluation(folder: Path) -> Path:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("write", [hostile_quickstart, hostile_evaluation])
+def hostile_training(folder: Path) -> Path:
+    kinds = {f"task/{ENDLESS}{k}/{name}": 1.0 for k in "ab" for name in ("groups", "reward")}
+    return training_page.write(
+        folder,
+        training_page.Report(
+            title=ENDLESS, summary=ENDLESS, origin=ORIGIN, warnings=[ENDLESS],
+            metrics=[{"step": 1, **kinds}], curves={ENDLESS: ENDLESS}, lengths=[ENDLESS],
+            validations=[training_page.Validation(1, 0.5, (0.5,), best=True)],
+            config={ENDLESS: ENDLESS},
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("write", [hostile_quickstart, hostile_evaluation, hostile_training])
 def test_no_field_of_a_page_can_break_it_or_grow_it(write, tmp_path):
     text = write(tmp_path).read_text()
     assert not CONTROL.search(text) and "\ufffd" in text

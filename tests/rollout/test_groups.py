@@ -1,12 +1,14 @@
 """What a rollout sampled, in numbers; the archive of it."""
 
+import dataclasses
+
 import fakes
 import pytest
 
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.trace import TraceFile
 from notepad_jax.rollout import archive
-from notepad_jax.rollout.groups import GroupStats, measure
+from notepad_jax.rollout.groups import MOST, GroupStats, ages, by_task, measure
 from notepad_jax.rollout.rewards import score
 from notepad_jax.types import Reading, Status
 from tests.rollout.made import group, task
@@ -33,6 +35,69 @@ def test_sums_add_up_and_divide_once():
     assert parts[0] + parts[1] == both
     assert both.metrics()["accuracy"] == pytest.approx(4 / 5)
     assert GroupStats().metrics()["reward"] == 0.0
+
+
+def of(source, *rewards, **more):
+    made = group(*rewards, **more)
+    return dataclasses.replace(made, task=dataclasses.replace(made.task, source=source))
+
+
+def test_kinds_of_task_are_told_apart():
+    """Of a: rewards 1, 0, 1, 1, a mean of 3/4 and a variance of 3/16, half of the groups."""
+    metrics = measure([of("a", 1, 0), of("b/c", 0, 0), of("a", 1, 1)], failed=1).metrics()
+    told = {name: value for name, value in metrics.items() if name.startswith("task/")}
+    assert told == {
+        "task/a/groups": 2,
+        "task/a/informative_share": 0.5,
+        "task/a/reward": 0.75,
+        "task/a/reward_std": pytest.approx((3 / 16) ** 0.5),
+        "task/b/c/groups": 1,
+        "task/b/c/informative_share": 0,
+        "task/b/c/reward": 0,
+        "task/b/c/reward_std": 0,
+    }
+    assert metrics["reward_std"] == pytest.approx(0.5)
+    assert GroupStats().metrics()["reward_std"] == 0
+
+
+def test_kinds_of_task_do_not_depend_on_the_order_or_on_who_read_what():
+    groups = [of("ab"[k % 2], k % 3, 1) for k in range(9)]
+    whole = measure(groups).metrics()
+    assert (measure(groups[:4]) + measure(groups[4:])).metrics() == pytest.approx(whole)
+    assert measure(groups[::-1]).metrics() == pytest.approx(whole)
+
+
+def test_many_kinds_of_task_are_the_largest_and_the_others():
+    groups = [of(f"kind {k:02}", 1, 0) for k in range(30)] + [of("kind 29", 1, 1)]
+    stats = measure(groups)
+    named = by_task(stats.tasks, [of("waited", 1, 0), groups[0]])
+    assert len(set(named.values())) == MOST + 1 and named["kind 29"] == "kind_29"
+    assert named["kind 18"] == "kind_18" and named["kind 19"] == named["waited"] == "others"
+    metrics = stats.metrics()
+    assert sum(name.startswith("task/") for name in metrics) == 4 * (MOST + 1)
+    assert metrics["task/others/groups"] == 10 and metrics["task/others/reward"] == 0.5
+    assert metrics["task/kind_29/reward"] == 0.75
+    assert by_task({}, [of("waited", 1, 0)]) == {"waited": "waited"}
+
+
+@pytest.mark.parametrize(
+    ("source", "called"),
+    [
+        ("synthetic/two_hop", "synthetic/two_hop"),
+        ("../a b\n\x1b[31m", "a_b_31m"),
+        ("數學", "others"),
+        ("", "others"),
+        ("x" * 200, "x" * 60),
+    ],
+)
+def test_a_source_becomes_a_name_that_every_sink_takes(source, called):
+    assert by_task(measure([of(source, 1, 0)]).tasks) == {source: called}
+
+
+def test_ages_are_counted_from_the_oldest_turn():
+    batch = [group(1, 0, versions=(3, 5)), group(1, 0, versions=(5, 5))]
+    assert ages(batch, 5) == {"rollout/age_mean": 1.0, "rollout/age_max": 2}
+    assert ages([], 5) == {}
 
 
 @pytest.mark.parametrize("status", Status)

@@ -1,0 +1,21 @@
+"""GoLongRL: each kind of reward has a scale of its own, and what is rare weighs more.
+
+    notepad-jax train --recipe golongrl --config chat --config.policy=path/to/model \
+        --config.tasks.files=golongrl.jsonl
+
+TMN-Reweight, for training on nine kinds of reward at once; `notepad-jax build golongrl` converts
+their rows. Measured here: nothing yet.
+"""
+
+from ml_collections import ConfigDict
+
+
+def apply(config: ConfigDict) -> None:
+    config.grpo.update(
+        advantage="tmn_reweight",
+        normaliser="token_mean",
+        ratio="ppo_clip",
+        clip_low=0.2,
+        clip_high=0.2,
+        kl_weight=0.0,
+    )

@@ -1,0 +1,42 @@
+"""Whose the learning is: what share of a rollout's advantage each kind of task and of turn has.
+
+Taken from the batches as they are learnt from, so that scales, normaliser, masks and gates are in
+it: a kind of task with a large share pulls the policy its way, and one with none is not trained,
+whatever its reward is. Pure numpy. Above: programs.learner; beside: `batch`, which makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from notepad_jax.types import Group, TrainBatch
+
+
+def metrics(
+    batches: Sequence[TrainBatch | None], parts: Sequence[Sequence[Group]], named: Mapping[str, str]
+) -> dict[str, float]:
+    """Returns shares of sum(weight x |advantage|) / denominator over all optimizer steps.
+
+    `parts` are the groups of each batch (None: a gate left nothing of it), and `named` says what a
+    task's source is called.
+    `advantage_share_update` is that of the memories' tokens; each kind of task with a group here
+    has its `task/NAME/advantage_share`. Nothing where no token has an advantage.
+    """
+    of_task = dict.fromkeys((named[g.task.source] for part in parts for g in part), 0.0)
+    whole = updates = 0.0
+    for one, groups in zip(batches, parts, strict=True):
+        if one is None:
+            continue
+        on_BT = one.weights > 0
+        mass_N = (one.weights * np.abs(one.advantages))[on_BT].astype(np.float64) / one.denominator
+        whole += mass_N.sum()
+        updates += mass_N[one.update_turn[on_BT] > 0].sum()
+        of_group = np.bincount(one.prompt[on_BT], mass_N, minlength=len(groups))
+        for group, mass in zip(groups, of_group, strict=True):
+            of_task[named[group.task.source]] += mass
+    if not 0 < whole < np.inf:
+        return {}
+    shares = {f"task/{name}/advantage_share": of_task[name] / whole for name in sorted(of_task)}
+    return {"advantage_share_update": updates / whole} | shares
