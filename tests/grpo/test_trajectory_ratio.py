@@ -95,12 +95,24 @@ def test_neither_rows_nor_micro_batches_matter(learn, groups, off_policy):
     assert_same(learn(one), learn(many))
 
 
-def test_splitting_completions_into_more_turns_does_not_matter(learn, groups, off_policy):
-    """The same tokens at the same places, each of a turn of its own."""
-    one, _ = off_policy
-    ids = np.arange(one.tokens.size, dtype=np.int32).reshape(one.tokens.shape)
-    split = dataclasses.replace(one, turn=np.where(one.turn >= 0, ids, -1))
-    assert_same(learn(one), learn(split))
+def test_splitting_completions_into_more_turns_does_not_matter(learn, groups, make):
+    """To the sampler's logprobs, which are far off; each half is packed as a turn of its own."""
+
+    def split(turn):
+        c, cut = turn.completion, len(turn.completion.tokens) // 2
+        mu, ids = c.behaviour_logprobs, c.tokens
+        shared, tail = turn.prompt.shared, turn.prompt.tail
+        first = make["turn"](shared, tail, ids[:cut], mu[:cut], turn.kind)
+        longer = np.concatenate([tail, ids[:cut]])
+        return [first, make["turn"](shared, longer, ids[cut:], mu[cut:], turn.kind)]
+
+    more = [
+        make["group"]([[s for t in m.turns for s in split(t)] for m in g.trajectories], g.rewards)
+        for g in groups
+    ]
+    one, many = packed(groups), packed(more)
+    assert many.turn.max() > one.turn.max() + 20
+    assert_same(learn(one), learn(many))
 
 
 def test_learn_says_what_each_step_stands_on(config, groups, monkeypatch):
