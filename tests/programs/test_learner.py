@@ -93,9 +93,9 @@ def test_a_resumed_learner_is_the_one_that_was_saved():
 def test_scales_of_kinds_are_resumed_by_the_advantage_that_made_them():
     words = ("--config.grpo.advantage=tmn", "--config.grpo.scale_memory=0.9")
     learning = learner.prepare(config(*words), POLICY, published())
-    assert learner.saved_scales(learning) == {"scales": {"advantage": "tmn", "kinds": {}}}
+    assert learner.saved_data(learning) == {"scales": {"advantage": "tmn", "kinds": {}}}
     learning.scales = {"em": (0.1 + 0.2, 7.3)}
-    told = json.loads(json.dumps(learner.saved_scales(learning)))
+    told = json.loads(json.dumps(learner.saved_data(learning)))
     params = learner.params(learning)
     saved = learner.Saved(
         3, params, learner.saved_beside(learning, params), told, {"optimizer_steps": 1}
@@ -106,7 +106,7 @@ def test_scales_of_kinds_are_resumed_by_the_advantage_that_made_them():
         )
         learner.resume(again, saved)
         assert again.scales == found
-    assert learner.saved_scales(again) == {}, "it cannot act"
+    assert learner.saved_data(again) == {}, "it cannot act"
 
 
 def test_the_rate_follows_the_share_of_informative_groups_or_is_left_alone():
