@@ -28,7 +28,7 @@ def assigned(recipe):
             return bool(k)
         if isinstance(value, int | float):
             return type(value)(1001 + k)
-        return f"?{k}" if isinstance(value, str) else value
+        return f"?{k}" if isinstance(value, str) else (f"?{k}",)
 
     before, after = [], []
     for k in (0, 1):
@@ -59,10 +59,18 @@ def listed():
     return found
 
 
+def as_listed(value):
+    """A value as one writes it behind --config.KEY=."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return f"{value:g}" if isinstance(value, int | float) else value
+
+
 def test_the_table_says_what_the_files_do():
     told = {
-        name: {k: v if isinstance(v, str) else f"{v:g}" for k, v in assigned(name).items()}
-        for name in NAMES
+        name: {key: as_listed(value) for key, value in assigned(name).items()} for name in NAMES
     }
     assert listed() == told
 
