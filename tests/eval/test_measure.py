@@ -68,6 +68,25 @@ def test_an_item_may_have_a_shorter_answer_than_the_reader_allows_and_no_longer_
     assert [sampling.max_new_tokens for _, sampling in answers] == [whole, 1, whole]
 
 
+def test_an_answer_of_several_contexts_is_scored_whole_and_its_turns_are_told_apart():
+    said = fakes.tokenizer().encode("code of ann is red").tolist()
+
+    def say(asked, sampling):
+        if not asked.begun:
+            return said if fakes.is_answer(asked) else [2]
+        return [*said[said.index(asked.tail[-1]) + 1 :], 2]
+
+    how = reader(fakes.Scripted(say))
+    rules = dataclasses.replace(how.rules, max_answer=3, answer_chunks=4, carry=1)
+    whole, (one,) = dataclasses.replace(how, rules=rules), items(task("a", "red is ann of", "red"))
+    limited = dataclasses.replace(one, repeat=1, max_answer=3)
+    for item, answer, turns in ((one, "code of ann is red", 2 + 3), (limited, "code of ann", 3)):
+        (result,) = asyncio.run(measure([item], whole))
+        assert (result.answer, result.turns) == (answer, turns)
+        assert result.turns - result.answer_turns == 2  # chunks
+        assert result.scores["sub_em"] == (answer != "code of ann")
+
+
 def test_results_come_in_the_order_of_items_whatever_runs_at_once():
     planned = items(task("c", "red is"), task("b", "blue is ann of red who"), task("a", "green is"))
     for at_once in (1, 3):

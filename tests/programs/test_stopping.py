@@ -86,20 +86,14 @@ def test_a_run_stopped_several_times_is_the_run_that_was_not(
 
 @pytest.mark.slow
 def test_several_rounds_and_groups_that_wait_are_gone_on_with(tmp_path, at_launch):
-    """Few slots and small launches: turns run for long, and steps are saved every second time.
-
-    Answers are written as notes are, and take several contexts.
-    """
-    template = tmp_path / "noted.txt"
+    """Few slots, small launches, a save every second step; answers are notes, in contexts."""
     asked = "<|question|>{question}<|memory|>{memory}<|write|>"
-    template.write_text(
-        f"[update]\n{{chunk}}{asked}\n[answer]\n{asked}\n[no_memory]\nnothing\n[keep]\n<|keep|>\n"
+    (template := tmp_path / "noted.txt").write_text(
+        f"[update]\n{{chunk}}{asked}\n[answer]\n{asked}\n[no_memory]\nnothing\n[keep]\n"
     )
+    contexts = f"template={template} max_answer=2 answer_chunks=4 carry=1".split()
     words = (
-        f"--config.reading.template={template}",
-        "--config.reading.max_answer=2",
-        "--config.reading.answer_chunks=4",
-        "--config.reading.carry=1",
+        *[f"--config.reading.{word}" for word in contexts],
         "--config.tasks.reward=sub_em",
         "--config.steps=3",
         "--config.rollout.documents=4",

@@ -105,6 +105,14 @@ def test_the_page_says_what_was_measured(tmp_path):
         assert words in text, words
 
 
+@pytest.mark.parametrize(
+    ("turns", "answer_turns", "says"), [(3, 1, "2 chunks"), (6, 4, "2 chunks"), (2, 1, "1 chunk ")]
+)
+def test_turns_of_an_answer_are_no_chunks(tmp_path, turns, answer_turns, says):
+    text = written(tmp_path, examples=[example(turns=turns, answer_turns=answer_turns)])
+    assert f"<small>{says}" in text.replace("</small>", " </small>")
+
+
 def test_what_a_policy_wrote_is_escaped_and_bounded(tmp_path):
     hostile = example(question=HOSTILE, answer=HOSTILE + "x" * 10**7, gold=(HOSTILE,),
                       problem=HOSTILE, correct=0.0)  # fmt: skip
