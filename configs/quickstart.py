@@ -35,6 +35,9 @@ def get_config() -> ConfigDict:
         dict(
             tokens=2048,  # of a document: 8 chunks
             questions=4,  # about each document
+            # Of questions: () asks the two of the quick start. Or some of exact, list, count and
+            # order, each with a reward of its own (starter/mixed.py; config mix)
+            kinds=(),
             unanswerable=0.3,
             two_hop=0.5,
             distractor_share=0.5,  # of sentences: facts about somebody else

@@ -20,7 +20,7 @@ from notepad_jax.data.rows import Pair
 from notepad_jax.data.task_sources import LongQuestions, by_source, without_long_questions
 from notepad_jax.programs import configuration
 from notepad_jax.starter import vocabulary
-from notepad_jax.starter.synthetic import make_tasks
+from notepad_jax.starter.mixed import make_tasks
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.tokenizer import Tokenizer

@@ -1,0 +1,41 @@
+"""Reinforcement learning on a mix of four kinds of questions, each with a reward of its own.
+
+    notepad-jax warmup --config starter_mix
+    notepad-jax train --config mix
+
+For comparing algorithms: small enough that a run takes a minute or two on two CPU cores. What
+the kinds are: notepad_jax/starter/mixed.py. `python -m benchmarks.ablation` trains on it with
+one algorithm after another; what came of that: docs/results.md.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+
+
+def get_config() -> ConfigDict:
+    config = quickstart.get_config()
+    config.policy = "runs/starter_mix"
+    # A chunk tells one fact of a question at most, as the starter has learnt to read.
+    config.reading.update(chunk_size=64, max_memory=6, max_answer=7)
+    config.data.update(
+        tokens=512,  # 8 chunks
+        questions=4,
+        kinds=("exact", "list", "count", "order"),
+        unanswerable=0.2,
+        two_hop=0.0,
+        chapter_rate=1 / 64,
+    )
+    config.steps = 60
+    config.rollout.update(documents=5, group_size=8, max_rounds=2)
+    config.grpo.update(row_length=256)
+    config.optimizer.update(decay_from=15, decay_steps=60)
+    config.checkpoint.update(handoff="memory", every=10)
+    config.validation.update(every=10, suite="synthetic", lengths=("512",), samples=96)
+    config.engine.update(page_size=16, row_tokens=256)
+    # The training length, and eight times as long, in the chunks of training.
+    config.evaluate.update(
+        lengths=("512", "4k"), chunk_size=64, questions=256, questions_per_document=4,
+        unanswerable=0.2,
+    )  # fmt: skip
+    return config
