@@ -57,7 +57,7 @@ VARIANTS = (
     Variant("dr_grpo x4", (FOUR,), (UPDATES,)),
     Variant("gspo x4", (FOUR, "grpo.ratio=gspo"), (UPDATES,)),
     Variant("cispo x4", (FOUR, "grpo.ratio=cispo"), (UPDATES,)),
-    Variant("curriculum", ("tasks.curriculum=2@0,4@15,8@30",), (LENGTHS,)),
+    Variant("curriculum", ("tasks.curriculum=2@0,4@10,8@20",), (LENGTHS,)),
 )
 
 
@@ -96,7 +96,8 @@ def plan(out: Path, seeds: Sequence[int], only: Sequence[str], steps: int) -> li
     for name in only:
         if name not in known:
             raise ValueError(f"there is no variant {name!r}; use some of {', '.join(known)}")
-    more = (f"steps={steps}", f"optimizer.decay_steps={steps}") if steps else ()
+    falls = (f"optimizer.decay_from={steps // 4}", f"optimizer.decay_steps={steps}")
+    more = (f"steps={steps}", *falls) if steps else ()
     return [
         Run(
             variant=known[name],
