@@ -254,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if said.json:
         print(json.dumps(results, indent=1))
     else:
-        print(ablation_page.table(results))
+        print(ablation_page.table(results), ablation_page.table_of_kinds(results), sep="\n\n")
     if said.page:
         panels = {}
         for variant in VARIANTS:

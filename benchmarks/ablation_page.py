@@ -51,27 +51,45 @@ def area(curve: Sequence[tuple[float, float]]) -> float:
 
 def table(results: Sequence[Result]) -> str:
     """Returns the results as markdown, a row a variant; scores in per cent."""
-    lengths = sorted({int(length) for one in results for length in one["final"]})
-    asked = {kind for one in results for of in one["final"].values() for kind in of}
-    kinds = [kind for kind in KINDS if kind in asked]
     heads = ["algorithm", "seeds", "CPU s", "mean over training"]
-    heads += [f"at {format_length(length)}" for length in lengths]
-    heads += [f"{kind}, {format_length(length)}" for length in lengths for kind in kinds]
+    heads += [f"{format_length(length)}, at the end" for length in lengths_of(results)]
     rows = [
         [
             f"`{name}`",
             str(len(own)),
             f"{np.mean([one['training_cpu_seconds'] for one in own]):.0f}",
             _span([area(one["curve"]) for one in own]),
-            *(_span([one["final"][str(n)]["all"] for one in own]) for n in lengths),
+            *(_span([one["final"][str(n)]["all"] for one in own]) for n in lengths_of(results)),
+        ]
+        for name, own in by_variant(results).items()
+    ]
+    return _markdown(heads, rows)
+
+
+def table_of_kinds(results: Sequence[Result]) -> str:
+    """Returns means at the end by kind of question, as `table`."""
+    asked = {kind for one in results for of in one["final"].values() for kind in of}
+    columns = [(n, kind) for n in lengths_of(results) for kind in KINDS if kind in asked]
+    heads = ["algorithm", *(f"{kind}, {format_length(n)}" for n, kind in columns)]
+    rows = [
+        [
+            f"`{name}`",
             *(
-                f"{100 * np.mean([one['final'][str(n)].get(kind, np.nan) for one in own]):.0f}"
-                for n in lengths
-                for kind in kinds
+                f"{100 * np.mean([one['final'][str(n)].get(kind, np.nan) for one in own]):.1f}"
+                for n, kind in columns
             ),
         ]
         for name, own in by_variant(results).items()
     ]
+    return _markdown(heads, rows)
+
+
+def lengths_of(results: Sequence[Result]) -> list[int]:
+    """Returns the lengths that were read at the end, in tokens, ascending."""
+    return sorted({int(length) for one in results for length in one["final"]})
+
+
+def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -176,6 +194,8 @@ def put(page: Path, results: Sequence[Result], panels: Mapping[str, Sequence[str
     said = (
         f"![Held-out score by step of each algorithm]({PICTURE})\n\n"
         f"After {', '.join(map(str, steps))} steps, per cent; in brackets the least and the "
-        f"largest seed.\n\n{table(results)}"
+        f"largest seed. The starter: {_span([one['curve'][0][1] for one in results])}.\n\n"
+        f"{table(results)}\n\nThe same by kind of question, means over seeds:\n\n"
+        f"{table_of_kinds(results)}"
     )
     page.write_text(f"{before}{begin}\n{said}\n{end}{after}", encoding="utf-8")

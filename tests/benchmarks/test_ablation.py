@@ -120,8 +120,11 @@ def test_the_table_has_means_and_the_least_and_largest_seed():
     head, _, first, second = ablation_page.table(found).splitlines()
     cells = [cell.strip() for cell in first.strip("|").split("|")]
     assert cells[:4] == ["`grpo`", "2", "50", "45.0 (30.0-60.0)"]
-    assert cells[4:6] == ["60.0 (40.0-80.0)", "25.0 (25.0-25.0)"] and cells[6] == "60"
+    assert cells[4:] == ["60.0 (40.0-80.0)", "25.0 (25.0-25.0)"]
     assert head.count("|") == first.count("|") == second.count("|")
+    head, _, first, second = ablation_page.table_of_kinds(found).splitlines()
+    assert "| exact, 512 | list, 512 |" in head and "order, 4K" in head
+    assert first.split("|")[2].strip() == "60.0" and second.split("|")[2].strip() == "100.0"
 
 
 def test_curves_are_means_in_a_band_and_land_in_the_page(tmp_path):
@@ -136,7 +139,7 @@ def test_curves_are_means_in_a_band_and_land_in_the_page(tmp_path):
         ablation_page.put(page, found, {"First": ["a", "b"]})
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert text.count("| `a` |") == 1 and ablation_page.PICTURE in text
+    assert text.count("| `a` |") == 2 and ablation_page.PICTURE in text
     assert "First" in (tmp_path / ablation_page.PICTURE).read_text()
     page.write_text("nothing")
     with pytest.raises(ValueError, match="has no place for results; write a line"):
