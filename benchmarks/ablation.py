@@ -220,7 +220,7 @@ def parsed(text: str) -> list[int]:
     return seeds
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
     parser.add_argument("--seeds", default="0-2", help="such as 0-2 or 0,2,5")
@@ -231,6 +231,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--page", type=Path, help="put table and curves into this page")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = options()
     said = parser.parse_args(argv)
     out = said.out.resolve()
     try:

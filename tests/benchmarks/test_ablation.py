@@ -146,6 +146,11 @@ def test_curves_are_means_in_a_band_and_land_in_the_page(tmp_path):
         ablation_page.put(page, found, {})
 
 
-def test_the_page_of_results_has_its_place():
+def test_the_page_of_results_has_its_place_and_a_command_that_there_is():
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    words = text.split("```")[1].split()
+    assert words[:3] == ["python", "-m", "benchmarks.ablation"]
+    assert ablation.options().parse_args(words[3:]).page == Path("docs/results.md")
+    for option in ("--only", "--seeds", "--steps", "--jobs", "--plan"):
+        assert f"`{option}`" in text and option in ablation.options().format_help()
     assert 0 < text.index(ablation_page.BEGIN) < text.index(ablation_page.END)
