@@ -31,11 +31,15 @@ def get_config() -> ConfigDict:
     config.grpo.update(row_length=256)
     config.optimizer.update(decay_from=10, decay_steps=40)
     config.checkpoint.update(handoff="memory", every=10)
-    config.validation.update(every=4, suite="synthetic", lengths=("512",), samples=96)
+    # Sampled as in training: the most likely words are right after a dozen steps, and what goes
+    # on being learnt is how likely they are.
+    config.validation.update(
+        every=4, suite="synthetic", lengths=("512",), samples=160, temperature=1.0
+    )
     config.engine.update(page_size=16, row_tokens=256)
     # The training length, and eight times as long, in the chunks of training.
     config.evaluate.update(
         lengths=("512", "4k"), chunk_size=64, questions=128, questions_per_document=4,
-        unanswerable=0.2,
+        unanswerable=0.2, temperature=1.0,
     )  # fmt: skip
     return config
