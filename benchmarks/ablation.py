@@ -201,8 +201,12 @@ def run_all(runs: Sequence[Run], words: Sequence[str], jobs: int) -> None:
 
     print(f"{len(runs)} runs, {len(runs) - len(waiting)} are done", file=sys.stderr, flush=True)
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for ended in [pool.submit(go, run) for run in waiting]:
-            ended.result()
+        try:
+            for ended in concurrent.futures.as_completed([pool.submit(go, run) for run in waiting]):
+                ended.result()
+        except BaseException:  # a run that failed, or Ctrl-C: what has not begun does not begin
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _last(run: Run) -> float:

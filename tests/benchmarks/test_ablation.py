@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,17 @@ def test_what_is_not_done_is_a_process_each_and_a_failure_says_where_its_log_is(
         (tmp_path / ablation.STARTER / "config.json").touch()
         ablation.main(words)
         assert len(called) == 5
+
+    def fails(words, log):
+        called.append(words)
+        time.sleep(0.05)  # as a run, it takes longer than to hear that another one failed
+        raise SystemExit("no")
+
+    called.clear()
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="^no$"):
+        patch.setattr(ablation, "child", fails)
+        ablation.run_all(ablation.plan(tmp_path, range(9), ["grpo"], 0), [], 1)
+    assert len(called) < 9  # at most one more had begun
     with pytest.raises(SystemExit, match="ended with 1; .*wrong.log says why"):
         ablation.child(["no_such_module"], tmp_path / "wrong.log")
     assert "no_such_module" in (tmp_path / "wrong.log").read_text()
