@@ -3,8 +3,8 @@
     notepad-jax warmup --config starter_mix
     notepad-jax train --config mix
 
-For comparing algorithms: small enough that a run takes a minute or two on two CPU cores. What
-the kinds are: notepad_jax/starter/mixed.py. `python -m benchmarks.ablation` trains on it with
+Expected: 2 to 3 CPU minutes; the held-out score, sampled, rises from .47 to .91. For comparing
+algorithms, therefore small. What the kinds are: notepad_jax/starter/mixed.py. `python -m benchmarks.ablation` trains on it with
 one algorithm after another; what came of that: docs/results.md.
 """
 
