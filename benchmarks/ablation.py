@@ -8,8 +8,7 @@ length and of eight times that. What is finished is not done again, and a run th
 goes on where it stood, so the same command resumes everything; the starter is made first, if the
 folder has none. Then a table; `--page docs/results.md` puts table and curves into that page
 (`ablation_page`). What differs between two runs of one seed is the algorithm alone: they read
-the same documents. Expected: 7 CPU minutes for
-the starter, about 3 a run.
+the same documents. Expected: 7 CPU minutes for the starter, about 3 a run.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     notepad-jax train --config mix
 
 Expected: 2 to 3 CPU minutes; the held-out score, sampled, rises from .47 to .91. For comparing
-algorithms, therefore small. What the kinds are: notepad_jax/starter/mixed.py. `python -m benchmarks.ablation` trains on it with
-one algorithm after another; what came of that: docs/results.md.
+algorithms, therefore small. What the kinds are: notepad_jax/starter/mixed.py. `python -m
+benchmarks.ablation` trains on it with one algorithm after another: docs/results.md.
 """
 
 from ml_collections import ConfigDict
