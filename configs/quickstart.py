@@ -41,6 +41,9 @@ def get_config() -> ConfigDict:
         dict(
             tokens=2048,  # of a document: 8 chunks
             questions=4,  # about each document
+            # Of questions: () asks the two of the quick start. Or some of exact, list, count and
+            # order, each with a reward of its own (starter/mixed.py; config mix)
+            kinds=(),
             unanswerable=0.3,
             two_hop=0.5,
             distractor_share=0.5,  # of sentences: facts about somebody else
@@ -221,7 +224,13 @@ def get_config() -> ConfigDict:
             top_p=1.0,
             # The documents of the suite synthetic, as `data` says of training's.
             data=ConfigDict(
-                dict(unanswerable=0.1, two_hop=0.5, distractor_share=0.5, chapter_rate=1 / 64)
+                dict(
+                    kinds=(),
+                    unanswerable=0.1,
+                    two_hop=0.5,
+                    distractor_share=0.5,
+                    chapter_rate=1 / 64,
+                )
             ),
         )
     )

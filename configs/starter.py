@@ -35,6 +35,9 @@ def get_config() -> ConfigDict:
         )
     )
 
+    # Lessons about the quick start's questions, or about the four kinds of starter/mixed.py.
+    config.mixed = False
+
     # What the teacher does right how often: sound skills, bad habits. Write_found and
     # keep_at_chapter well below 1 leave reinforcement learning something to teach, and well
     # above 0 let it find what to reinforce.

@@ -26,6 +26,7 @@ from notepad_jax.grpo.entropy_gate import Gate
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.types import Group, TrainBatch
 
+USUAL_CLIP = (0.2, 0.2)  # PPO's; low, high
 Logprobs = Callable[[TrainBatch], np.ndarray]  # of every completion token, float32 [B, T]
 
 
@@ -139,10 +140,14 @@ def idle(how: Algorithm, settings: UpdateSettings, max_staleness: int = 0) -> It
     """Yields, in words, what was chosen and cannot act; turns are `max_staleness` old at most."""
     to_sampler = settings.proximal == "recomputed" and not how.needs_proximal(settings)
     moves = how.optimizer_steps > 1 or (to_sampler and max_staleness > 0)
-    if settings.ratio != "ppo_clip" and not moves:
+    chosen = f"grpo.ratio={settings.ratio!r}"
+    if settings.ratio == "ppo_clip":  # the usual range is nobody's choice
+        range_ = (settings.clip_low, settings.clip_high)
+        chosen = f"grpo.clip_low={range_[0]:g}, clip_high={range_[1]:g}" * (range_ != USUAL_CLIP)
+    if chosen and not moves:
         yield (
-            f"grpo.ratio={settings.ratio!r} cannot act: with one optimizer step a rollout all "
-            "ratios are 1 up to rounding; raise grpo.minibatches or grpo.epochs"
+            f"{chosen} cannot act: with one optimizer step a rollout all ratios are 1 up to "
+            "rounding; raise grpo.minibatches or grpo.epochs"
         )
     if settings.proximal == "interpolated" and not max_staleness:
         yield (

@@ -25,7 +25,7 @@ from notepad_jax.eval.measure import Item
 from notepad_jax.programs import parts
 from notepad_jax.programs.task_stream import TRAINING_DOCUMENTS
 from notepad_jax.reading.memory_agent import Rules
-from notepad_jax.starter.synthetic import make_tasks
+from notepad_jax.starter.mixed import make_tasks
 from notepad_jax.tasks import file_suite, ruler, suites
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import Task

@@ -28,7 +28,8 @@ from notepad_jax.data.task_sources import (
 from notepad_jax.programs import configuration, curriculum
 from notepad_jax.programs.curriculum import Curriculum
 from notepad_jax.starter import vocabulary
-from notepad_jax.starter.synthetic import SENTENCE, make_tasks
+from notepad_jax.starter.mixed import make_tasks
+from notepad_jax.starter.synthetic import SENTENCE
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.tokenizer import Tokenizer

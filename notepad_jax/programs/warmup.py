@@ -37,7 +37,7 @@ from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
 from notepad_jax.model.logprobs import logits
 from notepad_jax.model.parameters import Params, count, init_params
 from notepad_jax.parallel import place
-from notepad_jax.starter import lessons, published, vocabulary
+from notepad_jax.starter import lessons, mixed_lessons, published, vocabulary
 from notepad_jax.telemetry.progress import Screen
 
 NEVER = -1e30  # the score of a key that a query must not see
@@ -204,7 +204,8 @@ def draw_lesson(config: ml_collections.ConfigDict, step: int) -> tuple[int, dict
     share = np.array([size.share for size in sizes])
     size = sizes[rng.choice(len(sizes), p=share / share.sum())]
     habits = lessons.Habits(**config.habits)
-    lesson = lessons.draw(rng, size.chunks, size.chunk_size, size.tails, habits)
+    draw = mixed_lessons.draw if config.mixed else lessons.draw
+    lesson = draw(rng, size.chunks, size.chunk_size, size.tails, habits)
     return size.chunk_size, vars(lesson)
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -43,17 +44,17 @@ class Habits:
 
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-    """B chunks of C tokens with Q tails each; int32 unless said otherwise."""
+    """B chunks of C tokens with Q tails of T tokens each; int32 unless said otherwise."""
 
     chunk: np.ndarray  # [B, C]
-    tail: np.ndarray  # [B, Q, 14] input and completion, padded at the end
+    tail: np.ndarray  # [B, Q, T] input and completion, padded at the end
     sees_chunk: np.ndarray  # bool [B, Q]; False for answer turns
-    label: np.ndarray  # [B, Q, 14] token expected at i, given those before it
-    other: np.ndarray  # [B, Q, 14] what the teacher might have said instead
-    other_share: np.ndarray  # float32 [B, Q, 14] probability of `other`
-    weight: np.ndarray  # float32 [B, Q, 14] 1 on the completion
-    subject_at: np.ndarray  # [B, Q, 14] tail place of the subject a retrieval needs, or -1
-    object_at: np.ndarray  # [B, Q, 14] chunk place of the word to retrieve, or -1
+    label: np.ndarray  # [B, Q, T] token expected at i, given those before it
+    other: np.ndarray  # [B, Q, T] what the teacher might have said instead
+    other_share: np.ndarray  # float32 [B, Q, T] probability of `other`
+    weight: np.ndarray  # float32 [B, Q, T] 1 on the completion
+    subject_at: np.ndarray  # [B, Q, T] tail place of the subject a retrieval needs, or -1
+    object_at: np.ndarray  # [B, Q, T] chunk place of the word to retrieve, or -1
 
 
 def draw(
@@ -78,8 +79,8 @@ def draw(
     first, second = _teach(rng, asked, chunk, memory, habits)
     tail, start, length = _write_tails(asked, memory, first.written, second.written)
 
-    place = np.arange(TAIL)
-    weight = (place >= start[..., None]) & (place < (start + length)[..., None])
+    at = np.arange(TAIL)
+    weight = (at >= start[..., None]) & (at < (start + length)[..., None])
     label, other = tail.copy(), tail.copy()
     share = np.zeros(tail.shape, np.float32)
     subject_at = np.full(tail.shape, -1, np.int32)
@@ -150,9 +151,9 @@ class _Chunk:
 
 
 @functools.cache
-def _sentence_ids() -> np.ndarray:
-    """Token ids of `synthetic.sentences()`, int32 [sentences, 8]."""
-    return np.array([words.ids(text) for text in synthetic.sentences()], np.int32)
+def ids_of(sentences: Callable[[], np.ndarray]) -> np.ndarray:
+    """Token ids of all sentences of a language, int32 [sentences, 8]."""
+    return np.array([words.ids(text) for text in sentences()], np.int32)
 
 
 def _write_chunk(
@@ -160,7 +161,7 @@ def _write_chunk(
 ) -> _Chunk:
     """Wanted facts at random sentences, and noise that never mentions the asked."""
     (B, Q), kinds = asked.name.shape, synthetic.KINDS
-    n, chapter = size // synthetic.SENTENCE, len(_sentence_ids()) - 1
+    n, chapter = size // synthetic.SENTENCE, len(ids_of(synthetic.sentences)) - 1
     begins = rng.random((B, 1)) < chapter_share  # then one chapter at least, else none
     rate = np.where(rng.random((B, 1)) < MANY_CHAPTERS, 1 / 16, 1 / 64)
     drawn = synthetic.draw_sentences(rng, n, asked.objects, asked.others, 0.5, rate)
@@ -169,7 +170,7 @@ def _write_chunk(
     drawn = np.where(~begins & (drawn == chapter), chapter - 1, drawn)
 
     told = (rng.random((2, B, Q)) < found_share) & ~asked.answers
-    spot = _place(rng, np.concatenate([told[0], told[1] & asked.two_hop], axis=1), n)
+    spot = place(rng, np.concatenate([told[0], told[1] & asked.two_hop], axis=1), n)
     home = (kinds + asked.name) * kinds + asked.town
     code = asked.name * kinds + asked.code
     rule = (2 * kinds + asked.town) * kinds + asked.ruler
@@ -182,14 +183,14 @@ def _write_chunk(
     told_town = drawn[row, column] // kinds - 2 * kinds
     ruler_at[row, told_town] = column * synthetic.SENTENCE + synthetic.OBJECT
     return _Chunk(
-        tokens=_sentence_ids()[drawn].reshape(B, n * synthetic.SENTENCE),
+        tokens=ids_of(synthetic.sentences)[drawn].reshape(B, n * synthetic.SENTENCE),
         first_at=first_at,
         ruler_at=ruler_at,
         chapter=(drawn == chapter).any(axis=1)[:, None],  # a fact may have taken its place
     )
 
 
-def _place(rng: np.random.Generator, wanted: np.ndarray, sentences: int) -> np.ndarray:
+def place(rng: np.random.Generator, wanted: np.ndarray, sentences: int) -> np.ndarray:
     """Gives facts their sentence numbers: [B, W] from bool [B, W]; -1 where none is left."""
     order = np.argsort(rng.random(wanted.shape) + ~wanted, axis=1)  # wanted ones first
     rank = np.argsort(order, axis=1)

@@ -7,7 +7,8 @@ two, the first earlier in the document than the second; some questions have no a
 the document, and then the right answer is `nothing`: without those, a reward on outcomes
 teaches guessing. A document is a recipe, not a text: `pieces()` writes it block by
 block from the seed, so that millions of tokens cost no memory. Below is vocabulary.py;
-above, lessons.py, which draws its single turns from the same sentences, and the programs.
+above, lessons.py, which draws its single turns from the same sentences, mixed.py, which asks
+other kinds of questions, and the programs.
 Ten of them:
 
     the old miller walked toward the bridge .       for many years now Nora inhabits Selby .
@@ -24,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -141,17 +142,34 @@ class SyntheticDocument:
             np.setdiff1d(np.arange(KINDS), self.asked_names)[None],
             np.setdiff1d(np.arange(KINDS), self.asked_towns)[None],
         )
-        for block, start in enumerate(range(0, self.length, BLOCK), start=1):
-            rng = np.random.default_rng([self.seed, block])
-            count = min(BLOCK, self.length - start)
-            drawn = draw_sentences(
+
+        def draw(rng: np.random.Generator) -> np.ndarray:
+            return draw_sentences(
                 rng, BLOCK, objects, subjects, self.distractor_share, self.chapter_rate
-            )[0, :count]
-            text = sentences()[drawn].tolist()
-            for place, fact in self.facts:
-                if start <= place < start + count:
-                    text[place - start] = fact
-            yield " ".join(text) + ("" if start + count == self.length else " ")
+            )[0]
+
+        yield from written(self.seed, self.length, self.facts, draw, sentences())
+
+
+def written(
+    seed: int,
+    length: int,
+    facts: tuple[tuple[int, str], ...],
+    draw: Callable[[np.random.Generator], np.ndarray],
+    sentences: np.ndarray,
+) -> Iterator[str]:
+    """Yields a document of `length` sentences, block by block, with its facts in their places.
+
+    `draw` gives the numbers in `sentences` of a whole block's other sentences, int [BLOCK].
+    """
+    for block, start in enumerate(range(0, length, BLOCK), start=1):
+        count = min(BLOCK, length - start)
+        drawn = draw(np.random.default_rng([seed, block]))[:count]
+        text = sentences[drawn].tolist()
+        for place, fact in facts:
+            if start <= place < start + count:
+                text[place - start] = fact
+        yield " ".join(text) + ("" if start + count == length else " ")
 
 
 def _places(rng: np.random.Generator, length: int, wanted: int) -> list[int]:
@@ -161,6 +179,15 @@ def _places(rng: np.random.Generator, length: int, wanted: int) -> list[int]:
             f"({length * SENTENCE} tokens); ask for {wanted * SENTENCE} tokens or fewer questions"
         )
     return rng.choice(length, wanted, replace=False).tolist()
+
+
+def check_questions(questions: int) -> None:
+    """Raises ValueError for more questions about one document than there are names for."""
+    if not 1 <= questions <= KINDS * 3 // 4:
+        raise ValueError(
+            f"{questions} questions about one document; ask 1 to {KINDS * 3 // 4}, "
+            f"since each needs a name of its own out of {KINDS}"
+        )
 
 
 def make_tasks(
@@ -181,11 +208,7 @@ def make_tasks(
 
     Raises ValueError for more questions than there are names, or facts than sentences.
     """
-    if not 1 <= questions <= KINDS * 3 // 4:
-        raise ValueError(
-            f"{questions} questions about one document; ask 1 to {KINDS * 3 // 4}, "
-            f"since each needs a name of its own out of {KINDS}"
-        )
+    check_questions(questions)
     rng = np.random.default_rng([seed, 2**31])
     names = rng.permutation(KINDS)[:questions]
     towns = rng.permutation(KINDS)[:questions]

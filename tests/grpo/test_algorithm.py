@@ -140,6 +140,8 @@ def test_what_does_not_go_together_is_told_with_the_reason():
     [
         ({}, None),
         (dict(ratio="gspo"), "'gspo' cannot act: with one optimizer step"),
+        (dict(clip_high=0.28), "clip_low=0.2, clip_high=0.28 cannot act: with one optimizer step"),
+        (dict(clip_high=0.28, epochs=2), None),
         (dict(ratio="gspo", minibatches=4), None),
         (dict(ratio="gspo_trajectory"), "'gspo_trajectory' cannot act"),
         # A correction's denominator is the policy itself: the ratio is 1, however old the turns.

@@ -19,7 +19,7 @@ from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.programs import configuration, learner, ranges
 from notepad_jax.programs.configuration import ConfigProblem
 from notepad_jax.reading.endpoint import EndpointCompleter
-from notepad_jax.starter.synthetic import make_tasks
+from notepad_jax.starter.mixed import make_tasks
 
 NAMES = ("quickstart", "ruler", "starter")
 TRAINING = ("chat", "memagent", "qwen2_5_14b", "qwen2_5_7b", "qwen3_30b_a3b", "qwen3_4b")

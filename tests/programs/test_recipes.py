@@ -98,19 +98,6 @@ def test_a_recipe_opens_with_a_command_that_there_is(name):
     assert re.search(r"\bMeasured\s+here:", text)
 
 
-def test_the_commands_of_the_page_are_commands(tmp_path, monkeypatch):
-    page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "my_recipe.py", "def apply(config):", "    config.grpo.epochs = 2")
-    lines = re.findall(r"^notepad-jax (.*)$", page, re.MULTILINE)
-    assert len(lines) == 4
-    for line in lines:
-        arguments, overrides = cli.parsed(shlex.split(line))
-        name = cli.config_name(arguments, {})
-        config = configuration.load(name, cli.shorthand(arguments, name) + overrides)
-        assert config.recipe == (arguments.recipe or "")
-
-
 def test_overrides_win_over_a_recipe_whatever_their_order():
     for words in (["grpo.clip_high=0.25", "recipe=dapo"], ["recipe=dapo", "grpo.clip_high=0.25"]):
         config = loaded(*words)

@@ -15,8 +15,8 @@ from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.model import attention, policy
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import init_params
-from notepad_jax.programs import warmup
-from notepad_jax.starter import lessons, vocabulary
+from notepad_jax.programs import configuration, warmup
+from notepad_jax.starter import lessons, mixed_lessons, vocabulary
 from notepad_jax.telemetry.progress import choose
 from notepad_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 
@@ -108,6 +108,18 @@ def test_one_layer_is_refused(tmp_path):
     config.policy.layers = 1
     with pytest.raises(ValueError, match="layers is 1.*at least 2"):
         warmup.run(config, choose(quiet=True))
+
+
+def test_the_mixs_starter_learns_other_questions_in_the_same_way():
+    usual, mix = (configuration.load(name) for name in ("starter", "starter_mix"))
+    assert mix.folder != usual.folder and mix.habits == usual.habits
+    _, lesson = warmup.draw_lesson(mix, 3)
+    asked = {vocabulary.PIECES[i].removeprefix("▁") for i in np.unique(lesson["tail"][..., 1])}
+    assert asked == {"code", "market", "songs", "story"}
+    spoken = lesson["weight"] > 0
+    assert not spoken[..., : warmup.SPOKEN].any() and lesson["tail"].shape[-1] == mixed_lessons.TAIL
+    (size,) = mix.lessons
+    assert size.chunk_size == configuration.load("mix").reading.chunk_size
 
 
 # ---------------------------------------------------------------- the shipped starter

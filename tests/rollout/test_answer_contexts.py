@@ -74,7 +74,7 @@ def test_what_waits_comes_back_with_all_its_contexts():
     said = json.loads(
         json.dumps(spool.encode(Ledger(4, 2, {Outcome.TRAINED: 1}, (Waiting(group, 0.5),))))
     )
-    found = spool.decode(said, lambda ordinal, question: group.task, how(), rewards.score)
+    found = spool.decode(said, lambda place, chunks: (group.task, how()), rewards.score)
     (again,) = (waiting.group for waiting in found.waiting)
     for mine, theirs in zip(group.trajectories, again.trajectories, strict=True):
         assert (mine.reading.answer, mine.reading.status) == (

@@ -1,0 +1,168 @@
+"""The comparison of algorithms: its plan, what it does not do twice, its table and its page."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import ablation, ablation_page
+from notepad_jax.programs import configuration
+from notepad_jax.telemetry.identity import write_json
+
+ROOT = Path(__file__).parents[2]
+
+
+def result(variant, seed, scores, words=()):
+    """A run of three validations that ended at the last of `scores`."""
+    of = dict.fromkeys(ablation_page.KINDS, scores[-1])
+    return {
+        "variant": variant,
+        "seed": seed,
+        "words": list(words),
+        "training_cpu_seconds": 50.0 + seed,
+        "curve": [[4 * k, score] for k, score in enumerate(scores)],
+        "reward": [],
+        "final": {"512": {"all": scores[-1], **of}, "4096": {"all": 0.25, **of}},
+    }
+
+
+def test_the_plan_is_every_variant_from_every_seed_and_one_change_each(tmp_path):
+    runs = ablation.plan(tmp_path, [0, 1, 2], [], 0)
+    assert len({run.folder for run in runs}) == len(runs) == 3 * len(ablation.VARIANTS)
+    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
+    usual = configuration.flat(ablation.config_of(runs[0], "starter"))
+    for run in runs:
+        if run.variant.name == "curriculum" and "tasks.curriculum" not in usual:
+            continue  # its key comes with another change
+        own = configuration.flat(ablation.config_of(run, "starter"))
+        changed = {key: own[key] for key in own if own[key] != usual[key]} | {"seed": run.seed}
+        assert len(changed) == 1 + len(run.variant.words)
+    there = {run.variant.name for run in runs}
+    assert {"dr_grpo", "grpo", "tmn_reweight", "gspo x4", "cispo x4", "curriculum"} <= there
+    assert usual["data.kinds"] == ("exact", "list", "count", "order")
+
+
+def test_fewer_steps_end_their_rate_with_them(tmp_path):
+    (run,) = ablation.plan(tmp_path, [3], ["grpo"], 7)
+    config = ablation.config_of(run, "starter")
+    assert (config.steps, config.optimizer.decay_steps, config.seed) == (7, 7, 3)
+    assert config.grpo.advantage == "grpo" and config.policy == "starter"
+
+
+def test_what_is_done_is_not_done_again_and_other_settings_are_refused(tmp_path, capsys):
+    done, other = ablation.plan(tmp_path, [0], ["dr_grpo", "grpo"], 0)
+    write_json(done.folder / ablation.RESULT, result("dr_grpo", 0, [0.5], done.words))
+    write_json(other.folder / ablation.RESULT, result("grpo", 0, [0.5], ["seed=0"]))
+    assert done.result()["seed"] == 0
+    words = ["--out", str(tmp_path), "--seeds", "0"]
+    ablation.main([*words, "--only", "dr_grpo", "--plan"])
+    assert capsys.readouterr().out.split() == ["dr_grpo-0", "done", "seed=0"]
+    with pytest.raises(SystemExit):
+        ablation.main([*words, "--only", "grpo", "--plan"])
+    assert "grpo-0 was run with seed=0, and is now wanted with seed=0" in capsys.readouterr().err
+
+
+def test_what_is_not_done_is_a_process_each_and_a_failure_says_where_its_log_is(
+    tmp_path, monkeypatch, capsys
+):
+    called = []
+
+    def child(words, log):
+        called.append(words)
+        if "--one" in words:
+            name, seed = words[words.index("--one") + 1], words[words.index("--seeds") + 1]
+            (run,) = ablation.plan(tmp_path, [int(seed)], [name], 0)
+            found = result(name, int(seed), [0.25, 0.5], run.words)
+            write_json(run.folder / ablation.RESULT, found)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ablation, "child", child)
+        words = ["--out", str(tmp_path), "--seeds", "0-1", "--only", "dr_grpo,gspo x4", "--json"]
+        ablation.main(words)
+        assert len(called) == 1 + 4 and called[0][:2] == ["notepad_jax", "warmup"]
+        said = capsys.readouterr()
+        assert [one["variant"] for one in json.loads(said.out)] == 2 * ["dr_grpo", "gspo x4"]
+        assert "gspo_x4-1: 50.0%  (4 of 4; about 0 minutes left)" in said.err
+        (tmp_path / ablation.STARTER).mkdir()
+        (tmp_path / ablation.STARTER / "config.json").touch()
+        ablation.main(words)
+        assert len(called) == 5
+
+    def fails(words, log):
+        called.append(words)
+        time.sleep(0.05)  # as a run, it takes longer than to hear that another one failed
+        raise SystemExit("no")
+
+    called.clear()
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="^no$"):
+        patch.setattr(ablation, "child", fails)
+        ablation.run_all(ablation.plan(tmp_path, range(9), ["grpo"], 0), [], 1)
+    assert len(called) < 9  # at most one more had begun
+    with pytest.raises(SystemExit, match="ended with 1; .*wrong.log says why"):
+        ablation.child(["no_such_module"], tmp_path / "wrong.log")
+    assert "no_such_module" in (tmp_path / "wrong.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "words, problem",
+    [
+        (["--only", "gpro"], "there is no variant 'gpro'; use some of dr_grpo, grpo"),
+        (["--seeds", "two"], "--seeds is 'two'; write 0-2, or 0,2,5"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(words, problem, capsys):
+    with pytest.raises(SystemExit):
+        ablation.main([*words, "--plan"])
+    assert problem in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- table and page
+
+
+def test_the_mean_height_of_a_curve():
+    assert ablation_page.area([(0, 0.5), (10, 1.0), (40, 1.0)]) == pytest.approx(37.5 / 40)
+    assert ablation_page.area([(0, 0.5)]) == 0.5
+
+
+def test_the_table_has_means_and_the_least_and_largest_seed():
+    found = [result("grpo", 0, [0.2, 0.4]), result("grpo", 1, [0.4, 0.8]), result("x", 0, [0, 1])]
+    head, _, first, second = ablation_page.table(found).splitlines()
+    cells = [cell.strip() for cell in first.strip("|").split("|")]
+    assert cells[:4] == ["`grpo`", "2", "50", "45.0 (30.0-60.0)"]
+    assert cells[4:] == ["60.0 (40.0-80.0)", "25.0 (25.0-25.0)"]
+    assert head.count("|") == first.count("|") == second.count("|")
+    head, _, first, second = ablation_page.table_of_kinds(found).splitlines()
+    assert "| exact, 512 | list, 512 |" in head and "order, 4K" in head
+    assert first.split("|")[2].strip() == "60.0" and second.split("|")[2].strip() == "100.0"
+
+
+def test_curves_are_means_in_a_band_and_land_in_the_page(tmp_path):
+    found = [result("a", 0, [0.2, 0.4]), result("a", 1, [0.4, 0.8]), result("b", 0, [0.5, 0.5])]
+    (one,) = ablation_page.charts(found, {"First": ["a", "b", "c"], "Second": ["c"]})
+    line = one.lines[0]
+    assert (one.title, [x.label for x in one.lines]) == ("First", ["a", "b"])
+    assert line.y == pytest.approx([30, 60]) and line.low == pytest.approx([20, 40])
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{ablation_page.BEGIN}\nold\n{ablation_page.END}\nafter\n")
+    for _ in range(2):  # the second time over the first
+        ablation_page.put(page, found, {"First": ["a", "b"]})
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    assert text.count("| `a` |") == 2 and ablation_page.PICTURE in text
+    assert "First" in (tmp_path / ablation_page.PICTURE).read_text()
+    page.write_text("nothing")
+    with pytest.raises(ValueError, match="has no place for results; write a line"):
+        ablation_page.put(page, found, {})
+
+
+def test_the_page_of_results_has_its_place_and_a_command_that_there_is():
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    words = text.split("```")[1].split()
+    assert words[:3] == ["python", "-m", "benchmarks.ablation"]
+    assert ablation.options().parse_args(words[3:]).page == Path("docs/results.md")
+    for option in ("--only", "--seeds", "--steps", "--jobs", "--plan"):
+        assert f"`{option}`" in text and option in ablation.options().format_help()
+    assert 0 < text.index(ablation_page.BEGIN) < text.index(ablation_page.END)
