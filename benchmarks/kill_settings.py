@@ -1,4 +1,4 @@
-"""The three training runs that `kills` kills: tiny, quick, and between them all that is saved.
+"""The four training runs that `kills` kills: tiny, quick, and between them all that is saved.
 
 Each is a `notepad-jax train` of the shipped starter with a few words of its own, and each says
 of an uninterrupted run what it did not exercise: a setting in which nothing waits, or no
@@ -91,6 +91,19 @@ def _files(run: Path) -> Iterator[str]:
         yield "dynamic sampling never went a second round"
 
 
+def _guards(run: Path) -> Iterator[str]:
+    yield from _learning(run)
+    metrics = read_metrics(run)
+    if not any(line["groups/passed_retired"] for line in metrics):
+        yield "no draw was passed over because its task had retired"
+    if not any(line["groups/passed_no_room"] for line in metrics):
+        yield "no draw was passed over because its kind had no room"
+    if not any(line["groups/waiting"] for line in metrics[:-1]):
+        yield "no group waited"
+    if len({line["data/max_chunks"] for line in metrics}) < 2:
+        yield "its documents were of one length"
+
+
 def _learning(run: Path) -> Iterator[str]:
     if not _moved(run, "opt"):
         yield "no optimizer state moved between its last two checkpoints"
@@ -142,6 +155,28 @@ SETTINGS = {
                 "--config.checkpoint.handoff=memory",
             ),
             _files,
+        ),
+        Setting(
+            "guards",
+            "five tasks from files, cut by a curriculum, retired and balanced, with scales over "
+            "rollouts and overlong shaping, saved every 2nd",
+            10,
+            2,
+            (
+                f"--config.tasks.files={','.join(TASKS)}",
+                "--config.tasks.curriculum=1@0,2@5",
+                "--config.tasks.retire_at=0.6",
+                "--config.tasks.balanced=true",
+                "--config.rollout.documents=4",
+                "--config.rollout.max_rounds=3",
+                "--config.rollout.max_staleness=1",
+                "--config.grpo.advantage=task_std",
+                "--config.grpo.scale_memory=0.9",
+                "--config.grpo.overlong_window=4",
+                "--config.grpo.overlong_weight=0.2",
+                "--config.checkpoint.handoff=memory",
+            ),
+            _guards,
         ),
     )
 }  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import task_stream
+from notepad_jax.programs import parts, task_stream
 from notepad_jax.programs.task_stream import TaskStream
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
@@ -241,10 +241,10 @@ def scoring(config: ConfigDict) -> rewards.Score:
             f"grpo.overlong_window is {g.overlong_window} and grpo.mask_truncated is true: the "
             f"first punishes turns that were cut and the second does not learn from them; use one"
         )
-    reading = config.reading
+    rules = parts.rules(config.reading)
     return overlong.shaped(
         score,
-        Overlong(g.overlong_window, g.overlong_weight, reading.max_memory, reading.max_answer),
+        Overlong(g.overlong_window, g.overlong_weight, rules.max_memory, rules.longest_answer),
     )
 
 

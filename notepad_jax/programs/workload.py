@@ -1,9 +1,10 @@
 """How often a training step launches each of its programs, from a config alone.
 
-An upper bound, in the open: every document is `tasks.max_tokens` (or `data.tokens`) long, every
-question, memory and answer is at its limit, no draft is accepted, and nobody's turn ends early;
-groups that a rollout replaces are not in it, and local turns are as many as are expected. Rows
-of the update are packed by the packer that a run uses, from these lengths. Above: `planned`.
+An upper bound, in the open: every document is `tasks.max_tokens` (or `data.tokens`) long, and no
+longer than `tasks.curriculum` ever lets it be, every question, memory and answer is at its limit,
+no draft is accepted, and nobody's turn ends early; groups that a rollout replaces are not in it,
+and local turns are as many as are expected. Rows of the update are packed by the packer that a
+run uses, from these lengths. Above: `planned`.
 """
 
 from __future__ import annotations

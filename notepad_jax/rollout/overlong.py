@@ -3,12 +3,14 @@
 A turn of L completion tokens, of which Lmax are allowed, gets 0 up to Lmax - Lc and falls from
 there in a line to -1 at Lmax (DAPO's soft punishment, a turn at a time; Lc is the window). The
 mean over a reading's turns, times a weight, is added to its reward: so a reading of many chunks
-is not punished more for having more turns. Above: programs.rollouts; beside: rewards.
+is not punished more for having more turns. An answer is one turn, however many contexts it took:
+one that goes on in the next is not too long. Above: programs.rollouts; beside: rewards.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from notepad_jax.rollout import rewards
 from notepad_jax.types import Finish, Reading, Task, Trajectory, Turn, TurnKind
@@ -23,7 +25,7 @@ class Overlong:
     window: int  # Lc: tokens before the limit in which a turn begins to cost
     weight: float  # of the mean over a reading's turns
     max_memory: int  # Lmax of an update turn
-    max_answer: int  # Lmax of an answer turn
+    max_answer: int  # Lmax of an answer, all its contexts
 
     def __post_init__(self) -> None:
         for limit in ("max_memory", "max_answer"):
@@ -34,12 +36,20 @@ class Overlong:
                     f"it must be at least 1 and at most that"
                 )
 
-    def penalty(self, turn: Turn) -> float:
-        """Returns what a turn costs, in [-1, 0]; one that was cut costs all."""
-        if turn.completion.finish is Finish.LENGTH:
+    def penalties(self, turns: Sequence[Turn]) -> list[float]:
+        """Returns what each update turn, and then the answer, costs, in [-1, 0].
+
+        One that was cut costs all.
+        """
+        updates = [one for one in turns if one.kind is TurnKind.UPDATE]
+        answer = [one for one in turns if one.kind is TurnKind.ANSWER]
+        costs = [self._penalty([one], self.max_memory) for one in updates]
+        return costs + ([self._penalty(answer, self.max_answer)] if answer else [])
+
+    def _penalty(self, contexts: Sequence[Turn], limit: int) -> float:
+        if contexts[-1].completion.finish is Finish.LENGTH:
             return -1.0
-        limit = self.max_memory if turn.kind is TurnKind.UPDATE else self.max_answer
-        into = len(turn.completion.tokens) - (limit - self.window)
+        into = sum(len(one.completion.tokens) for one in contexts) - (limit - self.window)
         return -min(max(into / self.window, 0.0), 1.0)
 
 
@@ -48,7 +58,7 @@ def shaped(score: rewards.Score, how: Overlong) -> rewards.Score:
 
     def scored(reading: Reading, task: Task) -> Trajectory:
         judged = score(reading, task)
-        costs = [how.penalty(turn) for turn in reading.turns]
+        costs = how.penalties(reading.turns)
         added = how.weight * sum(costs) / max(1, len(costs))
         parts = {**judged.reward_parts, PART: added}
         return Trajectory(reading, judged.reward + added, parts)

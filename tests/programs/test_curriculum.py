@@ -8,7 +8,14 @@ import pytest
 
 from notepad_jax.data import files
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import configuration, curriculum, parts, rollouts, task_stream
+from notepad_jax.programs import (
+    configuration,
+    curriculum,
+    parts,
+    rollouts,
+    task_stream,
+    workload,
+)
 from notepad_jax.rollout.ledger import Ledger, Waiting
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.progress import SilentScreen
@@ -80,6 +87,13 @@ def test_a_stage_without_room_for_the_facts_is_refused_and_one_beyond_the_text_i
     assert opened(STAGES)[2] == []
     (line,) = opened("--config.tasks.curriculum=2@0,8@4")[2]
     assert "goes to 8 chunks, 2,048 tokens, and cannot act beyond data.tokens, which is 512" in line
+
+
+@pytest.mark.parametrize(("said", "chunks"), [((), 8), (("1@0", "4@9"), 4), (("4@0", "0@9"), 8)])
+def test_a_plan_counts_the_longest_stage(said, chunks):
+    config = configuration.load("quickstart", [f"--config.tasks.curriculum={','.join(said)}"])
+    words = parts.words(config.policy)
+    assert workload.readings(config, parts.template(config.reading, words)).chunks == chunks
 
 
 @pytest.fixture

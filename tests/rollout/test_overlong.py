@@ -35,8 +35,15 @@ def turn(kind, tokens, finish=Finish.STOP):
     ],
 )
 def test_a_turn_by_hand(kind, tokens, cost):
-    assert HOW.penalty(turn(kind, tokens)) == cost
-    assert HOW.penalty(turn(kind, tokens, Finish.LENGTH)) == -1.0
+    assert HOW.penalties([turn(kind, tokens)]) == [cost]
+    assert HOW.penalties([turn(kind, tokens, Finish.LENGTH)]) == [-1.0]
+
+
+def test_an_answer_in_contexts_is_as_long_as_all_of_them():
+    how = dataclasses.replace(HOW, max_answer=14)
+    begun, end = turn(TurnKind.ANSWER, 6, Finish.LENGTH), turn(TurnKind.ANSWER, 5)
+    assert how.penalties([turn(TurnKind.UPDATE, 9), begun, end]) == [-0.75, -0.25]
+    assert how.penalties([begun, begun]) == [-1.0]
 
 
 def test_a_reading_costs_the_mean_of_its_turns_however_many_they_are():
