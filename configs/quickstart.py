@@ -68,6 +68,7 @@ def get_config() -> ConfigDict:
             max_staleness=0,
             max_failed_share=0.1,  # of a step's groups, whose readings failed; beyond, it stops
             archive=2,  # groups a step kept in trajectories.jsonl for people to read
+            archive_turns=1,  # of these, groups with every turn: exact prompts, tokens, logprobs
         )
     )
     config.grpo = ConfigDict(

@@ -73,6 +73,7 @@ class Result:
     began: float  # wall clock, seconds since 1970
     seconds: float  # wall time of this reading, which shares the machine with others
     changes: int  # times that the memory changed
+    evidence: tuple[str, ...] = ()  # the words of each fact that recall looks for
 
     @property
     def key(self) -> Key:
@@ -237,6 +238,7 @@ class _Course:
             began=self._clock,
             seconds=self._seconds,
             changes=self._changes,
+            evidence=tuple(fact.text for fact in task.evidence),
         )
 
 

@@ -101,5 +101,5 @@ def told(result: Result) -> dict[str, Any]:
 
 def understood(fields: Mapping[str, Any]) -> Result:
     """Returns the result that `told` told. Raises ValueError, KeyError or TypeError for others."""
-    said = {**fields, "gold": tuple(fields["gold"]), "finish": Finish(fields["finish"])}
-    return Result(**said)
+    said = {name: tuple(fields[name]) for name in ("gold", "evidence") if name in fields}
+    return Result(**{**fields, **said, "finish": Finish(fields["finish"])})

@@ -78,6 +78,7 @@ RANGES: dict[str, Range] = {
     "rollout.max_staleness": whole(0),
     "rollout.max_failed_share": SHARE,
     "rollout.archive": whole(0),
+    "rollout.archive_turns": whole(0),
     "grpo.full_rate_at": SHARE,
     "grpo.ess_at": SHARE,
     "grpo.kl_weight": UNSIGNED,
