@@ -46,7 +46,7 @@ function option(value, words, under) {
 
 function select(name, any, values, under, words = (value) => value) {
   const made = el("select", "", "", under);
-  made.name = name;
+  made.name = "by-" + name; // plain names may be those of the form's own properties
   made.setAttribute("aria-label", any);
   option("", any, made);
   values.forEach((value) => option(String(value), words(value), made));
@@ -54,8 +54,9 @@ function select(name, any, values, under, words = (value) => value) {
 }
 
 function between(name, values, under) {
-  [["from", Math.min(...values)], ["to", Math.max(...values)]].forEach(([end, bound]) => {
-    const label = el("label", "", (end === "from" ? name + " " : "to "), under);
+  const pair = el("span", "pair", "", under);
+  [["from", values[0]], ["to", values[1]]].forEach(([end, bound]) => {
+    const label = el("label", "", (end === "from" ? name + " " : " to "), pair);
     const made = el("input", "number", "", label);
     made.type = "number";
     made.step = "any";
@@ -91,7 +92,7 @@ function filtersFor(form, readings, sources) {
   });
   return () => {
     const words = form.elements.words.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const wanted = choices.map((name) => [name, form.elements[name].value])
+    const wanted = choices.map((name) => [name, form.elements["by-" + name].value])
       .filter(([, value]) => value !== "");
     const bounds = ranges.map((name) => [name, ...["from", "to"].map((end) => {
       const { value } = form.elements[name + "-" + end];

@@ -52,7 +52,6 @@ trace.start(({ title, sources, readings }) => {
 
   function look(reading, turn, side = state.beside) {
     Object.assign(state, { reading, turn, beside: side });
-    history.replaceState(null, "", address());
     show();
   }
 
@@ -79,6 +78,7 @@ trace.start(({ title, sources, readings }) => {
         opened.clear();
       }
       state.turn = Math.min(state.turn, head.count - 1);
+      history.replaceState(null, "", address());
       list.point(list.items.findIndex((one) => one.number === state.reading));
       rowsAnew();
       const inner = el("div", "", "");
@@ -195,11 +195,17 @@ trace.start(({ title, sources, readings }) => {
   at("keys").addEventListener("click", () => at("help").showModal());
   addEventListener("hashchange", follow);
 
+  // The reading may be another than the one that is still shown.
+  async function toChange(which) {
+    const here = standing(await headOf(state.reading))(state.turn);
+    go(here[which]?.chunk ?? state.turn);
+  }
+
   const keys = {
     ArrowLeft: () => state.turn > 0 && go(state.turn - 1),
     ArrowRight: () => go(state.turn + 1),
-    "[": () => go(find(state.turn).last?.chunk ?? state.turn),
-    "]": () => go(find(state.turn).next?.chunk ?? state.turn),
+    "[": () => toChange("last"),
+    "]": () => toChange("next"),
     n: () => list.move(list.chosen + 1),
     p: () => list.move(list.chosen - 1),
     s: () => look(state.reading, state.turn, !state.beside),
