@@ -186,6 +186,8 @@ def get_config() -> ConfigDict:
             chunk_size=1024,  # tokens, at every length but the training length
             context=8192,  # document tokens that a method without a memory may show at once
             at_once=256,  # readings under way
+            archive_turns=0,  # readings of each method and length kept with every turn; the
+            # prompts of a reading are as long as its document, 6 bytes a token
             questions=256,  # per length
             questions_per_document=32,
             questions_longest=64,  # at 1m tokens and beyond

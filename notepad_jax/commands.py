@@ -115,8 +115,10 @@ def _ask(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     document = ask.FileDocument(None if arguments.file == "-" else Path(arguments.file))
+    if arguments.trace:
+        ask.check_trace(Path(arguments.trace))  # before any weight is loaded
     with Reader(config, screen) as reader:
-        answer = reader.read(document, arguments.question)
+        answer = reader.read(document, arguments.question, arguments.trace)
     where = ", ".join(f"{chunk:,}" for chunk, _ in answer.memories) or "none"
     text = (
         f"{answer.answer}\n"
@@ -328,6 +330,8 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     sub.add_argument("file", help="a text file, or - for standard input")
     sub.add_argument("question")
+    sub.add_argument("--trace", metavar="FILE", help="append the reading, turn by turn, to this "
+                     "file, for `notepad-jax trace`")  # fmt: skip
     reader_options(sub)
 
     def plain(

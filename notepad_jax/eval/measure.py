@@ -81,9 +81,11 @@ class Result:
 
 
 class Trace(Protocol):
-    """Takes down one reading's memories as they change (`reading.trace.Spool`)."""
+    """Takes down one reading: its memories as they change, and its turns (`readings.UnderWay`)."""
 
     def add(self, change: MemoryChange) -> None: ...
+
+    def turn(self, turn: Turn) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,6 +200,8 @@ class _Course:
 
     def turn(self, turn: Turn, memory: Tokens) -> None:
         self._turns += 1
+        if self._trace is not None:
+            self._trace.turn(turn)
         if not np.array_equal(memory, self._memory):
             self._memory = memory
             text = self._tokenizer.decode(memory)

@@ -109,6 +109,7 @@ RANGES: dict[str, Range] = {
     "evaluate.chunk_size": whole(1),
     "evaluate.context": whole(1),
     "evaluate.at_once": whole(1),
+    "evaluate.archive_turns": whole(0),
     "evaluate.questions": whole(1),
     "evaluate.questions_per_document": whole(1),
     "evaluate.questions_longest": whole(1),

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from notepad_jax.data.sources import is_remote
 from notepad_jax.eval.readings import READINGS
-from notepad_jax.reading.trace import Trace
+from notepad_jax.reading.trace import Trace, check
 from notepad_jax.report import trace_page
 from notepad_jax.report.trace_page import Source
 from notepad_jax.rollout import archive
@@ -129,10 +129,10 @@ def _label(folder: Path, file: Path, several: bool) -> str:
 
 def check_file(path: Path) -> None:
     """Raises ValueError if a file is no trace, by its first bytes."""
-    with path.open("rb") as file:
-        start = file.read(len(b'{"reading": '))
-    if start and start != b'{"reading": ':
-        raise ValueError(f"{path} is no trace: its first line is no reading; {MEND}")
+    try:
+        check(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; {MEND}") from None
 
 
 # ---------------------------------------------------------------- where it lies

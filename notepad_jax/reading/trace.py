@@ -205,6 +205,14 @@ class TraceFile(Trace):
                 return
 
 
+def check(path: Path) -> None:
+    """Raises ValueError if a file that is there begins as no trace does."""
+    with path.open("rb") as file:
+        start = file.read(len(_HEAD))
+    if not _HEAD.startswith(start):
+        raise ValueError(f"{path} is no trace: its first line is no reading")
+
+
 def _write_all(file: IO[bytes], data: bytes) -> int:
     left = memoryview(data)
     while left:

@@ -3,12 +3,10 @@
 A prompt is kept in its two parts. Members of a group share the first, which holds the chunk, so
 only one of them has it and the others say who. Which text a token is stands beside the turns,
 for the tokens that occur: a trace can be looked at where nobody has the tokenizer. Above:
-rollout.archive; beside: trace, whose lines these become.
+rollout.archive, eval.readings and programs.ask; beside: trace, whose lines these become.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from notepad_jax.reading.trace import Kept, Spool, TurnRecord
 from notepad_jax.text.tokenizer import Tokenizer
@@ -37,14 +35,20 @@ class Pieces:
         return self._known[token]
 
 
-def kept(turns: Iterable[Turn], pieces: Pieces, shared_of: int | None = None) -> Kept:
-    """Returns the turns for `TraceFile.add`.
+class Turns:
+    """The turns of a reading, taken down as they come.
 
     `shared_of` is the number of the reading, of the same group, that has the shared parts of
     the prompts; None: they are kept here.
     """
-    spool, found = Spool(), set()
-    for turn in turns:
+
+    def __init__(self, pieces: Pieces, shared_of: int | None = None) -> None:
+        self._pieces, self._shared_of = pieces, shared_of
+        self._spool, self._found = Spool(), set()
+
+    def add(self, turn: Turn) -> None:
+        """Appends a turn."""
+        shared_of = self._shared_of
         record = TurnRecord(
             chunk=turn.chunk,
             kind=turn.kind.value,
@@ -56,6 +60,9 @@ def kept(turns: Iterable[Turn], pieces: Pieces, shared_of: int | None = None) ->
             tokens=turn.completion.tokens.tolist(),
             logprobs=[round(float(x), PLACES) for x in turn.completion.behaviour_logprobs],
         )
-        found.update(record.shared, record.tail, record.tokens)
-        spool.add(record)
-    return Kept(spool, {token: pieces[token] for token in sorted(found)})
+        self._found.update(record.shared, record.tail, record.tokens)
+        self._spool.add(record)
+
+    def kept(self) -> Kept:
+        """Returns all that was added, for `TraceFile.add`, once."""
+        return Kept(self._spool, {token: self._pieces[token] for token in sorted(self._found)})

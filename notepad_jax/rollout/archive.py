@@ -15,7 +15,7 @@ import numpy as np
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.trace import Kept, MemoryChange, Spool, TraceFile
-from notepad_jax.reading.turns import Pieces, kept
+from notepad_jax.reading.turns import Pieces, Turns
 from notepad_jax.types import NO_TOKENS, Finish, Group, Trajectory
 
 FILE = "trajectories.jsonl"
@@ -35,10 +35,10 @@ def append(
         for k, trajectory in enumerate(group.trajectories):
             told = record(group, trajectory, step)
             told["advantage"] = float(advantages[number][k]) if len(advantages) else None
-            whole = None
+            kept = None
             if number < turns:
-                whole = turns_kept(trajectory, group.trajectories[0], pieces, first)
-            file.add(told, Spool(changes(trajectory, reader)), whole)
+                kept = turns_kept(trajectory, group.trajectories[0], pieces, first)
+            file.add(told, Spool(changes(trajectory, reader)), kept)
 
 
 def turns_kept(trajectory: Trajectory, first: Trajectory, pieces: Pieces, number: int) -> Kept:
@@ -50,8 +50,10 @@ def turns_kept(trajectory: Trajectory, first: Trajectory, pieces: Pieces, number
     same = len(trajectory.turns) == len(first.turns) and all(
         np.array_equal(one.prompt.shared, other.prompt.shared) for one, other in pairs
     )
-    there = same and trajectory is not first
-    return kept(trajectory.turns, pieces, number if there else None)
+    turns = Turns(pieces, number if same and trajectory is not first else None)
+    for turn in trajectory.turns:
+        turns.add(turn)
+    return turns.kept()
 
 
 def sample(group: Group, reader: Reader) -> str:

@@ -111,6 +111,7 @@ def test_the_command_prints_and_opens(run, capsys, monkeypatch):
 
 def test_the_commands_of_the_page_about_traces_work(run):
     evaluation(Path("runs/eval/readings.jsonl"))
+    evaluation(Path("asked.jsonl"))
     training(Path("runs/other/trajectories.jsonl"))
     page = (ROOT / "docs/traces.md").read_text(encoding="utf-8")
     commands = "".join(re.findall(r"^```\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)).splitlines()

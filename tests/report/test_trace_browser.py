@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from benchmarks.chromium import CHROMIUM, Browser
 from notepad_jax.reading.trace import Trace
 from notepad_jax.report import trace_page
 from notepad_jax.report.trace_page import Source
-from tests.report.chromium import CHROMIUM, Browser
 from tests.report.made_traces import endless, evaluation, hostile, training
 
 pytestmark = [
@@ -195,12 +195,14 @@ def test_nothing_that_was_read_or_written_breaks_the_page(shown, tmp_path):
     assert browser.ask("document.title") == "made"
     assert browser.ask("document.querySelectorAll('img, #detail script').length") == 0
     said = text(browser, "#detail")
-    assert "<script>" in said and "␛]0;owned␇" in said and "⟨2028⟩⟨2029⟩⟨202E⟩" in said
+    assert "<script>" in said and "⟨1B⟩]0;owned⟨07⟩" in said and "⟨2028⟩⟨2029⟩⟨202E⟩" in said
     assert not browser.ask(r"/[\0-\x08\x0b-\x1f\u202e\u2028]/.test(document.body.textContent)")
 
 
 def test_thousands_of_turns_open_at_once_and_stay_few_in_memory(shown, tmp_path):
-    browser = shown(endless(tmp_path / "long.jsonl"))
+    browser = shown(endless(tmp_path / "long.jsonl"), address="#turn=2500")
+    turned(browser, 2500)
+    assert text(browser, "#turns .chosen .asked") == "chunk 2,500"  # in sight at once
     loaded = [address for address in browser.requests if "/data/" in address]
     assert len(loaded) <= 3  # the index, the head and one block of memories
     assert browser.ask("document.querySelectorAll('*').length") < 600

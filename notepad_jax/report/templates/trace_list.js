@@ -35,13 +35,13 @@ function listOf(box, height, { draw, choose, open }) {
 
   function refresh() {
     first = -1;
-    inner.style.height = items.length * height + "px";
     place();
   }
 
   // Shows a row as chosen, and brings it into sight.
   function point(k) {
     chosen = k;
+    inner.style.height = items.length * height + "px"; // there is room to scroll
     if (k >= 0) {
       const above = k * height, below = above + height - box.clientHeight;
       if (box.scrollTop > above) box.scrollTop = above;

@@ -10,11 +10,8 @@ const UNSEEN = new RegExp(
   "\\u2060-\\u2069\\ufeff\\ufff9-\\ufffb]", "g");
 
 function visible(text) {
-  return String(text).replace(UNSEEN, (one) => {
-    const code = one.charCodeAt(0);
-    if (code < 32) return String.fromCharCode(0x2400 + code);
-    return "⟨" + code.toString(16).toUpperCase().padStart(4, "0") + "⟩";
-  });
+  return String(text).replace(UNSEEN, (one) =>
+    "⟨" + one.charCodeAt(0).toString(16).toUpperCase().padStart(2, "0") + "⟩");
 }
 
 // A new element with a text in it, put under another.
