@@ -93,7 +93,8 @@ class Reader:
         A text or a path names a UTF-8 text file; for a text in memory give
         `notepad_jax.TextDocument(text)`, or anything with a method `pieces()` that yields text
         from the beginning. The reading, turn by turn, is appended to the file `trace`, of which
-        `notepad-jax trace` makes a page. Interrupted, the reading ends and the reader is ready for another.
+        `notepad-jax trace` makes a page. Interrupted, the reading ends and the reader is
+        ready for another.
         Raises ValueError for a document or a question that cannot be read, and CompleterFailed.
         """
         return self._loop.run(self._reading(document, question, trace))

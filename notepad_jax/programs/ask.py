@@ -171,7 +171,7 @@ def _append(
     told = {
         "question": question,
         "task_id": _name(document),
-        "source": subject.label,
+        "source": subject.name,
         "answer": answer.answer,
         "status": "truncated" if answer.truncated else "answered",
         "turns": answer.chunks + 1,
