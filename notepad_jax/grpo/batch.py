@@ -125,6 +125,24 @@ def with_advantages(batch: TrainBatch, advantages: Sequence[np.ndarray]) -> Trai
     return dataclasses.replace(batch, advantages=found_BT)
 
 
+def proximal_of(
+    batch: TrainBatch, groups: Sequence[Group], mask_truncated: bool
+) -> list[np.ndarray]:
+    """Returns the proximal logprobs of every turn of `groups`, the batch's first ones, in order.
+
+    Each float32 [completion tokens], empty for a turn that nothing is learnt from.
+    """
+    turns = [turn for group in groups for one in group.trajectories for turn in one.turns]
+    learnt = [_teaches(turn, mask_truncated) for turn in turns]
+    turn_N, values_N = batch.turn.reshape(-1), batch.proximal_logprobs.reshape(-1)
+    # Only completion tokens have a turn, and a completion lies in one piece.
+    places = np.flatnonzero((turn_N >= 0) & (turn_N < sum(learnt)))
+    by_turn = places[np.argsort(turn_N[places], kind="stable")]
+    ends = np.cumsum(np.bincount(turn_N[by_turn], minlength=sum(learnt)))
+    pieces = iter(np.split(values_N[by_turn], ends[:-1]))
+    return [next(pieces) if one else np.zeros(0, np.float32) for one in learnt]
+
+
 def _private(turn: Turn) -> int:
     """Tokens of a turn that it shares with no other: rest of the prompt, completion."""
     return len(turn.prompt.tail) + len(turn.completion.tokens)
@@ -152,10 +170,15 @@ def _learnable(
                         f"logprobs for {made} completion tokens; the completer must report "
                         "one for each, the stop token included"
                     )
-                if made and not (mask_truncated and completion.finish is Finish.LENGTH):
+                if _teaches(turn, mask_truncated):
                     yield _Turn(turn, advantage, number, trajectories, prompt)
                     number += 1
             trajectories += 1
+
+
+def _teaches(turn: Turn, mask_truncated: bool) -> bool:
+    cut = mask_truncated and turn.completion.finish is Finish.LENGTH
+    return bool(len(turn.completion.tokens)) and not cut
 
 
 def _bundles(turns: Sequence[_Turn], share_prefixes: bool) -> list[list[_Turn]]:

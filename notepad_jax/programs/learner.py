@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.checkpoint.training_state import Saved
-from notepad_jax.grpo import algorithm, update
+from notepad_jax.grpo import algorithm, batch, update
 from notepad_jax.grpo.algorithm import Algorithm
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer, schedule
 from notepad_jax.grpo.settings import UpdateSettings
@@ -43,6 +43,9 @@ class Learner:
     state: TrainState
     frozen: Any  # leaves that are not trained; empty where all are
     reference: Any  # the starting policy, for KL; empty where none is asked for
+    told: int = 0  # groups of a rollout of which `proximal` tells
+    # The trainer's logprobs of each of their turns, before the last rollout was learnt from.
+    proximal: Sequence[np.ndarray] = ()
 
 
 def settings_of(config: ConfigDict) -> tuple[Algorithm, UpdateSettings, OptimizerSettings]:
@@ -88,7 +91,8 @@ def prepare(config: ConfigDict, policy: PolicyConfig, params: Any) -> Learner:
         reference = parameters.join(frozen, _cast_copy(trained, dtype=policy.dtype))
     rate = schedule(optimizer_settings, optimizer_settings.learning_rate)
     state = start(trained, optimizer)
-    return Learner(policy, plan, settings, optimizer, rate, state, frozen, reference)
+    told = config.rollout.archive_turns
+    return Learner(policy, plan, settings, optimizer, rate, state, frozen, reference, told)
 
 
 def partition(
@@ -125,6 +129,7 @@ def learn(learner: Learner, groups: Sequence[Group], share: float) -> tuple[dict
         reference=functools.partial(_logprobs, learner, learner.reference),
     )  # fmt: skip
     before = plan.needs_proximal(learner.settings)
+    learner.proximal = _told(learner, groups, batches) if before else ()
     effective = algorithm.effective_share(batches) if before else 1.0
     scale = plan.rate_scale(share, effective)
     learner.state, learnt = update.learn(
@@ -142,6 +147,19 @@ def learn(learner: Learner, groups: Sequence[Group], share: float) -> tuple[dict
         "update/prefix_tokens_saved": sum(s.prefix_tokens_saved for s in stats),
         "update/fill": tokens / places,
     }, tokens
+
+
+def _told(
+    learner: Learner, groups: Sequence[Group], batches: Sequence[TrainBatch]
+) -> list[np.ndarray]:
+    """Returns the proximal logprobs of each turn of the first groups, for people to look at."""
+    found: list[np.ndarray] = []
+    cut = algorithm.parts_of(len(groups), learner.plan.minibatches)
+    for part, one in zip(cut, batches, strict=True):
+        first = groups[part.start : min(part.stop, learner.told)]
+        if first:
+            found += batch.proximal_of(one, first, learner.plan.mask_truncated)
+    return found
 
 
 def _sampler_gap(batches: Sequence[TrainBatch]) -> dict[str, float]:

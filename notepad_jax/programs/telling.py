@@ -93,7 +93,8 @@ def telling(
             log.write(step, metrics, timings, rollouts.account(before, rollout), texts)
             kept = rollout.batch[: config.rollout.archive]
             found = _advantages(config, rollout.batch)[: len(kept)]
-            archive.append(archived, kept, reader, step, found, config.rollout.archive_turns)
+            turns = config.rollout.archive_turns
+            archive.append(archived, kept, reader, step, found, turns, rollout.proximal)
             for one in rollout.failed:
                 screen.say(f"step {step}: nothing is learnt from one group: {one}")
 

@@ -49,6 +49,7 @@ class TurnRecord:
     tail: Sequence[int]  # the rest of the prompt
     tokens: Sequence[int]  # of the completion
     logprobs: Sequence[float]  # of the sampler, one a token of the completion
+    proximal: Sequence[float] = ()  # of the trainer, the same; empty where it computed none
 
 
 class Spool:

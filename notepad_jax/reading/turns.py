@@ -8,6 +8,10 @@ rollout.archive, eval.readings and programs.ask; beside: trace, whose lines thes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from notepad_jax.reading.trace import Kept, Spool, TurnRecord
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import Turn
@@ -46,8 +50,8 @@ class Turns:
         self._pieces, self._shared_of = pieces, shared_of
         self._spool, self._found = Spool(), set()
 
-    def add(self, turn: Turn) -> None:
-        """Appends a turn."""
+    def add(self, turn: Turn, proximal: Sequence[float] | np.ndarray = ()) -> None:
+        """Appends a turn, with the trainer's logprobs where they are known."""
         shared_of = self._shared_of
         record = TurnRecord(
             chunk=turn.chunk,
@@ -58,7 +62,8 @@ class Turns:
             shared_of=shared_of,
             tail=turn.prompt.tail.tolist(),
             tokens=turn.completion.tokens.tolist(),
-            logprobs=[round(float(x), PLACES) for x in turn.completion.behaviour_logprobs],
+            logprobs=_rounded(turn.completion.behaviour_logprobs),
+            proximal=_rounded(proximal),
         )
         self._found.update(record.shared, record.tail, record.tokens)
         self._spool.add(record)
@@ -66,3 +71,7 @@ class Turns:
     def kept(self) -> Kept:
         """Returns all that was added, for `TraceFile.add`, once."""
         return Kept(self._spool, {token: self._pieces[token] for token in sorted(self._found)})
+
+
+def _rounded(logprobs: Sequence[float] | np.ndarray) -> list[float]:
+    return [round(float(x), PLACES) for x in logprobs]

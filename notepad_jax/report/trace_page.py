@@ -36,6 +36,7 @@ Put = Callable[[str, bytes], None]  # takes a file of the page: its path there, 
 COLUMNS = (
     "file", "source", "question", "task", "group", "asked", "step", "sample", "status", "reward",
     "answer", "turns", "length", "version", "staleness", "advantage", "lost", "changes", "kept",
+    "gap",
 )  # fmt: skip
 
 
@@ -85,6 +86,7 @@ def make(
                 "asked": asked[same],
                 "changes": len(whole.memories),
                 "kept": bool(whole.turns),
+                "gap": max((g for g in map(_gap, whole.turns) if g is not None), default=None),
             }
             rows.append([fields[name] for name in COLUMNS])
             turns += fields["turns"] or 0
@@ -180,19 +182,25 @@ def _change(change: MemoryChange, recall: Recall) -> list[Any]:
 
 
 def _turn(turn: TurnRecord, first: int, shared: int) -> list[Any]:
-    """[chunk, kind, version, finish, tokens, mean and least logprob, prompt tokens, whose]."""
+    """[chunk, kind, version, finish, tokens, mean and least logprob, prompt tokens, whose, gap]."""
     said = turn.logprobs
     mean = round(sum(said) / len(said), 4) if said else None
     whose = None if turn.shared_of is None else first + turn.shared_of
     length = shared + len(turn.tail)
     return [
         turn.chunk, turn.kind, turn.version, turn.finish, len(turn.tokens), mean,
-        min(said, default=None), length, whose,
+        min(said, default=None), length, whose, _gap(turn),
     ]  # fmt: skip
 
 
+def _gap(turn: TurnRecord) -> float | None:
+    """How far the trainer's logprobs are from the sampler's, at most; None where it has none."""
+    pairs = zip(turn.proximal, turn.logprobs, strict=False)
+    return max((round(abs(ours - theirs), 4) for ours, theirs in pairs), default=None)
+
+
 def _long(turn: TurnRecord) -> list[Any]:
-    return [turn.shared, turn.tail, turn.tokens, turn.logprobs]
+    return [turn.shared, turn.tail, turn.tokens, turn.logprobs, turn.proximal]
 
 
 # ---------------------------------------------------------------- data

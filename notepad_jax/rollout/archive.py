@@ -23,12 +23,14 @@ FILE = "trajectories.jsonl"
 
 def append(
     file: TraceFile, groups: Sequence[Group], reader: Reader, step: int,
-    advantages: Sequence[np.ndarray], turns: int,
+    advantages: Sequence[np.ndarray], turns: int, proximal: Sequence[np.ndarray] = (),
 ) -> None:  # fmt: skip
     """Appends all trajectories of `groups`, and of the first `turns` groups their turns.
 
-    `advantages` [G] of each group, or of no group: where they are not known.
+    `advantages` [G] of each group, or of no group: where they are not known. `proximal`: the
+    trainer's logprobs of each turn of the first groups, in order, as far as they are known.
     """
+    recomputed = iter(proximal)
     pieces = Pieces(reader.tokenizer)
     for number, group in enumerate(groups):
         first = len(file)
@@ -37,11 +39,14 @@ def append(
             told["advantage"] = float(advantages[number][k]) if len(advantages) else None
             kept = None
             if number < turns:
-                kept = turns_kept(trajectory, group.trajectories[0], pieces, first)
+                kept = turns_kept(trajectory, group.trajectories[0], pieces, first, recomputed)
             file.add(told, Spool(changes(trajectory, reader)), kept)
 
 
-def turns_kept(trajectory: Trajectory, first: Trajectory, pieces: Pieces, number: int) -> Kept:
+def turns_kept(
+    trajectory: Trajectory, first: Trajectory, pieces: Pieces, number: int,
+    proximal: Iterator[np.ndarray],
+) -> Kept:  # fmt: skip
     """Returns a trajectory's turns; what its prompts share with those of `first` is kept there.
 
     `number` is the one that `first` has in the file.
@@ -52,7 +57,7 @@ def turns_kept(trajectory: Trajectory, first: Trajectory, pieces: Pieces, number
     )
     turns = Turns(pieces, number if same and trajectory is not first else None)
     for turn in trajectory.turns:
-        turns.add(turn)
+        turns.add(turn, next(proximal, ()))
     return turns.kept()
 
 

@@ -24,7 +24,10 @@ def turn(chunk: int, kind: str = "update", version: int = 3, shared_of: int | No
     tokens = [1, said, 3, 4]
     shared = () if shared_of is not None else (300, 5, chunk)
     logprobs = [-0.1, -2.5, -0.0, -1.0]
-    return TurnRecord(chunk, kind, version, "stop", shared, shared_of, (5, 6), tokens, logprobs)
+    theirs = [-0.1, -2.4, -0.0, -1.0] if chunk == 1 else []
+    return TurnRecord(
+        chunk, kind, version, "stop", shared, shared_of, (5, 6), tokens, logprobs, theirs
+    )
 
 
 def training(path: Path, turns: int = 4, groups: int = 1) -> Path:

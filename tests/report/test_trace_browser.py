@@ -124,10 +124,13 @@ def test_tokens_prompts_and_colours_where_the_trace_has_them(shown, tmp_path):
     assert shared.startswith("<|im_start|> who?Rex")  # which sample 0 of its group has
     assert own.startswith(" who?") and "⟨202E⟩" in own
     offered = texts(browser, "select[name=by-colour] option")
-    assert offered == ["no colours"] + [
-        f"colour by {name}" for name in ("reward", "advantage", "staleness", "logprob")
-    ]
-    for name, painted in (("advantage", "#readings .shaded"), ("logprob", ".tokens .shaded")):
+    names = ["reward", "advantage", "staleness", "logprob", "logprob gap"]
+    assert offered == ["no colours", *(f"colour by {name}" for name in names)]
+    for name, painted in (
+        ("advantage", "#readings .shaded"),
+        ("logprob gap", ".tokens .shaded"),
+        ("logprob", ".tokens .shaded"),
+    ):
         browser.ask(
             "(() => { const one = document.querySelector('select[name=by-colour]');"
             f"one.value = '{name}'; one.dispatchEvent(new Event('change')); }})()"

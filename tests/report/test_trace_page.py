@@ -56,7 +56,10 @@ def test_every_memory_and_every_turn_arrives_at_the_place_that_the_head_names(ma
             for turn, (*told, block, place) in zip(whole.turns, head["turns"], strict=True):
                 file, long = parts[f"t{number}.{block}"]
                 assert file == trace_page.PART.format(head["turn_files"][block])
-                assert long[place] == [turn.shared, turn.tail, turn.tokens, turn.logprobs]
+                assert long[place] == [
+                    turn.shared, turn.tail, turn.tokens, turn.logprobs, turn.proximal,
+                ]  # fmt: skip
+                assert told[9] == (0.1 if turn.chunk == 1 else None)  # the largest gap
                 assert told[0] == turn.chunk and told[7] == 5  # 3 shared, wherever, and 2
 
 

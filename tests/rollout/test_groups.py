@@ -93,6 +93,16 @@ def test_turns_are_kept_token_by_token_and_what_a_group_shares_once(tmp_path):
     assert said.strip() == "bob"
 
 
+def test_the_trainers_logprobs_stand_beside_the_samplers_as_far_as_they_are_known(tmp_path):
+    one = group(1, 0)
+    turns = [turn for trajectory in one.trajectories for turn in trajectory.turns]
+    known = [np.full(len(turn.completion.tokens), -k - 0.5) for k, turn in enumerate(turns[:3])]
+    with TraceFile(tmp_path / archive.FILE) as file:
+        archive.append(file, [one], READER, 1, [], 1, known)
+        kept = [turn for number in (0, 1) for turn in file.whole(number).turns]
+    assert [turn.proximal for turn in kept] == [list(one) for one in known] + [[]]
+
+
 def test_members_that_share_nothing_keep_their_own_prompts(tmp_path):
     one = group(1, 0)
     shorter = dataclasses.replace(one.trajectories[1].reading, turns=one.trajectories[1].turns[:1])

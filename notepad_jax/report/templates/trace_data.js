@@ -65,8 +65,8 @@ const trace = (() => {
     const changes = told.changes.map(([chunk, tokens, seconds, share, held, sum, block, place]) =>
       ({ chunk, tokens, seconds, share, held, sum, block, place }));
     const turns = told.turns.map(
-      ([chunk, kind, version, finish, tokens, mean, least, prompt, whose, block, place]) =>
-        ({ chunk, kind, version, finish, tokens, mean, least, prompt, whose, block, place }));
+      ([chunk, kind, version, finish, tokens, mean, least, prompt, whose, gap, block, place]) =>
+        ({ chunk, kind, version, finish, tokens, mean, least, prompt, whose, gap, block, place }));
     const last = changes.length ? changes.at(-1).chunk + 2 : 1;
     return { reading, fields: told.fields, evidence: told.evidence, changes, turns,
       count: Math.max(reading.turns ?? last, last, 1), ...sources(n, told) };
@@ -80,8 +80,8 @@ const trace = (() => {
     }
     async function turn({ block, place }) {
       const long = (await get(told.turn_files[block], "t" + n + "." + block))[place];
-      const [shared, tail, tokens, logprobs] = long;
-      return { shared, tail, tokens, logprobs };
+      const [shared, tail, tokens, logprobs, proximal] = long;
+      return { shared, tail, tokens, logprobs, proximal };
     }
     const pieces = () => told.pieces === null ? {} : get(told.pieces, "p" + n);
     return { memory, turn, pieces };

@@ -19,7 +19,10 @@ function shadesFor(readings) {
       (one) => one.staleness === null ? null : one.staleness / far.staleness,
       (turn, { fields }) => fields.step ? (fields.step - 1 - turn.version) / far.staleness : null,
       null],
-    ["logprob", kept, none, (turn) => turn.mean === null ? null : surprise(turn.mean), surprise],
+    ["logprob", kept, none, (turn) => turn.mean === null ? null : surprise(turn.mean),
+      (logprob) => surprise(logprob)],
+    ["logprob gap", readings.some((one) => one.gap !== null), (one) => apart(one.gap),
+      (turn) => apart(turn.gap), (logprob, proximal) => apart(proximal - logprob)],
   ];
   return all.filter(([, offered]) => offered)
     .map(([name, , reading, turn, token]) => ({ name, reading, turn, token }));
@@ -28,6 +31,12 @@ function shadesFor(readings) {
 // How surprising a logprob is: 0 certain, 1 at e^-4 and less.
 function surprise(logprob) {
   return Math.min(1, Math.max(0, -logprob / 4));
+}
+
+// How far sampler and trainer are apart: 0 at 1e-4 and less, 1 at 1 and more.
+function apart(gap) {
+  if (gap === null || gap === undefined || Number.isNaN(gap)) return null;
+  return Math.min(1, Math.max(0, Math.log10(Math.abs(gap) || 1e-9) / 4 + 1));
 }
 
 // Paints a thing by a shade; those with two ends go from wrong over nothing to right.
@@ -110,12 +119,14 @@ function filtersFor(form, readings, sources) {
 
 function number(value, places = 2) {
   if (value === null || value === undefined) return "";
-  return Number(value).toLocaleString("en", { maximumFractionDigits: places });
+  const words = Number(value).toLocaleString("en", { maximumFractionDigits: places });
+  return words === "-0" ? "0" : words;
 }
 
 function verdict(reading, under) {
   const right = reading.reward !== null && reading.reward >= 1;
-  const words = reading.reward === null ? reading.status ?? "" : number(reading.reward);
+  const told = reading.status === "answered" ? "" : reading.status ?? "";
+  const words = reading.reward === null ? told : number(reading.reward);
   if (words) el("b", right ? "right" : "wrong", words, under).title = "reward";
 }
 

@@ -16,6 +16,7 @@ trace.start(({ title, sources, readings }) => {
   const colour = select("colour", "no colours", shades.map((one) => one.name), form,
     (name) => "colour by " + name);
   colour.setAttribute("aria-label", "colour by");
+  colour.hidden = !shades.length;
   form.insertBefore(colour, form.querySelector("output"));
 
   const list = listOf(at("readings"), 58, {

@@ -79,15 +79,16 @@ function lightUp(box, evidence) {
 }
 
 // Tokens as they were sampled or shown, control pieces by their names, painted by `shade`.
-function tokensOf(ids, pieces, logprobs, shade, under) {
+function tokensOf(ids, pieces, under, shade, { logprobs, proximal } = {}) {
   const box = el("div", "text tokens", "", under);
   if (!ids.length) el("span", "dim", "(nothing)", box);
   return bounded(ids.map((id, k) => k), (k) => (pieces[ids[k]] ?? "?").length + 1, box, (k) => {
     const piece = pieces[ids[k]];
     const special = piece === undefined || /^<\|?[^<>\s]+\|?>$/.test(piece);
     const token = el("span", special ? "special" : "", piece ?? "⟨" + ids[k] + "⟩");
-    token.title = "id " + ids[k] + (logprobs ? ", logprob " + number(logprobs[k], 4) : "");
-    if (shade && logprobs) paint(token, shade.name, shade.token(logprobs[k]));
+    token.title = "id " + ids[k] + (logprobs ? ", logprob " + number(logprobs[k], 4) : "") +
+      (proximal?.length ? ", of the trainer " + number(proximal[k], 4) : "");
+    if (shade && logprobs) paint(token, shade.name, shade.token(logprobs[k], proximal[k]));
     return token;
   });
 }
@@ -98,10 +99,11 @@ async function sampled(head, kept, shade, under, another) {
   const facts = [number(kept.tokens) + " tokens", kept.finish === "length" ? "cut at the limit" : null,
     "policy version " + kept.version,
     kept.mean === null ? null : "mean logprob " + number(kept.mean, 3),
-    kept.least === null ? null : "least " + number(kept.least, 2)];
+    kept.least === null ? null : "least " + number(kept.least, 2),
+    kept.gap === null ? null : "largest gap to the trainer's " + number(kept.gap, 4)];
   const heading = el("h3", "", "Sampled", under);
   el("small", "", " " + facts.filter(Boolean).join(" · "), heading);
-  tokensOf(long.tokens, pieces, long.logprobs, shade?.token ? shade : null, under);
+  tokensOf(long.tokens, pieces, under, shade?.token ? shade : null, long);
   const row = el("p", "buttons", "", under);
   copier("copy ids", row, async () => long.tokens.join(" "));
   copier("copy text", row, async () => long.tokens.map((id) => pieces[id] ?? "").join(""));
@@ -129,8 +131,8 @@ function prompt(head, kept, under, headOf, state) {
     copier("copy text", row, async () => ids.map((id) => pieces[id] ?? "").join(""));
     el("small", "", number(shared.length) + " tokens that a group shares, " +
       number(long.tail.length) + " of its own", row);
-    tokensOf(shared, pieces, null, null, inner);
-    tokensOf(long.tail, pieces, null, null, inner).classList.add("own");
+    tokensOf(shared, pieces, inner, null);
+    tokensOf(long.tail, pieces, inner, null).classList.add("own");
   }
   box.addEventListener("toggle", fill);
   box.open = state.prompt;
