@@ -36,7 +36,7 @@ Put = Callable[[str, bytes], None]  # takes a file of the page: its path there, 
 COLUMNS = (
     "file", "source", "question", "task", "group", "asked", "step", "sample", "status", "reward",
     "answer", "turns", "length", "version", "staleness", "advantage", "lost", "changes", "kept",
-    "gap",
+    "gap", "method",
 )  # fmt: skip
 
 

@@ -91,6 +91,7 @@ def test_the_index_calls_a_thing_by_one_name_whoever_wrote_it(tmp_path):
     assert (second["sample"], second["advantage"], second["version"]) == (1, -0.5, 3)
     assert (read["length"], read["lost"], read["advantage"]) == (2048, "overwritten", None)
     assert first["kept"] and not read["kept"]
+    assert (first["method"], read["method"]) == (None, "notepad")
 
 
 def test_facts_are_looked_for_in_every_memory(tmp_path):

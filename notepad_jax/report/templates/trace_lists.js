@@ -79,7 +79,7 @@ function between(name, values, under) {
 // one of a reading.
 function filtersFor(form, readings, sources) {
   const under = form.querySelector("#choices");
-  const CHOICES = [["source", "any file", (k) => sources[k]], ["task", "any task"],
+  const CHOICES = [["source", "any file", (k) => sources[k]], ["task", "any task"], ["method", "any method"],
     ["status", "any status"], ["lost", "any fate of evidence"], ["length", "any length"],
     ["version", "any version"]];
   const RANGES = ["reward", "step", "turns", "advantage"];
@@ -134,6 +134,7 @@ function verdict(reading, under) {
 function who(reading, sources) {
   return [
     sources.length > 1 ? sources[reading.source] : null,
+    reading.method,
     reading.step === null ? null : "step " + reading.step,
     reading.sample === null ? null : "sample " + reading.sample,
   ].filter((one) => one !== null).join(" · ");
