@@ -81,6 +81,7 @@ def get_config() -> ConfigDict:
             max_staleness=0,
             max_failed_share=0.1,  # of a step's groups, whose readings failed; beyond, it stops
             archive=2,  # groups a step kept in trajectories.jsonl for people to read
+            archive_turns=1,  # of these, groups with every turn: exact prompts, tokens, logprobs
             # Local advantages: of a `share` of the groups learnt from, one update turn's prompt is
             # completed so many times more, and what these memories are worth is compared.
             local=ConfigDict(dict(samples=0, share=0.5, weight=0.5)),  # 0: off; 4 is LoGo-GRPO's
@@ -216,6 +217,8 @@ def get_config() -> ConfigDict:
             chunk_size=1024,  # tokens, at every length but the training length
             context=8192,  # document tokens that a method without a memory may show at once
             at_once=256,  # readings under way
+            archive_turns=0,  # readings of each method and length kept with every turn; the
+            # prompts of a reading are as long as its document, 6 bytes a token
             questions=256,  # per length
             questions_per_document=32,
             questions_longest=64,  # at 1m tokens and beyond

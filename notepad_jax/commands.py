@@ -29,6 +29,7 @@ from notepad_jax.programs import (
     quickstart,
     reading_list,
     subjects,
+    traces,
     train,
     trained,
     warmup,
@@ -115,8 +116,10 @@ def _ask(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     document = ask.FileDocument(None if arguments.file == "-" else Path(arguments.file))
+    if arguments.trace:
+        ask.check_trace(Path(arguments.trace))  # before any weight is loaded
     with Reader(config, screen) as reader:
-        answer = reader.read(document, arguments.question)
+        answer = reader.read(document, arguments.question, arguments.trace)
     where = ", ".join(f"{chunk:,}" for chunk, _ in answer.memories) or "none"
     text = (
         f"{answer.answer}\n"
@@ -124,6 +127,16 @@ def _ask(
         f"chunks that changed the memory: {where})"
     )
     return answer, text
+
+
+def _trace(
+    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
+) -> tuple[Any, str]:
+    made = traces.run(arguments.runs, arguments.out, screen)
+    asked = arguments.open or ("yes" if traces.may_open() and not arguments.json else "no")
+    if asked == "yes":
+        traces.show(made.page)
+    return made, traces.text(made)
 
 
 def _import_hf(
@@ -326,9 +339,11 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     sub.add_argument("file", help="a text file, or - for standard input")
     sub.add_argument("question")
+    sub.add_argument("--trace", metavar="FILE", help="append the reading, turn by turn, to this "
+                     "file, for `notepad-jax trace`")  # fmt: skip
     reader_options(sub)
 
-    def conversion(
+    def plain(
         name: str, run: Callable[..., tuple[Any, str]], short: str, long: str
     ) -> argparse.ArgumentParser:
         sub = commands.add_parser(
@@ -340,6 +355,27 @@ def build_parser() -> argparse.ArgumentParser:
         )
         sub.set_defaults(run=run, config=None, usual=None, parser=sub)
         sub.add_argument("--json", action="store_true", help="print one JSON object, no progress")
+        return sub
+
+    sub = plain(
+        "trace", _trace, "readings to look through, turn by turn, as a page",
+        "Makes a folder with a page of all readings of a run or an evaluation: what the memory\n"
+        "became after each chunk, word by word; the evidence in it; the exact prompts and what\n"
+        "was sampled, where they were kept; other samples, steps and runs beside it. Any browser\n"
+        "opens it from the disk, and no request leaves the machine. Two runs are compared.\n\n"
+        "examples: notepad-jax trace runs/quickstart\n"
+        "          notepad-jax trace runs/before runs/after --out compared --open no",
+    )  # fmt: skip
+    sub.add_argument("runs", nargs="+", metavar="RUN", help="runs/NAME, the folder of an "
+                     "evaluation, a trajectories.jsonl or a readings.jsonl")  # fmt: skip
+    sub.add_argument("--out", help="the page's folder (trace, in the run's)")
+    sub.add_argument("--open", choices=("yes", "no"), help="in a browser (yes, where there is a "
+                     "screen)")  # fmt: skip
+
+    def conversion(
+        name: str, run: Callable[..., tuple[Any, str]], short: str, long: str
+    ) -> argparse.ArgumentParser:
+        sub = plain(name, run, short, long)
         sub.add_argument("--overwrite", action="store_true", help="replace the policy there")
         return sub
 

@@ -84,19 +84,27 @@ class Reader:
             said = configuration.flat(changes or {}) | settings.lent(stack, None, memory_update)
             return cls(settings.to_read(source, step, config, said), screen)
 
-    def read(self, document: str | os.PathLike[str] | Document, question: str) -> ask.Answer:
+    def read(
+        self, document: str | os.PathLike[str] | Document, question: str,
+        trace: str | os.PathLike[str] | None = None,
+    ) -> ask.Answer:  # fmt: skip
         """Reads the document and answers the question.
 
         A text or a path names a UTF-8 text file; for a text in memory give
         `notepad_jax.TextDocument(text)`, or anything with a method `pieces()` that yields text
-        from the beginning. Interrupted, the reading ends and the reader is ready for another.
+        from the beginning. The reading, turn by turn, is appended to the file `trace`, of which
+        `notepad-jax trace` makes a page. Interrupted, the reading ends and the reader is
+        ready for another.
         Raises ValueError for a document or a question that cannot be read, and CompleterFailed.
         """
-        return self._loop.run(self._reading(document, question))
+        return self._loop.run(self._reading(document, question, trace))
 
-    async def aread(self, document: str | os.PathLike[str] | Document, question: str) -> ask.Answer:
+    async def aread(
+        self, document: str | os.PathLike[str] | Document, question: str,
+        trace: str | os.PathLike[str] | None = None,
+    ) -> ask.Answer:  # fmt: skip
         """As `read`, for coroutines; several at once share the engine."""
-        begun = self._loop.begun(self._reading(document, question))
+        begun = self._loop.begun(self._reading(document, question, trace))
         return await asyncio.wrap_future(begun)
 
     def close(self) -> None:
@@ -109,7 +117,10 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _reading(self, document: str | os.PathLike[str] | Document, question: str) -> Any:
+    def _reading(
+        self, document: str | os.PathLike[str] | Document, question: str,
+        trace: str | os.PathLike[str] | None,
+    ) -> Any:  # fmt: skip
         if not self._end.alive:
             raise ValueError("this reader was closed; load another one")
         if isinstance(document, str | os.PathLike):
@@ -121,7 +132,7 @@ class Reader:
             )
         return _read(
             self._open, self._subject, self._rules, self._sampling, document, question,
-            self._screen,
+            self._screen, None if trace is None else Path(trace),
         )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from notepad_jax import cli, waiting
 from notepad_jax.programs import configuration, subjects
 from notepad_jax.programs.ask import CannotRead
 from notepad_jax.reader import Reader
+from notepad_jax.reading.trace import Trace
 from tests import fakes
 from tests.programs.runs import ROOT
 from tests.reading.http_server import Server, good
@@ -68,6 +69,25 @@ def test_readings_share_a_completer_that_closing_closes(subject, tmp_path):
     assert (reading.chunks, reading.tokens) == (3, 12)
     with pytest.raises(ValueError, match="this reader was closed; load another one"):
         one.read(path, "who ?")
+
+
+def test_a_reading_is_appended_to_a_trace(subject, tmp_path):
+    path, trace = tmp_path / "story.txt", tmp_path / "new" / "asked.jsonl"
+    path.write_text(STORY)
+    with reader() as one:
+        for _ in range(2):
+            answer = one.read(path, "who ?", trace)
+        with pytest.raises(ValueError, match="story.txt is no trace: .*; name a new file"):
+            one.read(path, "who ?", path)
+    assert path.read_text() == STORY
+    with Trace(trace) as read:
+        assert len(read) == 2
+        whole = read.whole(1)
+    assert [(c.chunk + 1, c.memory) for c in whole.memories] == list(answer.memories)
+    assert [turn.kind for turn in whole.turns] == ["update"] * 3 + ["answer"]
+    said = "".join(whole.pieces[token] for token in whole.turns[-1].tokens[:-1])
+    assert said.strip() == answer.answer == whole.reading["answer"]
+    assert (whole.reading["source"], whole.reading["tokens"]) == ("a fake", 12)
 
 
 def test_in_a_running_loop_as_in_a_notebook_and_several_at_once(subject):

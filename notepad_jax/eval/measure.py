@@ -76,6 +76,7 @@ class Result:
     changes: int  # times that the memory changed
     document: str = ""  # as its item's
     answer_turns: int = 1  # of `turns`, those of the answer
+    evidence: tuple[str, ...] = ()  # the words of each fact that recall looks for
 
     @property
     def key(self) -> Key:
@@ -83,9 +84,11 @@ class Result:
 
 
 class Trace(Protocol):
-    """Takes down one reading's memories as they change (`reading.trace.Spool`)."""
+    """Takes down one reading: its memories as they change, and its turns (`readings.UnderWay`)."""
 
     def add(self, change: MemoryChange) -> None: ...
+
+    def turn(self, turn: Turn) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,6 +204,8 @@ class _Course:
     def turn(self, turn: Turn, memory: Tokens) -> None:
         self._turns += 1
         self._answers += turn.kind is TurnKind.ANSWER
+        if self._trace is not None:
+            self._trace.turn(turn)
         if not np.array_equal(memory, self._memory):
             self._memory = memory
             text = self._tokenizer.decode(memory)
@@ -243,6 +248,7 @@ class _Course:
             changes=self._changes,
             document=item.document,
             answer_turns=self._answers,
+            evidence=tuple(fact.text for fact in task.evidence),
         )
 
 

@@ -1,8 +1,8 @@
 """The readings of an evaluation on disk, as they end: what an interrupted one goes on from.
 
 `readings.jsonl` is a trace file (`reading.trace`): a line per finished reading, with the
-memories it went through. `identity.json` says what all readings of a folder have in common.
-Above: programs; beside: measure.
+memories it went through, and where it is asked for every turn. `identity.json` says what all
+readings of a folder have in common. Above: programs; beside: measure.
 """
 
 from __future__ import annotations
@@ -14,10 +14,27 @@ from typing import Any
 
 from notepad_jax.eval.measure import Item, Key, Result
 from notepad_jax.reading.trace import MemoryChange, Spool, TraceFile
+from notepad_jax.reading.turns import Pieces, Turns
 from notepad_jax.telemetry.identity import settle
-from notepad_jax.types import Finish
+from notepad_jax.types import Finish, Turn
 
 READINGS, IDENTITY = "readings.jsonl", "identity.json"
+
+
+class UnderWay:
+    """The trace of a reading that has not ended; `turns` is None where they are not kept."""
+
+    def __init__(self, turns: Turns | None = None) -> None:
+        self.memories, self.turns = Spool(), turns
+
+    def add(self, change: MemoryChange) -> None:
+        """Appends a change of the memory."""
+        self.memories.add(change)
+
+    def turn(self, turn: Turn) -> None:
+        """Appends a turn, where turns are kept."""
+        if self.turns is not None:
+            self.turns.add(turn)
 
 
 class Readings:
@@ -31,7 +48,9 @@ class Readings:
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         self._folder = folder
         settle(folder / IDENTITY, identity, "begin a run of another name")
-        self._under_way: dict[Key, Spool] = {}
+        self._under_way: dict[Key, UnderWay] = {}
+        self._pieces: Pieces | None = None
+        self._whole: set[Key] = set()  # whose turns are kept
         self._number: dict[Key, int] = {}
         self._done: dict[Key, Result] = {}
         self._file = TraceFile(folder / READINGS)
@@ -69,15 +88,23 @@ class Readings:
         """Returns every result, as they were written."""
         return list(self._done.values())
 
-    def trace_of(self, item: Item) -> Spool:
-        """Returns where the memories of a reading that begins now are written."""
-        spool = self._under_way[item.key] = Spool()
-        return spool
+    def keep_turns(self, items: Iterable[Item], pieces: Pieces) -> None:
+        """Has every turn of the readings of `items` kept, if they begin after this."""
+        self._pieces = pieces
+        self._whole.update(item.key for item in items)
+
+    def trace_of(self, item: Item) -> UnderWay:
+        """Returns where a reading that begins now is taken down."""
+        turns = Turns(self._pieces) if self._pieces and item.key in self._whole else None
+        trace = self._under_way[item.key] = UnderWay(turns)
+        return trace
 
     def add(self, result: Result) -> None:
         """Writes a finished reading and its memories."""
         fields = told(result)
-        number = self._file.add(fields, self._under_way.pop(result.key, None) or Spool())
+        trace = self._under_way.pop(result.key, None) or UnderWay()
+        kept = trace.turns.kept() if trace.turns is not None else None
+        number = self._file.add(fields, trace.memories, kept)
         self._done[result.key], self._number[result.key] = result, number
 
     def trace(self, result: Result) -> Iterator[MemoryChange]:
@@ -101,5 +128,5 @@ def told(result: Result) -> dict[str, Any]:
 
 def understood(fields: Mapping[str, Any]) -> Result:
     """Returns the result that `told` told. Raises ValueError, KeyError or TypeError for others."""
-    said = {**fields, "gold": tuple(fields["gold"]), "finish": Finish(fields["finish"])}
-    return Result(**said)
+    said = {name: tuple(fields[name]) for name in ("gold", "evidence") if name in fields}
+    return Result(**{**fields, **said, "finish": Finish(fields["finish"])})

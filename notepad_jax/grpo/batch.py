@@ -144,6 +144,28 @@ def without(
     return dataclasses.replace(batch, weights=weights_BT, denominator=denominator)
 
 
+def proximal_of(
+    batch: TrainBatch, groups: Sequence[Group], mask_truncated: bool
+) -> list[np.ndarray]:
+    """Returns the proximal logprobs of every turn of `groups`, the batch's first ones, in order.
+
+    Each float32 [completion tokens], empty for a turn that nothing is learnt from.
+    """
+    readings = [one.reading for group in groups for one in group.trajectories]
+    learnt = [
+        _teaches(turn, mask_truncated and cut)
+        for reading in readings
+        for turn, cut in zip(reading.turns, reading.cut, strict=True)
+    ]
+    turn_N, values_N = batch.turn.reshape(-1), batch.proximal_logprobs.reshape(-1)
+    # Only completion tokens have a turn, and a completion lies in one piece.
+    places = np.flatnonzero((turn_N >= 0) & (turn_N < sum(learnt)))
+    by_turn = places[np.argsort(turn_N[places], kind="stable")]
+    ends = np.cumsum(np.bincount(turn_N[by_turn], minlength=sum(learnt)))
+    pieces = iter(np.split(values_N[by_turn], ends[:-1]))
+    return [next(pieces) if one else np.zeros(0, np.float32) for one in learnt]
+
+
 def _private(turn: Turn) -> int:
     """Tokens of a turn that it shares with no other: rest of the prompt, completion."""
     return len(turn.prompt.tail) + len(turn.completion.tokens)
@@ -171,10 +193,14 @@ def _learnable(
                         f"logprobs for {made} completion tokens; the completer must report "
                         "one for each, the stop token included"
                     )
-                if made and not (mask_truncated and cut):
+                if _teaches(turn, mask_truncated and cut):
                     yield _Turn(turn, advantage, number, trajectories, prompt)
                     number += 1
             trajectories += 1
+
+
+def _teaches(turn: Turn, masked: bool) -> bool:
+    return bool(len(turn.completion.tokens)) and not masked
 
 
 def _bundles(turns: Sequence[_Turn], share_prefixes: bool) -> list[list[_Turn]]:

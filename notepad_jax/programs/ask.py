@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from notepad_jax.eval.readings import UnderWay
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
+from notepad_jax.reading.trace import MemoryChange, TraceFile, check
+from notepad_jax.reading.turns import Pieces, Turns
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import ChunkedDocument
 from notepad_jax.types import Completer, Document, Finish, TurnKind
@@ -100,13 +103,16 @@ async def ask(
     document: Document,
     question: str,
     screen: Screen,
+    trace: Path | None = None,
 ) -> Answer:
-    """Reads the document and answers.
+    """Reads the document and answers; appends the reading, turn by turn, to the file `trace`.
 
     Raises ValueError for a question that is empty or too long, CannotRead for a document that
     is empty (and FileDocument's problems), and CompleterFailed.
     """
     tokenizer, template = subject.tokenizer, subject.template
+    if trace is not None:
+        check_trace(trace)
     asked = memory_agent.encode_question(tokenizer, question, rules.max_question)
     if not len(asked):
         raise ValueError("the question is empty; ask something, for example 'code of Ada ?'")
@@ -117,29 +123,63 @@ async def ask(
         raise CannotRead(f"{_name(document)} is empty; there is nothing to read") from None
 
     bar = screen.bar("reading", _size(document), "bytes")
+    course = UnderWay(Turns(Pieces(tokenizer)) if trace is not None else None)
     seen = 0
     memories: list[Memory] = []
     shown = tokenizer.decode(template.no_memory)
     state = memory_agent.start(asked, chunks)
     async for turn, after in memory_agent.read(completer, template, rules, state, sampling):
+        course.turn(turn)
         if turn.kind is not TurnKind.UPDATE:
             continue
         memory = tokenizer.decode(template.shown_memory(after.memory_tokens))
         if memory != shown:
             shown = memory
             memories.append(Memory(turn.chunk + 1, memory))
+            course.add(MemoryChange(turn.chunk, memory, len(after.memory_tokens)))
             screen.say(f"chunk {turn.chunk + 1:,}: {memory}")
         read = document.bytes_read if isinstance(document, FileDocument) else 0
         bar.advance(read - seen, tokens=chunks.tokens_read, memory=shown)
         seen = read
     bar.finish()
-    return Answer(
+    answer = Answer(
         answer=tokenizer.decode(memory_agent.answered(after)),
         truncated=turn.completion.finish is not Finish.STOP,
         chunks=chunks.total_chunks,
         tokens=chunks.tokens_read,
         memories=tuple(memories),
     )
+    if trace is not None:
+        made = answer.chunks + after.contexts
+        _append(trace, subject, document, question, answer, made, course)
+    return answer
+
+
+def check_trace(path: Path) -> None:
+    """Raises ValueError for a file to which no reading can be appended."""
+    if not path.exists():
+        return
+    try:
+        check(path)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{error}; name a new file, or one that a trace was written to") from None
+
+
+def _append(
+    path: Path, subject: Subject, document: Document, question: str, answer: Answer, turns: int,
+    course: UnderWay,
+) -> None:  # fmt: skip
+    told = {
+        "question": question,
+        "task_id": _name(document),
+        "source": subject.name,
+        "answer": answer.answer,
+        "status": "truncated" if answer.truncated else "answered",
+        "turns": turns,
+        "tokens": answer.tokens,
+    }
+    with TraceFile(path) as file:
+        file.add(told, course.memories, course.turns.kept() if course.turns else None)
 
 
 def _name(document: Document) -> str:

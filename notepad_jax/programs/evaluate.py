@@ -30,6 +30,7 @@ from notepad_jax.programs.reading_list import SYNTHETIC, Job
 from notepad_jax.programs.subjects import Subject, counter
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.turns import Pieces
 from notepad_jax.report import evaluation_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
@@ -68,7 +69,7 @@ _ALSO = ("dtype", "kernels", "engine.cache_dtype", "data.tokens")  # the last: h
 # What may change between two halves of an evaluation: how much is read, and how fast.
 _FREE = (
     "lengths", "lengths_before", "usual_lengths", "methods", "repeats", "samples",
-    "usual_samples", "tasks", "at_once", "train_length",
+    "usual_samples", "tasks", "at_once", "train_length", "archive_turns",
 )  # fmt: skip
 
 
@@ -108,6 +109,9 @@ async def _read(
     excerpts = methods.Excerpts(subject.tokenizer, e.context)
     left = [(job, readings.missing(job.items)) for job in planned]
     left = [(job, items) for job, items in left if items]
+    pieces = Pieces(subject.tokenizer)
+    for job in planned:
+        readings.keep_turns(job.items[: e.archive_turns], pieces)
     failures: list[Exception] = []  # the first; more would keep their readings alive
 
     def on_failure(failure: Exception) -> None:

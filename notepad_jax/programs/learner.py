@@ -19,7 +19,15 @@ from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.checkpoint.training_state import Saved
-from notepad_jax.grpo import advantages, algorithm, entropy_gate, forward, shares, update
+from notepad_jax.grpo import (
+    advantages,
+    algorithm,
+    batch,
+    entropy_gate,
+    forward,
+    shares,
+    update,
+)
 from notepad_jax.grpo.algorithm import Algorithm
 from notepad_jax.grpo.entropy_gate import Gate
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer, schedule
@@ -45,6 +53,9 @@ class Learner:
     state: TrainState
     frozen: Any  # leaves that are not trained; empty where all are
     reference: Any  # the starting policy, for KL; empty where none is asked for
+    told: int = 0  # groups of a rollout of which `proximal` tells
+    # The trainer's logprobs of each of their turns, before the last rollout was learnt from.
+    proximal: Sequence[np.ndarray] = ()
     gate: Gate = entropy_gate.OPEN  # on failures of turns that are unsure already
     # Of kinds of tasks, over rollouts; empty where `plan.scale_memory` is 0 or cannot act.
     scales: advantages.Scales = dataclasses.field(default_factory=dict)
@@ -96,7 +107,8 @@ def prepare(config: ConfigDict, policy: PolicyConfig, params: Any) -> Learner:
         reference = parameters.join(frozen, _cast_copy(trained, dtype=policy.dtype))
     rate = schedule(optimizer_settings, optimizer_settings.learning_rate)
     state = start(trained, optimizer)
-    return Learner(policy, plan, settings, optimizer, rate, state, frozen, reference)
+    told = config.rollout.archive_turns
+    return Learner(policy, plan, settings, optimizer, rate, state, frozen, reference, told)
 
 
 def partition(
@@ -146,6 +158,7 @@ def learn(
         scales=scales,
     )  # fmt: skip
     before = plan.needs_proximal(learner.settings)
+    learner.proximal = _to_look_at(learner, groups, batches) if before else ()
     effective = algorithm.effective_share(batches) if before else 1.0
     scale = plan.rate_scale(share, effective)
     gate, guarded, taught = learner.gate, {}, batches
@@ -172,6 +185,19 @@ def learn(
         "update/prefix_tokens_saved": sum(s.prefix_tokens_saved for s in stats),
         "update/fill": tokens / places,
     }, tokens
+
+
+def _to_look_at(
+    learner: Learner, groups: Sequence[Group], batches: Sequence[TrainBatch]
+) -> list[np.ndarray]:
+    """Returns the proximal logprobs of each turn of the first groups, for people to look at."""
+    found: list[np.ndarray] = []
+    cut = algorithm.parts_of(len(groups), learner.plan.minibatches)
+    for part, one in zip(cut, batches, strict=True):
+        first = groups[part.start : min(part.stop, learner.told)]
+        if first:
+            found += batch.proximal_of(one, first, learner.plan.mask_truncated)
+    return found
 
 
 def _sampler_gap(batches: Sequence[TrainBatch]) -> dict[str, float]:

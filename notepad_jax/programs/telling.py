@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
-from notepad_jax.grpo import algorithm
+from notepad_jax.grpo import advantages, algorithm
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import configuration, curriculum, rollouts, sickness, task_stream
 from notepad_jax.reading.loop import Reader
@@ -26,6 +27,7 @@ from notepad_jax.telemetry import run_folder, sinks
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG, METRICS, RunLog, read_metrics
 from notepad_jax.telemetry.progress import Screen
+from notepad_jax.types import Group
 
 COLUMNS = ("step", "reward", "kept", "clip", "gap max", "entropy", "rollout s", "update s")
 
@@ -98,7 +100,10 @@ def telling(
                 screen.say(task_stream.truncated(metrics, step, config))
             texts = {"reading": archive.sample(rollout.batch[0], reader)} if rollout.batch else {}
             log.write(step, metrics, timings, rollouts.account(before, rollout), texts)
-            archive.append(archived, rollout.batch[: config.rollout.archive], reader, step)
+            kept = rollout.batch[: config.rollout.archive]
+            found = _advantages(config, rollout.batch)[: len(kept)]
+            turns = config.rollout.archive_turns
+            archive.append(archived, kept, reader, step, found, turns, rollout.proximal)
             for one in rollout.failed:
                 screen.say(f"step {step}: nothing is learnt from one group: {one}")
             lines.append({**metrics, "step": step})
@@ -119,6 +124,20 @@ def telling(
 def _sinks(config: ConfigDict, folder: Path, screen: Screen) -> sinks.Sinks:
     values = configuration.flat(configuration.plain(config))
     return sinks.Sinks(config.get("sinks", ()), folder, values, screen.warn)
+
+
+def _advantages(config: ConfigDict, batch: Sequence[Group]) -> list[np.ndarray]:
+    """Returns what readings were learnt from by, [G] of each group; nothing where others knew it.
+
+    A KL that is taken off rewards, and scales that are remembered, are the trainer's.
+    """
+    g = config.grpo
+    others = (g.kl_weight and g.kl_in == "reward") or (
+        g.scale_memory and g.advantage in advantages.SCALES
+    )
+    if not batch or others:
+        return []
+    return advantages.of_groups(g.advantage, batch)
 
 
 def _say_what_is_missing(folder: Path, done: int, screen: Screen) -> None:

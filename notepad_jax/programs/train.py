@@ -281,6 +281,7 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
         metrics |= learnt
         if _skipped(metrics):
             rollout = dynamic_sampling.without_update(rollout, before)
+        rollout = dataclasses.replace(rollout, proximal=run.learner.proximal)
     run.step, run.ledger = run.step + 1, rollout.ledger
     ended = time.perf_counter()
     sampled = sum(counted[f"rollout/{kind}_tokens"] for kind in ("prefix", "tail", "decode"))

@@ -2,21 +2,24 @@
 
 A file has one JSON line per reading: `{"reading": {...}, "memories": [...]}`. The first part says
 whose reading it is and what came of it (its fields are the writer's), the second how the
-memory changed on the way: one entry a change, so a memory that rests costs nothing. A line
+memory changed on the way: one entry a change, so a memory that rests costs nothing. Where a
+reading was kept token by token, `"turns": [...]` and `"pieces": {...}` follow (`turns`). A line
 is written in one piece when its reading has ended, and until then its memories lie in a
 `Spool`; so a killed writer leaves at most one cut line at the end, which is dropped when the
 file is opened again. Opening also makes the index: where each line begins, and nothing else
-of it stays in memory. Above: rollout.archive and eval.readings.
+of it stays in memory. `Trace` only looks, also while somebody writes; `TraceFile` appends.
+Above: rollout.archive, eval.readings and report.trace_page; beside: turns.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 IN_MEMORY = 1 << 14  # bytes of an unfinished reading's memories before they go to a file
 _HEAD, _REST = b'{"reading": ', b', "memories": ['
@@ -33,16 +36,32 @@ class MemoryChange:
     recall: float | None = None  # share of the evidence in this memory; None where none is known
 
 
-class Spool:
-    """The memories of a reading that has not ended."""
+@dataclasses.dataclass(frozen=True)
+class TurnRecord:
+    """One turn, token by token: the exact prompt, and what the policy said to it."""
 
-    def __init__(self, changes: Iterable[MemoryChange] = ()) -> None:
+    chunk: int  # as `types.Turn`
+    kind: str  # a value of types.TurnKind
+    version: int  # of the policy
+    finish: str  # a value of types.Finish
+    shared: Sequence[int]  # the prompt's beginning; empty where `shared_of` says who has it
+    shared_of: int | None  # the reading, by its number here, whose turn of this chunk has it
+    tail: Sequence[int]  # the rest of the prompt
+    tokens: Sequence[int]  # of the completion
+    logprobs: Sequence[float]  # of the sampler, one a token of the completion
+    proximal: Sequence[float] = ()  # of the trainer, the same; empty where it computed none
+
+
+class Spool:
+    """The memories of a reading that has not ended, or its turns."""
+
+    def __init__(self, changes: Iterable[MemoryChange | TurnRecord] = ()) -> None:
         self.file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)
         for change in changes:
             self.add(change)
 
-    def add(self, change: MemoryChange) -> None:
-        """Appends a change."""
+    def add(self, change: MemoryChange | TurnRecord) -> None:
+        """Appends a change, or a turn."""
         self.file.write((b", " if self.file.tell() else b"") + _json(dataclasses.asdict(change)))
 
     def blocks(self) -> Iterator[bytes]:
@@ -53,18 +72,33 @@ class Spool:
                 yield block
 
 
-class TraceFile:
-    """The readings of one file, to append to and to look things up in; a context manager.
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """The turns of a reading, and which text each of their tokens is."""
+
+    turns: Spool
+    pieces: Mapping[int, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """Everything that is known of a reading."""
+
+    reading: Mapping[str, Any]
+    memories: Sequence[MemoryChange]
+    turns: Sequence[TurnRecord]  # empty where they were not kept
+    pieces: Mapping[int, str]  # which text each token of the turns is
+
+
+class Trace:
+    """The readings of one file, to look things up in; a context manager.
 
     A reading is known by its number, counted from 0 in the order of writing. Raises ValueError
-    naming file and line for a finished line that is no reading.
+    naming file and line for a finished line that is no reading, OSError for a missing file.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered: what a write could not finish is cut off again, and nothing comes after it.
-        self._written = self.path.open("ab", buffering=0)
         self._read = self.path.open("rb")
         self._starts: list[int] = []
         self._end = 0
@@ -73,33 +107,15 @@ class TraceFile:
                 break  # its writer was killed in the middle of it
             self._starts.append(self._end)
             self._end += len(line)
-        self._written.truncate(self._end)
 
     def __len__(self) -> int:
         return len(self._starts)
 
-    def __enter__(self) -> TraceFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._written.close()
         self._read.close()
-
-    def add(self, reading: Mapping[str, Any], spool: Spool) -> int:
-        """Appends a reading and its memories; returns its number.
-
-        A disk that is full raises OSError and leaves the file as it was.
-        """
-        start = self._end
-        try:
-            for block in (_HEAD, _json(reading), _REST, *spool.blocks(), b"]}\n"):
-                self._end += _write_all(self._written, block)
-        except BaseException:
-            self._end = start
-            self._written.truncate(start)
-            raise
-        self._starts.append(start)
-        return len(self._starts) - 1
 
     def readings(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yields (number, what is known of the reading) of all."""
@@ -111,14 +127,18 @@ class TraceFile:
         for change in self._parse(number)["memories"]:
             yield MemoryChange(**change)
 
-    def drop_from(self, unwanted: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Cuts the file where the first unwanted reading begins: who goes on writes it anew."""
-        for number, reading in self.readings():
-            if unwanted(reading):
-                self._end = self._starts[number]
-                del self._starts[number:]
-                self._written.truncate(self._end)
-                return
+    def whole(self, number: int) -> Whole:
+        """Returns everything that is known of reading `number`."""
+        line = self._parse(number)
+        try:
+            return Whole(
+                _mapping(line["reading"]),
+                [MemoryChange(**change) for change in line["memories"]],
+                [TurnRecord(**turn) for turn in line.get("turns", ())],
+                {int(i): str(text) for i, text in line.get("pieces", {}).items()},
+            )
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise self.broken(number) from None
 
     def _parse(self, number: int, head: bool = False) -> dict[str, Any]:
         self._read.seek(self._starts[number])
@@ -138,6 +158,60 @@ class TraceFile:
         return ValueError(
             f"line {number + 1} of {self.path} is no reading of this version; begin a new run"
         )
+
+
+class TraceFile(Trace):
+    """A trace to append to: made where it is missing, without a line that a kill cut."""
+
+    def __init__(self, path: str | Path) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        # Unbuffered: what a write could not finish is cut off again, and nothing comes after it.
+        self._written = Path(path).open("ab", buffering=0)
+        super().__init__(path)
+        self._written.truncate(self._end)
+
+    def __exit__(self, *_: object) -> None:
+        self._written.close()
+        super().__exit__()
+
+    def add(self, reading: Mapping[str, Any], spool: Spool, kept: Kept | None = None) -> int:
+        """Appends a reading and its memories, and its turns where they are kept; its number.
+
+        A disk that is full raises OSError and leaves the file as it was.
+        """
+        start = self._end
+        blocks = [(_HEAD, _json(reading), _REST), spool.blocks()]
+        if kept is not None:
+            pieces = (b'], "pieces": ', _json(kept.pieces), b"}\n")
+            blocks += [(b'], "turns": [',), kept.turns.blocks(), pieces]
+        else:
+            blocks.append((b"]}\n",))
+        try:
+            for block in itertools.chain.from_iterable(blocks):
+                self._end += _write_all(self._written, block)
+        except BaseException:
+            self._end = start
+            self._written.truncate(start)
+            raise
+        self._starts.append(start)
+        return len(self._starts) - 1
+
+    def drop_from(self, unwanted: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Cuts the file where the first unwanted reading begins: who goes on writes it anew."""
+        for number, reading in self.readings():
+            if unwanted(reading):
+                self._end = self._starts[number]
+                del self._starts[number:]
+                self._written.truncate(self._end)
+                return
+
+
+def check(path: Path) -> None:
+    """Raises ValueError if a file that is there begins as no trace does."""
+    with path.open("rb") as file:
+        start = file.read(len(_HEAD))
+    if not _HEAD.startswith(start):
+        raise ValueError(f"{path} is no trace: its first line is no reading")
 
 
 def _write_all(file: IO[bytes], data: bytes) -> int:

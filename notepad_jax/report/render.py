@@ -29,6 +29,11 @@ from notepad_jax.telemetry.identity import write_whole
 LONGEST_TEXT = 6_000  # characters of one value that are shown
 LONGEST_MEMORY = 1_500  # of a memory, of which there are many on a page
 SCRIPT = "page.js"
+# The script of a trace's page, in the order in which its files need one another.
+TRACE_SCRIPTS = (
+    "trace_data.js", "trace_text.js", "trace_list.js", "trace_lists.js", "trace_turn.js",
+    "trace_peers.js", "trace_page.js",
+)  # fmt: skip
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
@@ -39,10 +44,14 @@ def write(path: Path, template: str, values: Mapping[str, Any]) -> Path:
     Half a surrogate pair, which a policy may write and UTF-8 cannot, becomes a question mark.
     jinja2.UndefinedError for a value that the template asks for and that is not there.
     """
-    html = _ENVIRONMENT.get_template(template).render(values)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, html.encode("utf-8", "replace"))
+    write_whole(path, rendered(template, values))
     return path
+
+
+def rendered(template: str, values: Mapping[str, Any]) -> bytes:
+    """Returns what `write` writes."""
+    return _ENVIRONMENT.get_template(template).render(values).encode("utf-8", "replace")
 
 
 def picture(path: Path, charts: Sequence[Chart], columns: int = 3) -> Path:
@@ -110,9 +119,18 @@ def _environment() -> Environment:
     made.filters["memory"] = _memory
     made.filters["stops"] = _stops
     # A script of the package, as it is: its hash must be that of its bytes.
-    script, _, _ = made.loader.get_source(made, SCRIPT)
-    made.globals.update(zip=zip, script=Markup(script), script_hash=_hash(script))
+    script = _source(made, SCRIPT)
+    trace = "".join(_source(made, name) for name in TRACE_SCRIPTS)
+    made.globals.update(
+        zip=zip, script=Markup(script), script_hash=_hash(script), trace_script=Markup(trace),
+        trace_hash=_hash(trace),
+    )  # fmt: skip
     return made
+
+
+def _source(made: Environment, name: str) -> str:
+    source, _, _ = made.loader.get_source(made, name)
+    return source
 
 
 _ENVIRONMENT = _environment()

@@ -1,30 +1,64 @@
 """Readings of a rollout for people to look at, in the trace format of all readings.
 
-A line of `trajectories.jsonl` has the question, the gold answers, the answer and the reward, and
-how the memory changed on the way. Above: programs.train; below: reading.trace.
+A line of `trajectories.jsonl` has the question, the gold answers, the answer, the reward and what
+became of it, and how the memory changed on the way; of the first groups of a step also every turn,
+token by token. Above: programs.telling; below: reading.trace and reading.turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Reader
-from notepad_jax.reading.trace import MemoryChange, Spool, TraceFile
+from notepad_jax.reading.trace import Kept, MemoryChange, Spool, TraceFile
+from notepad_jax.reading.turns import Pieces, Turns
 from notepad_jax.types import NO_TOKENS, Group, Trajectory, TurnKind
 
 FILE = "trajectories.jsonl"
 
 
-def append(file: TraceFile, groups: Iterable[Group], reader: Reader, step: int) -> None:
-    """Appends all trajectories of `groups`."""
-    for group in groups:
-        for trajectory in group.trajectories:
-            spool = Spool(changes(trajectory, reader))
-            file.add(record(group, trajectory, step), spool)
+def append(
+    file: TraceFile, groups: Sequence[Group], reader: Reader, step: int,
+    advantages: Sequence[np.ndarray], turns: int, proximal: Sequence[np.ndarray] = (),
+) -> None:  # fmt: skip
+    """Appends all trajectories of `groups`, and of the first `turns` groups their turns.
+
+    `advantages` [G] of each group, or of no group: where they are not known. `proximal`: the
+    trainer's logprobs of each turn of the first groups, in order, as far as they are known.
+    """
+    recomputed = iter(proximal)
+    pieces = Pieces(reader.tokenizer)
+    for number, group in enumerate(groups):
+        first = len(file)
+        for k, trajectory in enumerate(group.trajectories):
+            told = record(group, trajectory, step)
+            told["advantage"] = float(advantages[number][k]) if len(advantages) else None
+            kept = None
+            if number < turns:
+                kept = turns_kept(trajectory, group.trajectories[0], pieces, first, recomputed)
+            file.add(told, Spool(changes(trajectory, reader)), kept)
+
+
+def turns_kept(
+    trajectory: Trajectory, first: Trajectory, pieces: Pieces, number: int,
+    proximal: Iterator[np.ndarray],
+) -> Kept:  # fmt: skip
+    """Returns a trajectory's turns; what its prompts share with those of `first` is kept there.
+
+    `number` is the one that `first` has in the file.
+    """
+    pairs = zip(trajectory.turns, first.turns, strict=False)
+    same = len(trajectory.turns) == len(first.turns) and all(
+        np.array_equal(one.prompt.shared, other.prompt.shared) for one, other in pairs
+    )
+    turns = Turns(pieces, number if same and trajectory is not first else None)
+    for turn in trajectory.turns:
+        turns.add(turn, next(proximal, ()))
+    return turns.kept()
 
 
 def sample(group: Group, reader: Reader) -> str:
@@ -65,6 +99,7 @@ def record(group: Group, trajectory: Trajectory, step: int) -> dict[str, Any]:
         "sample": reading.sample,
         "question": task.question,
         "gold": list(task.answers),
+        "evidence": [fact.text for fact in task.evidence],
         "answer": reading.answer,
         "status": reading.status.value,
         "reward": trajectory.reward,
@@ -77,6 +112,7 @@ def record(group: Group, trajectory: Trajectory, step: int) -> dict[str, Any]:
         ),
         "completion_tokens": sum(len(c.tokens) for c in completions),
         "policy_versions": sorted({c.policy_version for c in completions}),
+        "staleness": step - 1 - trajectory.oldest_version,
     }
 
 

@@ -16,6 +16,8 @@ import dataclasses
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import numpy as np
+
 from notepad_jax.rollout import drawing
 from notepad_jax.rollout.collector import Failed
 from notepad_jax.rollout.drawing import ANY, EVERY, Stream
@@ -88,6 +90,8 @@ class Rollout:
     failed: list[Failed]
     settled: Mapping[Outcome, list[Place]]
     ledger: Ledger  # if the batch is learnt from; see `without_update`
+    # The trainer's logprobs of each turn of the first groups, where it computed them.
+    proximal: Sequence[np.ndarray] = ()
 
 
 async def collect_informative(

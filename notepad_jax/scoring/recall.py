@@ -47,6 +47,11 @@ class Recall:
         self._seen = [a or b for a, b in zip(self._seen, self._held, strict=True)]
 
     @property
+    def held(self) -> tuple[bool, ...]:
+        """Whether each fact stands in the last memory, in the order of the evidence."""
+        return tuple(self._held)
+
+    @property
     def final(self) -> float | None:
         """The share of the facts in the last memory, in [0, 1]; None without evidence."""
         if not self._facts:

@@ -5,7 +5,14 @@ import json
 
 import pytest
 
-from benchmarks import evaluation_cost, grpo_step, packing, reading_cost, sharing
+from benchmarks import (
+    evaluation_cost,
+    grpo_step,
+    packing,
+    reading_cost,
+    sharing,
+    trace_page,
+)
 
 
 @pytest.mark.slow
@@ -31,6 +38,13 @@ def test_packing_counts_what_it_packed(capsys):
     found = json.loads(capsys.readouterr().out)
     least = 2 * (5000 + 40 + 2 * 2 * (600 + 100))  # memories are at least 100 tokens
     assert least <= found["packed_tokens"] < least + 2 * 2 * 2 * 924
+
+
+@pytest.mark.slow
+def test_a_page_has_every_turn_in_files_of_bounded_size(capsys):
+    trace_page.main(["--turns=200", "--words=50", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["turns"] == 200 and found["largest_file_kb"] < 200
 
 
 def test_exponent_of_a_straight_line():

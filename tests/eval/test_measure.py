@@ -19,6 +19,9 @@ class Trace(list):
     def add(self, change: MemoryChange) -> None:
         self.append(change)
 
+    def turn(self, turn) -> None:
+        self.turns = [*getattr(self, "turns", ()), turn]
+
 
 def test_a_reading_is_kept_as_its_answer_and_its_memories_go_to_a_trace():
     # The fake writes each chunk's first word into its memory, and answers with it.
@@ -29,6 +32,7 @@ def test_a_reading_is_kept_as_its_answer_and_its_memories_go_to_a_trace():
         (0, "blue", 1, 0.0),
         (2, "red", 1, 1.0),
     ]
+    assert [turn.chunk for turn in trace.turns] == [0, 1, 2, 3, 4]
     assert 0 <= trace[0].seconds <= trace[1].seconds <= result.seconds
     assert (result.answer, result.correct, result.gold) == ("red", 1.0, ("red",))
     assert (result.turns, result.tokens, result.finish) == (5, 7, Finish.STOP)

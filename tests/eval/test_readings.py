@@ -5,6 +5,8 @@ import json
 import pytest
 
 from notepad_jax.eval.readings import READINGS, Readings
+from notepad_jax.reading.trace import Trace
+from notepad_jax.reading.turns import Pieces
 from tests import fakes
 from tests.eval.reading import items, read, task
 from tests.eval.test_measure import Failing
@@ -28,6 +30,25 @@ def test_readings_and_traces_come_back(tmp_path):
     ]
     left, again, same = read_into(tmp_path, PLANNED, fakes.empty())
     assert left == [] and again == results and same == traces
+
+
+def test_turns_are_kept_of_those_that_are_asked_for(tmp_path):
+    with Readings(tmp_path, {"policy": "fake"}) as readings:
+        readings.keep_turns(PLANNED[1:2], Pieces(fakes.tokenizer()))
+        read(PLANNED, fakes.first_of_chunk(), trace_of=readings.trace_of, on_result=readings.add)
+        (result,) = readings.of(PLANNED[1:2])
+    with Trace(tmp_path / READINGS) as trace:
+        found = {whole.reading["task_id"]: whole for whole in map(trace.whole, range(len(trace)))}
+    assert {name for name, whole in found.items() if whole.turns} == {"b"}
+    turns, pieces = found["b"].turns, found["b"].pieces
+    assert [(turn.chunk, turn.kind) for turn in turns] == [
+        (0, "update"), (1, "update"), (2, "answer"),
+    ]  # fmt: skip
+    assert "".join(pieces[token] for token in turns[0].shared).split()[-2:] == ["blue", "is"]
+    assert "".join(pieces[token] for token in turns[2].tokens[:-1]).strip() == result.answer
+    # They are no part of what the folder goes on from.
+    left, again, _ = read_into(tmp_path, PLANNED, fakes.empty())
+    assert left == [] and again[1] == result
 
 
 def test_after_a_kill_only_what_is_missing_is_read_again(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from notepad_jax import types
 from notepad_jax.grpo import advantages
-from notepad_jax.grpo.batch import pack
+from notepad_jax.grpo.batch import pack, proximal_of
 
 
 def packed(groups, row_length=64, **options):
@@ -86,6 +86,29 @@ def test_every_trained_token_sees_exactly_its_own_turn(make, seed, row_length, s
     assert batch.tokens.shape[0] % 4 == 0
     assert (batch.kv_end > np.arange(batch.tokens.shape[1])).all()
     assert batch.kv_end.max() <= batch.tokens.shape[1]
+
+
+@pytest.mark.parametrize("row_length, share", [(35, True), (200, True), (64, False)])
+def test_what_the_trainer_computed_is_given_back_by_turn(make, row_length, share):
+    groups = make["random_groups"](3, groups=3, samples=5)
+    one = packed(groups, row_length, share_prefixes=share).batch
+    one = dataclasses.replace(one, proximal_logprobs=one.proximal_logprobs - 1)
+    for first in (groups[:1], groups):
+        turns = [turn for group in first for t in group.trajectories for turn in t.turns]
+        for found, turn in zip(proximal_of(one, first, False), turns, strict=True):
+            np.testing.assert_array_equal(found, turn.completion.behaviour_logprobs - 1)
+
+
+def test_of_a_turn_that_teaches_nothing_the_trainer_computed_nothing(make):
+    cut = make["turn"]([10], [20], [30, 31], [-1, -2])
+    cut = dataclasses.replace(
+        cut, completion=dataclasses.replace(cut.completion, finish=types.Finish.LENGTH)
+    )
+    other = make["turn"]([10], [21], [31, 2], [-3, -4])
+    groups = [make["group"]([[cut], [other]], [1.0, 0.0])]
+    one = packed(groups, mask_truncated=True).batch
+    found = [logprobs.tolist() for logprobs in proximal_of(one, groups, True)]
+    assert found == [[], [-3, -4]]
 
 
 def test_equal_prefixes_are_found_across_turns_and_groups_by_content(make):

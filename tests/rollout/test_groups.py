@@ -3,6 +3,7 @@
 import dataclasses
 
 import fakes
+import numpy as np
 import pytest
 
 from notepad_jax.reading.loop import Reader
@@ -111,7 +112,7 @@ def test_truncated_answers_count(status):
 def test_the_archive_shows_a_reading(tmp_path):
     path = tmp_path / "new" / archive.FILE
     with TraceFile(path) as file:
-        archive.append(file, [group(1, 0, place=(7, 2), versions=(3, 4))], READER, step=3)
+        archive.append(file, [group(1, 0, place=(7, 2), versions=(3, 4))], READER, 3, [], 0)
         (_, first), (_, second) = file.readings()
         assert (first["step"], first["ordinal"], first["question"]) == (3, 7, "who ?")
         assert (first["gold"], first["answer"], first["reward"]) == (["ann"], "ann", 1)
@@ -130,8 +131,51 @@ def test_a_sample_is_markdown_in_which_no_text_is_markdown():
 def test_a_run_that_goes_on_takes_its_last_readings_back(tmp_path):
     with TraceFile(tmp_path / archive.FILE) as file:
         for step in (1, 2, 3):
-            archive.append(file, [group(1, 0)], READER, step)
+            archive.append(file, [group(1, 0)], READER, step, [], 0)
         archive.take_back(file, 2)
         assert [reading["step"] for _, reading in file.readings()] == [1, 1]
-        archive.append(file, [], READER, step=2)
+        archive.append(file, [], READER, 2, [], 0)
         assert len(file) == 2
+
+
+def test_turns_are_kept_token_by_token_and_what_a_group_shares_once(tmp_path):
+    both = [group(1, 0, versions=(1, 2)), group(0, 1)]
+    with TraceFile(tmp_path / archive.FILE) as file:
+        archive.append(file, both, READER, 3, [np.array([0.5, -0.5]), np.array([-1.0, 1.0])], 1)
+        first, second, third, _ = (file.whole(number) for number in range(4))
+    assert [one.reading["advantage"] for one in (first, second, third)] == [0.5, -0.5, -1]
+    assert first.reading["staleness"] == 1  # step 3 learns as version 2, and 1 was there
+    assert not third.turns and not third.pieces
+    turns = both[0].trajectories[1].turns
+    for kept, shared, turn in zip(second.turns, first.turns, turns, strict=True):
+        assert (kept.shared, kept.shared_of, shared.shared) == ([], 0, [300])
+        assert (kept.tail, kept.tokens) == ([5], turn.completion.tokens.tolist())
+        assert kept.logprobs == [-1.0] * len(kept.tokens)
+        assert (kept.version, kept.finish) == (turn.completion.policy_version, "stop")
+    said = "".join(second.pieces[token] for token in second.turns[1].tokens[:-1])
+    assert said.strip() == "bob"
+
+
+def test_the_trainers_logprobs_stand_beside_the_samplers_as_far_as_they_are_known(tmp_path):
+    one = group(1, 0)
+    turns = [turn for trajectory in one.trajectories for turn in trajectory.turns]
+    known = [np.full(len(turn.completion.tokens), -k - 0.5) for k, turn in enumerate(turns[:3])]
+    with TraceFile(tmp_path / archive.FILE) as file:
+        archive.append(file, [one], READER, 1, [], 1, known)
+        kept = [turn for number in (0, 1) for turn in file.whole(number).turns]
+    assert [turn.proximal for turn in kept] == [list(one) for one in known] + [[]]
+
+
+def test_members_that_share_nothing_keep_their_own_prompts(tmp_path):
+    one = group(1, 0)
+    shorter = dataclasses.replace(one.trajectories[1].reading, turns=one.trajectories[1].turns[:1])
+    one = dataclasses.replace(
+        one,
+        trajectories=(
+            one.trajectories[0], dataclasses.replace(one.trajectories[1], reading=shorter),
+        ),
+    )  # fmt: skip
+    with TraceFile(tmp_path / archive.FILE) as file:
+        archive.append(file, [one], READER, 1, [], 1)
+        (turn,) = file.whole(1).turns
+    assert turn.shared == [300] and turn.shared_of is None

@@ -1,0 +1,191 @@
+"""`notepad-jax trace`: the readings of a run or an evaluation as pages that anyone can open.
+
+Finds the trace files of what is named, makes one page of them all and puts it in a folder,
+at once or not at all; while a run goes on, of what has ended so far. Above: commands; below:
+report.trace_page, which makes the page and does not know where it lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import sys
+import tempfile
+import time
+import webbrowser
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from notepad_jax.data.sources import is_remote
+from notepad_jax.eval.readings import READINGS
+from notepad_jax.reading.trace import Trace, check
+from notepad_jax.report import trace_page
+from notepad_jax.report.trace_page import Source
+from notepad_jax.rollout import archive
+from notepad_jax.telemetry.progress import Screen
+
+NAMES = (archive.FILE, READINGS)
+FOLDER = "trace"  # of a run's page, in the run's folder
+MEND = f"name a run (runs/NAME), the folder of an evaluation, or a {' or '.join(NAMES)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """The page of a trace."""
+
+    page: str  # what to open
+    sources: tuple[str, ...]  # the trace files that it was made of
+    readings: int
+    turns: int
+    files: int
+    bytes: int
+    seconds: float
+
+
+def run(paths: Sequence[str], out: str | None, screen: Screen) -> Made:
+    """Makes the page of everything that `paths` name; returns where it lies.
+
+    `out` is its folder, by default `trace` in the run's, or beside a file. Raises ValueError
+    for what is no trace, and for a folder with other things in it.
+    """
+    began = time.perf_counter()
+    named = [existing(path) for path in paths]
+    found = {file: label for path in named for file, label in files(path, len(named) > 1).items()}
+    folder = Path(out) if out else beside(named[0])
+    check_place(folder)
+    with contextlib.ExitStack() as stack:
+        sources = [Source(label, stack.enter_context(Trace(file))) for file, label in found.items()]
+        total = sum(len(source.trace) for source in sources)
+        if not total:
+            raise ValueError(f"no reading of {named[0]} has ended yet; make its page later")
+        bar = screen.bar("making the page", total, "readings")
+        title = " and ".join(dict.fromkeys(path.resolve().name for path in named))
+        with written(folder) as put:
+            made = trace_page.make(put, title, sources, bar.advance)
+        bar.finish()
+    return Made(
+        page=str(folder / trace_page.PAGE),
+        sources=tuple(map(str, found)),
+        seconds=time.perf_counter() - began,
+        **dataclasses.asdict(made),
+    )
+
+
+def text(made: Made) -> str:
+    """Says what was made."""
+    return (
+        f"{made.page}: {made.readings:,} readings, {made.turns:,} turns, "
+        f"{made.files:,} files, {made.bytes / 1e6:,.1f} MB, in {made.seconds:.1f} s\n"
+        "open it in a browser; it needs its folder and nothing else"
+    )
+
+
+# ---------------------------------------------------------------- what there is
+
+
+def existing(path: str) -> Path:
+    """Returns what was named, also as NAME for runs/NAME; ValueError if there is no such thing."""
+    if is_remote(path):
+        raise ValueError(
+            f"{path} lies in a bucket, and a page is made of files here; copy its "
+            f"{' and '.join(NAMES)} (gcloud storage cp) and name the copy"
+        )
+    for there in (Path(path), Path("runs") / path):
+        if there.exists():
+            return there
+    runs = sorted(folder.name for folder in Path("runs").glob("*") if folder.is_dir())
+    known = f"; in runs there are {', '.join(runs[:8])}" if runs else ""
+    raise ValueError(f"there is no {path}; {MEND}{known}")
+
+
+def files(path: Path, several: bool) -> dict[Path, str]:
+    """Returns the trace files of what was named, and what each is called on the page.
+
+    By its place in the folder; where `several` were named, with the folder's name before it.
+    """
+    if path.is_file():
+        check_file(path)
+        return {path: path.parent.name + "/" + path.stem if several else path.stem}
+    found = sorted(file for name in NAMES for file in path.rglob(name))
+    if not found:
+        raise ValueError(
+            f"{path} has no {' and no '.join(NAMES)}: nothing was read there yet, or (a training "
+            f"run with rollout.archive=0) nothing was kept; {MEND}"
+        )
+    # Training comes first, then evaluations by the number of their step.
+    found.sort(key=lambda file: (file.name != NAMES[0], len(str(file)), str(file)))
+    for file in found:
+        check_file(file)
+    return {file: _label(path, file, several) for file in found}
+
+
+def _label(folder: Path, file: Path, several: bool) -> str:
+    place = file.parent.relative_to(folder)
+    inside = file.stem if place == Path(".") else str(place)
+    return f"{folder.resolve().name}/{inside}" if several else inside
+
+
+def check_file(path: Path) -> None:
+    """Raises ValueError if a file is no trace, by its first bytes."""
+    try:
+        check(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; {MEND}") from None
+
+
+# ---------------------------------------------------------------- where it lies
+
+
+def beside(path: Path) -> Path:
+    """Returns the folder of a page for which none was named."""
+    return path.with_suffix(f".{FOLDER}") if path.is_file() else path / FOLDER
+
+
+def check_place(folder: Path) -> None:
+    """Raises ValueError for a folder that holds anything but an earlier page."""
+    if not os.path.lexists(folder):
+        return
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is a file; name a folder for the page with --out")
+    page = (folder / trace_page.INDEX).exists() and (folder / trace_page.PAGE).exists()
+    if not page and any(folder.iterdir()):
+        raise ValueError(
+            f"{folder} holds other things than a page; name a new folder with --out, or an empty "
+            "one"
+        )
+
+
+@contextlib.contextmanager
+def written(folder: Path) -> Iterator[Callable[[str, bytes], None]]:
+    """Yields what writes a file of a page; the page is there when all are, or the old one is."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+
+    def put(path: str, content: bytes) -> None:
+        target = new / path
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(content)
+
+    try:
+        yield put
+        new.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def may_open() -> bool:
+    """Whether somebody sits at a screen: a page is opened there unless it is said otherwise."""
+    screen = sys.platform in ("darwin", "win32") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
+    return screen and sys.stdout.isatty()
+
+
+def show(page: str) -> None:
+    """Opens a page in the browser that the system prefers."""
+    webbrowser.open(Path(page).resolve().as_uri())

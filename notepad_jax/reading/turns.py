@@ -1,0 +1,77 @@
+"""The turns of a reading for its trace, token by token: the exact prompts, and what was said.
+
+A prompt is kept in its two parts. Members of a group share the first, which holds the chunk, so
+only one of them has it and the others say who. Which text a token is stands beside the turns,
+for the tokens that occur: a trace can be looked at where nobody has the tokenizer. Above:
+rollout.archive, eval.readings and programs.ask; beside: trace, whose lines these become.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from notepad_jax.reading.trace import Kept, Spool, TurnRecord
+from notepad_jax.text.tokenizer import Tokenizer
+from notepad_jax.types import Turn
+
+PLACES = 4  # of a logprob, after the point
+
+
+class Pieces:
+    """Which text each token is, looked up once; control pieces by their names."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._before = [int(i) for i in tokenizer.encode("a")]
+        self._cut = len(tokenizer.decode(self._before))
+        self._known = {i: name for name, i in tokenizer.controls.items()}
+
+    def __getitem__(self, token: int) -> str:
+        """Returns the text of a token in the middle of a text, its space included.
+
+        Of a token that is a part of a character that is U+FFFD.
+        """
+        if token not in self._known:
+            after = self._tokenizer.decode([*self._before, token])
+            self._known[token] = after[self._cut :]
+        return self._known[token]
+
+
+class Turns:
+    """The turns of a reading, taken down as they come.
+
+    `shared_of` is the number of the reading, of the same group, that has the shared parts of
+    the prompts; None: they are kept here.
+    """
+
+    def __init__(self, pieces: Pieces, shared_of: int | None = None) -> None:
+        self._pieces, self._shared_of = pieces, shared_of
+        self._spool, self._found = Spool(), set()
+
+    def add(self, turn: Turn, proximal: Sequence[float] | np.ndarray = ()) -> None:
+        """Appends a turn, with the trainer's logprobs where they are known."""
+        shared_of = self._shared_of
+        record = TurnRecord(
+            chunk=turn.chunk,
+            kind=turn.kind.value,
+            version=turn.completion.policy_version,
+            finish=turn.completion.finish.value,
+            shared=turn.prompt.shared.tolist() if shared_of is None else (),
+            shared_of=shared_of,
+            tail=turn.prompt.tail.tolist(),
+            tokens=turn.completion.tokens.tolist(),
+            logprobs=_rounded(turn.completion.behaviour_logprobs),
+            proximal=_rounded(proximal),
+        )
+        self._found.update(record.shared, record.tail, record.tokens)
+        self._spool.add(record)
+
+    def kept(self) -> Kept:
+        """Returns all that was added, for `TraceFile.add`, once."""
+        return Kept(self._spool, {token: self._pieces[token] for token in sorted(self._found)})
+
+
+def _rounded(logprobs: Sequence[float] | np.ndarray) -> list[float]:
+    return [round(float(x), PLACES) for x in logprobs]
