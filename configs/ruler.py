@@ -68,6 +68,7 @@ def get_config() -> ConfigDict:
             ruler_limits=False,  # True: answers to its tasks end at RULER's 30 to 128 tokens
             context=32768,  # document tokens that a method without a memory may show at once
             at_once=32,  # readings under way: they end about together, and a kill loses them
+            archive_turns=0,  # readings of each method and length kept with every turn
             temperature=0.7,
             top_p=0.95,
         )
