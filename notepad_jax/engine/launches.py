@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from notepad_jax.engine.sampler import likeliest, sample
 from notepad_jax.model import attention, logprobs, policy

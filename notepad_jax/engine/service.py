@@ -192,7 +192,7 @@ class EngineService:
         go. Raises ValueError for a version that is resident or waits to be, CompleterFailed as
         `complete` does.
         """
-        self._check_alive()
+        self.check_alive()
         taken = self.scheduler.resident | {a.snapshot.version for a in self._adoptions}
         if snapshot.version in taken:
             raise ValueError(
@@ -204,7 +204,7 @@ class EngineService:
         self._adoptions.append(adoption)
         self._wake.set()
         await adoption.begun
-        self._check_alive()  # it may have begun and failed before we were told
+        self.check_alive()  # it may have begun and failed before we were told
         if drain:
             self._drained.append(loop.create_future())
             self._wake.set()
@@ -213,7 +213,7 @@ class EngineService:
     # ------------------------------------------------------------ tickets
 
     def _submit(self, prompt: Prompt, sampling: SamplingParams) -> _Ticket:
-        self._check_alive()
+        self.check_alive()
         context = self.scheduler.submit(prompt, sampling)
         ticket = _Ticket(context, asyncio.get_running_loop().create_future())
         self._tickets[context] = ticket
@@ -227,7 +227,8 @@ class EngineService:
             self.scheduler.cancel(ticket.context)
             self._wake.set()
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raises CompleterFailed, or RuntimeError before the service runs."""
         if self._failure is not None:
             raise self._failed()
         if self._task is None:
