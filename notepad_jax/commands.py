@@ -129,7 +129,9 @@ def _ask(
 def _serve(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
-    address = serve.Address(arguments.host, arguments.port, arguments.key_variable)
+    address = serve.Address(
+        arguments.host, arguments.port, arguments.key_variable, arguments.rl
+    )  # fmt: skip
     ended = serve.run(config, address, arguments.served_name, screen)
     return ended, f"served {ended.name} at {ended.url}"
 
@@ -342,6 +344,8 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--served-name", metavar="NAME", help="of the model (the policy's)")
     sub.add_argument("--key-variable", default=serve.KEY, metavar="VARIABLE",
                      help=f"of the environment, with the key ({serve.KEY})")  # fmt: skip
+    sub.add_argument("--rl", action="store_true", help="for trainers: /generate, pauses and "
+                     f"other weights, with a key of its own ({serve.CONTROL_KEY})")  # fmt: skip
 
     def conversion(
         name: str, run: Callable[..., tuple[Any, str]], short: str, long: str

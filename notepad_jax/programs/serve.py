@@ -34,7 +34,7 @@ from notepad_jax.text import chat
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import MOST_TOP_LOGPROBS, PolicySnapshot
 
-KEY = "NOTEPAD_API_KEY"
+KEY, CONTROL_KEY = "NOTEPAD_API_KEY", "NOTEPAD_CONTROL_KEY"
 FAREWELL = 5  # seconds that replies have to end when the server is stopped
 
 
@@ -45,6 +45,7 @@ class Address:
     host: str
     port: int  # 0: a free one
     key_variable: str
+    trainers: bool = False  # whether they may pause the server and change its weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,8 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
     that cannot be served.
     """
     app, desks, uvicorn = _web()
-    key = key_of(address)
+    key = key_of(address, address.key_variable)
+    control_key = key_of(address, CONTROL_KEY) if address.trainers else None
     with taken(address) as place:
         url = f"http://{_host(address.host)}:{place.getsockname()[1]}/v1"
         if not config.policy:
@@ -70,12 +72,14 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
         parts.template(config.reading, parts.words(config.policy))  # before any weight
         where = parts.to_read(config.engine)
         policy = parts.load_policy(config.policy, config.dtype, where, screen.warn)
-        engines, served = opened(config, policy, name or served_name(policy.name))
+        weights = Weights(config, policy, screen)
+        engines, served = opened(config, policy, name or served_name(policy.name), weights)
+        gate = app.Gate(lambda *what: weights.adopted(engines, *what)) if address.trainers else None
         desk = desks.Desk(served.slots, config.serve.queue, config.serve.queue_tokens)
         server = uvicorn.Server(
             uvicorn.Config(
-                app.App(served, desk, key).asgi, lifespan="off", log_level="warning",
-                timeout_graceful_shutdown=FAREWELL, server_header=False,
+                app.App(served, desk, key, gate, control_key).asgi, lifespan="off",
+                log_level="warning", timeout_graceful_shutdown=FAREWELL, server_header=False,
             )
         )  # fmt: skip
 
@@ -99,15 +103,15 @@ def _web() -> tuple[types.ModuleType, ...]:
         ) from None
 
 
-def key_of(address: Address) -> str | None:
+def key_of(address: Address, variable: str) -> str | None:
     """Returns the key that clients need; ValueError where there must be one and is none."""
-    key = os.environ.get(address.key_variable, "").strip()
+    key = os.environ.get(variable, "").strip()
     if key and not (key.isascii() and key.isprintable()):
-        raise ValueError(f"the key in {address.key_variable} must be printable ASCII, in one line")
+        raise ValueError(f"the key in {variable} must be printable ASCII, in one line")
     if not key and not is_local(address.host):
         raise ValueError(
             f"without a key a server only listens on this machine, and {address.host} is reached "
-            f"from others; put a key into {address.key_variable}, or leave --host out"
+            f"from others; put a key into {variable}, or leave --host out"
         )
     return key or None
 
@@ -143,7 +147,9 @@ def served_name(policy: str) -> str:
 # ---------------------------------------------------------------- the policy
 
 
-def opened(config: ConfigDict, policy: parts.LoadedPolicy, name: str) -> tuple[Engines, Served]:
+def opened(
+    config: ConfigDict, policy: parts.LoadedPolicy, name: str, weights: Weights
+) -> tuple[Engines, Served]:
     """Returns engines that are not running yet, and the policy as the server sees it."""
     subject = subjects.engine(config, policy)
     rules = dataclasses.replace(
@@ -163,7 +169,6 @@ def opened(config: ConfigDict, policy: parts.LoadedPolicy, name: str) -> tuple[E
     async def alive() -> None:
         await made.each(answers)
 
-    fingerprint = fingerprint_of(policy)
     served = Served(
         name=name,
         tokenizer=policy.tokenizer,
@@ -174,7 +179,7 @@ def opened(config: ConfigDict, policy: parts.LoadedPolicy, name: str) -> tuple[E
         seat=made.seat,
         alive=alive,
         version=lambda: made.version,
-        fingerprint=lambda: fingerprint,
+        fingerprint=lambda: weights.fingerprint,
         slots=settings.slots * made.count,
         max_prompt=settings.max_prompt,
         max_completion=settings.max_new_tokens,
@@ -208,6 +213,32 @@ def engine_settings(config: ConfigDict, rules: Rules, template: Template) -> Eng
         row_tokens=max(turn.row_tokens, completion, turn.page_size),
         top_logprobs=MOST_TOP_LOGPROBS,
     )
+
+
+class Weights:
+    """Which weights are served, and how others take their place."""
+
+    def __init__(self, config: ConfigDict, policy: parts.LoadedPolicy, screen: Screen) -> None:
+        self._config, self._policy, self._screen = config, policy.config, screen
+        self.fingerprint = fingerprint_of(policy)
+        self._one = asyncio.Lock()
+
+    async def adopted(self, engines: Engines, name: str, version: int | None) -> None:
+        """Returns once new turns start on the weights of `name`, which are read meanwhile.
+
+        Raises ValueError for weights of another policy, or that are not what was written there.
+        """
+        async with self._one:
+            where = parts.to_read(self._config.engine)
+            policy = await asyncio.to_thread(
+                parts.load_policy, name, self._config.dtype, where, self._screen.warn
+            )
+            if policy.config != self._policy:
+                raise ValueError(f"{name} has another shape than the policy that is served")
+            fingerprint = await asyncio.to_thread(fingerprint_of, policy)
+            version = engines.version + 1 if version is None else version
+            await engines.adopt(PolicySnapshot(version, policy.params))
+            self.fingerprint = fingerprint
 
 
 def fingerprint_of(policy: parts.LoadedPolicy) -> str:

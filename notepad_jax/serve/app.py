@@ -27,10 +27,12 @@ from notepad_jax import __version__
 from notepad_jax.serve import asked, notepad
 from notepad_jax.serve.asked import Chat, Continue, How
 from notepad_jax.serve.choices import Delta, Whole, choice, together
+from notepad_jax.serve.control import Gate, Generated, generation
 from notepad_jax.serve.desk import Desk
 from notepad_jax.serve.refusal import Refusal, bad
 from notepad_jax.serve.replies import Chats, Completions, Reply
 from notepad_jax.serve.served import Served
+from notepad_jax.serve.trainers import PATHS, Trainers
 from notepad_jax.serve.web import GONE, Door, Events, answer, body_of, event, refused, told
 from notepad_jax.serve.web import unless_gone as unless_client_gone
 from notepad_jax.types import Prompt, SamplingParams, Streamer, Tokens, tokens
@@ -42,10 +44,16 @@ Courses = Callable[[Streamer], Sequence[AsyncGenerator[Delta]]]
 
 
 class App:
-    """Owns nothing but the queue in front of a policy. `asgi` is what a web server runs."""
+    """Owns nothing but the queue in front of a policy. `asgi` is what a web server runs.
 
-    def __init__(self, served: Served, desk: Desk, key: str | None) -> None:
-        self.served, self.desk = served, desk
+    With a gate trainers are served, too; `control_key` is theirs.
+    """
+
+    def __init__(
+        self, served: Served, desk: Desk, key: str | None, gate: Gate | None = None,
+        control_key: str | None = None,
+    ) -> None:  # fmt: skip
+        self.served, self.desk, self.gate = served, desk, gate
         handled = told(self._count)
         routes = [
             Route("/health", handled(self.health)),
@@ -58,8 +66,11 @@ class App:
             Route("/tokenize", handled(self.tokenize), methods=["POST"]),
             Route("/detokenize", handled(self.detokenize), methods=["POST"]),
         ]
+        if gate is not None:
+            routes.append(Route("/generate", handled(self.generate), methods=["POST"]))
+            routes += Trainers(gate, served).routes(handled)
         app = Starlette(routes=routes, exception_handlers={HTTPException: _not_there})
-        self.asgi = Door(app, key)
+        self.asgi = Door(app, key, control_key or key, PATHS)
 
     def _count(self, status: int) -> None:
         if status >= 500:
@@ -126,6 +137,9 @@ class App:
         if self.served.resolved(given.model):
             mend = f"POST /v1/chat/completions, or use {self.served.name}"
             raise bad("model", f"{given.model} reads documents, as a chat does; {mend}")
+        return await self._texts(request, Completions, given)
+
+    async def _texts(self, request: Request, kind: type[Completions], given: Continue) -> Response:
         prompts = []
         for prompt in given.prompts:
             if isinstance(prompt, str):
@@ -133,7 +147,7 @@ class App:
             else:
                 prompts.append(self._known(prompt, "prompt"))
         stops = self.served.tokenizer.stop_ids
-        return await self._continued(request, Completions, given, prompts, stops, "prompt")
+        return await self._continued(request, kind, given, prompts, stops, "prompt")
 
     async def _conversation(self, messages: Sequence[asked.Message]) -> Tokens:
         if self.served.conversations is None:
@@ -162,7 +176,7 @@ class App:
                     param, f"a prompt has {len(ids):,} tokens and may have {served.max_prompt:,}; "
                     f"{served.ids[1]} reads documents of any length", "context_length_exceeded",
                 )  # fmt: skip
-        usual = USUAL if kind is Completions else served.max_completion
+        usual = USUAL if isinstance(given, Continue) else served.max_completion
         limit = how.max_tokens or min(usual, served.max_completion)
         if limit > served.max_completion:
             raise bad("max_tokens", f"max_tokens is {limit} and may be {served.max_completion}")
@@ -210,6 +224,10 @@ class App:
         top_p = 1.0 if how.top_p is None else how.top_p
         return SamplingParams(temperature, top_p, limit, stops, seed, how.top_logprobs)
 
+    async def generate(self, request: Request) -> Response:
+        given = generation(asked.parsed(await body_of(request)), self.served.name)
+        return await self._texts(request, Generated, given)
+
     # ------------------------------------------------------------ replies
 
     async def _answered(
@@ -240,7 +258,8 @@ class App:
     ) -> AsyncGenerator[Delta | None]:
         """Yields None when the request was admitted, then what is made of its choices."""
         counts, began, first = self.desk.counts, time.monotonic(), True
-        with place, self.served.seat() as seat:
+        seat = self.served.seat
+        with place, seat() if self.gate is None else self.gate.seat(seat) as seat:
             counts.prompt_tokens.inc(sum(map(len, reply.prompts)))
             yield None
             async with contextlib.aclosing(together(courses(seat))) as deltas:

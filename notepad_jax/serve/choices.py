@@ -17,7 +17,7 @@ from typing import Any
 from notepad_jax.serve.saying import Decode, Saying
 from notepad_jax.types import Alternatives, Finish, Prompt, SamplingParams, Streamer
 
-REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
+REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CANCELLED: "abort"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from notepad_jax.serve.choices import REASONS, Delta
 from notepad_jax.serve.refusal import bad
 from notepad_jax.serve.served import Served
 from notepad_jax.text.chunks import ChunkedDocument
-from notepad_jax.types import Chunks, Completer, Tokens, TurnKind
+from notepad_jax.types import Chunks, Completer, Finish, Tokens
 
 FORM = (
     'send the document and the question as two parts of one message: "content": '
@@ -93,11 +93,11 @@ async def reading(
         turns += 1
         prompt_tokens += len(turn.prompt.tokens)
         completion_tokens += len(turn.completion.tokens)
-    assert turn.kind is TurnKind.ANSWER, "a reading ends with its answer"
     completion, read = turn.completion, getattr(question.chunks, "tokens_read", 0)
+    aborted = completion.finish is Finish.CANCELLED
     yield Delta(
         index,
-        served.tokenizer.decode(memory_agent.written(completion)),
+        "" if aborted else served.tokenizer.decode(memory_agent.written(completion)),
         tuple(completion.tokens.tolist()),
         tuple(map(float, completion.behaviour_logprobs)),
         (),

@@ -36,8 +36,9 @@ class Reply:
         """`prompts` are those of the choices in order, n choices each; [] for a reading."""
         self.how, self.prompts, self._tokenizer = how, prompts, tokenizer
         self._names = {i: name for name, i in tokenizer.controls.items()}
+        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self._head = {
-            "id": f"{self.prefix}-{uuid.uuid4().hex}",
+            "id": self.id,
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint,

@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -142,8 +142,10 @@ class Events(Response):
 class Door:
     """Lets in who has the key; without one, who comes from this machine and says so."""
 
-    def __init__(self, app: ASGIApp, key: str | None) -> None:
-        self._app, self._key = app, key
+    def __init__(self, app: ASGIApp, key: str | None, other: str | None, others: Sequence[str]):
+        """`other` is the key of the paths in `others`."""
+        self._app, self._keys = app, dict.fromkeys(others, other)
+        self._key = key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN:
@@ -155,7 +157,8 @@ class Door:
         await self._app(scope, receive, send)
 
     def _problem(self, request: Request) -> Refusal | None:
-        if self._key is None:
+        key = self._keys.get(request.url.path, self._key)
+        if key is None:
             # A web page may send its visitor's browser here; the browser says who it is for.
             names = [request.headers.get("host", ""), request.headers.get("origin", "")]
             if all(is_local(name.rpartition("//")[2]) for name in names if name):
@@ -163,7 +166,7 @@ class Door:
             message = "a server without a key answers this machine alone, by the name localhost"
             return Refusal(403, message, None, "not_local", "permission_error")
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        same = hmac.compare_digest(given.strip().encode(), self._key.encode())
+        same = hmac.compare_digest(given.strip().encode(), key.encode())
         if scheme.lower() == "bearer" and same:
             return None
         what = "is wrong" if given else "is missing: send it as Authorization: Bearer KEY"

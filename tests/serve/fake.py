@@ -19,6 +19,7 @@ import uvicorn
 
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.serve.app import App
+from notepad_jax.serve.control import Adopt, Gate
 from notepad_jax.serve.conversations import Conversations
 from notepad_jax.serve.desk import Desk
 from notepad_jax.serve.served import Served
@@ -114,10 +115,12 @@ def served(streamer: Arithmetic, chat: bool = True, **changes) -> Served:
 
 @contextlib.contextmanager
 def running(
-    policy: Served, waiting: int = 8, queued_tokens: int = 0, key: str | None = None
-) -> Iterator[str]:
+    policy: Served, waiting: int = 8, queued_tokens: int = 0, key: str | None = None,
+    trainers: Adopt | None = None, control_key: str | None = None,
+) -> Iterator[str]:  # fmt: skip
     """Serves in a thread; yields the server's address."""
-    app = App(policy, Desk(policy.slots, waiting, queued_tokens), key)
+    gate = Gate(trainers) if trainers else None
+    app = App(policy, Desk(policy.slots, waiting, queued_tokens), key, gate, control_key)
     # By the protocol's number asyncio knows that it may send at once, without waiting for more.
     place = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     place.bind(("127.0.0.1", 0))

@@ -184,7 +184,7 @@ def test_noise_never_makes_the_server_fail(url, body):
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(body=BODIES)
 def test_much_noise_never_makes_the_server_fail(url, body):
     noise(url, body)

@@ -125,7 +125,7 @@ BODIES = st.builds(lambda base, more: base | more, st.sampled_from([{}, CHAT, TE
                    st.dictionaries(NAMES, VALUES, max_size=4))  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(body=BODIES)
 def test_noise_is_read_or_refused(body):
     for read in (asked.chat, asked.completion):

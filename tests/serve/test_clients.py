@@ -132,8 +132,9 @@ def chats(tmp_path_factory):
     """A chat model of random weights, served by the program."""
     folder = tmp_path_factory.mktemp("served")
     policy = chat_models.folder(folder / "chats")
-    with program(policy, folder, "--config", "chat", "--served-name", "chats",
-                 "--config.serve.max_completion=24", "--config.serve.queue=20") as url:  # fmt: skip
+    sizes = ("--config.serve.max_completion=24", "--config.serve.queue=20")
+    how = ("--config", "chat", "--served-name", "chats", "--rl")
+    with program(policy, folder, *how, *sizes) as url:
         yield url, policy
 
 
@@ -195,6 +196,30 @@ def test_a_seeded_request_alone_and_among_50_and_200_clients_are_answered_or_ref
         assert by_seed.get(0, again["choices"][0]["token_ids"]) == again["choices"][0]["token_ids"]
         running = client.get(f"{url}/metrics").text
         assert "notepad:num_requests_running 0.0" in running
+
+
+@pytest.mark.slow
+def test_weights_change_between_two_completions(chats, tmp_path):
+    """Runs after the others: the server keeps the new ones."""
+    url, policy = chats
+    other = chat_models.folder(tmp_path / "other", seed=1)
+    body = {"model": "chats", "messages": ASKED, "seed": 5, "max_tokens": 12}
+    with httpx2.Client(timeout=200) as client:
+        post = lambda path, **body: client.post(url + path, json=body)  # noqa: E731
+        before = post("/v1/chat/completions", **body).json()
+        refused = post("/update_weights", folder=str(ROOT / "data" / "starter"))
+        assert refused.status_code == 400 and "another shape" in refused.text
+        assert post("/update_weights", folder="no/such").status_code == 400
+        assert post("/update_weights", folder=str(other)).json()["policy_version"] == 1
+        after = post("/v1/chat/completions", **body).json()
+        assert post("/update_weights", folder=str(policy)).json()["policy_version"] == 2
+        again = post("/v1/chat/completions", **body).json()
+    told = [reply["choices"][0]["message"]["content"] for reply in (before, after, again)]
+    assert told[0] == told[2] != told[1]
+    versions = [reply["choices"][0]["policy_version"] for reply in (before, after, again)]
+    assert versions == [0, 1, 2]
+    prints = [reply["system_fingerprint"] for reply in (before, after, again)]
+    assert prints[0] == prints[2] != prints[1]
 
 
 @pytest.mark.slow
