@@ -85,6 +85,7 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
 
         async def until_the_end() -> None:
             async with engines:
+                place.listen()  # whoever comes from now on is answered
                 screen.say(f"serving {served.ids[0]} and {served.ids[1]} at {url} (Ctrl-C ends)")
                 await server.serve([place])
 
