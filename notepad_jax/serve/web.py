@@ -157,7 +157,7 @@ class Door:
         await self._app(scope, receive, send)
 
     def _problem(self, request: Request) -> Refusal | None:
-        key = self._keys.get(request.url.path, self._key)
+        key = self._keys.get(request.scope["path"], self._key)  # what routes are chosen by
         if key is None:
             # A web page may send its visitor's browser here; the browser says who it is for.
             names = [request.headers.get("host", ""), request.headers.get("origin", "")]

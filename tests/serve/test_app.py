@@ -9,6 +9,7 @@ import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from notepad_jax.serve import web
 from notepad_jax.types import CompleterFailed
 from tests.serve.fake import NAME, TOKENIZER, Arithmetic, running, served, until
 from tests.serve.test_asked import BODIES
@@ -91,6 +92,15 @@ def test_a_stream_says_what_the_whole_says(url):
         assert mine[-1]["finish_reason"] == choice["finish_reason"]
         assert all(c["finish_reason"] is None for c in mine[:-1])
         assert "code of" not in choice["text"]
+
+
+def test_a_silent_stream_says_that_it_lives(monkeypatch):
+    monkeypatch.setattr(web, "HEARTBEAT", 0.02)
+    with running(served(Arithmetic(pause=0.2))) as url:
+        said = post(url, **TEXT, stream=True).text
+    lines = said.split("\n\n")
+    assert ": still at it" in lines and lines[-2:] == ["data: [DONE]", ""]
+    assert all(line.startswith(("data: ", ": ")) for line in lines[:-1])
 
 
 def test_a_chat_is_framed_by_the_models_template_and_nothing_in_it_becomes_a_marker(url):

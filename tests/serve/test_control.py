@@ -115,11 +115,12 @@ def test_trainers_have_a_key_of_their_own():
     with trained(Arithmetic(), key="clients", control_key="trainers") as url:
         codes = {
             (path, key): CLIENT.get(url + path, headers={"Authorization": f"Bearer {key}"})
-            for path in ("/is_paused", "/version")
+            for path in ("/is_paused", "/%69s_paused", "/version")
             for key in ("clients", "trainers")
         }
         assert {k: reply.status_code for k, reply in codes.items()} == {
             ("/is_paused", "clients"): 401, ("/is_paused", "trainers"): 200,
+            ("/%69s_paused", "clients"): 401, ("/%69s_paused", "trainers"): 200,
             ("/version", "clients"): 200, ("/version", "trainers"): 401,
         }  # fmt: skip
 
