@@ -222,6 +222,7 @@ class Piece:
     finish: Finish | None  # of the last piece; None before
     policy_version: int
     top: tuple[Alternatives, ...] = ()  # of each token, where `top_logprobs` asked for some
+    cached: int = 0  # tokens of the prompt that nobody had to read again
 
 
 @runtime_checkable

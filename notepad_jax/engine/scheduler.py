@@ -50,6 +50,7 @@ class Context:
     stage: Stage = Stage.WAITING
     version: int = -1  # of the policy; given at admission
     prefix: CachedPrefix | None = None
+    cached: int = 0  # prompt tokens that were there already, or are read for somebody else
     ragged: int = 0  # tokens of the prefix's last, partly filled page: copied into a private one
     pages: tuple[int, ...] = ()
     tokens: list[int] = dataclasses.field(default_factory=list)
@@ -259,6 +260,7 @@ class Scheduler:
             new.append(prefix)
         elif prefix is not None:
             self.prefixes.use(prefix)
+            context.cached = len(shared)
         self.prefixes.make_room(private)
         context.pages = self.pool.allocate(private)
         context.prefix, context.version, context.stage = prefix, self.version, Stage.RUNNING

@@ -178,6 +178,7 @@ class EngineService:
                     context.finish if ended else None,
                     context.version,
                     top,
+                    context.cached,
                 )
                 if ended:
                     return

@@ -33,6 +33,7 @@ class Delta:
     finish: str | None  # of the last one
     version: int
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)  # of a reading, at its end
+    cached: int = 0  # tokens of the prompt that nobody had to read again
 
 
 async def choice(
@@ -56,7 +57,7 @@ async def choice(
             logprobs = tuple(map(float, piece.behaviour_logprobs[:taken]))
             yield Delta(
                 index, "".join(texts), tuple(ids[:taken]), logprobs, piece.top[:taken], finish,
-                piece.policy_version,
+                piece.policy_version, cached=piece.cached,
             )  # fmt: skip
             if finish:
                 return
@@ -103,6 +104,7 @@ class Whole:
     finish: str | None = None
     version: int = -1
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    cached: int = 0
 
     def add(self, delta: Delta) -> None:
         self.text.append(delta.text)
@@ -110,3 +112,4 @@ class Whole:
         self.logprobs += delta.logprobs
         self.top += delta.top
         self.finish, self.version, self.notes = delta.finish, delta.version, delta.notes
+        self.cached = delta.cached

@@ -47,6 +47,7 @@ class Reply:
         self._said: dict[int, list[int]] = {}  # last tokens of each choice
         self._offset: dict[int, int] = {}  # characters of each choice
         self._made = 0
+        self._cached: dict[int, int] = {}  # tokens of each choice's prompt
         self._notes: dict[int, dict[str, Any]] = {}
 
     # ------------------------------------------------------------ whole
@@ -57,7 +58,7 @@ class Reply:
         for index, one in enumerate(choices):
             delta = Delta(
                 index, "".join(one.text), tuple(one.tokens), tuple(one.logprobs), tuple(one.top),
-                one.finish, one.version, one.notes,
+                one.finish, one.version, one.notes, one.cached,
             )  # fmt: skip
             self._count(delta)
             found.append(self._choice(delta, self._message(delta.text)))
@@ -90,7 +91,10 @@ class Reply:
     def usage(self) -> dict[str, Any]:
         """Tokens so far; of readings those of all turns."""
         prompt, made = sum(map(len, self.prompts)), self._made
-        more: dict[str, Any] = {}
+        # The first of a prompt's choices may have had to read it; the others find it.
+        cached = (min(self._cached.get(i, 0) for i in range(k * self.how.n, (k + 1) * self.how.n))
+                  for k in range(len(self.prompts)))  # fmt: skip
+        more: dict[str, Any] = {"prompt_tokens_details": {"cached_tokens": sum(cached)}}
         if self._notes:
             prompt, made = (
                 sum(notes[name] for notes in self._notes.values())
@@ -102,6 +106,7 @@ class Reply:
 
     def _count(self, delta: Delta) -> None:
         self._made += len(delta.tokens)
+        self._cached[delta.index] = delta.cached
         if delta.notes:
             self._notes[delta.index] = delta.notes
 

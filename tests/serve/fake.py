@@ -71,6 +71,7 @@ class Arithmetic:
 
     async def stream(self, prompt, sampling):
         self.asked.append((prompt, sampling))
+        cached = 3 + len(self.asked)  # more for those that come later
         async with self._slot():
             if self.broken:
                 raise self.broken
@@ -84,7 +85,7 @@ class Arithmetic:
                 logprobs = -(1.0 + first + np.arange(len(new), dtype=np.float32)) / 8
                 some = tuple((300 + k, -1.0 - k) for k in range(sampling.top_logprobs))
                 top = (some,) * len(new) if some else ()
-                yield Piece(tokens(new), logprobs.astype(np.float32), finish, 7, top)
+                yield Piece(tokens(new), logprobs.astype(np.float32), finish, 7, top, cached)
 
 
 def said(prompt, sampling) -> list[int]:

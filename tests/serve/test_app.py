@@ -46,6 +46,7 @@ def rotated(first: int, count: int) -> str:
 
 def test_a_completion_by_hand(url):
     reply = post(url, **TEXT, logprobs=2, return_token_ids=True, n=2).json()
+    assert reply["usage"].pop("prompt_tokens_details")
     assert reply["usage"] == {"prompt_tokens": 7, "completion_tokens": 10, "total_tokens": 17}
     assert reply["system_fingerprint"] == "np-7" and reply["logprobs_mode"] == "temperature"
     for index, choice in enumerate(reply["choices"]):
@@ -58,6 +59,13 @@ def test_a_completion_by_hand(url):
         assert "".join(said["tokens"]) == choice["text"]
         assert said["text_offset"][1] == len(said["tokens"][0])
         assert [list(top.values()) for top in said["top_logprobs"]] == [[-1.0, -2.0]] * 5
+
+
+def test_a_prompt_counts_once_however_many_choices_it_has():
+    with running(served(Arithmetic())) as url:
+        usage = post(url, **TEXT | {"prompt": [IDS, IDS[:3]], "n": 2}).json()["usage"]
+    assert usage["prompt_tokens"] == 7 + 3
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 4 + 6}  # of 4, 5 and 6, 7
 
 
 def test_ids_lists_and_texts_are_prompts_alike(url):

@@ -192,6 +192,9 @@ def test_a_seeded_request_alone_and_among_50_and_200_clients_are_answered_or_ref
             assert len(ids) == reply["usage"]["completion_tokens"]
             assert len(reply["choices"][0]["logprobs"]["content"]) == len(ids)
         again = ask(client).json()
+        counted = again["usage"]
+        cached = counted["prompt_tokens_details"]["cached_tokens"]
+        assert cached == counted["prompt_tokens"] - 1  # all that is shared was there
         assert again["choices"][0]["token_ids"] == alone["choices"][0]["token_ids"]
         assert by_seed.get(0, again["choices"][0]["token_ids"]) == again["choices"][0]["token_ids"]
         running = client.get(f"{url}/metrics").text
