@@ -206,6 +206,16 @@ def get_config() -> ConfigDict:
         )
     )
 
+    # What `serve` takes; the engine's sizes follow.
+    config.serve = ConfigDict(
+        dict(
+            max_prompt=0,  # tokens of a prompt; 0: as many as a turn of a reading may have
+            max_completion=0,  # tokens of a completion; 0: as a turn's
+            queue=64,  # completions that may wait for a slot; who comes then gets a 429
+            queue_tokens=0,  # that all of them may come to, those that run too; 0: any number
+        )
+    )
+
     # Greedy reading of documents never trained on. The training length is read as in training.
     config.evaluate = ConfigDict(
         dict(

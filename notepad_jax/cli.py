@@ -192,7 +192,7 @@ def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str 
     if arguments.command == "ask" and arguments.endpoint:
         return "ruler"
     if (
-        arguments.command == "ask"
+        arguments.command in ("ask", "serve")
         and arguments.policy
         and chat.has_template(Path(arguments.policy))
     ):
@@ -206,8 +206,8 @@ def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str 
 
 
 def habits(arguments: argparse.Namespace, config: ConfigDict) -> dict[str, Any]:
-    """How the run reads that `eval` and `ask` are to read with, unless --config says how."""
-    if arguments.command not in ("eval", "ask") or arguments.config or not config.policy:
+    """How the run reads that `eval`, `ask`, `serve` are to read with, unless --config says how."""
+    if arguments.command not in ("eval", "ask", "serve") or arguments.config or not config.policy:
         return {}
     if config.get("endpoint") and config.endpoint.url:
         return {}

@@ -28,6 +28,7 @@ from notepad_jax.programs import (
     plan_table,
     quickstart,
     reading_list,
+    serve,
     subjects,
     traces,
     train,
@@ -137,6 +138,16 @@ def _trace(
     if asked == "yes":
         traces.show(made.page)
     return made, traces.text(made)
+
+
+def _serve(
+    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
+) -> tuple[Any, str]:
+    address = serve.Address(
+        arguments.host, arguments.port, arguments.key_variable, arguments.rl
+    )  # fmt: skip
+    ended = serve.run(config, address, arguments.served_name, screen)
+    return ended, f"served {ended.name} at {ended.url}"
 
 
 def _import_hf(
@@ -342,6 +353,23 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--trace", metavar="FILE", help="append the reading, turn by turn, to this "
                      "file, for `notepad-jax trace`")  # fmt: skip
     reader_options(sub)
+    sub = command(
+        "serve", _serve, "quickstart", "the policy behind OpenAI's API",
+        "Answers at http://HOST:PORT/v1 until Ctrl-C: chat/completions, completions (text or\n"
+        "token ids), models; /tokenize, /health, /metrics. NAME continues what it is given,\n"
+        "NAME:notepad reads a document of any length and answers a question about it.\n"
+        "With a key in the environment (NOTEPAD_API_KEY) clients must have it; without one the\n"
+        "server only listens on this machine. docs/server.md says what is served, and how.\n\n"
+        "example: notepad-jax serve --policy runs/quickstart/hf --port 8000",
+    )  # fmt: skip
+    sub.add_argument("--policy", help=POLICY)
+    sub.add_argument("--host", default="127.0.0.1", help="the address to listen on (127.0.0.1)")
+    sub.add_argument("--port", type=int, default=8000, help="0 takes a free one (8000)")
+    sub.add_argument("--served-name", metavar="NAME", help="of the model (the policy's)")
+    sub.add_argument("--key-variable", default=serve.KEY, metavar="VARIABLE",
+                     help=f"of the environment, with the key ({serve.KEY})")  # fmt: skip
+    sub.add_argument("--rl", action="store_true", help="for trainers: /generate, pauses and "
+                     f"other weights, with a key of its own ({serve.CONTROL_KEY})")  # fmt: skip
 
     def plain(
         name: str, run: Callable[..., tuple[Any, str]], short: str, long: str

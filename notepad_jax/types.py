@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -133,6 +133,7 @@ class Finish(enum.Enum):
     CANCELLED = "cancelled"
 
 
+MOST_TOP_LOGPROBS = 20  # alternatives of a token that anybody may ask for
 COLDEST, HOTTEST = 1e-4, 1e4  # logits divided by these stay finite in float32, and apart
 LEAST_TOP_P = float(np.finfo(np.float32).tiny)  # below, it is 0 on a device and keeps no token
 
@@ -149,6 +150,7 @@ class SamplingParams:
     max_new_tokens: int
     stop_ids: tuple[int, ...]
     seed: int  # 0 <= seed < 2**63
+    top_logprobs: int = 0  # likeliest tokens to tell of beside each sampled one, to `stream`
 
     def __post_init__(self) -> None:
         if self.temperature != 0 and not COLDEST <= self.temperature <= HOTTEST:
@@ -164,6 +166,11 @@ class SamplingParams:
             )
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed is {self.seed}; it must be at least 0 and below 2**63")
+        if not 0 <= self.top_logprobs <= MOST_TOP_LOGPROBS:
+            raise ValueError(
+                f"top_logprobs is {self.top_logprobs}; it must be at least 0 and at most "
+                f"{MOST_TOP_LOGPROBS}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -205,11 +212,34 @@ class Completion:
     policy_version: int  # exactly one for the whole completion
 
 
+Alternatives = tuple[tuple[int, float], ...]  # (token, logprob), the likeliest first
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Piece:
+    """Some tokens of a completion under way, as `Streamer.stream` gives them."""
+
+    tokens: Tokens
+    behaviour_logprobs: np.ndarray  # float32 [n]
+    finish: Finish | None  # of the last piece; None before
+    policy_version: int
+    top: tuple[Alternatives, ...] = ()  # of each token, where `top_logprobs` asked for some
+    cached: int = 0  # tokens of the prompt that nobody had to read again
+
+
 @runtime_checkable
 class Completer(Protocol):
     """The bridge between words and numbers: one coroutine."""
 
     async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion: ...
+
+
+@runtime_checkable
+class Streamer(Completer, Protocol):
+    """A completer that also tells of a completion while it is made."""
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams) -> AsyncIterator[Piece]:
+        """Yields a completion's tokens as they are made; together they are `complete`'s."""
 
 
 @runtime_checkable

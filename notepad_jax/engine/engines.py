@@ -12,15 +12,22 @@ takes its row's, which copies nothing. Above: programs.parts; below: `service` a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from jax.sharding import Mesh
 
 from notepad_jax.engine.service import EngineService, EngineStats
 from notepad_jax.parallel import place
-from notepad_jax.types import PolicySnapshot
+from notepad_jax.types import (
+    Completion,
+    Piece,
+    PolicySnapshot,
+    Prompt,
+    SamplingParams,
+)
 from notepad_jax.waiting import Loop
 
 T = TypeVar("T")
@@ -36,6 +43,7 @@ class Engines:
         self.count = len(services)
         self._services, self._mesh = tuple(services), mesh
         self._loops: list[Loop] = []
+        self._seated = [0] * self.count  # who has a seat at each engine
 
     @property
     def version(self) -> int:
@@ -73,6 +81,19 @@ class Engines:
             raise failures.exceptions[0] from failures.exceptions[0].__cause__
         return [task.result() for task in tasks]
 
+    @contextlib.contextmanager
+    def seat(self) -> Iterator[Seat]:
+        """A place at the engine that has fewest of them: a `types.Streamer`, for any event loop.
+
+        Who reads on after a turn keeps its seat: there lies what was read already.
+        """
+        number = self._seated.index(min(self._seated))
+        self._seated[number] += 1
+        try:
+            yield Seat(self._loops[number], self._services[number])
+        finally:
+            self._seated[number] -= 1
+
     async def adopt(self, snapshot: PolicySnapshot, drain: bool = False) -> None:
         """As `EngineService.adopt`, of all."""
         rows = self._rows(snapshot)
@@ -93,3 +114,48 @@ class Engines:
             PolicySnapshot(snapshot.version, place.row(snapshot.params, self._mesh, number))
             for number in range(self.count)
         ]
+
+
+class Seat:
+    """One engine as coroutines of another loop see it, as `Engines.seat` gives it.
+
+    Its thread makes tokens while the caller's does other things. Failures are `EngineService`'s.
+    """
+
+    def __init__(self, loop: Loop, service: EngineService) -> None:
+        self._loop, self._service = loop, service
+
+    async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion:
+        """As `EngineService.complete`."""
+        return await self._loop.awaited(self._service.complete(prompt, sampling))
+
+    async def stream(self, prompt: Prompt, sampling: SamplingParams) -> AsyncIterator[Piece]:
+        """As `EngineService.stream`; when the iterator is closed, slot and pages are free."""
+        caller = asyncio.get_running_loop()
+        told: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+
+        def tell(what: Piece | Exception) -> None:
+            with contextlib.suppress(RuntimeError):  # the caller's loop is gone
+                caller.call_soon_threadsafe(told.put_nowait, what)
+
+        async def made() -> None:
+            try:
+                async with contextlib.aclosing(self._service.stream(prompt, sampling)) as pieces:
+                    async for piece in pieces:
+                        tell(piece)
+            except Exception as problem:
+                tell(problem)
+
+        making = asyncio.ensure_future(self._loop.awaited(made()))
+        try:
+            while True:
+                piece = await told.get()
+                if isinstance(piece, Exception):
+                    raise piece
+                yield piece
+                if piece.finish is not None:
+                    return
+        finally:
+            making.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await making

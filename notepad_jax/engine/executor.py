@@ -41,7 +41,7 @@ from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.parallel import rules
-from notepad_jax.types import NO_TOKENS, SamplingParams, tokens
+from notepad_jax.types import NO_TOKENS, Alternatives, SamplingParams, tokens
 from pallas_kernels import Pages, cache_head_size
 
 
@@ -50,6 +50,7 @@ class Sampled(NamedTuple):
 
     tokens: list[int]
     logprobs: list[float]
+    top: Sequence[Alternatives] = ()  # of each token, if any were asked for
 
 
 class Runs(Protocol):
@@ -61,9 +62,9 @@ class Runs(Protocol):
 
     def read(self, params: Any, prefixes: Sequence[CachedPrefix]) -> None: ...
 
-    def start(self, params: Any, contexts: Sequence[Context]) -> Sequence[tuple]: ...
+    def start(self, params: Any, contexts: Sequence[Context]) -> Sequence[Sampled]: ...
 
-    def decode(self, params: Any, contexts: Sequence[Context]) -> Sequence[tuple]: ...
+    def decode(self, params: Any, contexts: Sequence[Context]) -> Sequence[Sampled]: ...
 
 
 class Executor:
@@ -110,14 +111,17 @@ class Executor:
                 row, spans = layout.tail_row(self.settings, [contexts[b] for b in members], width)
                 self._count(TailRow(width))
                 with meshes.within(self.mesh):
-                    self.pages, *out = launches.start_tails(self.config, params, self._cache(), row)
+                    self.pages, *out = launches.start_tails(
+                        self.config, params, self._cache(), row,
+                        **self._top([contexts[b] for b in members]),
+                    )  # fmt: skip
                 waiting.append((members, spans, out))
         sampled: list[Sampled | None] = [None] * len(contexts)
         for members, spans, out in waiting:
-            new, logps = jax.device_get(out)
+            new, *rest = jax.device_get(out)
             for b, span in zip(members, spans, strict=True):
                 n = layout.accepted(new[span], contexts[b])
-                sampled[b] = _sampled(new[span][:n], logps[span][:n])
+                sampled[b] = _sampled(contexts[b], *(x[span][:n] for x in (new, *rest)))
         return sampled
 
     def decode(self, params: Params, contexts: Sequence[Context]) -> list[Sampled]:
@@ -131,10 +135,17 @@ class Executor:
         with meshes.within(self.mesh):
             self.pages, *out = launches.generate(
                 self.config, params, self._cache(), tables, slots,
-                self.settings.steps_per_launch,
+                self.settings.steps_per_launch, **self._top(contexts),
             )  # fmt: skip
-        new, logps, made = jax.device_get(out)
-        return [_sampled(new[b, : made[b]], logps[b, : made[b]]) for b in range(len(contexts))]
+        new, logps, made, *likeliest = jax.device_get(out)
+        return [
+            _sampled(context, *(x[b, : made[b]] for x in (new, logps, *likeliest)))
+            for b, context in enumerate(contexts)
+        ]
+
+    def _top(self, contexts: Sequence[Context]) -> dict[str, Any]:
+        wanted = max((context.sampling.top_logprobs for context in contexts), default=0)
+        return _likeliest(self.settings, wanted)
 
     def insert(self, kv: Any, target_T: np.ndarray) -> None:
         """Writes dense keys and values of one prompt at flat cache indices (JetStream's way)."""
@@ -145,13 +156,29 @@ class Executor:
         self.seen[shape] = self.seen.get(shape, 0) + 1
 
 
-def _sampled(new: np.ndarray, logps: np.ndarray) -> Sampled:
+def _likeliest(settings: EngineSettings, wanted: int = 0) -> dict[str, Any]:
+    """How many of the likeliest tokens a launch tells of; nothing for an engine that never does."""
+    most = settings.top_logprobs
+    return {"wanted": np.int32(wanted), "most": most} if most else {}
+
+
+def _sampled(
+    context: Context, new: np.ndarray, logps: np.ndarray, *likeliest: np.ndarray
+) -> Sampled:
+    wanted = context.sampling.top_logprobs
     if not np.isfinite(logps).all():
         raise FloatingPointError(
             "a sampled token's logprob is not finite: the weights or the logits they give are "
             "not; look at the last training steps, or at the folder the weights came from"
         )
-    return Sampled(new.tolist(), logps.tolist())
+    if not wanted:
+        return Sampled(new.tolist(), logps.tolist())
+    ids, theirs = (x[:, :wanted].tolist() for x in likeliest)
+    top = [
+        tuple((i, p) for i, p in zip(*pair, strict=True) if p > -math.inf)  # there is no such token
+        for pair in zip(ids, theirs, strict=True)
+    ]
+    return Sampled(new.tolist(), logps.tolist(), top)
 
 
 # ---------------------------------------------------------------- ahead of time
@@ -181,7 +208,8 @@ def lowered(
     mesh = meshes.one() if mesh is None else mesh
     launch, arguments = arguments_of(config, settings, params, shape, mesh)
     with meshes.within(mesh):
-        return launch.lower(*arguments)
+        more = {} if isinstance(shape, PrefixRow) else _likeliest(settings)
+        return launch.lower(*arguments, **more)
 
 
 def arguments_of(

@@ -125,7 +125,7 @@ class PagedEngine(jetstream_compat.Engine):
         logprobs = np.zeros((len(slots), steps), np.float32)
         made = np.zeros(len(slots), np.int32)
         sampled = decode_state.executor.decode(params, [slots[i] for i in active])
-        for i, (ids, logps) in zip(active, sampled, strict=True):
+        for i, (ids, logps, _) in zip(active, sampled, strict=True):
             made[i] = len(ids)
             new[i, : made[i]], logprobs[i, : made[i]] = ids, logps
             slots[i].tokens += ids

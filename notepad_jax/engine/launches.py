@@ -19,9 +19,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from notepad_jax.engine.sampler import sample
+from notepad_jax.engine.sampler import likeliest, sample
 from notepad_jax.model import attention, logprobs, policy
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
@@ -92,20 +92,26 @@ def read_prefixes(config: PolicyConfig, params: Params, pages: Pages, row: Prefi
     return attention.write_pages(pages, k, v, row.table)
 
 
-@functools.partial(jax.jit, static_argnames="config", donate_argnames="pages")
+@functools.partial(jax.jit, static_argnames=("config", "most"), donate_argnames="pages")
 def start_tails(
-    config: PolicyConfig, params: Params, pages: Pages, row: TailArrays
-) -> tuple[Pages, Int[Array, " T"], Float[Array, " T"]]:
+    config: PolicyConfig,
+    params: Params,
+    pages: Pages,
+    row: TailArrays,
+    wanted: Array | None = None,
+    most: int = 0,
+) -> tuple[Array | Pages, ...]:
     """Runs packed tails after a cached prefix and samples after the tokens `row.sample_at`.
 
     The page in which a prefix ends is first copied into each tail's first page. Returns
-    (cache, sampled tokens, their logprobs); only the first `row.samples` mean anything.
+    (cache, sampled tokens [T], their logprobs [T]); only the first `row.samples` mean anything.
+    With `most` above 0 also the ids and logprobs [T, most] of the `wanted` likeliest.
     """
     pages = _copy_pages(pages, row.copy_from, row.copy_to, row.copies)
     attend = attention.packed_after_prefix(config, pages, row.table, row.length, row.kv_end)
     hidden_1TD, _, (k, v) = policy.forward(config, params, row.tokens, row.positions, attend)
     pages = attention.write_tokens(pages, k, v, row.target)
-    return pages, *_sample_after(config, params, hidden_1TD[0], row)
+    return pages, *_sample_after(config, params, hidden_1TD[0], row, wanted, most)
 
 
 def _copy_pages(pages: Pages, source_Y: Array, target_Y: Array, count: Array) -> Pages:
@@ -116,8 +122,9 @@ def _copy_pages(pages: Pages, source_Y: Array, target_Y: Array, count: Array) ->
 
 
 def _sample_after(
-    config: PolicyConfig, params: Params, hidden_TD: Array, row: TailArrays
-) -> tuple[Array, Array]:
+    config: PolicyConfig, params: Params, hidden_TD: Array, row: TailArrays,
+    wanted: Array | None, most: int,
+) -> tuple[Array, ...]:  # fmt: skip
     """Samples in blocks, as many as there are: logits of a whole row may not fit in memory."""
     T = hidden_TD.shape[0]
     size = min(T, SAMPLED)
@@ -128,19 +135,22 @@ def _sample_after(
 
     sample_at, draws = jax.tree.map(whole_blocks, (row.sample_at, row.draws))
 
-    def block(i: Array, done: tuple[Array, Array]) -> tuple[Array, Array]:
+    def block(i: Array, done: tuple[Array, ...]) -> tuple[Array, ...]:
         cut = lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size)  # noqa: E731
         d = jax.tree.map(cut, draws)
         logits_XV = logprobs.logits(config, params, hidden_TD[cut(sample_at)])
         new = sample(logits_XV, d.temperature, d.top_p, d.seed, d.index)
+        if most:
+            new = *new, *likeliest(logits_XV, d.temperature, wanted, most)
         return tuple(
             jax.lax.dynamic_update_slice_in_dim(old, x, i * size, 0)
             for old, x in zip(done, new, strict=True)
         )
 
-    start = jnp.zeros(padded, jnp.int32), jnp.zeros(padded, jnp.float32)
-    new, logps = jax.lax.fori_loop(0, -(-row.samples // size), block, start)
-    return new[:T], logps[:T]
+    shapes = ((padded,), (padded, most)) if most else ((padded,),)
+    start = tuple(jnp.zeros(shape, t) for shape in shapes for t in (jnp.int32, jnp.float32))
+    done = jax.lax.fori_loop(0, -(-row.samples // size), block, start)
+    return tuple(x[:T] for x in done)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "start"))
@@ -170,7 +180,7 @@ def insert_dense(pages: Pages, kv: tuple[Array, Array], target_T: Int[Array, " T
     return attention.write_tokens(pages, k, v, target_T)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "steps"), donate_argnames="pages")
+@functools.partial(jax.jit, static_argnames=("config", "steps", "most"), donate_argnames="pages")
 def generate(
     config: PolicyConfig,
     params: Params,
@@ -178,10 +188,13 @@ def generate(
     tables: PageTables,
     slots: SlotArrays,
     steps: int,
-) -> tuple[Pages, Int[Array, "B steps"], Float[Array, "B steps"], Int[Array, " B"]]:
+    wanted: Array | None = None,
+    most: int = 0,
+) -> tuple[Array | Pages, ...]:
     """Decodes up to `steps` tokens in every slot.
 
-    Returns (cache, tokens, logprobs, how many of each row's tokens are real).
+    Returns (cache, tokens [B, steps], logprobs [B, steps], how many of each row's tokens are real
+    [B]); with `most` above 0 also ids and logprobs [B, steps, most] of the `wanted` likeliest.
     """
     B = slots.token.shape[0]
 
@@ -190,7 +203,7 @@ def generate(
         return (step < steps) & jnp.any(remaining > 0)
 
     def one(state: tuple) -> tuple:
-        step, pages, token, remaining, made, tokens, logps = state
+        step, pages, token, remaining, made, sampled = state
         active = remaining > 0
         lens = tables.shared_lens_B + slots.private_len + made + 1
         attend = attention.paged(tables, jnp.where(active, lens, 0))
@@ -198,20 +211,25 @@ def generate(
             config, params, token[:, None], (slots.position + made)[:, None], attend, pages
         )
         draws = slots.draws
-        new, logp = sample(
-            logprobs.logits(config, params, hidden_B1D[:, 0]),
-            draws.temperature, draws.top_p, draws.seed, draws.index + made,
+        logits_BV = logprobs.logits(config, params, hidden_B1D[:, 0])
+        drawn = sample(
+            logits_BV, draws.temperature, draws.top_p, draws.seed, draws.index + made
         )  # fmt: skip
-        tokens = tokens.at[:, step].set(jnp.where(active, new, 0))
-        logps = logps.at[:, step].set(jnp.where(active, logp, 0.0))
+        new, more_of_it = drawn[0], ()
+        if most:
+            more_of_it = likeliest(logits_BV, draws.temperature, wanted, most)
+        drawn = [jnp.where(active, x, 0) for x in drawn]
+        sampled = tuple(
+            x.at[:, step].set(one) for x, one in zip(sampled, (*drawn, *more_of_it), strict=True)
+        )
         stopped = jnp.any(new[:, None] == slots.stop_ids, axis=1)
         made = made + active
         remaining = jnp.where(active & ~stopped, remaining - 1, 0)
-        return step + 1, pages, jnp.where(active, new, token), remaining, made, tokens, logps
+        return step + 1, pages, jnp.where(active, new, token), remaining, made, sampled
 
-    start = (
-        jnp.int32(0), pages, slots.token, slots.remaining, jnp.zeros(B, jnp.int32),
-        jnp.zeros((B, steps), jnp.int32), jnp.zeros((B, steps), jnp.float32),
-    )  # fmt: skip
-    _, pages, _, _, made, tokens, logps = jax.lax.while_loop(more, one, start)
-    return pages, tokens, logps, made
+    shapes = ((B, steps), (B, steps, most)) if most else ((B, steps),)
+    nothing = tuple(jnp.zeros(shape, t) for shape in shapes for t in (jnp.int32, jnp.float32))
+    made = jnp.zeros(B, jnp.int32)
+    start = jnp.int32(0), pages, slots.token, slots.remaining, made, nothing
+    _, pages, _, _, made, sampled = jax.lax.while_loop(more, one, start)
+    return pages, *sampled[:2], made, *sampled[2:]

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from notepad_jax.engine.executor import Runs
+from notepad_jax.engine.executor import Runs, Sampled
 from notepad_jax.engine.pages import CachedPrefix
 from notepad_jax.engine.scheduler import Context
 
@@ -45,16 +45,16 @@ class _Open:
 
     asked: str
     known: Given | None
-    pieces: list[tuple[list[int], list[float]]] = dataclasses.field(default_factory=list)
+    pieces: list[Sampled] = dataclasses.field(default_factory=list)
 
-    def known_piece(self) -> tuple[list[int], list[float]] | None:
+    def known_piece(self) -> Sampled | None:
         """What the next launch gave it the first time; None if it had not ended."""
         if self.known is None:
             return None
         number = len(self.pieces)
         first = sum(self.known.pieces[:number])
         here = slice(first, first + self.known.pieces[number])
-        return self.known.tokens[here].tolist(), self.known.logprobs[here].tolist()
+        return Sampled(self.known.tokens[here].tolist(), self.known.logprobs[here].tolist())
 
     def given(self) -> Given:
         """What the turn got, now that it has ended."""
@@ -62,9 +62,9 @@ class _Open:
             return self.known
         return Given(
             self.asked,
-            np.array([token for new, _ in self.pieces for token in new], np.int32),
-            np.array([logprob for _, some in self.pieces for logprob in some], np.float32),
-            tuple(len(new) for new, _ in self.pieces),
+            np.array([token for piece in self.pieces for token in piece.tokens], np.int32),
+            np.array([one for piece in self.pieces for one in piece.logprobs], np.float32),
+            tuple(len(piece.tokens) for piece in self.pieces),
         )
 
 
@@ -91,7 +91,7 @@ class Replay:
         """Reads prefixes into their pages."""
         self._executor.read(params, prefixes)
 
-    def start(self, params: Any, contexts: Sequence[Context]) -> Sequence[tuple]:
+    def start(self, params: Any, contexts: Sequence[Context]) -> Sequence[Sampled]:
         """Prefills the tails of admitted turns, unless all of them are known."""
         for context in contexts:
             asked = _digest(context)
@@ -102,13 +102,13 @@ class Replay:
             self._open[context] = _Open(asked, known)
         return self._launched(self._executor.start, params, contexts)
 
-    def decode(self, params: Any, contexts: Sequence[Context]) -> Sequence[tuple]:
+    def decode(self, params: Any, contexts: Sequence[Context]) -> Sequence[Sampled]:
         """Decodes some tokens in every slot, unless all turns are known."""
         return self._launched(self._executor.decode, params, contexts)
 
     def _launched(
-        self, launch: Callable[..., Sequence[tuple]], params: Any, contexts: Sequence[Context]
-    ) -> Sequence[tuple]:
+        self, launch: Callable[..., Sequence[Sampled]], params: Any, contexts: Sequence[Context]
+    ) -> Sequence[Sampled]:
         turns = [self._open[context] for context in contexts]
         sampled = [turn.known_piece() for turn in turns]
         if not all(sampled):
@@ -116,7 +116,8 @@ class Replay:
             sampled = [one or other for one, other in zip(sampled, new, strict=True)]
         for context, turn, piece in zip(contexts, turns, sampled, strict=True):
             turn.pieces.append(piece)
-            if len(piece[0]) >= context.remaining or piece[0][-1] in context.sampling.stop_ids:
+            new = piece.tokens
+            if len(new) >= context.remaining or new[-1] in context.sampling.stop_ids:
                 self.turns[context.sampling.seed] = turn.given()
                 del self._open[context]
         return sampled

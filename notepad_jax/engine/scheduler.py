@@ -16,10 +16,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+from collections.abc import Sequence
 
 from notepad_jax.engine.pages import CachedPrefix, PagePool, PrefixCache
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
-from notepad_jax.types import NO_TOKENS, Finish, Prompt, SamplingParams, Tokens
+from notepad_jax.types import NO_TOKENS, Alternatives, Finish, Prompt, SamplingParams, Tokens
 
 
 class PromptTooLong(ValueError):
@@ -49,10 +50,12 @@ class Context:
     stage: Stage = Stage.WAITING
     version: int = -1  # of the policy; given at admission
     prefix: CachedPrefix | None = None
+    cached: int = 0  # prompt tokens that were there already, or are read for somebody else
     ragged: int = 0  # tokens of the prefix's last, partly filled page: copied into a private one
     pages: tuple[int, ...] = ()
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
+    top: list[Alternatives] = dataclasses.field(default_factory=list)  # if any are asked for
 
     @property
     def made(self) -> int:
@@ -190,11 +193,15 @@ class Scheduler:
         assert self.running or not self._waiting, "nobody runs and yet somebody waits"
         return Admission(self.version, tuple(new), tuple(admitted), saved)
 
-    def record(self, context: Context, tokens: list[int], logprobs: list[float]) -> None:
+    def record(
+        self, context: Context, tokens: list[int], logprobs: list[float],
+        top: Sequence[Alternatives] = (),
+    ) -> None:  # fmt: skip
         """Writes down what was sampled for a running turn; one that has ended is released."""
         assert context.stage is Stage.RUNNING, f"tokens for a turn that is {context.stage.value}"
         context.tokens += tokens
         context.logprobs += logprobs
+        context.top += top
         if not context.remaining:
             self._release(context, Stage.ENDED)
 
@@ -216,6 +223,11 @@ class Scheduler:
             raise ValueError(
                 f"{len(sampling.stop_ids)} stop ids are given and the engine looks for at most "
                 f"{STOP_IDS}; leave some out"
+            )
+        if sampling.top_logprobs > s.top_logprobs:
+            raise ValueError(
+                f"top_logprobs is {sampling.top_logprobs} and this engine tells of "
+                f"{s.top_logprobs}; it was built for fewer"
             )
 
     def _shared(self, prompt: Prompt, sampling: SamplingParams) -> tuple[Tokens, int]:
@@ -248,6 +260,7 @@ class Scheduler:
             new.append(prefix)
         elif prefix is not None:
             self.prefixes.use(prefix)
+            context.cached = len(shared)
         self.prefixes.make_room(private)
         context.pages = self.pool.allocate(private)
         context.prefix, context.version, context.stage = prefix, self.version, Stage.RUNNING

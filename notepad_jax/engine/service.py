@@ -23,28 +23,17 @@ from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 
-from notepad_jax.engine.executor import Runs
+from notepad_jax.engine.executor import Runs, Sampled
 from notepad_jax.engine.scheduler import Admission, Context, Scheduler
 from notepad_jax.types import (
     CompleterFailed,
     Completion,
-    Finish,
+    Piece,
     PolicySnapshot,
     Prompt,
     SamplingParams,
-    Tokens,
     tokens,
 )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Piece:
-    """Some tokens of a completion under way, as `stream` gives them."""
-
-    tokens: Tokens
-    behaviour_logprobs: np.ndarray  # float32 [n]
-    finish: Finish | None  # of the last piece; None before
-    policy_version: int
 
 
 @dataclasses.dataclass
@@ -181,9 +170,16 @@ class EngineService:
                 if ended:
                     ticket.done.result()
                 new, logprobs = context.tokens[given:], context.logprobs[given:]
+                top = tuple(context.top[given:])
                 given += len(new)
-                finish = context.finish if ended else None
-                yield Piece(tokens(new), np.asarray(logprobs, np.float32), finish, context.version)
+                yield Piece(
+                    tokens(new),
+                    np.asarray(logprobs, np.float32),
+                    context.finish if ended else None,
+                    context.version,
+                    top,
+                    context.cached,
+                )
                 if ended:
                     return
         finally:
@@ -197,7 +193,7 @@ class EngineService:
         go. Raises ValueError for a version that is resident or waits to be, CompleterFailed as
         `complete` does.
         """
-        self._check_alive()
+        self.check_alive()
         taken = self.scheduler.resident | {a.snapshot.version for a in self._adoptions}
         if snapshot.version in taken:
             raise ValueError(
@@ -209,7 +205,7 @@ class EngineService:
         self._adoptions.append(adoption)
         self._wake.set()
         await adoption.begun
-        self._check_alive()  # it may have begun and failed before we were told
+        self.check_alive()  # it may have begun and failed before we were told
         if drain:
             self._drained.append(loop.create_future())
             self._wake.set()
@@ -218,7 +214,7 @@ class EngineService:
     # ------------------------------------------------------------ tickets
 
     def _submit(self, prompt: Prompt, sampling: SamplingParams) -> _Ticket:
-        self._check_alive()
+        self.check_alive()
         context = self.scheduler.submit(prompt, sampling)
         ticket = _Ticket(context, asyncio.get_running_loop().create_future())
         self._tickets[context] = ticket
@@ -232,7 +228,8 @@ class EngineService:
             self.scheduler.cancel(ticket.context)
             self._wake.set()
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raises CompleterFailed, or RuntimeError before the service runs."""
         if self._failure is not None:
             raise self._failed()
         if self._task is None:
@@ -323,15 +320,15 @@ class EngineService:
         self.stats.tail_tokens += sum(len(context.tail) for context in contexts)
         if contexts:
             sampled = self._executor.start(params, contexts)
-            drafted = sum(len(new) - 1 for new, _ in sampled)
+            drafted = sum(len(some.tokens) - 1 for some in sampled)
             self.stats.draft_tokens += drafted
             self.stats.decode_tokens -= drafted
             self._record(contexts, sampled)
 
-    def _record(self, contexts: Sequence[Context], sampled: Sequence[tuple]) -> None:
-        for context, (new, logprobs) in zip(contexts, sampled, strict=True):
-            self.scheduler.record(context, new, logprobs)
-            self.stats.decode_tokens += len(new)
+    def _record(self, contexts: Sequence[Context], sampled: Sequence[Sampled]) -> None:
+        for context, some in zip(contexts, sampled, strict=True):
+            self.scheduler.record(context, *some)
+            self.stats.decode_tokens += len(some.tokens)
             ticket = self._tickets[context]
             if not context.remaining:
                 del self._tickets[context]

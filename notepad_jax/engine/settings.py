@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from notepad_jax.types import MOST_TOP_LOGPROBS
 from pallas_kernels import CACHE_DTYPES
 
 STOP_IDS = 8  # the most stop ids of a completion: they are a fixed width of every decode launch
@@ -24,12 +25,18 @@ class EngineSettings:
     steps_per_launch: int  # tokens decoded per slot between two looks of the host
     row_tokens: int  # tail tokens packed behind one copy of a prefix, per launch
     cache_dtype: str = "float32"
+    top_logprobs: int = 0  # likeliest tokens that anybody may ask for beside each sampled one
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int) and value < 1:
+            if field.name != "top_logprobs" and isinstance(value, int) and value < 1:
                 raise ValueError(f"engine.{field.name} is {value}; it must be at least 1")
+        if not 0 <= self.top_logprobs <= MOST_TOP_LOGPROBS:
+            raise ValueError(
+                f"an engine tells of {self.top_logprobs} tokens beside a sampled one; use 0 to "
+                f"{MOST_TOP_LOGPROBS}"
+            )
         if self.cache_dtype not in CACHE_DTYPES:
             raise ValueError(
                 f"engine.cache_dtype is {self.cache_dtype!r}; use one of {', '.join(CACHE_DTYPES)}"

@@ -233,12 +233,14 @@ def engine_settings(engine: ConfigDict, reading: Rules, template: Template) -> E
 def service(
     engine: ConfigDict, policy: LoadedPolicy, reading: Rules, template: Template,
     snapshot: PolicySnapshot, around: Callable[[Runs], Runs] = lambda executor: executor,
+    settings: EngineSettings | None = None,
 ) -> EngineService | Engines:  # fmt: skip
     """Builds the engines for `reading`, each on a mesh of its own; they run `around` executors.
 
-    `snapshot` lies where `to_read` says.
+    `snapshot` lies where `to_read` says; `settings` are sizes other than `engine_settings`.
     """
-    settings, there = engine_settings(engine, reading, template), engines_mesh(engine)
+    settings = settings or engine_settings(engine, reading, template)
+    there = engines_mesh(engine)
 
     def one(number: int, policy_there: PolicySnapshot) -> EngineService:
         return EngineService(

@@ -107,6 +107,10 @@ RANGES: dict[str, Range] = {
     "engine.replicas": whole(0),
     "engine.pages": whole(0),  # 0: derived, as row_tokens
     "engine.row_tokens": whole(0),
+    "serve.max_prompt": whole(0),  # 0: a turn's
+    "serve.max_completion": whole(0),
+    "serve.queue": whole(0),
+    "serve.queue_tokens": whole(0),
     "checkpoint.every": whole(1),
     "checkpoint.keep": whole(1),
     "validation.every": whole(0),

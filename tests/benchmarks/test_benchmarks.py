@@ -10,6 +10,7 @@ from benchmarks import (
     grpo_step,
     packing,
     reading_cost,
+    serving,
     sharing,
     trace_page,
 )
@@ -68,3 +69,13 @@ def test_an_evaluation_without_a_policy_reads_every_token_in_constant_memory():
     for point in points:
         read = point["document_tokens_per_cpu_second"] * point["cpu_seconds"]
         assert 0.98 * 2 * point["length"] < read <= 2 * point["length"]
+
+
+@pytest.mark.slow
+def test_serving_asks_the_same_every_way(tmp_path):
+    folder = serving.random_policy(tmp_path, width=64, layers=1)
+    work = serving.Work(vocab=600, prompt=8, made=6, requests=1)
+    found = asyncio.run(serving.ours(folder, [1, 2], work))
+    assert set(found) == {1, 2}
+    for speeds in found.values():
+        assert min(speeds[way] for way in ("bare", "seat", "whole", "streamed")) > 0

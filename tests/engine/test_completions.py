@@ -336,3 +336,38 @@ def test_a_cache_of_an_unknown_dtype_is_refused_with_the_names_there_are():
         ValueError, match="cache_dtype is 'int4'; use one of float32, bfloat16, int8"
     ):
         dataclasses.replace(tiny.SETTINGS, cache_dtype="int4")
+
+
+@pytest.mark.slow
+def test_the_likeliest_tokens_come_with_a_stream_and_change_nothing(shared_run):
+    """Each sampled token is among them if it was greedy; who asks for none gets none."""
+    settings = dataclasses.replace(tiny.SETTINGS, top_logprobs=5)
+    few = PROMPTS[:6]
+    plain = samplings(few)
+    asked = [dataclasses.replace(s, top_logprobs=(0, 3, 5)[i % 3]) for i, s in enumerate(plain)]
+
+    async def streamed(service, prompt, sampling):
+        return [piece async for piece in service.stream(prompt, sampling)]
+
+    async def go():
+        snapshot = PolicySnapshot(0, tiny.params())
+        async with EngineService(tiny.executor(settings), snapshot) as service:
+            pairs = zip(few, asked, strict=True)
+            return await asyncio.gather(*[streamed(service, p, s) for p, s in pairs])
+
+    for pieces, before, sampling in zip(asyncio.run(go()), shared_run[0], asked, strict=False):
+        made = [i for piece in pieces for i in piece.tokens.tolist()]
+        top = [some for piece in pieces for some in piece.top]
+        logprobs = np.concatenate([piece.behaviour_logprobs for piece in pieces])
+        assert made == before.tokens.tolist()
+        if not sampling.top_logprobs:
+            assert top == []
+            continue
+        assert {len(some) for some in top} == {sampling.top_logprobs} and len(top) == len(made)
+        for token, logprob, some in zip(made, logprobs, top, strict=True):
+            best = [p for _, p in some]
+            assert best == sorted(best, reverse=True)
+            if token in dict(some):
+                np.testing.assert_allclose(dict(some)[token], logprob, atol=1e-5)
+            else:
+                assert logprob < best[-1] and sampling.temperature > 0

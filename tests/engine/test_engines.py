@@ -4,6 +4,7 @@ What they say on devices of their own is compared in tests/parallel.
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 
@@ -12,7 +13,7 @@ import pytest
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
 from notepad_jax.parallel import mesh
-from notepad_jax.types import CompleterFailed, Completers, PolicySnapshot
+from notepad_jax.types import CompleterFailed, Completers, Finish, PolicySnapshot, Streamer
 from tests.engine.test_service import Arithmetic, Weights, prompt, sampling
 
 
@@ -107,3 +108,58 @@ def test_who_is_cancelled_leaves_nothing_running():
             return [completion.tokens[0] for completion in done]
 
     assert asyncio.run(go()) == [10, 11] and len(ended) == 2
+
+
+# ---------------------------------------------------------------- seats
+
+
+def test_a_seat_streams_what_it_completes_and_goes_to_who_has_fewest():
+    async def streamed(seat, seed):
+        async with contextlib.aclosing(seat.stream(prompt(), sampling(seed))) as pieces:
+            return [piece async for piece in pieces]
+
+    async def go():
+        async with engines(Arithmetic(), Arithmetic()) as several:
+            with several.seat() as first, several.seat() as second:
+                assert isinstance(first, Streamer)
+                both = await asyncio.gather(streamed(first, 1), streamed(second, 2))
+                done = await first.complete(prompt(), sampling(1))
+            return both, done, several.take_stats()
+
+    (pieces, others), done, stats = asyncio.run(go())
+    assert [i for piece in pieces for i in piece.tokens] == done.tokens.tolist()
+    assert others[0].tokens[0] == 12 and len(others) > 2 and stats.turns == 3
+    assert [piece.finish for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+    assert pieces[-1].finish is Finish.LENGTH
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 2])
+def test_who_leaves_a_seat_in_the_middle_frees_slot_and_pages(pieces):
+    async def go():
+        executor = Arithmetic()
+        service = EngineService(executor, PolicySnapshot(0, Weights(0)))
+        several = Engines([service], mesh.one())
+        async with several:
+            with several.seat() as seat:
+                async with contextlib.aclosing(seat.stream(prompt(), sampling(3))) as stream:
+                    for _ in range(pieces):
+                        await anext(stream)
+            idle = await several.each(lambda n, s: _idle(s))
+        return idle, service.scheduler
+
+    async def _idle(service):
+        return service.scheduler.idle
+
+    idle, scheduler = asyncio.run(go())
+    assert idle == [True]
+    assert scheduler.pool.free + scheduler.prefixes.unused == scheduler.settings.pages
+
+
+def test_a_failure_reaches_a_stream():
+    async def go():
+        async with engines(Arithmetic(fail_at=2)) as several:
+            with several.seat() as seat, pytest.raises(CompleterFailed, match="on fire"):
+                async for _ in seat.stream(prompt(), sampling(1)):
+                    pass
+
+    asyncio.run(go())

@@ -77,11 +77,11 @@ def test_a_thousand_rounds_at_real_sizes_have_few_shapes(no_device):
         admission = scheduler.admit()
         runner.read((), admission.prefixes)
         both = admission.contexts, runner.start((), admission.contexts)
-        for context, (new, logprobs) in zip(*both, strict=True):
-            scheduler.record(context, new, logprobs)
+        for context, sampled in zip(*both, strict=True):
+            scheduler.record(context, *sampled)
         running = list(scheduler.running)
-        for context, (new, logprobs) in zip(running, runner.decode((), running), strict=True):
-            scheduler.record(context, new, logprobs)
+        for context, sampled in zip(running, runner.decode((), running), strict=True):
+            scheduler.record(context, *sampled)
     known = shapes.shapes(RULER)
     assert set(runner.seen) <= set(known) and len(no_device) == len(runner.seen)
     assert len(known) == len(set(known)) <= 32

@@ -8,6 +8,7 @@ import asyncio
 
 import pytest
 
+from notepad_jax.engine.executor import Sampled
 from notepad_jax.engine.replay import Replay
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
@@ -51,9 +52,8 @@ class Company:
     def _tokens(self, context, most, company):
         length, seed, made = 1 + context.sampling.seed % 9, context.sampling.seed, context.made
         ends = range(made, min(made + most, length))
-        return [10 + seed + n if n < length - 1 else STOP for n in ends], [-float(company)] * len(
-            ends
-        )
+        new = [10 + seed + n if n < length - 1 else STOP for n in ends]
+        return Sampled(new, [-float(company)] * len(ends))
 
 
 def turn(reading, number, said):

@@ -37,3 +37,12 @@ def test_who_wants_the_whole_distribution_has_it_whoever_shares_the_launch():
     logits = np.repeat(logits, 2, axis=0)
     found = kept(logits, [1.0, 0.999])
     assert found[0].all() and found[1].sum() == 64
+
+
+def test_the_likeliest_come_in_order_equals_by_id_and_with_the_samplers_logprobs():
+    logits = jnp.log(jnp.asarray([[0.1, 0.4, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]], jnp.float32))
+    ids, logps = jax.jit(sampler.likeliest, static_argnums=3)(logits, jnp.array([0.5, 0]), 3, 4)
+    squares = np.array([0.4, 0.25, 0.25]) ** 2 / (0.01 + 0.16 + 2 * 0.0625)
+    assert ids[0, :3].tolist() == [1, 2, 3]
+    np.testing.assert_allclose(np.exp(logps[0, :3]), squares, rtol=1e-6)
+    assert ids[1, 0] == 0 and logps[1].tolist()[:3] == [0, -np.inf, -np.inf]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from notepad_jax.engine.executor import Sampled
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.types import CompleterFailed, PolicySnapshot, Prompt, SamplingParams, tokens
@@ -54,7 +55,7 @@ class Arithmetic:
     def _tokens(self, params, context, count):
         assert params.version == context.version
         new = [10 + context.sampling.seed + context.made + n for n in range(count)]
-        return new, [-float(params.version)] * count
+        return Sampled(new, [-float(params.version)] * count)
 
     def _launch(self):
         self.launches += 1

@@ -15,11 +15,11 @@ QWEN2 = dataclasses.replace(
 COLOURS = "red blue green white black".split()
 
 
-def folder(path: Path) -> Path:
-    """A Qwen2 of two layers, with tokenizer and chat template."""
+def folder(path: Path, seed: int = 0) -> Path:
+    """A Qwen2 of two layers, with tokenizer and chat template; `seed` is of its weights."""
     words = tiny_bpe.folder(path.with_name(f"{path.name}-words"), "qwen", chat_template=CHATML)
     beside = {file.name: file.read_bytes() for file in words.iterdir()}
-    return huggingface.export_params(QWEN2, tiny.params(0, QWEN2), path, beside)
+    return huggingface.export_params(QWEN2, tiny.params(seed, QWEN2), path, beside)
 
 
 def questions(path: Path, count: int = 20) -> Path:

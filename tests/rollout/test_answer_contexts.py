@@ -86,7 +86,7 @@ def test_what_waits_comes_back_with_all_its_contexts():
 def test_the_archive_says_how_many_contexts_an_answer_took(tmp_path):
     (group,) = groups_of()
     with TraceFile(tmp_path / archive.FILE) as file:
-        archive.append(file, [group], how(), step=0)
+        archive.append(file, [group], how(), 0, (), 0)
         found = [reading for _, reading in file.readings()]
     assert {reading["answer_turns"] for reading in found} == {1, 4}
     assert all(reading["turns"] == 7 + reading["answer_turns"] for reading in found)

@@ -1,0 +1,248 @@
+"""The server: a policy on our engine behind OpenAI's API, until somebody ends it.
+
+The address is taken first and the weights are read then, so that a wrong port costs no minutes.
+The engines run in threads of their own; this one answers HTTP. Above: commands; below: parts,
+and `serve`, the room, whose application is only imported when it is needed: starlette and
+uvicorn are an extra.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import importlib
+import json
+import os
+import socket
+import types
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from notepad_jax.checkpoint import checksums
+from notepad_jax.engine.engines import Engines
+from notepad_jax.engine.service import EngineService
+from notepad_jax.engine.settings import STOP_IDS, EngineSettings
+from notepad_jax.programs import evaluate, parts, subjects
+from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.serve.conversations import Conversations
+from notepad_jax.serve.loopback import is_local
+from notepad_jax.serve.served import Served
+from notepad_jax.telemetry.progress import Screen
+from notepad_jax.text import chat
+from notepad_jax.text.prompts import Template
+from notepad_jax.types import MOST_TOP_LOGPROBS, PolicySnapshot
+
+KEY, CONTROL_KEY = "NOTEPAD_API_KEY", "NOTEPAD_CONTROL_KEY"
+FAREWELL = 5  # seconds that replies have to end when the server is stopped
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """Where to listen, and where the key stands."""
+
+    host: str
+    port: int  # 0: a free one
+    key_variable: str
+    trainers: bool = False  # whether they may pause the server and change its weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """What was served, when the server has ended by itself."""
+
+    name: str
+    url: str
+
+
+def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) -> Ended:
+    """Serves until Ctrl-C or SIGTERM, which end replies under way within seconds.
+
+    Raises ValueError for an address that cannot be taken, or not without a key, and for a policy
+    that cannot be served.
+    """
+    app, desks, uvicorn = _web()
+    key = key_of(address, address.key_variable)
+    control_key = key_of(address, CONTROL_KEY) if address.trainers else None
+    with taken(address) as place:
+        url = f"http://{_host(address.host)}:{place.getsockname()[1]}/v1"
+        if not config.policy:
+            raise ValueError("there is nothing to serve; give --policy FOLDER")
+        parts.template(config.reading, parts.words(config.policy))  # before any weight
+        where = parts.to_read(config.engine)
+        policy = parts.load_policy(config.policy, config.dtype, where, screen.warn)
+        weights = Weights(config, policy, screen)
+        engines, served = opened(config, policy, name or served_name(policy.name), weights)
+        gate = app.Gate(lambda *what: weights.adopted(engines, *what)) if address.trainers else None
+        desk = desks.Desk(served.slots, config.serve.queue, config.serve.queue_tokens)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app.App(served, desk, key, gate, control_key).asgi, lifespan="off",
+                log_level="warning", timeout_graceful_shutdown=FAREWELL, server_header=False,
+            )
+        )  # fmt: skip
+
+        async def until_the_end() -> None:
+            async with engines:
+                place.listen()  # whoever comes from now on is answered
+                screen.say(f"serving {served.ids[0]} and {served.ids[1]} at {url} (Ctrl-C ends)")
+                await server.serve([place])
+
+        asyncio.run(until_the_end())
+    return Ended(served.name, url)
+
+
+def _web() -> tuple[types.ModuleType, ...]:
+    names = ("notepad_jax.serve.app", "notepad_jax.serve.desk", "uvicorn")
+    try:
+        return tuple(map(importlib.import_module, names))
+    except ImportError as error:
+        raise ValueError(
+            f"the server needs {error.name}, which is not installed; "
+            f"pip install 'notepad-jax[serve]'"
+        ) from None
+
+
+def key_of(address: Address, variable: str) -> str | None:
+    """Returns the key that clients need; ValueError where there must be one and is none."""
+    key = os.environ.get(variable, "").strip()
+    if key and not (key.isascii() and key.isprintable()):
+        raise ValueError(f"the key in {variable} must be printable ASCII, in one line")
+    if not key and not is_local(address.host):
+        raise ValueError(
+            f"without a key a server only listens on this machine, and {address.host} is reached "
+            f"from others; put a key into {variable}, or leave --host out"
+        )
+    return key or None
+
+
+def taken(address: Address) -> socket.socket:
+    """Returns a socket at the address that nobody listens at yet."""
+    if not 0 <= address.port < 65536:
+        raise ValueError(f"--port is {address.port}; a port is a number up to 65535")
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, there = found[0]  # asyncio sends at once where it is TCP's
+        place = socket.socket(family, kind, protocol)
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(there)
+    except OSError as error:
+        raise ValueError(
+            f"cannot listen at {address.host}:{address.port} ({error.strerror}); "
+            f"choose another --port or --host"
+        ) from None
+    return place
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def served_name(policy: str) -> str:
+    """The id of a policy: its name as the user wrote it; of a path from the root, its last part."""
+    path = Path(policy)
+    return path.name if path.is_absolute() else path.as_posix()
+
+
+# ---------------------------------------------------------------- the policy
+
+
+def opened(
+    config: ConfigDict, policy: parts.LoadedPolicy, name: str, weights: Weights
+) -> tuple[Engines, Served]:
+    """Returns engines that are not running yet, and the policy as the server sees it."""
+    subject = subjects.engine(config, policy)
+    rules = dataclasses.replace(
+        parts.rules(config.reading, policy.tokenizer), chunk_size=config.evaluate.chunk_size
+    )
+    settings = engine_settings(config, rules, subject.template)
+    snapshot = PolicySnapshot(0, policy.params)
+    made = parts.service(
+        config.engine, policy, rules, subject.template, snapshot, settings=settings
+    )
+    if isinstance(made, EngineService):
+        made = Engines([made], parts.engines_mesh(config.engine))
+
+    async def answers(number: int, service: EngineService) -> None:
+        service.check_alive()
+
+    async def alive() -> None:
+        await made.each(answers)
+
+    served = Served(
+        name=name,
+        tokenizer=policy.tokenizer,
+        conversations=conversations(policy),
+        template=subject.template,
+        rules=rules,
+        sampling=evaluate.sampling(config, subject),
+        seat=made.seat,
+        alive=alive,
+        version=lambda: made.version,
+        fingerprint=lambda: weights.fingerprint,
+        slots=settings.slots * made.count,
+        max_prompt=settings.max_prompt,
+        max_completion=settings.max_new_tokens,
+        most_stops=STOP_IDS,
+    )
+    return made, served
+
+
+def conversations(policy: parts.LoadedPolicy) -> Conversations | None:
+    """The model's own chat template, if it has one."""
+    if not chat.has_template(policy.folder):
+        return None
+    return Conversations(chat.ChatTemplate.read(policy.folder), policy.tokenizer)
+
+
+def engine_settings(config: ConfigDict, rules: Rules, template: Template) -> EngineSettings:
+    """The sizes of a reading's engine, with room for what else is asked of a server.
+
+    A prompt of any client is a prefix, so that all its choices share it: the cache holds the
+    longest one beside a completion.
+    """
+    turn = parts.engine_settings(config.engine, rules, template)
+    prompt = max(config.serve.max_prompt, turn.max_prompt)
+    completion = max(config.serve.max_completion, turn.max_new_tokens)
+    whole = turn.pages_for(prompt) + turn.pages_for(turn.page_size + 1 + completion)
+    return dataclasses.replace(
+        turn,
+        max_prompt=prompt,
+        max_new_tokens=completion,
+        pages=max(turn.pages, whole),
+        row_tokens=max(turn.row_tokens, completion, turn.page_size),
+        top_logprobs=MOST_TOP_LOGPROBS,
+    )
+
+
+class Weights:
+    """Which weights are served, and how others take their place."""
+
+    def __init__(self, config: ConfigDict, policy: parts.LoadedPolicy, screen: Screen) -> None:
+        self._config, self._policy, self._screen = config, policy.config, screen
+        self.fingerprint = fingerprint_of(policy)
+        self._one = asyncio.Lock()
+
+    async def adopted(self, engines: Engines, name: str, version: int | None) -> None:
+        """Returns once new turns start on the weights of `name`, which are read meanwhile.
+
+        Raises ValueError for weights of another policy, or that are not what was written there.
+        """
+        async with self._one:
+            where = parts.to_read(self._config.engine)
+            policy = await asyncio.to_thread(
+                parts.load_policy, name, self._config.dtype, where, self._screen.warn
+            )
+            if policy.config != self._policy:
+                raise ValueError(f"{name} has another shape than the policy that is served")
+            fingerprint = await asyncio.to_thread(fingerprint_of, policy)
+            version = engines.version + 1 if version is None else version
+            await engines.adopt(PolicySnapshot(version, policy.params))
+            self.fingerprint = fingerprint
+
+
+def fingerprint_of(policy: parts.LoadedPolicy) -> str:
+    """A checksum of all weights, short enough to be read."""
+    sums = json.dumps(checksums.leaf_checksums(policy.params), sort_keys=True)
+    return f"np-{hashlib.blake2b(sums.encode(), digest_size=8).hexdigest()}"

@@ -1,0 +1,1 @@
+"""The policy behind OpenAI's API; start with `served`, then `app`."""

@@ -1,0 +1,309 @@
+"""The application: which address does what, from a body to a reply.
+
+    uvicorn -> Door (the key) -> a route -> asked (checked) -> Desk (429) -> choices -> replies
+
+A request is checked as far as it can be before it costs anything, and takes a seat at one engine,
+where all its choices share the prompt. Everything of one request runs in one coroutine, which is
+cancelled when its client hangs up. Above: programs.serve, which brings the policy; below: the
+rest of this room. `NAME:notepad` is handed to `notepad`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from notepad_jax import __version__
+from notepad_jax.serve import asked, notepad
+from notepad_jax.serve.asked import Chat, Continue, How
+from notepad_jax.serve.choices import Delta, Whole, choice, together
+from notepad_jax.serve.control import Gate, Generated, generation
+from notepad_jax.serve.desk import Desk
+from notepad_jax.serve.refusal import Refusal, bad
+from notepad_jax.serve.replies import Chats, Completions, Reply
+from notepad_jax.serve.served import Served
+from notepad_jax.serve.trainers import PATHS, Trainers
+from notepad_jax.serve.web import GONE, Door, Events, answer, body_of, event, refused, told
+from notepad_jax.serve.web import unless_gone as unless_client_gone
+from notepad_jax.types import Prompt, SamplingParams, Streamer, Tokens, tokens
+
+USUAL = 16  # tokens of a completion without a limit, as OpenAI has it; chats have all there are
+PATIENCE = 5.0  # seconds in which the engines' loops have to answer /health
+
+Courses = Callable[[Streamer], Sequence[AsyncGenerator[Delta]]]
+
+
+class App:
+    """Owns nothing but the queue in front of a policy. `asgi` is what a web server runs.
+
+    With a gate trainers are served, too; `control_key` is theirs.
+    """
+
+    def __init__(
+        self, served: Served, desk: Desk, key: str | None, gate: Gate | None = None,
+        control_key: str | None = None,
+    ) -> None:  # fmt: skip
+        self.served, self.desk, self.gate = served, desk, gate
+        handled = told(self._count)
+        routes = [
+            Route("/health", handled(self.health)),
+            Route("/version", handled(self.version)),
+            Route("/metrics", handled(self.metrics)),
+            Route("/v1/models", handled(self.models)),
+            Route("/v1/models/{model:path}", handled(self.model)),
+            Route("/v1/chat/completions", handled(self.chat), methods=["POST"]),
+            Route("/v1/completions", handled(self.completions), methods=["POST"]),
+            Route("/tokenize", handled(self.tokenize), methods=["POST"]),
+            Route("/detokenize", handled(self.detokenize), methods=["POST"]),
+        ]
+        if gate is not None:
+            routes.append(Route("/generate", handled(self.generate), methods=["POST"]))
+            routes += Trainers(gate, served).routes(handled)
+        app = Starlette(routes=routes, exception_handlers={HTTPException: _not_there})
+        self.asgi = Door(app, key, control_key or key, PATHS)
+
+    def _count(self, status: int) -> None:
+        if status >= 500:
+            self.desk.counts.failed.inc()
+        elif status == GONE:
+            self.desk.counts.gone.inc()
+
+    # ------------------------------------------------------------ about the server
+
+    async def health(self, request: Request) -> Response:
+        try:
+            await asyncio.wait_for(self.served.alive(), PATIENCE)
+        except TimeoutError:
+            message = f"the engine has not answered for {PATIENCE:g} s; it may be compiling"
+            raise Refusal(503, message, None, "not_ready", "server_error") from None
+        except Exception as error:
+            raise Refusal(503, refused(error).error["message"], kind="server_error") from error
+        return Response(b"")
+
+    async def version(self, request: Request) -> Response:
+        return answer({"version": __version__})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self.desk.counts.text(), media_type="text/plain; version=0.0.4")
+
+    async def models(self, request: Request) -> Response:
+        return answer({"object": "list", "data": [self.served.card(m) for m in self.served.ids]})
+
+    async def model(self, request: Request) -> Response:
+        return answer(self.served.card(request.path_params["model"]))
+
+    # ------------------------------------------------------------ words and ids
+
+    async def tokenize(self, request: Request) -> Response:
+        body = asked.parsed(await body_of(request))
+        asked.check_names(body, ("model", "prompt", "messages"))
+        if "messages" in body:
+            ids = await self._conversation(asked.messages(body))
+        elif isinstance(body.get("prompt"), str):
+            ids = await asyncio.to_thread(self.served.tokenizer.encode, _text(body["prompt"]))
+        else:
+            raise bad("prompt", "give prompt, a text, or messages")
+        longest = self.served.max_prompt + self.served.max_completion
+        return answer({"count": len(ids), "max_model_len": longest, "tokens": ids.tolist()})
+
+    async def detokenize(self, request: Request) -> Response:
+        body = asked.parsed(await body_of(request))
+        asked.check_names(body, ("model", "tokens"))
+        ids = self._known(asked.token_ids(body.get("tokens"), "tokens"), "tokens")
+        return answer({"prompt": self.served.tokenizer.decode(ids.tolist())})
+
+    # ------------------------------------------------------------ completions
+
+    async def chat(self, request: Request) -> Response:
+        chat = asked.chat(asked.parsed(await body_of(request)))
+        if self.served.resolved(chat.model):
+            return await self._reading(request, chat)
+        ids = await self._conversation(chat.messages)
+        stops = self.served.conversations.stop_ids
+        return await self._continued(request, Chats, chat, [ids], stops, "messages")
+
+    async def completions(self, request: Request) -> Response:
+        given = asked.completion(asked.parsed(await body_of(request)))
+        if self.served.resolved(given.model):
+            mend = f"POST /v1/chat/completions, or use {self.served.name}"
+            raise bad("model", f"{given.model} reads documents, as a chat does; {mend}")
+        return await self._texts(request, Completions, given)
+
+    async def _texts(self, request: Request, kind: type[Completions], given: Continue) -> Response:
+        prompts = []
+        for prompt in given.prompts:
+            if isinstance(prompt, str):
+                prompts.append(await asyncio.to_thread(self.served.tokenizer.encode, prompt))
+            else:
+                prompts.append(self._known(prompt, "prompt"))
+        stops = self.served.tokenizer.stop_ids
+        return await self._continued(request, kind, given, prompts, stops, "prompt")
+
+    async def _conversation(self, messages: Sequence[asked.Message]) -> Tokens:
+        if self.served.conversations is None:
+            raise bad(
+                "messages", f"{self.served.name} has no chat template, so it takes no messages; "
+                f"use /v1/completions, or {self.served.ids[1]} for a document and a question",
+            )  # fmt: skip
+        return await self.served.conversations.tokens(messages)
+
+    def _known(self, ids: Sequence[int], param: str) -> Tokens:
+        size = self.served.tokenizer.vocab_size
+        if any(i >= size for i in ids):
+            raise bad(param, f"{param} has the id {max(ids)}, and ids end at {size - 1}")
+        return tokens(ids)
+
+    async def _continued(
+        self, request: Request, kind: type[Reply], given: Chat | Continue,
+        prompts: Sequence[Tokens], usual_stops: Sequence[int], param: str,
+    ) -> Response:  # fmt: skip
+        served, how = self.served, given.how
+        for ids in prompts:
+            if not len(ids):
+                raise bad(param, "a prompt is empty; there is nothing to continue")
+            if len(ids) > served.max_prompt:
+                raise bad(
+                    param, f"a prompt has {len(ids):,} tokens and may have {served.max_prompt:,}; "
+                    f"{served.ids[1]} reads documents of any length", "context_length_exceeded",
+                )  # fmt: skip
+        usual = USUAL if isinstance(given, Continue) else served.max_completion
+        limit = how.max_tokens or min(usual, served.max_completion)
+        if limit > served.max_completion:
+            raise bad("max_tokens", f"max_tokens is {limit} and may be {served.max_completion}")
+        more = self._known(how.stop_token_ids, "stop_token_ids").tolist()
+        stops = tuple(dict.fromkeys([*usual_stops, *more]))
+        if len(stops) > served.most_stops:
+            most = served.most_stops - len(usual_stops)
+            raise bad("stop_token_ids", f"{len(how.stop_token_ids)} ids are given; {most} may be")
+        otherwise = secrets.randbits(62)
+
+        def courses(seat: Streamer) -> list[AsyncGenerator[Delta]]:
+            made = []
+            for index in range(len(prompts) * how.n):
+                ids = prompts[index // how.n]
+                seed = how.seed_of(index, otherwise)
+                params = self._sampling(how, limit, stops, seed)
+                prompt = Prompt(tokens(ids[:-1].copy()), tokens(ids[-1:].copy()))
+                decode = served.tokenizer.decode
+                made.append(choice(seat, prompt, params, how.stop, decode, index))
+            return made
+
+        reply = kind(given.model, served.fingerprint(), how, served.tokenizer, prompts)
+        size = how.n * sum(len(ids) + limit for ids in prompts)
+        return await self._answered(request, reply, courses, len(prompts) * how.n, size)
+
+    async def _reading(self, request: Request, chat: Chat) -> Response:
+        question = await asyncio.to_thread(notepad.asked, self.served, chat)
+        otherwise = secrets.randbits(62)
+
+        def courses(seat: Streamer) -> list[AsyncGenerator[Delta]]:
+            seeds = [chat.how.seed_of(index, otherwise) for index in range(chat.how.n)]
+            return [
+                notepad.reading(seat, self.served, question, seed, index)
+                for index, seed in enumerate(seeds)
+            ]
+
+        served = self.served
+        reply = Chats(chat.model, served.fingerprint(), chat.how, served.tokenizer, [])
+        turn = served.max_prompt + served.max_completion
+        return await self._answered(request, reply, courses, chat.how.n, chat.how.n * turn)
+
+    @staticmethod
+    def _sampling(how: How, limit: int, stops: tuple[int, ...], seed: int) -> SamplingParams:
+        temperature = 1.0 if how.temperature is None else how.temperature
+        top_p = 1.0 if how.top_p is None else how.top_p
+        return SamplingParams(temperature, top_p, limit, stops, seed, how.top_logprobs)
+
+    async def generate(self, request: Request) -> Response:
+        given = generation(asked.parsed(await body_of(request)), self.served.name)
+        return await self._texts(request, Generated, given)
+
+    # ------------------------------------------------------------ replies
+
+    async def _answered(
+        self, request: Request, reply: Reply, courses: Courses, count: int, size: int
+    ) -> Response:
+        """Makes the choices of an admitted request, and tells of them at once or at the end."""
+        deltas = self._made(courses, reply, self.desk.admitted(count, size))
+        await anext(deltas)  # refused or admitted
+        headers = {"X-Request-Id": _request_id(request)}
+        if reply.how.stream:
+            return Events(self._events(reply, deltas, count), deltas, headers)
+        choices = [Whole() for _ in range(count)]
+
+        async def every() -> None:
+            async with contextlib.aclosing(deltas):
+                async for delta in deltas:
+                    choices[delta.index].add(delta)
+
+        async def body() -> dict[str, Any]:
+            await every()
+            return reply.whole(choices)
+
+        whole = await unless_client_gone(request, body())
+        return Response(b"", GONE) if whole is None else answer(whole, headers=headers)
+
+    async def _made(
+        self, courses: Courses, reply: Reply, place: contextlib.AbstractContextManager[None]
+    ) -> AsyncGenerator[Delta | None]:
+        """Yields None when the request was admitted, then what is made of its choices."""
+        counts, began, first = self.desk.counts, time.monotonic(), True
+        seat = self.served.seat
+        with place, seat() if self.gate is None else self.gate.seat(seat) as seat:
+            counts.prompt_tokens.inc(sum(map(len, reply.prompts)))
+            yield None
+            async with contextlib.aclosing(together(courses(seat))) as deltas:
+                async for delta in deltas:
+                    if first:
+                        counts.first.observe(time.monotonic() - began)
+                        first = False
+                    counts.generation_tokens.inc(len(delta.tokens))
+                    if delta.finish:
+                        counts.ended.labels(delta.finish).inc()
+                    yield delta
+            counts.whole.observe(time.monotonic() - began)
+
+    async def _events(
+        self, reply: Reply, deltas: AsyncGenerator[Delta], count: int
+    ) -> AsyncGenerator[bytes]:
+        """Yields the chunks of a reply; an error in the middle is the last of them."""
+        async with contextlib.aclosing(deltas):
+            for first in filter(None, map(reply.first, range(count))):
+                yield event(first)
+            try:
+                async for delta in deltas:
+                    yield event(reply.chunk(delta))
+            except Exception as error:
+                self.desk.counts.failed.inc()
+                yield event({"error": refused(error).error})
+                return
+        if reply.how.include_usage:
+            yield event(reply.last())
+        yield event("[DONE]")
+
+
+def _text(value: str) -> str:
+    return asked.well_formed(value)
+
+
+def _request_id(request: Request) -> str:
+    """The client's own id, if it is fit for a header, or a new one."""
+    said = request.headers.get("x-request-id", "")
+    plain = said.isascii() and said.isprintable() and 0 < len(said) <= 128
+    return said if plain else secrets.token_hex(8)
+
+
+async def _not_there(request: Request, error: HTTPException) -> Response:
+    message = f"{request.method} {request.url.path[:80]}: {error.detail}"
+    refusal = Refusal(error.status_code, message)
+    return answer({"error": refusal.error}, refusal.status, dict(error.headers or {}))

@@ -1,0 +1,315 @@
+"""Requests: the JSON of a body, checked, as frozen values.
+
+Every parameter that OpenAI or vLLM know stands in one of three tables: those that are read here,
+those that are accepted because they change nothing, and those that may only have their default.
+Anything else, and anything out of its range, is a 400 that names the parameter: nobody shall
+believe that a penalty was applied. Nothing here knows a tokenizer; `app` does what needs one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from notepad_jax.reading.memory_agent import hashed_seed
+from notepad_jax.serve.refusal import Refusal, bad, shown
+from notepad_jax.text.token_blocks import well_formed
+from notepad_jax.types import MOST_TOP_LOGPROBS, SamplingParams
+
+Body = Mapping[str, Any]
+
+MOST_CHOICES = 128
+MOST_STOPS = 16
+LONGEST_STOP = 256  # characters
+SEEDS = 2**63
+
+# They say who asks or what may be cached, and change no answer.
+ACCEPTED = ("user", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+
+# What we do not do, with the values that ask for nothing. None does so everywhere.
+ONLY: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,), "presence_penalty": (0,), "repetition_penalty": (1,),
+    "logit_bias": ({},), "top_k": (0, -1), "min_p": (0,), "min_tokens": (0,),
+    "ignore_eos": (False,), "best_of": (1,), "echo": (False,), "suffix": ("",),
+    "use_beam_search": (False,), "length_penalty": (1,), "bad_words": ([],),
+    "include_stop_str_in_output": (False,), "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,), "add_special_tokens": (True, False),
+    "add_generation_prompt": (True,), "continue_final_message": (False,), "chat_template": (),
+    "chat_template_kwargs": ({},), "response_format": ({"type": "text"},), "tools": ([],),
+    "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+    "modalities": (["text"],), "audio": (), "prediction": (), "store": (False,),
+    "metadata": ({},), "service_tier": ("auto", "default"), "reasoning_effort": (),
+    "verbosity": (), "web_search_options": (), "guided_json": (), "guided_regex": (),
+    "guided_choice": (), "guided_grammar": (), "structured_outputs": (), "prompt_logprobs": (),
+    "documents": ([],), "priority": (0,),
+}  # fmt: skip
+
+_SHARED = (
+    "model", "max_tokens", "temperature", "top_p", "n", "seed", "stop", "stop_token_ids",
+    "logprobs", "stream", "stream_options", "return_token_ids", "return_tokens_as_token_ids",
+)  # fmt: skip
+CHAT = (*_SHARED, "messages", "max_completion_tokens", "top_logprobs")
+COMPLETION = (*_SHARED, "prompt")
+ROLES = ("system", "developer", "user", "assistant")
+
+
+@dataclasses.dataclass(frozen=True)
+class How:
+    """How completions are sampled and told; None is the server's own."""
+
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    n: int
+    seed: int | None
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    logprobs: bool
+    top_logprobs: int
+    stream: bool
+    include_usage: bool  # in a chunk of its own, the last
+    continuous_usage: bool  # in every chunk
+    token_ids: bool  # beside the text
+    tokens_as_ids: bool  # "token_id:17" in the place of a token's text
+
+    def seed_of(self, index: int, otherwise: int) -> int:
+        """The seed of choice `index`: of the request's seed, or where it has none, `otherwise`."""
+        return hashed_seed("choice", otherwise if self.seed is None else self.seed, index)
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    role: str
+    parts: tuple[str, ...]  # texts, in order
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    model: str
+    messages: tuple[Message, ...]
+    how: How
+
+
+@dataclasses.dataclass(frozen=True)
+class Continue:
+    """Prompts to be continued: each a text or token ids."""
+
+    model: str
+    prompts: tuple[str | tuple[int, ...], ...]
+    how: How
+
+
+# ---------------------------------------------------------------- bodies
+
+
+def parsed(raw: bytes) -> Body:
+    """Returns the JSON object of a body; Refusal for anything else."""
+    try:
+        body = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        said = str(error) if isinstance(error, ValueError) else "it is nested too deeply"
+        raise Refusal(400, f"the body is not JSON: {shown(said)[1:-1]}") from None
+    if not isinstance(body, dict):
+        raise Refusal(400, f"the body is JSON, but no object: {shown(body)}")
+    return body
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def check_names(body: Body, known: tuple[str, ...]) -> None:
+    """Refuses parameters that are not supported, unless they ask for nothing."""
+    for name, value in body.items():
+        if name in known or name in ACCEPTED or (value is None and name in ONLY):
+            continue
+        if name not in ONLY:
+            name = shown(name)[1:-1]
+            raise bad(name, f"there is no parameter {name} here; leave it out")
+        if not any(value == one and type(value) in _like(one) for one in ONLY[name]):
+            mend = f"the only value it may have is {ONLY[name][0]!r}; " if ONLY[name] else ""
+            raise bad(name, f"{name} is not supported; {mend}leave it out", "unsupported_parameter")
+
+
+def _like(value: Any) -> tuple[type, ...]:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return (int, float) if number else (type(value),)
+
+
+def chat(body: Body) -> Chat:
+    """Returns a checked /v1/chat/completions."""
+    check_names(body, CHAT)
+    limit = _whole(body, "max_completion_tokens", 1)
+    other = _whole(body, "max_tokens", 1)
+    if None not in (limit, other) and limit != other:
+        raise bad("max_tokens", "max_tokens and max_completion_tokens differ; give one of them")
+    logprobs = _flag(body, "logprobs")
+    top = _whole(body, "top_logprobs", 0, MOST_TOP_LOGPROBS) or 0
+    if top and not logprobs:
+        raise bad("top_logprobs", "top_logprobs needs logprobs: true")
+    how = _how(body, limit if other is None else other, logprobs, top)
+    return Chat(_model(body), messages(body), how)
+
+
+def completion(body: Body) -> Continue:
+    """Returns a checked /v1/completions."""
+    check_names(body, COMPLETION)
+    limit = _whole(body, "max_tokens", 1)
+    top = _whole(body, "logprobs", 0, MOST_TOP_LOGPROBS)
+    how = _how(body, limit, top is not None, top or 0)
+    return Continue(_model(body), _prompts(body), how)
+
+
+def _model(body: Body) -> str:
+    name = body.get("model")
+    if not isinstance(name, str):
+        raise bad("model", "model is missing; /v1/models lists those that are served")
+    return name
+
+
+def _how(body: Body, limit: int | None, logprobs: bool, top: int) -> How:
+    stream = _flag(body, "stream")
+    options = body.get("stream_options")
+    if options is not None and (not isinstance(options, dict) or not stream):
+        raise bad("stream_options", "stream_options is an object, and needs stream: true")
+    for name in options or {}:
+        if name not in ("include_usage", "continuous_usage_stats", "include_obfuscation"):
+            name = f"stream_options.{shown(name)[1:-1]}"
+            raise bad(name, f"there is no {name} here; leave it out")
+    ids = body.get("stop_token_ids")
+    # Obfuscation pads chunks with noise; asked for or not, we send none.
+    include, always = (
+        _flag(options or {}, name, "stream_options.")
+        for name in ("include_usage", "continuous_usage_stats")
+    )
+    return How(
+        max_tokens=limit,
+        temperature=_sampled(body, "temperature"),
+        top_p=_sampled(body, "top_p"),
+        n=_whole(body, "n", 1, MOST_CHOICES) or 1,
+        seed=_whole(body, "seed", -SEEDS, SEEDS - 1),
+        stop=_stops(body),
+        stop_token_ids=() if ids is None else token_ids(ids, "stop_token_ids"),
+        logprobs=logprobs,
+        top_logprobs=top,
+        stream=stream,
+        include_usage=include,
+        continuous_usage=always,
+        token_ids=_flag(body, "return_token_ids"),
+        tokens_as_ids=_flag(body, "return_tokens_as_token_ids"),
+    )
+
+
+# ---------------------------------------------------------------- values
+
+
+def _whole(body: Body, name: str, lowest: int, highest: int = 2**31 - 1) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+        raise bad(
+            name, f"{name} is {shown(value)}; it must be a whole number from {lowest} to {highest}"
+        )
+    return value
+
+
+def _sampled(body: Body, name: str) -> float | None:
+    """A number in the range that the sampler has for it."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise bad(name, f"{name} is {shown(value)}; it must be a number")
+    try:
+        usual = SamplingParams(0.0, 1.0, 1, (), 0)
+        return float(getattr(dataclasses.replace(usual, **{name: float(value)}), name))
+    except (ValueError, OverflowError) as error:
+        raise bad(name, shown(str(error))[1:-1]) from None
+
+
+def _flag(body: Body, name: str, within: str = "") -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise bad(within + name, f"{within}{name} is {shown(value)}; it must be true or false")
+    return bool(value)
+
+
+def _stops(body: Body) -> tuple[str, ...]:
+    value = body.get("stop")
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    good = isinstance(stops, list) and len(stops) <= MOST_STOPS
+    if not good or not all(isinstance(s, str) and 0 < len(s) <= LONGEST_STOP for s in stops):
+        raise bad(
+            "stop", f"stop is {shown(value)}; it must be a text or a list of at most {MOST_STOPS}, "
+            f"of 1 to {LONGEST_STOP} characters each"
+        )  # fmt: skip
+    return tuple(dict.fromkeys(map(well_formed, stops)))
+
+
+def token_ids(value: Any, name: str) -> tuple[int, ...]:
+    """Returns a list of ids; Refusal for anything else."""
+    good = isinstance(value, list) and all(
+        isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 2**31 for i in value
+    )
+    if not good:
+        raise bad(name, f"{name} is {shown(value)}; it must be a list of token ids")
+    return tuple(value)
+
+
+def _prompts(body: Body) -> tuple[str | tuple[int, ...], ...]:
+    value = body.get("prompt")
+    if isinstance(value, str):
+        return (well_formed(value),)
+    if isinstance(value, list) and value and len(value) <= MOST_CHOICES:
+        if all(isinstance(one, str) for one in value):
+            return tuple(map(well_formed, value))
+        if all(isinstance(one, list) for one in value):
+            return tuple(token_ids(one, "prompt") for one in value)
+    if isinstance(value, list) and value:
+        return (token_ids(value, "prompt"),)
+    raise bad("prompt", "prompt must be a text, a list of token ids, or a list of either")
+
+
+def messages(body: Body) -> tuple[Message, ...]:
+    """Returns a body's messages; Refusal for what is not text."""
+    value = body.get("messages")
+    if not isinstance(value, list) or not value:
+        raise bad("messages", "messages must be a list of at least one message")
+    return tuple(_message(one, f"messages[{number}]") for number, one in enumerate(value))
+
+
+def _message(value: Any, where: str) -> Message:
+    if not isinstance(value, dict):
+        raise bad(where, f"{where} is {shown(value)}; a message is an object")
+    role = value.get("role")
+    if role not in ROLES:
+        raise bad(f"{where}.role", f"{where}.role is {shown(role)}; use one of {', '.join(ROLES)}")
+    for name, said in value.items():
+        # What clients send back of an earlier reply, or leave empty.
+        if name in ("role", "content") or said in (None, "", []):
+            continue
+        name = f"{where}.{shown(name)[1:-1]}"
+        raise bad(name, f"{name} is not supported; a message has a role and texts as content")
+    return Message(role, _parts(value.get("content"), f"{where}.content"))
+
+
+def _parts(content: Any, where: str) -> tuple[str, ...]:
+    if isinstance(content, str):
+        return (well_formed(content),)
+    if not isinstance(content, list) or not content:
+        raise bad(where, f"{where} is {shown(content)}; it must be a text, or a list of text parts")
+    found = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            what = f"a part of type {shown(kind)}" if kind != "text" else "a part without its text"
+            raise bad(f"{where}[{number}]", f"{where}[{number}] is {what}; only texts are read")
+        found.append(well_formed(part["text"]))
+    return tuple(found)

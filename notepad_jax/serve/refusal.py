@@ -1,0 +1,33 @@
+"""What a server says no with: OpenAI's error object, its status, and the parameter it is about.
+
+Everything in this room that finds something wrong raises `Refusal`; `app` turns it into a reply.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+LONGEST = 80  # characters of a value that an error repeats
+
+
+class Refusal(Exception):
+    """A request that is not done; `status` is HTTP's, `param` names what of the body is wrong."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None,
+        kind: str = "invalid_request_error", headers: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.headers = status, headers or {}
+        self.error = {"message": message, "type": kind, "param": param, "code": code}
+
+
+def bad(param: str, message: str, code: str | None = None) -> Refusal:
+    """A 400 about one parameter."""
+    return Refusal(400, message, param, code)
+
+
+def shown(value: Any) -> str:
+    """A value of a request as a message repeats it: in one line, and short."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -1,0 +1,76 @@
+"""A policy as the server sees it: a place at an engine, a tokenizer, and how it is spoken to.
+
+The room is on the word side of the house: it knows no arrays, and tests give it a fake. A policy
+is served under two ids: NAME continues prompts and conversations, NAME:notepad is the memory
+agent over the same policy (`notepad`). Above: `app`; below: reading and text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from notepad_jax.reading.memory_agent import Rules, TurnSampling
+from notepad_jax.serve.conversations import Conversations
+from notepad_jax.serve.refusal import Refusal, shown
+from notepad_jax.text.prompts import Template
+from notepad_jax.text.tokenizer import Tokenizer
+from notepad_jax.types import Streamer
+
+NOTEPAD = ":notepad"
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """What `app` needs of a policy. Sizes are in tokens."""
+
+    name: str
+    tokenizer: Tokenizer
+    conversations: Conversations | None  # None: the model has no chat template
+    template: Template  # of readings
+    rules: Rules
+    sampling: TurnSampling  # of readings that do not say otherwise
+    seat: Callable[[], contextlib.AbstractContextManager[Streamer]]  # a place at an engine
+    alive: Callable[[], Awaitable[None]]  # returns when every engine's loop has answered
+    version: Callable[[], int]  # that new turns start on
+    fingerprint: Callable[[], str]  # of the weights
+    slots: int  # completions that are made at the same time
+    max_prompt: int
+    max_completion: int
+    most_stops: int  # stop ids of a completion
+    created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+
+    def resolved(self, model: str) -> bool:
+        """Says whether a model id is the memory agent's; Refusal if it is nobody's."""
+        if model not in self.ids:
+            known = " and ".join(self.ids)
+            message = f"there is no model {shown(model)}; this server has {known}"
+            raise Refusal(404, message, "model", "model_not_found")
+        return model != self.name
+
+    @property
+    def ids(self) -> tuple[str, str]:
+        return self.name, self.name + NOTEPAD
+
+    def card(self, model: str) -> dict[str, Any]:
+        """Returns the entry of a model id in /v1/models."""
+        notepad, rules = self.resolved(model), self.rules
+        limits = {
+            "max_question": rules.max_question, "chunk_size": rules.chunk_size,
+            "max_memory": rules.max_memory, "max_answer": rules.max_answer,
+        }  # fmt: skip
+        return {
+            "id": model,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "notepad_jax",
+            "root": self.name,
+            "max_model_len": self.max_prompt + self.max_completion,
+            "max_completion_tokens": rules.max_answer if notepad else self.max_completion,
+            "policy_version": self.version(),
+            "system_fingerprint": self.fingerprint(),
+            **({"notepad": limits} if notepad else {}),
+        }

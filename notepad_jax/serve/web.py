@@ -1,0 +1,194 @@
+"""What HTTP needs and a policy does not: bodies with a limit, streams of events, errors, the key.
+
+A client that hangs up ends its request: whoever makes the reply is cancelled and awaited, so its
+slot and pages are free when the next request is looked at. Above: `app`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from notepad_jax.serve.loopback import is_local
+from notepad_jax.serve.refusal import Refusal
+from notepad_jax.types import CompleterFailed
+
+LARGEST_BODY = 8 << 20  # bytes
+HEARTBEAT = 10.0  # seconds of silence after which a stream says that it lives
+GONE = 499  # what nobody reads: the client hung up
+OPEN = ("/health",)  # paths that need no key
+
+T = TypeVar("T")
+log = logging.getLogger("notepad_jax.serve")
+
+
+def answer(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """JSON, in UTF-8."""
+    text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Response(text.encode(), status, headers, "application/json")
+
+
+def event(body: Any) -> bytes:
+    """One server-sent event; JSON has no line breaks of its own."""
+    text = body if isinstance(body, str) else answer(body).body.decode()
+    return f"data: {text}\n\n".encode()
+
+
+def refused(error: Exception) -> Refusal:
+    """What a client is told of an error; of one that nobody expected, nothing but that."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, CompleterFailed):
+        return Refusal(500, str(error), None, "engine_failed", "server_error")
+    log.error("a request failed", exc_info=error)
+    return Refusal(500, "the server made a mistake; its log says which", None, None, "server_error")
+
+
+async def body_of(request: Request) -> bytes:
+    """Returns the body; 413 for one that is too large, as soon as that is known."""
+    parts, size = [], 0
+    said = request.headers.get("content-length", "")
+    if said.isascii() and said.isdigit() and int(said[:20]) > LARGEST_BODY:
+        raise _too_large()
+    try:
+        async for part in request.stream():
+            parts.append(part)
+            size += len(part)
+            if size > LARGEST_BODY:
+                raise _too_large()
+    except ClientDisconnect:
+        raise Refusal(GONE, "the client hung up") from None
+    return b"".join(parts)
+
+
+def _too_large() -> Refusal:
+    return Refusal(
+        413, f"the body is larger than {LARGEST_BODY >> 20} MB; upload a document of that size "
+        f"with the files API (/v1/files) and name it in the message", None, "request_too_large",
+        headers={"Connection": "close"},
+    )  # fmt: skip
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """Returns what `work` returns; None if the client hung up first, and work was cancelled."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        await _ended(working, gone)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _ended(*tasks: asyncio.Future) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Events(Response):
+    """A stream of events, closed when the client hangs up."""
+
+    def __init__(
+        self, events: AsyncGenerator[bytes], source: AsyncGenerator[Any], headers: dict[str, str]
+    ) -> None:
+        """`source` is what `events` are made from: closed, too, if none was asked for."""
+        super().__init__(None, 200, {"Cache-Control": "no-cache", "X-Accel-Buffering": "no",
+                                     **headers}, "text/event-stream")  # fmt: skip
+        del self.headers["content-length"]
+        self._events, self._source = events, source
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        coming: asyncio.Future | None = None
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await send({"type": "http.response.start", "status": self.status_code,
+                        "headers": self.raw_headers})  # fmt: skip
+            while not gone.done():
+                coming = coming or asyncio.ensure_future(anext(self._events, None))
+                await asyncio.wait(
+                    (coming, gone), timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not coming.done():
+                    said: bytes | None = b": still at it\n\n"
+                else:
+                    said, coming = coming.result(), None
+                more = said is not None
+                await send({"type": "http.response.body", "body": said or b"", "more_body": more})
+                if not more:
+                    return
+        finally:
+            await _ended(gone, *([coming] if coming else []))
+            await self._events.aclose()
+            await self._source.aclose()
+
+
+# ---------------------------------------------------------------- the door
+
+
+class Door:
+    """Lets in who has the key; without one, who comes from this machine and says so."""
+
+    def __init__(self, app: ASGIApp, key: str | None, other: str | None, others: Sequence[str]):
+        """`other` is the key of the paths in `others`."""
+        self._app, self._keys = app, dict.fromkeys(others, other)
+        self._key = key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN:
+            problem = self._problem(Request(scope))
+            if problem is not None:
+                reply = answer({"error": problem.error}, problem.status, problem.headers)
+                await reply(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _problem(self, request: Request) -> Refusal | None:
+        key = self._keys.get(request.scope["path"], self._key)  # what routes are chosen by
+        if key is None:
+            # A web page may send its visitor's browser here; the browser says who it is for.
+            names = [request.headers.get("host", ""), request.headers.get("origin", "")]
+            if all(is_local(name.rpartition("//")[2]) for name in names if name):
+                return None
+            message = "a server without a key answers this machine alone, by the name localhost"
+            return Refusal(403, message, None, "not_local", "permission_error")
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        same = hmac.compare_digest(given.strip().encode(), key.encode())
+        if scheme.lower() == "bearer" and same:
+            return None
+        what = "is wrong" if given else "is missing: send it as Authorization: Bearer KEY"
+        return Refusal(401, f"the API key {what}", None, "invalid_api_key", "authentication_error",
+                       {"WWW-Authenticate": "Bearer"})  # fmt: skip
+
+
+def told(
+    count: Callable[[int], None],
+) -> Callable[[Callable[..., Awaitable[Response]]], Callable[..., Awaitable[Response]]]:
+    """Makes a handler answer with the error object, whatever it raises; `count` sees statuses."""
+
+    def around(handler: Callable[..., Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
+        async def handled(request: Request) -> Response:
+            try:
+                reply = await handler(request)
+            except Exception as error:
+                refusal = refused(error)
+                reply = answer({"error": refusal.error}, refusal.status, refusal.headers)
+            count(reply.status_code)
+            return reply
+
+        return handled
+
+    return around

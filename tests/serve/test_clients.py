@@ -1,0 +1,265 @@
+"""Stock clients against the server: openai, langchain where it is installed, curl, and our own.
+
+The default tests have a policy that is arithmetic behind them; the slow ones our engine, as
+`notepad-jax serve` runs it, and then what HTTP says is what `ask` says.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from notepad_jax import cli
+from notepad_jax.reading.endpoint import EndpointCompleter
+from notepad_jax.types import Finish, Prompt, SamplingParams, tokens
+from tests.programs import chat_models
+from tests.serve.fake import NAME, TOKENIZER, Arithmetic, running, served, until
+
+ROOT = Path(__file__).parents[2]
+WORDS = "the secret code of ann is red"
+ASKED = [{"role": "user", "content": "who is ann ?"}]
+DOCUMENT = "ann says the secret code of bob is blue . " * 12
+
+
+@pytest.fixture(scope="module")
+def url():
+    with running(served(Arithmetic()), key="secret-1") as there:
+        yield there
+
+
+def stock(url: str, kind=openai.OpenAI, **options):
+    return kind(base_url=f"{url}/v1", api_key="secret-1", max_retries=0, timeout=60, **options)
+
+
+def parts(*texts: str) -> list:
+    return [{"role": "user", "content": [{"type": "text", "text": text} for text in texts]}]
+
+
+def test_openais_client_streams_what_it_gets_whole(url):
+    with stock(url) as client:
+        how = dict(model=NAME, messages=ASKED, seed=4, max_tokens=9, logprobs=True, top_logprobs=2)
+        whole = client.chat.completions.create(**how)
+        chunks = list(client.chat.completions.create(
+            **how, stream=True, stream_options={"include_usage": True}
+        ))  # fmt: skip
+        said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        assert said == whole.choices[0].message.content != ""
+        assert chunks[-1].usage.completion_tokens == len(whole.choices[0].logprobs.content)
+        assert [model.id for model in client.models.list()] == [NAME, f"{NAME}:notepad"]
+        several = client.completions.create(model=NAME, prompt=[WORDS, "who"], n=2, seed=1)
+        assert len(several.choices) == 4
+        read = client.chat.completions.create(model=f"{NAME}:notepad", messages=parts(WORDS, "who"))
+        assert read.usage.notepad[0]["turns"] == 3
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(**how, presence_penalty=0.5)
+        assert refused.value.param == "presence_penalty"
+        with pytest.raises(openai.AuthenticationError):
+            client.with_options(api_key="wrong").models.list()
+
+
+def test_openais_async_client_asks_many_at_once(url):
+    async def go():
+        async with stock(url, openai.AsyncOpenAI) as client:
+            create = client.completions.create
+            asked = [create(model=NAME, prompt=WORDS, seed=k) for k in range(8)]
+            return await asyncio.gather(*asked)
+
+    texts = [reply.choices[0].text for reply in asyncio.run(go())]
+    assert len(texts) == 8 and {len(text.split()) for text in texts} == {7}
+
+
+def test_langchain_streams(url):
+    chat = pytest.importorskip("langchain_openai").ChatOpenAI(
+        base_url=f"{url}/v1", api_key="secret-1", model=NAME, temperature=0, max_retries=0
+    )
+    assert "".join(chunk.content for chunk in chat.stream("who is ann ?")) != ""
+
+
+def test_our_own_endpoint_completer_reads_through_it(url, monkeypatch):
+    monkeypatch.setenv("SERVED", "secret-1")
+
+    async def go():
+        async with EndpointCompleter(f"{url}/v1", NAME, TOKENIZER, "SERVED") as completer:
+            prompt = Prompt(tokens(), TOKENIZER.encode("who is ann ?"))
+            return await completer.complete(prompt, SamplingParams(0.0, 1.0, 8, (2,), 3))
+
+    assert asyncio.run(go()).finish is Finish.LENGTH
+
+
+# ---------------------------------------------------------------- our engine
+
+
+@contextlib.contextmanager
+def program(policy: Path, folder: Path, *more: str):
+    """`notepad-jax serve`, and its address; ended by Ctrl-C."""
+    words = ["-m", "notepad_jax", "serve", "--policy", str(policy), "--port", "0", *more,
+             "--config.engine.slots=8", "--config.engine.pages=96", "--config.engine.page_size=16",
+             "--config.reading.chunk_size=48", "--config.evaluate.chunk_size=48",
+             "--config.reading.max_question=24", "--config.reading.max_memory=12",
+             "--config.reading.max_answer=12", "--config.engine.row_tokens=0"]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    with (folder / "said").open("w+") as said:
+        running = subprocess.Popen([sys.executable, *words], env=environment, stderr=said,
+                                   stdout=said, cwd=ROOT)  # fmt: skip
+        try:
+            told = folder / "said"
+            until(lambda: "/v1 (" in told.read_text() or running.poll() is not None, 240)
+            found = re.search(r"(http://\S+)/v1 \(", told.read_text())
+            assert found, told.read_text()
+            yield found[1]
+            running.send_signal(signal.SIGINT)
+            assert running.wait(60) == 130
+            assert told.read_text().splitlines()[-1] == "notepad-jax: stopped"
+        finally:
+            running.kill()
+            running.wait(60)
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    """A chat model of random weights, served by the program."""
+    folder = tmp_path_factory.mktemp("served")
+    policy = chat_models.folder(folder / "chats")
+    sizes = ("--config.serve.max_completion=24", "--config.serve.queue=20")
+    how = ("--config", "chat", "--served-name", "chats", "--rl")
+    with program(policy, folder, *how, *sizes) as url:
+        yield url, policy
+
+
+@pytest.mark.slow
+def test_greedy_reading_by_http_is_ask(chats, tmp_path):
+    url, policy = chats
+    question = "the code of bob ?"
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="EMPTY", timeout=200) as client:
+        read = client.chat.completions.create(
+            model="chats:notepad", messages=parts(DOCUMENT, question), temperature=0
+        )
+    (tmp_path / "story.txt").write_text(DOCUMENT)
+    words = ["ask", "--config", "chat", "--policy", str(policy), str(tmp_path / "story.txt"),
+             question, "--json", "--config.engine.slots=8", "--config.engine.pages=96",
+             "--config.engine.page_size=16", "--config.reading.chunk_size=48",
+             "--config.evaluate.chunk_size=48", "--config.reading.max_question=24",
+             "--config.reading.max_memory=12", "--config.reading.max_answer=12",
+             "--config.engine.row_tokens=0"]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-m", "notepad_jax", *words], cwd=ROOT, timeout=300,
+                          env=environment, capture_output=True, text=True)  # fmt: skip
+    answer = json.loads(done.stdout)
+    assert read.choices[0].message.content == answer["answer"]
+    assert read.usage.notepad[0] == {
+        "turns": answer["chunks"] + 1, "document_tokens": answer["tokens"]
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_seeded_request_alone_and_among_50_and_200_clients_are_answered_or_refused(chats):
+    url, _ = chats
+    body = {"model": "chats", "messages": ASKED, "seed": 5, "max_tokens": 16,
+            "return_token_ids": True, "logprobs": True, "top_logprobs": 2}  # fmt: skip
+
+    def ask(client, **more):
+        return client.post(f"{url}/v1/chat/completions", json=body | more)
+
+    with httpx2.Client(timeout=300, limits=httpx2.Limits(max_connections=250)) as client:
+        alone = ask(client).json()
+        found: list = [None] * 250
+        threads = [
+            threading.Thread(target=lambda k=k: found.__setitem__(k, ask(client, seed=5 + k % 50)))
+            for k in range(250)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(300)
+        assert {reply.status_code for reply in found} == {200, 429}
+        good = [(k % 50, reply.json()) for k, reply in enumerate(found) if reply.is_success]
+        by_seed: dict = {}
+        for seed, reply in good:
+            ids = reply["choices"][0]["token_ids"]
+            assert by_seed.setdefault(seed, ids) == ids
+            assert len(ids) == reply["usage"]["completion_tokens"]
+            assert len(reply["choices"][0]["logprobs"]["content"]) == len(ids)
+        again = ask(client).json()
+        counted = again["usage"]
+        cached = counted["prompt_tokens_details"]["cached_tokens"]
+        assert cached == counted["prompt_tokens"] - 1  # all that is shared was there
+        assert again["choices"][0]["token_ids"] == alone["choices"][0]["token_ids"]
+        assert by_seed.get(0, again["choices"][0]["token_ids"]) == again["choices"][0]["token_ids"]
+        running = client.get(f"{url}/metrics").text
+        assert "notepad:num_requests_running 0.0" in running
+
+
+@pytest.mark.slow
+def test_weights_change_between_two_completions(chats, tmp_path):
+    """Runs after the others: the server keeps the new ones."""
+    url, policy = chats
+    other = chat_models.folder(tmp_path / "other", seed=1)
+    body = {"model": "chats", "messages": ASKED, "seed": 5, "max_tokens": 12}
+    with httpx2.Client(timeout=200) as client:
+        post = lambda path, **body: client.post(url + path, json=body)  # noqa: E731
+        before = post("/v1/chat/completions", **body).json()
+        refused = post("/update_weights", folder=str(ROOT / "data" / "starter"))
+        assert refused.status_code == 400 and "another shape" in refused.text
+        assert post("/update_weights", folder="no/such").status_code == 400
+        assert post("/update_weights", folder=str(other)).json()["policy_version"] == 1
+        after = post("/v1/chat/completions", **body).json()
+        assert post("/update_weights", folder=str(policy)).json()["policy_version"] == 2
+        again = post("/v1/chat/completions", **body).json()
+    told = [reply["choices"][0]["message"]["content"] for reply in (before, after, again)]
+    assert told[0] == told[2] != told[1]
+    versions = [reply["choices"][0]["policy_version"] for reply in (before, after, again)]
+    assert versions == [0, 1, 2]
+    prints = [reply["system_fingerprint"] for reply in (before, after, again)]
+    assert prints[0] == prints[2] != prints[1]
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_servers_page(tmp_path):
+    """curl and openai as the page has them, over the starter policy."""
+    page = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+    shell = re.findall(r"^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (python,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    start, curl = shell
+    assert start.startswith("notepad-jax serve --policy") and "--served-name reader" in start
+    with program(ROOT / "data" / "starter", tmp_path, "--served-name", "reader") as url:
+        if shutil.which("curl"):
+            done = subprocess.run(
+                ["bash", "-c", curl.replace("http://localhost:8000", url)], capture_output=True,
+                text=True, timeout=200,
+            )  # fmt: skip
+            assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+        exec(compile(python.replace("http://localhost:8000", url), "server.md", "exec"), {})
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        (["--host", "0.0.0.0"], "without a key a server only listens on this machine"),
+        (["--port", "70000"], "a port is a number up to 65535"),
+        (["--host", "::2"], "without a key a server only listens on this machine"),
+        (["--config.policy="], "there is nothing to serve; give --policy FOLDER"),
+    ],
+    ids=["open", "port", "six", "nobody"],
+)
+def test_a_server_that_cannot_start_says_why_at_once(more, said, capsys, monkeypatch):
+    monkeypatch.delenv("NOTEPAD_API_KEY", raising=False)
+    assert cli.main(["serve", "--port", "0", *more]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_said_before_anything_is_read(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert cli.main(["serve", "--port", str(other.getsockname()[1])]) == 1
+    assert "choose another --port" in capsys.readouterr().err
