@@ -90,7 +90,7 @@ async def reading(
     said: list[Completion] = []  # of the answer, a context each
     prompt_tokens = completion_tokens = turns = 0
     course = memory_agent.read(completer, served.template, question.rules, state, sampling)
-    async for turn, after in course:
+    async for turn, state in course:  # noqa: B007 - the last one has the answer
         turns += 1
         prompt_tokens += len(turn.prompt.tokens)
         completion_tokens += len(turn.completion.tokens)
@@ -100,7 +100,7 @@ async def reading(
     aborted = completion.finish is Finish.CANCELLED
     yield Delta(
         index,
-        "" if aborted else served.tokenizer.decode(memory_agent.answered(after)),
+        "" if aborted else served.tokenizer.decode(memory_agent.answered(state)),
         tuple(token for one in said for token in one.tokens.tolist()),
         tuple(float(logprob) for one in said for logprob in one.behaviour_logprobs),
         (),
