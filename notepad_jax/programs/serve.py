@@ -9,6 +9,7 @@ uvicorn are an extra.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import importlib
@@ -17,6 +18,7 @@ import os
 import socket
 import types
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -24,7 +26,7 @@ from notepad_jax.checkpoint import checksums
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
-from notepad_jax.programs import evaluate, parts, subjects
+from notepad_jax.programs import evaluate, parts, stopping, subjects
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.serve.conversations import Conversations
 from notepad_jax.serve.loopback import is_local
@@ -83,14 +85,33 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
             )
         )  # fmt: skip
 
+        server.capture_signals = contextlib.nullcontext  # they come to `stop`
+        stop = stopping.Stop()
+
         async def until_the_end() -> None:
             async with engines:
                 place.listen()  # whoever comes from now on is answered
                 screen.say(f"serving {served.ids[0]} and {served.ids[1]} at {url} (Ctrl-C ends)")
-                await server.serve([place])
+                with stop.patiently():
+                    await _served(server, place, stop)
 
-        asyncio.run(until_the_end())
+        with stop.watching():
+            asyncio.run(until_the_end())
+        stop.check("")
     return Ended(served.name, url)
+
+
+async def _served(server: Any, place: socket.socket, stop: stopping.Stop) -> None:
+    """Serves until a signal; then lets every reply end, or be told that it does not."""
+    serving = asyncio.ensure_future(server.serve([place]))
+    noticed = asyncio.ensure_future(stop.noticed.wait())
+    await asyncio.wait((serving, noticed), return_when=asyncio.FIRST_COMPLETED)
+    noticed.cancel()
+    server.should_exit = True
+    await serving
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:  # uvicorn cancels them, and does not wait
+        await asyncio.wait(others, timeout=FAREWELL)
 
 
 def _web() -> tuple[types.ModuleType, ...]:

@@ -52,6 +52,11 @@ def refused(error: Exception) -> Refusal:
     return Refusal(500, "the server made a mistake; its log says which", None, None, "server_error")
 
 
+def stopping() -> Refusal:
+    """What those are told whose reply is cut off because the server ends."""
+    return Refusal(503, "the server is being stopped", None, "stopping", "server_error")
+
+
 async def body_of(request: Request) -> bytes:
     """Returns the body; 413 for one that is too large, as soon as that is known."""
     parts, size = [], 0
@@ -130,6 +135,9 @@ class Events(Response):
                 await send({"type": "http.response.body", "body": said or b"", "more_body": more})
                 if not more:
                     return
+        except asyncio.CancelledError:
+            last = event({"error": stopping().error})
+            await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             await _ended(gone, *([coming] if coming else []))
             await self._events.aclose()
@@ -183,8 +191,10 @@ def told(
         async def handled(request: Request) -> Response:
             try:
                 reply = await handler(request)
-            except Exception as error:
-                refusal = refused(error)
+            except (Exception, asyncio.CancelledError) as error:
+                # Only a web server that ends cancels a handler.
+                stopped = isinstance(error, asyncio.CancelledError)
+                refusal = stopping() if stopped else refused(error)
                 reply = answer({"error": refusal.error}, refusal.status, refusal.headers)
             count(reply.status_code)
             return reply

@@ -304,6 +304,20 @@ def test_who_hangs_up_leaves_nothing_behind(path, body, stream):
         assert post(url, **TEXT).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_is_stopped_says_so_to_those_who_wait(stream, caplog):
+    streamer, said = Arithmetic(pause=60), []
+    with running(served(streamer)) as url:
+        asking = threading.Thread(target=lambda: said.append(post(url, **TEXT, stream=stream)))
+        asking.start()
+        until(lambda: streamer.running)
+    asking.join(30)
+    assert "the server is being stopped" in said[0].text
+    assert said[0].status_code == (200 if stream else 503)
+    assert streamer.running == streamer.seats == 0
+    assert not any(record.exc_info for record in caplog.records)
+
+
 def test_a_broken_engine_is_told_of_in_words():
     streamer = Arithmetic()
     with running(served(streamer)) as url:
