@@ -123,6 +123,8 @@ def files(path: Path, several: bool) -> dict[Path, str]:
 
 def _label(folder: Path, file: Path, several: bool) -> str:
     place = file.parent.relative_to(folder)
+    if place.parts[:1] == ("readings",) and len(place.parts) > 1:
+        place = place.relative_to("readings")  # where a run keeps its measurements
     inside = file.stem if place == Path(".") else str(place)
     return f"{folder.resolve().name}/{inside}" if several else inside
 

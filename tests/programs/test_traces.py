@@ -39,7 +39,7 @@ def index(page):
 def test_a_run_is_found_with_all_that_was_read_in_it(run):
     page = made(run)
     assert (page.page, page.readings) == ("runs/mine/trace/index.html", 4)
-    assert index(page.page)["sources"] == ["trajectories", "readings/step_0", "readings/step_100"]
+    assert index(page.page)["sources"] == ["trajectories", "step_0", "step_100"]
     assert index(page.page)["title"] == "mine"
     assert made("mine").sources == page.sources  # by its name alone; the page is no source
     assert not [path for path in run.iterdir() if path.name.startswith(".")]
@@ -49,7 +49,7 @@ def test_two_runs_and_single_files_are_told_apart(run):
     training(Path("runs/other/trajectories.jsonl"))
     page = made(run, "runs/other", out="compared")
     assert index(page.page)["sources"] == [
-        "mine/trajectories", "mine/readings/step_0", "mine/readings/step_100",
+        "mine/trajectories", "mine/step_0", "mine/step_100",
         "other/trajectories",
     ]  # fmt: skip
     alone = made(run / "trajectories.jsonl")

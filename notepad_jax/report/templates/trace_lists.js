@@ -130,22 +130,28 @@ function verdict(reading, under) {
   if (words) el("b", right ? "right" : "wrong", words, under).title = "reward";
 }
 
+// What tells readings of a question apart: `labels` for `who`.
+function labelsFor(readings, sources) {
+  const several = (name) => new Set(readings.map((one) => one[name])).size > 1;
+  return { sources, method: several("method"), sample: several("sample") };
+}
+
 // Who read, in a few words: "step_100 · step 3 · sample 1".
-function who(reading, sources) {
+function who(reading, { sources, method, sample }) {
   return [
     sources.length > 1 ? sources[reading.source] : null,
-    reading.method,
+    method ? reading.method : null,
     reading.step === null ? null : "step " + reading.step,
-    reading.sample === null ? null : "sample " + reading.sample,
+    sample && reading.sample !== null ? "sample " + reading.sample : null,
   ].filter((one) => one !== null).join(" · ");
 }
 
-function readingRow(reading, row, sources, shade) {
+function readingRow(reading, row, labels, shade) {
   if (shade) paint(row, shade.name, shade.reading(reading));
   const top = el("div", "top", "", row);
   el("span", "asked", reading.question || "(no question)", top);
   verdict(reading, top);
-  const told = [who(reading, sources),
+  const told = [who(reading, labels),
     reading.advantage === null ? null : "advantage " + number(reading.advantage),
     reading.status === "answered" ? null : reading.status,
     reading.lost && "evidence " + reading.lost, reading.task,

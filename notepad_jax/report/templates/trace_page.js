@@ -10,6 +10,7 @@ trace.start(({ title, sources, readings }) => {
   const opened = new Set(); // folded turns of this reading that were opened
   let head = null, find = null, shade = null, ticket = 0;
 
+  const labels = labelsFor(readings, sources);
   at("problem").remove();
   form.hidden = document.querySelector("main").hidden = false;
   const passes = filtersFor(form, readings, sources), shades = shadesFor(readings);
@@ -20,7 +21,7 @@ trace.start(({ title, sources, readings }) => {
   form.insertBefore(colour, form.querySelector("output"));
 
   const list = listOf(at("readings"), 58, {
-    draw: (one, row) => readingRow(one, row, sources, shade),
+    draw: (one, row) => readingRow(one, row, labels, shade),
     choose: (one) => look(one.number, 0),
   });
   const turns = listOf(at("turns"), 34, {
@@ -154,9 +155,10 @@ trace.start(({ title, sources, readings }) => {
       Object.assign(box, { type: "checkbox", checked: state.beside });
       box.dataset.hold = "beside";
       box.addEventListener("change", () => look(state.reading, state.turn, box.checked));
-      label.append(` ${number(others.length)} other readings of this question beside it`);
+      const count = number(others.length) + " other reading" + (others.length > 1 ? "s" : "");
+      label.append(` ${count} of this question beside it`);
       if (state.beside) {
-        await beside(head, k, under, { readings, sources, headOf, go, goTo: look, another });
+        await beside(head, k, under, { readings, labels, headOf, go, goTo: look, another });
       }
     }
     everything(fields, under);

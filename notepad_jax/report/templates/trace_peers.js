@@ -22,7 +22,7 @@ function parting(a, b) {
   return null;
 }
 
-async function beside(head, k, under, { readings, sources, headOf, go, goTo, another }) {
+async function beside(head, k, under, { readings, labels, headOf, go, goTo, another }) {
   const all = peersOf(head.reading, readings), some = all.slice(0, MOST_PEERS);
   const find = standing(head), memory = await head.memory(find(k).now);
   const answer = k === head.count - 1;
@@ -35,7 +35,7 @@ async function beside(head, k, under, { readings, sources, headOf, go, goTo, ano
     if (another()) return;
     const card = el("article", peer.group === head.reading.group ? "" : "elsewhere", "", grid);
     const top = el("div", "top", "", card);
-    button(who(peer, sources) || "reading " + (peer.number + 1), "look at this reading", top,
+    button(who(peer, labels) || "reading " + (peer.number + 1), "look at this reading", top,
       () => goTo(peer.number, last)).className = "asked";
     verdict(peer, top);
     const row = el("p", "dim", "", card), part = parting(head, other);
