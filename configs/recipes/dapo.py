@@ -1,10 +1,11 @@
-"""DAPO: the upper clip is wider, every token has a vote, groups without a signal are replaced.
+"""DAPO: a wider upper clip, a vote for every token, fresh groups, a cost near the limits.
 
     notepad-jax train --recipe dapo --config.grpo.minibatches=4
 
 Yu et al. 2025 (arXiv 2503.14476): 16 optimizer steps a rollout of 512 questions, no KL. A paper's
-batch is larger than the quick start's, whose 20 questions are better cut into four parts.
-Measured here: nothing yet.
+batch is larger than the quick start's, whose 20 questions are better cut into four parts. Its
+soft punishment begins a fifth before the limit; here that is the smaller one, of a turn. Measured
+here: nothing yet.
 """
 
 from ml_collections import ConfigDict
@@ -12,6 +13,7 @@ from ml_collections import ConfigDict
 
 def apply(config: ConfigDict) -> None:
     config.rollout.max_rounds = 10  # of sampling, as its code has it
+    limit = min(config.reading.max_memory, config.reading.max_answer)
     config.grpo.update(
         advantage="grpo",
         normaliser="token_mean",
@@ -20,4 +22,7 @@ def apply(config: ConfigDict) -> None:
         clip_high=0.28,
         kl_weight=0.0,
         minibatches=16,
+        mask_truncated=False,
+        overlong_window=max(1, limit // 5),
+        overlong_weight=1.0,
     )

@@ -13,10 +13,11 @@ def apply(config: ConfigDict) -> None:
     reading = config.reading
     document = (config.tasks.max_tokens if config.tasks.files else 0) or config.data.tokens
     turns = -(-document // reading.chunk_size)
+    more = (reading.answer_chunks - 1) * (reading.max_answer - reading.carry)
     config.grpo.update(
         advantage="dr_grpo",
         normaliser="constant",
-        constant=float(turns * reading.max_memory + reading.max_answer),
+        constant=float(turns * reading.max_memory + reading.max_answer + more),
         ratio="ppo_clip",
         clip_low=0.2,
         clip_high=0.2,

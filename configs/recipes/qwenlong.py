@@ -2,7 +2,9 @@
 
     notepad-jax train --recipe qwenlong
 
-Shen et al. 2025 (arXiv 2512.12967), eq. 7. Measured here: nothing yet.
+Shen et al. 2025 (arXiv 2512.12967), eq. 7. Its batches have equal numbers of each kind of task
+(`tasks.balanced`, for a `rollout.documents` that they divide), and its entropy gate is
+`grpo.entropy_high` and `entropy_low`; the bounds are yours to choose. Measured here: nothing yet.
 """
 
 from ml_collections import ConfigDict

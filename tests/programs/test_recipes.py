@@ -27,7 +27,7 @@ def assigned(recipe):
         if isinstance(value, bool):
             return bool(k)
         if isinstance(value, int | float):
-            return type(value)(1001 + k)
+            return type(value)(1001 + 99 * k)
         return f"?{k}" if isinstance(value, str) else (f"?{k}",)
 
     before, after = [], []
