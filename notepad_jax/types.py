@@ -9,7 +9,8 @@ trajectories make a `Group`, groups are packed into a `TrainBatch`, and a
 This is the floor everything stands on, so it imports numpy and nothing of ours,
 and never jax: the word column (text, tasks, reading, rollout, eval) must run on a machine
 that has no accelerator library at all. Token sequences are read-only
-one-dimensional int32 numpy arrays; `tokens()` makes one.
+one-dimensional int32 numpy arrays; `tokens()` makes one. The file is long because it is the one
+place where all nouns stand side by side.
 
 Letters in array names are those of docs/architecture.md: B rows, T tokens, ...
 """
