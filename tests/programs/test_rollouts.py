@@ -10,9 +10,9 @@ import numpy as np
 from notepad_jax.grpo import algorithm
 from notepad_jax.parallel import hosts
 from notepad_jax.programs.rollouts import Rollouts
+from notepad_jax.programs.task_stream import TaskStream
 from notepad_jax.rollout import dynamic_sampling, local, rewards
 from notepad_jax.rollout.ledger import Ledger
-from notepad_jax.text.chunks import Documents
 from notepad_jax.types import Evidence, Task, TextDocument
 from tests import fakes
 from tests.grpo.test_algorithm import having, never
@@ -32,26 +32,19 @@ def scribe() -> fakes.Scripted:
     return fakes.Scripted(answer)
 
 
-class Stream:
-    """Two questions of each draw, one of them with its fact known."""
+def two_questions(ordinal):
+    """Two of each draw, one of them with its fact known."""
+    document = TextDocument("the code of ann is red . " * (2 + ordinal % 2))
+    one = Task(f"{ordinal}", "who ?", document, ("red",), "test", "em")
+    return one, dataclasses.replace(one, id=f"{ordinal}b", evidence=(Evidence("red", 0.5),))
 
-    left_out, questions = 0, 2
-    records = types.SimpleNamespace(at=lambda ordinal: Stream.at(ordinal))
 
-    @staticmethod
-    def at(ordinal):
-        document = TextDocument("the code of ann is red . " * (2 + ordinal % 2))
-        one = Task(f"{ordinal}", "who ?", document, ("red",), "test", "em")
-        known = (Evidence("red", 0.5),)
-        return one, dataclasses.replace(one, id=f"{ordinal}b", evidence=known)
-
-    def documents(self, tokenizer, chunk_size):
-        return Documents(tokenizer, chunk_size, None)
+STREAM = TaskStream(types.SimpleNamespace(at=two_questions), 2, 0, None)
 
 
 def rollouts(completer, wanted, staleness=0, documents=3) -> Rollouts:
     return Rollouts(
-        stream=Stream(),
+        stream=STREAM,
         reader=reader(completer),
         score=rewards.score,
         wanted=dynamic_sampling.Wanted(documents, 2, 2, staleness),
