@@ -184,8 +184,11 @@ def idle_on(advantage: str, groups: Sequence[Group]) -> Iterator[str]:
 def batches(
     how: Algorithm, settings: UpdateSettings, groups: Sequence[Group], now: Logprobs,
     reference: Logprobs, version: int | None = None, scales: Scales | None = None,
-) -> tuple[list[TrainBatch], list[PackingStats]]:  # fmt: skip
+) -> tuple[list[TrainBatch | None], list[PackingStats]]:  # fmt: skip
     """Returns the batch of each part of a rollout, in order, before the first step on any.
+
+    A part of whose turns all were cut and are left out for it (`mask_truncated`) is None, and
+    has no stats: there is nothing to learn from it.
 
     `now` gives logprobs of the policy that learns, `reference` of the one that KL is taken to;
     neither is called unless it is needed. An advantage sees all groups, since some
@@ -208,10 +211,15 @@ def batches(
             mask_truncated=how.mask_truncated,
             version=version,
         )
+        if not how.mask_truncated or batch.teach(part, how.mask_truncated)
+        else None
         for part, its in zip(parts, values, strict=True)
     ]
-    made = []
-    for one in (each.batch for each in packed):
+    made: list[TrainBatch | None] = []
+    for one in (each and each.batch for each in packed):
+        if one is None:
+            made.append(None)
+            continue
         found = {}
         if how.needs_proximal(settings):
             found["proximal_logprobs"] = now(one)
@@ -221,12 +229,14 @@ def batches(
     if how.kl_weight and how.kl_in == "reward":
         kl = objective.kl_named(settings.kl)
         parts = [
-            _less(part, _kl_of(kl, one, part), how.kl_weight)
+            _less(part, _kl_of(kl, one, part), how.kl_weight) if one else part
             for one, part in zip(made, parts, strict=True)
         ]
         values = _advantages(how, parts, cut, scales)
-        made = [batch.with_advantages(one, its) for one, its in zip(made, values, strict=True)]
-    return made, [each.stats for each in packed]
+        made = [
+            one and batch.with_advantages(one, its) for one, its in zip(made, values, strict=True)
+        ]
+    return made, [each.stats for each in packed if each]
 
 
 def parts_of(count: int, parts: int) -> list[slice]:
@@ -294,22 +304,26 @@ def _less(groups: Sequence[Group], apart: Sequence[np.ndarray], weight: float) -
 
 
 def gated(
-    how: Algorithm, gate: Gate, made: Sequence[TrainBatch], entropies: Sequence[np.ndarray]
+    how: Algorithm, gate: Gate, made: Sequence[TrainBatch | None], entropies: Sequence[np.ndarray]
 ) -> tuple[list[TrainBatch | None], Gate, dict[str, float]]:
     """Returns the batches as they are learnt from, the gate as it is now, and metrics of both.
 
-    `entropies` [B, T] are those of the batches' tokens before the first step on any. A batch of
-    which nothing is left is None.
+    `entropies` [B, T] are those of the batches' tokens before the first step on any; one that is
+    None has none. A batch of which nothing is left is None.
     """
-    found = entropy_gate.mean_entropies(made, entropies)
+    there = [one for one in made if one is not None]
+    found = entropy_gate.mean_entropies(there, entropies)
     gate = entropy_gate.after(gate, found, how.entropy_low, how.entropy_high)
     normaliser = normalisers.named(how.normaliser)
     kept, out = [], 0
     for one in made:
+        if one is None:
+            kept.append(None)
+            continue
         out_BT = entropy_gate.left_out(one, gate)
         out += int(out_BT.sum())
         kept.append(batch.without(one, out_BT, normaliser, how.constant))
-    share = out / sum(int((one.weights > 0).sum()) for one in made)
+    share = out / sum(int((one.weights > 0).sum()) for one in there)
     metrics = {f"entropy_gate/{name}": value for name, value in found.items()}
     metrics |= {f"entropy_gate/{name}_shut": float(name in gate) for name in entropy_gate.KINDS}
     return kept, gate, metrics | {"entropy_gate/left_out": share}

@@ -121,6 +121,11 @@ def pack(
     return PackedBatch(_with_labels(written, placed, normaliser, constant, version), stats)
 
 
+def teach(groups: Sequence[Group], mask_truncated: bool) -> bool:
+    """Whether the groups hold a completion token that is learnt from."""
+    return any(_learnt(groups, mask_truncated))
+
+
 def with_advantages(batch: TrainBatch, advantages: Sequence[np.ndarray]) -> TrainBatch:
     """Returns the batch with other advantages, as `pack` takes them, of the same groups."""
     flat_I, there_BT = np.concatenate(advantages), batch.trajectory >= 0
@@ -145,18 +150,16 @@ def without(
 
 
 def proximal_of(
-    batch: TrainBatch, groups: Sequence[Group], mask_truncated: bool
+    batch: TrainBatch | None, groups: Sequence[Group], mask_truncated: bool
 ) -> list[np.ndarray]:
     """Returns the proximal logprobs of every turn of `groups`, the batch's first ones, in order.
 
-    Each float32 [completion tokens], empty for a turn that nothing is learnt from.
+    Each float32 [completion tokens], empty for a turn that nothing is learnt from. No batch is
+    needed where that is so of all of them.
     """
-    readings = [one.reading for group in groups for one in group.trajectories]
-    learnt = [
-        _teaches(turn, mask_truncated and cut)
-        for reading in readings
-        for turn, cut in zip(reading.turns, reading.cut, strict=True)
-    ]
+    learnt = list(_learnt(groups, mask_truncated))
+    if not any(learnt):
+        return [np.zeros(0, np.float32) for _ in learnt]
     turn_N, values_N = batch.turn.reshape(-1), batch.proximal_logprobs.reshape(-1)
     # Only completion tokens have a turn, and a completion lies in one piece.
     places = np.flatnonzero((turn_N >= 0) & (turn_N < sum(learnt)))
@@ -197,6 +200,13 @@ def _learnable(
                     yield _Turn(turn, advantage, number, trajectories, prompt)
                     number += 1
             trajectories += 1
+
+
+def _learnt(groups: Sequence[Group], mask_truncated: bool) -> Iterator[bool]:
+    """Yields of every turn whether it is learnt from."""
+    for reading in (one.reading for group in groups for one in group.trajectories):
+        for turn, cut in zip(reading.turns, reading.cut, strict=True):
+            yield _teaches(turn, mask_truncated and cut)
 
 
 def _teaches(turn: Turn, masked: bool) -> bool:

@@ -157,24 +157,25 @@ def learn(
         reference=lambda one: _told(learner, learner.reference, one).logprobs, version=version,
         scales=scales,
     )  # fmt: skip
-    before = plan.needs_proximal(learner.settings)
+    there = [one for one in batches if one is not None]
+    before = plan.needs_proximal(learner.settings) and bool(there)
     learner.proximal = _to_look_at(learner, groups, batches) if before else ()
-    effective = algorithm.effective_share(batches) if before else 1.0
+    effective = algorithm.effective_share(there) if before else 1.0
     scale = plan.rate_scale(share, effective)
     gate, guarded, taught = learner.gate, {}, batches
-    if plan.entropy_high:
+    if plan.entropy_high and there:
         taught, gate, guarded = algorithm.gated(plan, gate, batches, entropies)
     learner.state, learnt = update.learn(
         learner.config, learner.optimizer, learner.settings, learner.state, learner.frozen,
         [one for one in taught if one is not None] * plan.epochs, scale,
-        moved=not before and any(one.age.any() for one in batches),
+        moved=not before and any(one.age.any() for one in there),
     )  # fmt: skip
     if learnt["update/skipped"] < learnt["update/optimizer_steps"] or not any(taught):
         learner.gate = gate  # a step that is not kept has changed nothing
         learner.scales = learner.scales if scales is None else scales
     learnt |= guarded
     if before:
-        learnt |= _sampler_gap(batches) | {"update/effective_share": effective}
+        learnt |= _sampler_gap(there) | {"update/effective_share": effective}
     learnt |= shares.metrics(taught, algorithm.parts_with_local(plan, groups), named)
     tokens = sum(s.packed_tokens for s in stats)
     places = sum(s.rows * s.row_length for s in stats)
@@ -183,12 +184,12 @@ def learn(
         "update/rate_scale": scale,
         "update/packed_tokens": tokens,
         "update/prefix_tokens_saved": sum(s.prefix_tokens_saved for s in stats),
-        "update/fill": tokens / places,
+        "update/fill": tokens / max(1, places),
     }, tokens
 
 
 def _to_look_at(
-    learner: Learner, groups: Sequence[Group], batches: Sequence[TrainBatch]
+    learner: Learner, groups: Sequence[Group], batches: Sequence[TrainBatch | None]
 ) -> list[np.ndarray]:
     """Returns the proximal logprobs of each turn of the first groups, for people to look at."""
     found: list[np.ndarray] = []

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
+from notepad_jax.programs import parts
+
 Line = Mapping[str, float]  # of metrics.jsonl
 
 SHORT, LONG = 3, 5  # steps that must agree; steps of a mean
@@ -29,15 +31,22 @@ CUT = 0.1  # share of turns
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What turns may have, in tokens."""
+    """What turns may have, in tokens, and what is done about those that are cut."""
 
     memory: int
-    answer: int
+    answer: int  # all its contexts
+    contexts: int = 1  # of an answer
+    masked: bool = False  # turns that were cut are not learnt from
+    shaped: bool = False  # they cost, and so cannot be masked
 
 
 def limits_of(config: ConfigDict) -> Limits:
     """Returns the limits of a config for training."""
-    return Limits(config.reading.max_memory, config.reading.max_answer)
+    rules, g = parts.rules(config.reading), config.grpo
+    return Limits(
+        rules.max_memory, rules.longest_answer, rules.answer_chunks,
+        masked=g.mask_truncated, shaped=bool(g.overlong_window),
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,18 +185,30 @@ def _pinned(view: _View) -> str:
     )
 
 
-def _cut(kind: str, key: str, limit: Callable[[Limits], int]) -> Callable[[_View], str]:
+def _cut(kind: str, limit: Callable[[Limits], tuple[int, str]]) -> Callable[[_View], str]:
+    """`limit` says how many tokens, and the key to raise."""
+
     def check(view: _View) -> str:
         cut = view.latest(f"rollout/truncated_{kind}", SHORT)
         if not cut > CUT:
             return ""
+        most, key = limit(view.limits)
+        free = not (view.limits.masked or view.limits.shaped)
         return (
-            f"{cut:.0%} of the {kind} are cut at their limit of {limit(view.limits):,} tokens: "
-            f"they end before they are done; raise {key}, or learn from none that was cut "
-            f"(grpo.mask_truncated=true)"
+            f"{cut:.0%} of the {kind} are cut at their limit of {most:,} tokens: they end before "
+            f"they are done; raise {key}"
+            + ", or learn from none that was cut (grpo.mask_truncated=true)" * free
         )
 
     return check
+
+
+def _of_memory(limits: Limits) -> tuple[int, str]:
+    return limits.memory, "reading.max_memory"
+
+
+def _of_answer(limits: Limits) -> tuple[int, str]:
+    return limits.answer, f"reading.{'answer_chunks' if limits.contexts > 1 else 'max_answer'}"
 
 
 CHECKS: dict[str, Callable[[_View], str]] = {
@@ -196,6 +217,6 @@ CHECKS: dict[str, Callable[[_View], str]] = {
     "collapsed answers": _collapsed("entropy_answer", "answers"),
     "sampler and trainer apart": _apart,
     "pinned memories": _pinned,
-    "cut memories": _cut("memories", "reading.max_memory", lambda limits: limits.memory),
-    "cut answers": _cut("answers", "reading.max_answer", lambda limits: limits.answer),
+    "cut memories": _cut("memories", _of_memory),
+    "cut answers": _cut("answers", _of_answer),
 }

@@ -160,9 +160,9 @@ def gated(monkeypatch):
     return learning, told
 
 
-def groups():
+def groups(finish=types.Finish.STOP):
     """Two trajectories of one update of three tokens."""
-    said = types.Completion(types.tokens([7, 8, 2]), np.zeros(3, np.float32), types.Finish.STOP, 0)
+    said = types.Completion(types.tokens([7, 8, 2]), np.zeros(3, np.float32), finish, 0)
     prompt = types.Prompt(types.tokens([5]), types.tokens([6]))
     turns = (types.Turn(types.TurnKind.UPDATE, 0, prompt, said),)
     reading = types.Reading("t", 0, turns, "", types.Status.ANSWERED)
@@ -195,6 +195,24 @@ def test_where_the_policy_stands_before_the_first_step_is_told(gated):
         learner.learn(learning, groups(), 1.0, version, NAMED)
         assert told["moved"] == moved
         assert told["seen"][0].age.max() == version
+
+
+@pytest.mark.parametrize("kl", ["", "loss", "reward"])
+@pytest.mark.parametrize("gate", [0.0, 2.0])
+def test_a_part_whose_turns_were_all_cut_is_no_step_and_a_run_goes_on(gated, gate, kl):
+    learning, told = gated
+    learning.plan = dataclasses.replace(
+        learning.plan, mask_truncated=True, minibatches=2, entropy_high=gate,
+        kl_weight=0.1 * bool(kl), kl_in=kl or "loss",
+    )  # fmt: skip
+    whole, cut = groups(), groups(types.Finish.LENGTH)
+    metrics, tokens = learner.learn(learning, cut + whole, 1.0, 0, NAMED)
+    assert len(told["seen"]) == metrics["update/optimizer_steps"] == 1 and tokens == 9
+    assert metrics["task/test/advantage_share"] == 1
+    assert [len(one) for one in learning.proximal] == [0, 0]  # of the first group, both turns
+    metrics, tokens = learner.learn(learning, cut, 1.0, 0, NAMED)
+    assert told["seen"] == [] and metrics["update/optimizer_steps"] == tokens == 0
+    assert not set(metrics) & {"logprob_gap_mean", "entropy_gate/update", "update/effective_share"}
 
 
 def test_a_rollout_that_is_skipped_leaves_the_gate_and_a_checkpoint_keeps_it(gated):

@@ -80,6 +80,22 @@ def test_every_mend_is_a_key_that_there_is(name):
     assert named and [key for key in named if key not in keys] == []
 
 
+def test_answers_in_contexts_have_a_limit_and_a_mend_of_their_own():
+    """4 + 2 (4 - 1) tokens; raising max_answer would undo what the contexts are for."""
+    words = ("answer_chunks=3", "carry=1")
+    config = configuration.load("quickstart", [f"--config.reading.{word}" for word in words])
+    (one,) = sickness.course(run(9, cut_answers=lambda k: 0.2), sickness.limits_of(config))
+    assert "limit of 10 tokens" in one.words and "raise reading.answer_chunks" in one.words
+
+
+@pytest.mark.parametrize("word", ["mask_truncated=true", "overlong_window=2"])
+def test_a_mend_is_none_that_is_taken_already_or_would_be_refused(word):
+    config = configuration.load("quickstart", [f"--config.grpo.{word}"])
+    for sick in (dict(cut=lambda k: 0.2), dict(cut_answers=lambda k: 0.2)):
+        (one,) = sickness.course(run(9, **sick), sickness.limits_of(config))
+        assert "mask_truncated" not in one.words
+
+
 WELL_RUNS = {
     "steady": run(30),
     "young": run(1),
