@@ -38,8 +38,12 @@ def test_the_plan_is_every_variant_from_every_seed_and_one_change_each(tmp_path)
         if run.variant.name == "curriculum" and "tasks.curriculum" not in usual:
             continue  # its key comes with another change
         own = configuration.flat(ablation.config_of(run, "starter"))
-        changed = {key: own[key] for key in own if own[key] != usual[key]} | {"seed": run.seed}
-        assert len(changed) == 1 + len(run.variant.words)
+        changed = {key for key in own if own[key] != usual[key]} - {"seed"}
+        updates = {"grpo.minibatches", "optimizer.decay_from", "optimizer.decay_steps"}
+        if run.variant.updates > 1:  # the rate falls over as many rollouts
+            assert updates <= changed
+            assert own["optimizer.decay_steps"] == own["steps"] * own["grpo.minibatches"]
+        assert changed - updates == {word.partition("=")[0] for word in run.variant.words}
     there = {run.variant.name for run in runs}
     assert {"dr_grpo", "grpo", "tmn_reweight", "gspo x4", "cispo x4", "curriculum"} <= there
     assert usual["data.kinds"] == ("exact", "list", "count", "order")
@@ -49,6 +53,7 @@ def test_fewer_steps_end_their_rate_with_them(tmp_path):
     (run,) = ablation.plan(tmp_path, [3], ["grpo"], 7)
     config = ablation.config_of(run, "starter")
     assert (config.steps, config.optimizer.decay_steps, config.seed) == (7, 7, 3)
+    assert config.optimizer.decay_from == 2
     assert config.grpo.advantage == "grpo" and config.policy == "starter"
 
 
