@@ -55,6 +55,12 @@ VARIANTS = (
     Variant("grpo", ("grpo.advantage=grpo",), (ADVANTAGE,)),
     Variant("tmn_reweight", ("grpo.advantage=tmn_reweight",), (ADVANTAGE,)),
     Variant("dr_grpo x4", (), (UPDATES,), updates=4),
+    # One update as long as four: whether it is more than a larger rate.
+    Variant(
+        "rate x4",
+        ("optimizer.learning_rate=8e-3", "optimizer.adam_learning_rate=16e-4"),
+        (UPDATES,),
+    ),
     Variant("gspo x4", ("grpo.ratio=gspo",), (UPDATES,), updates=4),
     Variant("cispo x4", ("grpo.ratio=cispo",), (UPDATES,), updates=4),
     Variant("curriculum", ("tasks.curriculum=2@0,4@10,8@20",), (LENGTHS,)),

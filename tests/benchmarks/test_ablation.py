@@ -45,7 +45,15 @@ def test_the_plan_is_every_variant_from_every_seed_and_one_change_each(tmp_path)
             assert own["optimizer.decay_steps"] == own["steps"] * own["grpo.minibatches"]
         assert changed - updates == {word.partition("=")[0] for word in run.variant.words}
     there = {run.variant.name for run in runs}
-    assert {"dr_grpo", "grpo", "tmn_reweight", "gspo x4", "cispo x4", "curriculum"} <= there
+    assert {
+        "dr_grpo",
+        "grpo",
+        "tmn_reweight",
+        "gspo x4",
+        "cispo x4",
+        "curriculum",
+        "rate x4",
+    } <= there
     assert usual["data.kinds"] == ("exact", "list", "count", "order")
 
 
