@@ -146,7 +146,8 @@ def one(run: Run, starter: Path) -> None:
     config = config_of(run, str(starter))
     machine.prepared(config)
     trained = run.folder / "run"
-    train.train(config, trained, screen, resume=trained.is_dir())
+    resumed = trained.is_dir()
+    train.train(config, trained, screen, resume=resumed)
     used = resource.getrusage(resource.RUSAGE_SELF)
     config = config_of(run, str(trained))
     reader = subjects.named(config, screen, config.evaluate.suite)
@@ -157,8 +158,8 @@ def one(run: Run, starter: Path) -> None:
         "variant": run.variant.name,
         "seed": run.seed,
         "words": run.words,
-        # Of this process: less than the whole where an earlier one was killed.
-        "training_cpu_seconds": used.ru_utime + used.ru_stime,
+        # Nobody knows what a process that was stopped had used.
+        "training_cpu_seconds": None if resumed else used.ru_utime + used.ru_stime,
         "curve": scores,
         "reward": [(x["step"], x["reward"]) for x in lines if "reward" in x],
         "final": _final([*found.by_length, *found.by_task]),

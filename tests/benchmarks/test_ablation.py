@@ -142,9 +142,11 @@ def test_the_mean_height_of_a_curve():
 
 def test_the_table_has_means_and_the_least_and_largest_seed():
     found = [result("grpo", 0, [0.2, 0.4]), result("grpo", 1, [0.4, 0.8]), result("x", 0, [0, 1])]
+    found[0]["training_cpu_seconds"] = found[2]["training_cpu_seconds"] = None  # it was resumed
     head, _, first, second = ablation_page.table(found).splitlines()
     cells = [cell.strip() for cell in first.strip("|").split("|")]
-    assert cells[:4] == ["`grpo`", "2", "50", "45.0 (30.0-60.0)"]
+    assert cells[:4] == ["`grpo`", "2", "51", "45.0 (30.0-60.0)"]
+    assert second.split("|")[3].strip() == "-"
     assert cells[4:] == ["60.0 (40.0-80.0)", "25.0 (25.0-25.0)"]
     assert head.count("|") == first.count("|") == second.count("|")
     head, _, first, second = ablation_page.table_of_kinds(found).splitlines()
