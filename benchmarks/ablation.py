@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +41,28 @@ RESULT, STARTER = "result.json", "starter"
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A change of config `mix`, and the group of curves that it is drawn among."""
+    """A change of config `mix`, and the groups of curves that it is drawn among."""
 
     name: str
     words: tuple[str, ...]
     panels: tuple[str, ...]
+    updates: int = 1  # of a rollout
 
 
 ADVANTAGE, UPDATES, LENGTHS = "Advantages", "Four updates a batch", "Curriculum"
-FOUR = "grpo.minibatches=4"
 VARIANTS = (
     Variant("dr_grpo", (), (ADVANTAGE, UPDATES, LENGTHS)),
     Variant("grpo", ("grpo.advantage=grpo",), (ADVANTAGE,)),
     Variant("tmn_reweight", ("grpo.advantage=tmn_reweight",), (ADVANTAGE,)),
-    Variant("dr_grpo x4", (FOUR,), (UPDATES,)),
-    Variant("gspo x4", (FOUR, "grpo.ratio=gspo"), (UPDATES,)),
-    Variant("cispo x4", (FOUR, "grpo.ratio=cispo"), (UPDATES,)),
+    Variant("dr_grpo x4", (), (UPDATES,), updates=4),
+    # One update as long as four: whether it is more than a larger rate.
+    Variant(
+        "rate x4",
+        ("optimizer.learning_rate=8e-3", "optimizer.adam_learning_rate=16e-4"),
+        (UPDATES,),
+    ),
+    Variant("gspo x4", ("grpo.ratio=gspo",), (UPDATES,), updates=4),
+    Variant("cispo x4", ("grpo.ratio=cispo",), (UPDATES,), updates=4),
     Variant("curriculum", ("tasks.curriculum=2@0,4@10,8@20",), (LENGTHS,)),
 )
 
@@ -96,18 +102,33 @@ def plan(out: Path, seeds: Sequence[int], only: Sequence[str], steps: int) -> li
     for name in only:
         if name not in known:
             raise ValueError(f"there is no variant {name!r}; use some of {', '.join(known)}")
-    falls = (f"optimizer.decay_from={steps // 4}", f"optimizer.decay_steps={steps}")
-    more = (f"steps={steps}", *falls) if steps else ()
     return [
         Run(
             variant=known[name],
             seed=seed,
             folder=out / f"{name.replace(' ', '_')}-{seed}",
-            words=(f"seed={seed}", *more, *known[name].words),
+            words=(f"seed={seed}", *_steps(known[name], steps), *known[name].words),
         )
         for seed in seeds
         for name in only or known
     ]
+
+
+def _steps(variant: Variant, steps: int) -> Iterator[str]:
+    """Yields the words for `steps` rollouts (0: as many as the config has) of a variant.
+
+    The rate falls by optimizer steps: with four a rollout it would be gone after a quarter of
+    the run.
+    """
+    usual = configuration.load("mix")
+    if steps:
+        yield f"steps={steps}"
+    if variant.updates > 1:
+        yield f"grpo.minibatches={variant.updates}"
+    if steps or variant.updates > 1:
+        of, share = usual.optimizer, (steps or usual.steps) / usual.steps * variant.updates
+        yield f"optimizer.decay_from={round(of.decay_from * share)}"
+        yield f"optimizer.decay_steps={round(of.decay_steps * share)}"
 
 
 def config_of(run: Run, policy: str) -> ConfigDict:
@@ -125,7 +146,8 @@ def one(run: Run, starter: Path) -> None:
     config = config_of(run, str(starter))
     machine.prepared(config)
     trained = run.folder / "run"
-    train.train(config, trained, screen, resume=trained.is_dir())
+    resumed = trained.is_dir()
+    train.train(config, trained, screen, resume=resumed)
     used = resource.getrusage(resource.RUSAGE_SELF)
     config = config_of(run, str(trained))
     reader = subjects.named(config, screen, config.evaluate.suite)
@@ -136,8 +158,8 @@ def one(run: Run, starter: Path) -> None:
         "variant": run.variant.name,
         "seed": run.seed,
         "words": run.words,
-        # Of this process: less than the whole where an earlier one was killed.
-        "training_cpu_seconds": used.ru_utime + used.ru_stime,
+        # Nobody knows what a process that was stopped had used.
+        "training_cpu_seconds": None if resumed else used.ru_utime + used.ru_stime,
         "curve": scores,
         "reward": [(x["step"], x["reward"]) for x in lines if "reward" in x],
         "final": _final([*found.by_length, *found.by_task]),

@@ -57,7 +57,7 @@ def table(results: Sequence[Result]) -> str:
         [
             f"`{name}`",
             str(len(own)),
-            f"{np.mean([one['training_cpu_seconds'] for one in own]):.0f}",
+            _seconds([one["training_cpu_seconds"] for one in own]),
             _span([area(one["curve"]) for one in own]),
             *(_span([one["final"][str(n)]["all"] for one in own]) for n in lengths_of(results)),
         ]
@@ -92,6 +92,12 @@ def lengths_of(results: Sequence[Result]) -> list[int]:
 def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _seconds(values: Sequence[float | None]) -> str:
+    """The mean of those that are known: not of runs that were stopped and went on."""
+    known = [value for value in values if value is not None]
+    return f"{np.mean(known):.0f}" if known else "-"
 
 
 def _span(values: Sequence[float]) -> str:

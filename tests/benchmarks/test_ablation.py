@@ -38,10 +38,22 @@ def test_the_plan_is_every_variant_from_every_seed_and_one_change_each(tmp_path)
         if run.variant.name == "curriculum" and "tasks.curriculum" not in usual:
             continue  # its key comes with another change
         own = configuration.flat(ablation.config_of(run, "starter"))
-        changed = {key: own[key] for key in own if own[key] != usual[key]} | {"seed": run.seed}
-        assert len(changed) == 1 + len(run.variant.words)
+        changed = {key for key in own if own[key] != usual[key]} - {"seed"}
+        updates = {"grpo.minibatches", "optimizer.decay_from", "optimizer.decay_steps"}
+        if run.variant.updates > 1:  # the rate falls over as many rollouts
+            assert updates <= changed
+            assert own["optimizer.decay_steps"] == own["steps"] * own["grpo.minibatches"]
+        assert changed - updates == {word.partition("=")[0] for word in run.variant.words}
     there = {run.variant.name for run in runs}
-    assert {"dr_grpo", "grpo", "tmn_reweight", "gspo x4", "cispo x4", "curriculum"} <= there
+    assert {
+        "dr_grpo",
+        "grpo",
+        "tmn_reweight",
+        "gspo x4",
+        "cispo x4",
+        "curriculum",
+        "rate x4",
+    } <= there
     assert usual["data.kinds"] == ("exact", "list", "count", "order")
 
 
@@ -49,6 +61,7 @@ def test_fewer_steps_end_their_rate_with_them(tmp_path):
     (run,) = ablation.plan(tmp_path, [3], ["grpo"], 7)
     config = ablation.config_of(run, "starter")
     assert (config.steps, config.optimizer.decay_steps, config.seed) == (7, 7, 3)
+    assert config.optimizer.decay_from == 2
     assert config.grpo.advantage == "grpo" and config.policy == "starter"
 
 
@@ -129,9 +142,11 @@ def test_the_mean_height_of_a_curve():
 
 def test_the_table_has_means_and_the_least_and_largest_seed():
     found = [result("grpo", 0, [0.2, 0.4]), result("grpo", 1, [0.4, 0.8]), result("x", 0, [0, 1])]
+    found[0]["training_cpu_seconds"] = found[2]["training_cpu_seconds"] = None  # it was resumed
     head, _, first, second = ablation_page.table(found).splitlines()
     cells = [cell.strip() for cell in first.strip("|").split("|")]
-    assert cells[:4] == ["`grpo`", "2", "50", "45.0 (30.0-60.0)"]
+    assert cells[:4] == ["`grpo`", "2", "51", "45.0 (30.0-60.0)"]
+    assert second.split("|")[3].strip() == "-"
     assert cells[4:] == ["60.0 (40.0-80.0)", "25.0 (25.0-25.0)"]
     assert head.count("|") == first.count("|") == second.count("|")
     head, _, first, second = ablation_page.table_of_kinds(found).splitlines()
