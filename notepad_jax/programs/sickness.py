@@ -197,7 +197,8 @@ def _cut(kind: str, limit: Callable[[Limits], tuple[int, str]]) -> Callable[[_Vi
         return (
             f"{cut:.0%} of the {kind} are cut at their limit of {most:,} tokens: they end before "
             f"they are done; raise {key}"
-            + ", or learn from none that was cut (grpo.mask_truncated=true)" * free
+            + ", or learn from none that was cut (grpo.mask_truncated=true)"
+            * free
         )
 
     return check
