@@ -26,7 +26,6 @@ from notepad_jax.grpo.entropy_gate import Gate
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.types import Group, TrainBatch
 
-USUAL_CLIP = (0.2, 0.2)  # PPO's; low, high
 Logprobs = Callable[[TrainBatch], np.ndarray]  # of every completion token, float32 [B, T]
 
 
@@ -142,13 +141,15 @@ def idle(how: Algorithm, settings: UpdateSettings, max_staleness: int = 0) -> It
     moves = how.optimizer_steps > 1 or (to_sampler and max_staleness > 0)
     chosen = f"grpo.ratio={settings.ratio!r}"
     if settings.ratio == "ppo_clip":  # the usual range is nobody's choice
-        range_ = (settings.clip_low, settings.clip_high)
-        chosen = f"grpo.clip_low={range_[0]:g}, clip_high={range_[1]:g}" * (range_ != USUAL_CLIP)
+        range_, usual = settings.limits[:2], ratios.USUAL[:2]
+        chosen = f"grpo.clip_low={range_[0]:g}, clip_high={range_[1]:g}" * (range_ != usual)
     if chosen and not moves:
         yield (
             f"{chosen} cannot act: with one optimizer step a rollout all ratios are 1 up to "
             "rounding; raise grpo.minibatches or grpo.epochs"
         )
+    for name in ratios.ignored(settings.ratio, settings.limits):
+        yield f"grpo.{name} cannot act: grpo.ratio={settings.ratio!r} does not look at it"
     if settings.proximal == "interpolated" and not max_staleness:
         yield (
             "grpo.proximal='interpolated' cannot act: rollout.max_staleness is 0, so every turn "

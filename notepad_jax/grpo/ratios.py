@@ -31,8 +31,17 @@ class Limits(NamedTuple):
     tis_cap: float | Array  # of `corrected`; 0: no correction
 
 
+USUAL = Limits(clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0, tis_cap=0.0)  # a config's
+
 Tokens = Float[Array, " X"]
 Ratio = Callable[[Tokens, Tokens, Tokens, Limits], tuple[Tokens, Bool[Array, " X"]]]
+
+
+def ignored(name: str, limits: Limits) -> list[str]:
+    """Returns which limits are not the usual ones, and none that ratio `name` looks at."""
+    acting = (*LOOKS_AT[name], "tis_cap")
+    chosen = (one for one in Limits._fields if getattr(limits, one) != getattr(USUAL, one))
+    return [one for one in chosen if one not in acting]
 
 
 def exp(log_ratio_X: Tokens) -> Tokens:
@@ -82,6 +91,10 @@ def cispo(log_ratio_X, logprob_X, advantages_X, limits):
 
 
 RATIOS: dict[str, Ratio] = {one.__name__: one for one in (ppo_clip, gspo, gspo_trajectory, cispo)}
+CLIPS = ("clip_low", "clip_high")
+LOOKS_AT: dict[str, tuple[str, ...]] = {  # of `Limits`, beside `tis_cap`
+    "ppo_clip": (*CLIPS, "dual_clip"), "gspo": CLIPS, "gspo_trajectory": CLIPS, "cispo": ("cap",),
+}  # fmt: skip
 TURNWISE = ("gspo",)  # who are given the mean over a turn
 TRAJECTORYWISE = ("gspo_trajectory",)  # and over a trajectory
 

@@ -5,9 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from notepad_jax.grpo import advantages, algorithm
+from notepad_jax.grpo import advantages, algorithm, ratios
 from notepad_jax.grpo.algorithm import Algorithm
+from notepad_jax.grpo.ratios import Limits
 from notepad_jax.grpo.settings import UpdateSettings
+from notepad_jax.programs import configuration
 
 HOW = Algorithm(
     advantage="dr_grpo", normaliser="token_mean", constant=0.0, mask_truncated=False, kl_weight=0.0,
@@ -147,6 +149,11 @@ def test_what_does_not_go_together_is_told_with_the_reason():
         # A correction's denominator is the policy itself: the ratio is 1, however old the turns.
         (dict(ratio="cispo", tis_cap=2.0), "'cispo' cannot act"),
         (dict(ratio="cispo", tis_cap=2.0, minibatches=2), None),
+        (dict(ratio="cispo", cap=8.0, minibatches=2), None),
+        (dict(ratio="cispo", clip_high=0.28, minibatches=2), "grpo.clip_high cannot act"),
+        (dict(ratio="gspo", clip_low=3e-4, tis_cap=2.0, minibatches=2), None),
+        (dict(ratio="gspo", dual_clip=9.0, minibatches=2), "ratio='gspo' does not look at it"),
+        (dict(cap=8.0), "grpo.cap cannot act: grpo.ratio='ppo_clip' does not look at it"),
         (dict(proximal="interpolated"), "rollout.max_staleness is 0"),
         (dict(entropy_low=0.5), "grpo.entropy_low cannot act"),
         (dict(entropy_high=1.0, entropy_low=0.5), None),
@@ -159,6 +166,12 @@ def test_what_does_not_go_together_is_told_with_the_reason():
 def test_what_cannot_act_says_so(changed, says):
     said = list(algorithm.idle(*having(**changed)))
     assert (says in said[0]) if says else not said
+
+
+def test_the_usual_limits_are_those_of_the_configs():
+    grpo = configuration.load("quickstart").grpo
+    assert ratios.USUAL._asdict() == {name: grpo[name] for name in Limits._fields}
+    assert set(ratios.LOOKS_AT) == set(ratios.RATIOS)
 
 
 def test_what_old_turns_let_act():
