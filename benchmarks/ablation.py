@@ -65,6 +65,14 @@ VARIANTS = (
     Variant("cispo x4", ("grpo.ratio=cispo",), (UPDATES,), updates=4),
     Variant("curriculum", ("tasks.curriculum=2@0,4@10,8@20",), (LENGTHS,)),
 )
+# Of configs/recipes, each as it is but for its number of updates; `--only recipes` has them all.
+RECIPES = tuple(
+    Variant(f"recipe {name}", (f"recipe={name}",), (), updates=4)
+    for name in (
+        *("memagent", "grpo", "dapo", "dr_grpo", "gspo", "golongrl", "qwenlong", "scalerl"),
+        "logo",
+    )
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +106,8 @@ def plan(out: Path, seeds: Sequence[int], only: Sequence[str], steps: int) -> li
 
     Raises ValueError for a variant that there is not.
     """
-    known = {variant.name: variant for variant in VARIANTS}
+    known = {variant.name: variant for variant in (*VARIANTS, *RECIPES)}
+    only = [one for name in only for one in (_names(RECIPES) if name == "recipes" else [name])]
     for name in only:
         if name not in known:
             raise ValueError(f"there is no variant {name!r}; use some of {', '.join(known)}")
@@ -110,8 +119,12 @@ def plan(out: Path, seeds: Sequence[int], only: Sequence[str], steps: int) -> li
             words=(f"seed={seed}", *_steps(known[name], steps), *known[name].words),
         )
         for seed in seeds
-        for name in only or known
+        for name in only or _names(VARIANTS)
     ]
+
+
+def _names(variants: Sequence[Variant]) -> list[str]:
+    return [variant.name for variant in variants]
 
 
 def _steps(variant: Variant, steps: int) -> Iterator[str]:
@@ -250,7 +263,9 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
     parser.add_argument("--seeds", default="0-2", help="such as 0-2 or 0,2,5")
-    parser.add_argument("--only", default="", help="variants, by comma; all of them otherwise")
+    parser.add_argument(
+        "--only", default="", help="variants, by comma, or recipes; else all but those"
+    )
     parser.add_argument("--steps", type=int, default=0, help="of each run; 0: those of the config")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--plan", action="store_true", help="say what would be run, and end")

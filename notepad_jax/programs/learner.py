@@ -9,7 +9,7 @@ rollout is learnt from in `minibatches` x `epochs` optimizer steps. What others 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -94,6 +94,22 @@ def settings_of(config: ConfigDict) -> tuple[Algorithm, UpdateSettings, Optimize
     for problem in algorithm.problems(plan, settings):
         raise ValueError(problem)
     return plan, settings, OptimizerSettings(**config.optimizer)
+
+
+def idle(config: ConfigDict) -> Iterator[str]:
+    """Yields, in words, that the rate will have fallen long before the run ends.
+
+    It falls by optimizer steps; of one a rollout whoever wrote the config meant what it says.
+    """
+    of, each = config.optimizer, config.grpo.minibatches * config.grpo.epochs
+    whole = config.steps * each
+    if of.decay != "none" and each > 1 and of.decay_steps < whole / 2:
+        yield (
+            f"optimizer.decay_steps={of.decay_steps} is reached after {of.decay_steps // each:,} "
+            f"of {config.steps:,} rollouts, and little is learnt from then on: it counts optimizer "
+            f"steps, {each} a rollout (grpo.minibatches x grpo.epochs); for the whole run use "
+            f"{whole}, with decay_from x {each}"
+        )
 
 
 def prepare(config: ConfigDict, policy: PolicyConfig, params: Any) -> Learner:

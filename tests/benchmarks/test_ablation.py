@@ -55,6 +55,17 @@ def test_the_plan_is_every_variant_from_every_seed_and_one_change_each(tmp_path)
     assert usual["data.kinds"] == ("exact", "list", "count", "order")
 
 
+def test_every_recipe_can_be_compared(tmp_path):
+    runs = ablation.plan(tmp_path, [0], ["recipes"], 0)
+    shipped = (ROOT / "configs" / "recipes").glob("*.py")
+    names = sorted(f"recipe {path.stem}" for path in shipped if path.stem != "__init__")
+    assert sorted(run.variant.name for run in runs) == names
+    for run in runs:
+        config = ablation.config_of(run, "starter")
+        assert run.variant.name == f"recipe {config.recipe}"
+        assert config.optimizer.decay_steps == config.steps * config.grpo.minibatches == 160
+
+
 def test_fewer_steps_end_their_rate_with_them(tmp_path):
     (run,) = ablation.plan(tmp_path, [3], ["grpo"], 7)
     config = ablation.config_of(run, "starter")

@@ -33,6 +33,15 @@ def published() -> dict:
     return jax.tree.map(lambda x: x.astype(jnp.bfloat16), drawn)
 
 
+def test_a_rate_that_falls_by_optimizer_steps_is_told_before_it_is_gone():
+    falling = ("--config.optimizer.decay=linear", "--config.grpo.minibatches=4")
+    (said,) = learner.idle(config(*falling))
+    assert "reached after 25 of 100 rollouts" in said and "use 400, with decay_from x 4" in said
+    assert not list(learner.idle(config(*falling, "--config.optimizer.decay_steps=400")))
+    assert not list(learner.idle(config("--config.grpo.minibatches=4")))  # it never falls
+    assert not list(learner.idle(config(falling[0])))
+
+
 def live_bytes() -> int:
     gc.collect()
     return sum(array.nbytes for array in jax.live_arrays())
