@@ -218,8 +218,8 @@ class _Numbers(dict):
 class _Shared:
     """How long the shared parts of prompts are, of the last readings that had their own.
 
-    Members of a group come one after the other and share those of its first; some may have their
-    own between them, as where an answer took another number of contexts.
+    Members of a group come one after the other and share those of its first, turn by turn; some
+    turns may have their own, as the contexts of an answer have.
     """
 
     def __init__(self) -> None:
@@ -227,14 +227,18 @@ class _Shared:
 
     def lengths(self, number: int, first: int, turns: Sequence[TurnRecord]) -> list[int]:
         """Returns the length of each turn's shared part, in tokens."""
-        own = {turn.chunk: len(turn.shared) for turn in turns if turn.shared_of is None}
-        if own:
+        if own := {
+            turn.chunk: len(turn.shared) for turn in reversed(turns) if turn.shared_of is None
+        }:  # of a chunk the first one
             self._lengths[number] = own
         if len(self._lengths) > OWNERS:
             del self._lengths[next(iter(self._lengths))]
         found = []
         for turn in turns:
-            whose = number if turn.shared_of is None else first + turn.shared_of
+            if turn.shared_of is None:
+                found.append(len(turn.shared))
+                continue
+            whose = first + turn.shared_of
             length = self._lengths.get(whose, {}).get(turn.chunk)
             if length is None:
                 raise ValueError(

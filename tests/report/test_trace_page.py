@@ -151,10 +151,10 @@ def test_a_prompt_that_nobody_has_is_named(tmp_path):
 
 
 def test_a_member_with_prompts_of_its_own_is_between_those_that_share_them(tmp_path):
-    """An answer that took two contexts shares its prompts with nobody; the next has the first's."""
+    """The second shares none of its turns, and the third one of them."""
     path = tmp_path / "trajectories.jsonl"
     own = [turn(0), turn(1, "answer"), turn(1, "answer")]
-    members = [[turn(0), turn(1)], own, [turn(0, shared_of=0), turn(1, shared_of=0)]]
+    members = [[turn(0), turn(1)], own, [turn(0, shared_of=0), turn(1)], [turn(1, shared_of=0)]]
     with TraceFile(path) as file:
         for kept in members:
             file.add({}, Spool([]), Kept(Spool(kept), {}))
