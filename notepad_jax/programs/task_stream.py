@@ -76,6 +76,11 @@ class TaskStream:
 def opened(config: ConfigDict, tokenizer: Tokenizer, screen: Screen) -> TaskStream:
     """Opens what the config names. Raises ValueError for files that cannot be drawn from."""
     stages = curriculum.parsed(config.tasks.curriculum)
+    if late := [begin for begin, _ in stages.stages if begin >= config.steps]:
+        screen.say(
+            f"{curriculum.KEY} has a stage from step {late[0]:,} on, which cannot act: the run "
+            f"ends with step {config.steps:,} (steps)"
+        )
     if not config.tasks.files:
         return _made(config, stages, screen)
     weights, limit = _weights(config.tasks.weights), config.reading.max_question
@@ -124,6 +129,9 @@ def _made(config: ConfigDict, stages: Curriculum, screen: Screen) -> TaskStream:
             f"tokens, and the facts of {data['questions']} questions may need {room}; make it "
             f"longer, or ask fewer (data.questions)"
         )
+    for key in ("weights", "max_tokens"):
+        if config.tasks[key]:
+            screen.say(f"tasks.{key} cannot act: tasks.files is empty")
     if config.tasks.balanced:
         screen.say(
             "tasks.balanced cannot act: documents that are made have questions of several kinds"

@@ -40,19 +40,20 @@ class Pieces:
 
 
 class Turns:
-    """The turns of a reading, taken down as they come.
+    """The turns of a reading, taken down as they come."""
 
-    `shared_of` is the number of the reading, of the same group, that has the shared parts of
-    the prompts; None: they are kept here.
-    """
-
-    def __init__(self, pieces: Pieces, shared_of: int | None = None) -> None:
-        self._pieces, self._shared_of = pieces, shared_of
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
         self._spool, self._found = Spool(), set()
 
-    def add(self, turn: Turn, proximal: Sequence[float] | np.ndarray = ()) -> None:
-        """Appends a turn, with the trainer's logprobs where they are known."""
-        shared_of = self._shared_of
+    def add(
+        self, turn: Turn, proximal: Sequence[float] | np.ndarray = (), shared_of: int | None = None
+    ) -> None:
+        """Appends a turn, with the trainer's logprobs where they are known.
+
+        `shared_of` is the number of the reading, of the same group, that has the shared part of
+        the prompt; None: it is kept here.
+        """
         record = TurnRecord(
             chunk=turn.chunk,
             kind=turn.kind.value,

@@ -29,6 +29,7 @@ PAGE, INDEX, PART = "index.html", "data/index.js", "data/{}.js"
 TEMPLATE = "trace.html"
 BLOCK = 1 << 17  # bytes of data from which on another block or file is begun
 SHORT = 200  # characters of a question or an answer in the index
+OWNERS = 1024  # readings with prompts of their own that later ones may refer to
 
 Put = Callable[[str, bytes], None]  # takes a file of the page: its path there, its content
 
@@ -215,24 +216,36 @@ class _Numbers(dict):
 
 
 class _Shared:
-    """How long the shared parts of prompts are, of the last reading that had its own."""
+    """How long the shared parts of prompts are, of the last readings that had their own.
+
+    Members of a group come one after the other and share those of its first, turn by turn; some
+    turns may have their own, as the contexts of an answer have.
+    """
 
     def __init__(self) -> None:
-        self._whose, self._lengths = -1, {}
+        self._lengths: dict[int, dict[int, int]] = {}  # of a reading, by chunk
 
     def lengths(self, number: int, first: int, turns: Sequence[TurnRecord]) -> list[int]:
         """Returns the length of each turn's shared part, in tokens."""
-        if any(turn.shared_of is None for turn in turns):
-            self._whose, self._lengths = number, {turn.chunk: len(turn.shared) for turn in turns}
+        if own := {
+            turn.chunk: len(turn.shared) for turn in reversed(turns) if turn.shared_of is None
+        }:  # of a chunk the first one
+            self._lengths[number] = own
+        if len(self._lengths) > OWNERS:
+            del self._lengths[next(iter(self._lengths))]
         found = []
         for turn in turns:
-            whose = number if turn.shared_of is None else first + turn.shared_of
-            if whose != self._whose or turn.chunk not in self._lengths:
+            if turn.shared_of is None:
+                found.append(len(turn.shared))
+                continue
+            whose = first + turn.shared_of
+            length = self._lengths.get(whose, {}).get(turn.chunk)
+            if length is None:
                 raise ValueError(
                     f"reading {number} says that its prompts begin as those of reading {whose}, "
-                    "which is not the one before it that has prompts; make the trace anew"
+                    "which is none before it that has prompts; make the trace anew"
                 )
-            found.append(self._lengths[turn.chunk])
+            found.append(length)
         return found
 
 

@@ -49,15 +49,15 @@ def turns_kept(
 ) -> Kept:  # fmt: skip
     """Returns a trajectory's turns; what its prompts share with those of `first` is kept there.
 
-    `number` is the one that `first` has in the file.
+    `number` is the one that `first` has in the file. Where an answer may take several contexts,
+    these begin with a memory, which is not shared: so it is looked at turn by turn.
     """
-    pairs = zip(trajectory.turns, first.turns, strict=False)
-    same = len(trajectory.turns) == len(first.turns) and all(
-        np.array_equal(one.prompt.shared, other.prompt.shared) for one, other in pairs
-    )
-    turns = Turns(pieces, number if same and trajectory is not first else None)
+    others = () if trajectory is first else reversed(first.turns)  # of a chunk the first one
+    theirs = {turn.chunk: turn.prompt.shared for turn in others}
+    turns = Turns(pieces)
     for turn in trajectory.turns:
-        turns.add(turn, next(proximal, ()))
+        same = turn.chunk in theirs and np.array_equal(turn.prompt.shared, theirs[turn.chunk])
+        turns.add(turn, next(proximal, ()), number if same else None)
     return turns.kept()
 
 

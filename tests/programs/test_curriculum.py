@@ -56,6 +56,16 @@ def opened(*words):
     return task_stream.opened(config, tokenizer, screen), tokenizer, screen.lines
 
 
+def test_what_never_comes_or_is_of_files_says_that_it_cannot_act():
+    assert opened(STAGES)[2] == []  # 4 steps, and a stage from step 2 on
+    (said,) = opened("--config.tasks.curriculum=1@0,2@4")[2]
+    assert "a stage from step 4 on, which cannot act: the run ends with step 4" in said
+    said = opened("--config.tasks.weights=a=2", "--config.tasks.max_tokens=256")[2]
+    assert said == [
+        f"tasks.{k} cannot act: tasks.files is empty" for k in ("weights", "max_tokens")
+    ]
+
+
 def test_a_document_that_is_made_shorter_has_the_questions_it_had():
     stream, tokenizer, _ = opened(STAGES)
     short, whole = stream.stage(1, 256), stream.stage(0, 256)
@@ -85,7 +95,7 @@ def test_a_stage_without_room_for_the_facts_is_refused_and_one_beyond_the_text_i
     with pytest.raises(ValueError, match="a stage of 1 chunks, 24 tokens, and the facts of 2 que"):
         opened(STAGES, "--config.reading.chunk_size=24")
     assert opened(STAGES)[2] == []
-    (line,) = opened("--config.tasks.curriculum=2@0,8@4")[2]
+    (line,) = opened("--config.tasks.curriculum=2@0,8@3")[2]
     assert "goes to 8 chunks, 2,048 tokens, and cannot act beyond data.tokens, which is 512" in line
 
 

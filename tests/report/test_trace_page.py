@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from notepad_jax.reading.trace import MemoryChange, Spool, Trace, TraceFile
+from notepad_jax.reading.trace import Kept, MemoryChange, Spool, Trace, TraceFile
 from notepad_jax.report import render, trace_page
 from notepad_jax.report.trace_page import COLUMNS, INDEX, PAGE, Source
-from tests.report.made_traces import HOSTILE, endless, evaluation, hostile, training
+from tests.report.made_traces import HOSTILE, endless, evaluation, hostile, training, turn
 
 PART = re.compile(r"trace\.part\((\"[^\"]+\"),(.*)\);")
 
@@ -148,6 +148,20 @@ def test_a_prompt_that_nobody_has_is_named(tmp_path):
     path.write_bytes(lines[1])
     with pytest.raises(ValueError, match="prompts begin as those of reading 0"):
         page(path)
+
+
+def test_a_member_with_prompts_of_its_own_is_between_those_that_share_them(tmp_path):
+    """The second shares none of its turns, and the third one of them."""
+    path = tmp_path / "trajectories.jsonl"
+    own = [turn(0), turn(1, "answer"), turn(1, "answer")]
+    members = [[turn(0), turn(1)], own, [turn(0, shared_of=0), turn(1)], [turn(1, shared_of=0)]]
+    with TraceFile(path) as file:
+        for kept in members:
+            file.add({}, Spool([]), Kept(Spool(kept), {}))
+    _, _, parts = page(path)
+    for number, kept in enumerate(members):
+        found = [row[7] for row in parts[f"r{number}"][1]["turns"]]  # tokens of the prompt
+        assert found == [3 + 2] * len(kept)
 
 
 def test_a_trace_can_be_looked_at_while_it_is_written(tmp_path):

@@ -166,16 +166,18 @@ def test_the_trainers_logprobs_stand_beside_the_samplers_as_far_as_they_are_know
     assert [turn.proximal for turn in kept] == [list(one) for one in known] + [[]]
 
 
-def test_members_that_share_nothing_keep_their_own_prompts(tmp_path):
+def test_a_turn_that_begins_with_a_memory_keeps_its_own_prompt_and_the_others_share(tmp_path):
+    """As the contexts of an answer do where it may take several, and the second took two."""
     one = group(1, 0)
-    shorter = dataclasses.replace(one.trajectories[1].reading, turns=one.trajectories[1].turns[:1])
-    one = dataclasses.replace(
-        one,
-        trajectories=(
-            one.trajectories[0], dataclasses.replace(one.trajectories[1], reading=shorter),
-        ),
-    )  # fmt: skip
+    second = one.trajectories[1]
+    update, answer = second.turns
+    ours = dataclasses.replace(
+        answer, prompt=dataclasses.replace(answer.prompt, shared=np.array([300, 7], np.int32))
+    )
+    longer = dataclasses.replace(second.reading, turns=(update, ours, ours))
+    members = one.trajectories[0], dataclasses.replace(second, reading=longer)
     with TraceFile(tmp_path / archive.FILE) as file:
-        archive.append(file, [one], READER, 1, [], 1)
-        (turn,) = file.whole(1).turns
-    assert turn.shared == [300] and turn.shared_of is None
+        archive.append(file, [dataclasses.replace(one, trajectories=members)], READER, 1, [], 1)
+        turns = file.whole(1).turns
+    assert [turn.shared_of for turn in turns] == [0, None, None]
+    assert [turn.shared for turn in turns] == [[], [300, 7], [300, 7]]
