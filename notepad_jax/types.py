@@ -198,10 +198,6 @@ class Prompt:
     def tokens(self) -> Tokens:
         return tokens(np.concatenate([self.shared, self.tail]))
 
-    @property
-    def shared_prefix_len(self) -> int:
-        return len(self.shared)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Completion:

@@ -3,7 +3,8 @@
     notepad-jax train --recipe dr_grpo
 
 Liu et al. 2025 (arXiv 2503.20783): the denominator is what an answer may have in tokens, here
-what a trajectory may: all its memories and the answer. No KL. Measured here: nothing yet.
+what a trajectory may: all its memories and the answer (of files, name `tasks.max_tokens`, or
+`data.tokens` stands for it). No KL. Measured here: nothing yet.
 """
 
 from ml_collections import ConfigDict

@@ -4,13 +4,15 @@
         --config.tasks.files=golongrl.jsonl
 
 TMN-Reweight, for training on nine kinds of reward at once; `notepad-jax build golongrl` converts
-their rows. Measured here: nothing yet.
+their rows. Each answer is judged by its task's own metric, which is its reward type. Measured
+here: nothing yet.
 """
 
 from ml_collections import ConfigDict
 
 
 def apply(config: ConfigDict) -> None:
+    config.tasks.reward = ""
     config.grpo.update(
         advantage="tmn_reweight",
         normaliser="token_mean",

@@ -28,15 +28,6 @@ IN_MEMORY = 2**18  # tokens of a document that are kept in memory: 1 MB; more go
 _BYTES = 4  # of a token
 
 
-def centre_truncate(ids: Tokens, limit: int) -> Tokens:
-    """Returns at most `limit` tokens: the first half and the last half of a longer text."""
-    _check_limit(limit)
-    if len(ids) <= limit:
-        return tokens(ids)
-    first = limit // 2
-    return tokens(np.concatenate([ids[:first], ids[len(ids) - (limit - first) :]]))
-
-
 class Documents:
     """Task -> chunks; all readings of a document object that are under way share them.
 
