@@ -255,8 +255,8 @@ def idle(config: ConfigDict) -> Iterator[str]:
         yield f"grpo.overlong_window={g.overlong_window} cannot act: grpo.overlong_weight is 0"
     if config.tasks.retire_at and config.tasks.curriculum:
         yield (
-            "tasks.retire_at counts readings of every stage of tasks.curriculum: a task that retires "
-            "while its document is short does not come back when it is whole"
+            "tasks.retire_at counts readings of every stage of tasks.curriculum: a task that "
+            "retires while its document is short does not come back when it is whole"
         )
 
 
