@@ -32,6 +32,8 @@ from notepad_jax.serve.desk import Desk
 from notepad_jax.serve.documents import Documents
 from notepad_jax.serve.files import Files
 from notepad_jax.serve.joined import Joined, likeness
+from notepad_jax.serve.readers import Readers
+from notepad_jax.serve.readings import Readings
 from notepad_jax.serve.refusal import Refusal, bad
 from notepad_jax.serve.replies import Chats, Completions, Reply
 from notepad_jax.serve.served import Served
@@ -60,6 +62,7 @@ class App:
         self.served, self.desk, self.gate = served, desk, gate
         self.files = files or Files()
         self._joined = Joined()
+        self.readings = Readings(served, self.files, desk, self._seat)
         handled = told(self._count)
         routes = [
             Route("/health", handled(self.health)),
@@ -73,11 +76,23 @@ class App:
             Route("/detokenize", handled(self.detokenize), methods=["POST"]),
         ]
         routes += Documents(self.files).routes(handled)
+        routes += Readers(served, self.files, self.readings).routes(handled)
         if gate is not None:
             routes.append(Route("/generate", handled(self.generate), methods=["POST"]))
             routes += Trainers(gate, served).routes(handled)
-        app = Starlette(routes=routes, exception_handlers={HTTPException: _not_there})
+        handlers = {HTTPException: _not_there}
+        app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
         self.asgi = Door(app, key, control_key or key, PATHS)
+
+    @contextlib.asynccontextmanager
+    async def _life(self, app: Starlette) -> AsyncGenerator[None]:
+        await self.readings.open()
+        yield
+        await self.readings.close()
+
+    def _seat(self) -> contextlib.AbstractContextManager[Streamer]:
+        seat = self.served.seat
+        return seat() if self.gate is None else self.gate.seat(seat)
 
     def _count(self, status: int) -> None:
         if status >= 500:
@@ -273,8 +288,7 @@ class App:
     ) -> AsyncGenerator[Delta | None]:
         """Yields None when the request was admitted, then what is made of its choices."""
         counts, began, first = self.desk.counts, time.monotonic(), True
-        seat = self.served.seat
-        with place, seat() if self.gate is None else self.gate.seat(seat) as seat:
+        with place, self._seat() as seat:
             counts.prompt_tokens.inc(sum(map(len, reply.prompts)))
             yield None
             async with contextlib.aclosing(together(courses(seat))) as deltas:

@@ -149,14 +149,17 @@ def chat(body: Body) -> Chat:
     if top and not logprobs:
         raise bad("top_logprobs", "top_logprobs needs logprobs: true")
     how = _how(body, limit if other is None else other, logprobs, top)
-    limits, told_as = _notepad(body, how.stream)
+    limits, told_as = notepad_of(body, how.stream)
     if told_as is not None:
         how = dataclasses.replace(how, memories=told_as)
     return Chat(_model(body), messages(body), how, limits)
 
 
-def _notepad(body: Body, stream: bool) -> tuple[dict[str, int], str | None]:
-    """What `notepad` says of a reading: lower limits, and how its stream tells of memories."""
+def notepad_of(body: Body, stream: bool) -> tuple[dict[str, int], str | None]:
+    """Returns what `notepad` says of a reading: lower limits, and how its stream tells of memories.
+
+    Refusal for a way to tell without a stream.
+    """
     given = body.get("notepad")
     if given is None:
         return {}, None
@@ -243,7 +246,7 @@ def whole(
 
 
 def sampled(body: Body, name: str) -> float | None:
-    """A number in the range that the sampler has for it."""
+    """Returns a number in the range that the sampler has for it, or None; else Refusal."""
     value = body.get(name)
     if value is None:
         return None

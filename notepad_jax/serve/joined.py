@@ -63,20 +63,26 @@ class Joined:
             run = _Run(like.shared)
             self._running.setdefault(like.digest, []).append(run)
             run.task = asyncio.ensure_future(run.make(start))
-            run.task.add_done_callback(lambda _: self._forget(like.digest, run))
+            run.task.add_done_callback(lambda _: self._ended(like.digest, run))
         run.followers += 1
         try:
             async for delta in run.said():
                 yield delta
         finally:
             run.followers -= 1
-            if not run.followers and not run.task.done():
-                if like.grace:
+            if not run.followers:
+                if run.task.done():
+                    self._forget(like.digest, run)
+                elif like.grace:
                     end = asyncio.get_running_loop().call_later
                     end(like.grace, self._end_if_left, like.digest, run)
                 else:
                     self._end_if_left(like.digest, run)
                     await asyncio.wait([run.task])
+
+    def _ended(self, digest: str, run: _Run) -> None:
+        if run.followers or run.failed:  # what nobody has heard yet may still be asked for
+            self._forget(digest, run)
 
     def _end_if_left(self, digest: str, run: _Run) -> None:
         if not run.followers:
@@ -112,6 +118,10 @@ class _Run:
         finally:
             self._over = True
             await self._tell()
+
+    @property
+    def failed(self) -> bool:
+        return self._failure is not None
 
     async def _tell(self) -> None:
         async with self._news:

@@ -136,9 +136,16 @@ def sampling(served: Served, temperature: float | None, top_p: float | None) -> 
 class Watch:
     """Tells when a memory changed, and into what."""
 
-    def __init__(self, served: Served, chunks: Chunks, before: Tokens = NO_TOKENS) -> None:
-        self._decode, self._chunks, self._before = served.tokenizer.decode, chunks, before
-        self._began = time.monotonic()
+    def __init__(
+        self, served: Served, chunks: Chunks, before: Tokens = NO_TOKENS, seconds: float = 0.0
+    ) -> None:
+        """A reading that goes on had read for some seconds `before`."""
+        self.chunks, self._decode, self._before = chunks, served.tokenizer.decode, before
+        self._began = time.monotonic() - seconds
+
+    def seconds(self) -> float:
+        """Returns how long the reading has taken so far."""
+        return round(time.monotonic() - self._began, 3)
 
     def change(self, turn: Turn, state: State) -> dict[str, Any] | None:
         """Returns what a turn made of the memory; None where it stayed what it was."""
@@ -147,8 +154,8 @@ class Watch:
             return None
         self._before = memory
         return {
-            "chunk": turn.chunk, "of": total(self._chunks), "memory": self._decode(memory),
-            "tokens": len(memory), "seconds": round(time.monotonic() - self._began, 3),
+            "chunk": turn.chunk, "of": total(self.chunks), "memory": self._decode(memory),
+            "tokens": len(memory), "seconds": self.seconds(),
         }  # fmt: skip
 
 
