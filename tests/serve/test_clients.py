@@ -229,18 +229,25 @@ def test_weights_change_between_two_completions(chats, tmp_path):
 def test_the_commands_of_the_servers_page(tmp_path):
     """curl and openai as the page has them, over the starter policy."""
     page = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
-    shell = re.findall(r"^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    (python,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    start, curl = shell
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    start, *curls = [block for kind, block in blocks if not kind]
+    pythons = [block for kind, block in blocks if kind == "python"]
     assert start.startswith("notepad-jax serve --policy") and "--served-name reader" in start
     with program(ROOT / "data" / "starter", tmp_path, "--served-name", "reader") as url:
         if shutil.which("curl"):
-            done = subprocess.run(
-                ["bash", "-c", curl.replace("http://localhost:8000", url)], capture_output=True,
-                text=True, timeout=200,
-            )  # fmt: skip
-            assert json.loads(done.stdout)["choices"][0]["message"]["content"]
-        exec(compile(python.replace("http://localhost:8000", url), "server.md", "exec"), {})
+            asked, *others = [
+                subprocess.run(
+                    ["bash", "-c", curl.replace("http://localhost:8000", url)], cwd=tmp_path,
+                    capture_output=True, text=True, timeout=200,
+                ).stdout
+                for curl in curls
+            ]  # fmt: skip
+            assert json.loads(asked)["choices"][0]["message"]["content"]
+            assert len(others) == 1 and '"status":"processed"' in others[0]
+            assert '"status":"in_progress"' in others[0]
+        names: dict = {}
+        for python in pythons:
+            exec(compile(python.replace("http://localhost:8000", url), "server.md", "exec"), names)
 
 
 @pytest.mark.parametrize(
