@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,24 +78,34 @@ class Reading:
     def __init__(self, folder: Path, asked: Asked) -> None:
         self.id, self.folder, self.asked = folder.name, folder, asked
         self.journal = Journal(folder / JOURNAL)
-        self.courses = [Course() for _ in range(len(asked))]
         self.status, self.error = "in_progress", None
         self.stopping = False
         self.task: asyncio.Future | None = None
+        self._settle(self.journal.last())
+
+    @functools.cached_property
+    def courses(self) -> list[Course]:
+        """How far each reading is: read from the journal when somebody first wants to know."""
+        found = [Course() for _ in range(len(self.asked))]
         for line in self.journal.lines():
-            self._take(line)
+            for name, data in line:
+                if name != DONE:
+                    found[data["reading"]].take(name, data)
+        return found
 
     async def tell(self, happened: list[Happened]) -> None:
         """Writes what happened, and takes it in."""
+        courses = self.courses
         await self.journal.add(happened)
-        self._take(happened)
+        for name, data in happened:
+            if name != DONE:
+                courses[data["reading"]].take(name, data)
+        self._settle(happened)
 
-    def _take(self, happened: list[Happened]) -> None:
+    def _settle(self, happened: list[Happened]) -> None:
         for name, data in happened:
             if name == DONE:
                 self.status, self.error = data["status"], data["error"]
-            else:
-                self.courses[data["reading"]].take(name, data)
 
     def usage(self) -> dict[str, int]:
         """Turns and tokens of all."""
@@ -110,7 +121,17 @@ class Reading:
             await self.journal.tell()
 
     def card(self) -> dict[str, Any]:
-        """Returns how far it is."""
+        """Returns what it is, in short."""
+        asked = self.asked
+        return {
+            "id": self.id, "object": "reading", "status": self.status, "error": self.error,
+            "created_at": asked.created_at, "file_id": asked.file_id, "samples": asked.samples,
+            "questions": asked.questions, "seed": asked.seed, "detach": asked.detach,
+            "stopping": self.stopping,
+        }  # fmt: skip
+
+    def whole(self) -> dict[str, Any]:
+        """Returns what it is, and how far."""
         asked, found = self.asked, []
         for number, one in enumerate(self.courses):
             question, sample = asked.of(number)
@@ -119,9 +140,4 @@ class Reading:
                 "memory": one.memory, "answer": one.answer, "finish_reason": one.finish_reason,
                 "usage": {name: getattr(one, name) for name in USAGE},
             })  # fmt: skip
-        return {
-            "id": self.id, "object": "reading", "status": self.status, "error": self.error,
-            "created_at": asked.created_at, "file_id": asked.file_id, "samples": asked.samples,
-            "seed": asked.seed, "detach": asked.detach, "stopping": self.stopping,
-            "readings": found, "usage": self.usage(),
-        }  # fmt: skip
+        return self.card() | {"readings": found, "usage": self.usage()}

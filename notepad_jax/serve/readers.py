@@ -65,7 +65,7 @@ class Readers:
         reading = self._readings.begin(asked)
         headers = {"Location": f"/v1/readings/{reading.id}"}
         if asked.detach:
-            return answer(reading.card(), 202, headers)
+            return answer(reading.whole(), 202, headers)
         events = self._followed(reading)
         await anext(events)  # from here on whoever closes it ends the reading
         return Events(events, events, headers)
@@ -74,7 +74,10 @@ class Readers:
         return answer({"object": "list", "data": [one.card() for one in self._readings.all()]})
 
     async def look(self, request: Request) -> Response:
-        return answer(self._of(request).card())
+        reading = self._of(request)
+        if reading.journal.over:  # else it is known already
+            await asyncio.to_thread(lambda: reading.courses)
+        return answer(reading.whole())
 
     async def delete(self, request: Request) -> Response:
         reading = self._of(request)
@@ -82,7 +85,7 @@ class Readers:
             await self._readings.forget(reading)
             return answer({"id": reading.id, "object": "reading", "deleted": True})
         await self._readings.stop(reading, now=False)
-        return answer(reading.card())
+        return answer(reading.whole())
 
     async def events(self, request: Request) -> Response:
         seen = request.headers.get("last-event-id", "")

@@ -183,6 +183,7 @@ class Readings:
                 "limits; begin it again", None, "reading_changed",
             )  # fmt: skip
         chunks = self.chunks(asked)
+        await asyncio.to_thread(lambda: reading.courses)  # a long journal takes a while
         left = [k for k, course in enumerate(reading.courses) if course.answer is None]
         # In one thread, and before any of them reads on: chunks are made by one at a time.
         states = await asyncio.to_thread(

@@ -178,7 +178,8 @@ def test_a_reading_whose_file_is_another_now_says_so(tmp_path):
     with library(tmp_path, text=None) as (url, _):
         card = whole(url + there[there.index("/v1") :])
         assert card["status"] == "failed" and card["error"]["code"] == "reading_changed"
-        assert CLIENT.get(f"{url}/v1/readings").json()["data"] == [card]
+        (short,) = CLIENT.get(f"{url}/v1/readings").json()["data"]
+        assert short.items() <= card.items()
 
 
 def test_a_broken_engine_ends_a_reading_in_words():
