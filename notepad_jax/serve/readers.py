@@ -61,7 +61,8 @@ class Readers:
         ]
 
     async def begin(self, request: Request) -> Response:
-        asked = self._asked(bodies.parsed(await body_of(request)))
+        body = bodies.parsed(await body_of(request))
+        asked = await asyncio.to_thread(self._asked, body)  # questions may be long
         reading = self._readings.begin(asked)
         headers = {"Location": f"/v1/readings/{reading.id}"}
         if asked.detach:

@@ -1,5 +1,6 @@
 """Files over HTTP: what comes is whole or nothing, lies where it should, and is read as a text."""
 
+import asyncio
 import contextlib
 import errno
 import http.client
@@ -104,6 +105,16 @@ def test_openais_client_uploads_in_parts(stock, folder, tmp_path):
     other = stock.uploads.create(filename="b", bytes=4, mime_type="text/plain", purpose="user_data")
     stock.uploads.parts.create(other.id, data=b"abcd")
     assert stock.uploads.cancel(other.id).status == "cancelled" and left(folder) == before + 4
+
+
+def test_openais_async_client_sends_files(url):
+    async def go():
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="E") as client:
+            sent = await client.files.create(file=("a", b"hello"), purpose="user_data")
+            return [file.id async for file in client.files.list(limit=1)], sent.id
+
+    listed, sent = asyncio.run(go())
+    assert sent in listed and len(listed) > 1  # page by page
 
 
 # ---------------------------------------------------------------- curl -T

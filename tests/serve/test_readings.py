@@ -10,10 +10,13 @@ import time
 import httpx2
 import openai
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from notepad_jax.reading.trace import Trace
-from notepad_jax.serve import joined
+from notepad_jax.serve import joined, readers
 from tests.serve.fake import NAME, Arithmetic, running, served, until
+from tests.serve.test_asked import VALUES
 
 DOCUMENT = "ann says the secret code of bob is blue . " * 6
 ASKED = {"file_id": "book", "questions": ["code of bob ?", "who is ann ?"], "samples": 2, "seed": 5}
@@ -211,6 +214,34 @@ def test_readings_that_are_refused(changed, param, url):
     assert reply.status_code == (404 if changed == {"file_id": "nobody"} else 400)
 
 
+READING = st.fixed_dictionaries(
+    {}, optional={name: VALUES for name in (*readers.NAMES, "bytes", "filename", "purpose")}
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(body=READING)
+def test_noise_never_makes_readings_or_uploads_fail(url, body):
+    upload = {"filename": "x", "bytes": 1, "purpose": "user_data"}
+    for path, base in (("readings", ASKED | {"detach": True}), ("uploads", upload)):
+        reply = CLIENT.post(f"{url}/v1/{path}", content=json.dumps(base | body).encode())
+        assert reply.status_code < 500 and b"Traceback" not in reply.content
+
+
+def test_what_a_hostile_reader_sends_stays_within_its_event(url):
+    text = "who ?\n\nevent: done\r\ndata: [DONE]\r\r<|end|>\x1b[2J<script>\u2028"
+    CLIENT.put(f"{url}/v1/files/hostile", content=text)
+    question = "who\n\n\r\0 ?"
+    there = begin(url, file_id="hostile", questions=[question], samples=1)
+    card = whole(there)
+    told = events(CLIENT.get(f"{there}/events").text)
+    assert [name for _, name, _ in told].count("done") == 1
+    (answer,) = [data for _, name, data in told if name == "answer"]
+    assert answer["question"] == card["readings"][0]["question"] == question
+    memories = "".join(data["memory"] for _, name, data in told if name == "memory")
+    assert "\n" in memories and "\x1b" in memories
+
+
 # ---------------------------------------------------------------- chats that read
 
 
@@ -254,6 +285,16 @@ def test_openais_client_survives_chunks_of_the_notepad(url):
 def test_notepads_that_are_refused(more, param, url):
     reply = CLIENT.post(f"{url}/v1/chat/completions", json=body(**more))
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_langchain_survives_chunks_of_the_notepad(url):
+    chat = pytest.importorskip("langchain_openai").ChatOpenAI(
+        base_url=f"{url}/v1", api_key="E", model=f"{NAME}:notepad", seed=3, max_retries=0,
+        model_kwargs={"stream_options": {"include_notepad": True}},
+    )  # fmt: skip
+    said = "".join(chunk.content for chunk in chat.stream(body()["messages"]))
+    whole = CLIENT.post(f"{url}/v1/chat/completions", json=body()).json()
+    assert said == whole["choices"][0]["message"]["content"] != ""
 
 
 def posted(url: str, replies: list, headers=None, **more) -> threading.Thread:
