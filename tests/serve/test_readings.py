@@ -239,7 +239,7 @@ def test_what_a_hostile_reader_sends_stays_within_its_event(url):
     (answer,) = [data for _, name, data in told if name == "answer"]
     assert answer["question"] == card["readings"][0]["question"] == question
     memories = "".join(data["memory"] for _, name, data in told if name == "memory")
-    assert "\n" in memories and "\x1b" in memories
+    assert "\n\n\r\0" in memories
 
 
 # ---------------------------------------------------------------- chats that read
