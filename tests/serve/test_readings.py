@@ -173,6 +173,22 @@ def test_a_server_that_comes_back_goes_on_and_answers_the_same(tmp_path):
             assert [int(id) for id, _, _ in told if id] == list(range(turns + 1))
 
 
+def test_turns_that_trainers_give_up_are_made_again(url):
+    streamer = Arithmetic(pause=0.01)
+    with running(served(streamer), trainers=lambda *_: None) as other:
+        CLIENT.put(f"{other}/v1/files/book", content=DOCUMENT)
+        there = begin(other)
+        until(lambda: CLIENT.get(there).json()["usage"]["turns"] > 5)
+        CLIENT.post(f"{other}/pause?mode=abort")
+        before = CLIENT.get(there).json()
+        time.sleep(0.3)
+        assert CLIENT.get(there).json() == before and before["status"] == "in_progress"
+        CLIENT.post(f"{other}/resume")
+        card = whole(there)
+    assert answers(card) == answers(whole(begin(url)))
+    assert card["usage"]["turns"] < len(streamer.asked)  # those that were given up, too
+
+
 def test_a_reading_whose_file_is_another_now_says_so(tmp_path):
     with library(tmp_path, Arithmetic(pause=0.05)) as (url, _):
         there = begin(url)
