@@ -11,7 +11,7 @@ import httpx2
 import openai
 import pytest
 
-from notepad_jax.serve import files
+from notepad_jax.serve import documents, files, uploads
 from notepad_jax.serve.files import Files
 from tests.serve.fake import NAME, Arithmetic, running, served, until
 
@@ -199,6 +199,28 @@ def test_a_full_disk_is_said_and_leaves_nothing_behind(url, folder, monkeypatch)
     assert left(folder) == before
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: type("", (), {"free": 10}))
     assert "10 are free" in CLIENT.put(f"{url}/v1/files/big.txt", content=b"x" * 100).text
+
+
+def test_what_is_too_large_is_refused_said_or_not(url, stock, folder, monkeypatch):
+    before = left(folder)
+    monkeypatch.setattr(documents, "LARGEST", 1 << 20)
+    monkeypatch.setattr(uploads, "LARGEST_PART", 1 << 20)
+
+    def blocks():  # of which nobody says how many they are
+        for _ in range(3):
+            yield b"x" * (1 << 19)
+
+    for content in (b"x" * (3 << 19), blocks()):
+        put = CLIENT.put(f"{url}/v1/files/large.txt", content=content)
+        assert put.status_code == 413 and "more than 1 MB" in put.json()["error"]["message"]
+    new = stock.uploads.create(filename="b", bytes=4, mime_type="text/plain", purpose="user_data")
+    with pytest.raises(openai.APIStatusError, match="more than 1 MB"):
+        stock.uploads.parts.create(new.id, data=b"x" * (3 << 19))
+    with pytest.raises(openai.APIStatusError, match="more than 8 GB"):
+        stock.uploads.create(
+            filename="b", bytes=9 << 30, mime_type="text/plain", purpose="user_data"
+        )
+    assert left(folder) == before
 
 
 def test_what_a_killed_server_left_half_is_swept_and_what_was_whole_stays(tmp_path):
