@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 
 import fakes
+import httpx2
 import numpy as np
 import uvicorn
 
@@ -131,6 +132,22 @@ def running(
         app = App(policy, desk, key, gate, control_key, files)
         stack.enter_context(listening(app.asgi, place))
         yield f"http://127.0.0.1:{place.getsockname()[1]}"
+
+
+DOCUMENT = "ann says the secret code of bob is blue . " * 6
+
+
+@contextlib.contextmanager
+def library(
+    folder: pathlib.Path | None = None, streamer: Arithmetic | None = None,
+    text: str | None = DOCUMENT,
+) -> Iterator[tuple[str, Arithmetic]]:  # fmt: skip
+    """A server that has a book, and its policy."""
+    streamer = streamer or Arithmetic()
+    with running(served(streamer), folder=folder) as url:
+        if text is not None:
+            httpx2.put(f"{url}/v1/files/book", content=text)
+        yield url, streamer
 
 
 @contextlib.contextmanager
