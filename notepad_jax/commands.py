@@ -144,7 +144,7 @@ def _serve(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     address = serve.Address(
-        arguments.host, arguments.port, arguments.key_variable, arguments.rl
+        arguments.host, arguments.port, arguments.key_variable, arguments.rl, arguments.files
     )  # fmt: skip
     ended = serve.run(config, address, arguments.served_name, screen)
     return ended, f"served {ended.name} at {ended.url}"
@@ -366,6 +366,8 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--host", default="127.0.0.1", help="the address to listen on (127.0.0.1)")
     sub.add_argument("--port", type=int, default=8000, help="0 takes a free one (8000)")
     sub.add_argument("--served-name", metavar="NAME", help="of the model (the policy's)")
+    sub.add_argument("--files", metavar="FOLDER", help="keep documents and readings here, so that "
+                     "they outlive the server (a temporary folder)")  # fmt: skip
     sub.add_argument("--key-variable", default=serve.KEY, metavar="VARIABLE",
                      help=f"of the environment, with the key ({serve.KEY})")  # fmt: skip
     sub.add_argument("--rl", action="store_true", help="for trainers: /generate, pauses and "

@@ -48,6 +48,7 @@ class Address:
     port: int  # 0: a free one
     key_variable: str
     trainers: bool = False  # whether they may pause the server and change its weights
+    files: str | None = None  # the folder of documents and readings; None: one that ends with it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +65,11 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
     Raises ValueError for an address that cannot be taken, or not without a key, and for a policy
     that cannot be served.
     """
-    app, desks, uvicorn = _web()
+    app, desks, files, uvicorn = _web()
     key = key_of(address, address.key_variable)
     control_key = key_of(address, CONTROL_KEY) if address.trainers else None
-    with taken(address) as place:
+    folder = Path(address.files) if address.files else None
+    with taken(address) as place, files.Files(folder) as kept:
         url = f"http://{_host(address.host)}:{place.getsockname()[1]}/v1"
         if not config.policy:
             raise ValueError("there is nothing to serve; give --policy FOLDER")
@@ -80,7 +82,7 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
         desk = desks.Desk(served.slots, config.serve.queue, config.serve.queue_tokens)
         server = uvicorn.Server(
             uvicorn.Config(
-                app.App(served, desk, key, gate, control_key).asgi, lifespan="off",
+                app.App(served, desk, key, gate, control_key, kept).asgi, lifespan="on",
                 log_level="warning", timeout_graceful_shutdown=FAREWELL, server_header=False,
             )
         )  # fmt: skip
@@ -115,7 +117,7 @@ async def _served(server: Any, place: socket.socket, stop: stopping.Stop) -> Non
 
 
 def _web() -> tuple[types.ModuleType, ...]:
-    names = ("notepad_jax.serve.app", "notepad_jax.serve.desk", "uvicorn")
+    names = (*(f"notepad_jax.serve.{name}" for name in ("app", "desk", "files")), "uvicorn")
     try:
         return tuple(map(importlib.import_module, names))
     except ImportError as error:

@@ -252,7 +252,7 @@ async def read(
         turn = Turn(kind, state.next_chunk, turn_prompt, completion)
         state = after(rules, template, state, turn)
         yield turn, state
-        over = _is_over(rules, state, completion)
+        over = is_over(rules, state, completion)
 
 
 def _number(state: State) -> int:
@@ -260,7 +260,8 @@ def _number(state: State) -> int:
     return state.next_chunk + (state.contexts if isinstance(state, AnswerState) else 0)
 
 
-def _is_over(rules: Rules, state: State, completion: Completion) -> bool:
+def is_over(rules: Rules, state: State, completion: Completion) -> bool:
+    """Says whether a reading ends with the completion that led to `state`."""
     if completion.finish is Finish.CANCELLED or isinstance(state, MemoryState):
         return completion.finish is Finish.CANCELLED
     return completion.finish is Finish.STOP or state.contexts >= rules.answer_chunks

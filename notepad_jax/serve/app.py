@@ -29,6 +29,11 @@ from notepad_jax.serve.asked import Chat, Continue, How
 from notepad_jax.serve.choices import Delta, Whole, choice, together
 from notepad_jax.serve.control import Gate, Generated, generation
 from notepad_jax.serve.desk import Desk
+from notepad_jax.serve.documents import Documents
+from notepad_jax.serve.files import Files
+from notepad_jax.serve.joined import Joined, likeness
+from notepad_jax.serve.readers import Readers
+from notepad_jax.serve.readings import Readings
 from notepad_jax.serve.refusal import Refusal, bad
 from notepad_jax.serve.replies import Chats, Completions, Reply
 from notepad_jax.serve.served import Served
@@ -46,14 +51,18 @@ Courses = Callable[[Streamer], Sequence[AsyncGenerator[Delta]]]
 class App:
     """Owns nothing but the queue in front of a policy. `asgi` is what a web server runs.
 
-    With a gate trainers are served, too; `control_key` is theirs.
+    With a gate trainers are served, too; `control_key` is theirs. `files`: where documents are
+    kept; without, they end with the application.
     """
 
     def __init__(
         self, served: Served, desk: Desk, key: str | None, gate: Gate | None = None,
-        control_key: str | None = None,
+        control_key: str | None = None, files: Files | None = None,
     ) -> None:  # fmt: skip
         self.served, self.desk, self.gate = served, desk, gate
+        self.files = files or Files()
+        self._joined = Joined()
+        self.readings = Readings(served, self.files, desk, self._seat)
         handled = told(self._count)
         routes = [
             Route("/health", handled(self.health)),
@@ -66,11 +75,24 @@ class App:
             Route("/tokenize", handled(self.tokenize), methods=["POST"]),
             Route("/detokenize", handled(self.detokenize), methods=["POST"]),
         ]
+        routes += Documents(self.files).routes(handled)
+        routes += Readers(served, self.files, self.readings).routes(handled)
         if gate is not None:
             routes.append(Route("/generate", handled(self.generate), methods=["POST"]))
             routes += Trainers(gate, served).routes(handled)
-        app = Starlette(routes=routes, exception_handlers={HTTPException: _not_there})
+        handlers = {HTTPException: _not_there}
+        app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
         self.asgi = Door(app, key, control_key or key, PATHS)
+
+    @contextlib.asynccontextmanager
+    async def _life(self, app: Starlette) -> AsyncGenerator[None]:
+        await self.readings.open()
+        yield
+        await self.readings.close()
+
+    def _seat(self) -> contextlib.AbstractContextManager[Streamer]:
+        seat = self.served.seat
+        return seat() if self.gate is None else self.gate.seat(seat)
 
     def _count(self, status: int) -> None:
         if status >= 500:
@@ -125,9 +147,12 @@ class App:
     # ------------------------------------------------------------ completions
 
     async def chat(self, request: Request) -> Response:
-        chat = asked.chat(asked.parsed(await body_of(request)))
+        body = await body_of(request)
+        chat = asked.chat(asked.parsed(body))
         if self.served.resolved(chat.model):
-            return await self._reading(request, chat)
+            return await self._reading(request, chat, body)
+        if chat.limits or chat.how.memories:
+            raise bad("notepad", f"{chat.model} has no notepad; {self.served.ids[1]} has")
         ids = await self._conversation(chat.messages)
         stops = self.served.conversations.stop_ids
         return await self._continued(request, Chats, chat, [ids], stops, "messages")
@@ -199,24 +224,30 @@ class App:
             return made
 
         reply = kind(given.model, served.fingerprint(), how, served.tokenizer, prompts)
-        size = how.n * sum(len(ids) + limit for ids in prompts)
-        return await self._answered(request, reply, courses, len(prompts) * how.n, size)
+        count, size = len(prompts) * how.n, how.n * sum(len(ids) + limit for ids in prompts)
+        deltas = self._made(courses, reply, self.desk.admitted(count, size))
+        return await self._answered(request, reply, deltas, count)
 
-    async def _reading(self, request: Request, chat: Chat) -> Response:
-        question = await asyncio.to_thread(notepad.asked, self.served, chat)
+    async def _reading(self, request: Request, chat: Chat, body: bytes) -> Response:
+        question = await asyncio.to_thread(notepad.asked, self.served, self.files, chat)
         otherwise = secrets.randbits(62)
 
         def courses(seat: Streamer) -> list[AsyncGenerator[Delta]]:
             seeds = [chat.how.seed_of(index, otherwise) for index in range(chat.how.n)]
             return [
-                notepad.reading(seat, self.served, question, seed, index)
+                notepad.reading(seat, self.served, question, seed, index, watched)
                 for index, seed in enumerate(seeds)
             ]
 
-        served = self.served
+        served, count, watched = self.served, chat.how.n, chat.how.memories is not None
         reply = Chats(chat.model, served.fingerprint(), chat.how, served.tokenizer, [])
-        turn = served.max_prompt + served.max_completion
-        return await self._answered(request, reply, courses, chat.how.n, chat.how.n * turn)
+        size = count * (served.max_prompt + served.max_completion)
+        certain = chat.how.seed is not None or not question.sampling.temperature
+        deltas = self._joined.follow(
+            likeness(request, body, chat.how.stream, certain),
+            lambda: self._made(courses, reply, self.desk.admitted(count, size)),
+        )
+        return await self._answered(request, reply, deltas, count)
 
     @staticmethod
     def _sampling(how: How, limit: int, stops: tuple[int, ...], seed: int) -> SamplingParams:
@@ -231,10 +262,9 @@ class App:
     # ------------------------------------------------------------ replies
 
     async def _answered(
-        self, request: Request, reply: Reply, courses: Courses, count: int, size: int
+        self, request: Request, reply: Reply, deltas: AsyncGenerator[Delta | None], count: int
     ) -> Response:
-        """Makes the choices of an admitted request, and tells of them at once or at the end."""
-        deltas = self._made(courses, reply, self.desk.admitted(count, size))
+        """Tells of the choices of a request, at once or at the end; see `_made`."""
         await anext(deltas)  # refused or admitted
         headers = {"X-Request-Id": _request_id(request)}
         if reply.how.stream:
@@ -258,13 +288,12 @@ class App:
     ) -> AsyncGenerator[Delta | None]:
         """Yields None when the request was admitted, then what is made of its choices."""
         counts, began, first = self.desk.counts, time.monotonic(), True
-        seat = self.served.seat
-        with place, seat() if self.gate is None else self.gate.seat(seat) as seat:
+        with place, self._seat() as seat:
             counts.prompt_tokens.inc(sum(map(len, reply.prompts)))
             yield None
             async with contextlib.aclosing(together(courses(seat))) as deltas:
                 async for delta in deltas:
-                    if first:
+                    if first and delta.memory is None:
                         counts.first.observe(time.monotonic() - began)
                         first = False
                     counts.generation_tokens.inc(len(delta.tokens))

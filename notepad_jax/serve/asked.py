@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from notepad_jax.reading.memory_agent import hashed_seed
+from notepad_jax.serve.messages import Message, messages
 from notepad_jax.serve.refusal import Refusal, bad, shown
 from notepad_jax.text.token_blocks import well_formed
 from notepad_jax.types import MOST_TOP_LOGPROBS, SamplingParams
@@ -50,9 +51,11 @@ _SHARED = (
     "model", "max_tokens", "temperature", "top_p", "n", "seed", "stop", "stop_token_ids",
     "logprobs", "stream", "stream_options", "return_token_ids", "return_tokens_as_token_ids",
 )  # fmt: skip
-CHAT = (*_SHARED, "messages", "max_completion_tokens", "top_logprobs")
+CHAT = (*_SHARED, "messages", "max_completion_tokens", "top_logprobs", "notepad")
 COMPLETION = (*_SHARED, "prompt")
-ROLES = ("system", "developer", "user", "assistant")
+OPTIONS = ("include_usage", "continuous_usage_stats", "include_notepad", "include_obfuscation")
+LIMITS = ("chunk_size", "max_memory")  # of a reading, in tokens, that a request may lower
+MEMORIES = ("chunks", "reasoning")  # chunks with empty `choices`; delta.reasoning_content
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +76,7 @@ class How:
     continuous_usage: bool  # in every chunk
     token_ids: bool  # beside the text
     tokens_as_ids: bool  # "token_id:17" in the place of a token's text
+    memories: str | None = None  # of a reading: how its stream tells of them, one of MEMORIES
 
     def seed_of(self, index: int, otherwise: int) -> int:
         """The seed of choice `index`: of the request's seed, or where it has none, `otherwise`."""
@@ -80,20 +84,11 @@ class How:
 
 
 @dataclasses.dataclass(frozen=True)
-class Message:
-    role: str
-    parts: tuple[str, ...]  # texts, in order
-
-    @property
-    def text(self) -> str:
-        return "".join(self.parts)
-
-
-@dataclasses.dataclass(frozen=True)
 class Chat:
     model: str
     messages: tuple[Message, ...]
     how: How
+    limits: Mapping[str, int]  # of a reading, those of LIMITS that it lowers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,23 +140,49 @@ def _like(value: Any) -> tuple[type, ...]:
 def chat(body: Body) -> Chat:
     """Returns a checked /v1/chat/completions."""
     check_names(body, CHAT)
-    limit = _whole(body, "max_completion_tokens", 1)
-    other = _whole(body, "max_tokens", 1)
+    limit = whole(body, "max_completion_tokens", 1)
+    other = whole(body, "max_tokens", 1)
     if None not in (limit, other) and limit != other:
         raise bad("max_tokens", "max_tokens and max_completion_tokens differ; give one of them")
-    logprobs = _flag(body, "logprobs")
-    top = _whole(body, "top_logprobs", 0, MOST_TOP_LOGPROBS) or 0
+    logprobs = flag(body, "logprobs")
+    top = whole(body, "top_logprobs", 0, MOST_TOP_LOGPROBS) or 0
     if top and not logprobs:
         raise bad("top_logprobs", "top_logprobs needs logprobs: true")
     how = _how(body, limit if other is None else other, logprobs, top)
-    return Chat(_model(body), messages(body), how)
+    limits, told_as = notepad_of(body, how.stream)
+    if told_as is not None:
+        how = dataclasses.replace(how, memories=told_as)
+    return Chat(_model(body), messages(body), how, limits)
+
+
+def notepad_of(body: Body, stream: bool) -> tuple[dict[str, int], str | None]:
+    """Returns what `notepad` says of a reading: lower limits, and how its stream tells of memories.
+
+    Refusal for a way to tell without a stream.
+    """
+    given = body.get("notepad")
+    if given is None:
+        return {}, None
+    if not isinstance(given, dict):
+        raise bad("notepad", f"notepad is {shown(given)}; it must be an object")
+    for name in given:
+        if name not in ("as", *LIMITS):
+            name = f"notepad.{shown(name)[1:-1]}"
+            raise bad(name, f"there is no {name} here; leave it out")
+    told_as = given.get("as")
+    if told_as is not None and told_as not in MEMORIES:
+        raise bad("notepad.as", f"notepad.as is {shown(told_as)}; use {' or '.join(MEMORIES)}")
+    if told_as is not None and not stream:
+        raise bad("notepad.as", "notepad.as needs stream: true")
+    limits = {name: whole(given, name, 1, within="notepad.") for name in LIMITS}
+    return {name: value for name, value in limits.items() if value is not None}, told_as
 
 
 def completion(body: Body) -> Continue:
     """Returns a checked /v1/completions."""
     check_names(body, COMPLETION)
-    limit = _whole(body, "max_tokens", 1)
-    top = _whole(body, "logprobs", 0, MOST_TOP_LOGPROBS)
+    limit = whole(body, "max_tokens", 1)
+    top = whole(body, "logprobs", 0, MOST_TOP_LOGPROBS)
     how = _how(body, limit, top is not None, top or 0)
     return Continue(_model(body), _prompts(body), how)
 
@@ -174,26 +195,25 @@ def _model(body: Body) -> str:
 
 
 def _how(body: Body, limit: int | None, logprobs: bool, top: int) -> How:
-    stream = _flag(body, "stream")
+    stream = flag(body, "stream")
     options = body.get("stream_options")
     if options is not None and (not isinstance(options, dict) or not stream):
         raise bad("stream_options", "stream_options is an object, and needs stream: true")
     for name in options or {}:
-        if name not in ("include_usage", "continuous_usage_stats", "include_obfuscation"):
+        if name not in OPTIONS:
             name = f"stream_options.{shown(name)[1:-1]}"
             raise bad(name, f"there is no {name} here; leave it out")
     ids = body.get("stop_token_ids")
     # Obfuscation pads chunks with noise; asked for or not, we send none.
-    include, always = (
-        _flag(options or {}, name, "stream_options.")
-        for name in ("include_usage", "continuous_usage_stats")
+    include, always, memories = (
+        flag(options or {}, name, "stream_options.") for name in OPTIONS[:3]
     )
     return How(
         max_tokens=limit,
-        temperature=_sampled(body, "temperature"),
-        top_p=_sampled(body, "top_p"),
-        n=_whole(body, "n", 1, MOST_CHOICES) or 1,
-        seed=_whole(body, "seed", -SEEDS, SEEDS - 1),
+        temperature=sampled(body, "temperature"),
+        top_p=sampled(body, "top_p"),
+        n=whole(body, "n", 1, MOST_CHOICES) or 1,
+        seed=whole(body, "seed", -SEEDS, SEEDS - 1),
         stop=_stops(body),
         stop_token_ids=() if ids is None else token_ids(ids, "stop_token_ids"),
         logprobs=logprobs,
@@ -201,27 +221,32 @@ def _how(body: Body, limit: int | None, logprobs: bool, top: int) -> How:
         stream=stream,
         include_usage=include,
         continuous_usage=always,
-        token_ids=_flag(body, "return_token_ids"),
-        tokens_as_ids=_flag(body, "return_tokens_as_token_ids"),
+        token_ids=flag(body, "return_token_ids"),
+        tokens_as_ids=flag(body, "return_tokens_as_token_ids"),
+        memories=MEMORIES[0] if memories else None,
     )
 
 
 # ---------------------------------------------------------------- values
 
 
-def _whole(body: Body, name: str, lowest: int, highest: int = 2**31 - 1) -> int | None:
+def whole(
+    body: Body, name: str, lowest: int, highest: int = 2**31 - 1, within: str = ""
+) -> int | None:
+    """Returns a whole number in a range, or None; Refusal for anything else."""
     value = body.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+        name = within + name
         raise bad(
             name, f"{name} is {shown(value)}; it must be a whole number from {lowest} to {highest}"
         )
     return value
 
 
-def _sampled(body: Body, name: str) -> float | None:
-    """A number in the range that the sampler has for it."""
+def sampled(body: Body, name: str) -> float | None:
+    """Returns a number in the range that the sampler has for it, or None; else Refusal."""
     value = body.get(name)
     if value is None:
         return None
@@ -234,7 +259,8 @@ def _sampled(body: Body, name: str) -> float | None:
         raise bad(name, shown(str(error))[1:-1]) from None
 
 
-def _flag(body: Body, name: str, within: str = "") -> bool:
+def flag(body: Body, name: str, within: str = "") -> bool:
+    """Returns true or false, which None is, too; Refusal for anything else."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise bad(within + name, f"{within}{name} is {shown(value)}; it must be true or false")
@@ -275,41 +301,3 @@ def _prompts(body: Body) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(value, list) and value:
         return (token_ids(value, "prompt"),)
     raise bad("prompt", "prompt must be a text, a list of token ids, or a list of either")
-
-
-def messages(body: Body) -> tuple[Message, ...]:
-    """Returns a body's messages; Refusal for what is not text."""
-    value = body.get("messages")
-    if not isinstance(value, list) or not value:
-        raise bad("messages", "messages must be a list of at least one message")
-    return tuple(_message(one, f"messages[{number}]") for number, one in enumerate(value))
-
-
-def _message(value: Any, where: str) -> Message:
-    if not isinstance(value, dict):
-        raise bad(where, f"{where} is {shown(value)}; a message is an object")
-    role = value.get("role")
-    if role not in ROLES:
-        raise bad(f"{where}.role", f"{where}.role is {shown(role)}; use one of {', '.join(ROLES)}")
-    for name, said in value.items():
-        # What clients send back of an earlier reply, or leave empty.
-        if name in ("role", "content") or said in (None, "", []):
-            continue
-        name = f"{where}.{shown(name)[1:-1]}"
-        raise bad(name, f"{name} is not supported; a message has a role and texts as content")
-    return Message(role, _parts(value.get("content"), f"{where}.content"))
-
-
-def _parts(content: Any, where: str) -> tuple[str, ...]:
-    if isinstance(content, str):
-        return (well_formed(content),)
-    if not isinstance(content, list) or not content:
-        raise bad(where, f"{where} is {shown(content)}; it must be a text, or a list of text parts")
-    found = []
-    for number, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            what = f"a part of type {shown(kind)}" if kind != "text" else "a part without its text"
-            raise bad(f"{where}[{number}]", f"{where}[{number}] is {what}; only texts are read")
-        found.append(well_formed(part["text"]))
-    return tuple(found)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from notepad_jax.serve.saying import Decode, Saying
@@ -34,6 +34,7 @@ class Delta:
     version: int
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)  # of a reading, at its end
     cached: int = 0  # tokens of the prompt that nobody had to read again
+    memory: Mapping[str, Any] | None = None  # of a reading: how it changed, and nothing else
 
 
 async def choice(

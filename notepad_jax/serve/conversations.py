@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from notepad_jax.serve.asked import Message
+from notepad_jax.serve.messages import Message
 from notepad_jax.serve.refusal import bad
 from notepad_jax.text import chat
 from notepad_jax.text.chat import ChatTemplate

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from notepad_jax.serve.asked import How
+from notepad_jax.serve.asked import MEMORIES, How
 from notepad_jax.serve.choices import Delta, Whole
 from notepad_jax.serve.saying import HALF, token_text
 from notepad_jax.text.tokenizer import Tokenizer
@@ -68,7 +68,9 @@ class Reply:
     # ------------------------------------------------------------ chunks
 
     def chunk(self, delta: Delta) -> dict[str, Any]:
-        """Returns the chunk of what became certain of a choice."""
+        """Returns the chunk of what became certain of a choice, or of how a memory changed."""
+        if delta.memory is not None:
+            return self._remembered(delta.index, delta.memory)
         self._count(delta)
         return self._chunk([self._choice(delta, self._delta(delta.text))])
 
@@ -85,6 +87,14 @@ class Reply:
         if self.how.include_usage:
             usage = {"usage": self.usage() if self.how.continuous_usage else None}
         return {"object": self.chunk_kind, **self._head, "choices": choices, **usage}
+
+    def _remembered(self, index: int, memory: Mapping[str, Any]) -> dict[str, Any]:
+        if self.how.memories == MEMORIES[0]:
+            # Stock clients know chunks without choices: the usage comes in one.
+            return self._chunk([]) | {"notepad": {"index": index, **memory}}
+        delta = {"reasoning_content": f"{memory['memory']}\n\n"}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._chunk([choice])
 
     # ------------------------------------------------------------ parts
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 
 import fakes
+import httpx2
 import numpy as np
 import uvicorn
 
@@ -22,6 +23,7 @@ from notepad_jax.serve.app import App
 from notepad_jax.serve.control import Adopt, Gate
 from notepad_jax.serve.conversations import Conversations
 from notepad_jax.serve.desk import Desk
+from notepad_jax.serve.files import Files
 from notepad_jax.serve.served import Served
 from notepad_jax.text.chat import ChatTemplate
 from notepad_jax.types import Completion, Finish, Piece, tokens
@@ -118,21 +120,40 @@ def served(streamer: Arithmetic, chat: bool = True, **changes) -> Served:
 def running(
     policy: Served, waiting: int = 8, queued_tokens: int = 0, key: str | None = None,
     trainers: Adopt | None = None, control_key: str | None = None,
+    folder: pathlib.Path | None = None,
 ) -> Iterator[str]:  # fmt: skip
-    """Serves in a thread; yields the server's address."""
+    """Serves in a thread, with files in `folder`; yields the server's address."""
     gate = Gate(trainers) if trainers else None
-    app = App(policy, Desk(policy.slots, waiting, queued_tokens), key, gate, control_key)
+    desk = Desk(policy.slots, waiting, queued_tokens)
     # By the protocol's number asyncio knows that it may send at once, without waiting for more.
     place = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     place.bind(("127.0.0.1", 0))
-    with place, listening(app.asgi, place):
+    with place, Files(folder) as files, contextlib.ExitStack() as stack:
+        app = App(policy, desk, key, gate, control_key, files)
+        stack.enter_context(listening(app.asgi, place))
         yield f"http://127.0.0.1:{place.getsockname()[1]}"
+
+
+DOCUMENT = "ann says the secret code of bob is blue . " * 6
+
+
+@contextlib.contextmanager
+def library(
+    folder: pathlib.Path | None = None, streamer: Arithmetic | None = None,
+    text: str | None = DOCUMENT,
+) -> Iterator[tuple[str, Arithmetic]]:  # fmt: skip
+    """A server that has a book, and its policy."""
+    streamer = streamer or Arithmetic()
+    with running(served(streamer), folder=folder) as url:
+        if text is not None:
+            httpx2.put(f"{url}/v1/files/book", content=text)
+        yield url, streamer
 
 
 @contextlib.contextmanager
 def listening(asgi, place: socket.socket) -> Iterator[None]:
     config = uvicorn.Config(
-        asgi, lifespan="off", log_level="warning", timeout_graceful_shutdown=1, access_log=False
+        asgi, lifespan="on", log_level="warning", timeout_graceful_shutdown=1, access_log=False
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([place])), daemon=True)

@@ -157,7 +157,7 @@ REFUSED = [
     ("/v1/chat/completions", {"model": f"{NAME}:notepad", "logprobs": True}, 400, "logprobs"),
     ("/tokenize", {"prompt": 3}, 400, "prompt"),
     ("/detokenize", {"tokens": [99999]}, 400, "tokens"),
-    ("/v1/files", {}, 404, None),
+    ("/v1/file", {}, 404, None),
     ("/v1/models", {}, 405, None),
 ]  # fmt: skip
 
@@ -291,7 +291,7 @@ def test_who_hangs_up_leaves_nothing_behind(path, body, stream):
     """Two run, one waits; then somebody who hangs up in the middle of the body."""
     streamer = Arithmetic(slots=2, pause=0.05)
     with running(served(streamer), waiting=20) as url:
-        wires = [raw(url, path, body | {"stream": stream}) for _ in range(3)]
+        wires = [raw(url, path, body | {"stream": stream, "seed": k}) for k in range(3)]
         until(lambda: streamer.running == 2 and streamer.waiting >= 1 and streamer.seats == 3)
         with raw(url, path, {}) as half:
             half.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{")

@@ -102,8 +102,8 @@ def test_our_own_endpoint_completer_reads_through_it(url, monkeypatch):
 
 
 @contextlib.contextmanager
-def program(policy: Path, folder: Path, *more: str):
-    """`notepad-jax serve`, and its address; ended by Ctrl-C."""
+def program(policy: Path, folder: Path, *more: str, kill: bool = False):
+    """`notepad-jax serve`, and its address; ended by Ctrl-C, or killed."""
     words = ["-m", "notepad_jax", "serve", "--policy", str(policy), "--port", "0", *more,
              "--config.engine.slots=8", "--config.engine.pages=96", "--config.engine.page_size=16",
              "--config.reading.chunk_size=48", "--config.evaluate.chunk_size=48",
@@ -119,6 +119,8 @@ def program(policy: Path, folder: Path, *more: str):
             found = re.search(r"(http://\S+)/v1 \(", told.read_text())
             assert found, told.read_text()
             yield found[1]
+            if kill:
+                return
             running.send_signal(signal.SIGINT)
             assert running.wait(60) == 130
             assert told.read_text().splitlines()[-1] == "notepad-jax: stopped"
@@ -229,18 +231,54 @@ def test_weights_change_between_two_completions(chats, tmp_path):
 def test_the_commands_of_the_servers_page(tmp_path):
     """curl and openai as the page has them, over the starter policy."""
     page = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
-    shell = re.findall(r"^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    (python,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    start, curl = shell
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    start, *curls = [block for kind, block in blocks if not kind]
+    pythons = [block for kind, block in blocks if kind == "python"]
     assert start.startswith("notepad-jax serve --policy") and "--served-name reader" in start
     with program(ROOT / "data" / "starter", tmp_path, "--served-name", "reader") as url:
         if shutil.which("curl"):
-            done = subprocess.run(
-                ["bash", "-c", curl.replace("http://localhost:8000", url)], capture_output=True,
-                text=True, timeout=200,
-            )  # fmt: skip
-            assert json.loads(done.stdout)["choices"][0]["message"]["content"]
-        exec(compile(python.replace("http://localhost:8000", url), "server.md", "exec"), {})
+            asked, *others = [
+                subprocess.run(
+                    ["bash", "-c", curl.replace("http://localhost:8000", url)], cwd=tmp_path,
+                    capture_output=True, text=True, timeout=200,
+                ).stdout
+                for curl in curls
+            ]  # fmt: skip
+            assert json.loads(asked)["choices"][0]["message"]["content"]
+            assert len(others) == 1 and '"status":"processed"' in others[0]
+            assert '"status":"in_progress"' in others[0]
+        names: dict = {}
+        for python in pythons:
+            exec(compile(python.replace("http://localhost:8000", url), "server.md", "exec"), names)
+
+
+@pytest.mark.slow
+def test_a_killed_server_goes_on_with_a_reading_and_answers_the_same(tmp_path):
+    starter, kept = ROOT / "data" / "starter", ("--files", str(tmp_path / "kept"))
+    asked = {"file_id": "book", "questions": ["code of Ada ?", "code of Bob ?"], "samples": 2,
+             "seed": 1, "temperature": 1.0, "detach": True}  # fmt: skip
+    book = "the secret code of Ada is red . it is cold . the secret code of Bob is blue .\n" * 60
+
+    def whole(there: str) -> dict:
+        until(lambda: httpx2.get(there).json()["status"] != "in_progress", 200)
+        return httpx2.get(there).json()
+
+    def told(card: dict) -> list:
+        return [(one["memory"], one["answer"], one["usage"]) for one in card["readings"]]
+
+    with program(starter, tmp_path, *kept, kill=True) as url:
+        httpx2.put(f"{url}/v1/files/book", content=book)
+
+        def begin() -> dict:
+            return httpx2.post(f"{url}/v1/readings", json=asked, timeout=60).json()
+
+        first = whole(f"{url}/v1/readings/{begin()['id']}")
+        there = f"/v1/readings/{begin()['id']}"
+        until(lambda: httpx2.get(url + there).json()["usage"]["turns"] > 20)
+        assert httpx2.get(url + there).json()["status"] == "in_progress"
+    with program(starter, tmp_path, *kept) as url:
+        again = whole(url + there)
+    assert again["status"] == first["status"] == "completed" and told(again) == told(first)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,162 @@
+"""The addresses of files and uploads, in OpenAI's shapes, and `PUT` for curl -T.
+
+Above: `app`; below: `multipart` (what comes), `files` and `uploads` (what is kept).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from notepad_jax.serve import asked, multipart, uploads
+from notepad_jax.serve.files import LARGEST, PURPOSE, Files, name_of, put_name
+from notepad_jax.serve.refusal import Refusal, bad, shown
+from notepad_jax.serve.uploads import Uploads
+from notepad_jax.serve.web import answer, body_of
+
+MOST_LISTED = 10_000
+FRAME = 64 << 10  # bytes that a form may have beside its file
+
+Handler = Callable[..., Awaitable[Response]]
+
+
+class Documents:
+    """What clients do with their files."""
+
+    def __init__(self, files: Files) -> None:
+        self.files, self.uploads = files, Uploads(files)
+
+    def routes(self, handled: Callable[[Handler], Handler]) -> list[Route]:
+        """Returns the addresses of this page."""
+
+        def route(path: str, method: str, handler: Handler) -> Route:
+            return Route(path, handled(handler), methods=[method])
+
+        upload = "/v1/uploads/{id}"
+        return [
+            route("/v1/files", "GET", self.list),
+            route("/v1/files", "POST", self.post),
+            route("/v1/files/{id}/content", "GET", self.content),
+            route("/v1/files/{id}", "GET", self.one),
+            route("/v1/files/{id}", "DELETE", self.delete),
+            route("/v1/files/{name:path}", "PUT", self.put),
+            route("/v1/uploads", "POST", self.begin),
+            route(f"{upload}/parts", "POST", self.part),
+            route(f"{upload}/complete", "POST", self.complete),
+            route(f"{upload}/cancel", "POST", self.cancel),
+        ]
+
+    # ------------------------------------------------------------ files
+
+    async def post(self, request: Request) -> Response:
+        said = multipart.announced(request)
+        with contextlib.closing(self.files.arriving(LARGEST, max(said - FRAME, 0))) as coming:
+            form = await multipart.received(request, "file", coming)
+            for name in form.fields:
+                if name != "purpose":
+                    name = shown(name)[1:-1]
+                    raise bad(name, f"{name} is not supported; leave it out")
+            _check_purpose(form.fields.get("purpose"))
+            stored = self.files.keep(coming, name_of(form.filename or "", "file"))
+        return answer(stored.card())
+
+    async def put(self, request: Request) -> Response:
+        name = put_name(request.path_params["name"])
+        with contextlib.closing(
+            self.files.arriving(LARGEST, multipart.announced(request))
+        ) as coming:
+            await multipart.body(request, coming)
+            return answer(self.files.keep(coming, name, name).card())
+
+    async def list(self, request: Request) -> Response:
+        query = request.query_params
+        for name in query:
+            if name not in ("purpose", "limit", "order", "after"):
+                name = shown(name)[1:-1]
+                raise bad(name, f"there is no parameter {name} here; leave it out")
+        order, limit = query.get("order", "desc"), query.get("limit", str(MOST_LISTED))
+        if order not in ("asc", "desc"):
+            raise bad("order", f"order is {shown(order)}; use asc or desc")
+        whole = limit.isascii() and limit.isdigit() and len(limit) < 9
+        if not whole or not 1 <= int(limit) <= MOST_LISTED:
+            raise bad("limit", f"limit is {shown(limit)}; it must be from 1 to {MOST_LISTED}")
+        found = self.files.all() if query.get("purpose", PURPOSE) == PURPOSE else []
+        found = found[::-1] if order == "asc" else found
+        if "after" in query:
+            last = self.files.get(query["after"])
+            found = found[found.index(last) + 1 :] if last in found else []
+        page = [one.card() for one in found[: int(limit)]]
+        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {}
+        return answer({"object": "list", "data": page, "has_more": len(found) > len(page)} | ends)
+
+    async def one(self, request: Request) -> Response:
+        return answer(self.files.get(request.path_params["id"]).card())
+
+    async def delete(self, request: Request) -> Response:
+        id = request.path_params["id"]
+        self.files.delete(id)
+        return answer({"id": id, "object": "file", "deleted": True})
+
+    async def content(self, request: Request) -> Response:
+        # To be saved and not to be shown: it may be a page of somebody else's.
+        headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
+        stored = self.files.get(request.path_params["id"])
+        path = self.files.path(stored.id)
+        return FileResponse(path, 200, headers, "application/octet-stream", None, stored.filename)
+
+    # ------------------------------------------------------------ uploads
+
+    async def begin(self, request: Request) -> Response:
+        body = asked.parsed(await body_of(request))
+        asked.check_names(body, ("filename", "purpose", "bytes", "mime_type"))
+        _check_purpose(body.get("purpose"))
+        size = asked.whole(body, "bytes", 0, 2**63)
+        if size is None:
+            raise bad("bytes", "bytes is missing; say how long the file will be")
+        name = name_of(_text(body, "filename"), "filename")
+        return answer(self.uploads.begin(name, size, _text(body, "mime_type", "text/plain")).card())
+
+    async def part(self, request: Request) -> Response:
+        upload = self.uploads.get(request.path_params["id"])
+        said = max(multipart.announced(request) - FRAME, 0)
+        coming = self.files.arriving(uploads.LARGEST_PART, said)
+        try:
+            await multipart.received(request, "data", coming)
+            return answer(self.uploads.add(upload, coming))
+        except BaseException:
+            coming.close()
+            raise
+
+    async def complete(self, request: Request) -> Response:
+        upload = self.uploads.get(request.path_params["id"], pending=False)
+        body = asked.parsed(await body_of(request))
+        asked.check_names(body, ("part_ids", "md5"))
+        ids = body.get("part_ids")
+        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+            raise bad("part_ids", "part_ids must be the list of the parts' ids, in their order")
+        md5 = _text(body, "md5") if body.get("md5") is not None else None
+        return answer((await self.uploads.complete(upload, ids, md5)).card())
+
+    async def cancel(self, request: Request) -> Response:
+        upload = self.uploads.get(request.path_params["id"])
+        upload.end("cancelled")
+        return answer(upload.card())
+
+
+def _check_purpose(purpose: Any) -> None:
+    if purpose != PURPOSE:
+        what = "is missing" if purpose is None else f"is {shown(purpose)}"
+        raise bad("purpose", f"purpose {what}; files are documents here: use {PURPOSE}")
+
+
+def _text(body: asked.Body, name: str, usual: str | None = None) -> str:
+    value = body.get(name, usual)
+    if not isinstance(value, str) or len(value) > asked.LONGEST_STOP:
+        raise Refusal(400, f"{name} must be a text of at most {asked.LONGEST_STOP} characters",
+                      name)  # fmt: skip
+    return value

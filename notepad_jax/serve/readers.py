@@ -1,0 +1,209 @@
+"""The addresses of readings: begin, look, follow, cancel, and the trace.
+
+A reading that is not to be detached is the stream of its own events, and ends with it. Above:
+`app`; below: `readings`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from notepad_jax.reading.trace import MemoryChange, Spool, TraceFile
+from notepad_jax.reading.turns import Pieces, Turns
+from notepad_jax.serve import asked as bodies
+from notepad_jax.serve import notepad
+from notepad_jax.serve.files import Files, disk
+from notepad_jax.serve.journal import Happened
+from notepad_jax.serve.kept import Asked, Reading
+from notepad_jax.serve.readings import Readings
+from notepad_jax.serve.refusal import bad, shown
+from notepad_jax.serve.served import Served
+from notepad_jax.serve.web import Events, answer, body_of
+from notepad_jax.text.token_blocks import well_formed
+
+NAMES = ("model", "file_id", "questions", "samples", "seed", "temperature", "top_p", "max_tokens",
+         "detach", "notepad")  # fmt: skip
+
+Handler = Callable[..., Awaitable[Response]]
+
+
+class Readers:
+    """What clients do with readings."""
+
+    def __init__(self, served: Served, files: Files, readings: Readings) -> None:
+        self._served, self._files, self._readings = served, files, readings
+
+    def routes(self, handled: Callable[[Handler], Handler]) -> list[Route]:
+        """Returns the addresses of this page."""
+
+        def route(path: str, method: str, handler: Handler) -> Route:
+            return Route(f"/v1/readings{path}", handled(handler), methods=[method])
+
+        return [
+            route("", "POST", self.begin),
+            route("", "GET", self.list),
+            route("/{id}", "GET", self.look),
+            route("/{id}", "DELETE", self.delete),
+            route("/{id}/events", "GET", self.events),
+            route("/{id}/trace", "GET", self.trace),
+        ]
+
+    async def begin(self, request: Request) -> Response:
+        body = bodies.parsed(await body_of(request))
+        asked = await asyncio.to_thread(self._asked, body)  # questions may be long
+        reading = self._readings.begin(asked)
+        headers = {"Location": f"/v1/readings/{reading.id}"}
+        if asked.detach:
+            return answer(reading.whole(), 202, headers)
+        events = self._followed(reading)
+        await anext(events)  # from here on whoever closes it ends the reading
+        return Events(events, events, headers)
+
+    async def list(self, request: Request) -> Response:
+        return answer({"object": "list", "data": [one.card() for one in self._readings.all()]})
+
+    async def look(self, request: Request) -> Response:
+        reading = self._of(request)
+        if reading.journal.over:  # else it is known already
+            await asyncio.to_thread(lambda: reading.courses)
+        return answer(reading.whole())
+
+    async def delete(self, request: Request) -> Response:
+        reading = self._of(request)
+        if reading.journal.over:
+            await self._readings.forget(reading)
+            return answer({"id": reading.id, "object": "reading", "deleted": True})
+        await self._readings.stop(reading, now=False)
+        return answer(reading.whole())
+
+    async def events(self, request: Request) -> Response:
+        seen = request.headers.get("last-event-id", "")
+        if seen and not (seen.isascii() and seen.isdigit() and len(seen) < 16):
+            raise bad("Last-Event-ID", f"Last-Event-ID is {shown(seen)}; it must be the id of an "
+                      f"event")  # fmt: skip
+        events = _told(self._of(request), int(seen) + 1 if seen else 0)
+        return Events(events, events, {})
+
+    async def trace(self, request: Request) -> Response:
+        reading, whole = self._of(request), request.query_params.get("turns", "false")
+        if whole not in ("true", "false"):
+            raise bad("turns", f"turns is {shown(whole)}; use true or false")
+        path = Path(tempfile.mkdtemp(prefix="notepad_trace_")) / f"{reading.id}.jsonl"
+
+        def gone() -> None:
+            path.unlink(missing_ok=True)
+            path.parent.rmdir()
+
+        try:
+            await asyncio.to_thread(self._write_trace, reading, path, whole == "true")
+        except BaseException:
+            gone()
+            raise
+        end = BackgroundTask(gone)
+        return FileResponse(path, media_type="application/jsonl", background=end)
+
+    # ------------------------------------------------------------ parts
+
+    def _of(self, request: Request) -> Reading:
+        return self._readings.get(request.path_params["id"])
+
+    async def _followed(self, reading: Reading) -> AsyncGenerator[bytes]:
+        try:
+            yield b""
+            async for event in _told(reading, 0):
+                yield event
+        finally:
+            await self._readings.stop(reading, now=True)
+
+    def _asked(self, body: bodies.Body) -> Asked:
+        bodies.check_names(body, NAMES)
+        model = body.get("model", self._served.ids[1])
+        if not isinstance(model, str) or not self._served.resolved(model):
+            raise bad("model", f"readings are of the model {self._served.ids[1]}; leave it out")
+        file_id = body.get("file_id")
+        if not isinstance(file_id, str):
+            raise bad("file_id", "file_id is missing; send a document to /v1/files first")
+        self._files.document(file_id, "file_id")
+        questions = body.get("questions")
+        good = isinstance(questions, list) and questions
+        if not good or not all(isinstance(one, str) for one in questions):
+            raise bad("questions", "questions must be a list of at least one text")
+        for number, question in enumerate(questions):
+            where = f"questions[{number}]"
+            notepad.question_tokens(self._served, well_formed(question), where, "ask a shorter one")
+        samples = bodies.whole(body, "samples", 1, bodies.MOST_CHOICES) or 1
+        if len(questions) * samples > bodies.MOST_CHOICES:
+            raise bad("questions", f"{len(questions)} questions with {samples} samples each are "
+                      f"more than {bodies.MOST_CHOICES} readings")  # fmt: skip
+        limits, told_as = bodies.notepad_of(body, stream=False)
+        longest = notepad.lowered(self._served.rules, limits).longest_answer
+        seed = bodies.whole(body, "seed", -bodies.SEEDS, bodies.SEEDS - 1)
+        return Asked(
+            file_id=file_id,
+            questions=tuple(map(well_formed, questions)),
+            samples=samples,
+            seed=secrets.randbits(62) if seed is None else seed,
+            temperature=bodies.sampled(body, "temperature"),
+            top_p=bodies.sampled(body, "top_p"),
+            max_tokens=bodies.whole(body, "max_tokens", 1, longest),
+            limits=limits,
+            detach=bodies.flag(body, "detach"),
+            created_at=int(time.time()),
+            identity=self._readings.identity(file_id),
+        )
+
+    def _write_trace(self, reading: Reading, path: Path, whole: bool) -> None:
+        """Writes the readings that have ended, as `notepad-jax trace` reads them."""
+        asked = reading.asked
+        chunks = self._readings.chunks(asked) if whole else None
+        pieces = Pieces(self._served.tokenizer)
+        spools = [Spool() for _ in reading.courses]
+        for line in reading.journal.lines():
+            for name, data in line:
+                if name == "memory":
+                    spools[data["reading"]].add(MemoryChange(
+                        data["chunk"], data["memory"], data["tokens"], data["seconds"]
+                    ))  # fmt: skip
+        with disk(), TraceFile(path) as file:
+            for number, course in enumerate(reading.courses):
+                if course.answer is None:
+                    continue
+                turns = Turns(pieces)
+                if chunks is not None:
+                    for turn, _ in self._readings.again(reading, number, chunks):
+                        turns.add(turn)
+                question, sample = asked.of(number)
+                told = {
+                    "question": question, "task_id": asked.file_id, "source": self._served.ids[1],
+                    "sample": sample, "answer": course.answer, "turns": course.turns,
+                    "status": "answered" if course.finish_reason == "stop" else "truncated",
+                }  # fmt: skip
+                file.add(told, spools[number], turns.kept() if whole else None)
+
+
+async def _told(reading: Reading, line: int) -> AsyncGenerator[bytes]:
+    """Yields the events of a reading from a line on; the last of each line has its number."""
+    async with contextlib.aclosing(reading.journal.follow(line)) as lines:
+        async for number, happened in lines:
+            yield b"".join(
+                _event(one, number if place == len(happened) else None)
+                for place, one in enumerate(happened, 1)
+            )
+
+
+def _event(happened: Happened, number: int | None) -> bytes:
+    name, data = happened
+    id = "" if number is None else f"id: {number}\n"
+    return f"{id}event: {name}\ndata: {json.dumps(data)}\n\n".encode()

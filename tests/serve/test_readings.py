@@ -1,0 +1,244 @@
+"""Readings over HTTP: followed, left, cancelled, and taken up again where a server was killed."""
+
+import json
+import shutil
+import socket
+import time
+
+import httpx2
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from notepad_jax.reading.trace import Trace
+from notepad_jax.serve import readers
+from tests.serve.fake import DOCUMENT, NAME, Arithmetic, library, running, served, until
+from tests.serve.test_asked import VALUES
+
+ASKED = {"file_id": "book", "questions": ["code of bob ?", "who is ann ?"], "samples": 2, "seed": 5}
+CLIENT = httpx2.Client(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def url():
+    with library() as (there, _):
+        yield there
+
+
+def begin(url: str, **more) -> str:
+    """The address of a detached reading."""
+    reply = CLIENT.post(f"{url}/v1/readings", json=ASKED | {"detach": True} | more)
+    assert reply.status_code == 202, reply.text
+    assert reply.headers["location"] == f"/v1/readings/{reply.json()['id']}"
+    return url + reply.headers["location"]
+
+
+def whole(there: str) -> dict:
+    until(lambda: CLIENT.get(there).json()["status"] != "in_progress")
+    return CLIENT.get(there).json()
+
+
+def events(text: str) -> list[tuple]:
+    """(id, name, data) of a stream."""
+    found = []
+    for block in text.split("\n\n")[:-1]:
+        fields = dict(line.split(": ", 1) for line in block.split("\n"))
+        found.append((fields.get("id"), fields["event"], json.loads(fields["data"])))
+    return found
+
+
+def answers(card: dict) -> list[str]:
+    return [one["answer"] for one in card["readings"]]
+
+
+def test_a_reading_by_its_events(url):
+    there = begin(url)
+    card = whole(there)
+    assert card["status"] == "completed" and card["error"] is None and len(answers(card)) == 4
+    told = events(CLIENT.get(f"{there}/events").text)
+    names = [name for _, name, _ in told]
+    assert names[-1] == "done" and names.count("answer") == 4
+    assert names.count("turn") == card["usage"]["turns"] > 4 * 10
+    assert [int(id) for id, _, _ in told if id] == list(range(names.count("turn") + 1))
+    for number, one in enumerate(card["readings"]):
+        mine = [(name, data) for _, name, data in told if data.get("reading") == number]
+        turns = [data for name, data in mine if name == "turn"]
+        assert [turn["turn"] for turn in turns] == list(range(len(turns)))
+        assert [turn["kind"] for turn in turns] == ["update"] * (len(turns) - 1) + ["answer"]
+        assert turns[-1]["of"] == turns[-1]["chunk"] == one["of"] == len(turns) - 1
+        assert all(len(turn["token_ids"]) == len(turn["logprobs"]) for turn in turns)
+        memories = [data["memory"] for name, data in mine if name == "memory"]
+        assert memories and memories[-1] == one["memory"]
+        assert [data["answer"] for name, data in mine if name == "answer"] == [one["answer"]]
+    assert card["readings"][0]["question"] == card["readings"][1]["question"]
+    assert answers(whole(begin(url))) == answers(card)  # a seed is a promise
+
+
+def test_last_event_id_resumes(url):
+    there = begin(url)
+    whole(there)
+    every = events(CLIENT.get(f"{there}/events").text)
+    for seen in (0, 7, len(every)):
+        more = CLIENT.get(f"{there}/events", headers={"Last-Event-ID": str(seen)}).text
+        place = next((n for n, one in enumerate(every) if one[0] == str(seen)), len(every))
+        assert events(more) == every[place + 1 :]
+    bad = CLIENT.get(f"{there}/events", headers={"Last-Event-ID": "x"})
+    assert bad.status_code == 400 and bad.json()["error"]["param"] == "Last-Event-ID"
+
+
+def test_a_reading_that_is_not_detached_is_its_events_and_ends_with_them():
+    with library(streamer=Arithmetic(pause=0.02)) as (url, streamer):
+        body = json.dumps(ASKED).encode()
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as wire:
+            wire.sendall(b"POST /v1/readings HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+                         b"%d\r\n\r\n" % len(body) + body)  # fmt: skip
+            until(lambda: b"event: turn" in wire.recv(1 << 16))
+            assert streamer.seats == 1
+        until(lambda: streamer.running + streamer.seats == 0)
+        (card,) = CLIENT.get(f"{url}/v1/readings").json()["data"]
+        until(lambda: CLIENT.get(f"{url}/v1/readings").json()["data"][0]["status"] == "cancelled")
+        assert "notepad:num_requests_running 0.0" in CLIENT.get(f"{url}/metrics").text
+        short = CLIENT.post(f"{url}/v1/readings", json=ASKED | {"samples": 1})
+        assert events(short.text)[-1][1] == "done"
+        assert short.headers["location"] != f"/v1/readings/{card['id']}"
+
+
+def test_delete_cancels_at_the_next_turn_and_then_removes():
+    with library(streamer=Arithmetic(pause=0.02)) as (url, streamer):
+        there = begin(url)
+        until(lambda: CLIENT.get(there).json()["usage"]["turns"] > 2)
+        assert CLIENT.delete(there).json()["stopping"]
+        card = whole(there)
+        assert card["status"] == "cancelled" and None in answers(card)
+        assert events(CLIENT.get(f"{there}/events").text)[-1][1] == "done"
+        until(lambda: streamer.seats == 0)
+        assert CLIENT.delete(there).json()["deleted"]
+        assert CLIENT.get(there).status_code == 404
+
+
+def test_the_trace_is_one_as_archives_write_it(url, tmp_path):
+    there = begin(url)
+    card = whole(there)
+    for query, kept in (("", False), ("?turns=true", True)):
+        (tmp_path / "trace.jsonl").write_bytes(CLIENT.get(f"{there}/trace{query}").content)
+        with Trace(tmp_path / "trace.jsonl") as trace:
+            found = [trace.whole(number) for number in range(len(trace))]
+        assert [one.reading["answer"] for one in found] == answers(card)
+        assert [one.memories[-1].memory for one in found] == [
+            one["memory"] for one in card["readings"]
+        ]
+        assert [len(one.turns) for one in found] == [
+            kept * one["usage"]["turns"] for one in card["readings"]
+        ]
+    sizes = [sum(len(turn.shared) + len(turn.tail) for turn in one.turns) for one in found]
+    assert sizes == [one["usage"]["prompt_tokens"] for one in card["readings"]]
+
+
+# ---------------------------------------------------------------- killed
+
+
+def test_a_server_that_comes_back_goes_on_and_answers_the_same(tmp_path):
+    with library(tmp_path / "whole") as (url, streamer):
+        card = whole(begin(url))
+        turns = len(streamer.asked)
+    with library(tmp_path / "killed", Arithmetic(pause=0.02)) as (url, streamer):
+        there = begin(url)
+        until(lambda: CLIENT.get(there).json()["usage"]["turns"] > 9)
+        shutil.copytree(tmp_path / "killed", tmp_path / "left")  # as a kill leaves it
+        made = len(streamer.asked)
+    journal = next((tmp_path / "left" / "readings").glob("*/journal.jsonl"))
+    with journal.open("ab") as file:
+        file.write(b'[["turn", {"rea')
+    for name in ("left", "killed"):  # killed, and stopped
+        with library(tmp_path / name, text=None) as (url, streamer):
+            again = whole(url + there.removeprefix(there.split("/v1")[0]))
+            assert answers(again) == answers(card) and again["status"] == "completed"
+            assert len(streamer.asked) < turns - 5 and made < turns
+            assert again["usage"] == card["usage"]
+            told = events(CLIENT.get(f"{url}/v1/readings/{again['id']}/events").text)
+            assert [int(id) for id, _, _ in told if id] == list(range(turns + 1))
+
+
+def test_turns_that_trainers_give_up_are_made_again(url):
+    streamer = Arithmetic(pause=0.01)
+    with running(served(streamer), trainers=lambda *_: None) as other:
+        CLIENT.put(f"{other}/v1/files/book", content=DOCUMENT)
+        there = begin(other)
+        until(lambda: CLIENT.get(there).json()["usage"]["turns"] > 5)
+        CLIENT.post(f"{other}/pause?mode=abort")
+        before = CLIENT.get(there).json()
+        time.sleep(0.3)
+        assert CLIENT.get(there).json() == before and before["status"] == "in_progress"
+        CLIENT.post(f"{other}/resume")
+        card = whole(there)
+    assert answers(card) == answers(whole(begin(url)))
+    assert card["usage"]["turns"] < len(streamer.asked)  # those that were given up, too
+
+
+def test_a_reading_whose_file_is_another_now_says_so(tmp_path):
+    with library(tmp_path, Arithmetic(pause=0.05)) as (url, _):
+        there = begin(url)
+        until(lambda: CLIENT.get(there).json()["usage"]["turns"] > 1)
+        CLIENT.put(f"{url}/v1/files/book", content="something else")
+    with library(tmp_path, text=None) as (url, _):
+        card = whole(url + there[there.index("/v1") :])
+        assert card["status"] == "failed" and card["error"]["code"] == "reading_changed"
+        (short,) = CLIENT.get(f"{url}/v1/readings").json()["data"]
+        assert short.items() <= card.items()
+
+
+def test_a_broken_engine_ends_a_reading_in_words():
+    with library(streamer=Arithmetic(pause=0.02)) as (url, streamer):
+        there = begin(url)
+        until(lambda: streamer.running)
+        streamer.broken = RuntimeError("secrets")
+        card = whole(there)
+        assert card["status"] == "failed" and "secrets" not in json.dumps(card)
+        assert events(CLIENT.get(f"{there}/events").text)[-1][2]["error"] == card["error"]
+
+
+BAD = [
+    ({"file_id": None}, "file_id"), ({"file_id": "nobody"}, "file_id"),
+    ({"questions": None}, "questions"), ({"questions": []}, "questions"),
+    ({"questions": [1]}, "questions"), ({"questions": ["who ?", ""]}, "questions[1]"),
+    ({"questions": ["who is ann ? " * 90]}, "questions[0]"), ({"samples": 0}, "samples"),
+    ({"samples": 100}, "questions"), ({"seed": "x"}, "seed"), ({"detach": 1}, "detach"),
+    ({"model": NAME}, "model"), ({"notepad": {"chunk_size": 10**6}}, "notepad.chunk_size"),
+    ({"notepad": {"as": "reasoning"}}, "notepad.as"), ({"stream": True}, "stream"),
+    ({"temperature": -1}, "temperature"), ({"max_tokens": 10**6}, "max_tokens"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changed, param", BAD, ids=range(len(BAD)))
+def test_readings_that_are_refused(changed, param, url):
+    reply = CLIENT.post(f"{url}/v1/readings", json=ASKED | changed)
+    assert reply.json()["error"]["param"] == param
+    assert reply.status_code == (404 if changed == {"file_id": "nobody"} else 400)
+
+
+READING = st.fixed_dictionaries(
+    {}, optional={name: VALUES for name in (*readers.NAMES, "bytes", "filename", "purpose")}
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(body=READING)
+def test_noise_never_makes_readings_or_uploads_fail(url, body):
+    upload = {"filename": "x", "bytes": 1, "purpose": "user_data"}
+    for path, base in (("readings", ASKED | {"detach": True}), ("uploads", upload)):
+        reply = CLIENT.post(f"{url}/v1/{path}", content=json.dumps(base | body).encode())
+        assert reply.status_code < 500 and b"Traceback" not in reply.content
+
+
+def test_what_a_hostile_reader_sends_stays_within_its_event(url):
+    text = "who ?\n\nevent: done\r\ndata: [DONE]\r\r<|end|>\x1b[2J<script>\u2028"
+    CLIENT.put(f"{url}/v1/files/hostile", content=text)
+    question = "who\n\n\r\0 ?"
+    there = begin(url, file_id="hostile", questions=[question], samples=1)
+    card = whole(there)
+    told = events(CLIENT.get(f"{there}/events").text)
+    assert [name for _, name, _ in told].count("done") == 1
+    (answer,) = [data for _, name, data in told if name == "answer"]
+    assert answer["question"] == card["readings"][0]["question"] == question
+    memories = "".join(data["memory"] for _, name, data in told if name == "memory")
+    assert "\n\n\r\0" in memories
