@@ -4,7 +4,8 @@
 
 Liu et al. 2025 (arXiv 2503.20783): the denominator is what an answer may have in tokens, here
 what a trajectory may: all its memories and the answer (of files, name `tasks.max_tokens`, or
-`data.tokens` stands for it). No KL. Measured here: nothing yet.
+`data.tokens` stands for it). No KL. Measured here: as
+`dr_grpo` with `token_mean` (docs/results.md, config `mix`).
 """
 
 from ml_collections import ConfigDict

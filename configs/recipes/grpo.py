@@ -3,7 +3,8 @@
     notepad-jax train --recipe grpo
 
 DeepSeekMath, Shao et al. 2024 (arXiv 2402.03300): one optimizer step a rollout, KL of 0.04.
-Measured here: nothing yet.
+Measured here: on config `mix` 6 points behind at eight times the length, one seed; the KL is to a
+policy with bad habits (docs/results.md).
 """
 
 from ml_collections import ConfigDict

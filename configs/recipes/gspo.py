@@ -3,7 +3,8 @@
     notepad-jax train --recipe gspo
 
 Zheng et al. 2025 (arXiv 2507.18071): four optimizer steps a rollout, clips of 3e-4 and 4e-4.
-Measured here: nothing yet.
+Measured here: on config `mix` with so narrow a clip it learns as well, and more slowly
+(docs/results.md).
 """
 
 from ml_collections import ConfigDict

@@ -4,7 +4,8 @@
 
 Memory-R2 (2026), which found that its curriculum on chunks did more: add
 `--config.tasks.curriculum=4@0,8@50,16@100`, in steps of your own. Readings are learnt from as by
-recipe `grpo`'s advantage. Measured here: nothing yet.
+recipe `grpo`'s advantage. Measured here: no gain on config
+`mix` (docs/results.md).
 """
 
 from ml_collections import ConfigDict

@@ -4,7 +4,8 @@
 
 Khatri et al. 2025 (arXiv 2510.13786): CISPO (MiniMax-M1, arXiv 2506.13585) with caps of 4 to 8.
 Its data are some steps old; here several optimizer steps a rollout let the cap act. Questions
-that are answered well are drawn no more. Measured here: nothing yet.
+that are answered well are drawn no more. Measured here: as `dr_grpo` within a point
+(docs/results.md, config `mix`).
 """
 
 from ml_collections import ConfigDict
