@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import importlib
 import json
+import logging
 import os
 import socket
 import types
@@ -89,6 +90,8 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
 
         server.capture_signals = contextlib.nullcontext  # they come to `stop`
         stop = stopping.Stop()
+        # What uvicorn makes of being stopped, twice even, is nobody's error.
+        logging.getLogger("uvicorn.error").addFilter(lambda record: stop.number is None)
 
         async def until_the_end() -> None:
             async with engines:

@@ -111,8 +111,11 @@ def program(policy: Path, folder: Path, *more: str, kill: bool = False):
              "--config.reading.max_answer=12", "--config.engine.row_tokens=0"]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     with (folder / "said").open("w+") as said:
+        # A shell may have had Ctrl-C ignored here, and what is ignored is inherited.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         running = subprocess.Popen([sys.executable, *words], env=environment, stderr=said,
                                    stdout=said, cwd=ROOT)  # fmt: skip
+        signal.signal(signal.SIGINT, before)
         try:
             told = folder / "said"
             until(lambda: "/v1 (" in told.read_text() or running.poll() is not None, 240)
