@@ -16,7 +16,8 @@ import numpy as np
 
 from notepad_jax.eval.lengths import format_length
 from notepad_jax.report import chart, render
-from notepad_jax.report.chart import OTHER, OURS, Axis, Chart, Line, Words
+from notepad_jax.report.chart import OTHER, OURS, Axis, Chart, Line
+from notepad_jax.report.labels import legend
 
 BEGIN, END = "<!-- ablation: begin -->", "<!-- ablation: end -->"
 PICTURE = "images/ablation.svg"  # beside the page
@@ -134,7 +135,7 @@ def _line(name: str, tone: str, runs: Sequence[Result]) -> Line:
 
 
 def _chart(title: str, lines: Sequence[Line]) -> Chart:
-    words, rows = _legend(lines)
+    words, rows = legend(lines, RIGHT - LEFT, LETTERS, ROW)
     top = TOP + ROW * rows
     x = [at for line in lines for at in line.x]
     y = [at for line in lines for at in (*line.low, *line.high)]
@@ -161,25 +162,6 @@ def _upwards(values: Sequence[float]) -> Axis:
     high = max(high, low + 10)
     ticks = np.arange(low, high + 1, 10 if high - low <= 50 else 20)
     return Axis(float(low), float(high), [(float(at), f"{at:.0f}%") for at in ticks])
-
-
-def _legend(lines: Sequence[Line]) -> tuple[list[Words], int]:
-    """Names of lines above the axes, and how many rows they take."""
-    rows: list[list[Words]] = [[]]
-    x = 0.0
-    for line in lines:
-        wide = 0.6 * LETTERS * len(line.label)
-        if rows[-1] and x + wide > RIGHT - LEFT:
-            rows.append([])
-            x = 0.0
-        rows[-1].append(Words((line.label,), x, 0.0, LETTERS, line.tone))
-        x += wide + 14
-    placed = [
-        dataclasses.replace(words, middle=12 + ROW * above)
-        for above, row in enumerate(reversed(rows))
-        for words in row
-    ]
-    return placed, len(rows)
 
 
 # ---------------------------------------------------------------- the page

@@ -1,9 +1,10 @@
-"""Where the words at the ends of lines go, so that they cover neither each other nor a line.
+"""Where the names of lines go, so that they cover neither each other nor a line.
 
 Plain geometry in pixels from the lower left corner of the axes; nothing here
 draws. Lines that end at the right share one column, in which `spread` moves labels apart
 as little as possible. A line that ends earlier has its label where it covers least, near
-the end. Used by `accuracy_plot`.
+the end. Where lines are many and short, their names stand above the axes (`legend`). Used by
+`accuracy_plot`, and `legend` by `training_plot` and benchmarks.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+
+from notepad_jax.report.chart import Line, Words
 
 LETTER = 0.62  # of its size, a letter is about as wide
 NEAR, FAR = 9.0, 16.0  # from the end of a line to its label; far where labels had to move
@@ -163,3 +166,26 @@ def spread(
     for k, mean, room in zip(order, found, below, strict=True):
         places[k] = min(max(mean, bottom), top) + room
     return places
+
+
+def legend(lines: Sequence[Line], width: float, size: float, row: float) -> tuple[list[Words], int]:
+    """Returns the names of lines, in rows above axes of that width, and how many rows they take.
+
+    `size` is that of the letters, `row` the way from one row to the next; heights are counted
+    from the upper end of the axes.
+    """
+    rows: list[list[Words]] = [[]]
+    x = 0.0
+    for line in lines:
+        wide = LETTER * size * len(line.label)
+        if rows[-1] and x + wide > width:
+            rows.append([])
+            x = 0.0
+        rows[-1].append(Words((line.label,), x, 0.0, size, line.tone))
+        x += wide + 14
+    placed = [
+        dataclasses.replace(words, middle=12 + row * above)
+        for above, words_of in enumerate(reversed(rows))
+        for words in words_of
+    ]
+    return placed, len(rows)

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from notepad_jax.report import chart
-from notepad_jax.report.chart import OTHER, OURS, Axis, Chart, Line, Words
-from notepad_jax.report.labels import LETTER
+from notepad_jax.report.chart import OTHER, OURS, Axis, Chart, Line
+from notepad_jax.report.labels import legend
 
 WIDTH, HEIGHT = 280.0, 190.0  # of one chart, pixels; the next are its axes' place in it
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 268.0, 46.0, 164.0
@@ -118,7 +118,7 @@ def _chart(panel: Panel, metrics: Sequence[Mapping[str, float]]) -> Chart:
              for (label, points), tone in zip(found.items(), TONES, strict=False)]  # fmt: skip
     x = [x for line in lines for x in line.x] or [0.0]
     y = [y for line in lines for y in (*line.low, *line.high)]
-    words, rows = _legend(lines)
+    words, rows = legend(lines if len(lines) > 1 else (), RIGHT - LEFT, LETTERS, ROW)
     top = TOP + ROW * max(0, rows - 1)
     return Chart(
         title=panel.title,
@@ -181,22 +181,3 @@ def _upwards(scale: str, values: Sequence[float]) -> Axis:
     if scale == "log" and values:
         return chart.powers(values)
     return chart.linear(values)
-
-
-def _legend(lines: Sequence[Line]) -> tuple[list[Words], int]:
-    """Names of lines above the axes, where there is more than one; and how many rows they take."""
-    rows: list[list[Words]] = [[]]
-    x = 0.0
-    for line in lines if len(lines) > 1 else ():
-        wide = LETTER * LETTERS * len(line.label)
-        if rows[-1] and x + wide > RIGHT - LEFT:
-            rows.append([])
-            x = 0.0
-        rows[-1].append(Words((line.label,), x, 0.0, LETTERS, line.tone))
-        x += wide + 14
-    placed = [
-        dataclasses.replace(words, middle=12 + ROW * above)
-        for above, row in enumerate(reversed(rows))
-        for words in row
-    ]
-    return placed, len(rows)

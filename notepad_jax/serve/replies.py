@@ -8,6 +8,7 @@ what a trainer computes. Pure; above: `app`; below: `choices`.
 
 from __future__ import annotations
 
+import abc
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from notepad_jax.types import Alternatives, Tokens
 CONTEXT = 8  # tokens before one that decide how its text looks
 
 
-class Reply:
+class Reply(abc.ABC):
     """One request's reply, whole or in chunks; see the two kinds below."""
 
     prefix = ""  # of the id
@@ -133,14 +134,14 @@ class Reply:
     def _prompt_ids(self) -> dict[str, Any]:
         return {}
 
-    def _message(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _message(self, text: str) -> dict[str, Any]: ...
 
-    def _delta(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _delta(self, text: str) -> dict[str, Any]: ...
 
-    def _logprobs(self, delta: Delta) -> dict[str, Any]:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _logprobs(self, delta: Delta) -> dict[str, Any]: ...
 
     def _text(self, token: int, before: Sequence[int]) -> str:
         if self.how.tokens_as_ids:
