@@ -79,34 +79,60 @@ def draw(
     first, second = _teach(rng, asked, chunk, memory, habits)
     tail, start, length = _write_tails(asked, memory, first.written, second.written)
 
-    at = np.arange(TAIL)
-    weight = (at >= start[..., None]) & (at < (start + length)[..., None])
-    label, other = tail.copy(), tail.copy()
-    share = np.zeros(tail.shape, np.float32)
-    subject_at = np.full(tail.shape, -1, np.int32)
-    object_at = np.full(tail.shape, -1, np.int32)
-
-    def decide(who: np.ndarray, at: np.ndarray, choice: _Choice, subject: np.ndarray) -> None:
-        index = (*np.nonzero(who), at[who])
-        label[index], other[index] = choice.good[who], choice.bad[who]
-        share[index] = 1 - choice.odds[who]
-        subject_at[index], object_at[index] = subject[who], choice.found_at[who]
-
+    lesson = undecided(chunk.tokens, tail, ~asked.answers, start, length)
     update, two_hop = ~asked.answers, asked.two_hop
     # "code is V" decides at V; "T obeys R" at T, and at R, whose subject is the T just said.
-    decide(update, np.where(two_hop, start, start + 2), first, np.full(start.shape, 3))
-    decide(update & two_hop, start + 2, second, start)
+    at_three = np.full(start.shape, 3)
+    decide(lesson, update, np.where(two_hop, start, start + 2), first, at_three)
+    decide(lesson, update & two_hop, start + 2, second, start)
+    return lesson
+
+
+# ---------------------------------------------------------------- what a teacher says, and might
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The word at which a teacher decides: ids [B, Q], and what it chose."""
+
+    good: np.ndarray
+    bad: np.ndarray
+    odds: np.ndarray  # float, of `good`
+    written: np.ndarray
+    found_at: np.ndarray  # chunk place where `good` was found, or -1
+
+
+def undecided(
+    chunk: np.ndarray, tail: np.ndarray, sees_chunk: np.ndarray, start: np.ndarray,
+    length: np.ndarray,
+) -> Lesson:  # fmt: skip
+    """Returns the lesson of a teacher who is sure of every word; see `decide`.
+
+    Completions [B, Q] begin at `start` of their tails and are `length` long.
+    """
+    at = np.arange(tail.shape[-1])
+    weight = (at >= start[..., None]) & (at < (start + length)[..., None])
     return Lesson(
-        chunk=chunk.tokens,
+        chunk=chunk,
         tail=tail,
-        sees_chunk=update,
-        label=label,
-        other=other,
-        other_share=share,
+        sees_chunk=sees_chunk,
+        label=tail.copy(),
+        other=tail.copy(),
+        other_share=np.zeros(tail.shape, np.float32),
         weight=weight.astype(np.float32),
-        subject_at=subject_at,
-        object_at=object_at,
+        subject_at=np.full(tail.shape, -1, np.int32),
+        object_at=np.full(tail.shape, -1, np.int32),
     )
+
+
+def decide(
+    lesson: Lesson, who: np.ndarray, at: np.ndarray, choice: Choice, subject: np.ndarray
+) -> None:
+    """Writes a choice into the lesson: of the tails `who` [B, Q], at the places `at`."""
+    index = (*np.nonzero(who), at[who])
+    lesson.label[index], lesson.other[index] = choice.good[who], choice.bad[who]
+    lesson.other_share[index] = 1 - choice.odds[who]
+    lesson.subject_at[index], lesson.object_at[index] = subject[who], choice.found_at[who]
 
 
 # ---------------------------------------------------------------- what is asked, and told
@@ -230,25 +256,14 @@ def _hand_over(rng: np.random.Generator, asked: _Asked, noted_share: float) -> _
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Choice:
-    """The word at which the teacher decides: ids [B, Q], and what it chose."""
-
-    good: np.ndarray
-    bad: np.ndarray
-    odds: np.ndarray  # float, of `good`
-    written: np.ndarray
-    found_at: np.ndarray  # chunk place where `good` was found, or -1
-
-
-def _choose(rng, good, bad, odds, found_at) -> _Choice:
+def _choose(rng, good, bad, odds, found_at) -> Choice:
     written = np.where(rng.random(odds.shape) < odds, good, bad)
-    return _Choice(good, bad, odds, written, found_at)
+    return Choice(good, bad, odds, written, found_at)
 
 
 def _teach(
     rng: np.random.Generator, asked: _Asked, chunk: _Chunk, memory: _Memory, habits: Habits
-) -> tuple[_Choice, _Choice]:
+) -> tuple[Choice, Choice]:
     """What to write first (code or town), and, of two-hop questions, which ruler then."""
     truth = np.where(asked.two_hop, _TOWN + asked.town, _CODE + asked.code)
     found, noted = chunk.first_at >= 0, memory.first != _NOTHING

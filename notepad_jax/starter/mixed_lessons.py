@@ -20,7 +20,7 @@ import numpy as np
 
 from notepad_jax.starter import lessons, mixed, synthetic
 from notepad_jax.starter import vocabulary as words
-from notepad_jax.starter.lessons import Habits, Lesson
+from notepad_jax.starter.lessons import Choice, Habits, Lesson
 
 TAIL = 16  # <|question|> 4 words <|memory|> 3 words <|answer|> 5 words <|end|>
 SLOTS, WRITTEN = 3, 10  # words of a memory, and where the new one begins
@@ -50,30 +50,11 @@ def draw(
     turn = _teach(rng, asked, found_at, chapter, habits)
     tail, start, length = _write_tails(asked, turn.written)
 
-    at = np.arange(TAIL)
-    weight = (at >= start[..., None]) & (at < (start + length)[..., None])
-    label, other = tail.copy(), tail.copy()
-    share = np.zeros(tail.shape, np.float32)
-    subject_at = np.full(tail.shape, -1, np.int32)
-    object_at = np.full(tail.shape, -1, np.int32)
-    row, column = np.nonzero(~asked.answers)
+    lesson = lessons.undecided(chunk, tail, ~asked.answers, start, length)
     for slot in range(SLOTS):
-        index = (row, column, start[row, column] + slot)
-        label[index], other[index] = turn.good[row, column, slot], turn.bad[row, column, slot]
-        share[index] = 1 - turn.odds[row, column, slot]
-        subject_at[index] = 3
-        object_at[index] = turn.found_at[row, column, slot]
-    return Lesson(
-        chunk=chunk,
-        tail=tail,
-        sees_chunk=~asked.answers,
-        label=label,
-        other=other,
-        other_share=share,
-        weight=weight.astype(np.float32),
-        subject_at=subject_at,
-        object_at=object_at,
-    )
+        word = Choice(*(each[..., slot] for each in vars(turn).values()))
+        lessons.decide(lesson, ~asked.answers, start + slot, word, np.full(start.shape, 3))
+    return lesson
 
 
 # ---------------------------------------------------------------- what is asked, and told
@@ -143,24 +124,14 @@ def _write_chunk(
 # ---------------------------------------------------------------- the teacher
 
 
-@dataclasses.dataclass(frozen=True)
-class _Turn:
-    """What the teacher decides at each word of the new memory, [B, Q, 3]."""
-
-    good: np.ndarray
-    bad: np.ndarray
-    odds: np.ndarray  # of `good`
-    written: np.ndarray
-    found_at: np.ndarray  # chunk place where `good` was found, or -1
-
-
 def _teach(
     rng: np.random.Generator,
     asked: _Asked,
     found_at: np.ndarray,
     chapter: np.ndarray,
     habits: Habits,
-) -> _Turn:
+) -> Choice:
+    """Returns what is decided at each word of the new memory, [B, Q, 3] each."""
     memory, noted = asked.memory, asked.noted
     found, count = found_at >= 0, asked.kind == _COUNT
     # A count is written over; everything else has its new thing behind the others.
@@ -183,7 +154,7 @@ def _teach(
     written = np.where(rng.random(good.shape) < odds, good, bad)
     dropped = ((noted > 0) & (written[..., 0] == _NOTHING))[..., None] & (np.arange(SLOTS) > 0)
     good, bad, written = (np.where(dropped, _NOTHING, x) for x in (good, bad, written))
-    return _Turn(
+    return Choice(
         good=good,
         bad=bad,
         odds=np.where(dropped, 1.0, odds),
