@@ -27,9 +27,9 @@ $(VENV)/installed: pyproject.toml constraints.txt
 quickstart: install ## measure, train, measure again up to 3.5 million tokens (about 11 minutes)
 	$(BIN)/notepad-jax quickstart
 
-# libtpu (0.7 GB) compiles for TPUs where there is none. Not on x86_64 Linux: nothing to install.
-$(VENV)/aot: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[aot]'
+# What only slow tests need. libtpu (0.7 GB) compiles for TPUs where there is none, on x86_64 Linux.
+$(VENV)/slow: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[aot,clients]'
 	@touch $@
 
 test: export XLA_FLAGS := $(TEST_FLAGS)
@@ -37,7 +37,7 @@ test: install ## the default tests: no network, no accelerator
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 test-slow: export XLA_FLAGS := $(TEST_FLAGS)
-test-slow: $(VENV)/aot ## the tests marked slow, compiling for TPUs among them
+test-slow: $(VENV)/slow ## the tests marked slow, compiling for TPUs and LangChain among them
 	$(BIN)/python -m pytest -m slow --numprocesses $(JOBS) --dist load
 
 lint: install ## style and the floors of the architecture

@@ -1,4 +1,4 @@
-"""Stock clients against the server: openai, langchain where it is installed, curl, and our own.
+"""Stock clients against the server: openai, curl, and our own (`test_langchain` has its own).
 
 The default tests have a policy that is arithmetic behind them; the slow ones our engine, as
 `notepad-jax serve` runs it, and then what HTTP says is what `ask` says.
@@ -78,13 +78,6 @@ def test_openais_async_client_asks_many_at_once(url):
 
     texts = [reply.choices[0].text for reply in asyncio.run(go())]
     assert len(texts) == 8 and {len(text.split()) for text in texts} == {7}
-
-
-def test_langchain_streams(url):
-    chat = pytest.importorskip("langchain_openai").ChatOpenAI(
-        base_url=f"{url}/v1", api_key="secret-1", model=NAME, temperature=0, max_retries=0
-    )
-    assert "".join(chunk.content for chunk in chat.stream("who is ann ?")) != ""
 
 
 def test_our_own_endpoint_completer_reads_through_it(url, monkeypatch):

@@ -61,16 +61,6 @@ def test_notepads_that_are_refused(more, param, url):
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
-def test_langchain_survives_chunks_of_the_notepad(url):
-    chat = pytest.importorskip("langchain_openai").ChatOpenAI(
-        base_url=f"{url}/v1", api_key="E", model=f"{NAME}:notepad", seed=3, max_retries=0,
-        model_kwargs={"stream_options": {"include_notepad": True}},
-    )  # fmt: skip
-    said = "".join(chunk.content for chunk in chat.stream(body()["messages"]))
-    whole = CLIENT.post(f"{url}/v1/chat/completions", json=body()).json()
-    assert said == whole["choices"][0]["message"]["content"] != ""
-
-
 def posted(url: str, replies: list, headers=None, **more) -> threading.Thread:
     def post():
         path = f"{url}/v1/chat/completions"
