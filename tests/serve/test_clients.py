@@ -5,17 +5,12 @@ The default tests have a policy that is arithmetic behind them; the slow ones ou
 """
 
 import asyncio
-import contextlib
 import json
-import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import httpx2
 import openai
@@ -26,8 +21,8 @@ from notepad_jax.reading.endpoint import EndpointCompleter
 from notepad_jax.types import Finish, Prompt, SamplingParams, tokens
 from tests.programs import chat_models
 from tests.serve.fake import NAME, TOKENIZER, Arithmetic, running, served, until
+from tests.serve.program import ROOT, SIZES, command, program
 
-ROOT = Path(__file__).parents[2]
 WORDS = "the secret code of ann is red"
 ASKED = [{"role": "user", "content": "who is ann ?"}]
 DOCUMENT = "ann says the secret code of bob is blue . " * 12
@@ -94,37 +89,6 @@ def test_our_own_endpoint_completer_reads_through_it(url, monkeypatch):
 # ---------------------------------------------------------------- our engine
 
 
-@contextlib.contextmanager
-def program(policy: Path, folder: Path, *more: str, kill: bool = False):
-    """`notepad-jax serve`, and its address; ended by Ctrl-C, or killed."""
-    words = ["-m", "notepad_jax", "serve", "--policy", str(policy), "--port", "0", *more,
-             "--config.engine.slots=8", "--config.engine.pages=96", "--config.engine.page_size=16",
-             "--config.reading.chunk_size=48", "--config.evaluate.chunk_size=48",
-             "--config.reading.max_question=24", "--config.reading.max_memory=12",
-             "--config.reading.max_answer=12", "--config.engine.row_tokens=0"]  # fmt: skip
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    with (folder / "said").open("w+") as said:
-        # A shell may have had Ctrl-C ignored here, and what is ignored is inherited.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        running = subprocess.Popen([sys.executable, *words], env=environment, stderr=said,
-                                   stdout=said, cwd=ROOT)  # fmt: skip
-        signal.signal(signal.SIGINT, before)
-        try:
-            told = folder / "said"
-            until(lambda: "/v1 (" in told.read_text() or running.poll() is not None, 240)
-            found = re.search(r"(http://\S+)/v1 \(", told.read_text())
-            assert found, told.read_text()
-            yield found[1]
-            if kill:
-                return
-            running.send_signal(signal.SIGINT)
-            assert running.wait(60) == 130
-            assert told.read_text().splitlines()[-1] == "notepad-jax: stopped"
-        finally:
-            running.kill()
-            running.wait(60)
-
-
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
     """A chat model of random weights, served by the program."""
@@ -145,15 +109,8 @@ def test_greedy_reading_by_http_is_ask(chats, tmp_path):
             model="chats:notepad", messages=parts(DOCUMENT, question), temperature=0
         )
     (tmp_path / "story.txt").write_text(DOCUMENT)
-    words = ["ask", "--config", "chat", "--policy", str(policy), str(tmp_path / "story.txt"),
-             question, "--json", "--config.engine.slots=8", "--config.engine.pages=96",
-             "--config.engine.page_size=16", "--config.reading.chunk_size=48",
-             "--config.evaluate.chunk_size=48", "--config.reading.max_question=24",
-             "--config.reading.max_memory=12", "--config.reading.max_answer=12",
-             "--config.engine.row_tokens=0"]  # fmt: skip
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-m", "notepad_jax", *words], cwd=ROOT, timeout=300,
-                          env=environment, capture_output=True, text=True)  # fmt: skip
+    done = command("ask", "--config", "chat", "--policy", str(policy),
+                   str(tmp_path / "story.txt"), question, "--json", *SIZES)  # fmt: skip
     answer = json.loads(done.stdout)
     assert read.choices[0].message.content == answer["answer"]
     assert read.usage.notepad[0] == {
