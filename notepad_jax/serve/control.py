@@ -145,7 +145,8 @@ def generation(body: Body, model: str) -> Continue:
     """Returns a checked /generate as the completion that it asks for."""
     for name in body:
         if name not in _GENERATE:
-            raise bad(name, f"there is no parameter {shown(name)[1:-1]} here; leave it out")
+            name = shown(name)[1:-1]
+            raise bad(name, f"there is no parameter {name} here; leave it out")
     if body.get("stream") or body.get("logprob_start_len") not in (None, -1):
         name = "stream" if body.get("stream") else "logprob_start_len"
         raise bad(name, f"{name} is not supported here; leave it out")

@@ -7,6 +7,7 @@ python-multipart's parser, which only sees one block of the body at a time.
 from __future__ import annotations
 
 import dataclasses
+import logging
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -18,6 +19,9 @@ from notepad_jax.serve.web import GONE
 
 MOST_FIELDS = 16
 LONGEST = 4096  # bytes of a field, and of a part's headers
+
+# What is wrong with a form is told to who sent it, and is nothing that the server has to say.
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 @dataclasses.dataclass

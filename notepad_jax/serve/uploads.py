@@ -28,7 +28,8 @@ from notepad_jax.serve.refusal import Refusal, bad, shown
 
 LARGEST_PART = 64 << 20  # bytes
 LIFETIME = 3600  # seconds
-MOST = 256  # uploads that are known
+MOST = 256  # uploads that are known; of those that have ended the oldest make room
+ENDED = ("completed", "cancelled")
 MOST_PARTS = 8192  # of one upload
 
 
@@ -78,10 +79,14 @@ class Uploads:
         if size > LARGEST:
             raise too_large(LARGEST)
         if len(self._known) >= MOST:
-            raise Refusal(
-                429, f"{MOST} uploads are known; wait until they are over an hour old", None,
-                "rate_limit_exceeded", "rate_limit_error", {"Retry-After": "60"},
-            )  # fmt: skip
+            ended = next((one for one in self._known.values() if one.status in ENDED), None)
+            if ended is None:
+                raise Refusal(
+                    429, f"{MOST} uploads are under way; complete or cancel those that are not "
+                    f"needed, or wait until they are an hour old", None, "rate_limit_exceeded",
+                    "rate_limit_error", {"Retry-After": "60"},
+                )  # fmt: skip
+            del self._known[ended.id]
         one = Upload(f"upload_{secrets.token_hex(12)}", filename, size, mime_type, now)
         self._known[one.id] = one
         return one

@@ -13,6 +13,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+import h11
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -156,13 +157,19 @@ class Door:
         self._key = key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._let_in(scope)(scope, receive, send)
+        except h11.LocalProtocolError:
+            # The rest of the request was no HTTP: uvicorn has said so and hangs up, and nobody
+            # waits for a reply.
+            await _gone(receive)
+
+    def _let_in(self, scope: Scope) -> ASGIApp:
         if scope["type"] == "http" and scope["path"] not in OPEN:
             problem = self._problem(Request(scope))
             if problem is not None:
-                reply = answer({"error": problem.error}, problem.status, problem.headers)
-                await reply(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+                return answer({"error": problem.error}, problem.status, problem.headers)
+        return self._app
 
     def _problem(self, request: Request) -> Refusal | None:
         key = self._keys.get(request.scope["path"], self._key)  # what routes are chosen by

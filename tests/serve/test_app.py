@@ -198,17 +198,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(url):
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(body=BODIES)
 def test_noise_never_makes_the_server_fail(url, body):
-    noise(url, body)
-
-
-@pytest.mark.slow
-@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(body=BODIES)
-def test_much_noise_never_makes_the_server_fail(url, body):
-    noise(url, body)
-
-
-def noise(url, body):
+    """`test_noise` sends more, and worse."""
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
         named = body | ({"model": NAME} if body.get("model") == "m" else {})
         reply = CLIENT.post(url + path, content=json.dumps(named).encode())

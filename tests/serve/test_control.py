@@ -1,6 +1,7 @@
 """What trainers do to a server: pause it, give turns up, change weights, generate from ids."""
 
 import asyncio
+import json
 import threading
 
 import httpx2
@@ -58,8 +59,9 @@ def test_a_generation_has_ids_in_and_ids_out():
             ({"input_ids": IDS, "stream": True}, "stream"), ({"text": "a", "lora": 1}, "lora"),
             ({"text": "a", "input_ids": IDS}, "input_ids"), ({}, "input_ids"),
             ({"input_ids": IDS, "sampling_params": 3}, "sampling_params"),
+            ({"input_ids": IDS, "\ud800": 1}, "\\ud800"),
         ):  # fmt: skip
-            reply = post(url, "/generate", **bad)
+            reply = CLIENT.post(url + "/generate", content=json.dumps(bad))
             assert reply.status_code == 400 and reply.json()["error"]["param"] == param
 
 

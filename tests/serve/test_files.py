@@ -13,6 +13,7 @@ import pytest
 
 from notepad_jax.serve import documents, files, uploads
 from notepad_jax.serve.files import Files
+from notepad_jax.serve.refusal import Refusal
 from tests.serve.fake import NAME, Arithmetic, running, served, until
 
 WORDS = "ann says the secret code of bob is blue . " * 12
@@ -283,3 +284,18 @@ def test_a_hostile_document_is_ordinary_text(url):
     assert saved.content == text.encode() and saved.headers["x-content-type-options"] == "nosniff"
     assert saved.headers["content-type"] == "application/octet-stream"
     assert saved.headers["content-disposition"].startswith("attachment")
+
+
+def test_uploads_that_have_ended_make_room_for_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(uploads, "MOST", 3)
+    with Files(tmp_path) as files:
+        every = uploads.Uploads(files)
+        known = [every.begin("x", 1, "text/plain") for _ in range(3)]
+        with pytest.raises(Refusal) as refused:
+            every.begin("x", 1, "text/plain")
+        assert refused.value.status == 429 and "complete or cancel" in str(refused.value)
+        known[1].end("cancelled")
+        known.append(every.begin("x", 1, "text/plain"))
+        assert [every.get(one.id) for one in (known[0], *known[2:])] == [known[0], *known[2:]]
+        with pytest.raises(Refusal):
+            every.get(known[1].id)
