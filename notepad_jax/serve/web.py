@@ -25,6 +25,8 @@ from notepad_jax.types import CompleterFailed
 LARGEST_BODY = 8 << 20  # bytes
 HEARTBEAT = 10.0  # seconds of silence after which a stream says that it lives
 GONE = 499  # what nobody reads: the client hung up
+# Ends of lines for clients that use splitlines, though not for events: no JSON need have them.
+LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 OPEN = ("/health",)  # paths that need no key
 
 T = TypeVar("T")
@@ -38,8 +40,8 @@ def answer(body: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 
 def event(body: Any) -> bytes:
-    """One server-sent event; JSON has no line breaks of its own."""
-    text = body if isinstance(body, str) else answer(body).body.decode()
+    """One server-sent event; JSON has no line breaks of its own, but what some take for them."""
+    text = body if isinstance(body, str) else answer(body).body.decode().translate(LINE_ENDS)
     return f"data: {text}\n\n".encode()
 
 

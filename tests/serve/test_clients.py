@@ -89,17 +89,6 @@ def test_our_own_endpoint_completer_reads_through_it(url, monkeypatch):
 # ---------------------------------------------------------------- our engine
 
 
-@pytest.fixture(scope="module")
-def chats(tmp_path_factory):
-    """A chat model of random weights, served by the program."""
-    folder = tmp_path_factory.mktemp("served")
-    policy = chat_models.folder(folder / "chats")
-    sizes = ("--config.serve.max_completion=24", "--config.serve.queue=20")
-    how = ("--config", "chat", "--served-name", "chats", "--rl")
-    with program(policy, folder, *how, *sizes) as url:
-        yield url, policy
-
-
 @pytest.mark.slow
 def test_greedy_reading_by_http_is_ask(chats, tmp_path):
     url, policy = chats
