@@ -5,12 +5,13 @@ The default tests have a policy that is arithmetic behind them; the slow ones ou
 """
 
 import asyncio
+import concurrent.futures
 import json
 import re
 import shutil
 import socket
 import subprocess
-import threading
+import time
 
 import httpx2
 import openai
@@ -107,42 +108,74 @@ def test_greedy_reading_by_http_is_ask(chats, tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.slow
-def test_a_seeded_request_alone_and_among_50_and_200_clients_are_answered_or_refused(chats):
-    url, _ = chats
-    body = {"model": "chats", "messages": ASKED, "seed": 5, "max_tokens": 16,
-            "return_token_ids": True, "logprobs": True, "top_logprobs": 2}  # fmt: skip
+def asks(number: int) -> tuple[str, dict]:
+    """What client `number` of 200 asks: one of 40 requests, of four kinds."""
+    seed, kind = number % 40, number % 4
+    if kind == 0:
+        messages = parts(DOCUMENT[: 150 + 10 * (seed % 3)], "who is ann ?")
+        about = {"model": "chats:notepad", "messages": messages, "temperature": 1.0}
+        return "/v1/chat/completions", about | {"seed": seed}
+    about = {"model": "chats", "seed": seed, "max_tokens": 16, "return_token_ids": True}
+    if kind == 1:
+        return "/v1/completions", about | {"prompt": f"{WORDS} {seed}", "n": 2, "logprobs": 1}
+    chat = {"messages": ASKED, "logprobs": True, "top_logprobs": 2, "stream": kind == 3}
+    return "/v1/chat/completions", about | chat
 
-    def ask(client, **more):
-        return client.post(f"{url}/v1/chat/completions", json=body | more)
+
+def heard(reply: httpx2.Response) -> list:
+    """All that must not depend on who else asks: of each choice text, ids, logprobs, end."""
+    if "event-stream" not in reply.headers["content-type"]:
+        said = [[choice] for choice in reply.json()["choices"]]
+    else:
+        assert reply.text.endswith("data: [DONE]\n\n")
+        lines = reply.text.removesuffix("data: [DONE]\n\n").split("\n\n")[:-1]
+        said = [[json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]]
+    found = []
+    for pieces in said:
+        texts = [one.get("text") or (one.get("message") or one.get("delta", {})).get("content", "")
+                 for one in pieces]  # fmt: skip
+        logprobs = [one["logprobs"] for one in pieces if one.get("logprobs")]
+        told = [p for some in logprobs for p in some.get("token_logprobs", ())]
+        told += [one["logprob"] for some in logprobs for one in some.get("content", ())]
+        ids = [i for one in pieces for i in one.get("token_ids", ())]
+        assert len(ids) == len(told)
+        found.append(["".join(texts), ids, told, pieces[-1]["finish_reason"]])
+    return found
+
+
+@pytest.mark.slow
+def test_200_clients_get_what_each_would_get_alone(chats):
+    """On 8 slots, with a queue for 20: who finds it full is told so, and comes again."""
+    url, _ = chats
+    refused: list[int] = []
+
+    def ask(client: httpx2.Client, number: int) -> list:
+        path, body = asks(number)
+        while True:
+            reply = client.post(url + path, json=body)
+            if reply.status_code != 429:
+                assert reply.status_code == 200, reply.text
+                return heard(reply)
+            refused.append(number)
+            assert reply.json()["error"]["code"] == "rate_limit_exceeded"
+            time.sleep(float(reply.headers["retry-after"]) * (1 + number % 7) / 4)
 
     with httpx2.Client(timeout=300, limits=httpx2.Limits(max_connections=250)) as client:
-        alone = ask(client).json()
-        found: list = [None] * 250
-        threads = [
-            threading.Thread(target=lambda k=k: found.__setitem__(k, ask(client, seed=5 + k % 50)))
-            for k in range(250)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(300)
-        assert {reply.status_code for reply in found} == {200, 429}
-        good = [(k % 50, reply.json()) for k, reply in enumerate(found) if reply.is_success]
-        by_seed: dict = {}
-        for seed, reply in good:
-            ids = reply["choices"][0]["token_ids"]
-            assert by_seed.setdefault(seed, ids) == ids
-            assert len(ids) == reply["usage"]["completion_tokens"]
-            assert len(reply["choices"][0]["logprobs"]["content"]) == len(ids)
-        again = ask(client).json()
-        counted = again["usage"]
-        cached = counted["prompt_tokens_details"]["cached_tokens"]
-        assert cached == counted["prompt_tokens"] - 1  # all that is shared was there
-        assert again["choices"][0]["token_ids"] == alone["choices"][0]["token_ids"]
-        assert by_seed.get(0, again["choices"][0]["token_ids"]) == again["choices"][0]["token_ids"]
-        running = client.get(f"{url}/metrics").text
-        assert "notepad:num_requests_running 0.0" in running
+        alone = [ask(client, number) for number in range(40)]
+        assert not refused and len({str(one) for one in alone}) > 35
+        with concurrent.futures.ThreadPoolExecutor(200) as clients:
+            together = list(clients.map(lambda number: ask(client, number), range(200)))
+        assert len(refused) > 100  # it was full
+        for number, found in enumerate(together):
+            for (text, ids, told, finish), one in zip(found, alone[number % 40], strict=True):
+                assert [text, ids, finish] == [one[0], one[1], one[3]], number
+                assert told == pytest.approx(one[2], abs=1e-3), number
+        again = client.post(f"{url}/v1/chat/completions", json=asks(2)[1]).json()["usage"]
+        cached = again["prompt_tokens_details"]["cached_tokens"]
+        assert cached == again["prompt_tokens"] - 1  # all that is shared was there
+        counted = client.get(f"{url}/metrics").text
+        assert "num_requests_running 0.0" in counted and "num_requests_waiting 0.0" in counted
+        assert "notepad:request_failed_total 0.0" in counted
 
 
 @pytest.mark.slow

@@ -155,6 +155,7 @@ def test_nothing_of_it_gets_anywhere(chats, tmp_path):
     assert len(lines.content.split(b"\n")) == len(lines.text.splitlines()) + 1
     turns = [turn for line in lines.text.splitlines() for turn in json.loads(line).get("turns", ())]
     assert len(turns) == card["usage"]["turns"]
+    assert all(special(turn["shared"] + turn["tail"]) == special(frame) for turn in turns)
     made = command("trace", str(trace), "--out", str(tmp_path / "page"), "--open", "no")
     assert made.returncode == 0, made.stderr
     for file in (tmp_path / "page").rglob("*"):
