@@ -249,10 +249,19 @@ def test_a_killed_server_goes_on_with_a_reading_and_answers_the_same(tmp_path):
 
         first = whole(f"{url}/v1/readings/{begin()['id']}")
         there = f"/v1/readings/{begin()['id']}"
-        until(lambda: httpx2.get(url + there).json()["usage"]["turns"] > 20)
+        with httpx2.stream("GET", f"{url}{there}/events", timeout=60) as following:
+            pieces = following.iter_text()
+            seen = next(pieces)
+            while seen.count("id: ") <= 20:
+                seen += next(pieces)
         assert httpx2.get(url + there).json()["status"] == "in_progress"
+    seen = seen[: seen.rindex("\n\n") + 2]
     with program(starter, tmp_path, *kept) as url:
         again = whole(url + there)
+        events = httpx2.get(f"{url}{there}/events").text
+    # It went on: what was told before is told again, to the second, and no turn was made twice.
+    assert events.startswith(seen) and events.count("event: done") == 1
+    assert events.count("event: turn") == again["usage"]["turns"]
     assert again["status"] == first["status"] == "completed" and told(again) == told(first)
 
 
