@@ -12,6 +12,7 @@ from benchmarks import (
     reading_cost,
     serving,
     sharing,
+    streams,
     trace_page,
 )
 
@@ -69,6 +70,16 @@ def test_an_evaluation_without_a_policy_reads_every_token_in_constant_memory():
     for point in points:
         read = point["document_tokens_per_cpu_second"] * point["cpu_seconds"]
         assert 0.98 * 2 * point["length"] < read <= 2 * point["length"]
+
+
+@pytest.mark.slow
+def test_streams_are_open_side_by_side_and_all_their_chunks_are_seen(capsys):
+    streams.main(["--streams=20", "--tokens=9", "--pause=0.1", "--per-launch=2", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["chunks"] == 20 * 5  # of two tokens, and one of the last
+    assert found["p50_ms"] > 30 and found["core_share"] > 0
+    seconds = found["chunks"] / found["chunks_per_second"]
+    assert found["tokens_per_second"] == pytest.approx(20 * 9 / seconds)
 
 
 @pytest.mark.slow
