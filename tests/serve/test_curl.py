@@ -12,6 +12,7 @@ from tests.serve.test_readings import events
 pytestmark = pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
 
 NOTEPAD = f"{NAME}:notepad"
+FOLLOW = ("curl", "-sSN", "--noproxy", "*", "--max-time", "60")
 
 
 def curl(*words: str, status: int = 200, stdin: bytes | None = None) -> str:
@@ -66,7 +67,7 @@ def test_a_stream_is_seen_as_it_comes():
     """With -N the first words are there while the others are still being made."""
     body = {"model": NAME, "prompt": "red blue " * 40, "max_tokens": 60, "seed": 1, "stream": True}
     with running(served(Arithmetic(pause=0.1))) as url:
-        words = ["curl", "-sSN", "--noproxy", "*", "-d", json.dumps(body), f"{url}/v1/completions"]
+        words = [*FOLLOW, "-d", json.dumps(body), f"{url}/v1/completions"]
         with subprocess.Popen(words, stdout=subprocess.PIPE) as asking:
             try:
                 first = asking.stdout.readline()
@@ -83,7 +84,7 @@ def test_events_are_taken_up_where_a_connection_broke(tmp_path):
         there = f"{url}/v1/readings/{card['id']}"
         seen = tmp_path / "seen"
         with seen.open("wb") as file:
-            words = ["curl", "-sSN", "--noproxy", "*", f"{there}/events"]
+            words = [*FOLLOW, f"{there}/events"]
             with subprocess.Popen(words, stdout=file) as following:
                 try:
                     until(lambda: seen.read_bytes().count(b"id: ") > 3)

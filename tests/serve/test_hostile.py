@@ -10,6 +10,7 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 import unicodedata
 
 import httpx2
@@ -187,6 +188,8 @@ def on_a_terminal(*words: str) -> str:
         env=environment,
     )
     os.close(theirs)
+    patience = threading.Timer(300, running.kill)
+    patience.start()
     said = b""
     try:
         while True:
@@ -197,6 +200,7 @@ def on_a_terminal(*words: str) -> str:
             said += more
         assert running.wait(60) == 0, said.decode("utf-8", "replace")
     finally:
+        patience.cancel()
         running.kill()
         running.wait(60)
         os.close(ours)

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from urllib.parse import quote
 
@@ -41,6 +42,8 @@ def server(folder: Path):
         pipe = subprocess.PIPE
         running = subprocess.Popen([sys.executable, __file__], stdin=pipe, stdout=pipe,
                                    stderr=said, env=environment, cwd=ROOT)  # fmt: skip
+        patience = threading.Timer(600, running.kill)
+        patience.start()
         try:
             url = running.stdout.readline().decode().strip()
             assert url, (folder.parent / "said").read_text()
@@ -48,6 +51,7 @@ def server(folder: Path):
             running.communicate(b"end\n", timeout=60)
             assert running.returncode == 0
         finally:
+            patience.cancel()
             running.kill()
             running.wait(60)
 
