@@ -1,0 +1,1 @@
+"""Our engine behind JetStream: its verbs (`engine`), its orchestrator and gRPC server (`server`)."""
