@@ -1,1 +1,1 @@
-"""Our engine behind JetStream: its verbs (`engine`), its orchestrator and gRPC server (`server`)."""
+"""Our engine behind JetStream: its verbs (`engine`), and its orchestrator and server (`server`)."""

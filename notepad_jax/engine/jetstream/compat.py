@@ -103,12 +103,13 @@ def results(
 
 
 class Tokenizer(tokenizer_api.Tokenizer):
-    """What the stock threads ask a tokenizer for: where completions end, and they say so themselves.
+    """What the stock threads ask a tokenizer for: which tokens end a completion, and are dropped.
 
-    Text becomes ids before they see it, and ids become text after them (`server`).
+    None: a launch says itself where it ended. Texts become ids before the threads, and completions
+    become text after them (`server`).
     """
 
-    stop_tokens = frozenset()  # none is dropped: a launch's tokens end with the stop token
+    stop_tokens = frozenset()
     bos_id = eos_id = pad_id = 0
 
     def encode(self, s: str, **kwargs: Any) -> tuple[Any, int]:
@@ -119,7 +120,7 @@ class Tokenizer(tokenizer_api.Tokenizer):
 
 
 def load_orchestrator() -> types.ModuleType:
-    """Imports JetStream's orchestrator, repaired. ValueError without grpcio or prometheus_client."""
+    """Imports JetStream's orchestrator, repaired. ValueError where grpcio is not installed."""
     root = logging.getLogger()
     level = root.level
     orchestrator = _imported("jetstream.core.orchestrator")

@@ -19,8 +19,6 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
-import grpc
-
 from notepad_jax.engine.jetstream import compat
 from notepad_jax.engine.jetstream.asked import Asked, Limits, NoKey, Refused, checked
 from notepad_jax.engine.jetstream.engine import PagedEngine
@@ -29,7 +27,7 @@ from notepad_jax.types import Tokens
 
 server_lib = compat.load_server()
 orchestrator = server_lib.orchestrator
-messages = orchestrator.jetstream_pb2
+grpc, messages = orchestrator.grpc, orchestrator.jetstream_pb2
 
 THREADS = 4  # of gRPC's executor, where texts become ids; its handlers are coroutines
 
@@ -130,15 +128,15 @@ class Orchestrator(orchestrator.LLMOrchestrator):
         """`most` requests may be under way, waiting ones included."""
         super().__init__(driver)
         self._words, self._limits, self._most = words, limits, most
-        self._under_way = 0
+        self.under_way = 0
 
     async def Decode(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Yields a completion as it is made: ids, and of a text also the text."""
-        if max(self._under_way, self._driver.queued) >= self._most:
+        if max(self.under_way, self._driver.queued) >= self._most:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, "the server is busy; come again later"
             )
-        self._under_way += 1
+        self.under_way += 1
         try:
             asked = await self._checked(request, context)
             saying = None
@@ -155,7 +153,7 @@ class Orchestrator(orchestrator.LLMOrchestrator):
         except concurrent.futures.CancelledError:
             return  # the client hung up, and the stock channel says so in a way of its own
         finally:
-            self._under_way -= 1
+            self.under_way -= 1
 
     async def _checked(self, request: Any, context: Any) -> Asked:
         try:
@@ -197,7 +195,8 @@ class Server(server_lib.JetStreamServer):
         """At `host`, a numeric address. ValueError where somebody listens already."""
 
         def served(driver: Driver) -> Orchestrator:
-            return Orchestrator(driver, words, limits, most)
+            self.orchestrator = Orchestrator(driver, words, limits, most)
+            return self.orchestrator
 
         host = f"[{host}]" if ":" in host else host
         try:
@@ -227,3 +226,4 @@ class Server(server_lib.JetStreamServer):
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._loop_thread.join()
+        self._executor.shutdown(wait=False)
