@@ -147,9 +147,6 @@ def _serve(
     address = serve.Address(
         arguments.host, arguments.port, arguments.key_variable, arguments.rl, arguments.files
     )  # fmt: skip
-    if arguments.jetstream and (arguments.rl or arguments.files):
-        option = "--rl" if arguments.rl else "--files"
-        raise ValueError(f"{option} is of OpenAI's API, and --jetstream has another; leave one out")
     program = jetstream if arguments.jetstream else serve
     ended = program.run(config, address, arguments.served_name, screen)
     return ended, f"served {ended.name} at {ended.url}"
@@ -364,7 +361,8 @@ def build_parser() -> argparse.ArgumentParser:
         "token ids), models; /tokenize, /health, /metrics. NAME continues what it is given,\n"
         "NAME:notepad reads a document of any length and answers a question about it.\n"
         "With a key in the environment (NOTEPAD_API_KEY) clients must have it; without one the\n"
-        "server only listens on this machine. docs/server.md says what is served, and how.\n\n"
+        "server only listens on this machine. docs/server.md says what is served, and how.\n"
+        "With --jetstream it is JetStream's gRPC server at HOST:PORT, for prompts alone.\n\n"
         "examples: notepad-jax serve --policy runs/quickstart/hf --port 8000\n"
         "          notepad-jax serve --policy runs/quickstart/hf --jetstream --port 9000",
     )  # fmt: skip

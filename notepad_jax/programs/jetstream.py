@@ -13,8 +13,10 @@ import dataclasses
 import functools
 import importlib
 import threading
+import time
 import types
 from collections.abc import Callable
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -25,6 +27,8 @@ from notepad_jax.serve.saying import Saying
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import SamplingParams
 
+LAST_LAUNCH = 1  # seconds that the engine has to end what it runs, when all replies have ended
+
 
 def run(
     config: ConfigDict, address: serve.Address, name: str | None, screen: Screen
@@ -34,6 +38,11 @@ def run(
     Raises ValueError for an address that cannot be taken, or not without a key, for a policy that
     cannot be served, and where JetStream is not installed.
     """
+    for option, given in (("--rl", address.trainers), ("--files", address.files)):
+        if given:
+            raise ValueError(
+                f"{option} is of OpenAI's API, and --jetstream has another; leave one of them out"
+            )
     room = _room()
     key = serve.key_of(address, address.key_variable)
     if config.engine.replicas > 1:
@@ -87,7 +96,7 @@ def alone(settings: EngineSettings) -> EngineSettings:
 def _opened(
     room: types.ModuleType, config: ConfigDict, policy: parts.LoadedPolicy,
     settings: EngineSettings, key: str | None, host: str, port: int,
-):  # fmt: skip
+) -> Any:  # fmt: skip
     """Returns the server, listening but not started."""
     tokenizer = policy.tokenizer
     usual = SamplingParams(1.0, 1.0, settings.max_new_tokens, tokenizer.stop_ids, 0)
@@ -106,7 +115,7 @@ def _opened(
     return room.Server(room.Driver(engine, policy.params), words, limits, most, host, port)
 
 
-def _until_the_end(server: object) -> None:
+def _until_the_end(server: Any) -> None:
     """Waits for a signal, then lets replies end; raises Stopped. A second one ends all at once."""
     stop = stopping.Stop()
 
@@ -114,8 +123,11 @@ def _until_the_end(server: object) -> None:
         with stop.patiently():
             await stop.noticed.wait()
             ending = _begun(lambda: server.stop(serve.FAREWELL))
-            while ending.is_alive():
+            latest = time.monotonic() + serve.FAREWELL + LAST_LAUNCH
+            while ending.is_alive() and time.monotonic() < latest:
                 await asyncio.sleep(0.05)
+            if ending.is_alive():  # a program is being compiled, which nobody waits for
+                server.abandon()
 
     try:
         with stop.watching():
