@@ -149,12 +149,13 @@ def running(engine, params=None, *, most: int = 50, key=None, offset: int = 0, s
         frozenset(stops),
     )
     port = free_port()
-    server = room.Server(room.Driver(engine, params), words, limits, most, "127.0.0.1", port)
+    driver = room.Driver(engine, params)
+    server = room.Server(driver, words, limits, most, "127.0.0.1", port)
     server.start()
     try:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             client = Client(channel)
-            client.server, client.port = server, port
+            client.server, client.driver = server, driver
             yield client
     finally:
         if engine.settings is SMALL and engine.gate is not None:
@@ -225,7 +226,7 @@ def test_a_client_that_hangs_up_frees_its_slot_and_its_pages():
         next(calls[0])
         assert engine.state.pool.free < SMALL.pages
         calls += [client.call([1] * 12) for _ in range(5)]
-        until(lambda: client.server.orchestrator.under_way == 6)
+        until(lambda: len(engine.sizes) == 5 and client.driver.queued == 1)
         for call in calls:
             call.cancel()
         until(lambda: not client.server.orchestrator.under_way)
@@ -249,8 +250,7 @@ def test_who_comes_to_a_full_server_is_told_to_come_again():
     gate = Gate()
     with running(Counting(gate), most=3) as client:
         calls = [client.call([n]) for n in (40, 50, 60)]
-        gate.let()
-        next(calls[0])
+        until(lambda: client.server.orchestrator.under_way == 3)
         code, said = client.refused([70])
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "come again later" in said
         gate.open()
@@ -263,9 +263,11 @@ def test_an_engine_that_fails_is_told_to_everybody_and_kills_nobody():
     gate = Gate()
     engine = Counting(gate)
     with running(engine) as client:
-        calls = [client.call([n]) for n in range(1, 5)]
+        calls = [client.call([1])]
         gate.let()
         next(calls[0])
+        calls += [client.call([n]) for n in (2, 3, 4)]
+        until(lambda: client.server.orchestrator.under_way == 4)
         engine.broken = True
         gate.let()
         for call in calls:
