@@ -67,12 +67,15 @@ def run(
     server = _opened(room, config, policy, settings, key, host, port)
     name = name or serve.served_name(policy.name)
     where = f"{serve.bracketed(host)}:{port}"
-    server.start()
-    screen.say(
-        f"serving {name} at {where} by JetStream's gRPC, {settings.slots} at a time, up to "
-        f"{settings.max_prompt} + {settings.max_new_tokens} tokens each (Ctrl-C ends)"
-    )
-    _until_the_end(server)
+    try:
+        server.start()
+        screen.say(
+            f"serving {name} at {where} by JetStream's gRPC, {settings.slots} at a time, up to "
+            f"{settings.max_prompt} + {settings.max_new_tokens} tokens each (Ctrl-C ends)"
+        )
+        _until_the_end(server)
+    finally:
+        server.abandon()  # whatever still runs, as a program that is being compiled
     return serve.Ended(name, where)
 
 
@@ -116,7 +119,7 @@ def _opened(
 
 
 def _until_the_end(server: Any) -> None:
-    """Waits for a signal, then lets replies end; raises Stopped. A second one ends all at once."""
+    """Waits for a signal, then lets replies end; raises Stopped, at once when another comes."""
     stop = stopping.Stop()
 
     async def waited() -> None:
@@ -126,15 +129,9 @@ def _until_the_end(server: Any) -> None:
             latest = time.monotonic() + serve.FAREWELL + LAST_LAUNCH
             while ending.is_alive() and time.monotonic() < latest:
                 await asyncio.sleep(0.05)
-            if ending.is_alive():  # a program is being compiled, which nobody waits for
-                server.abandon()
 
-    try:
-        with stop.watching():
-            asyncio.run(waited())
-    except BaseException:
-        server.abandon()
-        raise
+    with stop.watching():
+        asyncio.run(waited())
     stop.check("")
 
 

@@ -219,7 +219,7 @@ class Server(server_lib.JetStreamServer):
         self._end_loop()
 
     def abandon(self) -> None:
-        """Ends at once, whatever runs: only what would keep the process is ended."""
+        """Ends at once what would keep the process, whatever runs; also after `stop`."""
         self._driver.abandon()
         self._end_loop()
 
