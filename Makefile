@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 # Tests compile far more than they compute: without LLVM's optimisation a quarter less CPU time.
 TEST_FLAGS := --xla_backend_optimization_level=0
-# JetStream without its dependencies: they would bring TensorFlow (see jetstream_compat.py).
+# JetStream without its dependencies: they would bring TensorFlow (see engine/jetstream/compat.py).
 JETSTREAM := $(shell sed -n 's/^\(google-jetstream==[0-9.]*\).*/\1/p' constraints.txt)
 
 .PHONY: help install quickstart test test-slow lint clean

@@ -24,6 +24,7 @@ from notepad_jax.programs import (
     configuration,
     convert,
     evaluate,
+    jetstream,
     plan,
     plan_table,
     quickstart,
@@ -146,7 +147,8 @@ def _serve(
     address = serve.Address(
         arguments.host, arguments.port, arguments.key_variable, arguments.rl, arguments.files
     )  # fmt: skip
-    ended = serve.run(config, address, arguments.served_name, screen)
+    program = jetstream if arguments.jetstream else serve
+    ended = program.run(config, address, arguments.served_name, screen)
     return ended, f"served {ended.name} at {ended.url}"
 
 
@@ -359,8 +361,10 @@ def build_parser() -> argparse.ArgumentParser:
         "token ids), models; /tokenize, /health, /metrics. NAME continues what it is given,\n"
         "NAME:notepad reads a document of any length and answers a question about it.\n"
         "With a key in the environment (NOTEPAD_API_KEY) clients must have it; without one the\n"
-        "server only listens on this machine. docs/server.md says what is served, and how.\n\n"
-        "example: notepad-jax serve --policy runs/quickstart/hf --port 8000",
+        "server only listens on this machine. docs/server.md says what is served, and how.\n"
+        "With --jetstream it is JetStream's gRPC server at HOST:PORT, for prompts alone.\n\n"
+        "examples: notepad-jax serve --policy runs/quickstart/hf --port 8000\n"
+        "          notepad-jax serve --policy runs/quickstart/hf --jetstream --port 9000",
     )  # fmt: skip
     sub.add_argument("--policy", help=POLICY)
     sub.add_argument("--host", default="127.0.0.1", help="the address to listen on (127.0.0.1)")
@@ -370,6 +374,8 @@ def build_parser() -> argparse.ArgumentParser:
                      "they outlive the server (a temporary folder)")  # fmt: skip
     sub.add_argument("--key-variable", default=serve.KEY, metavar="VARIABLE",
                      help=f"of the environment, with the key ({serve.KEY})")  # fmt: skip
+    sub.add_argument("--jetstream", action="store_true", help="JetStream's orchestrator and gRPC "
+                     "instead: Decode of texts and token ids, for its clients")  # fmt: skip
     sub.add_argument("--rl", action="store_true", help="for trainers: /generate, pauses and "
                      f"other weights, with a key of its own ({serve.CONTROL_KEY})")  # fmt: skip
 

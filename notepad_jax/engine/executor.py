@@ -8,7 +8,7 @@ An engine has a mesh of its own with one row of devices: weights, heads and cach
 "tensor" and nothing else is, so that engines beside each other never wait for one another.
 
 `compile_ahead` compiles every program that an engine of some settings ever runs, without
-running it. Above: `service` and `jetstream_engine`; below: `layout` and `launches`.
+running it. Above: `service` and `jetstream.engine`; below: `layout` and `launches`.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
     control_key = key_of(address, CONTROL_KEY) if address.trainers else None
     folder = Path(address.files) if address.files else None
     with taken(address) as place, files.Files(folder) as kept:
-        url = f"http://{_host(address.host)}:{place.getsockname()[1]}/v1"
+        url = f"http://{bracketed(address.host)}:{place.getsockname()[1]}/v1"
         if not config.policy:
             raise ValueError("there is nothing to serve; give --policy FOLDER")
         parts.template(config.reading, parts.words(config.policy))  # before any weight
@@ -161,7 +161,8 @@ def taken(address: Address) -> socket.socket:
     return place
 
 
-def _host(host: str) -> str:
+def bracketed(host: str) -> str:
+    """A host as it stands before a port."""
     return f"[{host}]" if ":" in host else host
 
 

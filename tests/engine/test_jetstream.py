@@ -1,6 +1,8 @@
-"""JetStream's own verbs, and its stock orchestrator served by our engine."""
+"""JetStream's own verbs over our engine, and what we repair of the package.
 
-import asyncio
+Its orchestrator and server over them are tried in test_jetstream_server.py.
+"""
+
 import importlib
 import logging
 import sys
@@ -10,27 +12,16 @@ import numpy as np
 import pytest
 import tiny
 
-from notepad_jax.engine import jetstream_compat
-from notepad_jax.engine.jetstream_engine import PagedEngine
+from notepad_jax.engine.jetstream import compat
+from notepad_jax.engine.jetstream.engine import PagedEngine
 from notepad_jax.types import Completion, Finish, Prompt, tokens
 
 PROMPTS = [p.tokens for p in tiny.prompts(per_prefix=1)]
 GREEDY = tiny.sampling(0, temperature=0.0, length=8)
 
 
-class Ids:
-    """Ids as text, one character each: all that the orchestrator needs of a tokenizer."""
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(c) - 32 for c in text]
-
-    def decode(self, ids: list[int]) -> str:
-        return "".join(chr(i + 32) for i in ids)
-
-
 def engine() -> PagedEngine:
-    tokenizer = jetstream_compat.SentencePieceForJetStream(Ids(), tiny.STOPS[0], [16, 64, 96])
-    return PagedEngine(tiny.CONFIG, tiny.SETTINGS, GREEDY, tokenizer)
+    return PagedEngine(tiny.CONFIG, tiny.SETTINGS, GREEDY)
 
 
 def padded(ids: np.ndarray, size: int = 64) -> np.ndarray:
@@ -89,81 +80,36 @@ def test_a_prompt_too_long_is_refused_before_any_work():
         engine().prefill(params=None, padded_tokens=np.zeros(128, np.int32), true_length=97)
 
 
-def test_the_stock_orchestrator_serves_our_engine():
-    """Its threads, queues and detokenisation over our prefill, insert and generate."""
-    orchestrator = jetstream_compat.load_orchestrator()
-    params, made = tiny.params(), engine()
-    for ids in PROMPTS:  # compile first: its threads have no patience
-        prefix = made.prefill(params=params, padded_tokens=padded(ids), true_length=len(ids))
-        decode(made, params, prefix)
-    driver = orchestrator.Driver(
-        prefill_engines=[made], generate_engines=[made], prefill_params=[params],
-        generate_params=[params], jax_padding=False,
-    )  # fmt: skip
-
-    async def serve(ids) -> list[int]:
-        request = orchestrator.ActiveRequest(
-            max_tokens=8,
-            prefill_content=Ids().decode(ids.tolist()),
-            is_client_side_tokenization=True,
-            return_channel=orchestrator.async_multifuture.AsyncMultifuture(),
-        )
-        driver.place_request_on_prefill_queue(request)
-        got: list[int] = []
-        async for samples in request.return_channel:
-            got += samples[0].token_ids
-        return got
-
-    async def serve_all() -> list[list[int]]:
-        try:
-            return await asyncio.wait_for(asyncio.gather(*map(serve, PROMPTS)), 120)
-        finally:
-            # Its threads still speak to this loop after the last token, and a thread that finds
-            # the loop closed kills the process.
-            await asyncio.to_thread(driver.stop)
-
-    served = asyncio.run(serve_all())
-    for ids, got in zip(PROMPTS, served, strict=True):
-        prefix = made.prefill(params=params, padded_tokens=padded(ids), true_length=len(ids))
-        exact = decode(made, params, prefix)[0]
-        expected = exact[:-1] if exact[-1] == tiny.STOPS[0] else exact
-        assert got[: len(expected)] == expected  # it drops the stop token
-
-
-def test_importing_the_orchestrator_leaves_logging_alone():
-    level = logging.getLogger().level
-    jetstream_compat.load_orchestrator()
-    assert logging.getLogger().level == level
+def test_importing_the_server_leaves_logging_alone():
+    root = logging.getLogger()
+    level = root.level
+    server = compat.load_server()
+    assert root.level == level and server.orchestrator.handler not in root.handlers
 
 
 def test_where_jetstream_is_not_installed_one_line_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "jetstream.engine", None)
-    monkeypatch.delitem(sys.modules, jetstream_compat.__name__)
+    monkeypatch.delitem(sys.modules, compat.__name__)
     with pytest.raises(ImportError, match="pip install --no-deps google-jetstream") as caught:
-        importlib.import_module(jetstream_compat.__name__)
+        importlib.import_module(compat.__name__)
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_results_are_jetstreams_with_logprobs_beside_them():
     made = np.array([2, 0])
-    results = jetstream_compat.results(
+    results = compat.results(
         np.array([[7, 8], [0, 0]]), np.array([[-1.0, -2.0], [0, 0]]), made, np.array([5, 0])
     )
     slot = results.get_result_at_slot(0)
     assert slot.tokens.tolist() == [[7, 8]] and slot.valid.tolist() == [[1, 1]]
     assert slot.lengths.tolist() == [5]
     assert results.convert_to_numpy().logprobs.tolist() == [[-1.0, -2.0], [0, 0]]
-    assert isinstance(results, jetstream_compat.engine_api.ResultTokens)
-
-
-def test_an_engine_without_a_tokenizer_says_so():
-    with pytest.raises(ValueError, match="without a tokenizer"):
-        PagedEngine(tiny.CONFIG, tiny.SETTINGS, GREEDY).build_tokenizer(None)
+    assert isinstance(results, compat.engine_api.ResultTokens)
 
 
 def test_the_orchestrator_can_delete_a_prefix():
     """`delete_pytree` is repaired: it used jax.tree_map, which jax removed."""
-    orchestrator = jetstream_compat.load_orchestrator()
+    orchestrator = compat.load_orchestrator()
     leaf = jax.numpy.ones(3)
     orchestrator.delete_pytree({"x": leaf})
     assert leaf.is_deleted()

@@ -204,8 +204,9 @@ def test_weights_change_between_two_completions(chats, tmp_path):
 
 @pytest.mark.slow
 def test_the_commands_of_the_servers_page(tmp_path):
-    """curl and openai as the page has them, over the starter policy."""
-    page = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+    """curl and openai as the page has them, over the starter policy; JetStream's part is tried in
+    tests/programs/test_jetstream.py."""
+    page, _ = (ROOT / "docs" / "server.md").read_text(encoding="utf-8").split("\n## Behind Jet")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     start, *curls = [block for kind, block in blocks if not kind]
     pythons = [block for kind, block in blocks if kind == "python"]

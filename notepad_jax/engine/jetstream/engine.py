@@ -2,21 +2,26 @@
 
 `prefill` runs one prompt into dense keys and values, `insert` puts them into a slot's pages,
 `generate` decodes all slots with the executor's one decode launch. Nothing is shared between
-prompts here; rollouts, evaluation and `ask` go through `service` instead. The rough edges of
-google-jetstream are in `jetstream_compat`.
+prompts here; rollouts, evaluation, `ask` and `serve` without `--jetstream` go through `service`
+instead. The verbs have no room for a request's own limit and sampling, nor for a client that
+hung up: a prompt that comes as `asked.Asked` brings them. Above: `server`; the rough edges of
+google-jetstream are in `compat`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from notepad_jax.engine import jetstream_compat, launches
+from notepad_jax.engine import launches
 from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.jetstream import compat
+from notepad_jax.engine.jetstream.asked import Asked, nobody_leaves
 from notepad_jax.engine.pages import PagePool
 from notepad_jax.engine.scheduler import Context
 from notepad_jax.engine.settings import EngineSettings
@@ -35,6 +40,7 @@ class Prefix:
     kv: tuple[jax.Array, jax.Array]  # [L, 1, T, K, H] each
     tokens: jax.Array  # [T]
     length: int = dataclasses.field(metadata=dict(static=True))
+    asked: Asked = dataclasses.field(metadata=dict(static=True))
 
 
 @dataclasses.dataclass
@@ -43,22 +49,22 @@ class DecodeState:
 
     executor: Executor
     pool: PagePool
-    slots: list[Context | None]
+    slots: list[Context | None]  # who has ended stays, without pages, until the slot is taken
+    gone: list[Callable[[], bool]]  # of each slot: whether nobody waits for it any more
 
 
-class PagedEngine(jetstream_compat.Engine):
-    """See the module. `sampling` is what the orchestrator's prompts get, which send none."""
+class PagedEngine(compat.Engine):
+    """See the module. `sampling` is for prompts that are bare token ids."""
 
     def __init__(
         self,
         config: PolicyConfig,
         settings: EngineSettings,
         sampling: SamplingParams,
-        tokenizer: Any = None,
         mesh: jax.sharding.Mesh | None = None,
     ):
         self.config, self.settings = config, settings
-        self._sampling, self._tokenizer = sampling, tokenizer
+        self._sampling = sampling
         self._mesh = meshes.one() if mesh is None else mesh
 
     def load_params(self, params: Params) -> Params:
@@ -66,7 +72,9 @@ class PagedEngine(jetstream_compat.Engine):
 
     def init_decode_state(self) -> DecodeState:
         executor = Executor(self.config, self.settings, self._mesh)
-        return DecodeState(executor, PagePool(self.settings.pages), [None] * self.settings.slots)
+        slots = self.settings.slots
+        pool = PagePool(self.settings.pages)
+        return DecodeState(executor, pool, [None] * slots, [nobody_leaves] * slots)
 
     def prefill(
         self,
@@ -76,8 +84,11 @@ class PagedEngine(jetstream_compat.Engine):
         padded_tokens: Any,
         true_length: int,
     ) -> Prefix:
-        """Runs one prompt; with `existing_prefix`, the prompt continues it."""
-        fresh = np.asarray(padded_tokens)[:true_length]
+        """Runs one prompt, ids or an `Asked`; with `existing_prefix`, the prompt continues it."""
+        asked = padded_tokens
+        if not isinstance(asked, Asked):
+            asked = Asked(tokens(np.asarray(padded_tokens)[:true_length]), self._sampling)
+        fresh = asked.ids
         kv_before, start, known = None, 0, fresh[:0]
         if existing_prefix is not None:
             kv_before, start = existing_prefix.kv, existing_prefix.length
@@ -91,23 +102,22 @@ class PagedEngine(jetstream_compat.Engine):
         padded = np.pad(fresh, (0, _bucket(len(fresh)) - len(fresh))).astype(np.int32)
         with meshes.within(self._mesh):
             kv = launches.prefill_dense(self.config, params, kv_before, start, padded[None])
-        return Prefix(kv, jnp.asarray(np.concatenate([known, padded])), length)
+        return Prefix(kv, jnp.asarray(np.concatenate([known, padded])), length, asked)
 
     def insert(self, prefix: Prefix, decode_state: DecodeState, slot: int) -> DecodeState:
         """Puts a prefilled prompt into `slot`, replacing whatever was there."""
-        state, s = decode_state, self.settings
+        state, s, sampling = decode_state, self.settings, prefix.asked.sampling
         self.free_slot(state, slot)
         prompt = tokens(np.asarray(prefix.tokens)[: prefix.length])
-        need = s.pages_for(prefix.length + self._sampling.max_new_tokens)
+        need = s.pages_for(prefix.length + sampling.max_new_tokens)
         if need > state.pool.free:
             raise RuntimeError(
                 f"{need} cache pages are needed and {state.pool.free} of {s.pages} are free; "
                 f"raise engine.pages, or lower engine.slots"
             )
         pages = state.pool.allocate(need)
-        state.slots[slot] = Context(
-            self._sampling, NO_TOKENS, prompt, NO_TOKENS, NO_TOKENS, pages=pages
-        )
+        state.slots[slot] = Context(sampling, NO_TOKENS, prompt, NO_TOKENS, NO_TOKENS, pages=pages)
+        state.gone[slot] = prefix.asked.gone
         # The last prompt token is decoded again: its launch samples the first new token.
         at = np.arange(prefix.length - 1)
         target = np.full(prefix.kv[0].shape[2], s.pages * s.page_size, np.int32)
@@ -117,9 +127,16 @@ class PagedEngine(jetstream_compat.Engine):
 
     def generate(
         self, params: Params, decode_state: DecodeState
-    ) -> tuple[DecodeState, jetstream_compat.Results]:
-        """Decodes up to `steps_per_launch` tokens in every active slot."""
+    ) -> tuple[DecodeState, compat.Results]:
+        """Decodes up to `steps_per_launch` tokens in every active slot.
+
+        Whoever has ended, or has nobody waiting, gives its pages back; the result of a slot that
+        made no token says so, and then the stock orchestrator takes the slot for the next prompt.
+        """
         slots, steps = decode_state.slots, self.settings.steps_per_launch
+        for i, gone in enumerate(decode_state.gone):
+            if slots[i] is not None and gone():
+                self.free_slot(decode_state, i)
         active = [i for i, s in enumerate(slots) if s is not None and s.remaining]
         new = np.zeros((len(slots), steps), np.int32)
         logprobs = np.zeros((len(slots), steps), np.float32)
@@ -130,25 +147,26 @@ class PagedEngine(jetstream_compat.Engine):
             new[i, : made[i]], logprobs[i, : made[i]] = ids, logps
             slots[i].tokens += ids
             slots[i].logprobs += logps
+            if not slots[i].remaining:
+                decode_state.pool.release(slots[i].pages)
+                slots[i].pages = ()
         lengths = np.array([0 if s is None else s.made for s in slots], np.int32)
-        return decode_state, jetstream_compat.results(new, logprobs, made, lengths)
+        return decode_state, compat.results(new, logprobs, made, lengths)
 
     def free_slot(self, state: DecodeState, slot: int) -> None:
         """Returns a slot's pages."""
         if state.slots[slot] is not None:
             state.pool.release(state.slots[slot].pages)
-            state.slots[slot] = None
+            state.slots[slot], state.gone[slot] = None, nobody_leaves
 
     def get_prefix_destination_sharding(self) -> Any:
         return place.replicated(self._mesh)
 
     def get_tokenizer(self) -> Any:
-        return jetstream_compat.TokenizerParameters()
+        return compat.TokenizerParameters()
 
-    def build_tokenizer(self, metadata: Any) -> Any:
-        if self._tokenizer is None:
-            raise ValueError("this engine was built without a tokenizer; pass one to serve text")
-        return self._tokenizer
+    def build_tokenizer(self, metadata: Any) -> compat.Tokenizer:
+        return compat.Tokenizer()
 
     @property
     def max_concurrent_decodes(self) -> int:

@@ -1,0 +1,1 @@
+"""Our engine behind JetStream: its verbs (`engine`), and its orchestrator and server (`server`)."""
