@@ -31,9 +31,11 @@ LONGEST_MEMORY = 1_500  # of a memory, of which there are many on a page
 SCRIPT = "page.js"
 # The script of a trace's page, in the order in which its files need one another.
 TRACE_SCRIPTS = (
-    "trace_data.js", "trace_text.js", "trace_list.js", "trace_lists.js", "trace_turn.js",
+    "trace_data.js", "texts.js", "trace_list.js", "trace_lists.js", "trace_turn.js",
     "trace_peers.js", "trace_page.js",
 )  # fmt: skip
+# That of the server's page, likewise.
+READING_SCRIPTS = ("texts.js", "reading_api.js", "reading_cards.js", "reading_page.js")
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
@@ -120,10 +122,12 @@ def _environment() -> Environment:
     made.filters["stops"] = _stops
     # A script of the package, as it is: its hash must be that of its bytes.
     script = _source(made, SCRIPT)
-    trace = "".join(_source(made, name) for name in TRACE_SCRIPTS)
+    trace, reading = (
+        "".join(_source(made, name) for name in names) for names in (TRACE_SCRIPTS, READING_SCRIPTS)
+    )
     made.globals.update(
         zip=zip, script=Markup(script), script_hash=_hash(script), trace_script=Markup(trace),
-        trace_hash=_hash(trace),
+        trace_hash=_hash(trace), reading_script=Markup(reading), reading_hash=_hash(reading),
     )  # fmt: skip
     return made
 

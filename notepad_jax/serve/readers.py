@@ -28,13 +28,14 @@ from notepad_jax.serve.files import Files, disk
 from notepad_jax.serve.journal import Happened
 from notepad_jax.serve.kept import Asked, Reading
 from notepad_jax.serve.readings import Readings
-from notepad_jax.serve.refusal import bad, shown
+from notepad_jax.serve.refusal import Refusal, bad, shown
 from notepad_jax.serve.served import Served
 from notepad_jax.serve.web import Events, answer, body_of
 from notepad_jax.text.token_blocks import well_formed
 
 NAMES = ("model", "file_id", "questions", "samples", "seed", "temperature", "top_p", "max_tokens",
          "detach", "notepad")  # fmt: skip
+MOST_SHOWN = 2_000_000  # tokens of all prompts of a reading whose page has them
 
 Handler = Callable[..., Awaitable[Response]]
 
@@ -56,6 +57,7 @@ class Readers:
             route("", "GET", self.list),
             route("/{id}", "GET", self.look),
             route("/{id}", "DELETE", self.delete),
+            route("/{id}/cancel", "POST", self.cancel),
             route("/{id}/events", "GET", self.events),
             route("/{id}/trace", "GET", self.trace),
         ]
@@ -88,6 +90,12 @@ class Readers:
         await self._readings.stop(reading, now=False)
         return answer(reading.whole())
 
+    async def cancel(self, request: Request) -> Response:
+        """As DELETE, but what has ended meanwhile stays."""
+        reading = self._of(request)
+        await self._readings.stop(reading, now=False)
+        return answer(reading.whole())
+
     async def events(self, request: Request) -> Response:
         seen = request.headers.get("last-event-id", "")
         if seen and not (seen.isascii() and seen.isdigit() and len(seen) < 16):
@@ -113,6 +121,17 @@ class Readers:
             raise
         end = BackgroundTask(gone)
         return FileResponse(path, media_type="application/jsonl", background=end)
+
+    def write_page_trace(self, reading: Reading, path: Path) -> None:
+        """Writes what a page shows of a reading: its turns, too, where they are few.
+
+        And where the file and the model are still those that it was read by.
+        """
+        if reading.usage()["prompt_tokens"] <= MOST_SHOWN:
+            with contextlib.suppress(Refusal):
+                return self._write_trace(reading, path, whole=True)
+            path.unlink(missing_ok=True)
+        self._write_trace(reading, path, whole=False)
 
     # ------------------------------------------------------------ parts
 

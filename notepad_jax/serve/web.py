@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notepad_jax.serve.loopback import is_local
 from notepad_jax.serve.refusal import Refusal
+from notepad_jax.serve.visitors import Visitors
 from notepad_jax.types import CompleterFailed
 
 LARGEST_BODY = 8 << 20  # bytes
@@ -150,16 +151,22 @@ class Events(Response):
 class Door:
     """Lets in who has the key; without one, who comes from this machine and says so."""
 
-    def __init__(self, app: ASGIApp, key: str | None, other: str | None, others: Sequence[str]):
-        """`other` is the key of the paths in `others`."""
+    def __init__(
+        self, app: ASGIApp, key: str | None, other: str | None, others: Sequence[str],
+        visitors: Visitors | None = None,
+    ) -> None:  # fmt: skip
+        """`other` is the key of the paths in `others`; `visitors` says what browsers may see."""
         self._app, self._keys = app, dict.fromkeys(others, other)
-        self._key = key
+        self._key, self._visitors = key, visitors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN:
-            problem = self._problem(Request(scope))
+            request = Request(scope)
+            problem = self._problem(request)
             if problem is not None:
-                reply = answer({"error": problem.error}, problem.status, problem.headers)
+                page = self._visitors and self._visitors.asks(request, problem)
+                error = {"error": problem.error}
+                reply = page or answer(error, problem.status, problem.headers)
                 await reply(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -176,6 +183,8 @@ class Door:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         same = hmac.compare_digest(given.strip().encode(), key.encode())
         if scheme.lower() == "bearer" and same:
+            return None
+        if self._visitors is not None and not given and self._visitors.admits(request):
             return None
         what = "is wrong" if given else "is missing: send it as Authorization: Bearer KEY"
         return Refusal(401, f"the API key {what}", None, "invalid_api_key", "authentication_error",
