@@ -27,6 +27,8 @@ from notepad_jax.serve.shelf import INDEX, Advance, Making, Shelf, Write
 from notepad_jax.serve.views import Files, Put, Views
 from notepad_jax.serve.visitors import HEADERS, HOME, TRACES, Visitors, foreign, shown
 
+LONGEST_TITLE = 200  # characters
+
 Handler = Callable[..., Awaitable[Response]]
 
 
@@ -144,7 +146,7 @@ class Pages:
         with tempfile.TemporaryDirectory(prefix="notepad_trace_") as folder:
             path = Path(folder) / "reading.jsonl"
             self._write_trace(reading, path)
-            title = " ".join(reading.asked.questions)
+            title = " ".join(reading.asked.questions)[:LONGEST_TITLE]
             self._write_page(title, {path: reading.id}, put, advance, data)
 
     def _write_page(self, title: str, files: Files, put: Put, advance: Advance, data: str) -> None:
@@ -158,7 +160,7 @@ class Pages:
         asked, over = reading.asked, reading.journal.over
         return {
             "address": _address(reading.id) if over else f"{HOME}#reading={reading.id}",
-            "title": " ".join(asked.questions),
+            "title": " ".join(asked.questions)[:LONGEST_TITLE],
             "kind": f"reading, {reading.status if over else 'under way'}",
             "told": f"{self._readings.filename(asked.file_id)} · {_date(asked.created_at)}",
         }

@@ -123,15 +123,15 @@ class Readers:
         return FileResponse(path, media_type="application/jsonl", background=end)
 
     def write_page_trace(self, reading: Reading, path: Path) -> None:
-        """Writes what a page shows of a reading: its turns, too, where they are few.
+        """Writes what a page shows of a reading, also of what was stopped before its answer.
 
-        And where the file and the model are still those that it was read by.
+        Its turns, too, where they are few, and file and model are still those that it was read by.
         """
         if reading.usage()["prompt_tokens"] <= MOST_SHOWN:
             with contextlib.suppress(Refusal):
-                return self._write_trace(reading, path, whole=True)
+                return self._write_trace(reading, path, whole=True, stopped=True)
             path.unlink(missing_ok=True)
-        self._write_trace(reading, path, whole=False)
+        self._write_trace(reading, path, whole=False, stopped=True)
 
     # ------------------------------------------------------------ parts
 
@@ -183,8 +183,13 @@ class Readers:
             identity=self._readings.identity(file_id),
         )
 
-    def _write_trace(self, reading: Reading, path: Path, whole: bool) -> None:
-        """Writes the readings that have ended, as `notepad-jax trace` reads them."""
+    def _write_trace(
+        self, reading: Reading, path: Path, whole: bool, stopped: bool = False
+    ) -> None:
+        """Writes the readings that have ended, as `notepad-jax trace` reads them.
+
+        `whole`: with their turns; `stopped`: those, too, that have no answer and had a turn.
+        """
         asked = reading.asked
         chunks = self._readings.chunks(asked) if whole else None
         pieces = Pieces(self._served.tokenizer)
@@ -197,17 +202,20 @@ class Readers:
                     ))  # fmt: skip
         with disk(), TraceFile(path) as file:
             for number, course in enumerate(reading.courses):
-                if course.answer is None:
+                if course.answer is None and not (stopped and course.turns):
                     continue
                 turns = Turns(pieces)
                 if chunks is not None:
                     for turn, _ in self._readings.again(reading, number, chunks):
                         turns.add(turn)
                 question, sample = asked.of(number)
+                status = "answered" if course.finish_reason == "stop" else "truncated"
                 told = {
                     "question": question, "task_id": asked.file_id, "source": self._served.ids[1],
-                    "sample": sample, "answer": course.answer, "turns": course.turns,
-                    "status": "answered" if course.finish_reason == "stop" else "truncated",
+                    "sample": sample, "answer": course.answer or "",
+                    # The answer that never came has a place: what was read before is no answer.
+                    "turns": course.turns + (course.answer is None),
+                    "status": "no answer" if course.answer is None else status,
                 }  # fmt: skip
                 file.add(told, spools[number], turns.kept() if whole else None)
 

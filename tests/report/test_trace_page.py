@@ -139,7 +139,12 @@ def test_nothing_that_anybody_wrote_breaks_out(tmp_path):
 def test_the_files_of_the_script_are_those_that_are_shipped():
     loader = render._ENVIRONMENT.loader
     there = {name for name in loader.list_templates() if name.endswith(".js")}
-    assert there == {*render.TRACE_SCRIPTS, *render.READING_SCRIPTS, render.SCRIPT}
+    assert there == {
+        *render.TRACE_SCRIPTS,
+        *render.READING_SCRIPTS,
+        render.SCRIPT,
+        render.NOTICE_SCRIPT,
+    }
 
 
 def test_a_prompt_that_nobody_has_is_named(tmp_path):

@@ -206,10 +206,14 @@ def test_cancel_stops_what_runs_and_leaves_what_has_ended(open_url):
         assert shut.status_code == 404 and "has not ended yet" in shut.text
         listed = CLIENT.get(f"{url}/traces").text
         assert f'href="/#reading={id}"' in listed and "--runs FOLDER" in listed
+        until(lambda: CLIENT.get(there).json()["usage"]["turns"])
         assert CLIENT.post(f"{there}/cancel").json()["stopping"]
         until(lambda: CLIENT.get(there).json()["status"] == "cancelled")
         assert CLIENT.post(f"{there}/cancel").json()["status"] == "cancelled"
-        assert CLIENT.get(f"{url}/traces/{id}/").status_code == 200
+        data = data_of(CLIENT.get(f"{url}/traces/{id}/").text)
+        index = CLIENT.get(f"{url}/traces/{id}/{data}/index.js").text
+        assert '"no answer"' in index  # what was read until then can be looked at
+        assert CLIENT.get(f"{there}/trace").text == ""
 
 
 # ---------------------------------------------------------------- who may look

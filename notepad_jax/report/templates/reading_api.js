@@ -21,7 +21,7 @@ const api = (() => {
 
   // Asks for the key; one question, however many requests wait for the answer.
   function knock(words) {
-    asking ??= new Promise((resolve) => {
+    asking ??= new Promise((resolve, reject) => {
       const refused = at("refused");
       refused.hidden = key === null; // there was none to be wrong
       refused.textContent = words;
@@ -41,14 +41,16 @@ const api = (() => {
         // The pages of traces are links, which carry no header: a cookie of theirs.
         fetch("/traces", { method: "POST", body: new URLSearchParams({ key }), redirect: "manual" })
           .catch(() => {});
-        asking = null;
-        at("door").close();
         resolve();
+        at("door").close();
+      };
+      at("door").onclose = () => { // without a key, if nobody resolved it
+        asking = null;
+        reject(new Refused(401, words));
       };
     });
     return asking;
   }
-  at("door").addEventListener("cancel", (event) => event.preventDefault());
 
   function wordsOf(status, text) {
     try {
