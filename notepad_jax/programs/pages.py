@@ -21,12 +21,16 @@ from notepad_jax.serve.views import Files, Put, Views
 def views(folder: str | None) -> Views:
     """Returns the pages of a server that shows the runs of `folder`; None: no runs.
 
-    Raises ValueError if there is no such folder.
+    Raises ValueError if there is no such folder, or if it is a run itself.
     """
     runs = None if folder is None else Path(folder)
     if runs is not None and not runs.is_dir():
         raise ValueError(
             f"there is no folder {folder} with runs to show; mend --runs or leave it out"
+        )
+    if runs is not None and any((runs / name).is_file() for name in traces.NAMES):
+        raise ValueError(
+            f"{folder} is a run itself; name the folder that it lies in: --runs {runs.parent}"
         )
     return Views(
         reading=server_pages.reading(),

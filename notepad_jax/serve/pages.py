@@ -98,6 +98,8 @@ class Pages:
     async def data(self, request: Request) -> Response:
         name, data, file = (request.path_params[part] for part in ("name", "data", "file"))
         page = self._shelf.part(name, data)
+        if page and page.state == name:
+            self._readings.get(name)  # one that was removed is gone
         content = page and await asyncio.to_thread(page.file, f"{data}/{file}")
         if content is None:
             raise Refusal(404, "this page was made again since; load it again")

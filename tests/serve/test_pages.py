@@ -214,6 +214,9 @@ def test_cancel_stops_what_runs_and_leaves_what_has_ended(open_url):
         index = CLIENT.get(f"{url}/traces/{id}/{data}/index.js").text
         assert '"no answer"' in index  # what was read until then can be looked at
         assert CLIENT.get(f"{there}/trace").text == ""
+        assert CLIENT.delete(there).json()["deleted"]
+        for gone in ("", f"{data}/index.js"):
+            assert CLIENT.get(f"{url}/traces/{id}/{gone}").status_code == 404
 
 
 # ---------------------------------------------------------------- who may look
@@ -315,6 +318,8 @@ def test_without_a_key_the_pages_own_origin_passes_and_others_do_not(open_url):
     assert CLIENT.post(f"{open_url}/traces", data={"key": "x"}).status_code == 405
 
 
-def test_a_folder_of_runs_that_is_not_there_is_said():
+def test_a_folder_of_runs_that_is_none_is_said(runs):
+    with pytest.raises(ValueError, match=f"is a run itself; .* --runs {runs}"):
+        pages.views(str(runs / "one"))
     with pytest.raises(ValueError, match="there is no folder nowhere with runs to show"):
         pages.views("nowhere")
