@@ -12,6 +12,7 @@ import threading
 import httpx2
 import pytest
 
+from benchmarks import reading_page
 from benchmarks.chromium import CHROMIUM, Browser
 from notepad_jax.programs import pages
 from notepad_jax.reading.memory_agent import Rules
@@ -341,6 +342,16 @@ def test_runs_of_thousands_of_turns_are_made_and_then_open_at_once(browser, tmp_
         )
         loaded = [address for address in browser.requests if "/data-" in address]
         assert len(loaded) <= 3
+
+
+def test_the_benchmark_reads_and_makes_a_picture(tmp_path):
+    rules = Rules(max_question=99, chunk_size=99, max_memory=9, max_answer=9,
+                  memory_update="overwrite")  # fmt: skip
+    policy = served(Arithmetic(), rules=rules, max_prompt=2000)
+    with running(policy, views=pages.views(None)) as url:
+        told = reading_page.measured(f"{url}/", 200, 0, tmp_path / "page.png")
+    assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
+    assert told["requests_elsewhere"] == 0 < told["memories_shown_seconds"]
 
 
 @pytest.mark.parametrize("width, dark", [(390, False), (390, True), (1000, True)])
