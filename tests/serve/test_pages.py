@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from notepad_jax.programs import pages
-from notepad_jax.serve import shelf, visitors
+from notepad_jax.serve import readers, shelf, visitors
 from tests.report import made_traces
 from tests.serve.fake import DOCUMENT, Arithmetic, running, served, until
 
@@ -177,27 +177,29 @@ def test_a_trace_that_cannot_be_read_is_said_and_tried_again_when_it_changed(tmp
         assert CLIENT.get(f"{url}/traces/mine/").status_code == 200
 
 
-def test_what_is_kept_of_a_reading_is_told_with_its_turns_while_its_file_is_the_same(open_url):
-    id = read(open_url)
+def test_a_readings_page_has_its_turns_where_they_are_few_and_its_file_is_the_same(
+    open_url, monkeypatch
+):
+    def turns(id: str) -> bool:
+        there = f"{open_url}/traces/{id}/"
+        index = CLIENT.get(f"{there}{data_of(CLIENT.get(there).text)}/index.js").text
+        return ",true," in index  # of the one reading: its turns were kept
 
-    def turns() -> bool:
-        data = data_of(CLIENT.get(f"{open_url}/traces/{id}/").text)
-        return '"kept":true' in (index := CLIENT.get(
-            f"{open_url}/traces/{id}/{data}/index.js").text) or ",true," in index  # fmt: skip
-
-    assert turns() and CLIENT.get(f"{open_url}/v1/readings/{id}/trace?turns=true").is_success
-    CLIENT.put(f"{open_url}/v1/files/book", content=DOCUMENT + "and now ?")
-    refused = CLIENT.get(f"{open_url}/v1/readings/{id}/trace?turns=true")
-    assert refused.status_code == 409 and refused.json()["error"]["code"] == "reading_changed"
-    CLIENT.put(f"{open_url}/v1/files/book", content=DOCUMENT)
-    later = read(open_url, seed=2)
-    CLIENT.put(f"{open_url}/v1/files/book", content="another text")
-    id = later
-    assert not turns()
-    CLIENT.put(f"{open_url}/v1/files/book", content=DOCUMENT)
+    first, few, later = read(open_url), read(open_url, seed=2), read(open_url, seed=3)
+    assert turns(first)
+    monkeypatch.setattr(readers, "MOST_SHOWN", 10)
+    assert not turns(few)
+    monkeypatch.undo()
+    try:
+        CLIENT.put(f"{open_url}/v1/files/book", content="another text")
+        refused = CLIENT.get(f"{open_url}/v1/readings/{later}/trace?turns=true")
+        assert refused.status_code == 409 and refused.json()["error"]["code"] == "reading_changed"
+        assert not turns(later) and turns(first)  # which was made before
+    finally:
+        CLIENT.put(f"{open_url}/v1/files/book", content=DOCUMENT)
 
 
-def test_cancel_stops_what_runs_and_leaves_what_has_ended(open_url):
+def test_cancel_stops_what_runs_and_leaves_what_has_ended():
     with running(served(Arithmetic(pause=0.02)), views=pages.views(None)) as url:
         CLIENT.put(f"{url}/v1/files/book", content=DOCUMENT)
         id = CLIENT.post(f"{url}/v1/readings", json=BEGIN).json()["id"]
