@@ -360,7 +360,8 @@ def build_parser() -> argparse.ArgumentParser:
         "token ids), models; /tokenize, /health, /metrics. NAME continues what it is given,\n"
         "NAME:notepad reads a document of any length and answers a question about it.\n"
         "With a key in the environment (NOTEPAD_API_KEY) clients must have it; without one the\n"
-        "server only listens on this machine. docs/server.md says what is served, and how.\n\n"
+        "server only listens on this machine. docs/server.md says what is served, and how.\n"
+        "http://HOST:PORT/ is a page to read with, /traces shows readings turn by turn.\n\n"
         "example: notepad-jax serve --policy runs/quickstart/hf --port 8000",
     )  # fmt: skip
     sub.add_argument("--policy", help=POLICY)

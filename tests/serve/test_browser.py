@@ -265,6 +265,16 @@ def test_a_server_that_comes_back_goes_on_under_the_same_page(browser, tmp_path)
     with server(folder=tmp_path, port=int(url.rpartition(":")[2])):
         ended(browser)
         assert text(browser, "#state") == "It was read to its end."
+        browser.ask("document.getElementById('another').click()")
+        browser.wait("document.getElementById('ask').checkVisibility()")
+    with server(0.05, port=int(url.rpartition(":")[2])) as again:
+        assert again == url
+        ask(browser, DOCUMENT * 8)  # which the page believes to be there
+        browser.wait("document.getElementById('stop').checkVisibility()")
+    with server(port=int(url.rpartition(":")[2])):  # which knows nothing of it
+        browser.wait("document.getElementById('problem').textContent.includes('no reading')")
+        assert not browser.ask("document.getElementById('stop').checkVisibility()")
+        assert text(browser, "#state") == ""
 
 
 def test_the_key_is_asked_for_kept_for_the_tab_and_opens_the_traces(browser, tmp_path):

@@ -3,9 +3,9 @@
 "use strict";
 
 class Refused extends Error {
-  constructor(status, words) {
-    super(words);
-    this.status = status;
+  constructor(status, { message, code }) {
+    super(message);
+    Object.assign(this, { status, code });
   }
 }
 
@@ -20,11 +20,11 @@ const api = (() => {
   const headers = (more = {}) => key ? { Authorization: "Bearer " + key, ...more } : more;
 
   // Asks for the key; one question, however many requests wait for the answer.
-  function knock(words) {
+  function knock(refusal) {
     asking ??= new Promise((resolve, reject) => {
       const refused = at("refused");
       refused.hidden = key === null; // there was none to be wrong
-      refused.textContent = words;
+      refused.textContent = refusal.message;
       at("key").value = "";
       at("door").showModal();
       at("knock").onsubmit = (event) => {
@@ -46,17 +46,17 @@ const api = (() => {
       };
       at("door").onclose = () => { // without a key, if nobody resolved it
         asking = null;
-        reject(new Refused(401, words));
+        reject(refusal);
       };
     });
     return asking;
   }
 
-  function wordsOf(status, text) {
+  function refusalOf(status, text) {
     try {
-      return JSON.parse(text).error.message;
+      return new Refused(status, JSON.parse(text).error);
     } catch {
-      return "the server answered with " + status;
+      return new Refused(status, { message: "the server answered with " + status });
     }
   }
 
@@ -68,9 +68,9 @@ const api = (() => {
       const reply = await fetch(path, { method, headers: headers(more), signal, cache: "no-store",
         credentials: "omit", ...said });
       if (reply.ok) return reply;
-      const words = wordsOf(reply.status, await reply.text());
-      if (reply.status !== 401) throw new Refused(reply.status, words);
-      await knock(words);
+      const refusal = refusalOf(reply.status, await reply.text());
+      if (reply.status !== 401) throw refusal;
+      await knock(refusal);
     }
   }
 
@@ -87,9 +87,9 @@ const api = (() => {
       wire.upload.onprogress = ({ loaded, total }) => progress(loaded, total);
       wire.onload = () => {
         if (wire.status === 200) return resolve(JSON.parse(wire.responseText));
-        const words = wordsOf(wire.status, wire.responseText);
-        if (wire.status !== 401) return reject(new Refused(wire.status, words));
-        knock(words).then(() => send(file, name, progress, signal)).then(resolve, reject);
+        const refusal = refusalOf(wire.status, wire.responseText);
+        if (wire.status !== 401) return reject(refusal);
+        knock(refusal).then(() => send(file, name, progress, signal)).then(resolve, reject);
       };
       wire.onerror = () => reject(new Error("the connection broke while the document was sent, or " +
         "it cannot be read; is it a folder?"));

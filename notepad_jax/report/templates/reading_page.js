@@ -71,6 +71,18 @@
 
   // ------------------------------------------------------------ asking
 
+  async function begin(questions) {
+    const known = sent?.id, file_id = await documentId();
+    at("sending").textContent = "asking";
+    try {
+      return await api.begin({ file_id, questions, detach: true });
+    } catch (error) {
+      if (error.code !== "file_not_found" || file_id !== known) throw error;
+      sent = null; // somebody removed it, or the server forgot it: once more
+      return begin(questions);
+    }
+  }
+
   async function ask() {
     complain(null);
     const questions = at("questions").value.split("\n").map((line) => line.trim()).filter(Boolean);
@@ -86,9 +98,7 @@
     at("read").disabled = true;
     at("cancel").hidden = false;
     try {
-      const file_id = await documentId();
-      at("sending").textContent = "asking";
-      const reading = await api.begin({ file_id, questions, detach: true });
+      const reading = await begin(questions);
       sent.used = true;
       history.pushState(null, "", "#reading=" + reading.id);
       show(reading);
@@ -151,7 +161,13 @@
     }, (lost) => {
       if (lost) at("state").textContent = "The connection broke; trying again.";
       else if (!at("stop").hidden) stands("in_progress", null, at("stop").disabled);
-    }, mine.signal).catch((error) => mine.signal.aborted || complain(error));
+    }, mine.signal).catch((error) => { // the server knows it no more
+      if (mine.signal.aborted) return;
+      complain(error);
+      at("state").textContent = "";
+      at("stop").hidden = true;
+      courses.forEach((one) => one.end());
+    });
   }
 
   at("stop").addEventListener("click", async () => {
@@ -165,6 +181,7 @@
     }
   });
   at("another").addEventListener("click", (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return; // another tab
     event.preventDefault();
     history.pushState(null, "", "/");
     arrive();
