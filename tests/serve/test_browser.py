@@ -6,8 +6,6 @@ nothing but the server was asked for anything.
 
 import json
 import re
-import socket
-import threading
 
 import httpx2
 import pytest
@@ -21,6 +19,7 @@ from notepad_jax.text.token_blocks import well_formed
 from notepad_jax.types import Finish, Piece, tokens
 from tests.report.made_traces import HOSTILE, endless, training
 from tests.serve.fake import DOCUMENT, TOKENIZER, Arithmetic, running, served, until
+from tests.serve.wire import Wire
 
 pytestmark = [
     pytest.mark.slow,
@@ -181,53 +180,6 @@ def test_it_is_loaded_again_and_stopped(browser):
         assert "not read to its end" in text(browser, ".course .dim")
         (card,) = CLIENT.get(f"{url}/v1/readings").json()["data"]
         assert card["status"] == "cancelled"
-
-
-class Wire:
-    """A way to a server that can be cut: every connection through it breaks."""
-
-    def __init__(self, port: int) -> None:
-        self._to, self.open, self._pairs = port, True, []
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._door.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                here, _ = self._door.accept()
-            except OSError:
-                return
-            if not self.open:
-                here.close()
-                continue
-            there = socket.create_connection(("127.0.0.1", self._to))
-            self._pairs.append((here, there))
-            for one, other in ((here, there), (there, here)):
-                threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
-
-    @staticmethod
-    def _carry(one: socket.socket, other: socket.socket) -> None:
-        try:
-            while block := one.recv(1 << 14):
-                other.sendall(block)
-        except OSError:
-            pass
-        for end in (one, other):
-            end.close()
-
-    def cut(self) -> None:
-        for pair in self._pairs:
-            for end in pair:
-                try:
-                    end.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass
-        self._pairs = []
-
-    def close(self) -> None:
-        self.cut()
-        self._door.close()
 
 
 def test_a_connection_that_breaks_is_made_again_and_nothing_is_missed(browser):
