@@ -6,7 +6,7 @@
 Asks the running server two questions about a document of the starter's little language, through
 its page in Chromium, and waits for the answers. `--picture` keeps what the page shows then:
 docs/images/reading.png was made so. Expected on two cores of an AMD EPYC, programs compiled and
-20,000 tokens: the reading has begun after 0.2 s, memories are there after 0.4, answers after 1.3.
+20,000 tokens: the reading has begun after 0.2 s, memories are there after 0.4, answers after 0.6.
 """
 
 from __future__ import annotations

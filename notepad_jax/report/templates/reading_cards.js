@@ -3,7 +3,7 @@
 // and of every answer.
 "use strict";
 
-const PAINT = 150; // ms between two memories that are shown: faster ones are one change
+const PAINT = 150; // ms between two memories that are shown; of faster ones the last change
 const HEARD = 8000; // ms between two memories that are told
 
 const heard = (() => {
@@ -28,18 +28,17 @@ function courseOf(made, name, under) {
   const told = el("p", "dim", "", box), bar = el("progress", "", "", box);
   bar.setAttribute("aria-label", "chunks that were read");
   const memory = el("div", "", "", box), said = el("p", "answer", "", box);
-  const now = { chunk: made.chunk, of: made.of, memory: made.memory, seconds: null, tokens: null,
-    answer: made.answer, finish: made.finish_reason, over: false };
+  const now = { chunk: made.chunk, of: made.of, memory: made.memory, before: null, seconds: null,
+    tokens: null, answer: made.answer, finish: made.finish_reason, over: false };
   let shown = null, waiting = null;
 
   function paint() {
     waiting = null;
     if (now.memory !== shown) {
-      const before = shown;
       memory.replaceChildren();
-      differing(before, now.memory, memory);
+      differing(now.before, now.memory, memory);
       shown = now.memory;
-      if (before !== null) announce(before);
+      if (now.before !== null) announce();
     }
     const parts = [
       now.answer !== null ? "read" : now.over ? "not read to its end" : null,
@@ -59,8 +58,8 @@ function courseOf(made, name, under) {
     if (now.answer !== null && !said.childElementCount) answered();
   }
 
-  function announce(before) {
-    const fresh = difference(before, now.memory).filter(([kind]) => kind === "new")
+  function announce() {
+    const fresh = difference(now.before, now.memory).filter(([kind]) => kind === "new")
       .map(([, text]) => text.trim()).join(", ");
     heard("chunk " + now.chunk + (fresh ? ", new in the memory: " + fresh.slice(0, 160) : ""));
   }
@@ -82,8 +81,10 @@ function courseOf(made, name, under) {
       now.of = data.of;
       now.seconds = data.seconds;
     } else if (event === "memory") {
-      now.memory = data.memory;
       now.tokens = data.tokens;
+      if (data.memory !== now.memory) { // a turn that is told again changes nothing
+        [now.before, now.memory] = [now.memory, data.memory];
+      }
     } else if (event === "answer") {
       now.answer = data.answer;
       now.finish = data.finish_reason;
