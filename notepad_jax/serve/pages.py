@@ -168,8 +168,12 @@ class Pages:
         }
 
     def _runs(self) -> list[dict[str, Any]]:
-        rows = []
-        for name in self._views.runs() if self._views.runs is not None else ():
+        rows: list[dict[str, Any]] = []
+        try:
+            names = () if self._views.runs is None else self._views.runs()
+        except OSError as error:
+            raise Refusal(500, f"the folder of runs cannot be read: {error}") from error
+        for name in names:
             try:
                 files = self._views.files(name)
                 newest = max((path.stat().st_mtime for path in files), default=None)
