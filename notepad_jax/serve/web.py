@@ -175,10 +175,12 @@ class Door:
         key = self._keys.get(request.scope["path"], self._key)  # what routes are chosen by
         if key is None:
             # A web page may send its visitor's browser here; the browser says who it is for.
-            names = [request.headers.get("host", ""), request.headers.get("origin", "")]
-            if all(is_local(name.rpartition("//")[2]) for name in names if name):
+            host, origin = request.headers.get("host", ""), request.headers.get("origin")
+            own = origin is None or origin.rpartition("//")[2] == host
+            if own and (not host or is_local(host)):
                 return None
-            message = "a server without a key answers this machine alone, by the name localhost"
+            message = ("a server without a key answers this machine alone, by the name localhost, "
+                       "and of web pages its own")  # fmt: skip
             return Refusal(403, message, None, "not_local", "permission_error")
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         same = hmac.compare_digest(given.strip().encode(), key.encode())

@@ -313,7 +313,12 @@ def test_without_a_key_the_pages_own_origin_passes_and_others_do_not(open_url):
     own = {"Origin": open_url, "Sec-Fetch-Site": "same-origin"}
     begun = CLIENT.post(f"{open_url}/v1/readings", json=BEGIN, headers=own)
     assert begun.status_code == 202
-    for bad in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {"Host": "evil.example"}):
+    port = open_url.rpartition(":")[2]
+    name = {"Origin": f"http://localhost:{port}", "Host": f"localhost:{port}"}
+    assert CLIENT.post(f"{open_url}/v1/readings", json=BEGIN, headers=name).status_code == 202
+    for bad in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {"Host": "evil.example"},
+                {"Origin": "http://localhost:3000"}, {"Origin": "http://evil.example",
+                "Host": "evil.example"}):  # fmt: skip
         for path in ("/", "/traces", "/traces/one/", "/v1/readings"):
             reply = CLIENT.get(open_url + path, headers=bad)
             assert reply.status_code == 403, (bad, path)
