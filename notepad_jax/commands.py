@@ -145,7 +145,8 @@ def _serve(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     address = serve.Address(
-        arguments.host, arguments.port, arguments.key_variable, arguments.rl, arguments.files
+        arguments.host, arguments.port, arguments.key_variable, arguments.rl, arguments.files,
+        arguments.runs,
     )  # fmt: skip
     program = jetstream if arguments.jetstream else serve
     ended = program.run(config, address, arguments.served_name, screen)
@@ -362,6 +363,7 @@ def build_parser() -> argparse.ArgumentParser:
         "NAME:notepad reads a document of any length and answers a question about it.\n"
         "With a key in the environment (NOTEPAD_API_KEY) clients must have it; without one the\n"
         "server only listens on this machine. docs/server.md says what is served, and how.\n"
+        "http://HOST:PORT/ is a page to read with, /traces shows readings turn by turn.\n\n"
         "With --jetstream it is JetStream's gRPC server at HOST:PORT, for prompts alone.\n\n"
         "examples: notepad-jax serve --policy runs/quickstart/hf --port 8000\n"
         "          notepad-jax serve --policy runs/quickstart/hf --jetstream --port 9000",
@@ -372,6 +374,8 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--served-name", metavar="NAME", help="of the model (the policy's)")
     sub.add_argument("--files", metavar="FOLDER", help="keep documents and readings here, so that "
                      "they outlive the server (a temporary folder)")  # fmt: skip
+    sub.add_argument("--runs", metavar="FOLDER", help="show the runs in this folder, turn by turn, "
+                     "under /traces (none)")  # fmt: skip
     sub.add_argument("--key-variable", default=serve.KEY, metavar="VARIABLE",
                      help=f"of the environment, with the key ({serve.KEY})")  # fmt: skip
     sub.add_argument("--jetstream", action="store_true", help="JetStream's orchestrator and gRPC "

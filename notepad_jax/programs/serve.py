@@ -27,7 +27,7 @@ from notepad_jax.checkpoint import checksums
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
-from notepad_jax.programs import evaluate, parts, stopping, subjects
+from notepad_jax.programs import evaluate, pages, parts, stopping, subjects
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.serve.conversations import Conversations
 from notepad_jax.serve.loopback import is_local
@@ -50,6 +50,7 @@ class Address:
     key_variable: str
     trainers: bool = False  # whether they may pause the server and change its weights
     files: str | None = None  # the folder of documents and readings; None: one that ends with it
+    runs: str | None = None  # the folder of runs that browsers are shown; None: none are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,7 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
     key = key_of(address, address.key_variable)
     control_key = key_of(address, CONTROL_KEY) if address.trainers else None
     folder = Path(address.files) if address.files else None
+    views = pages.views(address.runs)
     with taken(address) as place, files.Files(folder) as kept:
         url = f"http://{bracketed(address.host)}:{place.getsockname()[1]}/v1"
         if not config.policy:
@@ -83,8 +85,9 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
         desk = desks.Desk(served.slots, config.serve.queue, config.serve.queue_tokens)
         server = uvicorn.Server(
             uvicorn.Config(
-                app.App(served, desk, key, gate, control_key, kept).asgi, lifespan="on",
-                log_level="warning", timeout_graceful_shutdown=FAREWELL, server_header=False,
+                app.App(served, desk, key, gate, control_key, kept, views).asgi,
+                lifespan="on", log_level="warning", timeout_graceful_shutdown=FAREWELL,
+                server_header=False,
             )
         )  # fmt: skip
 
@@ -96,7 +99,8 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
         async def until_the_end() -> None:
             async with engines:
                 place.listen()  # whoever comes from now on is answered
-                screen.say(f"serving {served.ids[0]} and {served.ids[1]} at {url} (Ctrl-C ends)")
+                said = f"a page to read with: {url.removesuffix('v1')}; Ctrl-C ends"
+                screen.say(f"serving {served.ids[0]} and {served.ids[1]} at {url} ({said})")
                 with stop.patiently():
                     await _served(server, place, stop)
 

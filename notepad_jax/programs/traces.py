@@ -31,6 +31,10 @@ FOLDER = "trace"  # of a run's page, in the run's folder
 MEND = f"name a run (runs/NAME), the folder of an evaluation, or a {' or '.join(NAMES)}"
 
 
+class NothingRead(ValueError):
+    """A folder in which no reading is kept."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Made:
     """The page of a trace."""
@@ -110,7 +114,7 @@ def files(path: Path, several: bool) -> dict[Path, str]:
         return {path: path.parent.name + "/" + path.stem if several else path.stem}
     found = sorted(file for name in NAMES for file in path.rglob(name))
     if not found:
-        raise ValueError(
+        raise NothingRead(
             f"{path} has no {' and no '.join(NAMES)}: nothing was read there yet, or (a training "
             f"run with rollout.archive=0) nothing was kept; {MEND}"
         )

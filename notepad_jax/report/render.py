@@ -28,14 +28,21 @@ from notepad_jax.telemetry.identity import write_whole
 
 LONGEST_TEXT = 6_000  # characters of one value that are shown
 LONGEST_MEMORY = 1_500  # of a memory, of which there are many on a page
-SCRIPT = "page.js"
+SCRIPT, NOTICE_SCRIPT = "page.js", "notice.js"
 # The script of a trace's page, in the order in which its files need one another.
 TRACE_SCRIPTS = (
-    "trace_data.js", "trace_text.js", "trace_list.js", "trace_lists.js", "trace_turn.js",
+    "trace_data.js", "texts.js", "trace_list.js", "trace_lists.js", "trace_turn.js",
     "trace_peers.js", "trace_page.js",
 )  # fmt: skip
+# That of the server's page, likewise.
+READING_SCRIPTS = ("texts.js", "reading_api.js", "reading_cards.js", "reading_page.js")
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+# What `visible` of texts.js shows by its name, too.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
+    "\ufff9-\ufffb]"
+)
 
 
 def write(path: Path, template: str, values: Mapping[str, Any]) -> Path:
@@ -82,6 +89,11 @@ def shortened(words: str, longest: int = LONGEST_TEXT) -> str:
     return f"{start} ... ({hidden:,} more characters)" if hidden > 0 else start
 
 
+def visible(words: str) -> str:
+    """Returns a title or a name with all that is unseen, or turns the writing, by its name."""
+    return _UNSEEN.sub(lambda found: f"⟨{ord(found[0]):02X}⟩", words)
+
+
 def _memory(words: str) -> str:
     return shortened(words, LONGEST_MEMORY)
 
@@ -116,14 +128,17 @@ def _environment() -> Environment:
         format_length,
     ):
         made.filters[write_as.__name__] = write_as
-    made.filters["memory"] = _memory
+    made.filters["memory"], made.filters["visible"] = _memory, visible
     made.filters["stops"] = _stops
     # A script of the package, as it is: its hash must be that of its bytes.
-    script = _source(made, SCRIPT)
-    trace = "".join(_source(made, name) for name in TRACE_SCRIPTS)
+    script, notice = _source(made, SCRIPT), _source(made, NOTICE_SCRIPT)
+    trace, reading = (
+        "".join(_source(made, name) for name in names) for names in (TRACE_SCRIPTS, READING_SCRIPTS)
+    )
     made.globals.update(
         zip=zip, script=Markup(script), script_hash=_hash(script), trace_script=Markup(trace),
-        trace_hash=_hash(trace),
+        trace_hash=_hash(trace), reading_script=Markup(reading), reading_hash=_hash(reading),
+        notice_script=Markup(notice), notice_hash=_hash(notice),
     )  # fmt: skip
     return made
 

@@ -25,7 +25,8 @@ from notepad_jax.report import render
 from notepad_jax.scoring.recall import Recall
 from notepad_jax.types import Evidence
 
-PAGE, INDEX, PART = "index.html", "data/index.js", "data/{}.js"
+PAGE, DATA = "index.html", "data"  # the folder of the data, unless somebody says another
+INDEX, PART = f"{DATA}/index.js", "{}/{}.js"
 TEMPLATE = "trace.html"
 BLOCK = 1 << 17  # bytes of data from which on another block or file is begun
 SHORT = 200  # characters of a question or an answer in the index
@@ -60,13 +61,15 @@ class Made:
 
 
 def make(
-    put: Put, title: str, sources: Sequence[Source], advance: Callable[[], None] = lambda: None
-) -> Made:
+    put: Put, title: str, sources: Sequence[Source], advance: Callable[[], None] = lambda: None,
+    data: str = DATA,
+) -> Made:  # fmt: skip
     """Makes a page of all readings of `sources`, one in memory at a time; calls `advance` at each.
 
+    `data` is the folder of its data, beside it: a server has pages of several ages at a time.
     Raises ValueError for a line that is no reading, naming file and line.
     """
-    shards, shared = _Shards(put), _Shared()
+    shards, shared = _Shards(put, data), _Shared()
     rows: list[list[Any]] = []
     groups, asked = _Numbers(), _Numbers()
     turns = 0
@@ -99,8 +102,8 @@ def make(
         "columns": COLUMNS,
         "rows": rows,
     }
-    shards.put(INDEX, _script("index", index))
-    page = render.rendered(TEMPLATE, {"title": title})
+    shards.put(PART.format(data, "index"), _script("index", index))
+    page = render.rendered(TEMPLATE, {"title": title, "data": data})
     shards.put(PAGE, page)
     return Made(len(rows), turns, shards.files, shards.bytes)
 
@@ -252,8 +255,8 @@ class _Shared:
 class _Shards:
     """Named parts into files of bounded size; a part is never cut."""
 
-    def __init__(self, put: Put) -> None:
-        self._put = put
+    def __init__(self, put: Put, folder: str) -> None:
+        self._put, self._folder = put, folder
         self._parts: list[bytes] = []
         self._held = self._next = 0
         self.files = self.bytes = 0
@@ -270,7 +273,7 @@ class _Shards:
     def end(self) -> None:
         """Writes what is held."""
         if self._parts:
-            self.put(PART.format(self._next), b"".join(self._parts))
+            self.put(PART.format(self._folder, self._next), b"".join(self._parts))
             self._parts, self._held, self._next = [], 0, self._next + 1
 
     def put(self, path: str, content: bytes) -> None:

@@ -32,12 +32,15 @@ from notepad_jax.serve.desk import Desk
 from notepad_jax.serve.documents import Documents
 from notepad_jax.serve.files import Files
 from notepad_jax.serve.joined import Joined, likeness
+from notepad_jax.serve.pages import Pages
 from notepad_jax.serve.readers import Readers
 from notepad_jax.serve.readings import Readings
 from notepad_jax.serve.refusal import Refusal, bad
 from notepad_jax.serve.replies import Chats, Completions, Reply
 from notepad_jax.serve.served import Served
 from notepad_jax.serve.trainers import PATHS, Trainers
+from notepad_jax.serve.views import Views
+from notepad_jax.serve.visitors import Visitors
 from notepad_jax.serve.web import GONE, Door, Events, answer, body_of, event, refused, told
 from notepad_jax.serve.web import unless_gone as unless_client_gone
 from notepad_jax.types import Prompt, SamplingParams, Streamer, Tokens, tokens
@@ -52,12 +55,12 @@ class App:
     """Owns nothing but the queue in front of a policy. `asgi` is what a web server runs.
 
     With a gate trainers are served, too; `control_key` is theirs. `files`: where documents are
-    kept; without, they end with the application.
+    kept; without, they end with the application. `views`: what browsers are shown, if anything.
     """
 
     def __init__(
         self, served: Served, desk: Desk, key: str | None, gate: Gate | None = None,
-        control_key: str | None = None, files: Files | None = None,
+        control_key: str | None = None, files: Files | None = None, views: Views | None = None,
     ) -> None:  # fmt: skip
         self.served, self.desk, self.gate = served, desk, gate
         self.files = files or Files()
@@ -76,19 +79,27 @@ class App:
             Route("/detokenize", handled(self.detokenize), methods=["POST"]),
         ]
         routes += Documents(self.files).routes(handled)
-        routes += Readers(served, self.files, self.readings).routes(handled)
+        readers = Readers(served, self.files, self.readings)
+        routes += readers.routes(handled)
+        visitors = Visitors(key, views.entry) if key and views else None
+        self._pages = None
+        if views is not None:
+            self._pages = Pages(views, self.readings, readers.write_page_trace, visitors)
+            routes += self._pages.routes(handled)
         if gate is not None:
             routes.append(Route("/generate", handled(self.generate), methods=["POST"]))
             routes += Trainers(gate, served).routes(handled)
         handlers = {HTTPException: _not_there}
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
-        self.asgi = Door(app, key, control_key or key, PATHS)
+        self.asgi = Door(app, key, control_key or key, PATHS, visitors)
 
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncGenerator[None]:
         await self.readings.open()
         yield
         await self.readings.close()
+        if self._pages is not None:
+            await self._pages.close()
 
     def _seat(self) -> contextlib.AbstractContextManager[Streamer]:
         seat = self.served.seat

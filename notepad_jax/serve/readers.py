@@ -28,13 +28,14 @@ from notepad_jax.serve.files import Files, disk
 from notepad_jax.serve.journal import Happened
 from notepad_jax.serve.kept import Asked, Reading
 from notepad_jax.serve.readings import Readings
-from notepad_jax.serve.refusal import bad, shown
+from notepad_jax.serve.refusal import Refusal, bad, shown
 from notepad_jax.serve.served import Served
 from notepad_jax.serve.web import Events, answer, body_of
 from notepad_jax.text.token_blocks import well_formed
 
 NAMES = ("model", "file_id", "questions", "samples", "seed", "temperature", "top_p", "max_tokens",
          "detach", "notepad")  # fmt: skip
+MOST_SHOWN = 2_000_000  # tokens of all prompts of a reading whose page has them
 
 Handler = Callable[..., Awaitable[Response]]
 
@@ -56,6 +57,7 @@ class Readers:
             route("", "GET", self.list),
             route("/{id}", "GET", self.look),
             route("/{id}", "DELETE", self.delete),
+            route("/{id}/cancel", "POST", self.cancel),
             route("/{id}/events", "GET", self.events),
             route("/{id}/trace", "GET", self.trace),
         ]
@@ -88,6 +90,12 @@ class Readers:
         await self._readings.stop(reading, now=False)
         return answer(reading.whole())
 
+    async def cancel(self, request: Request) -> Response:
+        """As DELETE, but what has ended meanwhile stays."""
+        reading = self._of(request)
+        await self._readings.stop(reading, now=False)
+        return answer(reading.whole())
+
     async def events(self, request: Request) -> Response:
         seen = request.headers.get("last-event-id", "")
         if seen and not (seen.isascii() and seen.isdigit() and len(seen) < 16):
@@ -113,6 +121,17 @@ class Readers:
             raise
         end = BackgroundTask(gone)
         return FileResponse(path, media_type="application/jsonl", background=end)
+
+    def write_page_trace(self, reading: Reading, path: Path) -> None:
+        """Writes what a page shows of a reading, also of what was stopped before its answer.
+
+        Its turns, too, where they are few, and file and model are still those that it was read by.
+        """
+        if reading.usage()["prompt_tokens"] <= MOST_SHOWN:
+            with contextlib.suppress(Refusal):
+                return self._write_trace(reading, path, whole=True, stopped=True)
+            path.unlink(missing_ok=True)
+        self._write_trace(reading, path, whole=False, stopped=True)
 
     # ------------------------------------------------------------ parts
 
@@ -164,8 +183,13 @@ class Readers:
             identity=self._readings.identity(file_id),
         )
 
-    def _write_trace(self, reading: Reading, path: Path, whole: bool) -> None:
-        """Writes the readings that have ended, as `notepad-jax trace` reads them."""
+    def _write_trace(
+        self, reading: Reading, path: Path, whole: bool, stopped: bool = False
+    ) -> None:
+        """Writes the readings that have ended, as `notepad-jax trace` reads them.
+
+        `whole`: with their turns; `stopped`: those, too, that have no answer and had a turn.
+        """
         asked = reading.asked
         chunks = self._readings.chunks(asked) if whole else None
         pieces = Pieces(self._served.tokenizer)
@@ -178,17 +202,20 @@ class Readers:
                     ))  # fmt: skip
         with disk(), TraceFile(path) as file:
             for number, course in enumerate(reading.courses):
-                if course.answer is None:
+                if course.answer is None and not (stopped and course.turns):
                     continue
                 turns = Turns(pieces)
                 if chunks is not None:
                     for turn, _ in self._readings.again(reading, number, chunks):
                         turns.add(turn)
                 question, sample = asked.of(number)
+                status = "answered" if course.finish_reason == "stop" else "truncated"
                 told = {
                     "question": question, "task_id": asked.file_id, "source": self._served.ids[1],
-                    "sample": sample, "answer": course.answer, "turns": course.turns,
-                    "status": "answered" if course.finish_reason == "stop" else "truncated",
+                    "sample": sample, "answer": course.answer or "",
+                    # The answer that never came has a place: what was read before is no answer.
+                    "turns": course.turns + (course.answer is None),
+                    "status": "no answer" if course.answer is None else status,
                 }  # fmt: skip
                 file.add(told, spools[number], turns.kept() if whole else None)
 

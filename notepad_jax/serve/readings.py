@@ -134,6 +134,13 @@ class Readings:
             "file": self._files.get(file_id).digest,
         }  # fmt: skip
 
+    def filename(self, file_id: str) -> str:
+        """Returns what people call a reading's file; the id where it is gone."""
+        try:
+            return self._files.get(file_id).filename
+        except Refusal:
+            return file_id
+
     # ------------------------------------------------------------ running
 
     def _known_rules(self, asked: Asked) -> Rules:
@@ -177,11 +184,6 @@ class Readings:
 
     async def _read_all(self, reading: Reading) -> None:
         asked = reading.asked
-        if asked.identity != self.identity(asked.file_id):
-            raise Refusal(
-                409, "this reading was begun over another file, by another model, or with other "
-                "limits; begin it again", None, "reading_changed",
-            )  # fmt: skip
         chunks = self.chunks(asked)
         await asyncio.to_thread(lambda: reading.courses)  # a long journal takes a while
         left = [k for k, course in enumerate(reading.courses) if course.answer is None]
@@ -206,7 +208,15 @@ class Readings:
                 await asyncio.gather(*running, return_exceptions=True)
 
     def chunks(self, asked: Asked) -> ChunkedDocument:
-        """Returns the chunks that all questions share; Refusal if the file is gone."""
+        """Returns the chunks that all questions share.
+
+        Refusal if the file is gone (404), or whoever reads is not who read it (409).
+        """
+        if asked.identity != self.identity(asked.file_id):
+            raise Refusal(
+                409, "this reading was begun over another file, by another model, or with other "
+                "limits; begin it again", None, "reading_changed",
+            )  # fmt: skip
         text = self._files.document(asked.file_id, "file_id")
         size = self._known_rules(asked).chunk_size
         return ChunkedDocument(self._served.tokenizer, notepad.Parts((text,)), size)

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notepad_jax.serve.loopback import is_local
 from notepad_jax.serve.refusal import Refusal
+from notepad_jax.serve.visitors import Visitors
 from notepad_jax.types import CompleterFailed
 
 LARGEST_BODY = 8 << 20  # bytes
@@ -153,10 +154,13 @@ class Events(Response):
 class Door:
     """Lets in who has the key; without one, who comes from this machine and says so."""
 
-    def __init__(self, app: ASGIApp, key: str | None, other: str | None, others: Sequence[str]):
-        """`other` is the key of the paths in `others`."""
+    def __init__(
+        self, app: ASGIApp, key: str | None, other: str | None, others: Sequence[str],
+        visitors: Visitors | None = None,
+    ) -> None:  # fmt: skip
+        """`other` is the key of the paths in `others`; `visitors` says what browsers may see."""
         self._app, self._keys = app, dict.fromkeys(others, other)
-        self._key = key
+        self._key, self._visitors = key, visitors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -168,23 +172,30 @@ class Door:
 
     def _let_in(self, scope: Scope) -> ASGIApp:
         if scope["type"] == "http" and scope["path"] not in OPEN:
-            problem = self._problem(Request(scope))
+            request = Request(scope)
+            problem = self._problem(request)
             if problem is not None:
-                return answer({"error": problem.error}, problem.status, problem.headers)
+                page = self._visitors and self._visitors.asks(request, problem)
+                error = {"error": problem.error}
+                return page or answer(error, problem.status, problem.headers)
         return self._app
 
     def _problem(self, request: Request) -> Refusal | None:
         key = self._keys.get(request.scope["path"], self._key)  # what routes are chosen by
         if key is None:
             # A web page may send its visitor's browser here; the browser says who it is for.
-            names = [request.headers.get("host", ""), request.headers.get("origin", "")]
-            if all(is_local(name.rpartition("//")[2]) for name in names if name):
+            host, origin = request.headers.get("host", ""), request.headers.get("origin")
+            own = origin is None or origin.rpartition("//")[2] == host
+            if own and (not host or is_local(host)):
                 return None
-            message = "a server without a key answers this machine alone, by the name localhost"
+            message = ("a server without a key answers this machine alone, by the name localhost, "
+                       "and of web pages its own")  # fmt: skip
             return Refusal(403, message, None, "not_local", "permission_error")
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         same = hmac.compare_digest(given.strip().encode(), key.encode())
         if scheme.lower() == "bearer" and same:
+            return None
+        if self._visitors is not None and not given and self._visitors.admits(request):
             return None
         what = "is wrong" if given else "is missing: send it as Authorization: Bearer KEY"
         return Refusal(401, f"the API key {what}", None, "invalid_api_key", "authentication_error",

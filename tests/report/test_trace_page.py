@@ -45,17 +45,17 @@ def test_every_memory_and_every_turn_arrives_at_the_place_that_the_head_names(ma
         for number, row in enumerate(rows(parts)):
             whole = trace.whole(number)
             file, head = parts[f"r{number}"]
-            assert file == trace_page.PART.format(row["file"])
+            assert file == trace_page.PART.format(trace_page.DATA, row["file"])
             assert head["fields"] == whole.reading
             for change, (*told, block, place) in zip(whole.memories, head["changes"], strict=True):
                 file, texts = parts[f"m{number}.{block}"]
-                assert file == trace_page.PART.format(head["memory_files"][block])
+                assert file == trace_page.PART.format(trace_page.DATA, head["memory_files"][block])
                 assert (told[0], told[1], texts[place]) == (
                     change.chunk, change.tokens, change.memory,
                 )  # fmt: skip
             for turn, (*told, block, place) in zip(whole.turns, head["turns"], strict=True):
                 file, long = parts[f"t{number}.{block}"]
-                assert file == trace_page.PART.format(head["turn_files"][block])
+                assert file == trace_page.PART.format(trace_page.DATA, head["turn_files"][block])
                 assert long[place] == [
                     turn.shared, turn.tail, turn.tokens, turn.logprobs, turn.proximal,
                 ]  # fmt: skip
@@ -138,8 +138,13 @@ def test_nothing_that_anybody_wrote_breaks_out(tmp_path):
 
 def test_the_files_of_the_script_are_those_that_are_shipped():
     loader = render._ENVIRONMENT.loader
-    there = {name for name in loader.list_templates() if name.startswith("trace_")}
-    assert there == set(render.TRACE_SCRIPTS)
+    there = {name for name in loader.list_templates() if name.endswith(".js")}
+    assert there == {
+        *render.TRACE_SCRIPTS,
+        *render.READING_SCRIPTS,
+        render.SCRIPT,
+        render.NOTICE_SCRIPT,
+    }
 
 
 def test_a_prompt_that_nobody_has_is_named(tmp_path):

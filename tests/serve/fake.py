@@ -25,6 +25,7 @@ from notepad_jax.serve.conversations import Conversations
 from notepad_jax.serve.desk import Desk
 from notepad_jax.serve.files import Files
 from notepad_jax.serve.served import Served
+from notepad_jax.serve.views import Views
 from notepad_jax.text.chat import ChatTemplate
 from notepad_jax.types import Completion, Finish, Piece, tokens
 from tests.text.test_chat import CHATML
@@ -120,16 +121,17 @@ def served(streamer: Arithmetic, chat: bool = True, **changes) -> Served:
 def running(
     policy: Served, waiting: int = 8, queued_tokens: int = 0, key: str | None = None,
     trainers: Adopt | None = None, control_key: str | None = None,
-    folder: pathlib.Path | None = None,
+    folder: pathlib.Path | None = None, views: Views | None = None, port: int = 0,
 ) -> Iterator[str]:  # fmt: skip
     """Serves in a thread, with files in `folder`; yields the server's address."""
     gate = Gate(trainers) if trainers else None
     desk = Desk(policy.slots, waiting, queued_tokens)
     # By the protocol's number asyncio knows that it may send at once, without waiting for more.
     place = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    place.bind(("127.0.0.1", 0))
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    place.bind(("127.0.0.1", port))
     with place, Files(folder) as files, contextlib.ExitStack() as stack:
-        app = App(policy, desk, key, gate, control_key, files)
+        app = App(policy, desk, key, gate, control_key, files, views)
         stack.enter_context(listening(app.asgi, place))
         yield f"http://127.0.0.1:{place.getsockname()[1]}"
 

@@ -1,16 +1,20 @@
 // The data of a trace's page. They lie beside it as scripts, since a page on a disk may fetch
-// nothing; each calls trace.part(name, value) for what it holds. A file is loaded when a part of it
-// is wanted, and the files that nobody wanted for longest are let go.
+// nothing; each calls trace.part(name, value) for what it holds. The index is the first; where it
+// lies, the others lie. A file is loaded when a part of it is wanted, and the files that nobody
+// wanted for longest are let go.
 "use strict";
 
 const trace = (() => {
   const MOST = 64; // files that are kept
   const parts = new Map(), files = new Map(); // name -> value; file -> {loaded, names}
-  let began = () => {};
+  let began = () => {}, folder = "";
 
   function part(name, value) {
-    if (name === "index") return began(value);
-    const { file } = document.currentScript.dataset;
+    const { src, dataset: { file } } = document.currentScript;
+    if (name === "index") {
+      folder = src.replace(/[^/]*$/, "");
+      return began(value);
+    }
     parts.set(name, value);
     files.get(file)?.names.push(name);
   }
@@ -18,12 +22,13 @@ const trace = (() => {
   function load(file) {
     const script = document.createElement("script");
     script.dataset.file = file;
-    script.src = "data/" + file + ".js";
+    script.src = folder + file + ".js";
     const loaded = new Promise((resolve, reject) => {
       script.onload = resolve;
       script.onerror = () => {
         files.delete(file);
-        reject(new Error("data/" + file + ".js is missing or damaged; make the page again"));
+        reject(new Error("data/" + file + ".js is missing or damaged; load the page again, or make " +
+          "it again"));
       };
     });
     files.set(file, { loaded, names: [] });

@@ -1,5 +1,6 @@
-// Texts on a trace's page: put in as text and never as HTML, with everything that would be unseen,
-// or would turn what follows around, shown by its name; and the words in which two texts differ.
+// Texts on a trace's page and on the server's: put in as text and never as HTML, with everything that
+// would be unseen, or would turn what follows around, shown by its name; and the words in which two
+// texts differ.
 "use strict";
 
 const LONGEST = 20000; // characters that are shown at once

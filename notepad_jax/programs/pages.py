@@ -1,0 +1,91 @@
+"""What the server shows to browsers: the pages of `report`, and the runs of a folder.
+
+Brings two rooms together that do not know one another. What is shown of a folder of runs are the
+trace files below its own subfolders; a link that leads out of it is not followed. Above:
+`serve`, the program; below: report.server_pages, report.trace_page, and `traces` (which files).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from notepad_jax.programs import traces
+from notepad_jax.reading.trace import Trace
+from notepad_jax.report import server_pages, trace_page
+from notepad_jax.report.trace_page import Source
+from notepad_jax.serve.views import Files, Put, Views
+
+
+def views(folder: str | None) -> Views:
+    """Returns the pages of a server that shows the runs of `folder`; None: no runs.
+
+    Raises ValueError if there is no such folder, or if it is a run itself.
+    """
+    runs = None if folder is None else Path(folder)
+    if runs is not None and not runs.is_dir():
+        raise ValueError(
+            f"there is no folder {folder} with runs to show; mend --runs or leave it out"
+        )
+    if runs is not None and any((runs / name).is_file() for name in traces.NAMES):
+        raise ValueError(
+            f"{folder} is a run itself; name the folder that it lies in: --runs {runs.parent}"
+        )
+    return Views(
+        reading=server_pages.reading(),
+        listing=server_pages.listing,
+        notice=server_pages.notice,
+        entry=server_pages.entry,
+        trace=make_trace,
+        runs=None if runs is None else lambda: names(runs),
+        files=lambda name: {} if runs is None else files(runs, name),
+    )
+
+
+def names(runs: Path) -> list[str]:
+    """Returns what the folders in `runs` are called, the newest first."""
+    found = [path for path in runs.iterdir() if _is_run(path, runs)]
+    return [path.name for path in sorted(found, key=lambda path: -path.stat().st_mtime)]
+
+
+def files(runs: Path, name: str) -> Files:
+    """Returns the trace files of one of them, and what each is called; none for another name.
+
+    Raises ValueError for a file that has a trace's name and is none.
+    """
+    run = next((path for path in runs.iterdir() if path.name == name), None)
+    if run is None or not _is_run(run, runs):
+        return {}
+    try:
+        found = traces.files(run, several=False)
+    except traces.NothingRead:
+        return {}
+    return {path: label for path, label in found.items() if _inside(path, run)}
+
+
+def _is_run(path: Path, runs: Path) -> bool:
+    fit = path.name.isprintable() and not path.name.startswith(".")
+    return fit and path.is_dir() and _inside(path, runs)
+
+
+def _inside(path: Path, folder: Path) -> bool:
+    with contextlib.suppress(OSError, RuntimeError):  # a link in a circle
+        return path.resolve().is_relative_to(folder.resolve())
+    return False
+
+
+def make_trace(
+    put: Put, title: str, files: Files, advance: Callable[[int, int], None], data: str
+) -> None:
+    """Makes the page of some trace files; see `serve.views.MakeTrace`."""
+    with contextlib.ExitStack() as stack:
+        sources = [Source(label, stack.enter_context(Trace(path))) for path, label in files.items()]
+        total, done = sum(len(source.trace) for source in sources), 0
+
+        def one_more() -> None:
+            nonlocal done
+            done += 1
+            advance(done, total)
+
+        trace_page.make(put, title, sources, one_more, data)
