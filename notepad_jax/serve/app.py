@@ -36,6 +36,7 @@ from notepad_jax.serve.readers import Readers
 from notepad_jax.serve.readings import Readings
 from notepad_jax.serve.refusal import Refusal, bad
 from notepad_jax.serve.replies import Chats, Completions, Reply
+from notepad_jax.serve.saying import Saying
 from notepad_jax.serve.served import Served
 from notepad_jax.serve.trainers import PATHS, Trainers
 from notepad_jax.serve.web import GONE, Door, Events, answer, body_of, event, refused, told
@@ -141,7 +142,7 @@ class App:
     async def detokenize(self, request: Request) -> Response:
         body = asked.parsed(await body_of(request))
         asked.check_names(body, ("model", "tokens"))
-        ids = self._known(asked.token_ids(body.get("tokens"), "tokens"), "tokens")
+        ids = self.served.known(asked.token_ids(body.get("tokens"), "tokens"), "tokens")
         return answer({"prompt": self.served.tokenizer.decode(ids.tolist())})
 
     # ------------------------------------------------------------ completions
@@ -170,7 +171,7 @@ class App:
             if isinstance(prompt, str):
                 prompts.append(await asyncio.to_thread(self.served.tokenizer.encode, prompt))
             else:
-                prompts.append(self._known(prompt, "prompt"))
+                prompts.append(self.served.known(prompt, "prompt"))
         stops = self.served.tokenizer.stop_ids
         return await self._continued(request, kind, given, prompts, stops, "prompt")
 
@@ -181,12 +182,6 @@ class App:
                 f"use /v1/completions, or {self.served.ids[1]} for a document and a question",
             )  # fmt: skip
         return await self.served.conversations.tokens(messages)
-
-    def _known(self, ids: Sequence[int], param: str) -> Tokens:
-        size = self.served.tokenizer.vocab_size
-        if any(i >= size for i in ids):
-            raise bad(param, f"{param} has the id {max(ids)}, and ids end at {size - 1}")
-        return tokens(ids)
 
     async def _continued(
         self, request: Request, kind: type[Reply], given: Chat | Continue,
@@ -205,11 +200,7 @@ class App:
         limit = how.max_tokens or min(usual, served.max_completion)
         if limit > served.max_completion:
             raise bad("max_tokens", f"max_tokens is {limit} and may be {served.max_completion}")
-        more = self._known(how.stop_token_ids, "stop_token_ids").tolist()
-        stops = tuple(dict.fromkeys([*usual_stops, *more]))
-        if len(stops) > served.most_stops:
-            most = served.most_stops - len(usual_stops)
-            raise bad("stop_token_ids", f"{len(how.stop_token_ids)} ids are given; {most} may be")
+        stops = served.stops(usual_stops, how.stop_token_ids)
         otherwise = secrets.randbits(62)
 
         def courses(seat: Streamer) -> list[AsyncGenerator[Delta]]:
@@ -219,8 +210,8 @@ class App:
                 seed = how.seed_of(index, otherwise)
                 params = self._sampling(how, limit, stops, seed)
                 prompt = Prompt(tokens(ids[:-1].copy()), tokens(ids[-1:].copy()))
-                decode = served.tokenizer.decode
-                made.append(choice(seat, prompt, params, how.stop, decode, index))
+                saying = Saying(served.tokenizer.decode, how.stop)
+                made.append(choice(seat, prompt, params, saying, index))
             return made
 
         reply = kind(given.model, served.fingerprint(), how, served.tokenizer, prompts)

@@ -70,9 +70,9 @@ class Reply(abc.ABC):
 
     def chunk(self, delta: Delta) -> dict[str, Any]:
         """Returns the chunk of what became certain of a choice, or of how a memory changed."""
+        self._count(delta)
         if delta.memory is not None:
             return self._remembered(delta.index, delta.memory)
-        self._count(delta)
         return self._chunk([self._choice(delta, self._delta(delta.text))])
 
     def first(self, index: int) -> dict[str, Any] | None:

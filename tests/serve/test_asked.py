@@ -121,7 +121,8 @@ VALUES = st.recursive(
     ),
     max_leaves=5,
 )  # fmt: skip
-BODIES = st.builds(lambda base, more: base | more, st.sampled_from([{}, CHAT, TEXT]),
+BASES = st.sampled_from([{}, CHAT, CHAT | {"model": "m:notepad"}, TEXT])
+BODIES = st.builds(lambda base, more: base | more, BASES,
                    st.dictionaries(NAMES, VALUES, max_size=4))  # fmt: skip
 
 
