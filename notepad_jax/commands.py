@@ -144,7 +144,8 @@ def _serve(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     address = serve.Address(
-        arguments.host, arguments.port, arguments.key_variable, arguments.rl, arguments.files
+        arguments.host, arguments.port, arguments.key_variable, arguments.rl, arguments.files,
+        tuple(arguments.documents),
     )  # fmt: skip
     ended = serve.run(config, address, arguments.served_name, screen)
     return ended, f"served {ended.name} at {ended.url}"
@@ -368,6 +369,9 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--served-name", metavar="NAME", help="of the model (the policy's)")
     sub.add_argument("--files", metavar="FOLDER", help="keep documents and readings here, so that "
                      "they outlive the server (a temporary folder)")  # fmt: skip
+    sub.add_argument("--documents", metavar="PREFIX", action="append", default=[], help="a folder "
+                     "or gs://BUCKET/FOLDER whose files requests may name by their path, read "
+                     "where they lie; may be given several times (none)")  # fmt: skip
     sub.add_argument("--key-variable", default=serve.KEY, metavar="VARIABLE",
                      help=f"of the environment, with the key ({serve.KEY})")  # fmt: skip
     sub.add_argument("--rl", action="store_true", help="for trainers: /generate, pauses and "

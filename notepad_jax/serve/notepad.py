@@ -21,11 +21,12 @@ from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules, State, TurnSampling
 from notepad_jax.serve.asked import Chat
 from notepad_jax.serve.choices import REASONS, Delta, Whole, choice, told
-from notepad_jax.serve.files import Files, FileText
+from notepad_jax.serve.files import Files
 from notepad_jax.serve.messages import FilePart
 from notepad_jax.serve.refusal import bad
 from notepad_jax.serve.saying import Saying
 from notepad_jax.serve.served import Served
+from notepad_jax.serve.texts import FileText
 from notepad_jax.text.chunks import ChunkedDocument
 from notepad_jax.types import (
     NO_TOKENS,

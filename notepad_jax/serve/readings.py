@@ -131,7 +131,7 @@ class Readings:
         served = self._served
         return {
             "model": served.ids[1], "template": served.template.name, "rules": repr(served.rules),
-            "file": self._files.get(file_id).digest,
+            "file": self._files.document(file_id, "file_id").digest,
         }  # fmt: skip
 
     # ------------------------------------------------------------ running
@@ -177,12 +177,13 @@ class Readings:
 
     async def _read_all(self, reading: Reading) -> None:
         asked = reading.asked
-        if asked.identity != self.identity(asked.file_id):
+        # In threads, what may wait for a disk or a bucket.
+        if asked.identity != await asyncio.to_thread(self.identity, asked.file_id):
             raise Refusal(
                 409, "this reading was begun over another file, by another model, or with other "
                 "limits; begin it again", None, "reading_changed",
             )  # fmt: skip
-        chunks = self.chunks(asked)
+        chunks = await asyncio.to_thread(self.chunks, asked)
         await asyncio.to_thread(lambda: reading.courses)  # a long journal takes a while
         left = [k for k, course in enumerate(reading.courses) if course.answer is None]
         # In one thread, and before any of them reads on: chunks are made by one at a time.

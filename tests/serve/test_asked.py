@@ -114,9 +114,10 @@ def test_lone_surrogates_become_question_marks():
 NAMES = st.sampled_from([*asked.CHAT, *asked.COMPLETION, *asked.ONLY, *asked.ACCEPTED, "what"])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=5) | st.sampled_from(["user", "text", "who is ann ?"]),
+    | st.text(max_size=5) | st.sampled_from(["user", "text", "file", "who is ann ?", "/etc/passwd", "gs://b/x"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-        st.sampled_from(["role", "content", "type", "text", "include_usage"]) | st.text(max_size=3),
+        st.sampled_from(["role", "content", "type", "text", "file", "file_id", "include_usage"])
+        | st.text(max_size=3),
         inner, max_size=3,
     ),
     max_leaves=5,
