@@ -240,7 +240,7 @@ def engine_settings(config: ConfigDict, rules: Rules, template: Template) -> Eng
         max_prompt=prompt,
         max_new_tokens=completion,
         pages=max(turn.pages, whole),
-        row_tokens=max(turn.row_tokens, completion, turn.page_size),
+        row_tokens=max(turn.row_tokens, turn.page_size + completion),  # also where it is scored
         top_logprobs=MOST_TOP_LOGPROBS,
     )
 

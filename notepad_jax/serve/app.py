@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -24,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from notepad_jax import __version__
-from notepad_jax.serve import asked, notepad
+from notepad_jax.serve import asked, notepad, scored
 from notepad_jax.serve.asked import Chat, Continue, How
 from notepad_jax.serve.choices import Delta, Whole, choice, together
 from notepad_jax.serve.control import Gate, Generated, generation
@@ -212,11 +213,17 @@ class App:
                 prompt = Prompt(tokens(ids[:-1].copy()), tokens(ids[-1:].copy()))
                 saying = Saying(served.tokenizer.decode, how.stop)
                 made.append(choice(seat, prompt, params, saying, index))
+            for number, ids in enumerate(prompts[:scores]):
+                tell = functools.partial(reply.scores.__setitem__, number)
+                about = params.temperature, how.prompt_logprobs, served.max_completion
+                made.append(scored.course(seat, ids, *about, tell))
             return made
 
         reply = kind(given.model, served.fingerprint(), how, served.tokenizer, prompts)
         count, size = len(prompts) * how.n, how.n * sum(len(ids) + limit for ids in prompts)
-        deltas = self._made(courses, reply, self.desk.admitted(count, size))
+        scores = len(prompts) if how.prompt_logprobs is not None else 0
+        size += sum(map(len, prompts[:scores]))
+        deltas = self._made(courses, reply, self.desk.admitted(count + scores, size))
         return await self._answered(request, reply, deltas, count)
 
     async def _reading(self, request: Request, chat: Chat, body: bytes) -> Response:

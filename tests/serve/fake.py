@@ -78,7 +78,7 @@ class Arithmetic:
         async with self._slot():
             if self.broken:
                 raise self.broken
-            ids = said(prompt.tokens, sampling)
+            ids = prompt.draft.tolist() if sampling.scored else said(prompt.tokens, sampling)
             for first in range(0, len(ids), 2):
                 await asyncio.sleep(self.pause)
                 new = ids[first : first + 2]

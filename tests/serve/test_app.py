@@ -63,6 +63,31 @@ def test_a_completion_by_hand(url):
         assert [list(top.values()) for top in said["top_logprobs"]] == [[-1.0, -2.0]] * 5
 
 
+def test_the_tokens_of_a_prompt_are_scored_by_hand(url):
+    """The fake gives what it is given -1/8, -2/8, ... in each stretch, and 300, 301 as likelier."""
+    body = TEXT | {"prompt": [IDS, IDS[:1]], "n": 2}
+    plain = post(url, **body).json()
+    reply = post(url, **body, prompt_logprobs=2).json()
+    assert reply["logprobs_mode"] == "temperature" and reply["usage"] == plain["usage"] | {
+        "prompt_tokens_details": reply["usage"]["prompt_tokens_details"]
+    }  # fmt: skip
+    for one, other in zip(reply["choices"], plain["choices"], strict=True):
+        scores = one.pop("prompt_logprobs")
+        assert one == other and scores[0] is None
+        assert len(scores) == (len(IDS) if one["index"] < 2 else 1)
+        for place, told in enumerate(scores[1:], 1):
+            assert list(told) == [str(IDS[place]), "300", "301"]
+            mine, first, _ = told.values()
+            assert mine == {"logprob": -place / 8, "rank": None,
+                            "decoded_token": " " + WORDS.split()[place]}  # fmt: skip
+            assert (first["logprob"], first["rank"]) == (-1.0, 1)
+    long = IDS * 20  # stretches of 64, as long as a completion may be
+    (choice,) = post(url, **TEXT | {"prompt": long}, prompt_logprobs=0).json()["choices"]
+    told = [next(iter(one.items())) for one in choice["prompt_logprobs"][1:]]
+    assert [int(id) for id, _ in told] == long[1:]
+    assert [one["logprob"] for _, one in told] == [-(1 + n % 64) / 8 for n in range(139)]
+
+
 def test_a_prompt_counts_once_however_many_choices_it_has():
     with running(served(Arithmetic())) as url:
         usage = post(url, **TEXT | {"prompt": [IDS, IDS[:3]], "n": 2}).json()["usage"]

@@ -41,6 +41,7 @@ BAD_OF_CHATS = [
      "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": "x", "name": "ann"}]}, "messages[0].name"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"), ({"logprobs": 3}, "logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"prompt": "x"}, "prompt"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
@@ -50,6 +51,9 @@ BAD_OF_COMPLETIONS = [
     ({"prompt": [1.5]}, "prompt"), ({"prompt": ["a", 1]}, "prompt"), ({"prompt": [[-1]]}, "prompt"),
     ({"prompt": ["a"] * 129}, "prompt"), ({"logprobs": True}, "logprobs"),
     ({"logprobs": 21}, "logprobs"), ({"messages": HELLO}, "messages"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"), ({"prompt_logprobs": True}, "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
 ]  # fmt: skip
 
 
