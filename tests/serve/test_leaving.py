@@ -30,6 +30,7 @@ class Brake:
 
     def __init__(self) -> None:
         self.kind, self.left, self._reached, self._go = None, 0, None, None
+        self.launches = 0  # so far
 
     @contextlib.contextmanager
     def on(self, kind: str, after: int = 0):
@@ -46,6 +47,7 @@ class Brake:
         assert self._reached.wait(15), f"no launch to {self.kind} was made"
 
     def passes(self, kind: str) -> None:
+        self.launches += 1
         if kind == self.kind:
             if self.left:
                 self.left -= 1
@@ -170,7 +172,9 @@ def test_whoever_hangs_up_in_any_phase_gives_slots_and_pages_back(engine, brake)
             assert not free(scheduler), (kind, after)
             wire.close()
             noticed(url)
+            launches = brake.launches
         until(lambda: free(scheduler) and gauge(url, "running") == 0, 60)
+        assert brake.launches <= launches + 2, (kind, after)  # the rest of a round
         assert ended(url) == made, (path, kind, after)
     assert [one["status"] for one in CLIENT.get(url + READINGS).json()["data"]] == ["cancelled"]
     assert CLIENT.post(url + CHAT, json=whole).json()["choices"] == before
@@ -189,7 +193,9 @@ def test_whoever_hangs_up_while_he_waits_or_listens_gives_everything_back(engine
         for wire in (*waiting, full):
             wire.close()
         noticed(url)
+        launches = brake.launches
     until(lambda: free(scheduler) and gauge(url, "running") == 0, 60)
+    assert brake.launches == launches, "those who waited were read"
     with brake.on("decode", 2):  # in the middle of what is told
         stream = sent(url, CHAT, PLAIN)
         until(lambda: b"policy_version" in stream.recv(1 << 12))
