@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,7 @@ def _serve(
 ) -> tuple[Any, str]:
     address = serve.Address(
         arguments.host, arguments.port, arguments.key_variable, arguments.rl, arguments.files,
-        arguments.runs,
+        arguments.runs, tuple(arguments.documents),
     )  # fmt: skip
     program = jetstream if arguments.jetstream else serve
     ended = program.run(config, address, arguments.served_name, screen)
@@ -363,7 +364,7 @@ def build_parser() -> argparse.ArgumentParser:
         "NAME:notepad reads a document of any length and answers a question about it.\n"
         "With a key in the environment (NOTEPAD_API_KEY) clients must have it; without one the\n"
         "server only listens on this machine. docs/server.md says what is served, and how.\n"
-        "http://HOST:PORT/ is a page to read with, /traces shows readings turn by turn.\n\n"
+        "http://HOST:PORT/ is a page to read with, /traces shows readings turn by turn.\n"
         "With --jetstream it is JetStream's gRPC server at HOST:PORT, for prompts alone.\n\n"
         "examples: notepad-jax serve --policy runs/quickstart/hf --port 8000\n"
         "          notepad-jax serve --policy runs/quickstart/hf --jetstream --port 9000",
@@ -372,16 +373,16 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--host", default="127.0.0.1", help="the address to listen on (127.0.0.1)")
     sub.add_argument("--port", type=int, default=8000, help="0 takes a free one (8000)")
     sub.add_argument("--served-name", metavar="NAME", help="of the model (the policy's)")
-    sub.add_argument("--files", metavar="FOLDER", help="keep documents and readings here, so that "
-                     "they outlive the server (a temporary folder)")  # fmt: skip
-    sub.add_argument("--runs", metavar="FOLDER", help="show the runs in this folder, turn by turn, "
-                     "under /traces (none)")  # fmt: skip
+    folder = functools.partial(sub.add_argument, metavar="FOLDER")
+    folder("--files", help="keep documents and readings here (a folder that ends with the server)")
+    folder("--runs", help="show the runs in this folder, turn by turn, under /traces (none)")
+    folder("--documents", action="append", default=[], help="requests may name its files (none); "
+           "also gs://BUCKET/FOLDER, also several times")  # fmt: skip
     sub.add_argument("--key-variable", default=serve.KEY, metavar="VARIABLE",
                      help=f"of the environment, with the key ({serve.KEY})")  # fmt: skip
-    sub.add_argument("--jetstream", action="store_true", help="JetStream's orchestrator and gRPC "
-                     "instead: Decode of texts and token ids, for its clients")  # fmt: skip
-    sub.add_argument("--rl", action="store_true", help="for trainers: /generate, pauses and "
-                     f"other weights, with a key of its own ({serve.CONTROL_KEY})")  # fmt: skip
+    sub.add_argument("--jetstream", action="store_true", help="JetStream's gRPC server instead")
+    sub.add_argument("--rl", action="store_true", help="for trainers: /generate, pauses, other "
+                     f"weights; with a key of its own ({serve.CONTROL_KEY})")  # fmt: skip
 
     def plain(
         name: str, run: Callable[..., tuple[Any, str]], short: str, long: str

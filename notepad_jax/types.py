@@ -152,6 +152,8 @@ class SamplingParams:
     stop_ids: tuple[int, ...]
     seed: int  # 0 <= seed < 2**63
     top_logprobs: int = 0  # likeliest tokens to tell of beside each sampled one, to `stream`
+    # Nothing is drawn: the completion is the prompt's draft, and `stream` tells its logprobs.
+    scored: bool = False
 
     def __post_init__(self) -> None:
         if self.temperature != 0 and not COLDEST <= self.temperature <= HOTTEST:
@@ -172,6 +174,8 @@ class SamplingParams:
                 f"top_logprobs is {self.top_logprobs}; it must be at least 0 and at most "
                 f"{MOST_TOP_LOGPROBS}"
             )
+        if self.scored and self.stop_ids:
+            raise ValueError("a completion that is scored is given whole; leave stop_ids out")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

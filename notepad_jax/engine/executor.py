@@ -118,10 +118,14 @@ class Executor:
                 waiting.append((members, spans, out))
         sampled: list[Sampled | None] = [None] * len(contexts)
         for members, spans, out in waiting:
-            new, *rest = jax.device_get(out)
+            new, logps, *more = jax.device_get(out)
+            following = more.pop() if more else logps
             for b, span in zip(members, spans, strict=True):
                 n = layout.accepted(new[span], contexts[b])
-                sampled[b] = _sampled(contexts[b], *(x[span][:n] for x in (new, *rest)))
+                drawn = new[span][:n], logps[span][:n]
+                if contexts[b].sampling.scored:
+                    drawn = contexts[b].draft, following[span][:n]
+                sampled[b] = _sampled(contexts[b], *drawn, *(x[span][:n] for x in more))
         return sampled
 
     def decode(self, params: Params, contexts: Sequence[Context]) -> list[Sampled]:

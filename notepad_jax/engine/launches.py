@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from notepad_jax.engine.sampler import likeliest, sample
+from notepad_jax.engine.sampler import likeliest, logprob_of, sample
 from notepad_jax.model import attention, logprobs, policy
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
@@ -105,7 +105,8 @@ def start_tails(
 
     The page in which a prefix ends is first copied into each tail's first page. Returns
     (cache, sampled tokens [T], their logprobs [T]); only the first `row.samples` mean anything.
-    With `most` above 0 also the ids and logprobs [T, most] of the `wanted` likeliest.
+    With `most` above 0 also the ids and logprobs [T, most] of the `wanted` likeliest, and the
+    logprobs [T] of the tokens that follow in the row.
     """
     pages = _copy_pages(pages, row.copy_from, row.copy_to, row.copies)
     attend = attention.packed_after_prefix(config, pages, row.table, row.length, row.kv_end)
@@ -141,7 +142,9 @@ def _sample_after(
         logits_XV = logprobs.logits(config, params, hidden_TD[cut(sample_at)])
         new = sample(logits_XV, d.temperature, d.top_p, d.seed, d.index)
         if most:
-            new = *new, *likeliest(logits_XV, d.temperature, wanted, most)
+            next_X = jnp.roll(row.tokens[0], -1)[cut(sample_at)]
+            following = logprob_of(logits_XV, d.temperature, next_X)
+            new = *new, *likeliest(logits_XV, d.temperature, wanted, most), following
         return tuple(
             jax.lax.dynamic_update_slice_in_dim(old, x, i * size, 0)
             for old, x in zip(done, new, strict=True)
@@ -149,6 +152,7 @@ def _sample_after(
 
     shapes = ((padded,), (padded, most)) if most else ((padded,),)
     start = tuple(jnp.zeros(shape, t) for shape in shapes for t in (jnp.int32, jnp.float32))
+    start += (jnp.zeros(padded),) if most else ()
     done = jax.lax.fori_loop(0, -(-row.samples // size), block, start)
     return tuple(x[:T] for x in done)
 

@@ -102,7 +102,12 @@ def _flat(settings: EngineSettings, context: Context, count: int) -> np.ndarray:
 
 
 def accepted(sampled: np.ndarray, context: Context) -> int:
-    """How many sampled tokens stand: each is right given the draft tokens before it."""
+    """How many sampled tokens stand: each is right given the draft tokens before it.
+
+    Of a draft that is scored as many as it has: it stands, whatever was sampled.
+    """
+    if context.sampling.scored:
+        return len(context.draft)
     n, draft, stops = 1, context.draft, context.sampling.stop_ids
     while n < len(sampled) and sampled[n - 1] == draft[n - 1] and sampled[n - 1] not in stops:
         n += 1

@@ -74,6 +74,15 @@ def likeliest(
     return ids_XK, logps_XK - jax.nn.logsumexp(scaled_XV, axis=-1)[:, None]
 
 
+def logprob_of(
+    logits_XV: Float[Array, "X V"], temperature_X: Float[Array, " X"], token_X: Int[Array, " X"]
+) -> Float[Array, " X"]:
+    """The logprobs of tokens that were given, as `sample` reports those that it draws."""
+    scaled_XV = logits_XV / jnp.where(temperature_X == 0, 1.0, temperature_X)[:, None]
+    chosen_X = jnp.take_along_axis(scaled_XV, token_X[:, None], axis=-1)[:, 0]
+    return chosen_X - jax.nn.logsumexp(scaled_XV, axis=-1)
+
+
 def _noise(seed_X2: Array, index_X: Array, vocab: int) -> Array:
     def one(seed_2: Array, index: Array) -> Array:
         key = jax.random.wrap_key_data(seed_2, impl="threefry2x32")

@@ -144,7 +144,13 @@ class Scheduler:
                 + (f", or engine.pages to {need} to share the rest" if need else "")
             )
         # Draft and read-ahead are hints: what of them does not fit is left out.
-        draft = prompt.draft[: min(room, sampling.max_new_tokens)] if self._drafts else NO_TOKENS
+        likely = prompt.draft[: min(room, sampling.max_new_tokens)]
+        if sampling.scored and not 0 < len(likely) == len(prompt.draft) == sampling.max_new_tokens:
+            raise PromptTooLong(
+                f"{len(prompt.draft)} tokens are to be scored, max_new_tokens is "
+                f"{sampling.max_new_tokens}, a packed row has room for {room}; score less at once"
+            )
+        draft = likely if self._drafts or sampling.scored else NO_TOKENS
         ahead = prompt.ahead if len(prompt.ahead) <= self.settings.max_prompt else NO_TOKENS
         context = Context(sampling, shared, tail, draft, ahead)
         self._waiting.append(context)
@@ -229,6 +235,8 @@ class Scheduler:
                 f"top_logprobs is {sampling.top_logprobs} and this engine tells of "
                 f"{s.top_logprobs}; it was built for fewer"
             )
+        if sampling.scored and not s.top_logprobs:
+            raise ValueError("this engine was built to sample, and scores nothing that is given")
 
     def _shared(self, prompt: Prompt, sampling: SamplingParams) -> tuple[Tokens, int]:
         """What of a prompt goes through the prefix cache; if too few pages forbid it, how many.

@@ -38,10 +38,12 @@ def run(
     Raises ValueError for an address that cannot be taken, or not without a key, for a policy that
     cannot be served, and where JetStream is not installed.
     """
-    for option, given in (("--rl", address.trainers), ("--files", address.files)):
+    options = {"rl": address.trainers, "files": address.files, "runs": address.runs,
+               "documents": address.documents}  # fmt: skip
+    for option, given in options.items():
         if given:
             raise ValueError(
-                f"{option} is of OpenAI's API, and --jetstream has another; leave one of them out"
+                f"--{option} is of OpenAI's API, and --jetstream has another; leave one of them out"
             )
     room = _room()
     key = serve.key_of(address, address.key_variable)
@@ -50,7 +52,7 @@ def run(
             f"engine.replicas is {config.engine.replicas}, and JetStream has one engine; leave "
             f"it at 1, or serve without --jetstream"
         )
-    config.engine.replicas = 1
+    config.engine.replicas = config.engine.per_cpu = 1
     with serve.taken(address) as place:
         host, port = place.getsockname()[:2]
         if not config.policy:

@@ -51,6 +51,7 @@ class Address:
     trainers: bool = False  # whether they may pause the server and change its weights
     files: str | None = None  # the folder of documents and readings; None: one that ends with it
     runs: str | None = None  # the folder of runs that browsers are shown; None: none are
+    documents: tuple[str, ...] = ()  # folders and buckets below which clients may name documents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +68,12 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
     Raises ValueError for an address that cannot be taken, or not without a key, and for a policy
     that cannot be served.
     """
-    app, desks, files, uvicorn = _web()
+    app, desks, files, places, uvicorn = _web()
     key = key_of(address, address.key_variable)
     control_key = key_of(address, CONTROL_KEY) if address.trainers else None
     folder = Path(address.files) if address.files else None
-    views = pages.views(address.runs)
-    with taken(address) as place, files.Files(folder) as kept:
+    views, named = pages.views(address.runs), places.Places(address.documents)
+    with taken(address) as place, files.Files(folder, named) as kept:
         url = f"http://{bracketed(address.host)}:{place.getsockname()[1]}/v1"
         if not config.policy:
             raise ValueError("there is nothing to serve; give --policy FOLDER")
@@ -124,7 +125,8 @@ async def _served(server: Any, place: socket.socket, stop: stopping.Stop) -> Non
 
 
 def _web() -> tuple[types.ModuleType, ...]:
-    names = (*(f"notepad_jax.serve.{name}" for name in ("app", "desk", "files")), "uvicorn")
+    rooms = ("app", "desk", "files", "places")
+    names = (*(f"notepad_jax.serve.{name}" for name in rooms), "uvicorn")
     try:
         return tuple(map(importlib.import_module, names))
     except ImportError as error:
@@ -242,7 +244,7 @@ def engine_settings(config: ConfigDict, rules: Rules, template: Template) -> Eng
         max_prompt=prompt,
         max_new_tokens=completion,
         pages=max(turn.pages, whole),
-        row_tokens=max(turn.row_tokens, completion, turn.page_size),
+        row_tokens=max(turn.row_tokens, turn.page_size + completion),  # also where it is scored
         top_logprobs=MOST_TOP_LOGPROBS,
     )
 

@@ -238,17 +238,21 @@ async def read(
     rules: Rules,
     state: State,
     sampling: TurnSampling,
+    answering: Completer | None = None,
 ) -> AsyncIterator[tuple[Turn, State]]:
     """Reads to the end: yields each turn with the state after it, those of the answer last.
 
     Starts at `state`, so a reading that was interrupted goes on where it stood, within its answer,
     too. Turn seeds count from the document's first chunk. A cancelled completion ends the reading.
+    `answering` completes the turns of the answer, for who wants to hear it while it is made; None:
+    `completer` does.
     """
     over = False
     while not over:
         kind, turn_prompt = prompt(rules, template, state)
         params = sampling.params(rules, kind, _number(state), turn_prompt.begun)
-        completion = await completer.complete(turn_prompt, params)
+        aloud = kind is TurnKind.ANSWER and answering is not None
+        completion = await (answering if aloud else completer).complete(turn_prompt, params)
         turn = Turn(kind, state.next_chunk, turn_prompt, completion)
         state = after(rules, template, state, turn)
         yield turn, state

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -24,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from notepad_jax import __version__
-from notepad_jax.serve import asked, notepad
+from notepad_jax.serve import asked, notepad, scored
 from notepad_jax.serve.asked import Chat, Continue, How
 from notepad_jax.serve.choices import Delta, Whole, choice, together
 from notepad_jax.serve.control import Gate, Generated, generation
@@ -37,6 +38,7 @@ from notepad_jax.serve.readers import Readers
 from notepad_jax.serve.readings import Readings
 from notepad_jax.serve.refusal import Refusal, bad
 from notepad_jax.serve.replies import Chats, Completions, Reply
+from notepad_jax.serve.saying import Saying
 from notepad_jax.serve.served import Served
 from notepad_jax.serve.trainers import PATHS, Trainers
 from notepad_jax.serve.views import Views
@@ -152,7 +154,7 @@ class App:
     async def detokenize(self, request: Request) -> Response:
         body = asked.parsed(await body_of(request))
         asked.check_names(body, ("model", "tokens"))
-        ids = self._known(asked.token_ids(body.get("tokens"), "tokens"), "tokens")
+        ids = self.served.known(asked.token_ids(body.get("tokens"), "tokens"), "tokens")
         return answer({"prompt": self.served.tokenizer.decode(ids.tolist())})
 
     # ------------------------------------------------------------ completions
@@ -181,7 +183,7 @@ class App:
             if isinstance(prompt, str):
                 prompts.append(await asyncio.to_thread(self.served.tokenizer.encode, prompt))
             else:
-                prompts.append(self._known(prompt, "prompt"))
+                prompts.append(self.served.known(prompt, "prompt"))
         stops = self.served.tokenizer.stop_ids
         return await self._continued(request, kind, given, prompts, stops, "prompt")
 
@@ -192,12 +194,6 @@ class App:
                 f"use /v1/completions, or {self.served.ids[1]} for a document and a question",
             )  # fmt: skip
         return await self.served.conversations.tokens(messages)
-
-    def _known(self, ids: Sequence[int], param: str) -> Tokens:
-        size = self.served.tokenizer.vocab_size
-        if any(i >= size for i in ids):
-            raise bad(param, f"{param} has the id {max(ids)}, and ids end at {size - 1}")
-        return tokens(ids)
 
     async def _continued(
         self, request: Request, kind: type[Reply], given: Chat | Continue,
@@ -216,11 +212,7 @@ class App:
         limit = how.max_tokens or min(usual, served.max_completion)
         if limit > served.max_completion:
             raise bad("max_tokens", f"max_tokens is {limit} and may be {served.max_completion}")
-        more = self._known(how.stop_token_ids, "stop_token_ids").tolist()
-        stops = tuple(dict.fromkeys([*usual_stops, *more]))
-        if len(stops) > served.most_stops:
-            most = served.most_stops - len(usual_stops)
-            raise bad("stop_token_ids", f"{len(how.stop_token_ids)} ids are given; {most} may be")
+        stops = served.stops(usual_stops, how.stop_token_ids)
         otherwise = secrets.randbits(62)
 
         def courses(seat: Streamer) -> list[AsyncGenerator[Delta]]:
@@ -230,13 +222,19 @@ class App:
                 seed = how.seed_of(index, otherwise)
                 params = self._sampling(how, limit, stops, seed)
                 prompt = Prompt(tokens(ids[:-1].copy()), tokens(ids[-1:].copy()))
-                decode = served.tokenizer.decode
-                made.append(choice(seat, prompt, params, how.stop, decode, index))
+                saying = Saying(served.tokenizer.decode, how.stop)
+                made.append(choice(seat, prompt, params, saying, index))
+            for number, ids in enumerate(prompts[:scores]):
+                tell = functools.partial(reply.scores.__setitem__, number)
+                about = params.temperature, how.prompt_logprobs, served.max_completion
+                made.append(scored.course(seat, ids, *about, tell))
             return made
 
         reply = kind(given.model, served.fingerprint(), how, served.tokenizer, prompts)
         count, size = len(prompts) * how.n, how.n * sum(len(ids) + limit for ids in prompts)
-        deltas = self._made(courses, reply, self.desk.admitted(count, size))
+        scores = len(prompts) if how.prompt_logprobs is not None else 0
+        size += sum(map(len, prompts[:scores]))
+        deltas = self._made(courses, reply, self.desk.admitted(count + scores, size))
         return await self._answered(request, reply, deltas, count)
 
     async def _reading(self, request: Request, chat: Chat, body: bytes) -> Response:

@@ -52,7 +52,7 @@ _SHARED = (
     "logprobs", "stream", "stream_options", "return_token_ids", "return_tokens_as_token_ids",
 )  # fmt: skip
 CHAT = (*_SHARED, "messages", "max_completion_tokens", "top_logprobs", "notepad")
-COMPLETION = (*_SHARED, "prompt")
+COMPLETION = (*_SHARED, "prompt", "prompt_logprobs")
 OPTIONS = ("include_usage", "continuous_usage_stats", "include_notepad", "include_obfuscation")
 LIMITS = ("chunk_size", "max_memory")  # of a reading, in tokens, that a request may lower
 MEMORIES = ("chunks", "reasoning")  # chunks with empty `choices`; delta.reasoning_content
@@ -77,6 +77,7 @@ class How:
     token_ids: bool  # beside the text
     tokens_as_ids: bool  # "token_id:17" in the place of a token's text
     memories: str | None = None  # of a reading: how its stream tells of them, one of MEMORIES
+    prompt_logprobs: int | None = None  # the likeliest tokens to tell of beside each of a prompt's
 
     def seed_of(self, index: int, otherwise: int) -> int:
         """The seed of choice `index`: of the request's seed, or where it has none, `otherwise`."""
@@ -184,6 +185,10 @@ def completion(body: Body) -> Continue:
     limit = whole(body, "max_tokens", 1)
     top = whole(body, "logprobs", 0, MOST_TOP_LOGPROBS)
     how = _how(body, limit, top is not None, top or 0)
+    scores = whole(body, "prompt_logprobs", 0, MOST_TOP_LOGPROBS)
+    if scores is not None and how.stream:
+        raise bad("prompt_logprobs", "prompt_logprobs come with a whole reply; leave stream out")
+    how = dataclasses.replace(how, prompt_logprobs=scores)
     return Continue(_model(body), _prompts(body), how)
 
 

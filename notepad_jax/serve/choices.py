@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from notepad_jax.serve.saying import Decode, Saying
+from notepad_jax.serve.saying import Saying
 from notepad_jax.types import Alternatives, Finish, Prompt, SamplingParams, Streamer
 
 REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CANCELLED: "abort"}
@@ -38,11 +38,13 @@ class Delta:
 
 
 async def choice(
-    streamer: Streamer, prompt: Prompt, sampling: SamplingParams, stops: Sequence[str],
-    decode: Decode, index: int,
+    streamer: Streamer, prompt: Prompt, sampling: SamplingParams, saying: Saying, index: int,
+    more: bool = False,
 ) -> AsyncGenerator[Delta]:  # fmt: skip
-    """Yields one completion as it is made; the last has `finish`."""
-    saying = Saying(decode, stops)
+    """Yields one completion as it is made; the last has `finish`.
+
+    With `more`, tokens of another may follow, and what might begin a stop string stays held back.
+    """
     async with contextlib.aclosing(streamer.stream(prompt, sampling)) as pieces:
         async for piece in pieces:
             ids, texts, taken = piece.tokens.tolist(), [], len(piece.tokens)
@@ -53,7 +55,7 @@ async def choice(
                     taken = place + 1
                     break
             finish = "stop" if saying.stopped else REASONS.get(piece.finish)
-            if finish and not saying.stopped:
+            if finish and not saying.stopped and not more:
                 texts.append(saying.rest())
             logprobs = tuple(map(float, piece.behaviour_logprobs[:taken]))
             yield Delta(
@@ -92,6 +94,30 @@ async def together(courses: Sequence[AsyncGenerator[Delta]]) -> AsyncGenerator[D
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+async def told(
+    work: Callable[[Callable[[Delta], None]], Awaitable[None]],
+) -> AsyncGenerator[Delta]:
+    """Yields what `work` tells the function that it is given, while it runs."""
+    ready: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
+
+    async def follow() -> None:
+        try:
+            await work(ready.put_nowait)
+            ready.put_nowait(None)
+        except Exception as failure:
+            ready.put_nowait(failure)
+
+    running = asyncio.ensure_future(follow())
+    try:
+        while (what := await ready.get()) is not None:
+            if isinstance(what, Exception):
+                raise what
+            yield what
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 @dataclasses.dataclass

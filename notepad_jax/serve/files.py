@@ -4,17 +4,18 @@ A file has an id, a name that only people read, and its bytes, which lie under a
 nothing that a client writes is ever a path. While it comes it is a `.part`; it becomes a file in
 one step, when all of it is there, and what a killed server left half is swept when the folder is
 opened. Bytes are looked at on their way in, so that whoever names a file that is no text is told
-at once. Above: `documents` (addresses), `notepad` and `readings`; beside: `uploads`.
+at once. Above: `documents` (addresses), `notepad` and `readings`; beside: `uploads`, and `places`,
+where documents lie that nobody sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import dataclasses
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -26,7 +27,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from notepad_jax.serve.places import Places, is_address
 from notepad_jax.serve.refusal import Refusal, bad, shown
+from notepad_jax.serve.texts import Decoding, FileText, NotText, unreadable
 
 LARGEST = 8 << 30  # bytes of a file
 BLOCK = 1 << 20  # bytes that are written, and read, at a time
@@ -59,26 +62,6 @@ class Stored:
         }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class FileText:
-    """A stored file as a document: decoded as it is read, a block at a time."""
-
-    id: str
-    path: Path
-
-    def pieces(self) -> Iterator[str]:
-        """Yields the text; Refusal if the file was deleted in the meantime."""
-        try:
-            file = self.path.open("rb", buffering=0)
-        except FileNotFoundError:
-            raise no_file(self.id) from None
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        with file:
-            while block := file.read(1 << 16):
-                if text := decoder.decode(block):
-                    yield text
-
-
 class Arriving:
     """The bytes of a file on their way to disk; `Files.arriving` makes them."""
 
@@ -88,7 +71,7 @@ class Arriving:
         self._most, self._held = most, bytearray()
         self._file = path.open("xb", buffering=0)
         self._digest = hashlib.blake2b(digest_size=16)
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._decoding = Decoding()
 
     async def add(self, block: bytes) -> None:
         """Takes the next bytes. Refusal: 413 where there are too many, 507 for a full disk."""
@@ -125,23 +108,22 @@ class Arriving:
         self.size += len(data)
 
     def _problem(self, data: bytes, final: bool) -> str | None:
-        if b"\0" in data:
-            return f"it is binary: byte {self.size + data.index(0):,} is zero"
         try:
-            self._decoder.decode(data, final)
-        except UnicodeDecodeError as error:
-            return f"it is not UTF-8 near byte {self.size + error.start:,}"
+            self._decoding.add(data, final)
+        except NotText as why:
+            return str(why)
         return None
 
 
 class Files:
     """Owns a folder, which no other server may use at the same time; a context manager.
 
-    Without one it is temporary. Raises ValueError for a folder that cannot be used, or that
-    another server has.
+    Without one it is temporary. `places` has documents that nobody sent. Raises ValueError for a
+    folder that cannot be used, or that another server has.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, places: Places | None = None) -> None:
+        self._places = places or Places()
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="notepad_files_")
         self.folder = folder or Path(self._temporary.name)
         self._files = self.folder / "files"
@@ -199,16 +181,18 @@ class Files:
             raise no_file(id) from None
 
     def document(self, id: str, param: str) -> FileText:
-        """Returns a file to be read; Refusal, which names `param`, if it is no text."""
+        """Returns a file to be read, by its id, or where it lies elsewhere by its address; Refusal,
+        which names `param`, if it is no text."""
+        if is_address(id):
+            return self._places.document(id, param)
         try:
             one = self.get(id)
         except Refusal as refusal:
             refusal.error["param"] = param
             raise
         if one.flaw is not None:
-            mend = "convert it to UTF-8 text first, for example with iconv or pdftotext"
-            raise bad(param, f"the file {shown(id)} cannot be read, since {one.flaw}; {mend}")
-        return FileText(id, self._data(one))
+            raise unreadable(id, one.flaw, param)
+        return FileText(id, one.digest, functools.partial(_blocks, id, self._data(one)))
 
     def path(self, id: str) -> Path:
         """Returns where a file's bytes lie."""
@@ -267,6 +251,17 @@ class Files:
 
     def _card(self, id: str) -> Path:
         return self._files / f"{hashlib.blake2b(id.encode(), digest_size=16).hexdigest()}.json"
+
+
+def _blocks(id: str, path: Path) -> Iterator[bytes]:
+    """Yields a file's bytes; Refusal if it was deleted in the meantime."""
+    try:
+        file = path.open("rb", buffering=0)
+    except FileNotFoundError:
+        raise no_file(id) from None
+    with file:
+        while block := file.read(1 << 16):
+            yield block
 
 
 # ---------------------------------------------------------------- names

@@ -2,15 +2,17 @@
 
 The last part of the message is the question; the parts before it, texts and files, are the
 document, in their order. Files are read from disk as the reading comes to them, so a document may
-have any length. The agent is that of `ask`, evaluation and training. Above: `app` and `readings`;
-below: reading.memory_agent.
+have any length. The agent is that of `ask`, evaluation and training; its answer is told token by
+token, and ends where the request says. Above: `app` and `readings`; below: reading.memory_agent
+and `choices`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,21 +20,25 @@ import numpy as np
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules, State, TurnSampling
 from notepad_jax.serve.asked import Chat
-from notepad_jax.serve.choices import REASONS, Delta
-from notepad_jax.serve.files import Files, FileText
+from notepad_jax.serve.choices import REASONS, Delta, Whole, choice, told
+from notepad_jax.serve.files import Files
 from notepad_jax.serve.messages import FilePart
 from notepad_jax.serve.refusal import bad
+from notepad_jax.serve.saying import Saying
 from notepad_jax.serve.served import Served
+from notepad_jax.serve.texts import FileText
 from notepad_jax.text.chunks import ChunkedDocument
 from notepad_jax.types import (
     NO_TOKENS,
     Chunks,
-    Completer,
     Completion,
-    Finish,
+    Prompt,
+    SamplingParams,
+    Streamer,
     Tokens,
     Turn,
     TurnKind,
+    tokens,
 )
 
 FORM = (
@@ -69,14 +75,15 @@ class Question:
     chunks: Chunks  # empty: there is no document
     rules: Rules
     sampling: TurnSampling  # its seed is each choice's
+    # Of the answer alone:
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    top_logprobs: int = 0
 
 
 def asked(served: Served, files: Files, request: Chat) -> Question:
     """Returns what a request asks; Refusal for what a reading has no way to do."""
     how = request.how
-    for name in ("logprobs", "stop", "stop_token_ids"):
-        if getattr(how, name):
-            raise bad(name, f"a reading has no {name}; the model {served.name} has", "unsupported")
     if len(request.messages) != 1 or request.messages[0].role != "user":
         raise bad("messages", "a reading takes one message, of the user's; leave the others out")
     *document, question = request.messages[0].parts
@@ -98,7 +105,9 @@ def asked(served: Served, files: Files, request: Chat) -> Question:
         ]
         chunks = ChunkedDocument(served.tokenizer, Parts(tuple(found)), rules.chunk_size)
     rules = rules.within(how.max_tokens or rules.longest_answer)
-    return Question(ids, chunks, rules, sampling(served, how.temperature, how.top_p))
+    sampled = sampling(served, how.temperature, how.top_p)
+    stops = served.stops(sampled.stop_ids, how.stop_token_ids)
+    return Question(ids, chunks, rules, sampled, how.stop, stops, how.top_logprobs)
 
 
 def question_tokens(served: Served, question: str, param: str, mend: str) -> Tokens:
@@ -164,42 +173,92 @@ def total(chunks: Chunks) -> int | None:
     return chunks.total_chunks if isinstance(chunks, ChunkedDocument) else len(chunks)
 
 
-async def reading(
-    completer: Completer, served: Served, question: Question, seed: int, index: int,
+@dataclasses.dataclass
+class Counted:
+    """Turns and tokens of a reading so far, those under way among them."""
+
+    chunks: Chunks
+    turns: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def turn(self, prompt: Prompt, made: int = 0) -> None:
+        """Counts a turn, and the tokens that were made of it."""
+        self.turns += 1
+        self.prompt_tokens += len(prompt.tokens)
+        self.completion_tokens += made
+
+    def notes(self) -> dict[str, Any]:
+        """Returns the usage."""
+        read = getattr(self.chunks, "tokens_read", 0)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "notepad": {"turns": self.turns, "document_tokens": read},
+        }
+
+
+class Aloud:
+    """Completes the turns of an answer, and tells what becomes certain of it; a `Completer`.
+
+    Its contexts are one text, which a stop string may end anywhere.
+    """
+
+    def __init__(
+        self, streamer: Streamer, question: Question, saying: Saying, index: int,
+        counted: Counted, tell: Callable[[Delta], None],
+    ) -> None:  # fmt: skip
+        self._streamer, self._question, self._saying = streamer, question, saying
+        self._index, self._counted, self._tell = index, counted, tell
+
+    async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion:
+        """Returns the completion of one context; one that a stop string cut ends there."""
+        asked, made = self._question, Whole()
+        sampling = dataclasses.replace(
+            sampling, stop_ids=asked.stop_ids, top_logprobs=asked.top_logprobs
+        )
+        self._counted.turn(prompt)
+        course = choice(self._streamer, prompt, sampling, self._saying, self._index, more=True)
+        async with contextlib.aclosing(course) as deltas:
+            async for delta in deltas:
+                made.add(delta)
+                self._counted.completion_tokens += len(delta.tokens)
+                if delta.tokens:  # how it ends is told when all of it has ended
+                    notes = self._counted.notes()
+                    self._tell(dataclasses.replace(delta, finish=None, notes=notes))
+        finish = next(finish for finish, reason in REASONS.items() if reason == made.finish)
+        logprobs = np.asarray(made.logprobs, np.float32)
+        return Completion(tokens(made.tokens), logprobs, finish, made.version)
+
+
+def reading(
+    streamer: Streamer, served: Served, question: Question, seed: int, index: int,
     watched: bool = False,
 ) -> AsyncGenerator[Delta]:  # fmt: skip
-    """Yields the answer of one reading, whole; tokens of all its turns are in `notes`.
+    """Yields the answer of one reading as it is made; tokens of all its turns are in `notes`.
 
     If it is watched, a change of its memory is a delta, too.
     """
     sampling = dataclasses.replace(question.sampling, seed=seed)
-    state = memory_agent.start(question.tokens, question.chunks)
-    said: list[Completion] = []  # of the answer, a context each
-    prompt_tokens = completion_tokens = turns = 0
-    watch = Watch(served, question.chunks)
-    course = memory_agent.read(completer, served.template, question.rules, state, sampling)
-    async for turn, state in course:
-        turns += 1
-        prompt_tokens += len(turn.prompt.tokens)
-        completion_tokens += len(turn.completion.tokens)
-        if turn.kind is TurnKind.ANSWER:
-            said.append(turn.completion)
-        elif watched and (change := watch.change(turn, state)):
-            version = turn.completion.policy_version
-            yield Delta(index, "", (), (), (), None, version, memory=change)
-    completion, read = turn.completion, getattr(question.chunks, "tokens_read", 0)
-    aborted = completion.finish is Finish.CANCELLED
-    yield Delta(
-        index,
-        "" if aborted else served.tokenizer.decode(memory_agent.answered(state)),
-        tuple(token for one in said for token in one.tokens.tolist()),
-        tuple(float(logprob) for one in said for logprob in one.behaviour_logprobs),
-        (),
-        REASONS[completion.finish],
-        completion.policy_version,
-        {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "notepad": {"turns": turns, "document_tokens": read},
-        },
-    )
+    counted = Counted(question.chunks)
+    saying = Saying(served.tokenizer.decode, question.stop)
+
+    async def read(tell: Callable[[Delta], None]) -> None:
+        watch = Watch(served, question.chunks)
+        aloud = Aloud(streamer, question, saying, index, counted, tell)
+        state = memory_agent.start(question.tokens, question.chunks)
+        course = memory_agent.read(
+            streamer, served.template, question.rules, state, sampling, aloud
+        )
+        async for turn, state in course:
+            made = turn.completion
+            if turn.kind is TurnKind.UPDATE:
+                counted.turn(turn.prompt, len(made.tokens))
+                if watched and (change := watch.change(turn, state)):
+                    memory = Delta(index, "", (), (), (), None, made.policy_version, memory=change)
+                    tell(dataclasses.replace(memory, notes=counted.notes()))
+        rest = saying.rest()
+        finish = "stop" if saying.stopped else REASONS[made.finish]
+        tell(Delta(index, rest, (), (), (), finish, made.policy_version, counted.notes()))
+
+    return told(read)

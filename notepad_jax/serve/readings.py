@@ -131,7 +131,7 @@ class Readings:
         served = self._served
         return {
             "model": served.ids[1], "template": served.template.name, "rules": repr(served.rules),
-            "file": self._files.get(file_id).digest,
+            "file": self._files.document(file_id, "file_id").digest,
         }  # fmt: skip
 
     def filename(self, file_id: str) -> str:
@@ -184,7 +184,8 @@ class Readings:
 
     async def _read_all(self, reading: Reading) -> None:
         asked = reading.asked
-        chunks = self.chunks(asked)
+        # In threads, what may wait for a disk or a bucket.
+        chunks = await asyncio.to_thread(self.chunks, asked)
         await asyncio.to_thread(lambda: reading.courses)  # a long journal takes a while
         left = [k for k, course in enumerate(reading.courses) if course.answer is None]
         # In one thread, and before any of them reads on: chunks are made by one at a time.

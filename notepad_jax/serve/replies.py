@@ -17,6 +17,7 @@ from typing import Any
 from notepad_jax.serve.asked import MEMORIES, How
 from notepad_jax.serve.choices import Delta, Whole
 from notepad_jax.serve.saying import HALF, token_text
+from notepad_jax.serve.scored import Score
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import Alternatives, Tokens
 
@@ -38,12 +39,13 @@ class Reply(abc.ABC):
         self.how, self.prompts, self._tokenizer = how, prompts, tokenizer
         self._names = {i: name for name, i in tokenizer.controls.items()}
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
+        mode = how.logprobs or how.prompt_logprobs is not None
         self._head = {
             "id": self.id,
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint,
-            **({"logprobs_mode": "temperature"} if how.logprobs else {}),
+            **({"logprobs_mode": "temperature"} if mode else {}),
         }
         self._said: dict[int, list[int]] = {}  # last tokens of each choice
         self._offset: dict[int, int] = {}  # characters of each choice
@@ -70,9 +72,9 @@ class Reply(abc.ABC):
 
     def chunk(self, delta: Delta) -> dict[str, Any]:
         """Returns the chunk of what became certain of a choice, or of how a memory changed."""
+        self._count(delta)
         if delta.memory is not None:
             return self._remembered(delta.index, delta.memory)
-        self._count(delta)
         return self._chunk([self._choice(delta, self._delta(delta.text))])
 
     def first(self, index: int) -> dict[str, Any] | None:
@@ -207,11 +209,30 @@ class Completions(Reply):
         if self.how.token_ids and delta.index not in self._told:
             self._told.add(delta.index)
             choice["prompt_token_ids"] = self.prompts[delta.index // self.how.n].tolist()
+        if self.how.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = self._scored(delta.index // self.how.n)
         return choice
+
+    def _scored(self, number: int) -> list[dict[str, Any] | None] | None:
+        """As vLLM tells them: nothing of the first token; then it, and the likeliest, by id."""
+        scores, ids = self.scores.get(number), self.prompts[number].tolist()
+        if scores is None:
+            return None
+        found: list[dict[str, Any] | None] = [None]
+        for place, score in enumerate(scores, 1):
+            before = ids[max(0, place - CONTEXT) : place]
+            ranks = {token: rank for rank, (token, _) in enumerate(score.top, 1)}
+            both = {score.token: score.logprob} | {i: p for i, p in score.top if i != score.token}
+            found.append({
+                str(i): {"logprob": p, "rank": ranks.get(i), "decoded_token": self._text(i, before)}
+                for i, p in both.items()
+            })  # fmt: skip
+        return found
 
     def __init__(self, *about: Any) -> None:
         super().__init__(*about)
         self._told: set[int] = set()  # choices whose prompt's ids were sent
+        self.scores: dict[int, list[Score] | None] = {}  # of each prompt, where they are asked for
 
     def _logprobs(self, delta: Delta) -> dict[str, Any]:
         befores, tops = self._befores(delta), delta.top

@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.serve.conversations import Conversations
-from notepad_jax.serve.refusal import Refusal, shown
+from notepad_jax.serve.refusal import Refusal, bad, shown
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
-from notepad_jax.types import Streamer
+from notepad_jax.types import Streamer, Tokens, tokens
 
 NOTEPAD = ":notepad"
 
@@ -54,6 +54,22 @@ class Served:
     @property
     def ids(self) -> tuple[str, str]:
         return self.name, self.name + NOTEPAD
+
+    def known(self, ids: Sequence[int], param: str) -> Tokens:
+        """Returns a request's ids; Refusal, which names `param`, for one that no token has."""
+        size = self.tokenizer.vocab_size
+        if any(i >= size for i in ids):
+            raise bad(param, f"{param} has the id {max(ids)}, and ids end at {size - 1}")
+        return tokens(ids)
+
+    def stops(self, usual: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
+        """Returns the ids that end a completion: the usual ones and `stop_token_ids`; else
+        Refusal."""
+        found = tuple(dict.fromkeys([*usual, *self.known(more, "stop_token_ids").tolist()]))
+        if len(found) > self.most_stops:
+            most = self.most_stops - len(usual)
+            raise bad("stop_token_ids", f"{len(more)} ids are given; {most} may be")
+        return found
 
     def card(self, model: str) -> dict[str, Any]:
         """Returns the entry of a model id in /v1/models."""

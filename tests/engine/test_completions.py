@@ -11,13 +11,14 @@ import tiny
 
 import pallas_kernels
 from notepad_jax.checkpoint import handoff
-from notepad_jax.engine.scheduler import PromptTooLong
+from notepad_jax.engine.scheduler import PromptTooLong, Scheduler
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import Experts
 from notepad_jax.types import (
     CompleterFailed,
+    Completion,
     Finish,
     PolicySnapshot,
     Prompt,
@@ -336,6 +337,60 @@ def test_a_cache_of_an_unknown_dtype_is_refused_with_the_names_there_are():
         ValueError, match="cache_dtype is 'int4'; use one of float32, bfloat16, int8"
     ):
         dataclasses.replace(tiny.SETTINGS, cache_dtype="int4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stretch", [12, 7])
+def test_tokens_that_were_given_are_scored_as_the_trainer_scores_them(stretch):
+    """In company, by stretches behind prefixes that fill pages, or do not, or are none."""
+    settings = dataclasses.replace(tiny.SETTINGS, top_logprobs=5)
+    whole = np.concatenate([PROMPTS[0].tokens, PROMPTS[8].tokens])[:50]
+    asked = [
+        (k, temperature, whole[k : k + stretch])
+        for k, temperature in zip(range(1, len(whole), stretch), TEMPERATURES * 20, strict=False)
+    ]
+
+    async def scored(service, k, temperature, given):
+        prompt = Prompt(tokens(whole[: k - 1]), tokens(whole[k - 1 : k]), tokens(given))
+        sampling = SamplingParams(temperature, 1.0, len(given), (), 0, 3, scored=True)
+        return [piece async for piece in service.stream(prompt, sampling)]
+
+    async def go():
+        snapshot, params = PolicySnapshot(0, tiny.params()), tiny.sampling(5)
+        async with EngineService(tiny.executor(settings), snapshot, use_drafts=False) as service:
+            drawn = asyncio.ensure_future(service.complete(PROMPTS[0], params))
+            found = await asyncio.gather(*[scored(service, *one) for one in asked])
+            return found, await drawn, service
+
+    found, drawn, service = asyncio.run(go())
+    all_free(service)
+    alone, _ = run([PROMPTS[0]], samples=[tiny.sampling(5)])
+    assert ids(alone) == ids([drawn])
+    for (k, temperature, given), (piece,) in zip(asked, found, strict=True):
+        assert piece.tokens.tolist() == given.tolist() and piece.finish is Finish.LENGTH
+        prompt = Prompt(tokens(whole[: k - 1]), tokens(whole[k - 1 : k]))
+        made = Completion(tokens(given), piece.behaviour_logprobs, piece.finish, 0)
+        exact = tiny.trainer_logprobs(tiny.params(), prompt, made, temperature)
+        assert np.abs(exact - piece.behaviour_logprobs).max() < 1e-5
+        for token, logprob, top in zip(given, piece.behaviour_logprobs, piece.top, strict=True):
+            assert len(top) == 3
+            if token in dict(top):
+                np.testing.assert_allclose(dict(top)[token], logprob, atol=1e-5)
+
+
+def test_what_cannot_be_scored_is_refused_before_it_runs():
+    prompt = Prompt(tokens(), tokens([5]), tokens([6, 7]))
+    able = Scheduler(dataclasses.replace(tiny.SETTINGS, top_logprobs=5), 0)
+    asked = SamplingParams(1.0, 1.0, 2, (), 0, scored=True)
+    with pytest.raises(ValueError, match="scores nothing that is given"):
+        Scheduler(tiny.SETTINGS, 0).submit(prompt, asked)
+    for draft in ([6], [], [6, 7, 8]):
+        with pytest.raises(PromptTooLong, match="score less at once"):
+            able.submit(Prompt(tokens(), tokens([5]), tokens(draft)), asked)
+    assert able.idle
+    able.submit(prompt, asked)
+    with pytest.raises(ValueError, match="leave stop_ids out"):
+        dataclasses.replace(asked, stop_ids=(2,))
 
 
 @pytest.mark.slow

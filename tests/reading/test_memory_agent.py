@@ -39,6 +39,19 @@ def test_one_update_per_chunk_and_one_answer(length, updates):
     assert [turn.chunk for turn, _ in pairs] == list(range(updates + 1))
 
 
+def test_somebody_else_may_complete_the_answer_and_only_that():
+    first, other = fakes.first_of_chunk(), fakes.empty()
+    state = memory_agent.start(QUESTION, chunks(8))
+    how = fakes.template(), fakes.rules(), state, SAMPLING
+
+    async def run():
+        return [turn async for turn, _ in memory_agent.read(first, *how, answering=other)]
+
+    turns = asyncio.run(run())
+    assert len(first.calls) == 2 and len(other.calls) == 1
+    assert other.calls[0][0] is turns[-1].prompt and turns[-1].kind is TurnKind.ANSWER
+
+
 def test_memory_is_the_completion_without_its_stop_token():
     pairs = turns_of(fakes.first_of_chunk(), memory_agent.start(QUESTION, chunks(8)))
     assert [state.memory_tokens.tolist() for _, state in pairs] == [[300], [304], [304]]

@@ -11,7 +11,7 @@ import pathlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import fakes
 import httpx2
@@ -24,6 +24,7 @@ from notepad_jax.serve.control import Adopt, Gate
 from notepad_jax.serve.conversations import Conversations
 from notepad_jax.serve.desk import Desk
 from notepad_jax.serve.files import Files
+from notepad_jax.serve.places import Places
 from notepad_jax.serve.served import Served
 from notepad_jax.serve.views import Views
 from notepad_jax.text.chat import ChatTemplate
@@ -78,7 +79,7 @@ class Arithmetic:
         async with self._slot():
             if self.broken:
                 raise self.broken
-            ids = said(prompt.tokens, sampling)
+            ids = prompt.draft.tolist() if sampling.scored else said(prompt.tokens, sampling)
             for first in range(0, len(ids), 2):
                 await asyncio.sleep(self.pause)
                 new = ids[first : first + 2]
@@ -122,15 +123,18 @@ def running(
     policy: Served, waiting: int = 8, queued_tokens: int = 0, key: str | None = None,
     trainers: Adopt | None = None, control_key: str | None = None,
     folder: pathlib.Path | None = None, views: Views | None = None, port: int = 0,
+    documents: Sequence[str] = (),
 ) -> Iterator[str]:  # fmt: skip
-    """Serves in a thread, with files in `folder`; yields the server's address."""
+    """Serves in a thread, with files in `folder` and `documents` elsewhere; yields the server's
+    address."""
     gate = Gate(trainers) if trainers else None
     desk = Desk(policy.slots, waiting, queued_tokens)
     # By the protocol's number asyncio knows that it may send at once, without waiting for more.
     place = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     place.bind(("127.0.0.1", port))
-    with place, Files(folder) as files, contextlib.ExitStack() as stack:
+    named = Places(documents)
+    with place, Files(folder, named) as files, contextlib.ExitStack() as stack:
         app = App(policy, desk, key, gate, control_key, files, views)
         stack.enter_context(listening(app.asgi, place))
         yield f"http://127.0.0.1:{place.getsockname()[1]}"
@@ -142,11 +146,11 @@ DOCUMENT = "ann says the secret code of bob is blue . " * 6
 @contextlib.contextmanager
 def library(
     folder: pathlib.Path | None = None, streamer: Arithmetic | None = None,
-    text: str | None = DOCUMENT,
+    text: str | None = DOCUMENT, documents: Sequence[str] = (),
 ) -> Iterator[tuple[str, Arithmetic]]:  # fmt: skip
     """A server that has a book, and its policy."""
     streamer = streamer or Arithmetic()
-    with running(served(streamer), folder=folder) as url:
+    with running(served(streamer), folder=folder, documents=documents) as url:
         if text is not None:
             httpx2.put(f"{url}/v1/files/book", content=text)
         yield url, streamer

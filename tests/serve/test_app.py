@@ -1,10 +1,12 @@
 """The server over HTTP, with a policy that is arithmetic: replies, refusals, hanging up."""
 
 import contextlib
+import dataclasses
 import json
 import socket
 import threading
 
+import fakes
 import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -59,6 +61,31 @@ def test_a_completion_by_hand(url):
         assert "".join(said["tokens"]) == choice["text"]
         assert said["text_offset"][1] == len(said["tokens"][0])
         assert [list(top.values()) for top in said["top_logprobs"]] == [[-1.0, -2.0]] * 5
+
+
+def test_the_tokens_of_a_prompt_are_scored_by_hand(url):
+    """The fake gives what it is given -1/8, -2/8, ... in each stretch, and 300, 301 as likelier."""
+    body = TEXT | {"prompt": [IDS, IDS[:1]], "n": 2}
+    plain = post(url, **body).json()
+    reply = post(url, **body, prompt_logprobs=2).json()
+    assert reply["logprobs_mode"] == "temperature" and reply["usage"] == plain["usage"] | {
+        "prompt_tokens_details": reply["usage"]["prompt_tokens_details"]
+    }  # fmt: skip
+    for one, other in zip(reply["choices"], plain["choices"], strict=True):
+        scores = one.pop("prompt_logprobs")
+        assert one == other and scores[0] is None
+        assert len(scores) == (len(IDS) if one["index"] < 2 else 1)
+        for place, told in enumerate(scores[1:], 1):
+            assert list(told) == [str(IDS[place]), "300", "301"]
+            mine, first, _ = told.values()
+            assert mine == {"logprob": -place / 8, "rank": None,
+                            "decoded_token": " " + WORDS.split()[place]}  # fmt: skip
+            assert (first["logprob"], first["rank"]) == (-1.0, 1)
+    long = IDS * 20  # stretches of 64, as long as a completion may be
+    (choice,) = post(url, **TEXT | {"prompt": long}, prompt_logprobs=0).json()["choices"]
+    told = [next(iter(one.items())) for one in choice["prompt_logprobs"][1:]]
+    assert [int(id) for id, _ in told] == long[1:]
+    assert [one["logprob"] for _, one in told] == [-(1 + n % 64) / 8 for n in range(139)]
 
 
 def test_a_prompt_counts_once_however_many_choices_it_has():
@@ -142,6 +169,75 @@ def test_a_document_and_a_question_are_read(url):
         assert said == choice["message"]["content"]
 
 
+READ = {"model": f"{NAME}:notepad", "seed": 0, "messages": [{"role": "user", "content": [
+    {"type": "text", "text": text} for text in (WORDS, "who says the secret code is blue ?")
+]}]}  # fmt: skip
+
+
+def contents(chunks: list, field: str) -> list:
+    """What the chunks of choice 0 have of a field, joined."""
+    mine = [c["choices"][0] for c in chunks if c["choices"] and not c["choices"][0]["index"]]
+    if field == "content":
+        return [c["delta"]["content"] for c in mine if c["delta"].get("content")]
+    if field == "logprobs":
+        return [one for c in mine for one in (c["logprobs"] or {"content": []})["content"]]
+    return [one for c in mine for one in c.get(field, ())]
+
+
+def test_the_answer_of_a_reading_comes_token_by_token_with_its_logprobs(url):
+    """The fake's answer is 4 tokens, two at a time; its logprobs are -1/8, -2/8, ..."""
+    more = {"logprobs": True, "top_logprobs": 2, "return_token_ids": True, "n": 2}
+    whole = post(url, "/v1/chat/completions", **READ, **more).json()
+    (said, _) = whole["choices"]
+    told = said["logprobs"]["content"]
+    assert len(told) == len(said["token_ids"]) == 4 and whole["logprobs_mode"] == "temperature"
+    assert [one["logprob"] for one in told] == [-n / 8 for n in range(1, 5)]
+    assert [[t["logprob"] for t in one["top_logprobs"]] for one in told] == [[-1.0, -2.0]] * 4
+    text = said["message"]["content"]
+    assert "".join(one["token"] for one in told).strip() == text.strip() != ""
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events(url, "/v1/chat/completions", **READ, **more, stream_options=usage)
+    pieces = contents(chunks, "content")
+    assert "".join(pieces) == text and len(pieces) == 2
+    assert contents(chunks, "token_ids") == said["token_ids"]
+    assert contents(chunks, "logprobs") == told
+    totals = [chunk["usage"]["total_tokens"] for chunk in chunks]
+    assert totals == sorted(totals) and chunks[-1]["usage"] == whole["usage"]
+
+
+@pytest.mark.parametrize("how", ["text", "half", "token"])
+def test_a_stop_ends_the_answer_of_a_reading_before_it_and_no_memory(url, how):
+    plain = post(url, "/v1/chat/completions", **READ, return_token_ids=True).json()
+    (free,) = plain["choices"]
+    words = free["message"]["content"].split(" ")
+    stops = {"text": {"stop": words[2]}, "half": {"stop": words[2][:2]},
+             "token": {"stop_token_ids": [free["token_ids"][2]]}}[how]  # fmt: skip
+    reply = post(url, "/v1/chat/completions", **READ, **stops, return_token_ids=True).json()
+    (cut,) = reply["choices"]
+    assert cut["message"]["content"].strip() == " ".join(words[:2])
+    assert cut["finish_reason"] == "stop" and cut["token_ids"] == free["token_ids"][:3]
+    notepads = [one["usage"]["notepad"] for one in (plain, reply)]
+    assert notepads[0] == notepads[1]
+    assert reply["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+    chunks = events(url, "/v1/chat/completions", **READ, **stops, return_token_ids=True)
+    assert "".join(contents(chunks, "content")) == cut["message"]["content"]
+    assert contents(chunks, "token_ids") == cut["token_ids"]
+
+
+def test_an_answer_in_several_contexts_is_one_text_that_a_stop_ends():
+    rules = dataclasses.replace(fakes.rules(), answer_chunks=3, carry=1)
+    with running(served(Arithmetic(), rules=rules)) as url:
+        (free,) = post(url, "/v1/chat/completions", **READ, return_token_ids=True).json()["choices"]
+        words = free["message"]["content"].split(" ")
+        assert len(free["token_ids"]) > 4 < len(words)
+        chunks = events(url, "/v1/chat/completions", **READ)
+        assert "".join(contents(chunks, "content")) == free["message"]["content"]
+        stop = {"stop": " ".join(words[3:5])}  # it begins in one context and ends in the next
+        (cut,) = post(url, "/v1/chat/completions", **READ, **stop).json()["choices"]
+        assert cut["message"]["content"].strip() == " ".join(words[:3])
+        assert cut["finish_reason"] == "stop"
+
+
 LONE = [{"role": "user", "content": WORDS + " " + WORDS}]
 REFUSED = [
     ("/v1/completions", {"prompt": [10**6]}, 400, "prompt"),
@@ -154,7 +250,10 @@ REFUSED = [
     ("/v1/completions", {"model": f"{NAME}:notepad"}, 400, "model"),
     ("/v1/chat/completions", {"model": f"{NAME}:notepad", "messages": LONE}, 400, "messages"),
     ("/v1/chat/completions", {"messages": CHAT["messages"] * 513}, 400, "messages"),
-    ("/v1/chat/completions", {"model": f"{NAME}:notepad", "logprobs": True}, 400, "logprobs"),
+    ("/v1/chat/completions", {"model": f"{NAME}:notepad", "stop_token_ids": [10**6]}, 400,
+     "stop_token_ids"),
+    ("/v1/chat/completions", {"model": f"{NAME}:notepad", "stop_token_ids": list(range(20, 29))},
+     400, "stop_token_ids"),
     ("/tokenize", {"prompt": 3}, 400, "prompt"),
     ("/detokenize", {"tokens": [99999]}, 400, "tokens"),
     ("/v1/file", {}, 404, None),
@@ -200,7 +299,9 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(url):
 def test_noise_never_makes_the_server_fail(url, body):
     """`test_noise` sends more, and worse."""
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
-        named = body | ({"model": NAME} if body.get("model") == "m" else {})
+        names = {"m": NAME, "m:notepad": f"{NAME}:notepad"}
+        model = body.get("model")
+        named = body | ({"model": names[model]} if model in tuple(names) else {})
         reply = CLIENT.post(url + path, content=json.dumps(named).encode())
         assert reply.status_code < 500 and b"Traceback" not in reply.content
 

@@ -41,6 +41,7 @@ BAD_OF_CHATS = [
      "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": "x", "name": "ann"}]}, "messages[0].name"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"), ({"logprobs": 3}, "logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"prompt": "x"}, "prompt"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
@@ -50,6 +51,9 @@ BAD_OF_COMPLETIONS = [
     ({"prompt": [1.5]}, "prompt"), ({"prompt": ["a", 1]}, "prompt"), ({"prompt": [[-1]]}, "prompt"),
     ({"prompt": ["a"] * 129}, "prompt"), ({"logprobs": True}, "logprobs"),
     ({"logprobs": 21}, "logprobs"), ({"messages": HELLO}, "messages"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"), ({"prompt_logprobs": True}, "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
 ]  # fmt: skip
 
 
@@ -114,14 +118,16 @@ def test_lone_surrogates_become_question_marks():
 NAMES = st.sampled_from([*asked.CHAT, *asked.COMPLETION, *asked.ONLY, *asked.ACCEPTED, "what"])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=5) | st.sampled_from(["user", "text", "who is ann ?"]),
+    | st.text(max_size=5) | st.sampled_from(["user", "text", "file", "who is ann ?", "/etc/passwd", "gs://b/x"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-        st.sampled_from(["role", "content", "type", "text", "include_usage"]) | st.text(max_size=3),
+        st.sampled_from(["role", "content", "type", "text", "file", "file_id", "include_usage"])
+        | st.text(max_size=3),
         inner, max_size=3,
     ),
     max_leaves=5,
 )  # fmt: skip
-BODIES = st.builds(lambda base, more: base | more, st.sampled_from([{}, CHAT, TEXT]),
+BASES = st.sampled_from([{}, CHAT, CHAT | {"model": "m:notepad"}, TEXT])
+BODIES = st.builds(lambda base, more: base | more, BASES,
                    st.dictionaries(NAMES, VALUES, max_size=4))  # fmt: skip
 
 

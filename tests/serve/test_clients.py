@@ -58,6 +58,12 @@ def test_openais_client_streams_what_it_gets_whole(url):
         assert len(several.choices) == 4
         read = client.chat.completions.create(model=f"{NAME}:notepad", messages=parts(WORDS, "who"))
         assert read.usage.notepad[0]["turns"] == 3
+        aloud = how | {"model": f"{NAME}:notepad", "messages": parts(WORDS, "who"), "max_tokens": 4}
+        whole = client.chat.completions.create(**aloud).choices[0]
+        chunks = [c.choices[0] for c in client.chat.completions.create(**aloud, stream=True)]
+        assert "".join(c.delta.content or "" for c in chunks) == whole.message.content
+        told = [one for c in chunks if c.logprobs for one in c.logprobs.content]
+        assert told == whole.logprobs.content != []
         with pytest.raises(openai.BadRequestError) as refused:
             client.chat.completions.create(**how, presence_penalty=0.5)
         assert refused.value.param == "presence_penalty"
