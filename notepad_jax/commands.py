@@ -362,9 +362,8 @@ def build_parser() -> argparse.ArgumentParser:
         "Answers at http://HOST:PORT/v1 until Ctrl-C: chat/completions, completions (text or\n"
         "token ids), models; /tokenize, /health, /metrics. NAME continues what it is given,\n"
         "NAME:notepad reads a document of any length and answers a question about it.\n"
-        "With a key in the environment (NOTEPAD_API_KEY) clients must have it; without one the\n"
-        "server only listens on this machine. docs/server.md says what is served, and how.\n"
-        "http://HOST:PORT/ is a page to read with, /traces shows readings turn by turn.\n"
+        "http://HOST:PORT/ is a page to read with, /traces shows readings turn by turn. Without\n"
+        "a key in the environment it listens on this machine alone (docs/server.md).\n"
         "With --jetstream it is JetStream's gRPC server at HOST:PORT, for prompts alone.\n\n"
         "examples: notepad-jax serve --policy runs/quickstart/hf --port 8000\n"
         "          notepad-jax serve --policy runs/quickstart/hf --jetstream --port 9000",
