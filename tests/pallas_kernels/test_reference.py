@@ -114,7 +114,7 @@ def paged_case():
 def test_paged_attention_sees_shared_and_private_tokens_and_itself(block):
     data, tables, kv_lens, (q, k, v), contexts = paged_case()
     layer = 1
-    attend = jax.jit(functools.partial(reference.paged_attention, blocks=(block, block)))
+    attend = jax.jit(functools.partial(reference.paged_attention, rows=2, block=block))
     out, _ = attend(q, k, v, Pages(jnp.asarray(data), PAGES), jnp.int32(layer), tables, kv_lens)
     for b, (shared, shared_len, private, length) in enumerate(contexts):
         tokens = [data[layer * PAGES + shared[t // Z], :, :, t % Z] for t in range(shared_len)]
