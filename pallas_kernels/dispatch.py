@@ -177,10 +177,11 @@ def paged_attention(
             interpret=backend() == "interpret",
         )  # fmt: skip
     if cu_q_lens_B1 is None:
-        # How often the loops run is in the data: a GPU's host waits for it before every round.
-        sizes = (2048, 2048) if backend() == "xla" else (128, 512)
+        # How often the loops run is in the data: a GPU's host waits for it before every round. A
+        # CPU computes what is in a block and of no use, and a core's own cache holds few rows.
+        rows, block = (B, 2048) if backend() == "xla" else (8, 128)
         return reference.paged_attention(
-            q_TNH, k_TKH, v_TKH, pages, layer, tables, kv_lens_B, sizes
+            q_TNH, k_TKH, v_TKH, pages, layer, tables, kv_lens_B, rows, block
         )
     rows_BP = layer * pages.pages_per_layer + tables.whole_BP(pages.page_size)
     ragged = reference.ragged_paged_attention

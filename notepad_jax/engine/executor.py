@@ -102,9 +102,14 @@ class Executor:
                 self.pages = launches.read_prefixes(self.config, params, self._cache(), row)
 
     def start(self, params: Params, contexts: Sequence[Context]) -> list[Sampled]:
-        """Prefills the tails of admitted turns, verifying drafts: at least a token for each."""
+        """Prefills the tails of admitted turns, verifying drafts: at least a token for each.
+
+        But for those whose tail is one token (`layout.decoded`): they get none, `decode` begins
+        with it. A row of tails has one prefix, and would be a launch for each of them.
+        """
         waiting = []
-        for group in layout.by_prefix(contexts):
+        for everybody in layout.by_prefix(contexts):
+            group = [b for b in everybody if not layout.decoded(contexts[b])]
             lengths = [layout.input_length(contexts[b]) for b in group]
             for width, chosen in cover(lengths, tail_widths(self.settings)):
                 members = [group[i] for i in chosen]
@@ -116,7 +121,7 @@ class Executor:
                         **self._top([contexts[b] for b in members]),
                     )  # fmt: skip
                 waiting.append((members, spans, out))
-        sampled: list[Sampled | None] = [None] * len(contexts)
+        sampled = [Sampled([], [])] * len(contexts)
         for members, spans, out in waiting:
             new, logps, *more = jax.device_get(out)
             following = more.pop() if more else logps

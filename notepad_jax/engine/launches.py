@@ -3,9 +3,9 @@
 `read_prefixes` reads a row of shared prefixes into whole pages. `start_tails` continues one
 cached prefix (or none) with a row of packed tails, writes them into their own pages and
 samples wherever the host asks: after the last prompt token of each tail, and after each token
-of its draft. `generate` decodes all slots, several tokens per launch, stopping early when
-every slot has stopped. `prefill_dense` and `insert_dense` are JetStream's way: one prompt,
-keys and values not in pages yet.
+of its draft. `generate` decodes all slots, several tokens per launch, stopping early when every
+slot has stopped; a tail of one token begins there. `prefill_dense` and `insert_dense` are
+JetStream's way: one prompt, keys and values not in pages yet.
 
 Everything is static in shape (`shapes`), yet loops run as often as there is something to do.
 The cache is donated: each function returns the one that replaces it.
@@ -52,6 +52,9 @@ class SlotArrays:
     remaining: Any  # int32 [B]: tokens that may still be sampled; 0 is an idle slot
     stop_ids: Any  # int32 [B, E]: -1 padded
     draws: Draws
+    copy_from: Any  # int32 [B]: pages to copy before anything is decoded, the first `copies`
+    copy_to: Any  # int32 [B]
+    copies: Any  # int32
 
 
 @jax.tree_util.register_dataclass
@@ -195,12 +198,13 @@ def generate(
     wanted: Array | None = None,
     most: int = 0,
 ) -> tuple[Array | Pages, ...]:
-    """Decodes up to `steps` tokens in every slot.
+    """Decodes up to `steps` tokens in every slot, after it copied the pages that turns begin on.
 
     Returns (cache, tokens [B, steps], logprobs [B, steps], how many of each row's tokens are real
     [B]); with `most` above 0 also ids and logprobs [B, steps, most] of the `wanted` likeliest.
     """
     B = slots.token.shape[0]
+    pages = _copy_pages(pages, slots.copy_from, slots.copy_to, slots.copies)
 
     def more(state: tuple) -> Array:
         step, _, _, remaining, *_ = state

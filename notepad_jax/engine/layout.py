@@ -79,6 +79,11 @@ def tail_row(
     return arrays, spans
 
 
+def decoded(context: Context) -> bool:
+    """Whether a turn's tail is one token and nothing to verify: it is decoded, not prefilled."""
+    return input_length(context) == 1
+
+
 def input_length(context: Context) -> int:
     """Tokens that a turn brings into a tail row."""
     return len(context.tail) + len(_draft(context))
@@ -149,14 +154,20 @@ def decode_tables(
 
 
 def slot_arrays(contexts: Sequence[Context], slots: int) -> launches.SlotArrays:
+    """The state of running turns; one without a token begins with its prefix's last page."""
     token, position, private_len, remaining = np.zeros((4, slots), np.int32)
     stops = np.full((slots, STOP_IDS), -1, np.int32)
+    copies = np.zeros((2, slots), np.int32)
+    begun = [(c.prefix.pages[-1], c.pages[0]) for c in contexts if c.ragged and not c.tokens]
+    copies[:, : len(begun)] = np.array(begun, np.int32).reshape(-1, 2).T
     for b, c in enumerate(contexts):
         token[b], position[b] = c.newest, c.position
         private_len[b], remaining[b] = c.private_len, c.remaining
         stops[b, : len(c.sampling.stop_ids)] = c.sampling.stop_ids
     draws = _draws([(c.sampling, c.made) for c in contexts], slots)
-    return launches.SlotArrays(token, position, private_len, remaining, stops, draws)
+    return launches.SlotArrays(
+        token, position, private_len, remaining, stops, draws, *copies, np.int32(len(begun))
+    )
 
 
 def _draws(entries: Sequence[tuple[SamplingParams, int]], size: int) -> launches.Draws:

@@ -42,7 +42,7 @@ class EngineStats:
 
     prefix_tokens: int = 0  # prefilled as shared prefixes
     prefix_tokens_saved: int = 0  # shared prompt tokens that were already cached
-    tail_tokens: int = 0  # prefilled as private tails, drafts not counted
+    tail_tokens: int = 0  # of private tails: prefilled, or one decoded; drafts not counted
     draft_tokens: int = 0  # completion tokens that came from verified drafts
     decode_tokens: int = 0  # completion tokens that were decoded one by one
     turns: int = 0
@@ -320,7 +320,7 @@ class EngineService:
         self.stats.tail_tokens += sum(len(context.tail) for context in contexts)
         if contexts:
             sampled = self._executor.start(params, contexts)
-            drafted = sum(len(some.tokens) - 1 for some in sampled)
+            drafted = sum(max(len(some.tokens) - 1, 0) for some in sampled)
             self.stats.draft_tokens += drafted
             self.stats.decode_tokens -= drafted
             self._record(contexts, sampled)

@@ -8,6 +8,7 @@ the two partial softmaxes by their logsumexps; `ragged_paged_attention`, the twi
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,11 +32,12 @@ def paged_attention(
     layer: Int[Array, ""],
     tables: PageTables,
     kv_lens_B: Int[Array, " B"],
-    blocks: tuple[int, int],
+    rows: int,
+    block: int,
 ) -> tuple[Float[Array, "B N H"], Pages]:
     """The decode step of `pallas_kernels.paged_attention`, reading shared pages once a row.
 
-    `blocks` are the cached tokens that one step of a loop meets, private and shared.
+    One step of a loop meets `block` cached tokens of `rows` slots, or of `rows` rows that share.
     """
     Z, Q = pages.page_size, tables.private_BQ.shape[1]
     lens_B = jnp.maximum(kv_lens_B - tables.shared_lens_B, 0)  # private tokens, the new one too
@@ -45,23 +47,43 @@ def paged_attention(
     write_B = jnp.where(idle_B, pages.pages_per_layer * Z, page_B * Z + (lens_B - 1) % Z)
     pages = pages.write_tokens(k_BKH[None], v_BKH[None], layer[None], write_B)
     with jax.named_scope("paged_attention"):
-        private = _attend_to(q_BNH[:, None], pages, layer, tables.private_BQ, lens_B, blocks[0])
-        shared = _attend_to(
-            q_BNH[tables.members_RM], pages, layer, tables.shared_RP, tables.shared_lens_R,
-            blocks[1],
-        )  # fmt: skip
+        some = functools.partial(_attend_to, pages, layer, block)
+        private = _by_rows(some, rows, q_BNH[:, None], tables.private_BQ, lens_B)
+        shared = _by_rows(
+            some, rows, q_BNH[tables.members_RM], tables.shared_RP, tables.shared_lens_R
+        )
         shared = tuple(x.reshape(-1, *x.shape[2:])[tables.place_B] for x in shared)
         out_BNH = _merge(tuple(x[:, 0] for x in private), shared)
     return jnp.where(idle_B[:, None, None], 0, out_BNH).astype(q_BNH.dtype), pages
 
 
+def _by_rows(
+    attend: Callable[..., tuple[Array, Array]], size: int, *of_rows_R: Array
+) -> tuple[Array, Array]:
+    """`attend` of `size` rows after `size` rows, so that each walks as far as its longest reaches.
+
+    A row's numbers do not depend on those beside it, and rows of length 0 cost next to nothing.
+    """
+    R = of_rows_R[0].shape[0]
+    if size >= R:
+        return attend(*of_rows_R)
+
+    def cut(x: Array) -> Array:
+        padded = jnp.pad(x, [(0, -R % size)] + [(0, 0)] * (x.ndim - 1))
+        return padded.reshape(-1, size, *x.shape[1:])
+
+    done = jax.lax.map(lambda these: attend(*these), tuple(map(cut, of_rows_R)))
+    out, lse = (x.reshape(-1, *x.shape[2:])[:R] for x in done)
+    return out, lse
+
+
 def _attend_to(
-    q_RMNH: Float[Array, "R M N H"],
     pages: Pages,
     layer: Int[Array, ""],
+    block: int,
+    q_RMNH: Float[Array, "R M N H"],
     table_RP: Int[Array, "R P"],
     lens_R: Int[Array, " R"],
-    block: int,
 ) -> tuple[Float[Array, "R M N H"], Float[Array, "R M N"]]:
     """M queries a row against the row's first `lens_R` tokens; (0, -1e30) where there are none.
 

@@ -203,6 +203,35 @@ def test_150_launches_in_company_give_what_each_gives_alone():
         np.testing.assert_allclose(a.behaviour_logprobs, b.behaviour_logprobs, atol=1e-5)
 
 
+def test_a_tail_of_one_token_is_decoded_and_has_no_launch_of_its_own():
+    """32 clients of a server, whose prompts end in a token each, were 32 launches before that."""
+    rng = np.random.default_rng(2)
+    wholes = [tokens(rng.integers(4, 60, n)) for n in (10, 17, 23, 34)]  # pages of 8 tokens
+
+    def run(last: int):
+        runner = tiny.executor(LITTLE)
+
+        async def go():
+            async with EngineService(runner, PolicySnapshot(0, tiny.params())) as service:
+                asked = [
+                    service.complete(
+                        Prompt(tokens(whole[:-last]), tokens(whole[-last:])),
+                        tiny.sampling(number, 1.0, 1 + 4 * (number % 3)),
+                    )
+                    for number, whole in enumerate(wholes * 2)  # the second time from the cache
+                ]
+                return await asyncio.gather(*asked)
+
+        return asyncio.run(go()), {type(shape) for shape in runner.seen}
+
+    decoded, launched = run(1)
+    prefilled, launched_too = run(2)
+    assert shapes.TailRow not in launched and shapes.TailRow in launched_too
+    for a, b in zip(decoded, prefilled, strict=True):
+        assert a.tokens.tolist() == b.tokens.tolist() and a.finish is b.finish
+        np.testing.assert_allclose(a.behaviour_logprobs, b.behaviour_logprobs, atol=1e-5)
+
+
 def test_weights_that_are_not_finite_end_the_engine_with_a_word():
     broken = tiny.params() | {"final_norm": np.full(32, np.nan, np.float32)}
     broken = jax.tree.map(jax.numpy.asarray, broken)

@@ -108,7 +108,7 @@ def loops(q: jax.Array, pages: Pages, tables: PageTables, kv_lens: np.ndarray) -
 @functools.lru_cache
 def attend(backend: str, dtype: str, races: bool = False):
     if backend == "twin":
-        return jax.jit(functools.partial(reference.paged_attention, blocks=(Z, 2 * Z)))
+        return jax.jit(functools.partial(reference.paged_attention, rows=2, block=Z))
     mode = pltpu.InterpretParams(detect_races=True) if races else True
     return jax.jit(functools.partial(paged.paged_attention, sizes=sizes(dtype), interpret=mode))
 

@@ -114,7 +114,7 @@ def paged_case():
 def test_paged_attention_sees_shared_and_private_tokens_and_itself(block):
     data, tables, kv_lens, (q, k, v), contexts = paged_case()
     layer = 1
-    attend = jax.jit(functools.partial(reference.paged_attention, blocks=(block, block)))
+    attend = jax.jit(functools.partial(reference.paged_attention, rows=2, block=block))
     out, _ = attend(q, k, v, Pages(jnp.asarray(data), PAGES), jnp.int32(layer), tables, kv_lens)
     for b, (shared, shared_len, private, length) in enumerate(contexts):
         tokens = [data[layer * PAGES + shared[t // Z], :, :, t % Z] for t in range(shared_len)]
@@ -125,6 +125,20 @@ def test_paged_attention_sees_shared_and_private_tokens_and_itself(block):
             weights = np.exp(scores - scores.max())
             want = weights @ values[n * K // N] / weights.sum()
             np.testing.assert_allclose(out[b, n], want, atol=1e-5)
+
+
+def test_what_a_slot_gets_does_not_depend_on_who_is_beside_it():
+    data, tables, kv_lens, (q, k, v), _ = paged_case()
+    attend = jax.jit(functools.partial(reference.paged_attention, rows=2, block=Z))
+
+    def out(lens):
+        return attend(q, k, v, Pages(jnp.asarray(data), PAGES), jnp.int32(0), tables, lens)[0]
+
+    together = out(kv_lens)
+    for b in range(5):
+        alone = out(np.where(np.arange(5) == b, kv_lens, 0))
+        assert np.asarray(alone[b]).tobytes() == np.asarray(together[b]).tobytes()
+        assert not np.delete(alone, b, axis=0).any()
 
 
 def test_paged_attention_writes_the_new_token_and_nothing_else():
