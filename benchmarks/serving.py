@@ -7,8 +7,10 @@ other) go three ways: to the engine in its own loop (`bare`), through a seat fro
 as the server asks (`seat`), and over HTTP, whole and streamed. `overhead` is what of the bare
 speed HTTP loses. Without --policy it is a random one of the starter's vocabulary, which hardly
 ever stops. Where transformers and torch are installed, their `generate` continues as many prompts
-at once, on the same weights (`transformers`). Seconds are of the clock, of the second of two
-passes: the first compiles. Run it pinned to its cores on a quiet machine.
+at once, on the same weights (`transformers`); where llama_cpp (PyPI: llama-cpp-python) and gguf
+are, llama.cpp does (`llama.cpp` as it comes, `llama.cpp f32` in float32: see `peer_llama`).
+Seconds are of the clock, of the second of two passes: the first compiles. Run it pinned to its
+cores on a quiet machine.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import importlib
 import importlib.util
 import json
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -47,6 +50,7 @@ STARTER = Path(__file__).parents[1] / "data" / "starter"
 NAME = "served"
 
 Ask = Callable[[int, int], Awaitable[int]]  # (client, request) -> tokens that were made
+Speeds = dict[int, dict[str, float]]  # clients -> way -> tokens a second
 
 
 def random_policy(folder: Path, width: int, layers: int) -> Path:
@@ -72,6 +76,11 @@ class Work:
     def ids(self, client: int, request: int) -> list[int]:
         draw = np.random.default_rng([client, request])
         return draw.integers(self._vocab // 2, self._vocab, self._prompt).tolist()
+
+    def together(self, clients: int) -> list[np.ndarray]:
+        """The ids of all clients, [clients, prompt], of one request after the other."""
+        every = range(self.requests)
+        return [np.array([self.ids(n, request) for n in range(clients)]) for request in every]
 
     async def speed(self, clients: int, ask: Ask) -> float:
         """Tokens a second, of clients that ask one request after the other."""
@@ -102,7 +111,7 @@ def listening(asgi: Any) -> Iterator[str]:
         place.close()
 
 
-async def ours(folder: Path, clients: Sequence[int], work: Work) -> dict[int, dict[str, float]]:
+async def ours(folder: Path, clients: Sequence[int], work: Work) -> Speeds:
     """Speeds of the three ways, by number of clients."""
     longest = f"--config.engine.slots={max(clients)}"
     room = f"--config.serve.max_completion={work.made}"
@@ -113,7 +122,7 @@ async def ours(folder: Path, clients: Sequence[int], work: Work) -> dict[int, di
     weights = serve.Weights(config, policy, SilentScreen())
     engines, served = serve.opened(config, policy, NAME, weights)
     stops = served.tokenizer.stop_ids
-    found: dict[int, dict[str, float]] = {}
+    found: Speeds = {}
 
     def asked(client: int, request: int) -> tuple[Prompt, SamplingParams]:
         ids = tokens(work.ids(client, request))
@@ -169,23 +178,34 @@ async def _posted(
     return made
 
 
-def theirs(folder: Path, clients: Sequence[int], work: Work) -> dict[int, float] | None:
-    """Speeds of transformers' `generate`, as many prompts at once; None where it is not there."""
+def theirs(folder: Path, clients: Sequence[int], work: Work) -> Speeds | str:
+    """Speeds of transformers' `generate`, as many prompts at once, or why there are none."""
     if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
-        return None
+        return "torch and transformers are not both installed here"
     torch, transformers = map(importlib.import_module, ("torch", "transformers"))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     found = {}
     for count in clients:
         for _ in range(2):  # the second pass counts
             begin = time.perf_counter()
-            for request in range(work.requests):
-                ids = torch.tensor([work.ids(client, request) for client in range(count)])
+            for ids in map(torch.tensor, work.together(count)):
                 with torch.no_grad():
                     model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=True,
                                    min_new_tokens=work.made, max_new_tokens=work.made)  # fmt: skip
-            found[count] = count * work.requests * work.made / (time.perf_counter() - begin)
+            speed = count * work.requests * work.made / (time.perf_counter() - begin)
+        found[count] = {"transformers": speed}
     return found
+
+
+def llamas(folder: Path, clients: Sequence[int], work: Work) -> Speeds | str:
+    """Speeds of llama.cpp, both ways, as many prompts in one batch, or why there are none."""
+    if not all(map(importlib.util.find_spec, ("llama_cpp", "gguf"))):
+        return "llama_cpp and gguf are not both installed here"
+    peer = importlib.import_module("benchmarks.peer_llama")
+    try:
+        return peer.speeds(folder, {n: work.together(n) for n in clients}, work.made)
+    except peer.NotWritten as why:
+        return str(why)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -206,9 +226,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         vocab = open_tokenizer(folder).vocab_size
         work = Work(vocab, said.prompt, said.tokens, said.requests)
         found = asyncio.run(ours(folder, said.clients, work))
-        others = theirs(folder, said.clients, work)
-    for count, speed in (others or {}).items():
-        found[count]["transformers"] = speed
+        peers = {"transformers": theirs(folder, said.clients, work),
+                 "llama.cpp": llamas(folder, said.clients, work)}  # fmt: skip
+    for peer, others in peers.items():
+        if isinstance(others, str):
+            print(f"{peer} was not measured: {others}", file=sys.stderr)
+            continue
+        for count, speeds in others.items():
+            found[count] |= speeds
     if said.json:
         print(json.dumps(found))
         return
@@ -216,8 +241,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         words = [f"{way} {n:.1%}" if way == "overhead" else f"{way} {n:,.0f}"
                  for way, n in speeds.items()]  # fmt: skip
         print(f"{count:3} clients, tokens/s: {', '.join(words)}")
-    if others is None:
-        print("transformers is not installed here; its generate was not measured")
 
 
 if __name__ == "__main__":

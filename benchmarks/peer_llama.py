@@ -1,0 +1,273 @@
+"""llama.cpp's side of `serving`: the same weights as a GGUF file, the same prompts of ids.
+
+It needs `llama_cpp` (PyPI's llama-cpp-python) and `gguf`, which are no dependencies of ours:
+only `serving` imports this file, and only where both are installed. A Qwen3 policy is written
+as a float32 GGUF without a vocabulary, since prompts are ids. Before anything is measured, the
+logits of a few prompts, their ends decoded token by token, are compared with our own forward
+pass: speeds of two networks would compare nothing.
+
+It is measured twice: `llama.cpp` as it comes, with flash attention and keys and values in
+float16, and `llama.cpp f32`, without both, in float32 as we are. (Flash attention takes float16
+from a float32 cache, too: logits were 1e-2 of their deviation from ours, without it 7e-6. So
+what is compared beforehand is the second.) It has as many threads as there are cores for this
+process, all prompts are one batch, and every sequence has a cache of its own, as long as it
+becomes. Tokens are drawn by its own samplers, temperature 1 and a seed for each sequence;
+nothing stops one early.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import gguf
+import jax
+import jax.numpy as jnp
+import llama_cpp
+import numpy as np
+
+from notepad_jax.checkpoint.hf import huggingface, names
+from notepad_jax.model import attention, logprobs, policy
+from notepad_jax.model.rope import UNSCALED
+
+ARCHITECTURE = gguf.MODEL_ARCH.QWEN3
+DECODED = 4  # tokens of each compared prompt that come one by one, through the cache
+CLOSE = 1e-3  # of the logits' standard deviation; float32 sums in another order differ by 1e-5
+ERROR = 4  # GGML_LOG_LEVEL_ERROR of ggml.h
+WAYS = {"llama.cpp": False, "llama.cpp f32": True}  # whether all of it is float32
+
+
+class NotWritten(ValueError):
+    """A policy that is not written as GGUF here; the message says why."""
+
+
+def write_gguf(folder: Path, file: Path) -> None:
+    """Writes a Hugging Face folder of a Qwen3 policy as float32 GGUF.
+
+    Raises NotWritten for a policy of another family or with scaled rotary embeddings.
+    """
+    config, store = huggingface.open_policy(folder)
+    family = names.family_of(config)
+    if family != "qwen3" or config.rope != UNSCALED:
+        raise NotWritten(
+            f"{folder} is a {family} policy with {config.rope}; only qwen3 without scaled rotary "
+            f"embeddings is written as GGUF here: take another --policy to compare"
+        )
+    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[ARCHITECTURE])
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_tokenizer_model("none")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_positions)
+    writer.add_embedding_length(config.width)
+    writer.add_block_count(config.layers)
+    writer.add_feed_forward_length(config.feed_forward)
+    writer.add_head_count(config.heads)
+    writer.add_head_count_kv(config.kv_heads)
+    writer.add_key_length(config.head_size)
+    writer.add_value_length(config.head_size)
+    writer.add_layer_norm_rms_eps(config.rms_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    known = gguf.get_tensor_name_map(ARCHITECTURE, config.layers)
+    for name in store.tensors:
+        writer.add_tensor(
+            known.get_name(name, try_suffixes=(".weight",)), store.read(name).astype(np.float32)
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+class Decoder:
+    """A llama.cpp context for `count` sequences of up to `length` tokens, and its samplers.
+
+    Keys, values and attention are float32 if `exact`, else what llama.cpp takes by itself.
+    """
+
+    def __init__(
+        self, model: llama_cpp.llama_model_p, count: int, length: int, exact: bool
+    ) -> None:
+        settings = llama_cpp.llama_context_default_params()
+        settings.n_seq_max = count
+        settings.n_ctx = count * -(-length // 256) * 256  # llama.cpp pads each sequence so
+        settings.n_batch = count * length
+        settings.n_threads = settings.n_threads_batch = len(os.sched_getaffinity(0))
+        if exact:
+            settings.type_k = settings.type_v = llama_cpp.GGML_TYPE_F32
+            settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self._context = llama_cpp.llama_init_from_model(model, settings)
+        if not self._context:
+            raise RuntimeError(
+                f"llama.cpp made no context for {count} sequences of {length} tokens; its reason "
+                f"stands above: take fewer --clients or shorter ones if it is memory"
+            )
+        self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        self._samplers: list[llama_cpp.llama_sampler_p] = []
+
+    def restart(self, seeds: Sequence[int]) -> None:
+        """Forgets all tokens; sequence b is sampled with seeds[b] from here on."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+        self._forget_samplers()
+        for seed in seeds:
+            chain = llama_cpp.llama_sampler_chain_init(
+                llama_cpp.llama_sampler_chain_default_params()
+            )
+            llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_temp(1.0))
+            llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_dist(seed))
+            self._samplers.append(chain)
+
+    def feed(self, ids_BT: np.ndarray, start: int) -> None:
+        """Decodes ids at positions start, start + 1, ... of every sequence, as one batch."""
+        B, T = ids_BT.shape
+        token = np.ascontiguousarray(ids_BT, np.int32)
+        position = np.tile(np.arange(start, start + T, dtype=np.int32), B)
+        sequence = np.repeat(np.arange(B, dtype=np.int32), T)
+        of_sequence = sequence.ctypes.data + sequence.itemsize * np.arange(B * T, dtype=np.uintp)
+        each_one = np.ones(B * T, np.int32)
+        wanted_BT = np.zeros((B, T), np.int8)
+        wanted_BT[:, -1] = 1
+        arrays = {"token": token, "pos": position, "n_seq_id": each_one, "seq_id": of_sequence,
+                  "logits": wanted_BT}  # fmt: skip
+        kinds = dict(llama_cpp.llama_batch._fields_)
+        pointers = {n: ctypes.cast(a.ctypes.data, kinds[n]) for n, a in arrays.items()}
+        batch = llama_cpp.llama_batch(n_tokens=B * T, **pointers)
+        code = llama_cpp.llama_decode(self._context, batch)
+        if code:
+            raise RuntimeError(f"llama_decode of {B} sequences of {T} tokens ended with {code}")
+        self._ends = [b * T + T - 1 for b in range(B)]
+
+    def sample(self) -> np.ndarray:
+        """Returns the next token of every sequence, [B, 1]."""
+        drawn = [
+            llama_cpp.llama_sampler_sample(sampler, self._context, end)
+            for sampler, end in zip(self._samplers, self._ends, strict=True)
+        ]
+        return np.array(drawn, np.int32)[:, None]
+
+    def logits(self) -> np.ndarray:
+        """Returns a copy of the logits after the last token of every sequence, [B, V]."""
+        rows = [llama_cpp.llama_get_logits_ith(self._context, end) for end in self._ends]
+        return np.stack([np.ctypeslib.as_array(row, (self._vocab,)) for row in rows])
+
+    def close(self) -> None:
+        self._forget_samplers()
+        llama_cpp.llama_free(self._context)
+
+    def _forget_samplers(self) -> None:
+        for sampler in self._samplers:
+            llama_cpp.llama_sampler_free(sampler)
+        self._samplers.clear()
+
+
+@llama_cpp.llama_log_callback
+def _tell_errors(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+    """llama.cpp tells a page of each model; llama_cpp's own filter has the levels of long ago."""
+    if level == ERROR:
+        print(text.decode(errors="replace"), end="", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def loaded(file: Path) -> Iterator[llama_cpp.llama_model_p]:
+    """The model of a GGUF file."""
+    llama_cpp.llama_log_set(_tell_errors, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    model = llama_cpp.llama_model_load_from_file(
+        str(file).encode(), llama_cpp.llama_model_default_params()
+    )
+    if not model:
+        raise RuntimeError(f"llama.cpp does not load {file}; its reason stands above")
+    try:
+        yield model
+    finally:
+        llama_cpp.llama_model_free(model)
+
+
+def check_same(folder: Path, model: llama_cpp.llama_model_p, ids_BT: np.ndarray) -> float:
+    """Compares llama.cpp's logits with ours; returns the largest difference, in deviations.
+
+    All of a prompt but its last DECODED tokens is one batch, these come one by one; compared is
+    what follows each. Raises RuntimeError where they differ by CLOSE deviations or more, or
+    where the likeliest token is another.
+    """
+    config, params = huggingface.import_policy(folder)
+    B, T = ids_BT.shape
+
+    @jax.jit
+    def ours(ids_BT: jax.Array) -> jax.Array:
+        attend = attention.packed(config, jnp.full((B, T), T, jnp.int32))
+        positions_BT = jnp.broadcast_to(jnp.arange(T), (B, T))
+        hidden_BTD, _, _ = policy.forward(config, params, ids_BT, positions_BT, attend)
+        return logprobs.logits(config, params, hidden_BTD)[..., : config.valid_vocab]
+
+    first = T - DECODED
+    ours_BTV = np.asarray(ours(jnp.asarray(ids_BT)))[:, first - 1 :]
+    decoder = Decoder(model, B, T, exact=True)
+    try:
+        decoder.feed(ids_BT[:, :first], 0)
+        steps = [decoder.logits()]
+        for at in range(first, T):
+            decoder.feed(ids_BT[:, at : at + 1], at)
+            steps.append(decoder.logits())
+    finally:
+        decoder.close()
+    theirs_BTV = np.stack(steps, axis=1)[..., : config.valid_vocab]
+    differ = float(np.abs(theirs_BTV - ours_BTV).max() / ours_BTV.std())
+    others = int((theirs_BTV.argmax(-1) != ours_BTV.argmax(-1)).sum())
+    if not differ < CLOSE or others:
+        raise RuntimeError(
+            f"llama.cpp computes another network than {folder}: logits differ by {differ:.1e} of "
+            f"their standard deviation ({CLOSE:.0e} is allowed), the likeliest token at {others} "
+            f"of {ours_BTV.shape[0] * ours_BTV.shape[1]} places; its speed would say nothing"
+        )
+    return differ
+
+
+def speeds(
+    folder: Path, prompts: Mapping[int, Sequence[np.ndarray]], made: int
+) -> dict[int, dict[str, float]]:
+    """Tokens a second of `made` tokens after each prompt, by how many go at once and by WAYS.
+
+    `prompts` has, for every number of sequences, the requests that follow one another, [B, T]
+    ids each. Seconds are of the second of two passes. Raises as `write_gguf` and `check_same`.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "policy.gguf"
+        write_gguf(folder, file)
+        with loaded(file) as model:
+            check_same(folder, model, prompts[max(prompts)][0][:4])
+            return {
+                count: {way: _speed(model, requests, made, exact) for way, exact in WAYS.items()}
+                for count, requests in prompts.items()
+            }
+
+
+def _speed(
+    model: llama_cpp.llama_model_p, requests: Sequence[np.ndarray], made: int, exact: bool
+) -> float:
+    count, length = requests[0].shape
+    decoder = Decoder(model, count, length + made, exact)
+    try:
+        for _ in range(2):  # the second pass counts
+            begin = time.perf_counter()
+            for number, ids_BT in enumerate(requests):
+                _complete(decoder, ids_BT, made, number)
+            seconds = time.perf_counter() - begin
+    finally:
+        decoder.close()
+    return count * len(requests) * made / seconds
+
+
+def _complete(decoder: Decoder, ids_BT: np.ndarray, made: int, request: int) -> None:
+    """Makes `made` tokens after each row; seeds are those of `serving`'s requests."""
+    B, T = ids_BT.shape
+    decoder.restart([1000 * client + request for client in range(B)])
+    decoder.feed(ids_BT, 0)
+    for at in range(T, T + made - 1):
+        decoder.feed(decoder.sample(), at)
+    decoder.sample()
