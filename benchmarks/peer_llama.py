@@ -13,6 +13,9 @@ what is compared beforehand is the second.) It has as many threads as there are 
 process, all prompts are one batch, and every sequence has a cache of its own, as long as it
 becomes. Tokens are drawn by its own samplers, temperature 1 and a seed for each sequence;
 nothing stops one early.
+
+Its threads spin while they wait for one another: on cores that others use, too, it is several
+times slower than it can be, and `OMP_WAIT_POLICY=passive` keeps it from that.
 """
 
 from __future__ import annotations

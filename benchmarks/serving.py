@@ -5,12 +5,16 @@
 The same requests (prompts of `--prompt` random ids, seeded, `--requests` a client one after the
 other) go three ways: to the engine in its own loop (`bare`), through a seat from another thread,
 as the server asks (`seat`), and over HTTP, whole and streamed. `overhead` is what of the bare
-speed HTTP loses. Without --policy it is a random one of the starter's vocabulary, which hardly
-ever stops. Where transformers and torch are installed, their `generate` continues as many prompts
-at once, on the same weights (`transformers`); where llama_cpp (PyPI: llama-cpp-python) and gguf
-are, llama.cpp does (`llama.cpp` as it comes, `llama.cpp f32` in float32: see `peer_llama`).
-Seconds are of the clock, of the second of two passes: the first compiles. Run it pinned to its
-cores on a quiet machine.
+speed HTTP loses. All these find their prompts in the prefix cache, where an earlier pass left
+them; `unread` is `bare` with prompts that no pass had: compare the peers with it, since they read
+theirs each time. Without --policy it is a random one of the starter's vocabulary, which hardly
+ever stops.
+
+Peers continue as many prompts at once, on the same weights: transformers' `generate` where torch
+and transformers are installed (`transformers`), llama.cpp where llama_cpp (PyPI: llama-cpp-python)
+and gguf are (`llama.cpp` as it comes, `llama.cpp f32` in float32: see `peer_llama`). Seconds are
+of the clock, of the second of two passes: the first compiles. Run it pinned to its cores on a
+quiet machine.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import itertools
 import json
 import socket
 import sys
@@ -122,6 +127,7 @@ async def ours(folder: Path, clients: Sequence[int], work: Work) -> Speeds:
     weights = serve.Weights(config, policy, SilentScreen())
     engines, served = serve.opened(config, policy, NAME, weights)
     stops = served.tokenizer.stop_ids
+    passes = itertools.count(1)  # pass 0 is what all other ways ask for
     found: Speeds = {}
 
     def asked(client: int, request: int) -> tuple[Prompt, SamplingParams]:
@@ -135,6 +141,10 @@ async def ours(folder: Path, clients: Sequence[int], work: Work) -> Speeds:
     async def bare(count: int, number: int, service: Any) -> float:
         return await work.speed(count, functools.partial(completed, service))
 
+    async def unread(count: int, number: int, service: Any) -> float:
+        new = next(passes) * work.requests
+        return await work.speed(count, lambda n, request: completed(service, n, new + request))
+
     async with engines:
         app = App(served, Desk(served.slots, max(clients), 0), None)
         with listening(app.asgi) as url, engines.seat() as seat:
@@ -142,6 +152,9 @@ async def ours(folder: Path, clients: Sequence[int], work: Work) -> Speeds:
                 for count in clients:
                     ways: dict[str, Callable[[], Awaitable[float]]] = {
                         "bare": lambda n=count: _first(engines.each(functools.partial(bare, n))),
+                        "unread": lambda n=count: _first(
+                            engines.each(functools.partial(unread, n))
+                        ),
                         "seat": lambda n=count: work.speed(n, functools.partial(completed, seat)),
                         **{
                             way: lambda n=count, s=way == "streamed": work.speed(
