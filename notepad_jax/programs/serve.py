@@ -90,6 +90,7 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
         server = uvicorn.Server(
             uvicorn.Config(
                 app.App(served, desk, key, gate, control_key, kept, views).asgi,
+                http="h11",  # whose errors `web` knows, also where httptools is installed
                 lifespan="on", log_level="warning", timeout_graceful_shutdown=FAREWELL,
                 timeout_keep_alive=KEPT, server_header=False,
             )
