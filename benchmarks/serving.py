@@ -3,9 +3,9 @@
     python -m benchmarks.serving [--policy FOLDER] [--clients 1 8 32] [--tokens 64] [--json]
 
 The same requests (prompts of `--prompt` random ids, seeded, `--requests` a client one after the
-other) go three ways: to the engine in its own loop (`bare`), through a seat from another thread,
-as the server asks (`seat`), and over HTTP, whole and streamed. `overhead` is what of the bare
-speed HTTP loses. All these find their prompts in the prefix cache, where an earlier pass left
+other) go three ways: to the engine in its own loop (`bare`; where there are several, a share of
+the clients to each), through a seat from another thread, as the server asks (`seat`), and over
+HTTP, whole and streamed. `overhead` is what of the bare speed HTTP loses. All these find their prompts in the prefix cache, where an earlier pass left
 them; `unread` is `bare` with prompts that no pass had: compare the peers with it, since they read
 theirs each time. Without --policy it is a random one of the starter's vocabulary, which hardly
 ever stops.
@@ -87,15 +87,13 @@ class Work:
         every = range(self.requests)
         return [np.array([self.ids(n, request) for n in range(clients)]) for request in every]
 
-    async def speed(self, clients: int, ask: Ask) -> float:
-        """Tokens a second, of clients that ask one request after the other."""
+    async def tokens_of(self, clients: Sequence[int], ask: Ask) -> int:
+        """How many were made for clients that ask one request after the other."""
 
         async def client(number: int) -> int:
             return sum([await ask(number, request) for request in range(self.requests)])
 
-        begin = time.perf_counter()
-        made = await asyncio.gather(*map(client, range(clients)))
-        return sum(made) / (time.perf_counter() - begin)
+        return sum(await asyncio.gather(*map(client, clients)))
 
 
 @contextlib.contextmanager
@@ -103,7 +101,8 @@ def listening(asgi: Any) -> Iterator[str]:
     """The server's address; it has a thread, as the program has a process."""
     place = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     place.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(asgi, lifespan="off", log_level="warning"))
+    how = {"lifespan": "off", "log_level": "warning", "timeout_keep_alive": serve.KEPT}
+    server = uvicorn.Server(uvicorn.Config(asgi, **how))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([place])), daemon=True)
     thread.start()
     while not server.started:
@@ -138,40 +137,48 @@ async def ours(folder: Path, clients: Sequence[int], work: Work) -> Speeds:
     async def completed(completer: Any, client: int, request: int) -> int:
         return len((await completer.complete(*asked(client, request))).tokens)
 
-    async def bare(count: int, number: int, service: Any) -> float:
-        return await work.speed(count, functools.partial(completed, service))
+    async def bare(count: int, first: int = 0) -> int:
+        """Every engine in its own loop, each with its share of the clients, from a request on."""
+        shares = [range(count)[number :: engines.count] for number in range(engines.count)]
 
-    async def unread(count: int, number: int, service: Any) -> float:
-        new = next(passes) * work.requests
-        return await work.speed(count, lambda n, request: completed(service, n, new + request))
+        async def one(number: int, service: Any) -> int:
+            return await work.tokens_of(
+                shares[number], lambda n, request: completed(service, n, first + request)
+            )
+
+        return sum(await engines.each(one))
+
+    async def seated(client: int, request: int) -> int:
+        with engines.seat() as seat:
+            return await completed(seat, client, request)
 
     async with engines:
         app = App(served, Desk(served.slots, max(clients), 0), None)
-        with listening(app.asgi) as url, engines.seat() as seat:
+        with listening(app.asgi) as url:
             async with httpx2.AsyncClient(timeout=600, limits=httpx2.Limits()) as client:
                 for count in clients:
-                    ways: dict[str, Callable[[], Awaitable[float]]] = {
-                        "bare": lambda n=count: _first(engines.each(functools.partial(bare, n))),
-                        "unread": lambda n=count: _first(
-                            engines.each(functools.partial(unread, n))
-                        ),
-                        "seat": lambda n=count: work.speed(n, functools.partial(completed, seat)),
+                    ways: dict[str, Callable[[], Awaitable[int]]] = {
+                        "bare": lambda n=count: bare(n),
+                        "unread": lambda n=count: bare(n, next(passes) * work.requests),
+                        "seat": lambda n=count: work.tokens_of(range(n), seated),
                         **{
-                            way: lambda n=count, s=way == "streamed": work.speed(
-                                n, functools.partial(_posted, client, url, work, s)
+                            way: lambda n=count, s=way == "streamed": work.tokens_of(
+                                range(n), functools.partial(_posted, client, url, work, s)
                             )
                             for way in ("whole", "streamed")
                         },
                     }
-                    for speed in ways.values():
-                        await speed()  # compiles
-                    speeds = {way: await speed() for way, speed in ways.items()}
+                    for way in ways.values():
+                        await way()  # compiles
+                    speeds = {name: await _speed(way) for name, way in ways.items()}
                     found[count] = speeds | {"overhead": 1 - speeds["streamed"] / speeds["bare"]}
     return found
 
 
-async def _first(every: Awaitable[list[float]]) -> float:
-    return (await every)[0]
+async def _speed(way: Callable[[], Awaitable[int]]) -> float:
+    """Tokens a second."""
+    begin = time.perf_counter()
+    return await way() / (time.perf_counter() - begin)
 
 
 async def _posted(

@@ -52,7 +52,7 @@ def run(
             f"engine.replicas is {config.engine.replicas}, and JetStream has one engine; leave "
             f"it at 1, or serve without --jetstream"
         )
-    config.engine.replicas = 1
+    config.engine.replicas = 1  # not as many as fit
     with serve.taken(address) as place:
         host, port = place.getsockname()[:2]
         if not config.policy:

@@ -8,6 +8,7 @@ trace files below its own subfolders; a link that leads out of it is not followe
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,9 +45,8 @@ def views(folder: str | None) -> Views:
 
 
 def names(runs: Path) -> list[str]:
-    """Returns what the folders in `runs` are called, the newest first."""
-    found = [path for path in runs.iterdir() if _is_run(path, runs)]
-    return [path.name for path in sorted(found, key=lambda path: -path.stat().st_mtime)]
+    """Returns what the folders in `runs` are called."""
+    return [path.name for path in runs.iterdir() if _is_run(path, runs)]
 
 
 def files(runs: Path, name: str) -> Files:
@@ -54,8 +54,8 @@ def files(runs: Path, name: str) -> Files:
 
     Raises ValueError for a file that has a trace's name and is none.
     """
-    run = next((path for path in runs.iterdir() if path.name == name), None)
-    if run is None or not _is_run(run, runs):
+    run = runs / name
+    if name not in os.listdir(runs) or not _is_run(run, runs):
         return {}
     try:
         found = traces.files(run, several=False)

@@ -39,6 +39,9 @@ from notepad_jax.types import MOST_TOP_LOGPROBS, PolicySnapshot
 
 KEY, CONTROL_KEY = "NOTEPAD_API_KEY", "NOTEPAD_CONTROL_KEY"
 FAREWELL = 5  # seconds that replies have to end when the server is stopped
+# Seconds that a connection without a request is kept: longer than clients keep theirs (OpenAI's and
+# httpx 5, aiohttp 15). Who ends first must be the client, or its next request goes to nobody.
+KEPT = 75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +90,9 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
         server = uvicorn.Server(
             uvicorn.Config(
                 app.App(served, desk, key, gate, control_key, kept, views).asgi,
+                http="h11",  # whose errors `web` knows, also where httptools is installed
                 lifespan="on", log_level="warning", timeout_graceful_shutdown=FAREWELL,
-                server_header=False,
+                timeout_keep_alive=KEPT, server_header=False,
             )
         )  # fmt: skip
 

@@ -168,7 +168,9 @@ class Pages:
         }
 
     def _runs(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
+        """What it says of runs, those first that were written to last: a folder's own date stays
+        where a file in it grows."""
+        rows: list[tuple[float, dict[str, Any]]] = []
         try:
             names = () if self._views.runs is None else self._views.runs()
         except OSError as error:
@@ -181,8 +183,9 @@ class Pages:
                 continue  # its page says why
             if newest is not None:
                 told = f"{', '.join(files.values())} · {_date(newest)}"
-                rows.append({"address": _address(name), "title": name, "kind": "run", "told": told})
-        return rows
+                row = {"address": _address(name), "title": name, "kind": "run", "told": told}
+                rows.append((newest, row))
+        return [row for _, row in sorted(rows, key=lambda dated: dated[0], reverse=True)]
 
 
 def _address(name: str) -> str:

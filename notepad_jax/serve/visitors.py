@@ -14,7 +14,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -22,7 +22,7 @@ from starlette.responses import Response
 from notepad_jax.serve.refusal import Refusal
 
 HOME, TRACES = "/", "/traces"
-COOKIE = "notepad_traces"
+COOKIE = "notepad_traces"  # and the port, which browsers do not tell cookies apart by
 LASTS = 12 * 3600  # seconds
 LARGEST_FORM = 4096  # bytes
 LOOKS = ("GET", "HEAD")
@@ -48,14 +48,26 @@ def wants_page(request: Request) -> bool:
     return "text/html" in request.headers.get("accept", "")
 
 
+def cookie(request: Request) -> str:
+    """Returns what the mark is called; of two servers of a machine none takes the other's."""
+    port = request.headers.get("host", "").rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isascii() and port.isdigit() else COOKIE
+
+
+def own(request: Request) -> bool:
+    """Says whether the page that asked for this, if one did, has this server's address."""
+    origin = request.headers.get("origin")
+    return origin is None or origin.rpartition("//")[2] == request.headers.get("host", "")
+
+
 def foreign(request: Request) -> bool:
     """Says whether some other site's page asked for this, by what browsers say of themselves.
 
     A link that somebody followed is none: what it leads to is seen by nobody else.
     """
-    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    site = request.headers.get("sec-fetch-site")
     if site is None:  # an older browser, or no browser
-        return origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+        return not own(request)
     kind = request.headers.get("sec-fetch-mode"), request.headers.get("sec-fetch-dest")
     followed = kind == ("navigate", "document") and request.method in LOOKS
     return site not in ("same-origin", "none") and not followed
@@ -76,7 +88,7 @@ class Visitors:
         if path != TRACES and not path.startswith(f"{TRACES}/"):
             return False
         if looks:
-            return self._valid(request.cookies.get(COOKIE, ""))
+            return self._valid(request.cookies.get(cookie(request), ""))
         return request.method == "POST"  # `enter` looks at the key
 
     def asks(self, request: Request, problem: Refusal) -> Response | None:
@@ -94,8 +106,8 @@ class Visitors:
         ends = str(int(time.time()) + LASTS)
         reply = shown(b"", 303, {"Location": quote(request.scope["path"])})
         reply.set_cookie(
-            COOKIE, f"{ends}.{self._sum(ends)}", path=TRACES, httponly=True, samesite="strict",
-            secure=request.url.scheme == "https",
+            cookie(request), f"{ends}.{self._sum(ends)}", path=TRACES, httponly=True,
+            samesite="strict", secure=request.url.scheme == "https",
         )  # fmt: skip
         return reply
 
@@ -119,4 +131,4 @@ async def _field(request: Request, name: str) -> str:
                               headers={"Connection": "close"})  # fmt: skip
     except ClientDisconnect:
         return ""
-    return parse_qs(body.decode("utf-8", "replace"), max_num_fields=4).get(name, [""])[0]
+    return parse_qs(body.decode("utf-8", "replace")).get(name, [""])[0]

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notepad_jax.serve.loopback import is_local
 from notepad_jax.serve.refusal import Refusal
-from notepad_jax.serve.visitors import Visitors
+from notepad_jax.serve.visitors import Visitors, own
 from notepad_jax.types import CompleterFailed
 
 LARGEST_BODY = 8 << 20  # bytes
@@ -184,9 +184,8 @@ class Door:
         key = self._keys.get(request.scope["path"], self._key)  # what routes are chosen by
         if key is None:
             # A web page may send its visitor's browser here; the browser says who it is for.
-            host, origin = request.headers.get("host", ""), request.headers.get("origin")
-            own = origin is None or origin.rpartition("//")[2] == host
-            if own and (not host or is_local(host)):
+            host = request.headers.get("host", "")
+            if own(request) and (not host or is_local(host)):
                 return None
             message = ("a server without a key answers this machine alone, by the name localhost, "
                        "and of web pages its own")  # fmt: skip

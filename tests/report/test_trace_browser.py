@@ -142,6 +142,21 @@ def test_tokens_prompts_and_colours_where_the_trace_has_them(shown, tmp_path):
     assert float(share) == pytest.approx(2.5 / 4)
 
 
+def test_a_prompt_whose_data_are_gone_says_so_and_is_tried_again(shown, tmp_path):
+    browser = shown(training(tmp_path / "one.jsonl", groups=2), address="#reading=4&turn=2")
+    turned(browser, 2, reading=4)
+    browser.ask("window.whole = trace.head, trace.head = async () => { throw new Error('gone'); }")
+    press = "document.querySelector('#detail summary').click()"
+    browser.ask(press)
+    browser.wait("document.querySelector('#detail details .wrong')?.innerText === 'gone'")
+    browser.ask("void (trace.head = window.whole)")
+    browser.ask("location.hash = '#reading=1&turn=1'")  # what failed is not kept
+    turned(browser, 1)
+    browser.ask("location.hash = '#reading=4&turn=2'")
+    turned(browser, 2, reading=4)
+    browser.wait("document.querySelectorAll('#detail details .tokens').length === 2")
+
+
 def test_what_a_trace_does_not_know_is_not_offered(shown, tmp_path):
     browser = shown(evaluation(tmp_path / "one.jsonl"))
     assert texts(browser, "select[name=by-colour] option") == ["no colours", "colour by reward"]

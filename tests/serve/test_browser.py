@@ -219,6 +219,8 @@ def test_a_server_that_comes_back_goes_on_under_the_same_page(browser, tmp_path)
         assert text(browser, "#state") == "It was read to its end."
         browser.ask("document.getElementById('another').click()")
         browser.wait("document.getElementById('ask').checkVisibility()")
+    ask(browser, DOCUMENT * 8)
+    browser.wait("document.getElementById('problem').textContent.includes('is it still running')")
     with server(0.05, port=int(url.rpartition(":")[2])) as again:
         assert again == url
         ask(browser, DOCUMENT * 8)  # which the page believes to be there

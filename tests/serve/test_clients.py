@@ -6,6 +6,7 @@ The default tests have a policy that is arithmetic behind them; the slow ones ou
 
 import asyncio
 import concurrent.futures
+import http.client
 import json
 import re
 import shutil
@@ -182,6 +183,18 @@ def test_200_clients_get_what_each_would_get_alone(chats):
         counted = client.get(f"{url}/metrics").text
         assert "num_requests_running 0.0" in counted and "num_requests_waiting 0.0" in counted
         assert "notepad:request_failed_total 0.0" in counted
+
+
+@pytest.mark.slow
+def test_a_connection_is_kept_for_longer_than_clients_keep_theirs(chats):
+    """OpenAI's keeps one for 5 seconds: it must not be told only then that there is none."""
+    wire = http.client.HTTPConnection(chats[0].removeprefix("http://"), timeout=30)
+    wire.connect()
+    there = wire.sock
+    for pause in (6.0, 0.0):
+        wire.request("GET", "/health")
+        assert wire.getresponse().read() == b"" and wire.sock is there  # http.client opens others
+        time.sleep(pause)
 
 
 @pytest.mark.slow

@@ -66,7 +66,9 @@ const api = (() => {
       const said = json === undefined ? {} :
         { body: JSON.stringify(json), headers: headers({ "Content-Type": "application/json", ...more }) };
       const reply = await fetch(path, { method, headers: headers(more), signal, cache: "no-store",
-        credentials: "omit", ...said });
+        credentials: "omit", ...said }).catch(() => {
+        throw new Error("the server does not answer; is it still running?"); // or who asked went
+      });
       if (reply.ok) return reply;
       const refusal = refusalOf(reply.status, await reply.text());
       if (reply.status !== 401) throw refusal;

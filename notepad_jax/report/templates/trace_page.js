@@ -36,6 +36,7 @@ trace.start(({ title, sources, readings }) => {
 
   async function headOf(n) {
     const made = heads.get(n) ?? trace.head(readings[n]);
+    made.catch(() => heads.delete(n)); // what failed may be there the next time
     heads.delete(n);
     heads.set(n, made);
     if (heads.size > 40) heads.delete(heads.keys().next().value);
@@ -91,7 +92,6 @@ trace.start(({ title, sources, readings }) => {
         if (held) detail.querySelector(`[data-hold="${held}"]`)?.focus();
       }
     } catch (problem) {
-      heads.delete(state.reading);
       detail.replaceChildren(el("p", "wrong", problem.message));
     }
   }

@@ -115,8 +115,16 @@ function prompt(head, kept, under, headOf, state) {
   el("summary", "", "The exact prompt, " + number(kept.prompt) + " tokens", box);
   async function fill() {
     state.prompt = box.open;
+    box.querySelector("p.wrong")?.remove();
     if (!box.open || box.childElementCount > 1) return;
     const inner = el("div", "", "", box);
+    try {
+      await put(inner);
+    } catch (problem) { // data that are gone: opened again, it is tried again
+      inner.replaceWith(el("p", "wrong", problem.message));
+    }
+  }
+  async function put(inner) {
     const long = await head.turn(kept), pieces = { ...await head.pieces() };
     let { shared } = long;
     if (kept.whose !== null) {
