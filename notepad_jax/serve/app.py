@@ -155,7 +155,8 @@ class App:
         body = asked.parsed(await body_of(request))
         asked.check_names(body, ("model", "tokens"))
         ids = self.served.known(asked.token_ids(body.get("tokens"), "tokens"), "tokens")
-        return answer({"prompt": self.served.tokenizer.decode(ids.tolist())})
+        text = await asyncio.to_thread(self.served.tokenizer.decode, ids.tolist())
+        return answer({"prompt": text})
 
     # ------------------------------------------------------------ completions
 
@@ -322,8 +323,9 @@ class App:
                 async for delta in deltas:
                     yield event(reply.chunk(delta))
             except Exception as error:
-                self.desk.counts.failed.inc()
-                yield event({"error": refused(error).error})
+                refusal = refused(error)
+                self._count(refusal.status)
+                yield event({"error": refusal.error})
                 return
         if reply.how.include_usage:
             yield event(reply.last())

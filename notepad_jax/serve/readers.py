@@ -166,7 +166,9 @@ class Readers:
         if len(questions) * samples > bodies.MOST_CHOICES:
             raise bad("questions", f"{len(questions)} questions with {samples} samples each are "
                       f"more than {bodies.MOST_CHOICES} readings")  # fmt: skip
-        limits, told_as = bodies.notepad_of(body, stream=False)
+        limits, told_as = bodies.notepad_of(body, stream=True)
+        if told_as is not None:
+            raise bad("notepad.as", "a reading's events tell of every memory; leave notepad.as out")
         longest = notepad.lowered(self._served.rules, limits).longest_answer
         seed = bodies.whole(body, "seed", -bodies.SEEDS, bodies.SEEDS - 1)
         return Asked(

@@ -32,7 +32,6 @@ from notepad_jax.serve.kept import Asked, Reading
 from notepad_jax.serve.refusal import Refusal, shown
 from notepad_jax.serve.served import Served
 from notepad_jax.serve.web import refused
-from notepad_jax.text.chunks import ChunkedDocument
 from notepad_jax.types import Completion, Finish, Streamer, Turn, tokens
 
 ASKED = "asked.json"
@@ -208,7 +207,7 @@ class Readings:
                     task.cancel()
                 await asyncio.gather(*running, return_exceptions=True)
 
-    def chunks(self, asked: Asked) -> ChunkedDocument:
+    def chunks(self, asked: Asked) -> notepad.ReadAhead:
         """Returns the chunks that all questions share.
 
         Refusal if the file is gone (404), or whoever reads is not who read it (409).
@@ -220,15 +219,16 @@ class Readings:
             )  # fmt: skip
         text = self._files.document(asked.file_id, "file_id")
         size = self._known_rules(asked).chunk_size
-        return ChunkedDocument(self._served.tokenizer, notepad.Parts((text,)), size)
+        return notepad.ReadAhead(self._served, notepad.Parts((text,)), size)
 
     async def _read(
-        self, reading: Reading, number: int, seat: Streamer, state: State, chunks: ChunkedDocument
+        self, reading: Reading, number: int, seat: Streamer, state: State, chunks: notepad.ReadAhead
     ) -> None:
         asked, served, course = reading.asked, self._served, reading.courses[number]
         rules, sampling = self._known_rules(asked), self._sampling(asked, number)
         watch = notepad.Watch(served, chunks, state.memory_tokens, course.seconds)
         while course.answer is None and not reading.stopping:
+            await chunks.reach(state.next_chunk)
             course_of = memory_agent.read(seat, served.template, rules, state, sampling)
             async with contextlib.aclosing(course_of) as turns:
                 async for turn, after in turns:
@@ -241,6 +241,7 @@ class Readings:
                     await reading.tell(self._told(reading, number, turn, state, watch, over))
                     if reading.stopping:
                         break
+                    await chunks.reach(state.next_chunk)
 
     def _told(
         self, reading: Reading, number: int, turn: Turn, state: State, watch: notepad.Watch,
@@ -249,7 +250,7 @@ class Readings:
         made = turn.completion
         about: dict[str, Any] = {
             "reading": number, "turn": reading.courses[number].turns, "kind": turn.kind.value,
-            "chunk": turn.chunk, "of": notepad.total(watch.chunks), "finish": made.finish.value,
+            "chunk": turn.chunk, "of": watch.chunks.total_chunks, "finish": made.finish.value,
             "policy_version": made.policy_version, "prompt_tokens": len(turn.prompt.tokens),
             "token_ids": made.tokens.tolist(),
             "logprobs": [float(logprob) for logprob in made.behaviour_logprobs],
@@ -274,18 +275,18 @@ class Readings:
 
     # ------------------------------------------------------------ again
 
-    def _state(self, reading: Reading, number: int, chunks: ChunkedDocument) -> State:
+    def _state(self, reading: Reading, number: int, chunks: notepad.ReadAhead) -> State:
         state = self._first(reading, number, chunks)
         for _, after in self.again(reading, number, chunks):
             state = after
         return state
 
-    def _first(self, reading: Reading, number: int, chunks: ChunkedDocument) -> State:
+    def _first(self, reading: Reading, number: int, chunks: notepad.ReadAhead) -> State:
         question, _ = reading.asked.of(number)
         return memory_agent.start(self._served.tokenizer.encode(question), chunks)
 
     def again(
-        self, reading: Reading, number: int, chunks: ChunkedDocument
+        self, reading: Reading, number: int, chunks: notepad.ReadAhead
     ) -> Iterator[tuple[Turn, State]]:
         """Yields the turns of one reading as they were, from the journal, and the states after."""
         template, rules = self._served.template, self._known_rules(reading.asked)
