@@ -13,7 +13,9 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import logging
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -35,7 +37,10 @@ from notepad_jax.serve.web import refused
 from notepad_jax.types import Completion, Finish, Streamer, Turn, tokens
 
 ASKED = "asked.json"
+_MADE = re.compile(r"reading_[0-9a-f]{24}")  # names that we give
 AGAIN = 0.2  # seconds until a turn that was given up is tried again, and a full desk
+
+log = logging.getLogger("notepad_jax.serve")
 
 Seat = Callable[[], contextlib.AbstractContextManager[Streamer]]
 
@@ -54,13 +59,20 @@ class Readings:
         """Takes up what is in the folder, and goes on with what had not ended."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for folder in sorted(self._folder.iterdir()):
+            if not _MADE.fullmatch(folder.name):
+                continue  # somebody else's
             try:
                 fields = json.loads((folder / ASKED).read_text("utf-8"))
                 asked = Asked(**{**fields, "questions": tuple(fields["questions"])})
-            except (OSError, ValueError, TypeError, KeyError):
+                reading = self._known[folder.name] = Reading(folder, asked)
+            except FileNotFoundError:
                 shutil.rmtree(folder, ignore_errors=True)  # it was never told to anybody
                 continue
-            reading = self._known[folder.name] = Reading(folder, asked)
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                log.error(
+                    "a reading cannot be taken up and stays where it is: %s: %s", folder, error
+                )
+                continue
             if reading.journal.over:
                 continue
             if asked.detach:

@@ -233,9 +233,11 @@ def test_what_a_killed_server_left_half_is_swept_and_what_was_whole_stays(tmp_pa
         assert left(tmp_path) == 3
         with pytest.raises(ValueError, match="another server keeps its files"):
             Files(tmp_path)
-    (tmp_path / "files" / "broken.json").write_text("{")
+    (tmp_path / "files" / f"{'0' * 32}.json").write_text("{")
+    (tmp_path / "files" / "mine.json").write_text("{")
+    (tmp_path / "files" / "deep").mkdir()
     with Files(tmp_path) as again:
-        assert again.all() == [whole] and left(tmp_path) == 2
+        assert again.all() == [whole] and left(tmp_path) == 4  # what others put there stays
         assert "".join(again.document(whole.id, "x").pieces()) == "hello"
 
 

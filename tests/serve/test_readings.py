@@ -159,6 +159,20 @@ def test_a_server_that_comes_back_goes_on_and_answers_the_same(tmp_path):
             assert [int(id) for id, _, _ in told if id] == list(range(turns + 1))
 
 
+def test_what_is_no_reading_of_ours_is_left_where_it_lies(tmp_path, caplog):
+    folder = tmp_path / "readings"
+    notes, half, strange = (folder / name for name in ("notes", f"reading_{'0' * 24}",
+                                                       f"reading_{'1' * 24}"))  # fmt: skip
+    for one in (notes, half, strange):
+        one.mkdir(parents=True)
+    (notes / "mine.txt").write_text("mine")
+    (strange / "asked.json").write_text('{"questions": [], "of": "another version"}')
+    with library(tmp_path, text=None) as (url, _):
+        assert CLIENT.get(f"{url}/v1/readings").json()["data"] == []
+    assert (notes / "mine.txt").exists() and (strange / "asked.json").exists()
+    assert not half.exists() and "reading_1111" in caplog.text
+
+
 def test_turns_that_trainers_give_up_are_made_again(url):
     streamer = Arithmetic(pause=0.01)
     with running(served(streamer), trainers=lambda *_: None) as other:
