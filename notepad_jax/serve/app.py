@@ -80,7 +80,8 @@ class App:
             Route("/tokenize", handled(self.tokenize), methods=["POST"]),
             Route("/detokenize", handled(self.detokenize), methods=["POST"]),
         ]
-        routes += Documents(self.files).routes(handled)
+        self._documents = Documents(self.files)
+        routes += self._documents.routes(handled)
         readers = Readers(served, self.files, self.readings)
         routes += readers.routes(handled)
         visitors = Visitors(key, views.entry) if key and views else None
@@ -100,6 +101,7 @@ class App:
         await self.readings.open()
         yield
         await self.readings.close()
+        self._documents.uploads.close()
         if self._pages is not None:
             await self._pages.close()
 

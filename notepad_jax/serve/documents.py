@@ -5,6 +5,7 @@ Above: `app`; below: `multipart` (what comes), `files` and `uploads` (what is ke
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -119,7 +120,10 @@ class Documents:
         if size is None:
             raise bad("bytes", "bytes is missing; say how long the file will be")
         name = name_of(_text(body, "filename"), "filename")
-        return answer(self.uploads.begin(name, size, _text(body, "mime_type", "text/plain")).card())
+        upload = self.uploads.begin(name, size, _text(body, "mime_type", "text/plain"))
+        # Nobody else need come for its parts to go.
+        asyncio.get_running_loop().call_later(uploads.LIFETIME + 1, self.uploads.expire)
+        return answer(upload.card())
 
     async def part(self, request: Request) -> Response:
         upload = self.uploads.get(request.path_params["id"])

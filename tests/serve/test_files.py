@@ -301,3 +301,24 @@ def test_uploads_that_have_ended_make_room_for_others(tmp_path, monkeypatch):
         assert [every.get(one.id) for one in (known[0], *known[2:])] == [known[0], *known[2:]]
         with pytest.raises(Refusal):
             every.get(known[1].id)
+
+
+def test_parts_of_an_upload_that_nobody_completes_go_with_the_server(tmp_path):
+    upload = {"filename": "x", "bytes": 4, "mime_type": "text/plain", "purpose": "user_data"}
+    with running(served(Arithmetic()), folder=tmp_path) as url:
+        there = CLIENT.post(f"{url}/v1/uploads", json=upload).json()["id"]
+        CLIENT.post(f"{url}/v1/uploads/{there}/parts", files={"data": b"half"})
+        assert left(tmp_path) == 1
+    assert left(tmp_path) == 0
+
+
+def test_an_upload_that_is_an_hour_old_goes_unless_it_is_put_together(tmp_path, monkeypatch):
+    with Files(tmp_path) as kept:
+        every = uploads.Uploads(kept)
+        old, busy = (every.begin("x", 4, "text/plain") for _ in range(2))
+        for one in (old, busy):
+            every.add(one, kept.arriving())
+        busy.status = "completing"
+        monkeypatch.setattr(uploads, "LIFETIME", 0)
+        every.expire()
+        assert left(tmp_path) == 1 and busy.parts and not old.parts
