@@ -29,7 +29,7 @@ from notepad_jax.serve import asked, notepad, scored
 from notepad_jax.serve.asked import Chat, Continue, How
 from notepad_jax.serve.choices import Delta, Whole, choice, together
 from notepad_jax.serve.control import Gate, Generated, generation
-from notepad_jax.serve.desk import Desk
+from notepad_jax.serve.desk import Desk, Spent
 from notepad_jax.serve.documents import Documents
 from notepad_jax.serve.files import Files
 from notepad_jax.serve.joined import Joined, likeness
@@ -147,7 +147,8 @@ class App:
         if "messages" in body:
             ids = await self._conversation(asked.messages(body))
         elif isinstance(body.get("prompt"), str):
-            ids = await asyncio.to_thread(self.served.tokenizer.encode, _text(body["prompt"]))
+            text = asked.well_formed(body["prompt"])
+            ids = await asyncio.to_thread(self.served.tokenizer.encode, text)
         else:
             raise bad("prompt", "give prompt, a text, or messages")
         longest = self.served.max_prompt + self.served.max_completion
@@ -300,6 +301,7 @@ class App:
     ) -> AsyncGenerator[Delta | None]:
         """Yields None when the request was admitted, then what is made of its choices."""
         counts, began, first = self.desk.counts, time.monotonic(), True
+        spent = Spent(counts)
         with place, self._seat() as seat:
             counts.prompt_tokens.inc(sum(map(len, reply.prompts)))
             yield None
@@ -308,7 +310,7 @@ class App:
                     if first and delta.memory is None:
                         counts.first.observe(time.monotonic() - began)
                         first = False
-                    counts.generation_tokens.inc(len(delta.tokens))
+                    spent.take(delta.index, len(delta.tokens), delta.notes)
                     if delta.finish:
                         counts.ended.labels(delta.finish).inc()
                     yield delta
@@ -332,10 +334,6 @@ class App:
         if reply.how.include_usage:
             yield event(reply.last())
         yield event("[DONE]")
-
-
-def _text(value: str) -> str:
-    return asked.well_formed(value)
 
 
 def _request_id(request: Request) -> str:

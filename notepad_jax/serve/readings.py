@@ -248,12 +248,19 @@ class Readings:
                         await asyncio.sleep(AGAIN)  # the same turn once more, by the same seed
                         break
                     state = after
-                    self._desk.counts.generation_tokens.inc(len(turn.completion.tokens))
                     over = memory_agent.is_over(rules, state, turn.completion)
+                    self._count(turn, over)
                     await reading.tell(self._told(reading, number, turn, state, watch, over))
                     if reading.stopping:
                         break
                     await chunks.reach(state.next_chunk)
+
+    def _count(self, turn: Turn, over: bool) -> None:
+        counts = self._desk.counts
+        counts.prompt_tokens.inc(len(turn.prompt.tokens))
+        counts.generation_tokens.inc(len(turn.completion.tokens))
+        if over:
+            counts.ended.labels(REASONS[turn.completion.finish]).inc()
 
     def _told(
         self, reading: Reading, number: int, turn: Turn, state: State, watch: notepad.Watch,

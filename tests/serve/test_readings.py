@@ -103,6 +103,28 @@ def test_a_reading_that_is_not_detached_is_its_events_and_ends_with_them():
         assert short.headers["location"] != f"/v1/readings/{card['id']}"
 
 
+def test_metrics_count_all_turns_of_readings_however_they_are_asked():
+    content = [{"type": "file", "file": {"file_id": "book"}}, {"type": "text", "text": "who ?"}]
+    chat = {"model": f"{NAME}:notepad", "messages": [{"role": "user", "content": content}], "n": 2}
+
+    def counted(url: str) -> list[float]:
+        lines = dict(
+            line.rsplit(" ", 1) for line in CLIENT.get(f"{url}/metrics").text.split("\n")[:-1]
+        )
+        names = ("prompt_tokens_total", "generation_tokens_total")
+        ended = [
+            float(n) for name, n in lines.items() if name.startswith("notepad:request_success_t")
+        ]
+        return [float(lines[f"notepad:{name}"]) for name in names] + [sum(ended)]
+
+    with library() as (url, _):
+        usage = CLIENT.post(f"{url}/v1/chat/completions", json=chat).json()["usage"]
+        assert counted(url) == [usage["prompt_tokens"], usage["completion_tokens"], 2]
+        more = whole(begin(url))["usage"]
+        both = [usage[name] + more[name] for name in ("prompt_tokens", "completion_tokens")]
+        assert counted(url) == [*both, 2 + 4] and more["turns"] > 4
+
+
 def test_delete_cancels_at_the_next_turn_and_then_removes():
     with library(streamer=Arithmetic(pause=0.02)) as (url, streamer):
         there = begin(url)
