@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from notepad_jax.serve import asked, multipart, uploads
 from notepad_jax.serve.files import LARGEST, PURPOSE, Files, name_of, put_name
 from notepad_jax.serve.refusal import Refusal, bad, shown
 from notepad_jax.serve.uploads import Uploads
-from notepad_jax.serve.web import answer, body_of
+from notepad_jax.serve.web import Opened, answer, body_of
 
 MOST_LISTED = 10_000
 FRAME = 64 << 10  # bytes that a form may have beside its file
@@ -107,8 +107,8 @@ class Documents:
         # To be saved and not to be shown: it may be a page of somebody else's.
         headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
         stored = self.files.get(request.path_params["id"])
-        path = self.files.path(stored.id)
-        return FileResponse(path, 200, headers, "application/octet-stream", None, stored.filename)
+        file = self.files.path(stored.id).open("rb")
+        return Opened(file, "application/octet-stream", headers, stored.filename)
 
     # ------------------------------------------------------------ uploads
 

@@ -10,12 +10,13 @@ import asyncio
 import hmac
 import json
 import logging
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import h11
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notepad_jax.serve.loopback import is_local
@@ -146,6 +147,24 @@ class Events(Response):
             await _ended(gone, *([coming] if coming else []))
             await self._events.aclose()
             await self._source.aclose()
+
+
+class Opened(FileResponse):
+    """A file that is open already, so it is sent to its end if its name is gone meanwhile."""
+
+    def __init__(
+        self, file: BinaryIO, media_type: str, headers: dict[str, str] | None = None,
+        filename: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            f"/dev/fd/{file.fileno()}", 200, headers, media_type, None, filename,
+            os.fstat(file.fileno()),
+        )  # fmt: skip
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await super().__call__(scope, receive, send)
 
 
 # ---------------------------------------------------------------- the door

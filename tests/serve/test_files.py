@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx2
 import openai
 import pytest
+from starlette.requests import Request
 
 from notepad_jax.serve import documents, files, uploads
 from notepad_jax.serve.files import Files
@@ -183,6 +184,34 @@ def test_half_a_file_is_nothing(url, folder):
     wire.close()
     until(lambda: left(folder) == before)
     assert CLIENT.get(f"{url}/v1/files/half.txt").status_code == 404
+
+
+def test_a_file_whose_download_has_begun_is_sent_to_its_end(tmp_path):
+    async def go():
+        with Files(tmp_path) as kept:
+            coming = kept.arriving()
+            await coming.add(b"x" * 100_000)
+            await coming.end()
+            id = kept.keep(coming, "x").id
+            asked = Request({"type": "http", "path_params": {"id": id}, "headers": []})
+            reply = await documents.Documents(kept).content(asked)
+            kept.delete(id)
+            sent = []
+
+            async def send(message):
+                sent.append(message)
+
+            scope = {
+                "type": "http",
+                "method": "GET",
+                "headers": [],
+                "asgi": {"spec_version": "2.4"},
+            }
+            await reply(scope, None, send)
+            return b"".join(message.get("body", b"") for message in sent), reply
+
+    body, reply = asyncio.run(go())
+    assert body == b"x" * 100_000 and reply._file.closed
 
 
 def test_a_full_disk_is_said_and_leaves_nothing_behind(url, folder, monkeypatch):
