@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from notepad_jax import __version__
-from notepad_jax.serve import asked, notepad, scored
+from notepad_jax.serve import asked, notepad, scored, web
 from notepad_jax.serve.asked import Chat, Continue, How
 from notepad_jax.serve.choices import Delta, Whole, choice, together
 from notepad_jax.serve.control import Gate, Generated, generation
@@ -98,6 +98,7 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncGenerator[None]:
+        web.have_threads()
         await self.readings.open()
         yield
         await self.readings.close()

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, TypeVar
 
 import h11
@@ -25,6 +26,7 @@ from notepad_jax.serve.visitors import Visitors
 from notepad_jax.types import CompleterFailed
 
 LARGEST_BODY = 8 << 20  # bytes
+THREADS = 64  # that may wait for a disk or a bucket
 HEARTBEAT = 10.0  # seconds of silence after which a stream says that it lives
 GONE = 499  # what nobody reads: the client hung up
 # Ends of lines for clients that use splitlines, though not for events: no JSON need have them.
@@ -147,6 +149,15 @@ class Events(Response):
             await _ended(gone, *([coming] if coming else []))
             await self._events.aclose()
             await self._source.aclose()
+
+
+def have_threads() -> None:
+    """Gives the running loop threads for who waits for a disk or a bucket.
+
+    As many as asyncio has are soon all waiting, and everybody's texts are encoded by them, too.
+    """
+    pool = ThreadPoolExecutor(THREADS, "asyncio")
+    asyncio.get_running_loop().set_default_executor(pool)
 
 
 class Opened(FileResponse):

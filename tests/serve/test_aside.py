@@ -1,6 +1,7 @@
 """What takes long is done aside: who answers everybody waits for no text and no disk."""
 
 import json
+import os
 import threading
 
 import httpx2
@@ -64,3 +65,27 @@ def test_long_texts_and_files_are_read_by_threads_of_their_own(noted):
             assert reply.status_code in (200, 202, 400)
             until(lambda: noted)
             assert all(name.startswith("asyncio_") for name in noted), (path, noted)
+
+
+def test_who_waits_for_a_disk_takes_nobodys_thread(monkeypatch):
+    blocks, waiting, awake = files._blocks, [], threading.Event()
+
+    def read(*about):
+        waiting.append(about)
+        awake.wait(30)
+        yield from blocks(*about)
+
+    monkeypatch.setattr(files, "_blocks", read)
+    for name in ("cpu_count", "process_cpu_count"):  # few threads, if asyncio may choose
+        monkeypatch.setattr(os, name, lambda: 1, raising=False)
+    asked = {"file_id": "book", "questions": ["who ?"], "detach": True}
+    with library() as (url, _):
+        there = [url + CLIENT.post(f"{url}/v1/readings", json=asked).headers["location"]
+                 for _ in range(9)]  # fmt: skip
+        try:
+            until(lambda: len(waiting) == 9)
+            text = {"model": NAME, "prompt": "ann says", "max_tokens": 2}
+            assert CLIENT.post(f"{url}/v1/completions", json=text).status_code == 200
+        finally:
+            awake.set()
+        until(lambda: all(CLIENT.get(one).json()["status"] == "completed" for one in there))
