@@ -72,7 +72,7 @@ def test_who_waits_for_a_disk_takes_nobodys_thread(monkeypatch):
 
     def read(*about):
         waiting.append(about)
-        awake.wait(30)
+        awake.wait(60)
         yield from blocks(*about)
 
     monkeypatch.setattr(files, "_blocks", read)
@@ -83,7 +83,7 @@ def test_who_waits_for_a_disk_takes_nobodys_thread(monkeypatch):
         there = [url + CLIENT.post(f"{url}/v1/readings", json=asked).headers["location"]
                  for _ in range(9)]  # fmt: skip
         try:
-            until(lambda: len(waiting) == 9)
+            until(lambda: len(waiting) == 9, 20)
             text = {"model": NAME, "prompt": "ann says", "max_tokens": 2}
             assert CLIENT.post(f"{url}/v1/completions", json=text).status_code == 200
         finally:
