@@ -146,8 +146,9 @@ def key_of(address: Address, variable: str) -> str | None:
     if key and not (key.isascii() and key.isprintable()):
         raise ValueError(f"the key in {variable} must be printable ASCII, in one line")
     if not key and not is_local(address.host):
+        whose = "a key of the trainers' own (--rl)" if variable == CONTROL_KEY else "a key"
         raise ValueError(
-            f"without a key a server only listens on this machine, and {address.host} is reached "
+            f"without {whose} a server only listens on this machine, and {address.host} is reached "
             f"from others; put a key into {variable}, or leave --host out"
         )
     return key or None

@@ -25,11 +25,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from notepad_jax import __version__
-from notepad_jax.serve import asked, notepad, scored
+from notepad_jax.serve import asked, notepad, scored, web
 from notepad_jax.serve.asked import Chat, Continue, How
 from notepad_jax.serve.choices import Delta, Whole, choice, together
 from notepad_jax.serve.control import Gate, Generated, generation
-from notepad_jax.serve.desk import Desk
+from notepad_jax.serve.desk import Desk, Spent
 from notepad_jax.serve.documents import Documents
 from notepad_jax.serve.files import Files
 from notepad_jax.serve.joined import Joined, likeness
@@ -80,7 +80,8 @@ class App:
             Route("/tokenize", handled(self.tokenize), methods=["POST"]),
             Route("/detokenize", handled(self.detokenize), methods=["POST"]),
         ]
-        routes += Documents(self.files).routes(handled)
+        self._documents = Documents(self.files)
+        routes += self._documents.routes(handled)
         readers = Readers(served, self.files, self.readings)
         routes += readers.routes(handled)
         visitors = Visitors(key, views.entry) if key and views else None
@@ -97,9 +98,11 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncGenerator[None]:
+        web.have_threads()
         await self.readings.open()
         yield
         await self.readings.close()
+        self._documents.uploads.close()
         if self._pages is not None:
             await self._pages.close()
 
@@ -145,7 +148,8 @@ class App:
         if "messages" in body:
             ids = await self._conversation(asked.messages(body))
         elif isinstance(body.get("prompt"), str):
-            ids = await asyncio.to_thread(self.served.tokenizer.encode, _text(body["prompt"]))
+            text = asked.well_formed(body["prompt"])
+            ids = await asyncio.to_thread(self.served.tokenizer.encode, text)
         else:
             raise bad("prompt", "give prompt, a text, or messages")
         longest = self.served.max_prompt + self.served.max_completion
@@ -155,7 +159,8 @@ class App:
         body = asked.parsed(await body_of(request))
         asked.check_names(body, ("model", "tokens"))
         ids = self.served.known(asked.token_ids(body.get("tokens"), "tokens"), "tokens")
-        return answer({"prompt": self.served.tokenizer.decode(ids.tolist())})
+        text = await asyncio.to_thread(self.served.tokenizer.decode, ids.tolist())
+        return answer({"prompt": text})
 
     # ------------------------------------------------------------ completions
 
@@ -297,6 +302,7 @@ class App:
     ) -> AsyncGenerator[Delta | None]:
         """Yields None when the request was admitted, then what is made of its choices."""
         counts, began, first = self.desk.counts, time.monotonic(), True
+        spent = Spent(counts)
         with place, self._seat() as seat:
             counts.prompt_tokens.inc(sum(map(len, reply.prompts)))
             yield None
@@ -305,7 +311,7 @@ class App:
                     if first and delta.memory is None:
                         counts.first.observe(time.monotonic() - began)
                         first = False
-                    counts.generation_tokens.inc(len(delta.tokens))
+                    spent.take(delta.index, len(delta.tokens), delta.notes)
                     if delta.finish:
                         counts.ended.labels(delta.finish).inc()
                     yield delta
@@ -322,16 +328,13 @@ class App:
                 async for delta in deltas:
                     yield event(reply.chunk(delta))
             except Exception as error:
-                self.desk.counts.failed.inc()
-                yield event({"error": refused(error).error})
+                refusal = refused(error)
+                self._count(refusal.status)
+                yield event({"error": refusal.error})
                 return
         if reply.how.include_usage:
             yield event(reply.last())
         yield event("[DONE]")
-
-
-def _text(value: str) -> str:
-    return asked.well_formed(value)
 
 
 def _request_id(request: Request) -> str:

@@ -50,15 +50,23 @@ class Gate:
     def paused(self) -> bool:
         return not self._open.is_set()
 
-    async def pause(self, abort: bool) -> None:
-        """Closes the gate; returns when nothing runs behind it."""
+    async def pause(self, abort: bool) -> bool:
+        """Closes the gate; returns true when nothing runs behind it, false if it was opened
+        before."""
         self._open.clear()
         if abort:
             self._abort.set()
-        await self._idle.wait()
-        self._abort.clear()
+        either = [asyncio.ensure_future(event.wait()) for event in (self._idle, self._open)]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._abort.clear()
+            for one in either:
+                one.cancel()
+        return self.paused
 
     def resume(self) -> None:
+        self._abort.clear()  # who comes from now on is not given up
         self._open.set()
 
     @contextlib.contextmanager

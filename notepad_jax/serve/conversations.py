@@ -50,9 +50,13 @@ class Conversations:
             if len(self._known) >= KEPT:
                 self._known.clear()
             self._known[roles] = literals
+        texts = [message.text for message in messages]
+        return await asyncio.to_thread(self._spliced, texts, literals)  # texts may be long
+
+    def _spliced(self, texts: Sequence[str], literals: Sequence[Tokens]) -> Tokens:
         parts = [literals[0]]
-        for message, literal in zip(messages, literals[1:], strict=True):
-            parts += [self._tokenizer.encode(message.text), literal]
+        for text, literal in zip(texts, literals[1:], strict=True):
+            parts += [self._tokenizer.encode(text), literal]
         return tokens(np.concatenate(parts))
 
     def _literals(self, roles: tuple[str, ...]) -> tuple[Tokens, ...]:

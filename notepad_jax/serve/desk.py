@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -64,7 +65,9 @@ class Counts:
         def named(kind: type, name: str, words: str, **more: object) -> Counter | Histogram | Gauge:
             return kind(f"notepad:{name}", words, registry=self._registry, **more)
 
-        self.prompt_tokens = named(Counter, "prompt_tokens", "Prompt tokens of admitted requests.")
+        self.prompt_tokens = named(
+            Counter, "prompt_tokens", "Prompt tokens: of readings, all turns'."
+        )
         self.generation_tokens = named(Counter, "generation_tokens", "Tokens that were sampled.")
         self.ended = named(
             Counter, "request_success", "Completions by how they ended.",
@@ -86,3 +89,22 @@ class Counts:
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
+
+
+class Spent:
+    """Counts the tokens of one request's choices, as they become known."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        self._known: dict[int, tuple[int, int]] = {}  # of readings, all turns so far
+
+    def take(self, index: int, made: int, notes: Mapping[str, Any]) -> None:
+        """Takes in that a choice made some tokens; the `notes` of a reading count all of it."""
+        if not notes:
+            self._counts.generation_tokens.inc(made)
+            return
+        now = notes["prompt_tokens"], notes["completion_tokens"]
+        prompt, made = self._known.get(index, (0, 0))
+        self._counts.prompt_tokens.inc(now[0] - prompt)
+        self._counts.generation_tokens.inc(now[1] - made)
+        self._known[index] = now

@@ -5,19 +5,20 @@ Above: `app`; below: `multipart` (what comes), `files` and `uploads` (what is ke
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from notepad_jax.serve import asked, multipart, uploads
 from notepad_jax.serve.files import LARGEST, PURPOSE, Files, name_of, put_name
 from notepad_jax.serve.refusal import Refusal, bad, shown
 from notepad_jax.serve.uploads import Uploads
-from notepad_jax.serve.web import answer, body_of
+from notepad_jax.serve.web import Opened, answer, body_of
 
 MOST_LISTED = 10_000
 FRAME = 64 << 10  # bytes that a form may have beside its file
@@ -106,8 +107,8 @@ class Documents:
         # To be saved and not to be shown: it may be a page of somebody else's.
         headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
         stored = self.files.get(request.path_params["id"])
-        path = self.files.path(stored.id)
-        return FileResponse(path, 200, headers, "application/octet-stream", None, stored.filename)
+        file = self.files.path(stored.id).open("rb")
+        return Opened(file, "application/octet-stream", headers, stored.filename)
 
     # ------------------------------------------------------------ uploads
 
@@ -119,7 +120,10 @@ class Documents:
         if size is None:
             raise bad("bytes", "bytes is missing; say how long the file will be")
         name = name_of(_text(body, "filename"), "filename")
-        return answer(self.uploads.begin(name, size, _text(body, "mime_type", "text/plain")).card())
+        upload = self.uploads.begin(name, size, _text(body, "mime_type", "text/plain"))
+        # Nobody else need come for its parts to go.
+        asyncio.get_running_loop().call_later(uploads.LIFETIME + 1, self.uploads.expire)
+        return answer(upload.card())
 
     async def part(self, request: Request) -> Response:
         upload = self.uploads.get(request.path_params["id"])

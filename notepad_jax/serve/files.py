@@ -19,6 +19,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -36,6 +37,8 @@ BLOCK = 1 << 20  # bytes that are written, and read, at a time
 LONGEST_NAME = 200  # characters
 PURPOSE = "user_data"
 OURS = "file-"  # ids that the server gives begin so
+_CARD = re.compile(r"[0-9a-f]{32}\.json")
+_MADE = re.compile(r"[0-9a-f]{32}\.(json|data|part)")  # names that we give
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 T = TypeVar("T")
@@ -131,6 +134,8 @@ class Files:
             self._files.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = (self.folder / "lock").open("ab")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._known = {one.id: one for one in self._found()}
+            self._sweep()
         except BlockingIOError:
             self._lock.close()
             raise ValueError(
@@ -140,8 +145,6 @@ class Files:
             raise ValueError(
                 f"files cannot be kept in {folder} ({error.strerror}); give another --files"
             ) from None
-        self._known = {one.id: one for one in self._found()}
-        self._sweep()
 
     def __enter__(self) -> Self:
         return self
@@ -152,19 +155,22 @@ class Files:
             self._temporary.cleanup()
 
     def _found(self) -> Iterator[Stored]:
-        for path in self._files.glob("*.json"):
+        for path in self._files.iterdir():
+            if not _CARD.fullmatch(path.name):
+                continue
             try:
                 one = Stored(**json.loads(path.read_text("utf-8")))
                 if self._data(one).stat().st_size == one.bytes:
                     yield one
-            except (OSError, ValueError, TypeError):
-                path.unlink(missing_ok=True)
+            except (FileNotFoundError, ValueError, TypeError):
+                continue  # it is swept
 
     def _sweep(self) -> None:
+        """Removes what this server made and did not end; what others put there stays."""
         wanted = {one.data for one in self._known.values()}
         wanted |= {self._card(one.id).name for one in self._known.values()}
         for path in self._files.iterdir():
-            if path.name not in wanted:
+            if _MADE.fullmatch(path.name) and path.name not in wanted:
                 path.unlink()
 
     # ------------------------------------------------------------ what is there

@@ -9,6 +9,7 @@ and `choices`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import time
@@ -21,7 +22,7 @@ from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules, State, TurnSampling
 from notepad_jax.serve.asked import Chat
 from notepad_jax.serve.choices import REASONS, Delta, Whole, choice, told
-from notepad_jax.serve.files import Files
+from notepad_jax.serve.files import Files, in_thread
 from notepad_jax.serve.messages import FilePart
 from notepad_jax.serve.refusal import bad
 from notepad_jax.serve.saying import Saying
@@ -30,7 +31,6 @@ from notepad_jax.serve.texts import FileText
 from notepad_jax.text.chunks import ChunkedDocument
 from notepad_jax.types import (
     NO_TOKENS,
-    Chunks,
     Completion,
     Prompt,
     SamplingParams,
@@ -67,12 +67,36 @@ class Parts:
             beside_file = is_file
 
 
+class ReadAhead(ChunkedDocument):
+    """Chunks that threads read and tokenise before a turn wants them, one thread at a time.
+
+    A disk or a bucket may be slow, and nobody else shall wait for it.
+    """
+
+    def __init__(self, served: Served, document: Parts, size: int) -> None:
+        super().__init__(served.tokenizer, document, size)
+        self._one = asyncio.Lock()
+
+    async def reach(self, k: int) -> None:
+        """Returns when a turn over chunk `k` has all it asks for: that, and the one behind it.
+
+        Raises what reading them raises.
+        """
+        if self.total_chunks is None:
+            async with self._one:
+                await in_thread(self._touch, k)
+
+    def _touch(self, k: int) -> None:
+        with contextlib.suppress(IndexError):  # the document ends before
+            self[k], self[k + 1]
+
+
 @dataclasses.dataclass(frozen=True)
 class Question:
     """A question about a document, as all choices of a request share it."""
 
     tokens: Tokens
-    chunks: Chunks  # empty: there is no document
+    chunks: ReadAhead
     rules: Rules
     sampling: TurnSampling  # its seed is each choice's
     # Of the answer alone:
@@ -97,13 +121,11 @@ def asked(served: Served, files: Files, request: Chat) -> Question:
             "max_tokens", f"max_tokens is {how.max_tokens} and an answer may have "
             f"{rules.longest_answer} tokens",
         )  # fmt: skip
-    chunks: Chunks = ()
-    if document:
-        found = [
-            files.document(part.id, part.where) if isinstance(part, FilePart) else part
-            for part in document
-        ]
-        chunks = ChunkedDocument(served.tokenizer, Parts(tuple(found)), rules.chunk_size)
+    found = [
+        files.document(part.id, part.where) if isinstance(part, FilePart) else part
+        for part in document
+    ]
+    chunks = ReadAhead(served, Parts(tuple(found)), rules.chunk_size)
     rules = rules.within(how.max_tokens or rules.longest_answer)
     sampled = sampling(served, how.temperature, how.top_p)
     stops = served.stops(sampled.stop_ids, how.stop_token_ids)
@@ -114,7 +136,7 @@ def question_tokens(served: Served, question: str, param: str, mend: str) -> Tok
     """Returns a question's ids; Refusal for an empty one, and with the mend for a long one."""
     ids, most = served.tokenizer.encode(question), served.rules.max_question
     if not len(ids):
-        raise bad(param, "the question, the last part of the message, is empty")
+        raise bad(param, "the question is empty; ask something")
     if len(ids) > most:
         raise bad(
             param, f"the question has {len(ids):,} tokens and may have {most:,}; {mend}",
@@ -146,7 +168,7 @@ class Watch:
     """Tells when a memory changed, and into what."""
 
     def __init__(
-        self, served: Served, chunks: Chunks, before: Tokens = NO_TOKENS, seconds: float = 0.0
+        self, served: Served, chunks: ReadAhead, before: Tokens = NO_TOKENS, seconds: float = 0.0
     ) -> None:
         """A reading that goes on had read for some seconds `before`."""
         self.chunks, self._decode, self._before = chunks, served.tokenizer.decode, before
@@ -163,21 +185,16 @@ class Watch:
             return None
         self._before = memory
         return {
-            "chunk": turn.chunk, "of": total(self.chunks), "memory": self._decode(memory),
+            "chunk": turn.chunk, "of": self.chunks.total_chunks, "memory": self._decode(memory),
             "tokens": len(memory), "seconds": self.seconds(),
         }  # fmt: skip
-
-
-def total(chunks: Chunks) -> int | None:
-    """Returns how many chunks a document has; None while its end was not seen."""
-    return chunks.total_chunks if isinstance(chunks, ChunkedDocument) else len(chunks)
 
 
 @dataclasses.dataclass
 class Counted:
     """Turns and tokens of a reading so far, those under way among them."""
 
-    chunks: Chunks
+    chunks: ReadAhead
     turns: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -190,11 +207,10 @@ class Counted:
 
     def notes(self) -> dict[str, Any]:
         """Returns the usage."""
-        read = getattr(self.chunks, "tokens_read", 0)
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "notepad": {"turns": self.turns, "document_tokens": read},
+            "notepad": {"turns": self.turns, "document_tokens": self.chunks.tokens_read},
         }
 
 
@@ -246,7 +262,8 @@ def reading(
     async def read(tell: Callable[[Delta], None]) -> None:
         watch = Watch(served, question.chunks)
         aloud = Aloud(streamer, question, saying, index, counted, tell)
-        state = memory_agent.start(question.tokens, question.chunks)
+        state: State = memory_agent.start(question.tokens, question.chunks)
+        await question.chunks.reach(state.next_chunk)
         course = memory_agent.read(
             streamer, served.template, question.rules, state, sampling, aloud
         )
@@ -257,6 +274,7 @@ def reading(
                 if watched and (change := watch.change(turn, state)):
                     memory = Delta(index, "", (), (), (), None, made.policy_version, memory=change)
                     tell(dataclasses.replace(memory, notes=counted.notes()))
+            await question.chunks.reach(state.next_chunk)
         rest = saying.rest()
         finish = "stop" if saying.stopped else REASONS[made.finish]
         tell(Delta(index, rest, (), (), (), finish, made.policy_version, counted.notes()))

@@ -14,10 +14,10 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
+from typing import BinaryIO
 
-from starlette.background import BackgroundTask
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from notepad_jax.reading.trace import MemoryChange, Spool, TraceFile
@@ -30,7 +30,7 @@ from notepad_jax.serve.kept import Asked, Reading
 from notepad_jax.serve.readings import Readings
 from notepad_jax.serve.refusal import Refusal, bad, shown
 from notepad_jax.serve.served import Served
-from notepad_jax.serve.web import Events, answer, body_of
+from notepad_jax.serve.web import Events, Opened, answer, body_of
 from notepad_jax.text.token_blocks import well_formed
 
 NAMES = ("model", "file_id", "questions", "samples", "seed", "temperature", "top_p", "max_tokens",
@@ -108,19 +108,15 @@ class Readers:
         reading, whole = self._of(request), request.query_params.get("turns", "false")
         if whole not in ("true", "false"):
             raise bad("turns", f"turns is {shown(whole)}; use true or false")
-        path = Path(tempfile.mkdtemp(prefix="notepad_trace_")) / f"{reading.id}.jsonl"
+        file = await asyncio.to_thread(self._trace_file, reading, whole == "true")
+        return Opened(file, "application/jsonl")
 
-        def gone() -> None:
-            path.unlink(missing_ok=True)
-            path.parent.rmdir()
-
-        try:
-            await asyncio.to_thread(self._write_trace, reading, path, whole == "true")
-        except BaseException:
-            gone()
-            raise
-        end = BackgroundTask(gone)
-        return FileResponse(path, media_type="application/jsonl", background=end)
+    def _trace_file(self, reading: Reading, whole: bool) -> BinaryIO:
+        """A trace, open, and without a name: nobody need remove it."""
+        with tempfile.TemporaryDirectory(prefix="notepad_trace_") as folder:
+            path = Path(folder) / f"{reading.id}.jsonl"
+            self._write_trace(reading, path, whole)
+            return path.open("rb")
 
     def write_page_trace(self, reading: Reading, path: Path) -> None:
         """Writes what a page shows of a reading, also of what was stopped before its answer.
@@ -166,7 +162,9 @@ class Readers:
         if len(questions) * samples > bodies.MOST_CHOICES:
             raise bad("questions", f"{len(questions)} questions with {samples} samples each are "
                       f"more than {bodies.MOST_CHOICES} readings")  # fmt: skip
-        limits, told_as = bodies.notepad_of(body, stream=False)
+        limits, told_as = bodies.notepad_of(body, stream=True)
+        if told_as is not None:
+            raise bad("notepad.as", "a reading's events tell of every memory; leave notepad.as out")
         longest = notepad.lowered(self._served.rules, limits).longest_answer
         seed = bodies.whole(body, "seed", -bodies.SEEDS, bodies.SEEDS - 1)
         return Asked(

@@ -13,7 +13,9 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import logging
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -32,11 +34,13 @@ from notepad_jax.serve.kept import Asked, Reading
 from notepad_jax.serve.refusal import Refusal, shown
 from notepad_jax.serve.served import Served
 from notepad_jax.serve.web import refused
-from notepad_jax.text.chunks import ChunkedDocument
 from notepad_jax.types import Completion, Finish, Streamer, Turn, tokens
 
 ASKED = "asked.json"
+_MADE = re.compile(r"reading_[0-9a-f]{24}")  # names that we give
 AGAIN = 0.2  # seconds until a turn that was given up is tried again, and a full desk
+
+log = logging.getLogger("notepad_jax.serve")
 
 Seat = Callable[[], contextlib.AbstractContextManager[Streamer]]
 
@@ -55,13 +59,20 @@ class Readings:
         """Takes up what is in the folder, and goes on with what had not ended."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for folder in sorted(self._folder.iterdir()):
+            if not _MADE.fullmatch(folder.name):
+                continue  # somebody else's
             try:
                 fields = json.loads((folder / ASKED).read_text("utf-8"))
                 asked = Asked(**{**fields, "questions": tuple(fields["questions"])})
-            except (OSError, ValueError, TypeError, KeyError):
+                reading = self._known[folder.name] = Reading(folder, asked)
+            except FileNotFoundError:
                 shutil.rmtree(folder, ignore_errors=True)  # it was never told to anybody
                 continue
-            reading = self._known[folder.name] = Reading(folder, asked)
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                log.error(
+                    "a reading cannot be taken up and stays where it is: %s: %s", folder, error
+                )
+                continue
             if reading.journal.over:
                 continue
             if asked.detach:
@@ -208,7 +219,7 @@ class Readings:
                     task.cancel()
                 await asyncio.gather(*running, return_exceptions=True)
 
-    def chunks(self, asked: Asked) -> ChunkedDocument:
+    def chunks(self, asked: Asked) -> notepad.ReadAhead:
         """Returns the chunks that all questions share.
 
         Refusal if the file is gone (404), or whoever reads is not who read it (409).
@@ -220,15 +231,16 @@ class Readings:
             )  # fmt: skip
         text = self._files.document(asked.file_id, "file_id")
         size = self._known_rules(asked).chunk_size
-        return ChunkedDocument(self._served.tokenizer, notepad.Parts((text,)), size)
+        return notepad.ReadAhead(self._served, notepad.Parts((text,)), size)
 
     async def _read(
-        self, reading: Reading, number: int, seat: Streamer, state: State, chunks: ChunkedDocument
+        self, reading: Reading, number: int, seat: Streamer, state: State, chunks: notepad.ReadAhead
     ) -> None:
         asked, served, course = reading.asked, self._served, reading.courses[number]
         rules, sampling = self._known_rules(asked), self._sampling(asked, number)
         watch = notepad.Watch(served, chunks, state.memory_tokens, course.seconds)
         while course.answer is None and not reading.stopping:
+            await chunks.reach(state.next_chunk)
             course_of = memory_agent.read(seat, served.template, rules, state, sampling)
             async with contextlib.aclosing(course_of) as turns:
                 async for turn, after in turns:
@@ -236,11 +248,19 @@ class Readings:
                         await asyncio.sleep(AGAIN)  # the same turn once more, by the same seed
                         break
                     state = after
-                    self._desk.counts.generation_tokens.inc(len(turn.completion.tokens))
                     over = memory_agent.is_over(rules, state, turn.completion)
+                    self._count(turn, over)
                     await reading.tell(self._told(reading, number, turn, state, watch, over))
                     if reading.stopping:
                         break
+                    await chunks.reach(state.next_chunk)
+
+    def _count(self, turn: Turn, over: bool) -> None:
+        counts = self._desk.counts
+        counts.prompt_tokens.inc(len(turn.prompt.tokens))
+        counts.generation_tokens.inc(len(turn.completion.tokens))
+        if over:
+            counts.ended.labels(REASONS[turn.completion.finish]).inc()
 
     def _told(
         self, reading: Reading, number: int, turn: Turn, state: State, watch: notepad.Watch,
@@ -249,7 +269,7 @@ class Readings:
         made = turn.completion
         about: dict[str, Any] = {
             "reading": number, "turn": reading.courses[number].turns, "kind": turn.kind.value,
-            "chunk": turn.chunk, "of": notepad.total(watch.chunks), "finish": made.finish.value,
+            "chunk": turn.chunk, "of": watch.chunks.total_chunks, "finish": made.finish.value,
             "policy_version": made.policy_version, "prompt_tokens": len(turn.prompt.tokens),
             "token_ids": made.tokens.tolist(),
             "logprobs": [float(logprob) for logprob in made.behaviour_logprobs],
@@ -274,18 +294,18 @@ class Readings:
 
     # ------------------------------------------------------------ again
 
-    def _state(self, reading: Reading, number: int, chunks: ChunkedDocument) -> State:
+    def _state(self, reading: Reading, number: int, chunks: notepad.ReadAhead) -> State:
         state = self._first(reading, number, chunks)
         for _, after in self.again(reading, number, chunks):
             state = after
         return state
 
-    def _first(self, reading: Reading, number: int, chunks: ChunkedDocument) -> State:
+    def _first(self, reading: Reading, number: int, chunks: notepad.ReadAhead) -> State:
         question, _ = reading.asked.of(number)
         return memory_agent.start(self._served.tokenizer.encode(question), chunks)
 
     def again(
-        self, reading: Reading, number: int, chunks: ChunkedDocument
+        self, reading: Reading, number: int, chunks: notepad.ReadAhead
     ) -> Iterator[tuple[Turn, State]]:
         """Yields the turns of one reading as they were, from the journal, and the states after."""
         template, rules = self._served.template, self._known_rules(reading.asked)

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from notepad_jax.serve import asked
 from notepad_jax.serve.control import Gate
-from notepad_jax.serve.refusal import bad, shown
+from notepad_jax.serve.refusal import Refusal, bad, shown
 from notepad_jax.serve.served import Served
 from notepad_jax.serve.web import answer, body_of
 
@@ -40,7 +40,9 @@ class Trainers:
         mode = request.query_params.get("mode", "wait")
         if mode not in ("wait", "abort"):
             raise bad("mode", f"mode is {shown(mode)}; use wait or abort")
-        await self._gate.pause(abort=mode == "abort")
+        if not await self._gate.pause(abort=mode == "abort"):
+            raise Refusal(409, "the server was resumed before its turns had ended; pause it again",
+                          None, "resumed")  # fmt: skip
         return answer({"status": "paused"})
 
     async def resume(self, request: Request) -> Response:

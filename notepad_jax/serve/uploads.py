@@ -72,10 +72,7 @@ class Uploads:
 
     def begin(self, filename: str, size: int, mime_type: str) -> Upload:
         """Begins one; Refusal where it is too large, or too many are under way."""
-        now = int(time.time())
-        for old in [one for one in self._known.values() if one.created_at + LIFETIME <= now]:
-            old.end("expired")
-            del self._known[old.id]
+        self.expire()
         if size > LARGEST:
             raise too_large(LARGEST)
         if len(self._known) >= MOST:
@@ -87,7 +84,8 @@ class Uploads:
                     "rate_limit_error", {"Retry-After": "60"},
                 )  # fmt: skip
             del self._known[ended.id]
-        one = Upload(f"upload_{secrets.token_hex(12)}", filename, size, mime_type, now)
+        one = Upload(f"upload_{secrets.token_hex(12)}", filename, size, mime_type,
+                     int(time.time()))  # fmt: skip
         self._known[one.id] = one
         return one
 
@@ -148,6 +146,13 @@ class Uploads:
             raise
         upload.end("completed")
         return upload
+
+    def expire(self) -> None:
+        """Drops what is an hour old, but what is being put together."""
+        for old in [*self._known.values()]:
+            if old.created_at + LIFETIME <= time.time() and old.status != "completing":
+                old.end("expired")
+                del self._known[old.id]
 
     def close(self) -> None:
         """Drops all that is under way."""

@@ -10,12 +10,14 @@ import asyncio
 import hmac
 import json
 import logging
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, BinaryIO, TypeVar
 
 import h11
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notepad_jax.serve.loopback import is_local
@@ -24,6 +26,7 @@ from notepad_jax.serve.visitors import Visitors, own
 from notepad_jax.types import CompleterFailed
 
 LARGEST_BODY = 8 << 20  # bytes
+THREADS = 64  # that may wait for a disk or a bucket
 HEARTBEAT = 10.0  # seconds of silence after which a stream says that it lives
 GONE = 499  # what nobody reads: the client hung up
 # Ends of lines for clients that use splitlines, though not for events: no JSON need have them.
@@ -146,6 +149,33 @@ class Events(Response):
             await _ended(gone, *([coming] if coming else []))
             await self._events.aclose()
             await self._source.aclose()
+
+
+def have_threads() -> None:
+    """Gives the running loop threads for who waits for a disk or a bucket.
+
+    As many as asyncio has are soon all waiting, and everybody's texts are encoded by them, too.
+    """
+    pool = ThreadPoolExecutor(THREADS, "asyncio")
+    asyncio.get_running_loop().set_default_executor(pool)
+
+
+class Opened(FileResponse):
+    """A file that is open already, so it is sent to its end if its name is gone meanwhile."""
+
+    def __init__(
+        self, file: BinaryIO, media_type: str, headers: dict[str, str] | None = None,
+        filename: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            f"/dev/fd/{file.fileno()}", 200, headers, media_type, None, filename,
+            os.fstat(file.fileno()),
+        )  # fmt: skip
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await super().__call__(scope, receive, send)
 
 
 # ---------------------------------------------------------------- the door

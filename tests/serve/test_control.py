@@ -151,3 +151,24 @@ def test_whoever_leaves_while_the_gate_is_closed_is_forgotten():
     done, left = asyncio.run(go())
     assert done.finish is Finish.LENGTH and left == 0
     np.testing.assert_array_equal(done.tokens, IDS[:4])
+
+
+def test_who_resumes_ends_a_pause_and_nobody_who_comes_then_is_given_up():
+    async def go():
+        streamer, gate = Arithmetic(pause=0.02), Gate(None)
+        sampling, prompt = SamplingParams(1.0, 1.0, 8, (2,), 0), Prompt(tokens(), tokens(IDS * 4))
+        found = []
+        for abort in (False, True):
+            with gate.seat(streamer.seat) as seat:
+                long = asyncio.ensure_future(seat.complete(prompt, sampling))
+                await asyncio.sleep(0.01)
+                pausing = asyncio.ensure_future(gate.pause(abort))
+                await asyncio.sleep(0)
+                gate.resume()
+                late = asyncio.ensure_future(seat.complete(prompt, sampling))
+                found.append((await pausing, (await long).finish, (await late).finish))
+        return found
+
+    waited, given_up = asyncio.run(asyncio.wait_for(go(), 20))
+    assert waited == (False, Finish.LENGTH, Finish.LENGTH)
+    assert given_up == (False, Finish.CANCELLED, Finish.LENGTH)

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx2
 import openai
 import pytest
+from starlette.requests import Request
 
 from notepad_jax.serve import documents, files, uploads
 from notepad_jax.serve.files import Files
@@ -185,6 +186,34 @@ def test_half_a_file_is_nothing(url, folder):
     assert CLIENT.get(f"{url}/v1/files/half.txt").status_code == 404
 
 
+def test_a_file_whose_download_has_begun_is_sent_to_its_end(tmp_path):
+    async def go():
+        with Files(tmp_path) as kept:
+            coming = kept.arriving()
+            await coming.add(b"x" * 100_000)
+            await coming.end()
+            id = kept.keep(coming, "x").id
+            asked = Request({"type": "http", "path_params": {"id": id}, "headers": []})
+            reply = await documents.Documents(kept).content(asked)
+            kept.delete(id)
+            sent = []
+
+            async def send(message):
+                sent.append(message)
+
+            scope = {
+                "type": "http",
+                "method": "GET",
+                "headers": [],
+                "asgi": {"spec_version": "2.4"},
+            }
+            await reply(scope, None, send)
+            return b"".join(message.get("body", b"") for message in sent), reply
+
+    body, reply = asyncio.run(go())
+    assert body == b"x" * 100_000 and reply._file.closed
+
+
 def test_a_full_disk_is_said_and_leaves_nothing_behind(url, folder, monkeypatch):
     before = left(folder)
 
@@ -233,9 +262,11 @@ def test_what_a_killed_server_left_half_is_swept_and_what_was_whole_stays(tmp_pa
         assert left(tmp_path) == 3
         with pytest.raises(ValueError, match="another server keeps its files"):
             Files(tmp_path)
-    (tmp_path / "files" / "broken.json").write_text("{")
+    (tmp_path / "files" / f"{'0' * 32}.json").write_text("{")
+    (tmp_path / "files" / "mine.json").write_text("{")
+    (tmp_path / "files" / "deep").mkdir()
     with Files(tmp_path) as again:
-        assert again.all() == [whole] and left(tmp_path) == 2
+        assert again.all() == [whole] and left(tmp_path) == 4  # what others put there stays
         assert "".join(again.document(whole.id, "x").pieces()) == "hello"
 
 
@@ -299,3 +330,24 @@ def test_uploads_that_have_ended_make_room_for_others(tmp_path, monkeypatch):
         assert [every.get(one.id) for one in (known[0], *known[2:])] == [known[0], *known[2:]]
         with pytest.raises(Refusal):
             every.get(known[1].id)
+
+
+def test_parts_of_an_upload_that_nobody_completes_go_with_the_server(tmp_path):
+    upload = {"filename": "x", "bytes": 4, "mime_type": "text/plain", "purpose": "user_data"}
+    with running(served(Arithmetic()), folder=tmp_path) as url:
+        there = CLIENT.post(f"{url}/v1/uploads", json=upload).json()["id"]
+        CLIENT.post(f"{url}/v1/uploads/{there}/parts", files={"data": b"half"})
+        assert left(tmp_path) == 1
+    assert left(tmp_path) == 0
+
+
+def test_an_upload_that_is_an_hour_old_goes_unless_it_is_put_together(tmp_path, monkeypatch):
+    with Files(tmp_path) as kept:
+        every = uploads.Uploads(kept)
+        old, busy = (every.begin("x", 4, "text/plain") for _ in range(2))
+        for one in (old, busy):
+            every.add(one, kept.arriving())
+        busy.status = "completing"
+        monkeypatch.setattr(uploads, "LIFETIME", 0)
+        every.expire()
+        assert left(tmp_path) == 1 and busy.parts and not old.parts

@@ -103,6 +103,28 @@ def test_a_reading_that_is_not_detached_is_its_events_and_ends_with_them():
         assert short.headers["location"] != f"/v1/readings/{card['id']}"
 
 
+def test_metrics_count_all_turns_of_readings_however_they_are_asked():
+    content = [{"type": "file", "file": {"file_id": "book"}}, {"type": "text", "text": "who ?"}]
+    chat = {"model": f"{NAME}:notepad", "messages": [{"role": "user", "content": content}], "n": 2}
+
+    def counted(url: str) -> list[float]:
+        lines = dict(
+            line.rsplit(" ", 1) for line in CLIENT.get(f"{url}/metrics").text.split("\n")[:-1]
+        )
+        names = ("prompt_tokens_total", "generation_tokens_total")
+        ended = [
+            float(n) for name, n in lines.items() if name.startswith("notepad:request_success_t")
+        ]
+        return [float(lines[f"notepad:{name}"]) for name in names] + [sum(ended)]
+
+    with library() as (url, _):
+        usage = CLIENT.post(f"{url}/v1/chat/completions", json=chat).json()["usage"]
+        assert counted(url) == [usage["prompt_tokens"], usage["completion_tokens"], 2]
+        more = whole(begin(url))["usage"]
+        both = [usage[name] + more[name] for name in ("prompt_tokens", "completion_tokens")]
+        assert counted(url) == [*both, 2 + 4] and more["turns"] > 4
+
+
 def test_delete_cancels_at_the_next_turn_and_then_removes():
     with library(streamer=Arithmetic(pause=0.02)) as (url, streamer):
         there = begin(url)
@@ -157,6 +179,20 @@ def test_a_server_that_comes_back_goes_on_and_answers_the_same(tmp_path):
             assert again["usage"] == card["usage"]
             told = events(CLIENT.get(f"{url}/v1/readings/{again['id']}/events").text)
             assert [int(id) for id, _, _ in told if id] == list(range(turns + 1))
+
+
+def test_what_is_no_reading_of_ours_is_left_where_it_lies(tmp_path, caplog):
+    folder = tmp_path / "readings"
+    notes, half, strange = (folder / name for name in ("notes", f"reading_{'0' * 24}",
+                                                       f"reading_{'1' * 24}"))  # fmt: skip
+    for one in (notes, half, strange):
+        one.mkdir(parents=True)
+    (notes / "mine.txt").write_text("mine")
+    (strange / "asked.json").write_text('{"questions": [], "of": "another version"}')
+    with library(tmp_path, text=None) as (url, _):
+        assert CLIENT.get(f"{url}/v1/readings").json()["data"] == []
+    assert (notes / "mine.txt").exists() and (strange / "asked.json").exists()
+    assert not half.exists() and "reading_1111" in caplog.text
 
 
 def test_turns_that_trainers_give_up_are_made_again(url):
