@@ -5,10 +5,10 @@
 The same requests (prompts of `--prompt` random ids, seeded, `--requests` a client one after the
 other) go three ways: to the engine in its own loop (`bare`; where there are several, a share of
 the clients to each), through a seat from another thread, as the server asks (`seat`), and over
-HTTP, whole and streamed. `overhead` is what of the bare speed HTTP loses. All these find their prompts in the prefix cache, where an earlier pass left
-them; `unread` is `bare` with prompts that no pass had: compare the peers with it, since they read
-theirs each time. Without --policy it is a random one of the starter's vocabulary, which hardly
-ever stops.
+HTTP, whole and streamed. `overhead` is what of the bare speed HTTP loses. All these find their
+prompts in the prefix cache, where an earlier pass left them; `unread` is `bare` with prompts that
+no pass had: compare the peers with it, since they read theirs each time. Without --policy it is a
+random one of the starter's vocabulary, which hardly ever stops.
 
 Peers continue as many prompts at once, on the same weights: transformers' `generate` where torch
 and transformers are installed (`transformers`), llama.cpp where llama_cpp (PyPI: llama-cpp-python)
