@@ -233,7 +233,7 @@ def check_same(folder: Path, model: llama_cpp.llama_model_p, ids_BT: np.ndarray)
         hidden_BTD, _, _ = policy.forward(config, params, ids_BT, positions_BT, attend)
         return logprobs.logits(config, params, hidden_BTD)[..., : config.valid_vocab]
 
-    first = T - DECODED
+    first = max(1, T - DECODED)
     ours_BTV = np.asarray(ours(jnp.asarray(ids_BT)))[:, first - 1 :]
     decoder = Decoder(model, B, T, exact=True)
     try:
