@@ -10,9 +10,10 @@ It is measured twice: `llama.cpp` as it comes, with flash attention and keys and
 float16, and `llama.cpp f32`, without both, in float32 as we are. (Flash attention takes float16
 from a float32 cache, too: logits were 1e-2 of their deviation from ours, without it 7e-6. So
 what is compared beforehand is the second.) It has as many threads as there are cores for this
-process, all prompts are one batch, and every sequence has a cache of its own, as long as it
-becomes. Tokens are drawn by its own samplers, temperature 1 and a seed for each sequence;
-nothing stops one early.
+process, and every sequence has a cache of its own, as long as it becomes. Prompts go in as many
+at a time as fill the 512 tokens that it computes at once (all in one batch are cut across, and
+took it three times as long), then all sequences go on together. Tokens are drawn by its own
+samplers, temperature 1 and a seed for each sequence; nothing stops one early.
 
 Its threads spin while they wait for one another: on cores that others use, too, it is several
 times slower than it can be, and `OMP_WAIT_POLICY=passive` keeps it from that.
@@ -26,8 +27,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import gguf
 import jax
@@ -42,6 +44,7 @@ from notepad_jax.model.rope import UNSCALED
 ARCHITECTURE = gguf.MODEL_ARCH.QWEN3
 DECODED = 4  # tokens of each compared prompt that come one by one, through the cache
 CLOSE = 1e-3  # of the logits' standard deviation; float32 sums in another order differ by 1e-5
+AT_ONCE = 512  # tokens, llama.cpp's n_ubatch by default
 ERROR = 4  # GGML_LOG_LEVEL_ERROR of ggml.h
 WAYS = {"llama.cpp": False, "llama.cpp f32": True}  # whether all of it is float32
 
@@ -99,8 +102,10 @@ class Decoder:
         settings = llama_cpp.llama_context_default_params()
         settings.n_seq_max = count
         settings.n_ctx = count * -(-length // 256) * 256  # llama.cpp pads each sequence so
-        settings.n_batch = count * length
-        settings.n_threads = settings.n_threads_batch = len(os.sched_getaffinity(0))
+        settings.n_batch, settings.n_ubatch = max(AT_ONCE, length), AT_ONCE
+        known = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+        settings.n_threads = settings.n_threads_batch = cores
         if exact:
             settings.type_k = settings.type_v = llama_cpp.GGML_TYPE_F32
             settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -125,12 +130,43 @@ class Decoder:
             llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_dist(seed))
             self._samplers.append(chain)
 
-    def feed(self, ids_BT: np.ndarray, start: int) -> None:
-        """Decodes ids at positions start, start + 1, ... of every sequence, as one batch."""
+    def sampled(self, ids_BT: np.ndarray, start: int) -> np.ndarray:
+        """Decodes ids at positions start, start + 1, ...; returns the tokens drawn next, [B, 1]."""
+        return self._after(
+            ids_BT,
+            start,
+            lambda b, end: [llama_cpp.llama_sampler_sample(self._samplers[b], self._context, end)],
+        )
+
+    def logits(self, ids_BT: np.ndarray, start: int) -> np.ndarray:
+        """Decodes ids at positions start, start + 1, ...; returns the logits after them, [B, V]."""
+
+        def row(b: int, end: int) -> np.ndarray:
+            found = llama_cpp.llama_get_logits_ith(self._context, end)
+            return np.ctypeslib.as_array(found, (self._vocab,)).copy()
+
+        return self._after(ids_BT, start, row)
+
+    def _after(self, ids_BT: np.ndarray, start: int, take: Callable[[int, int], Any]) -> np.ndarray:
+        """Decodes whole rows, AT_ONCE tokens at a time, and takes from each what it leaves.
+
+        `take` is given the sequence and where in the batch its last token was.
+        """
+        T = ids_BT.shape[1]
+        size = max(1, AT_ONCE // T)
+        taken = []
+        for first in range(0, len(ids_BT), size):
+            rows = ids_BT[first : first + size]
+            self._decode(rows, start, first)
+            taken += [take(first + row, (row + 1) * T - 1) for row in range(len(rows))]
+        return np.array(taken)
+
+    def _decode(self, ids_BT: np.ndarray, start: int, first: int) -> None:
+        """One batch: row b continues sequence first + b."""
         B, T = ids_BT.shape
         token = np.ascontiguousarray(ids_BT, np.int32)
         position = np.tile(np.arange(start, start + T, dtype=np.int32), B)
-        sequence = np.repeat(np.arange(B, dtype=np.int32), T)
+        sequence = np.repeat(np.arange(first, first + B, dtype=np.int32), T)
         of_sequence = sequence.ctypes.data + sequence.itemsize * np.arange(B * T, dtype=np.uintp)
         each_one = np.ones(B * T, np.int32)
         wanted_BT = np.zeros((B, T), np.int8)
@@ -142,21 +178,10 @@ class Decoder:
         batch = llama_cpp.llama_batch(n_tokens=B * T, **pointers)
         code = llama_cpp.llama_decode(self._context, batch)
         if code:
-            raise RuntimeError(f"llama_decode of {B} sequences of {T} tokens ended with {code}")
-        self._ends = [b * T + T - 1 for b in range(B)]
-
-    def sample(self) -> np.ndarray:
-        """Returns the next token of every sequence, [B, 1]."""
-        drawn = [
-            llama_cpp.llama_sampler_sample(sampler, self._context, end)
-            for sampler, end in zip(self._samplers, self._ends, strict=True)
-        ]
-        return np.array(drawn, np.int32)[:, None]
-
-    def logits(self) -> np.ndarray:
-        """Returns a copy of the logits after the last token of every sequence, [B, V]."""
-        rows = [llama_cpp.llama_get_logits_ith(self._context, end) for end in self._ends]
-        return np.stack([np.ctypeslib.as_array(row, (self._vocab,)) for row in rows])
+            raise RuntimeError(
+                f"llama_decode of {B} sequences of {T} tokens at {start} ended with {code}; "
+                f"its reason stands above, if it gave one"
+            )
 
     def close(self) -> None:
         self._forget_samplers()
@@ -194,8 +219,8 @@ def loaded(file: Path) -> Iterator[llama_cpp.llama_model_p]:
 def check_same(folder: Path, model: llama_cpp.llama_model_p, ids_BT: np.ndarray) -> float:
     """Compares llama.cpp's logits with ours; returns the largest difference, in deviations.
 
-    All of a prompt but its last DECODED tokens is one batch, these come one by one; compared is
-    what follows each. Raises RuntimeError where they differ by CLOSE deviations or more, or
+    All of a prompt but its last DECODED tokens goes in at once, these come one by one; compared
+    is what follows each. Raises RuntimeError where they differ by CLOSE deviations or more, or
     where the likeliest token is another.
     """
     config, params = huggingface.import_policy(folder)
@@ -208,15 +233,12 @@ def check_same(folder: Path, model: llama_cpp.llama_model_p, ids_BT: np.ndarray)
         hidden_BTD, _, _ = policy.forward(config, params, ids_BT, positions_BT, attend)
         return logprobs.logits(config, params, hidden_BTD)[..., : config.valid_vocab]
 
-    first = T - DECODED
+    first = max(1, T - DECODED)
     ours_BTV = np.asarray(ours(jnp.asarray(ids_BT)))[:, first - 1 :]
     decoder = Decoder(model, B, T, exact=True)
     try:
-        decoder.feed(ids_BT[:, :first], 0)
-        steps = [decoder.logits()]
-        for at in range(first, T):
-            decoder.feed(ids_BT[:, at : at + 1], at)
-            steps.append(decoder.logits())
+        steps = [decoder.logits(ids_BT[:, :first], 0)]
+        steps += [decoder.logits(ids_BT[:, at : at + 1], at) for at in range(first, T)]
     finally:
         decoder.close()
     theirs_BTV = np.stack(steps, axis=1)[..., : config.valid_vocab]
@@ -243,7 +265,7 @@ def speeds(
         file = Path(place) / "policy.gguf"
         write_gguf(folder, file)
         with loaded(file) as model:
-            check_same(folder, model, prompts[max(prompts)][0][:4])
+            check_same(folder, model, prompts[max(prompts)][0][:8])
             return {
                 count: {way: _speed(model, requests, made, exact) for way, exact in WAYS.items()}
                 for count, requests in prompts.items()
@@ -270,7 +292,6 @@ def _complete(decoder: Decoder, ids_BT: np.ndarray, made: int, request: int) -> 
     """Makes `made` tokens after each row; seeds are those of `serving`'s requests."""
     B, T = ids_BT.shape
     decoder.restart([1000 * client + request for client in range(B)])
-    decoder.feed(ids_BT, 0)
+    drawn_B1 = decoder.sampled(ids_BT, 0)
     for at in range(T, T + made - 1):
-        decoder.feed(decoder.sample(), at)
-    decoder.sample()
+        drawn_B1 = decoder.sampled(drawn_B1, at)

@@ -52,8 +52,7 @@ def test_the_same_seeds_draw_the_same_tokens_and_others_do_not(tmp_path, peer):
 
     def drawn(decoder, seeds):
         decoder.restart(seeds)
-        decoder.feed(ids_BT, 0)
-        return decoder.sample().ravel().tolist()
+        return decoder.sampled(ids_BT, 0).ravel().tolist()
 
     with peer.loaded(tmp_path / "policy.gguf") as model:
         decoder = peer.Decoder(model, 3, 16, exact=True)
