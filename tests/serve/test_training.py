@@ -33,10 +33,8 @@ from tests.grpo.test_update import SETTINGS
 from tests.programs import chat_models
 from tests.serve.fake import running
 
-# One slot: else which choices share a launch is a matter of time, and with it the last bits of
-# their logprobs. So they are the same numbers, and so is all that is made of them.
 CONFIG = [
-    "--config.engine.slots=1", "--config.engine.pages=96", "--config.engine.page_size=16",
+    "--config.engine.slots=8", "--config.engine.pages=96", "--config.engine.page_size=16",
     "--config.reading.chunk_size=48", "--config.evaluate.chunk_size=48",
     "--config.reading.max_question=24", "--config.reading.max_memory=12",
     "--config.reading.max_answer=12", "--config.engine.row_tokens=0", "--config.dtype=float32",
@@ -61,7 +59,10 @@ def group(prompt: Prompt, completions: list[Completion]) -> Group:
 @pytest.mark.slow
 def test_it_has_the_same_loss(tmp_path):
     folder = chat_models.folder(tmp_path / "chats")
-    config = configuration.load("chat", [*CONFIG, f"--config.policy={folder}"])
+    # One slot: else which choices share a launch is a matter of time, and with it the last bits of
+    # their logprobs. So they are the same numbers, and so is all that is made of them.
+    alone = [f"--config.policy={folder}", "--config.engine.slots=1"]
+    config = configuration.load("chat", [*CONFIG, *alone])
     policy = parts.load_policy(folder, config.dtype, parts.to_read(config.engine))
     weights = serve.Weights(config, policy, SilentScreen())
     engines, served = serve.opened(config, policy, "m", weights)
