@@ -52,6 +52,7 @@ def get_config() -> ConfigDict:
     config.validation.update(every=10, split=0.1)  # a tenth of the rows, every ten steps
     config.engine.update(
         replicas=0,  # as many engines as there are devices for
+        per_cpu=1,
         slots=64,
         pages=0,  # derived: all slots at once
         steps_per_launch=16,

@@ -193,6 +193,9 @@ def get_config() -> ConfigDict:
         dict(
             tensor=1,  # devices that share an engine's heads
             replicas=1,  # engines side by side on this host's devices; 0: as many as fit
+            # Engines that share a CPU, one device however many cores it has. A small policy's
+            # launches keep one core busy; two engines repeat bit by bit on a machine with one, too.
+            per_cpu=2,
             slots=256,
             page_size=64,  # tokens; a chunk should be a whole number of pages
             pages=1024,

@@ -44,7 +44,8 @@ class Reader:
         self._screen = SilentScreen() if screen is None else screen
         machine.prepared(config)
         # A document is read by one engine: the policy's other copies would have nothing to do.
-        config = configuration.changed(config, [f"{configuration.FLAG}engine.replicas=1"])
+        one = [f"{configuration.FLAG}engine.{name}=1" for name in ("replicas", "per_cpu")]
+        config = configuration.changed(config, one)
         self._subject = subjects.named(config, self._screen)
         self._rules = dataclasses.replace(
             parts.rules(config.reading, self._subject.tokenizer),

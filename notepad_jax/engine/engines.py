@@ -6,7 +6,8 @@ another waits for its chips; they share nothing, and what one launches never dep
 another is. So each repeats bit by bit, as it would in a process of its own.
 
 A policy is adopted on the mesh of all of them, a copy in each row, laid out once; every engine
-takes its row's, which copies nothing. Above: programs.parts; below: `service` and `waiting.Loop`.
+takes its row's, which copies nothing. Engines may share a row: CPUs run what several threads
+launch on one device at the same time. Above: programs.parts; below: `service` and `waiting.Loop`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ T = TypeVar("T")
 class Engines:
     """What a service is to a run, of several; use as `async with`, once.
 
-    `services` run on the rows of `mesh`, in order.
+    `services` run on the rows of `mesh`, in order; where there are more, by turns.
     """
 
     def __init__(self, services: Sequence[EngineService], mesh: Mesh):
@@ -110,10 +111,11 @@ class Engines:
             service.rest()
 
     def _rows(self, snapshot: PolicySnapshot) -> list[PolicySnapshot]:
-        return [
+        rows = [
             PolicySnapshot(snapshot.version, place.row(snapshot.params, self._mesh, number))
-            for number in range(self.count)
+            for number in range(min(self.count, self._mesh.shape["fsdp"]))
         ]
+        return [rows[number % len(rows)] for number in range(self.count)]
 
 
 class Seat:

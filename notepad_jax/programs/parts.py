@@ -101,6 +101,17 @@ def engines_mesh(engine: ConfigDict, there: Sequence[jax.Device] | None = None) 
     return mesh.make(engine.tensor, there[: engine.tensor * (engine.replicas or most)])
 
 
+def engines(engine: ConfigDict, there: Sequence[jax.Device] | None = None) -> int:
+    """How many engines a host has: one for each row of `engines_mesh`, on CPUs `per_cpu`.
+
+    A CPU is one device however many cores it has, and what a small policy launches keeps one of
+    them busy. Engines that share it run side by side, and what one has compiled, all have.
+    """
+    rows = engines_mesh(engine, there)
+    shared = engine.per_cpu if rows.devices.flat[0].platform == "cpu" else 1
+    return rows.shape["fsdp"] * shared
+
+
 def to_learn(config: ConfigDict, there: Sequence[jax.Device] | None = None) -> Where:
     """Parameters as a trainer has them: cut over both axes of its mesh."""
     learns = trainers_mesh(config, there)
@@ -244,14 +255,14 @@ def service(
 
     def one(number: int, policy_there: PolicySnapshot) -> EngineService:
         return EngineService(
-            around(Executor(policy.config, settings, mesh.row(there, number))),
+            around(Executor(policy.config, settings, mesh.row(there, number % rows))),
             policy_there,
             share_prefixes=engine.share_prefixes,
             read_ahead=engine.read_ahead,
             use_drafts=engine.use_drafts,
         )
 
-    count = there.shape["fsdp"]
+    rows, count = there.shape["fsdp"], engines(engine)
     if count == 1:
         return one(0, snapshot)
     nobody = PolicySnapshot(snapshot.version, None)

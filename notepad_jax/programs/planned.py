@@ -139,7 +139,8 @@ def plan_of(config: ConfigDict, there: Sequence[Any], host: Sequence[Any] | None
     side_by_side = parts.engines_mesh(config.engine, first if host is None else host)
     engine = meshes.row(side_by_side, 0)
     hosts = len({device.process_index for device in there})
-    engines = hosts * side_by_side.shape["fsdp"]
+    beside = parts.engines(config.engine, first if host is None else host)
+    engines, sharing = hosts * beside, beside // side_by_side.shape["fsdp"]
     engine_settings = parts.engine_settings(
         config.engine, parts.rules(config.reading), policy.template
     )
@@ -162,7 +163,7 @@ def plan_of(config: ConfigDict, there: Sequence[Any], host: Sequence[Any] | None
         trainer=trainer,
         engine=engine,
         engines=engines,
-        residents=_residents(config, learning, weights, engine_settings, engine),
+        residents=_residents(config, learning, weights, engine_settings, engine, sharing),
         programs=(
             *_engine_programs(policy.config, engine_settings, weights, engine, rollout),
             *_update_programs(learning, plan, updates),
@@ -215,9 +216,10 @@ def bytes_of(tree: Any, dtype: str | None = None) -> int:
 
 
 def _residents(
-    config: ConfigDict, learning: _Learning, weights: Any, settings: EngineSettings, engine: Mesh
-) -> Mapping[str, Mapping[str, int]]:
-    """What lies on a device of trainer and engine in each phase, by name."""
+    config: ConfigDict, learning: _Learning, weights: Any, settings: EngineSettings, engine: Mesh,
+    sharing: int,
+) -> Mapping[str, Mapping[str, int]]:  # fmt: skip
+    """What lies on a device of trainer and of `sharing` engines in each phase, by name."""
     states = state.abstract(learning.trained, learning.optimizer)
     always = {
         "masters": bytes_of(states.masters),
@@ -227,7 +229,7 @@ def _residents(
         if config.grpo.kl_weight
         else 0,
         "weights": bytes_of(weights),
-        "cache": executor.cache_bytes(learning.config, settings, engine),
+        "cache": sharing * executor.cache_bytes(learning.config, settings, engine),
     }
     # The policy that arrives, beside the one that is read with. Through storage it arrives as
     # it was saved, in float32, and is cast leaf by leaf; in memory one leaf is on the way.

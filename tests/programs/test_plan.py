@@ -69,7 +69,8 @@ def test_residents_are_what_a_run_has(rank):
     settings = parts.engine_settings(
         config.engine, parts.rules(config.reading), parts.template(config.reading, policy)
     )
-    assert held["cache"] == nbytes(executor.Executor(policy.config, settings).pages)
+    one = nbytes(executor.Executor(policy.config, settings).pages)
+    assert held["cache"] == one * parts.engines(config.engine)
 
 
 def test_every_program_of_an_engine_is_planned_and_each_kind_is_launched():
