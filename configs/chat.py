@@ -53,6 +53,7 @@ def get_config() -> ConfigDict:
     config.engine.update(
         replicas=0,  # as many engines as there are devices for
         per_cpu=1,
+        max_prompt=0,
         slots=64,
         pages=0,  # derived: all slots at once
         steps_per_launch=16,

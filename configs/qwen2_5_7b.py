@@ -73,6 +73,7 @@ def get_config() -> ConfigDict:
         tensor=4,  # the devices of a host, a kv head each
         replicas=0,  # as many engines as the host has room for
         per_cpu=1,
+        max_prompt=0,
         slots=256,  # 16 groups: what a host of eight reads in a step
         page_size=128,
         pages=6144,  # 786K tokens; 57 KB each over 4 devices: 11.3 GB

@@ -78,6 +78,7 @@ def get_config() -> ConfigDict:
             tensor=1,  # devices that share an engine's heads
             replicas=0,  # engines side by side: as many as the devices have room for
             per_cpu=1,
+            max_prompt=0,
             slots=32,
             page_size=128,
             pages=2304,  # 295K tokens; at Qwen2.5-7B's 57 KB a token, 17 GB

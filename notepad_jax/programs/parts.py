@@ -228,6 +228,7 @@ def engine_settings(engine: ConfigDict, reading: Rules, template: Template) -> E
     longest = template.longest_prompt(
         reading.max_question, reading.chunk_size, reading.max_memory, reading.carry
     )
+    longest = max(longest, engine.max_prompt)
     answer, turns = max(reading.max_memory, reading.max_answer), sizes.turns(template, reading)
     return EngineSettings(
         slots=engine.slots,

@@ -106,6 +106,7 @@ RANGES: dict[str, Range] = {
     "engine.tensor": whole(1),
     "engine.replicas": whole(0),
     "engine.per_cpu": whole(1),
+    "engine.max_prompt": whole(0),
     "engine.pages": whole(0),  # 0: derived, as row_tokens
     "engine.row_tokens": whole(0),
     "serve.max_prompt": whole(0),  # 0: a turn's
