@@ -15,20 +15,24 @@ JETSTREAM := $(shell sed -n 's/^\(google-jetstream==[0-9.]*\).*/\1/p' constraint
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-install: $(VENV)/installed ## make .venv with everything the project and its tests need
+install: $(VENV)/tests ## make .venv with everything the project and its tests need
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "This needs Python 3.11 or newer; set PYTHON=/path/to/python (looked for $(PYTHON))."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[serve]'
+	@touch $@
+
+$(VENV)/tests: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	$(BIN)/python -m pip install --quiet --no-deps '$(JETSTREAM)'
 	@touch $@
 
-quickstart: install ## measure, train, measure again up to 3.5 million tokens (about 11 minutes)
+quickstart: $(VENV)/installed ## measure, train, measure again up to 3.5 million tokens (about 11 minutes)
 	$(BIN)/notepad-jax quickstart
 
 # What only slow tests need. libtpu (0.7 GB) compiles for TPUs where there is none, on x86_64 Linux.
-$(VENV)/slow: $(VENV)/installed
+$(VENV)/slow: $(VENV)/tests
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[aot,clients]'
 	@touch $@
 
