@@ -67,6 +67,7 @@ def get_config() -> ConfigDict:
         at_once=64,
         questions=128,
         questions_per_document=1,
+        questions_longest=64,
         questions_per_longest=1,
         data=dict(unanswerable=0.0, chapter_rate=0.0),
     )

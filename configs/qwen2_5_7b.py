@@ -90,6 +90,7 @@ def get_config() -> ConfigDict:
         context=28672,
         questions=128,
         questions_per_document=1,
+        questions_longest=64,
         questions_per_longest=1,
         data=dict(unanswerable=0.0, chapter_rate=0.0),
     )
