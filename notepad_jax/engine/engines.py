@@ -96,7 +96,12 @@ class Engines:
             self._seated[number] -= 1
 
     async def adopt(self, snapshot: PolicySnapshot, drain: bool = False) -> None:
-        """As `EngineService.adopt`, of all."""
+        """As `EngineService.adopt`, of all: where one of them would refuse, none adopts."""
+
+        async def checked(number: int, service: EngineService) -> None:
+            service.check_new(snapshot.version)
+
+        await self.each(checked)
         rows = self._rows(snapshot)
         await self.each(lambda number, service: service.adopt(rows[number], drain))
 

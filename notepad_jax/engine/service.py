@@ -194,12 +194,7 @@ class EngineService:
         `complete` does.
         """
         self.check_alive()
-        taken = self.scheduler.resident | {a.snapshot.version for a in self._adoptions}
-        if snapshot.version in taken:
-            raise ValueError(
-                f"version {snapshot.version} is resident or waits to be; give other weights "
-                f"another version"
-            )
+        self.check_new(snapshot.version)
         loop = asyncio.get_running_loop()
         adoption = _Adoption(snapshot, loop.create_future())
         self._adoptions.append(adoption)
@@ -210,6 +205,13 @@ class EngineService:
             self._drained.append(loop.create_future())
             self._wake.set()
             await self._drained[-1]
+
+    def check_new(self, version: int) -> None:
+        """Raises ValueError for a version that is resident or waits to be."""
+        if version in self.scheduler.resident | {a.snapshot.version for a in self._adoptions}:
+            raise ValueError(
+                f"version {version} is resident or waits to be; give other weights another version"
+            )
 
     # ------------------------------------------------------------ tickets
 

@@ -110,6 +110,26 @@ def test_who_is_cancelled_leaves_nothing_running():
     assert asyncio.run(go()) == [10, 11] and len(ended) == 2
 
 
+def test_a_version_that_one_has_is_adopted_by_none():
+    async def go():
+        async def ahead(number, service):
+            if number == 0:
+                await service.adopt(PolicySnapshot(1, {}))
+
+        async def version(number, service):
+            return service.version
+
+        async with engines(Arithmetic(), Arithmetic()) as several:
+            await several.each(ahead)
+            with pytest.raises(ValueError, match="version 1 is resident"):
+                await several.adopt(PolicySnapshot(1, {}))
+            refused = await several.each(version)
+            await several.adopt(PolicySnapshot(2, {}))
+            return refused, await several.each(version)
+
+    assert asyncio.run(go()) == ([1, 0], [2, 2])
+
+
 # ---------------------------------------------------------------- seats
 
 
