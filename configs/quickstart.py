@@ -198,8 +198,8 @@ def get_config() -> ConfigDict:
             # Engines that share a CPU, one device however many cores it has. A small policy's
             # launches keep one core busy; two engines repeat bit by bit on a machine with one, too.
             per_cpu=2,
-            # Tokens of the longest prompt; 0: the reading's. Training has room for the longer ones of
-            # measuring, too, which costs it next to nothing: so both run the same programs.
+            # Tokens of the longest prompt; 0: the reading's. Training has room for the longer ones
+            # of measuring, too, which costs it next to nothing: so both run the same programs.
             max_prompt=1088,
             slots=256,
             page_size=64,  # tokens; a chunk should be a whole number of pages

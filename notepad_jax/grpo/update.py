@@ -42,6 +42,10 @@ from notepad_jax.types import TrainBatch
 # Summed gradient (float32), sums, and tokens per layer and expert [L, E] (E is 0 if dense).
 Total = tuple[Any, objectives.Sums, Array]
 
+# Totals that grow beside each other on one CPU, which runs at the same time what does not wait for
+# each other. Others do one thing after the other, and on several devices programs must not mix.
+BESIDE = 2
+
 
 def learn(
     config: PolicyConfig,
@@ -109,12 +113,16 @@ def _sum(
     parts = there.shape["fsdp"]
     fixed = _fixed(config, settings)
     with mesh.within(there):
-        total = _nothing_yet(masters, config, cut)
+        beside = BESIDE if [d.platform for d in there.devices.flat] == ["cpu"] else 1
+        totals = [_nothing_yet(masters, config, cut) for _ in range(beside)]
         numbers = _numbers(settings, since)
-        for micro in micro_batches.split(batch, settings.micro_batch_rows, parts, ratio_BT):
-            micro = place.commit(micro, place.rows(there))
-            total = _accumulate(total, masters, frozen, micro, *numbers, **fixed, cut=cut)
-    return total
+        every = micro_batches.split(batch, settings.micro_batch_rows, parts, ratio_BT)
+        for number, micro in enumerate(every):
+            micro, own = place.commit(micro, place.rows(there)), number % beside
+            totals[own] = _accumulate(
+                totals[own], masters, frozen, micro, *numbers, **fixed, cut=cut
+            )
+        return functools.reduce(_added, totals)
 
 
 def _over_trajectories(
@@ -124,10 +132,10 @@ def _over_trajectories(
 
     On the host, over all rows at once: a trajectory's turns lie in several micro-batches.
     """
-    now_BT = token_logprobs_of(
+    now_BT = forward.told(
         config, parameters.join(frozen, masters), batch, settings.temperature,
         settings.micro_batch_rows,
-    )  # fmt: skip
+    ).logprobs  # fmt: skip
     on_BT = batch.weights > 0
     far_N = (now_BT - batch.proximal_logprobs)[on_BT]
     _, which_N, count_I = np.unique(
@@ -152,17 +160,6 @@ def _fixed(config: PolicyConfig, settings: UpdateSettings) -> dict[str, Any]:
     return dict(config=config, temperature=s.temperature, remat=s.remat, ratio=s.ratio, kl=s.kl)
 
 
-def token_logprobs_of(
-    config: PolicyConfig, params: Any, batch: TrainBatch, temperature: float, micro_batch_rows: int
-) -> np.ndarray:
-    """Returns `params`' logprob of every completion token, float32 [B, T], 0 elsewhere.
-
-    Of frozen parameters these are the batch's reference logprobs, of the trainer's before
-    the first step on the batch its proximal ones.
-    """
-    return forward.told(config, params, batch, temperature, micro_batch_rows).logprobs
-
-
 def lowered(
     config: PolicyConfig,
     optimizer: optax.GradientTransformation,
@@ -176,7 +173,7 @@ def lowered(
 
     `trained` and `frozen` are trees of `jax.ShapeDtypeStruct`s with their shardings. Rows are
     `row_length` tokens; the fullest device's rows hold `most` trained ones. `accumulate` and
-    `apply` make up `learn`, `logprobs` is `token_logprobs_of`.
+    `apply` make up `learn`, `logprobs` is `forward.told`.
     """
     state = abstract(trained, optimizer)
     there, cut = mesh.of(state.masters), place.specs(state.masters)
@@ -291,6 +288,12 @@ def _accumulate(
     summed, sums_so_far, load_so_far = total
     summed = place.held(jax.tree.map(jnp.add, summed, gradient), cut)
     return summed, objectives.merge(sums_so_far, sums), load_so_far + load_LE
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _added(total: Total, other: Total) -> Total:
+    gradient = jax.tree.map(jnp.add, total[0], other[0])
+    return gradient, objectives.merge(total[1], other[1]), total[2] + other[2]
 
 
 def _over_turns(x_X: Float[Array, " X"], turn_X: Array) -> Float[Array, " X"]:

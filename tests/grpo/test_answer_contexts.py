@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from notepad_jax.engine.service import EngineService
-from notepad_jax.grpo import update
+from notepad_jax.grpo import forward, update
 from notepad_jax.grpo.batch import pack
 from notepad_jax.model import attention, policy
 from notepad_jax.reading import memory_agent
@@ -111,7 +111,7 @@ def test_the_gradient_of_packed_contexts_is_reinforce(sampled, config, params):
     assert packed.stats.rows == 1 and packed.stats.prefix_tokens_saved > 0
     how = dataclasses.replace(SETTINGS, micro_batch_rows=1)
     # The engine's own logprobs differ in their last bits, and so do ratios to them from 1.
-    proximal = update.token_logprobs_of(config, params, packed.batch, 1.0, 1)
+    proximal = forward.told(config, params, packed.batch, 1.0, 1).logprobs
     batch = dataclasses.replace(packed.batch, proximal_logprobs=proximal)
     _, found = update.loss_and_gradient(config, how, params, {}, batch)
     assert_same((0.0, found), (0.0, wanted), 1e-5)

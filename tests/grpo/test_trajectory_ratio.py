@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from notepad_jax.grpo import advantages, micro_batches, normalisers, ratios, state, update
+from notepad_jax.grpo import (
+    advantages,
+    forward,
+    micro_batches,
+    normalisers,
+    ratios,
+    state,
+    update,
+)
 from notepad_jax.grpo.batch import pack
 from notepad_jax.grpo.objective import objective
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
@@ -62,7 +70,7 @@ def learn(config, params):
 def off_policy(config, params, groups):
     """One row, proximal logprobs off by a normal draw; and the ratio of every trajectory."""
     one = packed(groups)
-    now = update.token_logprobs_of(config, params, one, 1.0, 1)
+    now = forward.told(config, params, one, 1.0, 1).logprobs
     noise = np.random.default_rng(3).normal(0, 1.5, 60).astype(np.float32)
     return dataclasses.replace(one, proximal_logprobs=now + one.weights * 8 * noise[one.turn]), now
 
@@ -134,7 +142,7 @@ def test_the_first_step_needs_no_pass_and_the_second_sees_the_first(
 ):
     """Of a rollout whose proximal logprobs are the policy's: ratios of 1, and then not."""
     one, passes = packed(groups), []
-    own = update.token_logprobs_of(config, params, one, 1.0, 1)
+    own = forward.told(config, params, one, 1.0, 1).logprobs
     one = dataclasses.replace(one, proximal_logprobs=own, behaviour_logprobs=own)
     found = update._over_trajectories
     monkeypatch.setattr(

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from notepad_jax.grpo import advantages, micro_batches, normalisers, ratios, state, update
+from notepad_jax.grpo import (
+    advantages,
+    forward,
+    micro_batches,
+    normalisers,
+    ratios,
+    state,
+    update,
+)
 from notepad_jax.grpo.batch import pack
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
 from notepad_jax.grpo.settings import UpdateSettings
@@ -187,7 +195,7 @@ def test_on_policy_gradient_of_every_variant_is_reinforce(
     config, params, learn, alone, groups, packed_once, ratio
 ):
     """Every advantage and normaliser: -A weight / denominator of each token, turn by turn."""
-    proximal = update.token_logprobs_of(config, params, packed_once, 1.0, 1)
+    proximal = forward.told(config, params, packed_once, 1.0, 1).logprobs
     ids = ids_of(groups)
     for name, normaliser in itertools.product(advantages.ADVANTAGES, normalisers.NORMALISERS):
         how = normalisers.named(normaliser)
@@ -225,7 +233,7 @@ def test_on_policy_loss_is_the_spec_s_one_twelfth(config, params, learn, make):
     lengths = [(3, 2), (4, 1, 2)]
     turns = [[make["turn"]([5], [6], range(10, 10 + n)) for n in own] for own in lengths]
     batch = packed([make["group"](turns, [1.0, 0.0])])
-    proximal = update.token_logprobs_of(config, params, batch, 1.0, 4)
+    proximal = forward.told(config, params, batch, 1.0, 4).logprobs
     loss, _ = learn(dataclasses.replace(batch, proximal_logprobs=proximal))
     assert float(loss) == pytest.approx(1 / 12, abs=1e-6)
 
@@ -233,7 +241,7 @@ def test_on_policy_loss_is_the_spec_s_one_twelfth(config, params, learn, make):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_token_logprobs_are_the_oracle_s(config, params, alone, groups, temperature):
     batch = packed(groups)
-    got = update.token_logprobs_of(config, params, batch, temperature, 4)
+    got = forward.told(config, params, batch, temperature, 4).logprobs
     _, behaviour = per_token(groups, "dr_grpo")
     expected, _ = alone(np.zeros_like(behaviour), temperature)
     trained = batch.weights > 0
@@ -294,7 +302,7 @@ def test_mutations_are_noticed(once, learn, packed_once):
 
 def test_kl_to_oneself_is_nothing_and_to_another_it_pulls(config, params, learn, groups):
     batch = packed(groups)
-    own = update.token_logprobs_of(config, params, batch, 1.0, 4)
+    own = forward.told(config, params, batch, 1.0, 4).logprobs
     batch = dataclasses.replace(
         batch, reference_logprobs=own, proximal_logprobs=own, advantages=np.zeros_like(own)
     )
@@ -325,7 +333,7 @@ def step(config, started, *batches, optimizer=ADAM, **settings):
 def test_steps_raise_good_completions_and_report(config, params, groups):
     batch = packed(groups)
     now = begin(params)
-    before = update.token_logprobs_of(config, now.masters, batch, 1.0, 4)
+    before = forward.told(config, now.masters, batch, 1.0, 4).logprobs
     batch = dataclasses.replace(batch, behaviour_logprobs=before, proximal_logprobs=before)
     for number in range(3):
         old, (now, metrics) = now, step(config, now, batch)
@@ -340,7 +348,7 @@ def test_steps_raise_good_completions_and_report(config, params, groups):
     assert metrics["update/applied_over_asked"] == pytest.approx(1, abs=1e-3)
     assert 0 < metrics["entropy_update"] < np.log(60) and 0 < metrics["entropy_answer"]
     assert old.masters["embed"].is_deleted()  # donated
-    after = update.token_logprobs_of(config, now.masters, batch, 1.0, 4)
+    after = forward.told(config, now.masters, batch, 1.0, 4).logprobs
     assert ((after - before) * batch.advantages).sum() > 0.1
 
 
@@ -348,7 +356,7 @@ def test_several_steps_are_one_after_another_and_the_clips_act(config, params, g
     """Two minibatches, twice: each step sees what the last one left; the ratio moves off 1."""
     parts = [packed([group]) for group in groups]
     for i, part in enumerate(parts):
-        own = update.token_logprobs_of(config, params, part, 1.0, 4)
+        own = forward.told(config, params, part, 1.0, 4).logprobs
         parts[i] = dataclasses.replace(part, proximal_logprobs=own)
     together, told = step(config, begin(params), *parts, *parts)
     alone, metrics = begin(params), []

@@ -20,7 +20,7 @@ import tiny
 import pallas_kernels
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
-from notepad_jax.grpo import state, update
+from notepad_jax.grpo import forward, state, update
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import Experts, PolicyConfig
@@ -93,9 +93,8 @@ def learnt(case: str, config: PolicyConfig, mesh: jax.sharding.Mesh) -> tuple:
     frozen, trained = laid(case, config, mesh)
     one = batch()
     loss, gradient = update.loss_and_gradient(config, SETTINGS, trained, frozen, one)
-    logprobs = update.token_logprobs_of(
-        config, parameters.join(frozen, trained), one, SETTINGS.temperature, 8
-    )
+    params = parameters.join(frozen, trained)
+    logprobs = forward.told(config, params, one, SETTINGS.temperature, 8).logprobs
     optimizer = optax.adamw(1e-3)
     began = state.start(trained, optimizer)
     where = jax.tree.map(lambda x: x.sharding, began)
