@@ -5,19 +5,19 @@ Compiling is most of a short run, and the second run of a command compiles what 
 another folder, or says "off"; whoever has set jax's own JAX_COMPILATION_CACHE_DIR keeps it.
 Nothing happens on import, and no problem with the folder stops a run. The key of an entry holds
 the program, the versions of jax and its compiler, and the devices with a CPU's features, so
-machines may share a home folder. `watched` says when jax compiles, for who waits. Above: cli
+machines may share a home folder. `watched` says when jax compiles, for who waits, and
+how long it has. Above: cli
 and `parts`.
 """
 
 from __future__ import annotations
 
-import collections
 import functools
 import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
+import time
 from pathlib import Path
 
 import filelock
@@ -65,24 +65,46 @@ def keep() -> None:
     jax.config.update("jax_compilation_cache_dir", path)
 
 
-@functools.cache
-def watched() -> Callable[[], str]:
-    """Returns a function that says "compiling" while jax traces, lowers or compiles, else "".
+class Watch:
+    """Says "compiling", when called, while jax traces, lowers or compiles, else "". For screens.
 
-    jax calls listeners when such work begins (a scalar, the time) and when it ends, also by an
-    error (a duration). For screens: nothing else moves meanwhile.
+    `seconds` is how long it has done so by now, on whichever and however many threads.
     """
-    under_way = collections.Counter[str]()
-    lock = threading.Lock()
 
-    def count(event: str, change: int) -> None:
-        if event in WORK:
-            with lock:
-                under_way[event] += change
+    def __init__(self) -> None:
+        self._under_way, self._since, self._past = 0, 0.0, 0.0
+        self._lock = threading.Lock()
+        # jax calls listeners when such work begins (a scalar, the time) and when it ends, also by
+        # an error (a duration).
+        jax.monitoring.register_scalar_listener(lambda event, value, **_: self._count(event, 1))
+        jax.monitoring.register_event_duration_secs_listener(
+            lambda event, took, **_: self._count(event, -1)
+        )
 
-    jax.monitoring.register_scalar_listener(lambda event, value, **_: count(event, 1))
-    jax.monitoring.register_event_duration_secs_listener(lambda event, took, **_: count(event, -1))
-    return lambda: "compiling" if any(n > 0 for n in under_way.copy().values()) else ""
+    def __call__(self) -> str:
+        return "compiling" if self._under_way > 0 else ""
+
+    @property
+    def seconds(self) -> float:
+        with self._lock:
+            return self._past + self._current()
+
+    def _current(self) -> float:
+        return time.perf_counter() - self._since if self._under_way > 0 else 0.0
+
+    def _count(self, event: str, change: int) -> None:
+        if event not in WORK:
+            return
+        with self._lock:
+            self._past += self._current()
+            self._under_way += change
+            self._since = time.perf_counter()
+
+
+@functools.cache
+def watched() -> Watch:
+    """The one watch of this process, from the first call on."""
+    return Watch()
 
 
 def _folder(named: str) -> Path:

@@ -15,7 +15,7 @@ import json
 import resource
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from notepad_jax.eval import lengths, summary
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import (
+    compiled,
     configuration,
     evaluate,
     parts,
@@ -43,11 +44,12 @@ from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json
-from notepad_jax.telemetry.metrics import CONFIG, read_metrics
+from notepad_jax.telemetry.metrics import CONFIG, TIMINGS, read_metrics
 from notepad_jax.telemetry.progress import Screen
 
 STEP = "readings/step_{}"  # where the readings of the policy after that many steps lie
 BEFORE, AFTER = "before RL", "after RL"  # who read
+COMPILING, TRAINING = "compiling", "training"  # where time goes
 STARTER = (
     "The starting policy is a network of 225 thousand parameters that was taught, on purpose, "
     "sound skills and bad habits: it finds facts and copies notes, but often does not write down "
@@ -86,12 +88,14 @@ def run(
 def _run(
     config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
 ) -> Outcome:
-    timings: dict[str, float] = {}
+    timings, compiling = dict[str, float](), compiled.watched()
 
     def timed(name: str, work: Any) -> Any:
-        began = time.perf_counter()
+        began, before = time.perf_counter(), compiling.seconds
         result = work()
-        timings[name] = time.perf_counter() - began
+        spent = compiling.seconds - before
+        timings[COMPILING] = timings.get(COMPILING, 0.0) + spent
+        timings[name] = time.perf_counter() - began - spent
         return result
 
     train.check(config, folder, resume, step)  # before the first measurement
@@ -101,7 +105,7 @@ def _run(
         write_json(folder / CONFIG, configuration.plain(config))
     screen.phase("1/4  the starter, before reinforcement learning")
     before, _ = timed(
-        "measure before",
+        "measuring before",
         lambda: measured(
             config, policy, e.lengths_before, "before", folder / STEP.format(0), screen
         ),
@@ -109,12 +113,12 @@ def _run(
     screen.say(evaluate.table(summary.by_length(before)))
 
     screen.phase(f"2/4  GRPO on documents of {config.data.tokens:,} tokens")
-    checkpoints = timed("train", lambda: train.train(config, folder, screen, resume, step))
+    checkpoints = timed(TRAINING, lambda: train.train(config, folder, screen, resume, step))
 
     screen.phase("3/4  the trained policy")
     trained = dataclasses.replace(policy, params=_last_params(checkpoints, policy))
     after, read = timed(
-        "measure after",
+        "measuring after",
         lambda: measured(
             config, trained, e.lengths, "after", folder / STEP.format(config.steps), screen
         ),
@@ -133,11 +137,31 @@ def _run(
         after=summary.by_length(after),
         examples=read,
         pairs=pairs(config, folder, before, after),
-        timings=timings,
+        timings=_apart(timings, read_metrics(folder, TIMINGS)),
         peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0,
     )
     _report(config, outcome)
     return outcome
+
+
+def _apart(timings: Mapping[str, float], steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Seconds by what was done, training by its parts; those of all its `steps` add up.
+
+    What was compiled on the way is counted once, under its own name.
+    """
+
+    def without_compiling(part: str) -> float:
+        return sum(s[f"{part}_seconds"] - s.get(f"{part}_compile_seconds", 0.0) for s in steps)
+
+    found: dict[str, float] = {}
+    for name, seconds in timings.items():
+        if name == TRAINING:
+            parts = {part: without_compiling(part) for part in ("rollout", "update")}
+            # After --resume the steps of the process before count, and what else it did does not.
+            found |= {**parts, "saving, handing over": max(0.0, seconds - sum(parts.values()))}
+        else:
+            found[name] = seconds
+    return found
 
 
 def _last_params(checkpoints: Folder, policy: parts.LoadedPolicy) -> Any:

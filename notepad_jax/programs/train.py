@@ -31,6 +31,7 @@ from notepad_jax.grpo import algorithm, micro_batches
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import (
     callbacks,
+    compiled,
     configuration,
     learner,
     parts,
@@ -253,12 +254,12 @@ def _handoff(checkpoint: ConfigDict, folder: Path | epath.Path, wanted: Any) -> 
 
 async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollout]:
     """Rollout and update; returns (metrics, timings, what was sampled)."""
-    began, before = time.perf_counter(), run.ledger
-    version = run.driver.version
+    began, before, compiling = time.perf_counter(), run.ledger, compiled.watched()
+    compiled_before, version = compiling.seconds, run.driver.version
     rollout, metrics = await run.under_way.rolled(
         run.step + 1, version, before.next, run.rollouts.step(before, version)
     )
-    rolled = time.perf_counter()
+    rolled, compiled_then = time.perf_counter(), compiling.seconds
     if run.config.engine.give_back:
         run.driver.rest()
     engine = run.driver.take_stats()
@@ -288,6 +289,8 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
     timings = {
         "rollout_seconds": rolled - began,
         "update_seconds": ended - rolled,
+        "rollout_compile_seconds": compiled_then - compiled_before,
+        "update_compile_seconds": compiling.seconds - compiled_then,
         "rollout_tokens_per_second": sampled / (rolled - began),
         "update_tokens_per_second": packed_tokens / (ended - rolled),
         "replayed_turns": run.under_way.replayed,  # of a rollout that was stopped

@@ -22,9 +22,10 @@ from typing import BinaryIO
 import numpy as np
 
 from notepad_jax.text.tokenizer import Tokenizer
-from notepad_jax.types import Document, Task, Tokens, tokens
+from notepad_jax.types import NO_TOKENS, Document, Task, Tokens, tokens
 
 IN_MEMORY = 2**18  # tokens of a document that are kept in memory: 1 MB; more go to a file
+RECENT = 4  # chunks of a document that are kept as they were handed out
 _BYTES = 4  # of a token
 
 
@@ -97,6 +98,7 @@ class ChunkedDocument:
         self._kept: int | None = None  # tokens that are read, once their number is known
         self._failure: BaseException | None = None
         self._origin: TracebackType | None = None  # where it was raised first
+        self._recent: list[tuple[int, Tokens]] = [(-1, NO_TOKENS)] * RECENT  # chunk k at k % RECENT
         self.tokens_read = 0
 
     @property
@@ -106,6 +108,13 @@ class ChunkedDocument:
     def __getitem__(self, k: int) -> Tokens:
         if k < 0:
             raise IndexError(f"there is no chunk {k}; chunks are counted from 0")
+        number, chunk = self._recent[k % RECENT]  # those who read together ask for the same ones
+        if number != k:
+            chunk = self._chunk(k)
+            self._recent[k % RECENT] = k, chunk
+        return chunk
+
+    def _chunk(self, k: int) -> Tokens:
         start, stop = k * self._chunk_size, (k + 1) * self._chunk_size
         while self._kept is None and (self._limit is not None or self.tokens_read < stop):
             self._read_on()

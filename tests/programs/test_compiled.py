@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import time
 from pathlib import Path
 
 import jax
@@ -128,10 +129,11 @@ def test_a_cache_without_a_bound_has_no_stamps_and_is_left_alone(monkeypatch, tm
 
 def test_who_watches_is_told_while_jax_compiles_and_no_longer():
     busy = compiled.watched()
-    seen = []
+    before, seen = busy.seconds, []
 
     def traced(x):
         seen.append(busy())
+        time.sleep(0.01)
         if x.shape == (7,):
             raise ValueError("no seven")
         return x + 1
@@ -141,3 +143,7 @@ def test_who_watches_is_told_while_jax_compiles_and_no_longer():
     with pytest.raises(ValueError, match="no seven"):
         jax.jit(traced).lower(np.zeros(7))
     assert seen == ["compiling"] * 2 and busy() == ""
+    spent = busy.seconds - before
+    assert spent > 0.02
+    time.sleep(0.01)
+    assert busy.seconds - before == spent
