@@ -31,7 +31,7 @@ def get_config() -> ConfigDict:
     config.data.update(tokens=8192, questions=1, unanswerable=0.0, chapter_rate=0.0)
     # `tasks.files` must be given: jsonl, parquet, array_record, or what others publish.
     config.tasks.max_tokens = 16384  # of a document; longer ones lose their middle
-    config.rollout.update(documents=8, group_size=8, max_rounds=2, max_staleness=1)
+    config.rollout.update(documents=8, group_size=8, temperature=1.0, max_rounds=2, max_staleness=1)
     config.grpo.update(
         micro_batch_rows=1,
         row_length=0,  # derived: a prefix and four tails

@@ -24,10 +24,11 @@ def get_config() -> ConfigDict:
         kinds=("exact", "list", "count", "order"),
         unanswerable=0.2,
         two_hop=0.0,
+        distractor_share=0.5,
         chapter_rate=1 / 32,  # two a document: what is to be learnt is above all to keep notes
     )
     config.steps = 40
-    config.rollout.update(documents=5, group_size=8, max_rounds=2)
+    config.rollout.update(documents=5, group_size=8, temperature=1.0, max_rounds=2)
     config.grpo.update(row_length=256, micro_batch_rows=4)
     config.optimizer.update(decay_from=10, decay_steps=40)
     config.checkpoint.update(handoff="memory", every=10)

@@ -44,7 +44,7 @@ def get_config() -> ConfigDict:
         max_tokens=32768,  # of a document: 7 chunks
         reward="memagent",  # as published: 1 for a gold answer in the box at the end
     )
-    config.rollout.update(documents=128, group_size=16, max_staleness=1)
+    config.rollout.update(documents=128, group_size=16, temperature=1.0, max_staleness=1)
     memagent.apply(config)
     config.grpo.update(
         micro_batch_rows=32,  # one on each of 32 devices

@@ -64,10 +64,13 @@ def test_evaluation_documents_are_the_same_for_every_policy_and_never_trained_on
     assert reading_list.tasks_of_length(other, 4096) != one
 
 
-def test_long_documents_get_fewer_questions_over_several_documents():
-    tasks = reading_list.tasks_of_length(configuration.load("quickstart"), 3_670_016)
-    assert len(tasks) == 64
-    assert len({id(task.document) for task in tasks}) == 4
+def test_long_documents_get_as_many_questions_as_is_said_over_several_documents():
+    fewer = ["--config.evaluate.questions_longest=64", "--config.evaluate.questions_per_longest=16"]
+    for words, questions, documents in ([], 256, 8), (fewer, 64, 4):
+        config = configuration.load("quickstart", words)
+        tasks = reading_list.tasks_of_length(config, 3_670_016)
+        assert len(tasks) == questions
+        assert len({id(task.document) for task in tasks}) == documents
 
 
 def test_it_goes_on_without_reading_anything_twice(outcome):
