@@ -233,6 +233,7 @@ def test_sampling_params_are_checked():
         SamplingParams(1.0, 0, 1, (), 0)
 
 
+@pytest.mark.slow
 def test_the_tpu_kernels_give_the_engine_the_same_tokens(shared_run):
     """Prefill, tails and decoding through the Pallas kernels, in TPU interpret mode."""
     prompts, samples = PROMPTS[:4], samplings()[:4]  # one group: a shared prefix, four tails

@@ -63,6 +63,7 @@ def apart(a, b, start):
     return (square(a, b) / square(b, start)) ** 0.5
 
 
+@pytest.mark.slow
 def test_fifty_steps_at_the_published_rate_move_the_masters_as_in_float32(policy, published, batch):
     """Adam divides by the gradient's own size, so its rounding is seen in every element: the
     two runs part by some percent of the way, and in bfloat16 masters by nearly all of it."""
