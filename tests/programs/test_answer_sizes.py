@@ -9,7 +9,8 @@ from tests import fakes
 WORDS = [f"--config.reading.{word}" for word in
          ("max_question=8", "chunk_size=16", "max_memory=6", "max_answer=40")]  # fmt: skip
 LONG = [*WORDS, "--config.reading.answer_chunks=3", "--config.reading.carry=30",
-        "--config.engine.pages=0", "--config.engine.row_tokens=0"]  # fmt: skip
+        "--config.engine.pages=0", "--config.engine.row_tokens=0",
+        "--config.engine.max_prompt=0"]  # fmt: skip
 # The template question_last: a chunk, and around question and memory three marks.
 ASKED = 1 + 8 + 1 + 6 + 1
 

@@ -386,8 +386,8 @@ def test_fit_changes_what_keeps_the_result_first_and_says_so(small, capsys, monk
     monkeypatch.setitem(estimate.CHIPS, "v5p", tight)
     words = ["plan", "--config", "quickstart", "--tpu", "v5p:2x2x1", "--fit",
              "--config.engine.cache_dtype=int8", "--config.grpo.remat=true",
-             "--config.grpo.row_length=512", "--config.engine.tensor=4",
-             "--config.engine.give_back=true"]  # fmt: skip
+             "--config.grpo.micro_batch_rows=4", "--config.grpo.row_length=512",
+             "--config.engine.tensor=4", "--config.engine.give_back=true"]  # fmt: skip
     assert cli.main(words) == 0
     out, err = capsys.readouterr()
     assert out.strip().endswith("in the update, with --config.grpo.micro_batch_rows=1")
