@@ -95,6 +95,7 @@ def test_several_rounds_and_groups_that_wait_are_gone_on_with(tmp_path, at_launc
     words = (
         *[f"--config.reading.{word}" for word in contexts],
         "--config.tasks.reward=sub_em",
+        "--config.data.two_hop=0.0",  # of which every answer takes several contexts
         "--config.steps=3",
         "--config.rollout.documents=4",
         "--config.rollout.max_rounds=3",
@@ -104,8 +105,7 @@ def test_several_rounds_and_groups_that_wait_are_gone_on_with(tmp_path, at_launc
     )
     run(tmp_path / "whole", *words)
     assert any(line["groups/rounds"] > 1 for line in read_metrics(tmp_path / "whole"))
-    contexts = [line["rollout/answer_turns"] for line in read_metrics(tmp_path / "whole")]
-    assert min(contexts) > 1.5  # of an answer, in the mean: most take several
+    assert all(line["rollout/answer_turns"] > 2 for line in read_metrics(tmp_path / "whole"))
     assert all(line["logprob_gap_max"] < 1e-4 for line in read_metrics(tmp_path / "whole"))
     at_launch(2, 9)
     with pytest.raises(Stopped, match="rollout of step 2"):
