@@ -5,9 +5,8 @@ Compiling is most of a short run, and the second run of a command compiles what 
 another folder, or says "off"; whoever has set jax's own JAX_COMPILATION_CACHE_DIR keeps it.
 Nothing happens on import, and no problem with the folder stops a run. The key of an entry holds
 the program, the versions of jax and its compiler, and the devices with a CPU's features, so
-machines may share a home folder. `watched` says when jax compiles, for who waits, and
-how long it has. Above: cli
-and `parts`.
+machines may share a home folder. `watched` says when jax compiles, for who waits, and how long it
+has. Above: cli, train, quickstart and `parts`.
 """
 
 from __future__ import annotations
