@@ -209,7 +209,7 @@ def get_config() -> ConfigDict:
             page_size=64,  # tokens; a chunk should be a whole number of pages
             pages=1024,
             steps_per_launch=8,
-            row_tokens=512,  # tail tokens packed behind one copy of a chunk
+            row_tokens=416,  # tail tokens packed behind one copy of a chunk: 32 questions of 13
             cache_dtype="float32",
             give_back=False,  # the cache's memory to the update, and take it again after it
             share_prefixes=True,

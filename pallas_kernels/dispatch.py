@@ -81,13 +81,19 @@ def packed_schedule(
     Raises:
       ValueError: there are no queries, or more than keys.
     """
+    keys = kv_end_BS.shape[1]
     if _pallas():
-        sizes, multiple = tuning.packed_blocks(head_size, dtype), 128
-    else:
-        sizes, multiple = (1024, 128) if backend() == "xla" else (128, 128), 8
-    shorter = [pl.cdiv(max(n, 1), multiple) * multiple for n in (queries, kv_end_BS.shape[1])]
-    q_size, k_size = map(min, sizes, shorter)
+        q_size, k_size = tuning.packed_blocks(head_size, dtype)
+        q_size, k_size = min(q_size, _up(queries, 128)), min(k_size, _up(keys, 128))
+    elif backend() == "xla":
+        q_size, k_size = min(1024, _up(queries, 8)), min(128, _up(keys, 8))
+    else:  # all of a block is computed: queries in equal blocks, so that none is half empty
+        q_size, k_size = _up(pl.cdiv(queries, pl.cdiv(queries, 128)), 8), min(128, _up(keys, 8))
     return schedule.packed_schedule(kv_end_BS, queries, q_size, k_size, max_entries)
+
+
+def _up(count: int, multiple: int) -> int:
+    return pl.cdiv(max(count, 1), multiple) * multiple
 
 
 def packed_attention(

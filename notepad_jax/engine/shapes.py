@@ -80,12 +80,13 @@ def tail_widths(settings: EngineSettings) -> tuple[int, ...]:
 def _parts(longest: int) -> list[int]:
     """The whole, then powers of two (down to a sixteenth) and near it half as much again.
 
-    Attention walks whole blocks (of 128 tokens on CPUs and TPUs): a row of 264 pays for 384.
+    Attention walks whole blocks (of 128 tokens on CPUs and TPUs): a row of 264 pays for 384. A
+    chunk is a power of two of tokens in most runs, and the longest prompt a little more.
     """
     parts = [longest]
     for power in (2**k for k in range(5, longest.bit_length())):
-        parts += [n for n in (power, power * 3 // 2) if longest * 0.4 <= n <= longest * 0.8]
-        parts += [power] if longest / 17 <= power < longest * 0.4 else []
+        parts += [power] if longest / 17 <= power < longest else []
+        parts += [power * 3 // 2] if longest * 0.4 <= power * 3 // 2 <= longest * 0.8 else []
     return parts
 
 

@@ -124,7 +124,7 @@ async def measure(
 
     def turned() -> None:
         nonlocal now
-        now = dataclasses.replace(now, turns=now.turns + 1)
+        now = Progress(now.turns + 1, now.done, now.total, now.correct)
         on_progress(now)
 
     def watch(index: int) -> _Course:
@@ -194,7 +194,7 @@ class _Course:
         self._item, self._tokenizer, self._trace, self._turned = item, tokenizer, trace, turned
         self._clock, self._began = time.time(), time.perf_counter()
         self._recall = Recall(item.task.evidence if item.method == methods.NOTEPAD else ())
-        self._memory: Tokens = NO_TOKENS
+        self._memory = b""  # that of the last turn
         self._turns = self._answers = self._changes = 0
 
     @property
@@ -206,8 +206,8 @@ class _Course:
         self._answers += turn.kind is TurnKind.ANSWER
         if self._trace is not None:
             self._trace.turn(turn)
-        if not np.array_equal(memory, self._memory):
-            self._memory = memory
+        if memory.tobytes() != self._memory:  # of one dtype, always
+            self._memory = memory.tobytes()
             text = self._tokenizer.decode(memory)
             self._changes += 1
             self._recall.see(text)

@@ -203,7 +203,7 @@ def advance(
             )
         if np.array_equal(memory, template.keep):
             memory = state.memory_tokens
-    return dataclasses.replace(state, memory_tokens=memory, next_chunk=state.next_chunk + 1)
+    return MemoryState(state.question_tokens, state.chunks, memory, state.next_chunk + 1)
 
 
 def after(rules: Rules, template: Template, state: State, turn: Turn) -> State:

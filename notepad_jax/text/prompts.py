@@ -20,6 +20,7 @@ training, evaluation and serving. Above: reading.memory_agent; below: tokenizer.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -83,6 +84,15 @@ class Template:
         except ValueError as error:
             raise ValueError(f"template {path}: {error}") from error
 
+    # Cut once: a prompt is built for every turn.
+    @functools.cached_property
+    def _update_shared(self) -> tuple[Segment, ...]:
+        return self.update[: _update_cut(self.update)]
+
+    @functools.cached_property
+    def _update_tail(self) -> tuple[Segment, ...]:
+        return self.update[_update_cut(self.update) :]
+
     def shown_memory(self, memory: Tokens) -> Tokens:
         """Returns the memory as a prompt shows it: the marker where nothing was written."""
         return memory if len(memory) else self.no_memory
@@ -93,18 +103,16 @@ class Template:
         """Returns the prompt of an update turn; the old memory plus stop is its draft."""
         shown = self.shown_memory(memory)
         values = {"question": question, "chunk": chunk, "memory": shown}
-        cut = _update_cut(self.update)
         return Prompt(
-            shared=_fill(self.update[:cut], values),
-            tail=_fill(self.update[cut:], values),
+            shared=_fill(self._update_shared, values),
+            tail=_fill(self._update_tail, values),
             draft=tokens(np.append(shown, self.stop_ids[0])),
             ahead=ahead,
         )
 
     def update_shared(self, question: Tokens, chunk: Tokens) -> Tokens:
         """Returns what an update turn's prompt shares, known before its memory is."""
-        shared = self.update[: _update_cut(self.update)]
-        return _fill(shared, {"question": question, "chunk": chunk})
+        return _fill(self._update_shared, {"question": question, "chunk": chunk})
 
     def answer_prompt(self, question: Tokens, memory: Tokens) -> Prompt:
         """Returns the prompt of the answer turn."""
