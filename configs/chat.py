@@ -37,7 +37,8 @@ def get_config() -> ConfigDict:
         row_length=0,  # derived: a prefix and four tails
         remat=True,
     )
-    config.grpo.lora.update(rank=16, alpha=32.0)  # rank 0 trains all weights; then at 1e-6
+    # Rank 0 trains all weights; then at 1e-6.
+    config.grpo.lora.update(rank=16, alpha=32.0, targets=("q", "k", "v", "o"))
     config.optimizer.update(
         kind="adamw",
         learning_rate=1e-5,

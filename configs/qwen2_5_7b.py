@@ -51,7 +51,7 @@ def get_config() -> ConfigDict:
         row_length=16384,  # a prefix of 5,200 tokens and five tails of 2,100
         remat=True,
     )
-    config.grpo.lora.alpha = 32.0
+    config.grpo.lora.update(rank=0, alpha=32.0, targets=("q", "k", "v", "o"))
     config.optimizer.update(
         kind="adamw",
         learning_rate=1e-6,

@@ -16,6 +16,7 @@ def get_config() -> ConfigDict:
     config = starter.get_config()
     config.folder = "runs/starter_mix"
     config.mixed = True
+    config.noise = 0.0
     # To note a thing behind others takes a look at two of them, one at the chunk and one at
     # the question: four heads.
     config.policy.update(heads=4, kv_heads=2, rope_theta=1e6)

@@ -20,7 +20,9 @@ POLICY = PolicyConfig(
     rope_theta=1e4, rms_eps=1e-6, qk_norm=False, attention_bias=True, tied_embeddings=True,
     valid_vocab=512, dtype="bfloat16",
 )  # fmt: skip
-ADAMW = ("--config.optimizer.kind=adamw", "--config.optimizer.decay=none")
+ADAMW = (
+    "--config.optimizer.kind=adamw", "--config.optimizer.decay=none", "--config.grpo.lora.rank=0"
+)  # fmt: skip
 NAMED = {"test": "test"}  # what the source of a task is called in metrics
 
 

@@ -122,6 +122,20 @@ def test_the_mixs_starter_learns_other_questions_in_the_same_way():
     assert size.chunk_size == configuration.load("mix").reading.chunk_size
 
 
+def test_noise_is_relative_to_a_leaf_and_spares_norms():
+    config = PolicyConfig(**configuration.load("starter").policy, vocab_size=512, valid_vocab=512)
+    params = init_params(config, jax.random.key(0))
+    key = jax.random.key(1)
+    jax.tree.map(np.testing.assert_array_equal, warmup.shaken(params, 0.0, key), params)
+    noisy = warmup.shaken(params, 0.1, key)
+    moved = jax.tree.map(lambda a, b: jnp.std(a - b) / jnp.sqrt(jnp.mean(b * b)), noisy, params)
+    for name, size in moved["layers"].items():
+        assert size == pytest.approx(0.0 if name.endswith("norm") else 0.1, rel=0.05), name
+    assert moved["embed"] == pytest.approx(0.025, rel=0.05) and moved["final_norm"] == 0
+    other = warmup.shaken(params, 0.1, jax.random.key(2))
+    assert (other["embed"] != noisy["embed"]).mean() > 0.99
+
+
 # ---------------------------------------------------------------- the shipped starter
 
 
