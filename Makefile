@@ -20,7 +20,8 @@ install: $(VENV)/tests ## make .venv with everything the project and its tests n
 $(VENV)/installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "This needs Python 3.11 or newer; set PYTHON=/path/to/python (looked for $(PYTHON))."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[serve]'
+	@# Bytecode is made of what is imported, when it is: of everything it takes as long as the rest.
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[serve]'
 	@touch $@
 
 $(VENV)/tests: $(VENV)/installed

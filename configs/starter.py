@@ -2,7 +2,7 @@
 
     notepad-jax warmup --config configs/starter.py
 
-Expected: 4 to 5 minutes on one core; data/starter/ (0.9 MB), which finds all facts in chunks
+Expected: 5 to 7 minutes on one core; data/starter/ (0.9 MB), which finds all facts in chunks
 of 64 to 1,024 tokens and forgets three notes of four when a new chapter begins: accuracy
 .48 on documents of 8 x 256 tokens, .34 at 16 x 256, .30 at 64 x 256 (.30 is saying "nothing").
 """

@@ -174,20 +174,20 @@ def _likeliest(settings: EngineSettings, wanted: int = 0) -> dict[str, Any]:
 def _sampled(
     context: Context, new: np.ndarray, logps: np.ndarray, *likeliest: np.ndarray
 ) -> Sampled:
-    wanted = context.sampling.top_logprobs
-    if not np.isfinite(logps).all():
+    wanted, new, logps = context.sampling.top_logprobs, new.tolist(), logps.tolist()
+    if not all(map(math.isfinite, logps)):
         raise FloatingPointError(
             "a sampled token's logprob is not finite: the weights or the logits they give are "
             "not; look at the last training steps, or at the folder the weights came from"
         )
     if not wanted:
-        return Sampled(new.tolist(), logps.tolist())
+        return Sampled(new, logps)
     ids, theirs = (x[:, :wanted].tolist() for x in likeliest)
     top = [
         tuple((i, p) for i, p in zip(*pair, strict=True) if p > -math.inf)  # there is no such token
         for pair in zip(ids, theirs, strict=True)
     ]
-    return Sampled(new.tolist(), logps.tolist(), top)
+    return Sampled(new, logps, top)
 
 
 # ---------------------------------------------------------------- ahead of time

@@ -113,8 +113,9 @@ def accepted(sampled: np.ndarray, context: Context) -> int:
     """
     if context.sampling.scored:
         return len(context.draft)
-    n, draft, stops = 1, context.draft, context.sampling.stop_ids
-    while n < len(sampled) and sampled[n - 1] == draft[n - 1] and sampled[n - 1] not in stops:
+    n, stops = 1, context.sampling.stop_ids
+    said, draft = sampled.tolist(), context.draft.tolist()
+    while n < len(said) and said[n - 1] == draft[n - 1] and said[n - 1] not in stops:
         n += 1
     return min(n, context.sampling.max_new_tokens)
 

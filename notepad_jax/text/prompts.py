@@ -84,7 +84,11 @@ class Template:
         except ValueError as error:
             raise ValueError(f"template {path}: {error}") from error
 
-    # Cut once: a prompt is built for every turn.
+    # Made once: a prompt is built for every turn.
+    @functools.cached_property
+    def _stop(self) -> Tokens:
+        return tokens(self.stop_ids[:1])
+
     @functools.cached_property
     def _update_shared(self) -> tuple[Segment, ...]:
         return self.update[: _update_cut(self.update)]
@@ -106,7 +110,7 @@ class Template:
         return Prompt(
             shared=_fill(self._update_shared, values),
             tail=_fill(self._update_tail, values),
-            draft=tokens(np.append(shown, self.stop_ids[0])),
+            draft=tokens(np.concatenate([shown, self._stop])),
             ahead=ahead,
         )
 
