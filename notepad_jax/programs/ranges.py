@@ -138,7 +138,7 @@ RANGES: dict[str, Range] = {
     "evaluate.data.chapter_rate": SHARE,
     "checkpoint_every": whole(1),
     "drill_steps": whole(0),
-    "noise": NOT_NEGATIVE,
+    "noise": SHARE,
     "guidance": NOT_NEGATIVE,
     "policy.width": whole(1),
     "policy.layers": whole(1),
@@ -168,7 +168,7 @@ def _sampling(section: ConfigDict) -> SamplingParams:
 
 
 def _adapters(lora: ConfigDict) -> Lora | None:
-    return Lora(lora.rank, lora.alpha, tuple(lora.targets)) if lora.rank else None
+    return Lora(lora.rank, float(lora.alpha), tuple(lora.targets)) if lora.rank else None
 
 
 # Sections whose values check themselves, and what makes the value.

@@ -166,7 +166,7 @@ def test_every_row_and_every_section_is_of_a_shipped_config():
         ("optimizer.learning_rate=0", "in section optimizer: learning_rate is 0.0; it must be ab"),
         ("evaluate.temperature=-1", "in section evaluate: temperature is -1.0; it must be 0 (gre"),
         ("reading.max_memory=0", "in section reading: max_memory is 0; it must be at least 1 to"),
-        ("grpo.lora.targets=q,x", None),  # rank 0 is off
+        ("grpo.lora.targets=q,x", "in section grpo.lora: lora.targets has 'x'; there are q, k"),
     ],
 )
 def test_the_line_names_key_value_and_range(word, line):
@@ -177,9 +177,9 @@ def test_the_line_names_key_value_and_range(word, line):
 @pytest.mark.parametrize(
     ("saved", "line"),
     [
-        ({"steps": 7.5}, "steps needs a value like 100 (int), and got 7.5"),
-        ({"steps": None}, "steps needs a value like 100 (int), and got None"),
-        ({"steps": True}, "steps needs a value like 100 (int), and got True"),
+        ({"steps": 7.5}, "steps needs a value like 50 (int), and got 7.5"),
+        ({"steps": None}, "steps needs a value like 50 (int), and got None"),
+        ({"steps": True}, "steps needs a value like 50 (int), and got True"),
         ({"evaluate": {"lengths": 3}}, "evaluate.lengths needs a value like ('2k', "),
         ({"grpo": {"clip_low": "x"}}, "grpo.clip_low needs a value like 0.2 (float), and got 'x'"),
     ],

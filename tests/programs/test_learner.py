@@ -21,7 +21,9 @@ POLICY = PolicyConfig(
     valid_vocab=512, dtype="bfloat16",
 )  # fmt: skip
 ADAMW = (
-    "--config.optimizer.kind=adamw", "--config.optimizer.decay=none", "--config.grpo.lora.rank=0"
+    "--config.optimizer.kind=adamw", "--config.optimizer.decay=none", "--config.grpo.lora.rank=0",
+    "--config.optimizer.learning_rate=2e-3", "--config.optimizer.decay_from=25",
+    "--config.optimizer.decay_steps=100", "--config.steps=100",
 )  # fmt: skip
 NAMED = {"test": "test"}  # what the source of a task is called in metrics
 
