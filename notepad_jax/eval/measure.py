@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-import numpy as np
-
 from notepad_jax.eval import methods
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Ended, Job, Reader, read_all
@@ -24,7 +22,7 @@ from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.scoring import extraction, metrics
 from notepad_jax.scoring.recall import Recall
 from notepad_jax.text.tokenizer import Tokenizer
-from notepad_jax.types import NO_TOKENS, Finish, Task, Tokens, Turn, TurnKind
+from notepad_jax.types import Finish, Task, Tokens, Turn, TurnKind
 
 TWO_WAY = "sub_em_two_way"  # for comparison with published figures only
 REPORTED = ("em", "normalised_em", "token_f1", "sub_em", TWO_WAY)  # beside a task's own metric
