@@ -157,8 +157,8 @@ def get_config() -> ConfigDict:
             b1=0.9,  # of Adam
             b2=0.999,
             eps=1e-8,
-            # Per step, times the rate. Of adapters, it pulls back to the starter: what is moved too
-            # far for no reason breaks, a word here and there.
+            # Per step, times the rate. Of adapters, it pulls back to the starter, whose skills are
+            # to stay (docs/quickstart.md: twice as much is worse, and so is none).
             weight_decay=2.0,
             max_grad_norm=1.0,  # of the whole gradient; 0 does not clip
         )
