@@ -60,6 +60,13 @@ def no_device(monkeypatch):
     return seen
 
 
+def test_a_chunk_and_the_questions_about_it_fill_a_row_each():
+    """As the quick start measures: 32 tails of 13 behind a chunk of 1,024, prompts of 1,088."""
+    settings = dataclasses.replace(LITTLE, max_prompt=1088, row_tokens=416, page_size=64)
+    assert shapes.cover([1024], shapes.prefix_widths(settings)) == [(1024, [0])]
+    assert shapes.cover([13] * 32, shapes.tail_widths(settings)) == [(416, list(range(32)))]
+
+
 def test_a_thousand_rounds_at_real_sizes_have_few_shapes(no_device):
     """There were 105 of prefill_tails alone, and more with every round."""
     rng = np.random.default_rng(1)

@@ -68,6 +68,18 @@ def test_every_ratio_of_heads_and_fewer_queries_than_keys(queries, heads, kv_hea
         assert_blocked_is_dense(kv_ends(seed), queries, heads, kv_heads)
 
 
+@pytest.mark.parametrize(
+    ("queries", "size"), [(1, 8), (104, 104), (128, 128), (130, 72), (416, 104), (1152, 128)]
+)
+def test_queries_are_cut_into_equal_blocks(queries, size):
+    """All of a block is computed: 416 queries in blocks of 128 would pay for 512."""
+    kv_end = jnp.full((1, 1152), 1152)
+    with pallas_kernels.using("reference"):
+        blocks = pallas_kernels.packed_schedule(kv_end, queries, head_size=32, dtype=jnp.float32)
+    assert (blocks.q_size, blocks.k_size) == (size, 128)
+    assert blocks.q_start.shape == (-(-queries // size),)
+
+
 def test_a_row_of_padding_sees_only_itself():
     ends = np.tile(np.arange(1, KEYS + 1, dtype=np.int32), (ROWS, 1))
     assert_blocked_is_dense(ends, KEYS, 4, 1)
