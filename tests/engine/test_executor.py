@@ -62,7 +62,7 @@ def no_device(monkeypatch):
 
 def test_a_chunk_and_the_questions_about_it_fill_a_row_each():
     """As the quick start measures: 32 tails of 13 behind a chunk of 1,024, prompts of 1,088."""
-    settings = dataclasses.replace(LITTLE, max_prompt=1088, row_tokens=416, page_size=64)
+    settings = dataclasses.replace(LITTLE, max_prompt=1088, row_tokens=416, page_size=64, pages=64)
     assert shapes.cover([1024], shapes.prefix_widths(settings)) == [(1024, [0])]
     assert shapes.cover([13] * 32, shapes.tail_widths(settings)) == [(416, list(range(32)))]
 
