@@ -12,6 +12,7 @@ else has to know whether there are any.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -57,14 +58,22 @@ def init(config: PolicyConfig, lora: Lora, key: Array) -> Params:
       ValueError: the policy has no such matrix (a mixture of experts has no `gate`).
     """
     layers: dict[str, Array] = {}
-    keys = jax.random.split(key, len(lora.targets))
-    for (name, inputs, outputs), subkey in zip(_adapted(config, lora), keys, strict=True):
-        fan_in = math.prod(size for size, _ in inputs)
-        shape = (config.layers, *(size for size, _ in inputs), lora.rank)
-        layers[_IN.format(name)] = jax.random.normal(subkey, shape) * fan_in**-0.5
+    adapted = _adapted(config, lora)
+    shapes = tuple(
+        (config.layers, *(size for size, _ in inputs), lora.rank) for _, inputs, _ in adapted
+    )
+    for (name, inputs, outputs), drawn in zip(adapted, _normal(key, shapes), strict=True):
+        layers[_IN.format(name)] = drawn * math.prod(size for size, _ in inputs) ** -0.5
         shape = (config.layers, lora.rank, *(size for size, _ in outputs))
         layers[_OUT.format(name)] = jnp.zeros(shape)
     return {"layers": layers}
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _normal(key: Array, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
+    """Draws all matrices in one program; each shape alone would be one to compile."""
+    keys = jax.random.split(key, len(shapes))
+    return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
 
 
 def layout(config: PolicyConfig, lora: Lora, mesh: Mesh) -> Params:

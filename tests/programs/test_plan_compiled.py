@@ -52,7 +52,7 @@ def test_the_starter_is_planned_whole(capsys):
         "plan", "--json", "--config", "quickstart", "--tpu", "v5e:1x1", STARTER,
         "--config.engine.slots=1", "--config.engine.row_tokens=64",
         "--config.reading.chunk_size=32", "--config.grpo.row_length=512",
-        "--config.grpo.micro_batch_rows=4",
+        "--config.grpo.micro_batch_rows=4", "--config.grpo.lora.rank=0",
     ]  # fmt: skip
     assert cli.main(words) == 0
     made = json.loads(capsys.readouterr().out)
