@@ -2,8 +2,8 @@
 
     make quickstart                  (or: notepad-jax quickstart --config quickstart)
 
-Expected, in about 11 minutes on two free cores: accuracy at the training length (2,048
-tokens) rises from about 0.26 to above 0.99; at 3.5 million tokens it is 0.97 to 0.99.
+Expected, in about 8 minutes on two free cores: accuracy at the training length (2,048
+tokens) rises from about 0.3 to above 0.99; at 3.5 million tokens it is 0.977 to 0.996.
 """
 
 from ml_collections import ConfigDict
