@@ -68,8 +68,10 @@ def packed_schedule(
     head_size: int,
     dtype: DTypeLike,
     max_entries: int | None = None,
+    positions_BS: Int[Array, "B S"] | None = None,
+    window: int = 0,
 ) -> schedule.Schedule:
-    """Builds the block list of a batch of packed rows, once for all layers.
+    """Builds the block list of a batch of packed rows, once for all layers with one window.
 
     Args:
       kv_end_BS: the mask: query i sees key j iff j <= i < kv_end[j]. A prefix token's entry is
@@ -78,8 +80,11 @@ def packed_schedule(
       queries: T; the queries are the last T of each row's S positions.
       head_size, dtype: of the queries that will come; they choose the block sizes.
       max_entries: see `schedule.packed_schedule`.
+      positions_BS: int32, each token's place in its text, if a layer has a window.
+      window: a query sees keys less than so many positions back, itself at 0; 0: all keys that
+        the mask shows. Lists with positions can be stacked, a window each.
     Raises:
-      ValueError: there are no queries, or more than keys.
+      ValueError: there are no queries, or more than keys; a window without positions.
     """
     keys = kv_end_BS.shape[1]
     if _pallas():
@@ -89,7 +94,9 @@ def packed_schedule(
         q_size, k_size = min(1024, _up(queries, 8)), min(128, _up(keys, 8))
     else:  # all of a block is computed: queries in equal blocks, so that none is half empty
         q_size, k_size = _up(pl.cdiv(queries, pl.cdiv(queries, 128)), 8), min(128, _up(keys, 8))
-    return schedule.packed_schedule(kv_end_BS, queries, q_size, k_size, max_entries)
+    return schedule.packed_schedule(
+        kv_end_BS, queries, q_size, k_size, max_entries, positions_BS, window
+    )
 
 
 def _up(count: int, multiple: int) -> int:
@@ -102,7 +109,7 @@ def packed_attention(
     v_BSKH: Float[Array, "B S K H"],
     blocks: schedule.Schedule,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
-    """Attention of packed rows: query i sees key j iff j <= i < kv_end[j].
+    """Attention of packed rows: query i sees key j iff j <= i < kv_end[j], and within the window.
 
     The T queries are the last T of the row's S packed positions (S - T keys come from a
     cache; S == T in training). Differentiable in q, k and v. float32 or bfloat16.
@@ -150,6 +157,7 @@ def paged_attention(
     kv_lens_B: Int[Array, " B"],
     cu_q_lens_B1: Int[Array, " B+1"] | None = None,
     decode: int = 0,
+    window: Int[Array, ""] | None = None,
 ) -> tuple[Float[Array, "T N H"], Pages]:
     """Writes the new keys and values of B sequences into the paged cache, then attends.
 
@@ -167,9 +175,11 @@ def paged_attention(
         lies past cu_q_lens[B] is padding. None: decoding, one query a sequence, T == B.
       decode: how many leading sequences have at most one query (static): they take the
         kernel that is made for it. Only read with `cu_q_lens_B1`.
+      window: int32, of this layer: the query sees so many tokens, itself included; 0: all. None:
+        no layer has a window. Decoding only, and through XLA on TPUs, too.
     Raises:
-      ValueError: shapes, head counts or dtypes do not fit each other, or a page size does not
-        tile (the TPU kernels need a multiple of 8 tokens in float32, 16 in bfloat16, 32 in
+      ValueError: shapes, head counts or dtypes do not fit each other, a window without decoding,
+        or a page size does not tile (the TPU kernels need a multiple of 8 tokens in float32, 16 in bfloat16, 32 in
         int8).
     """
     T, N, _ = q_TNH.shape
@@ -177,7 +187,9 @@ def paged_attention(
     B = kv_lens_B.shape[0]
     if cu_q_lens_B1 is None and T != B:
         raise ValueError(f"{T} queries for {B} sequences: give cu_q_lens if they are not decoding")
-    if cu_q_lens_B1 is None and _pallas():
+    if cu_q_lens_B1 is not None and window is not None:
+        raise ValueError("a window is for decoding: of queries in any mix, none is read")
+    if cu_q_lens_B1 is None and _pallas() and window is None:
         return paged.paged_attention(
             q_TNH, k_TKH, v_TKH, pages, layer, tables, kv_lens_B,
             interpret=backend() == "interpret",
@@ -185,9 +197,9 @@ def paged_attention(
     if cu_q_lens_B1 is None:
         # How often the loops run is in the data: a GPU's host waits for it before every round. A
         # CPU computes what is in a block and of no use, and a core's own cache holds few rows.
-        rows, block = (B, 2048) if backend() == "xla" else (8, 128)
+        rows, block = (8, 128) if backend() == "reference" else (B, 2048)
         return reference.paged_attention(
-            q_TNH, k_TKH, v_TKH, pages, layer, tables, kv_lens_B, rows, block
+            q_TNH, k_TKH, v_TKH, pages, layer, tables, kv_lens_B, rows, block, window
         )
     rows_BP = layer * pages.pages_per_layer + tables.whole_BP(pages.page_size)
     ragged = reference.ragged_paged_attention

@@ -2,12 +2,17 @@
 
 The mask "query i sees key j iff j <= i < kv_end[j]" is almost empty for packed rows with a
 shared prefix. `packed_schedule` turns it into a list of (query block, key block) once per
-batch, on device; every layer, forward and backward, walks the same list. A block is listed
-exactly if one of its queries sees one of its keys.
+batch, on device; every layer, forward and backward, walks the same list. Without a window a
+block is listed exactly if one of its queries sees one of its keys.
 
 The rows of a batch lie behind each other: block numbers count through all rows, and so do
 the positions that the mask compares (row b's keys start at b * S, S a multiple of the key
 block). kv_end never reaches into the next row, so one formula serves the whole batch.
+
+A window is counted in positions of the text, which packing leaves apart from places in the row:
+a tail's first token follows the prefix's last one, wherever in the row it lies. So it is a
+second condition, "position of query i < k_reach[j]", and a block of other rows' or groups' keys
+may be listed for it in which no query sees a key.
 """
 
 from __future__ import annotations
@@ -27,6 +32,8 @@ FIRST = 1  # of its run: start a new accumulator
 LAST = 2  # of its run: write the accumulator out
 PARTIAL = 4  # some query of the block does not see some key: apply the mask
 
+_EVERYWHERE = np.int32(2**31 - 1)  # a key's reach without a window
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +50,8 @@ class Schedule:
     q_start: Any  # int32 [query blocks]: the position of each query block's first query
     kv_end: Any  # int32 [B * S, S padded]: kv_end in positions of the batch, 0 for padding
     needed: Any  # int32 []: entries that the mask needs
+    q_position: Any  # int32 [query blocks * q_size]: in the text; None: no layer has a window
+    k_reach: Any  # int32 [B * S, S padded]: the first position that no longer sees the key
     q_size: int = dataclasses.field(metadata=dict(static=True))  # queries per block
     k_size: int = dataclasses.field(metadata=dict(static=True))  # keys per block
 
@@ -65,13 +74,15 @@ class Schedule:
         return jnp.where(self.overflowed, jnp.nan, 0.0)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 6))
 def packed_schedule(
     kv_end_BS: Int[Array, "B S"],
     queries: int,
     q_size: int,
     k_size: int,
     max_entries: int | None = None,
+    positions_BS: Int[Array, "B S"] | None = None,
+    window: int = 0,
 ) -> Schedule:
     """Lists the blocks that `kv_end_BS` makes visible to the last `queries` tokens of each row.
 
@@ -83,12 +94,17 @@ def packed_schedule(
       max_entries: room of the list. The default has room for every causal block, so it
         cannot overflow; a smaller one saves the kernels scalar memory. If it is too small,
         `overflowed` says so and the results are NaN, never wrong numbers.
+      positions_BS: each token's place in its text; only read with a window.
+      window: a query sees keys less than so many positions back; 0: however far. Lists with
+        positions have the same arrays whatever the window is, so they can be stacked.
     Raises:
-      ValueError: there are no queries, or more than keys.
+      ValueError: there are no queries, or more than keys; or a window without positions.
     """
     B, S = kv_end_BS.shape
     if not 0 < queries <= S:
         raise ValueError(f"{queries} queries cannot be the end of rows of {S} tokens")
+    if window and positions_BS is None:
+        raise ValueError(f"a window of {window} tokens is counted in positions: give them")
     bq, bk = q_size, k_size
     nq, nk = pl.cdiv(queries, bq), pl.cdiv(S, bk)
     kv_end = jnp.pad(kv_end_BS, ((0, 0), (0, nk * bk - S))).reshape(B, nk, bk)
@@ -99,6 +115,16 @@ def packed_schedule(
     causal = k_first <= q_last
     needed = causal & (q_first < kv_end.max(axis=2)[:, None, :])  # [B, nq, nk]
     full = (k_last <= q_first) & (q_last < kv_end.min(axis=2)[:, None, :])
+    position = reach = None
+    if positions_BS is not None:
+        # Past the row's end: positions that no block's range minds, keys that nothing sees.
+        reach_BS = positions_BS + window if window else jnp.full((B, S), _EVERYWHERE)
+        reach = jnp.pad(reach_BS, ((0, 0), (0, nk * bk - S))).reshape(B, nk, bk)
+        last_T = positions_BS[:, S - queries :]
+        position = jnp.pad(last_T, ((0, 0), (0, nq * bq - queries)), "edge").reshape(B, nq, bq)
+        needed &= position.min(axis=2)[:, :, None] < reach.max(axis=2)[:, None, :]
+        full &= position.max(axis=2)[:, :, None] < reach.min(axis=2)[:, None, :]
+        position, reach = (x.reshape(-1).astype(jnp.int32) for x in (position, reach))
     room = max_entries or B * _causal_blocks(S, queries, bq, bk)
     row_start = (jnp.arange(B) * nk * bk)[:, None]
     in_row = jnp.arange(nk * bk) < S
@@ -109,6 +135,8 @@ def packed_schedule(
         .reshape(-1)
         .astype(jnp.int32),
         needed=needed.sum().astype(jnp.int32),
+        q_position=position,
+        k_reach=reach,
         q_size=bq,
         k_size=bk,
     )

@@ -90,7 +90,7 @@ class TailArrays:
 @functools.partial(jax.jit, static_argnames="config", donate_argnames="pages")
 def read_prefixes(config: PolicyConfig, params: Params, pages: Pages, row: PrefixArrays) -> Pages:
     """Fills whole pages with the keys and values of prefixes that start a context."""
-    attend = attention.packed(config, row.kv_end)
+    attend = attention.packed(config, row.kv_end, row.positions)
     k, v = policy.Policy(config, params).cache_entries(row.tokens, row.positions, attend)
     return attention.write_pages(pages, k, v, row.table)
 
@@ -112,7 +112,9 @@ def start_tails(
     logprobs [T] of the tokens that follow in the row.
     """
     pages = _copy_pages(pages, row.copy_from, row.copy_to, row.copies)
-    attend = attention.packed_after_prefix(config, pages, row.table, row.length, row.kv_end)
+    attend = attention.packed_after_prefix(
+        config, pages, row.table, row.length, row.kv_end, row.positions
+    )
     hidden_1TD, _, (k, v) = policy.forward(config, params, row.tokens, row.positions, attend)
     pages = attention.write_tokens(pages, k, v, row.target)
     return pages, *_sample_after(config, params, hidden_1TD[0], row, wanted, most)
@@ -214,7 +216,7 @@ def generate(
         step, pages, token, remaining, made, sampled = state
         active = remaining > 0
         lens = tables.shared_lens_B + slots.private_len + made + 1
-        attend = attention.paged(tables, jnp.where(active, lens, 0))
+        attend = attention.paged(config, tables, jnp.where(active, lens, 0))
         hidden_B1D, pages, _ = policy.forward(
             config, params, token[:, None], (slots.position + made)[:, None], attend, pages
         )

@@ -57,7 +57,7 @@ def run(
     params: Any, micro: MicroBatch, config: PolicyConfig, temperature: float, remat: bool
 ) -> tuple[Float[Array, " X"], Float[Array, " X"], Float[Array, "L E"]]:
     """Returns (logprob, entropy, load of the experts) of the micro-batch's trained tokens."""
-    attend = attention.packed(config, micro.kv_end)
+    attend = attention.packed(config, micro.kv_end, micro.positions)
     hidden_BTD, _, _, routes_LBTA = policy.forward_with_routes(
         config, params, micro.tokens, micro.positions, attend, remat=remat
     )

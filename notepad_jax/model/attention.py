@@ -10,6 +10,7 @@ and the cache's kv heads over "tensor". An engine's mesh has one row of devices.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -23,32 +24,56 @@ from notepad_jax.parallel import shards
 from notepad_jax.parallel.shards import HEADS, PAGES, ROWS, STACKED, WHOLE
 
 
-def _schedule(config: PolicyConfig, kv_end_BS: Int[Array, "B S"], queries: int) -> Any:
-    """The block list that all layers of one forward pass walk."""
-    return pallas_kernels.packed_schedule(
-        kv_end_BS, queries, head_size=config.head_size, dtype=config.dtype
-    )
+def _schedules(
+    config: PolicyConfig, kv_end_BS: Int[Array, "B S"], positions_BS: Array | None, queries: int
+) -> Any:
+    """The block list that all layers of one forward pass walk; one for each size of window."""
+    build = functools.partial(
+        pallas_kernels.packed_schedule,
+        kv_end_BS, queries, head_size=config.head_size, dtype=config.dtype,
+    )  # fmt: skip
+    if not config.windows:
+        return build()
+    lists = [build(positions_BS=positions_BS, window=size) for size in _sizes(config)]
+    return jax.tree.map(lambda *x: jnp.stack(x), *lists)
 
 
-def packed(config: PolicyConfig, kv_end_BT: Int[Array, "B T"]) -> Attend:
-    """Attention within packed rows, nothing cached.
+def _sizes(config: PolicyConfig) -> list[int]:
+    return sorted(set(config.windows))
+
+
+def _of_layer(config: PolicyConfig, layer: Array, schedules: Any) -> Any:
+    """The layer's own of `_schedules`: all layers are one program, so it is looked up there."""
+    if not config.windows:
+        return schedules
+    which = jnp.array([_sizes(config).index(size) for size in config.windows])[layer]
+    return jax.tree.map(lambda x: x[which], schedules)
+
+
+def packed(
+    config: PolicyConfig,
+    kv_end_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"] | None = None,
+) -> Attend:
+    """Attention within packed rows, nothing cached; positions are needed if a layer has a window.
 
     A block list counts through the rows of its shard, so every shard has one of its own, under
     a leading axis that is cut as the rows are.
     """
 
-    def listed(kv_end_BT: Array) -> Any:
-        return jax.tree.map(lambda x: x[None], _schedule(config, kv_end_BT, kv_end_BT.shape[1]))
+    def listed(kv_end_BT: Array, positions_BT: Array | None) -> Any:
+        lists = _schedules(config, kv_end_BT, positions_BT, kv_end_BT.shape[1])
+        return jax.tree.map(lambda x: x[None], lists)
 
-    def local(q: Array, k: Array, v: Array, schedules: Any) -> Array:
-        own = jax.tree.map(lambda x: x[0], schedules)
+    def local(layer: Array, q: Array, k: Array, v: Array, schedules: Any) -> Array:
+        own = _of_layer(config, layer, jax.tree.map(lambda x: x[0], schedules))
         return pallas_kernels.packed_attention(q, k, v, own)[0]
 
-    schedules = shards.each(listed, ROWS, ROWS)(kv_end_BT)
-    call = shards.each(local, (HEADS, HEADS, HEADS, ROWS), HEADS)
+    schedules = shards.each(listed, (ROWS, ROWS), ROWS)(kv_end_BT, positions_BT)
+    call = shards.each(local, (WHOLE, HEADS, HEADS, HEADS, ROWS), HEADS)
 
     def attend(layer: Array, q: Array, k: Array, v: Array, carry: Any) -> tuple[Array, Any, Any]:
-        return call(q, k, v, schedules), carry, ()
+        return call(layer, q, k, v, schedules), carry, ()
 
     return attend
 
@@ -59,6 +84,7 @@ def packed_after_prefix(
     prefix_table_BP: Int[Array, "B P"],
     prefix_lens_B: Int[Array, " B"],
     kv_end_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
 ) -> Attend:
     """Attention of tails that follow a cached prefix.
 
@@ -71,11 +97,13 @@ def packed_after_prefix(
     kv_end_BS = jnp.concatenate(
         [jnp.where(in_prefix_BS, tail_end, 0), reach + kv_end_BT], axis=1
     ).astype(jnp.int32)
-    schedule = _schedule(config, kv_end_BS, kv_end_BT.shape[1])
+    in_prefix = jnp.broadcast_to(jnp.arange(reach), in_prefix_BS.shape)
+    positions_BS = jnp.concatenate([in_prefix, positions_BT], axis=1)
+    schedules = _schedules(config, kv_end_BS, positions_BS, kv_end_BT.shape[1])
 
     def local(
         layer: Array, q: Array, k: Array, v: Array, pages: pallas_kernels.Pages,
-        table_BP: Array, in_prefix_BS: Array, schedule: Any,
+        table_BP: Array, in_prefix_BS: Array, schedules: Any,
     ) -> Array:  # fmt: skip
         # Slots of a page beyond the prefix may hold anything; weight 0 times NaN is NaN.
         kept = [
@@ -84,13 +112,14 @@ def packed_after_prefix(
         ]
         k_BS = jnp.concatenate([kept[0].astype(k.dtype), k], axis=1)
         v_BS = jnp.concatenate([kept[1].astype(v.dtype), v], axis=1)
-        return pallas_kernels.packed_attention(q, k_BS, v_BS, schedule)[0]
+        own = _of_layer(config, layer, schedules)
+        return pallas_kernels.packed_attention(q, k_BS, v_BS, own)[0]
 
     specs = (WHOLE, HEADS, HEADS, HEADS, PAGES, WHOLE, WHOLE, WHOLE)
     call = shards.each(local, specs, HEADS)
 
     def attend(layer: Array, q: Array, k: Array, v: Array, carry: Any) -> tuple[Array, Any, Any]:
-        out = call(layer, q, k, v, pages, prefix_table_BP, in_prefix_BS, schedule)
+        out = call(layer, q, k, v, pages, prefix_table_BP, in_prefix_BS, schedules)
         return out, carry, (k, v)
 
     return attend
@@ -101,25 +130,28 @@ def packed_after_dense(
 ) -> Attend:
     """Causal attention of `length` tokens after the first `start` of a dense [L, B, S, K, H]."""
     kv_end_BS = jnp.full((1, start + length), start + length, jnp.int32)
-    schedule = _schedule(config, kv_end_BS, length)
+    schedules = _schedules(config, kv_end_BS, jnp.arange(start + length)[None], length)
 
     def local(
-        layer: Array, q: Array, k: Array, v: Array, before: tuple[Array, ...], schedule: Any
+        layer: Array, q: Array, k: Array, v: Array, before: tuple[Array, ...], schedules: Any
     ) -> Array:
         if before:
             k_old, v_old = (x[layer, :, :start] for x in before)
             k, v = jnp.concatenate([k_old, k], 1), jnp.concatenate([v_old, v], 1)
-        return pallas_kernels.packed_attention(q, k, v, schedule)[0]
+        own = _of_layer(config, layer, schedules)
+        return pallas_kernels.packed_attention(q, k, v, own)[0]
 
     call = shards.each(local, (WHOLE, HEADS, HEADS, HEADS, STACKED, WHOLE), HEADS)
 
     def attend(layer: Array, q: Array, k: Array, v: Array, carry: Any) -> tuple[Array, Any, Any]:
-        return call(layer, q, k, v, kv_before or (), schedule), carry, ()
+        return call(layer, q, k, v, kv_before or (), schedules), carry, ()
 
     return attend
 
 
-def paged(tables: pallas_kernels.PageTables, kv_lens_B: Int[Array, " B"]) -> Attend:
+def paged(
+    config: PolicyConfig, tables: pallas_kernels.PageTables, kv_lens_B: Int[Array, " B"]
+) -> Attend:
     """One new token per slot against the paged cache, which is the carry.
 
     `kv_lens_B` counts the slot's context, this token included; 0 is an idle slot.
@@ -129,8 +161,9 @@ def paged(tables: pallas_kernels.PageTables, kv_lens_B: Int[Array, " B"]) -> Att
         layer: Array, q: Array, k: Array, v: Array, pages: pallas_kernels.Pages,
         tables: pallas_kernels.PageTables, kv_lens_B: Array,
     ) -> tuple[Array, pallas_kernels.Pages]:  # fmt: skip
+        window = jnp.array(config.windows)[layer] if config.windows else None
         out_BNH, pages = pallas_kernels.paged_attention(
-            q[:, 0], k[:, 0], v[:, 0], pages, layer, tables, kv_lens_B
+            q[:, 0], k[:, 0], v[:, 0], pages, layer, tables, kv_lens_B, window=window
         )
         return out_BNH[:, None], pages
 

@@ -53,6 +53,8 @@ class PolicyConfig:
     experts: Experts | None = None  # None: one dense feed-forward per layer
     max_positions: int = 32768  # tokens of context that are promised on export; nothing is cut
     family: str = ""  # model_type on export, where the sizes do not tell: "mistral" or ""
+    # [L] tokens that a layer's queries see back, themselves included; 0: all. (): all, everywhere
+    windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -62,6 +64,18 @@ class PolicyConfig:
             )
         if self.head_size % 2:
             raise ValueError(f"head_size is {self.head_size}; rotary embeddings need an even one")
+        if self.windows and len(self.windows) != self.layers:
+            raise ValueError(
+                f"windows has {len(self.windows)} numbers for {self.layers} layers; give one for "
+                f"each, 0 for a layer that sees all of its context"
+            )
+        if min(self.windows, default=0) < 0 or len({w for w in self.windows if w}) > 1:
+            raise ValueError(
+                f"windows is {self.windows}; all windows of a policy have one size, above 0, "
+                f"and 0 says that a layer has none"
+            )
+        if not any(self.windows):
+            object.__setattr__(self, "windows", ())
         if not 0 < self.valid_vocab <= self.vocab_size:
             raise ValueError(
                 f"valid_vocab is {self.valid_vocab}; it must be in 1..vocab_size, "

@@ -48,16 +48,24 @@ SPOKEN = 8  # no completion begins earlier in a tail (lessons.TAIL is its length
 # ---------------------------------------------------------------- the two streams
 
 
-def _tail_attention(q, k, v, k_chunk, v_chunk, sees_BQ):
-    """Tails [B, Q, T, N, H] over their chunk [B, C, N, H] and themselves.
+def _in_window(size, queries, keys, later=0):
+    """Bool [queries, keys]: less than `size` tokens back (0: any), the first query at `later`."""
+    back = later + jnp.arange(queries)[:, None] - jnp.arange(keys)
+    return (back < size) | (size == 0)
+
+
+def _tail_attention(q, k, v, k_chunk, v_chunk, sees_BQ, window):
+    """Tails [B, Q, T, N, H] over their chunk [B, C, N, H] and themselves, within the window.
 
     Returns the output and the log attention to the chunk [B, N, Q, T, C] and to the
     tail itself [B, N, Q, T, T].
     """
     scale = q.shape[-1] ** -0.5
-    causal_TT = jnp.tril(jnp.ones((q.shape[2], q.shape[2]), bool))
+    T, C = q.shape[2], k_chunk.shape[1]
+    causal_TT = jnp.tril(_in_window(window, T, T))
+    sees_BQTC = sees_BQ[:, :, None, None] & _in_window(window, T, C, later=C)
     far = jnp.einsum("bqtnh,bcnh->bnqtc", q, k_chunk) * scale
-    far = jnp.where(sees_BQ[:, None, :, None, None], far, NEVER)
+    far = jnp.where(sees_BQTC[:, None], far, NEVER)
     near = jnp.where(causal_TT, jnp.einsum("bqtnh,bqsnh->bnqts", q, k) * scale, NEVER)
     top = jax.lax.stop_gradient(jnp.maximum(far.max(-1), near.max(-1)))[..., None]
     total = jnp.exp(far - top).sum(-1, keepdims=True) + jnp.exp(near - top).sum(-1, keepdims=True)
@@ -67,9 +75,9 @@ def _tail_attention(q, k, v, k_chunk, v_chunk, sees_BQ):
     return out + jnp.einsum("bnqts,bqsnh->bqtnh", jnp.exp(near), v), far, near
 
 
-def _chunk_attention(q, k, v):
+def _chunk_attention(q, k, v, window):
     """A chunk over itself; returns the output and the log attention [B, N, C, C]."""
-    causal_CC = jnp.tril(jnp.ones((q.shape[1], q.shape[1]), bool))
+    causal_CC = jnp.tril(_in_window(window, q.shape[1], q.shape[1]))
     score = jnp.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5
     log_share = jax.nn.log_softmax(jnp.where(causal_CC, score, NEVER))
     return jnp.einsum("bnts,bsnh->btnh", jnp.exp(log_share), v), log_share
@@ -110,18 +118,18 @@ def read_lesson(
         return heads.reshape(B, Q, T, *heads.shape[2:])
 
     looks = []
-    for index in range(c.layers):
+    for index, window in enumerate(c.windows or (0,) * c.layers):
         layer = DecoderLayer(c, {name: leaf[index] for name, leaf in params["layers"].items()})
         normed_chunk, normed_tail = layer.before_attention(chunk), layer.before_attention(tail)
         k_chunk, v_chunk = map(full, layer.attention.keys_values(normed_chunk, chunk_angles))
         k, v = (apart(full(x)) for x in layer.attention.keys_values(normed_tail, tail_angles))
         q = apart(layer.attention.queries(normed_tail, tail_angles))
-        out, far, near = _tail_attention(q, k, v, k_chunk, v_chunk, sees_BQ)
+        out, far, near = _tail_attention(q, k, v, k_chunk, v_chunk, sees_BQ, window)
         tail = layer.after_attention(tail, out.reshape(B, Q * T, c.heads, c.head_size))
         looks.append((far, near))
         if index < c.layers - 1:
             q_chunk = layer.attention.queries(normed_chunk, chunk_angles)
-            out, within = _chunk_attention(q_chunk, k_chunk, v_chunk)
+            out, within = _chunk_attention(q_chunk, k_chunk, v_chunk, window)
             chunk = layer.after_attention(chunk, out)
             looks[-1] += (within,)
     hidden = rms_norm(tail, params["final_norm"], c.rms_eps).reshape(B, Q, T, -1)

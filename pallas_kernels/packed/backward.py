@@ -24,12 +24,15 @@ from pallas_kernels.packed.walk import (
     A_BT,
     AT_B,
     at,
+    bounds,
     call_over,
     column,
     masked_and_not,
+    position,
     score_scale,
     visible_keys,
     walk_by_query,
+    windowed,
 )
 from pallas_kernels.schedule import FIRST, LAST, PARTIAL, Schedule
 from pallas_kernels.tiles import HIDDEN, LANES, dot, wide
@@ -37,11 +40,12 @@ from pallas_kernels.tiles import HIDDEN, LANES, dot, wide
 
 def _backward_kernel(
     q_block, k_block, flags, q_start,
-    q_ref, k_ref, v_ref, d_out_ref, stats_ref, kv_end_ref, nothing_yet,
-    d_q_ref, d_kv_ref,
-    d_q_acc, d_kv_acc, kv_end_column, moves, read_done, write_done,
-    *, scale: float,
+    q_ref, k_ref, v_ref, d_out_ref, stats_ref, bounds_ref,
+    *refs, scale: float,
 ):  # fmt: skip
+    # With a window, the queries' positions come first.
+    *position_ref, nothing_yet, d_q_ref, d_kv_ref = refs[:-6]
+    d_q_acc, d_kv_acc, columns, moves, read_done, write_done = refs[-6:]
     kv_head, entry = pl.program_id(0), pl.program_id(2)
     last_entry = pl.num_programs(2) - 1
     flag, here = flags[entry], k_block[entry]
@@ -81,7 +85,8 @@ def _backward_kernel(
 
     @at(PARTIAL, flag)
     def _():
-        kv_end_column[...] = column(kv_end_ref[...])
+        for n in range(bounds_ref.shape[0]):
+            columns[n] = column(bounds_ref[n : n + 1])
 
     def compute(masked: bool, head: Array) -> None:
         @pl.when((head == heads // 2) & (following != here))
@@ -100,8 +105,10 @@ def _backward_kernel(
             visible = visible_keys(
                 jax.lax.broadcasted_iota(jnp.int32, (1, bq), 1) + q_start[q_block[entry]],
                 jax.lax.broadcasted_iota(jnp.int32, (bk, 1), 0) + here * bk,
-                wide(kv_end_column[...], bq),
+                wide(columns[0], bq),
             )
+            if position_ref:
+                visible &= position_ref[0][...] < wide(columns[1], bq)
             scores = jnp.where(visible, scores, HIDDEN)
         weights = jnp.exp2(scores - stats_ref[head, :1])
         d_kv_acc[slot, 1] += dot(weights.astype(d_out.dtype), d_out, *A_B)
@@ -152,7 +159,8 @@ def backward(
             walk.keys,
             walk.queries,
             pl.BlockSpec((heads, 2, bq), walk.query_block),
-            walk.kv_end,
+            walk.bounds,
+            *walk.position,
             in_memory,
         ],
         out_specs=[walk.queries, in_memory],
@@ -160,12 +168,15 @@ def backward(
         scratch_shapes=[
             pltpu.VMEM((heads, bq, H), jnp.float32),
             pltpu.VMEM((2, 2, bk, H), jnp.float32),
-            pltpu.VMEM((bk, LANES), jnp.int32),
+            pltpu.VMEM((1 + windowed(schedule), bk, LANES), jnp.int32),
             pltpu.SMEM((1,), jnp.int32),
             pltpu.SemaphoreType.DMA((2,)),
             pltpu.SemaphoreType.DMA((2,)),
         ],
-        aliases={6: 1},
+        aliases={6 + windowed(schedule): 1},
         interpret=interpret,
-    )(q_NTH, k_KSH, v_KSH, d_out_NTH, stats_N2T, schedule.kv_end[None], nothing_yet)
+    )(
+        q_NTH, k_KSH, v_KSH, d_out_NTH, stats_N2T, bounds(schedule), *position(schedule),
+        nothing_yet,
+    )  # fmt: skip
     return d_q, (d_kv[:, 0] * H**-0.5).astype(k_KSH.dtype), d_kv[:, 1].astype(v_KSH.dtype)

@@ -15,11 +15,15 @@ from pallas_kernels.interpret import Interpret
 from pallas_kernels.packed.walk import (
     A_BT,
     at,
+    bounds,
     call_over,
+    column,
     hide,
     masked_and_not,
+    position,
     score_scale,
     walk_by_query,
+    windowed,
 )
 from pallas_kernels.schedule import FIRST, LAST, Schedule
 from pallas_kernels.tiles import HIDDEN, LANES, dot, each, online, wide
@@ -29,11 +33,12 @@ _LN2 = math.log(2)
 
 def _forward_kernel(
     q_block, k_block, flags, q_start,
-    q_ref, k_ref, v_ref, kv_end_ref,
-    out_ref, lse_ref,
-    peak_ref, total_ref, acc_ref,
-    *, chunk: int,
+    q_ref, k_ref, v_ref, bounds_ref,
+    *refs, chunk: int, windowed: bool,
 ):  # fmt: skip
+    # With a window, the queries' positions come before the outputs, and as a column at the end.
+    position_ref, refs, position_column = refs[:windowed], refs[windowed:], refs[windowed + 5 :]
+    out_ref, lse_ref, peak_ref, total_ref, acc_ref = refs[:5]
     entry = pl.program_id(2)
     flag = flags[entry]
     heads, bk = q_ref.shape[0], k_ref.shape[0]
@@ -43,6 +48,8 @@ def _forward_kernel(
         peak_ref[...] = jnp.full_like(peak_ref, HIDDEN)
         total_ref[...] = jnp.zeros_like(total_ref)
         acc_ref[...] = jnp.zeros_like(acc_ref)
+        if windowed:
+            position_column[0][...] = column(position_ref[0][...])
 
     def compute(masked: bool, head: Array) -> None:
         q = q_ref[head]
@@ -52,7 +59,8 @@ def _forward_kernel(
             scores = dot(q, k_ref[keys, :], *A_BT) * score_scale(q.shape[1])
             if masked:
                 k_first = k_block[entry] * bk + start
-                scores = hide(scores, q_start[q_block[entry]], k_first, kv_end_ref[:, keys])
+                q_first, text = q_start[q_block[entry]], [x[...] for x in position_column]
+                scores = hide(scores, q_first, k_first, bounds_ref[:, keys], *text)
             # A query that sees nothing yet has peak -1e30 and weights 1: nonsense that its
             # first visible key wipes with a factor exp2(-1e30). The diagonal comes last, and
             # there every query sees itself.
@@ -83,10 +91,12 @@ def forward(
     out, lse = call_over(
         walk,
         schedule,
-        functools.partial(_forward_kernel, chunk=min(schedule.k_size, 512)),
+        functools.partial(
+            _forward_kernel, chunk=min(schedule.k_size, 512), windowed=windowed(schedule)
+        ),
         "packed_attention_forward",
         parallel=2,
-        in_specs=[walk.queries, walk.keys, walk.keys, walk.kv_end],
+        in_specs=[walk.queries, walk.keys, walk.keys, walk.bounds, *walk.position],
         out_specs=[walk.queries, pl.BlockSpec((heads, 1, bq), walk.query_block)],
         out_shape=[
             jax.ShapeDtypeStruct((N, T, H), q_NTH.dtype),
@@ -96,7 +106,8 @@ def forward(
             pltpu.VMEM((heads, bq, LANES), jnp.float32),
             pltpu.VMEM((heads, bq, LANES), jnp.float32),
             pltpu.VMEM((heads, bq, H), jnp.float32),
+            *[pltpu.VMEM((bq, LANES), jnp.int32)] * windowed(schedule),
         ],
         interpret=interpret,
-    )(q_NTH, k_KSH, v_KSH, schedule.kv_end[None])
+    )(q_NTH, k_KSH, v_KSH, bounds(schedule), *position(schedule))
     return out, lse[:, 0]

@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from pallas_kernels.interpret import Interpret, interpret_mode
 from pallas_kernels.schedule import PARTIAL, Schedule
-from pallas_kernels.tiles import HIDDEN, LANES, LOG2E, each
+from pallas_kernels.tiles import HIDDEN, LANES, LOG2E, each, wide
 
 A_BT = (1, 1)  # the axes that a @ b.T contracts
 A_B = (1, 0)
@@ -46,8 +46,9 @@ class Walk(NamedTuple):
     grid: tuple[Any, ...]
     queries: pl.BlockSpec  # [N, T, H]: those of the step's heads
     keys: pl.BlockSpec  # [K, S, H]
-    kv_end: pl.BlockSpec  # [1, S]
+    bounds: pl.BlockSpec  # [1 or 2, S]: see `bounds`
     query_block: Callable  # the index of a block of [N, numbers, T]
+    position: list[pl.BlockSpec]  # [1, T] if there is a window
 
 
 def walk_by_query(schedule: Schedule, q_heads: int, kv_heads: int, head_size: int) -> Walk:
@@ -61,9 +62,26 @@ def walk_by_query(schedule: Schedule, q_heads: int, kv_heads: int, head_size: in
         pl.BlockSpec(
             (None, bk, head_size), lambda k, g, e, q_block, k_block, *_: (k, k_block[e], 0)
         ),
-        pl.BlockSpec((1, bk), lambda k, g, e, q_block, k_block, *_: (0, k_block[e])),
+        pl.BlockSpec(
+            (bounds(schedule).shape[0], bk), lambda k, g, e, q_block, k_block, *_: (0, k_block[e])
+        ),
         lambda k, g, e, q_block, *_: (k * steps + g, 0, q_block[e]),
+        [pl.BlockSpec((1, bq), lambda k, g, e, q_block, *_: (0, q_block[e]))] * windowed(schedule),
     )
+
+
+def windowed(schedule: Schedule) -> bool:
+    return schedule.k_reach is not None
+
+
+def bounds(schedule: Schedule) -> Array:
+    """[1, S]: kv_end; with a window [2, S], below it k_reach. An operand has its price."""
+    return jnp.stack([schedule.kv_end, schedule.k_reach][: 1 + windowed(schedule)])
+
+
+def position(schedule: Schedule) -> list[Array]:
+    """The queries' positions [1, T], if there is a window."""
+    return [schedule.q_position[None]] if windowed(schedule) else []
 
 
 def call_over(
@@ -114,14 +132,21 @@ def visible_keys(i: Array, j: Array, kv_end: Array) -> Array:
     return unsigned(i - j) < unsigned(jnp.maximum(kv_end - j, 0))
 
 
-def hide(scores: Array, q_first: Array, k_first: Array, kv_end: Array) -> Array:
-    """Hides the scores [queries, keys] of a block that the mask excludes; kv_end is [1, keys].
+def hide(
+    scores: Array, q_first: Array, k_first: Array, bounds: Array, position: Array | None = None
+) -> Array:
+    """Hides the scores [queries, keys] of a block that the mask excludes; bounds [1 or 2, keys].
 
-    The block's first query and its first key stand at `q_first` and `k_first`.
+    The block's first query and its first key stand at `q_first` and `k_first`; `position`
+    [queries, 128] is the queries' place in their text, in every lane.
     """
+    kv_end = bounds[:1]
     i = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0) + q_first
     j = jax.lax.broadcasted_iota(jnp.int32, kv_end.shape, 1) + k_first
-    return jnp.where(visible_keys(i, j, kv_end), scores, HIDDEN)
+    visible = visible_keys(i, j, kv_end)
+    if position is not None:
+        visible &= wide(position, scores.shape[1]) < bounds[1:]
+    return jnp.where(visible, scores, HIDDEN)
 
 
 def at(flag: int, flags: Array) -> Callable:

@@ -12,6 +12,8 @@ def dense_attention(
     k_BSKH: Float[Array, "B S K H"],
     v_BSKH: Float[Array, "B S K H"],
     kv_end_BS: Int[Array, "B S"],
+    positions_BS: Int[Array, "B S"] | None = None,
+    window: int = 0,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """The oracle of `packed_attention`: every score, one mask, one softmax in float32."""
     B, T, N, H = q_BTNH.shape
@@ -20,6 +22,9 @@ def dense_attention(
     scores = jnp.einsum("btkgh,bskh->bkgts", q_BTKGH, k_BSKH, preferred_element_type=jnp.float32)
     i, j = S - T + jnp.arange(T)[:, None], jnp.arange(S)[None, :]
     visible = (j <= i) & (i < kv_end_BS[:, None, None, None, :])
+    if window:
+        back = positions_BS[:, S - T :, None] - positions_BS[:, None, :]
+        visible &= (back < window)[:, None, None]
     scores = jnp.where(visible, scores * H**-0.5, -jnp.inf)
     lse = jax.nn.logsumexp(scores, axis=-1)
     weights = jnp.where(visible, jnp.exp(scores - lse[..., None]), 0)

@@ -66,7 +66,12 @@ def _visible(schedule: Schedule, q_block: Array, k_block: Array, groups: int) ->
     i = _take(schedule.q_start, q_block) + jnp.arange(schedule.q_size)[:, None]
     j = k_block * schedule.k_size + jnp.arange(schedule.k_size)[None, :]
     ends = _take(schedule.kv_end.reshape(-1, schedule.k_size), k_block)
-    return jnp.tile((j <= i) & (i < ends[None, :]), (groups, 1))
+    visible = (j <= i) & (i < ends[None, :])
+    if schedule.k_reach is not None:
+        position = _take(schedule.q_position.reshape(-1, schedule.q_size), q_block)
+        reach = _take(schedule.k_reach.reshape(-1, schedule.k_size), k_block)
+        visible &= position[:, None] < reach[None, :]
+    return jnp.tile(visible, (groups, 1))
 
 
 @jax.custom_vjp

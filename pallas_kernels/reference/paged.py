@@ -34,6 +34,7 @@ def paged_attention(
     kv_lens_B: Int[Array, " B"],
     rows: int,
     block: int,
+    window: Int[Array, ""] | None = None,
 ) -> tuple[Float[Array, "B N H"], Pages]:
     """The decode step of `pallas_kernels.paged_attention`, reading shared pages once a row.
 
@@ -46,12 +47,18 @@ def paged_attention(
     page_B = jnp.take_along_axis(tables.private_BQ, last_B[:, None], axis=1)[:, 0]
     write_B = jnp.where(idle_B, pages.pages_per_layer * Z, page_B * Z + (lens_B - 1) % Z)
     pages = pages.write_tokens(k_BKH[None], v_BKH[None], layer[None], write_B)
+    in_private, in_shared = (), ()
+    if window is not None:  # the first token of its context that a slot sees
+        first_B = jnp.where(window > 0, jnp.maximum(kv_lens_B - window, 0), 0)
+        in_private = ((first_B - tables.shared_lens_B)[:, None],)
+        in_shared = (first_B[tables.members_RM],)
     with jax.named_scope("paged_attention"):
         some = functools.partial(_attend_to, pages, layer, block)
-        private = _by_rows(some, rows, q_BNH[:, None], tables.private_BQ, lens_B)
+        private = _by_rows(some, rows, q_BNH[:, None], tables.private_BQ, lens_B, *in_private)
         shared = _by_rows(
-            some, rows, q_BNH[tables.members_RM], tables.shared_RP, tables.shared_lens_R
-        )
+            some, rows, q_BNH[tables.members_RM], tables.shared_RP, tables.shared_lens_R,
+            *in_shared,
+        )  # fmt: skip
         shared = tuple(x.reshape(-1, *x.shape[2:])[tables.place_B] for x in shared)
         out_BNH = _merge(tuple(x[:, 0] for x in private), shared)
     return jnp.where(idle_B[:, None, None], 0, out_BNH).astype(q_BNH.dtype), pages
@@ -84,11 +91,13 @@ def _attend_to(
     q_RMNH: Float[Array, "R M N H"],
     table_RP: Int[Array, "R P"],
     lens_R: Int[Array, " R"],
+    first_RM: Int[Array, "R M"] | None = None,
 ) -> tuple[Float[Array, "R M N H"], Float[Array, "R M N"]]:
-    """M queries a row against the row's first `lens_R` tokens; (0, -1e30) where there are none.
+    """M queries a row against its first `lens_R` tokens; (0, -1e30) where there are none.
 
-    Walks the table `block` tokens at a time and only as far as the longest row reaches, so
-    the width of the table costs nothing.
+    With `first_RM` a query sees no token before that one. Walks the table `block` tokens at a
+    time, and only from the first token that is seen to the end of the longest row, so the width
+    of the table costs nothing.
     """
     (R, M, N, H), (_, P), Z = q_RMNH.shape, table_RP.shape, pages.page_size
     K = pages.data.shape[2]
@@ -104,13 +113,18 @@ def _attend_to(
         if pages.scales is not None:
             k, v = k.astype(q.dtype), v.astype(q.dtype)
         scores = jnp.einsum("rkqh,rksh->rkqs", q, k, preferred_element_type=jnp.float32)
-        visible = i * size * Z + jnp.arange(size * Z) < lens_R[:, None]
-        scores = jnp.where(visible[:, None, None], scores * H**-0.5, HIDDEN)
+        at = i * size * Z + jnp.arange(size * Z)
+        written = at < lens_R[:, None]
+        visible = written[:, None, None]  # [R, K, M * G, S]
+        if first_RM is not None:
+            in_window = jnp.repeat(at >= first_RM[:, :, None], N // K, axis=1)
+            visible &= in_window[:, None]
+        scores = jnp.where(visible, scores * H**-0.5, HIDDEN)
         new_peak = jnp.maximum(peak, scores.max(axis=-1, keepdims=True))
-        weights = jnp.where(visible[:, None, None], jnp.exp(scores - new_peak), 0)
+        weights = jnp.where(visible, jnp.exp(scores - new_peak), 0)
         keep = jnp.exp(peak - new_peak)
         # Cached values beyond the length may be anything, NaN included: 0 * NaN must not spread.
-        v = jnp.where(visible[:, None, :, None], v, 0)
+        v = jnp.where(written[:, None, :, None], v, 0)
         total = total * keep + weights.sum(axis=-1, keepdims=True)
         out = out * keep + jnp.einsum(
             "rkqs,rksh->rkqh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
@@ -123,7 +137,11 @@ def _attend_to(
         jnp.zeros(q.shape, jnp.float32),
     )
     blocks_used = -(-jnp.max(lens_R) // (size * Z))
-    peak, total, out = jax.lax.fori_loop(0, blocks_used, step, start)
+    first_block = 0
+    if first_RM is not None:
+        seen = jnp.where(first_RM < lens_R[:, None], first_RM, jnp.max(lens_R))
+        first_block = jnp.maximum(jnp.min(seen), 0) // (size * Z)
+    peak, total, out = jax.lax.fori_loop(first_block, blocks_used, step, start)
     total = jnp.maximum(total, 1e-30)
     lse = jnp.where(lens_R[:, None, None, None] > 0, peak + jnp.log(total), HIDDEN)
 

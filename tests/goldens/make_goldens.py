@@ -56,6 +56,13 @@ CASES = {
         | dict(truncate=False),
     ),
     "mistral": dict(model_type="mistral", sliding_window=None, head_dim=6, num_key_value_heads=1),
+    # contexts reach 94 tokens: windows of 12 are in full effect, in prompts and in what follows
+    "mistral_window": dict(model_type="mistral", sliding_window=12, head_dim=6),
+    "qwen2_window": dict(model_type="qwen2", use_sliding_window=True, sliding_window=12,
+                         max_window_layers=1, num_key_value_heads=1),
+    "qwen3_window": dict(model_type="qwen3", tie_word_embeddings=True, head_dim=6,
+                         use_sliding_window=True, sliding_window=12,
+                         layer_types=["sliding_attention", "full_attention"]),
     "moe_top1": dict(model_type="qwen3_moe", num_experts=4, num_experts_per_tok=1,
                      norm_topk_prob=False, **MOE),
     "moe_top2": dict(model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2,

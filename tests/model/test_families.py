@@ -5,6 +5,7 @@ here needs them, except the last test, which asks transformers itself.
 """
 
 import asyncio
+import dataclasses
 import functools
 
 import jax
@@ -28,8 +29,8 @@ def prompts(golden):
 @functools.partial(jax.jit, static_argnames="config")
 def all_logits(config, params, tokens_BT):
     B, T = tokens_BT.shape
-    attend = attention.packed(config, jnp.full((B, T), T, jnp.int32))
     positions = jnp.broadcast_to(jnp.arange(T), (B, T))
+    attend = attention.packed(config, jnp.full((B, T), T, jnp.int32), positions)
     hidden, _, _ = policy.forward(config, params, tokens_BT, positions, attend)
     return logprobs.logits(config, params, hidden)
 
@@ -47,6 +48,7 @@ def test_there_is_a_golden_of_every_family_and_kind_of_rope():
     assert {config.experts.per_token for config in configs if config.experts} == {1, 2, 8}
     for field in ("tied_embeddings", "attention_bias", "qk_norm", "output_bias"):
         assert {getattr(config, field) for config in configs} == {True, False}
+    assert {config.windows for config in configs} == {(), (12, 12), (0, 12), (12, 0)}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -59,7 +61,16 @@ def test_logits_are_those_of_transformers(case):
         np.testing.assert_allclose(logits[len(row) - kept : len(row)], want, atol=1e-5)
 
 
-QUICK = ("qwen2_tied", "qwen3_tied", "llama3", "mistral", "moe_top2")  # one of each family
+@pytest.mark.parametrize("case", [case for case in CASES if "window" in case])
+def test_a_golden_with_windows_is_not_one_without(case):
+    config, params, golden = load(case)
+    row = prompts(golden)[-1]  # 30 tokens, windows of 12
+    whole = all_logits(dataclasses.replace(config, windows=()), params, row[None])
+    assert np.abs(np.asarray(whole)[0, -2:] - golden["logits"][-1]).max() > 0.01
+
+
+# one of each family, and windows
+QUICK = ("qwen2_tied", "qwen3_tied", "llama3", "mistral", "moe_top2", "qwen3_window")
 
 
 ENGINE_CASES = [

@@ -1,6 +1,8 @@
 """The decoder: numbers done by hand, and that packing and caching change nothing."""
 
 import collections
+import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -76,10 +78,13 @@ def contexts():
 LENGTH = 36  # of every row, so that one program serves all
 
 
-@jax.jit
-def hidden_states(params, tokens, positions, kv_end):
-    attend = attention.packed(tiny.CONFIG, kv_end[None])
-    return policy.forward(tiny.CONFIG, params, tokens[None], positions[None], attend)[0][0]
+WINDOWED = dataclasses.replace(tiny.CONFIG, windows=(4, 0, 4))
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def hidden_states(params, tokens, positions, kv_end, config=tiny.CONFIG):
+    attend = attention.packed(config, kv_end[None], positions[None])
+    return policy.forward(config, params, tokens[None], positions[None], attend)[0][0]
 
 
 def row(*parts):
@@ -88,23 +93,53 @@ def row(*parts):
     return np.pad(joined, (0, LENGTH - len(joined))).astype(np.int32)
 
 
-def one_context(params, tokens):
+def one_context(params, tokens, config=tiny.CONFIG):
     n = len(tokens)
     kv_end = row([n] * n, np.arange(n, LENGTH) + 1)
-    return np.asarray(hidden_states(params, row(tokens), row(np.arange(n)), kv_end))[:n]
+    return np.asarray(hidden_states(params, row(tokens), row(np.arange(n)), kv_end, config))[:n]
 
 
-def test_a_packed_row_is_its_contexts_one_by_one():
+@pytest.mark.parametrize("config", [tiny.CONFIG, WINDOWED], ids=["full", "windows"])
+def test_a_packed_row_is_its_contexts_one_by_one(config):
     params, (shared, tails, other) = tiny.params(), contexts()
     tokens = row(shared, *tails, other)
     positions = row(np.arange(9), 9 + np.arange(5), 9 + np.arange(8), np.arange(12))
     kv_end = row([22] * 9, [14] * 5, [22] * 8, [34] * 12, [35, 36])
-    packed = np.asarray(hidden_states(params, tokens, positions, kv_end))
+    packed = np.asarray(hidden_states(params, tokens, positions, kv_end, config))
     for tail, here in zip(tails, (slice(9, 14), slice(14, 22)), strict=True):
-        want = one_context(params, np.concatenate([shared, tail]))
+        want = one_context(params, np.concatenate([shared, tail]), config)
         np.testing.assert_allclose(packed[:9], want[:9], atol=1e-5)
         np.testing.assert_allclose(packed[here], want[9:], atol=1e-5)
-    np.testing.assert_allclose(packed[22:34], one_context(params, other), atol=1e-5)
+    np.testing.assert_allclose(packed[22:34], one_context(params, other, config), atol=1e-5)
+
+
+def test_a_token_out_of_all_windows_changes_nothing():
+    """Three windows of 4 reach 9 back in all; one full layer among them reaches everything."""
+    params, tokens = tiny.params(), np.arange(30) % 50
+    other = np.where(np.arange(30) == 10, 55, tokens)
+    for windows, reached in (((4, 4, 4), np.arange(10, 20)), ((4, 0, 4), np.arange(10, 30))):
+        config = dataclasses.replace(tiny.CONFIG, windows=windows)
+        before, after = (one_context(params, text, config) for text in (tokens, other))
+        changed = np.flatnonzero(np.abs(before - after).max(axis=1) > 1e-6)
+        np.testing.assert_array_equal(changed, reached)
+
+
+@pytest.mark.parametrize(
+    "windows, says",
+    [
+        ((4, 0), "windows has 2 numbers for 3 layers"),
+        ((4, 0, -1), r"windows is \(4, 0, -1\); all windows of a policy have one size, above 0"),
+        ((4, 0, 8), r"windows is \(4, 0, 8\); all windows of a policy have one size"),
+    ],
+)
+def test_windows_that_no_policy_has(windows, says):
+    with pytest.raises(ValueError, match=says):
+        dataclasses.replace(tiny.CONFIG, windows=windows)
+
+
+def test_no_window_anywhere_is_no_windows():
+    """Two policies that compute the same are equal, and compile once."""
+    assert dataclasses.replace(tiny.CONFIG, windows=(0, 0, 0)) == tiny.CONFIG
 
 
 def test_cache_entries_are_the_keys_and_values_of_the_forward_pass():

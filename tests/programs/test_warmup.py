@@ -40,15 +40,17 @@ def packed(lesson: lessons.Lesson):
 
 @functools.partial(jax.jit, static_argnums=0)
 def whole_forward(config, params, tokens, positions, ends):
-    return policy.forward(config, params, tokens, positions, attention.packed(config, ends))[0]
+    attend = attention.packed(config, ends, positions)
+    return policy.forward(config, params, tokens, positions, attend)[0]
 
 
-@pytest.mark.parametrize("heads, kv_heads", [(2, 1), (4, 2)])
-def test_two_streams_equal_the_policys_packed_forward(heads, kv_heads):
+@pytest.mark.parametrize("heads, kv_heads, windows", [(2, 1, ()), (4, 2, ()), (2, 1, (9, 0))])
+def test_two_streams_equal_the_policys_packed_forward(heads, kv_heads, windows):
     config = PolicyConfig(
         vocab_size=len(vocabulary.PIECES), width=32, layers=2, heads=heads, kv_heads=kv_heads,
         head_size=16, feed_forward=48, rope_theta=1e6, rms_eps=1e-6, qk_norm=True,
         attention_bias=False, tied_embeddings=True, valid_vocab=len(vocabulary.PIECES),
+        windows=windows,
     )  # fmt: skip
     params = jax.tree.map(lambda x: 3 * x, init_params(config, jax.random.key(1)))
     lesson = lessons.draw(np.random.default_rng(0), 2, 64, 6, HABITS)

@@ -29,6 +29,7 @@ from notepad_jax.model.rope import (
     yarn_attention_factor,
 )
 
+LAYER_TYPES = ("full_attention", "sliding_attention")
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
 
 
@@ -82,6 +83,7 @@ def read_config(text: Mapping[str, Any], where: str = CONFIG) -> PolicyConfig:
             experts=_read_experts(read) if kind == "qwen3_moe" else None,
             max_positions=max_positions,
             family=kind if kind == "mistral" else "",  # the others can be told by their parts
+            windows=_read_windows(read, family, max_positions),
         )
     except ImportProblem:
         raise
@@ -118,7 +120,11 @@ def write_config(config: PolicyConfig, dtype: str) -> dict[str, Any]:
     if FAMILIES[kind].biases == "asked":  # of Qwen2 they are a fixed part
         written["attention_bias"] = config.attention_bias
     if kind == "mistral":
-        written["sliding_window"] = None  # silence would mean 4096
+        written["sliding_window"] = max(config.windows, default=None)  # silence would mean 4096
+    elif config.windows:
+        written |= {"use_sliding_window": True, "sliding_window": max(config.windows)}
+    if config.windows and kind in ("qwen2", "qwen3"):
+        written["layer_types"] = [LAYER_TYPES[window > 0] for window in config.windows]
     if config.experts is not None:
         written |= {
             "num_experts": config.experts.count,
@@ -133,17 +139,15 @@ def write_config(config: PolicyConfig, dtype: str) -> dict[str, Any]:
 
 def _refuse(read: Fields, family: Family, max_positions: int) -> None:
     """Raises ImportProblem for what would be computed differently from transformers."""
-    act, window = read.word("hidden_act", "silu"), family.window(read)
-    kinds = read.words("layer_types")
-    others = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
+    act, kinds = read.word("hidden_act", "silu"), read.words("layer_types")
+    others = [kind for kind in kinds if kind not in LAYER_TYPES]
     always = family.biases == "always"
     refused = {
         f"hidden_act {quoted(act)} (only 'silu')": act != "silu",
-        # A window no context reaches changes nothing.
-        f"a sliding window of {window} tokens in a context of {max_positions}": (
-            "sliding_attention" in kinds or (window is not None and window < max_positions)
-        ),
         f"layers of {quoted(others[:1])} (layer_types)": bool(others),
+        "windows in some layers (layer_types)": (
+            "sliding_attention" in kinds and family.windows != "by layer"
+        ),
         "attention_bias": family.biases != "asked"
         and read.flag("attention_bias", always) != always,
         "mlp_bias": read.flag("mlp_bias"),
@@ -160,6 +164,28 @@ def _refuse(read: Fields, family: Family, max_positions: int) -> None:
             )
     if kinds and len(kinds) != read.size("num_hidden_layers"):
         raise read.wrong("layer_types", "one word for each of num_hidden_layers")
+
+
+def _read_windows(read: Fields, family: Family, max_positions: int) -> tuple[int, ...]:
+    """`PolicyConfig.windows`; one that no context reaches is none."""
+    kinds, silent = read.words("layer_types"), "sliding_window" not in read.text
+    asked = family.windows == "always" or read.flag("use_sliding_window")
+    if family.windows == "never" or not asked:
+        if "sliding_attention" in kinds:
+            raise read.wrong("layer_types", "all full, as use_sliding_window is not true")
+        return ()
+    # Silence is a window in transformers, Mistral 7B v0.1's; null is none.
+    said = silent or read.said("sliding_window")
+    window = read.size("sliding_window", 4096) if said else max_positions
+    full = read.size("max_window_layers", 28, least=0) if family.windows == "by layer" else 0
+    layers = read.size("num_hidden_layers")
+    if window >= max_positions or (not kinds and full >= layers):
+        return ()
+    if kinds:
+        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    if layers > 10_000:  # a number for each would be kept
+        raise read.wrong("num_hidden_layers", "at most 10,000 where there are windows")
+    return tuple(window if layer >= full else 0 for layer in range(layers))
 
 
 def _read_experts(read: Fields) -> Experts:

@@ -183,27 +183,12 @@ class Family:
     rows: tuple[Row, ...]
     # what config.json means where it is silent, as transformers takes it
     default_head_size: int | None  # None: hidden_size / num_attention_heads
-    window: Callable[[Fields], int | None]  # of the sliding window in use
+    # sliding windows: "never"; "always" in all layers, unless null says no; "asked" in all layers
+    # by use_sliding_window; "by layer" if asked, in those that layer_types names, or in the upper
+    windows: str
     default_positions: int = 32768
     qk_norm: bool = False
     biases: str = "asked"  # "always" on q, k, v; "asked" (on q, k, v, o); "never"
-
-
-def _qwen_window(read: Fields) -> int | None:
-    """Qwen's window counts if it is switched on and some layer is above the first full ones."""
-    if not read.flag("use_sliding_window"):
-        return None
-    everywhere = read.word("model_type") == "qwen3_moe"
-    full_layers = 0 if everywhere else read.size("max_window_layers", 0, least=0)
-    if full_layers >= read.size("num_hidden_layers"):
-        return None
-    return _window(read)
-
-
-def _window(read: Fields) -> int | None:
-    """A config.json that says nothing has one in transformers: Mistral 7B v0.1's."""
-    silent = "sliding_window" not in read.text
-    return read.size("sliding_window", 4096) if silent or read.said("sliding_window") else None
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -211,14 +196,14 @@ FAMILIES: Mapping[str, Family] = {
         "LlamaForCausalLM",
         _ENDS + _ATTENTION + _BIASES + _OUTPUT_BIAS + _DENSE,
         default_head_size=None,
-        window=lambda read: None,
+        windows="never",
         default_positions=2048,
     ),
     "mistral": Family(
         "MistralForCausalLM",
         _ENDS + _ATTENTION + _DENSE,
         default_head_size=None,
-        window=_window,
+        windows="always",
         default_positions=131072,
         biases="never",
     ),
@@ -226,21 +211,21 @@ FAMILIES: Mapping[str, Family] = {
         "Qwen2ForCausalLM",
         _ENDS + _ATTENTION + _BIASES + _DENSE,
         default_head_size=None,
-        window=_qwen_window,
+        windows="by layer",
         biases="always",
     ),
     "qwen3": Family(
         "Qwen3ForCausalLM",
         _ENDS + _ATTENTION + _HEAD_NORMS + _BIASES + _OUTPUT_BIAS + _DENSE,
         default_head_size=128,
-        window=_qwen_window,
+        windows="by layer",
         qk_norm=True,
     ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",
         _ENDS + _ATTENTION + _HEAD_NORMS + _BIASES + _OUTPUT_BIAS + _EXPERTS,
         default_head_size=None,
-        window=_qwen_window,
+        windows="asked",
         qk_norm=True,
     ),
 }
@@ -277,5 +262,11 @@ def family_of(config: PolicyConfig) -> str:
         raise ImportProblem(
             f"no {kind} has qk_norm={config.qk_norm}, attention_bias={config.attention_bias}, "
             f"output_bias={config.output_bias}, experts={config.experts}"
+        )
+    uneven = 0 in config.windows and family.windows != "by layer"
+    if config.windows and (uneven or family.windows == "never"):
+        raise ImportProblem(
+            f"no {kind} has windows={config.windows}: Qwen2 and Qwen3 have them layer by layer, "
+            f"Mistral and Qwen3-MoE in all layers"
         )
     return kind

@@ -99,12 +99,14 @@ def test_published_configs_become_the_policies_of_configs_models(name):
         ("llama", {"model_type": "gemma3_text"}, r"'gemma3_text' is not supported; supported are "
          "llama, mistral, qwen2, qwen3, qwen3_moe"),
         ("llama", {"model_type": None, "architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel'"),
-        ("mistral", {"sliding_window": 64}, "sliding window of 64 tokens in a context of 128"),
-        ("mistral", {"max_position_embeddings": 8192, "sliding_window": ...},
-         "sliding window of 4096"),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
-         "sliding window"),
-        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
+        ("mistral", {"layer_types": ["full_attention", "sliding_attention"]},
+         "windows in some layers .layer_types.*does not compute"),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+         "'layer_types' is .* not all full, as use_sliding_window is not true"),
+        ("qwen3", {"layer_types": ["full_attention"]}, "one word for each of num_hidden_layers"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 0}, "'sliding_window' is 0"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1,
+                   "num_hidden_layers": 10**9}, "at most 10,000 where there are windows"),
         ("llama", {"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope'; supported"),
         ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling: 'factor' is missing"),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 0}},
@@ -132,8 +134,47 @@ def test_what_would_be_computed_differently_is_refused(kind, change, message):
     assert "\n" not in str(raised.value)
 
 
-def test_windows_that_no_context_reaches_are_no_windows():
-    text = write_config(dataclasses.replace(DENSE, max_positions=128), "float32")
-    assert read_config(text | dict(use_sliding_window=True, sliding_window=128))
-    layers = dict(use_sliding_window=True, sliding_window=8, max_window_layers=3)
-    assert read_config(text | layers)  # all three layers are below the first window
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "windows"),
+    [
+        ("mistral", {"sliding_window": 64}, (64, 64, 64)),
+        ("mistral", {"sliding_window": None}, ()),
+        ("mistral", {"max_position_embeddings": 8192, "sliding_window": ...}, (4096,) * 3),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 64}, (64, 64, 64)),
+        ("qwen3_moe", {"sliding_window": 64}, ()),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
+         (0, 64, 64)),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 64}, ()),  # 28 full layers
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 64,
+                   "layer_types": [SLIDING, FULL, SLIDING]}, (64, 0, 64)),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0,
+                   "layer_types": [FULL, FULL, FULL]}, ()),
+        # what no context reaches
+        ("mistral", {"sliding_window": 128}, ()),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}, ()),
+        ("llama", {"use_sliding_window": True, "sliding_window": 8}, ()),
+    ],
+)  # fmt: skip
+def test_windows_as_transformers_takes_them(kind, change, windows):
+    """The rules of the configuration files of transformers 5.23, a family each."""
+    base = dict(qk_norm=kind.startswith("qwen3"), attention_bias=kind == "qwen2", max_positions=128)
+    base |= dict(experts=EXPERTS if kind == "qwen3_moe" else None)
+    config = dataclasses.replace(MOE, **base, family="mistral" if kind == "mistral" else "")
+    text = write_config(config, "float32") | change
+    read = read_config({key: value for key, value in text.items() if value is not ...})
+    assert read.windows == windows
+    assert read_config(write_config(read, "float32")) == read  # and written so that they come back
+
+
+def test_windows_that_no_family_has_cannot_be_exported():
+    llama = dataclasses.replace(DENSE, qk_norm=False, windows=(8, 8, 8))
+    for config, kind in (
+        (llama, "llama"),
+        (dataclasses.replace(llama, family="mistral", windows=(8, 0, 8)), "mistral"),
+        (dataclasses.replace(MOE, windows=(8, 0, 8)), "qwen3_moe"),
+    ):
+        with pytest.raises(names.ImportProblem, match=f"no {kind} has windows="):
+            write_config(config, "float32")

@@ -20,7 +20,7 @@ BASES = {
     "mistral": write_config(dataclasses.replace(DENSE, qk_norm=False, family="mistral"), "float32")
     | {"sliding_window": None, "partial_rotary_factor": 1.0},
     "qwen2": write_config(dataclasses.replace(DENSE, qk_norm=False, attention_bias=True), "float32")
-    | {"use_sliding_window": True, "sliding_window": 10**6, "max_window_layers": 2},
+    | {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 2},
     "qwen3": write_config(dataclasses.replace(DENSE, qk_norm=True), "float32")
     | {"rope_scaling": YARN, "rope_parameters": {"rope_theta": 1e6}, "dtype": "bfloat16"},
     "qwen3_moe": write_config(

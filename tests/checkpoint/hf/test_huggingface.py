@@ -108,7 +108,6 @@ def test_qwen2s_published_config_is_understood():
         ),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4}}, "rope type 'dynamic'"),
         ({"model_type": "qwen2", "attention_bias": False}, "attention_bias"),
-        ({"use_sliding_window": True}, "sliding window"),
         ({"torch_dtype": "int8"}, "'int8'; supported are float32"),
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"hidden_size": None}, None),
