@@ -31,7 +31,9 @@ def get_config() -> ConfigDict:
     config.rollout.update(documents=5, group_size=8, temperature=1.0, max_rounds=2)
     config.grpo.update(row_length=256, micro_batch_rows=4)
     config.grpo.lora.rank = 0
-    config.optimizer.update(learning_rate=2e-3, weight_decay=0.0, decay_from=10, decay_steps=40)
+    config.optimizer.update(
+        kind="muon", learning_rate=2e-3, weight_decay=0.0, decay_from=10, decay_steps=40
+    )
     config.checkpoint.update(handoff="memory", every=10)
     # Sampled as in training: the most likely words are right after a dozen steps, and what goes
     # on being learnt is how likely they are.

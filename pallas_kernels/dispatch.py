@@ -179,8 +179,8 @@ def paged_attention(
         no layer has a window. Decoding only, and through XLA on TPUs, too.
     Raises:
       ValueError: shapes, head counts or dtypes do not fit each other, a window without decoding,
-        or a page size does not tile (the TPU kernels need a multiple of 8 tokens in float32, 16 in bfloat16, 32 in
-        int8).
+        or a page size does not tile (the TPU kernels need a multiple of 8 tokens in float32, 16
+        in bfloat16, 32 in int8).
     """
     T, N, _ = q_TNH.shape
     check_heads(N, k_TKH.shape[1])

@@ -25,6 +25,7 @@ import numpy as np
 from notepad_jax.starter import synthetic
 from notepad_jax.starter import vocabulary as words
 
+ODD = 0.1  # of the notes: their code or ruler is a word of any kind
 MANY_CHAPTERS = 0.3  # of the chunks: short ones must show how a long one looks
 TAIL = 14  # <|question|> 4 words <|memory|> 3 words <|write|> 3 words <|end|>
 _NAME, _TOWN, _CODE, _RULER = (
@@ -239,20 +240,29 @@ class _Memory:
 
 
 def _hand_over(rng: np.random.Generator, asked: _Asked, noted_share: float) -> _Memory:
-    """Empty, or the truth as far as it was found, or (seldom) an error to be corrected."""
+    """Empty, or the truth as far as it was found, or (seldom) an error to be corrected.
+
+    Seldom, too, a code or a ruler is a word of any kind. So what comes after it is told by its
+    place in the note, and not by which word it is: else one of 48 may be taken for a town.
+    """
     shape, kinds = asked.name.shape, synthetic.KINDS
     wrong, wrong_ruler = rng.random((2, *shape)) < 0.06
     noted = rng.random(shape) < noted_share
     with_ruler = noted & asked.two_hop & (rng.random(shape) < 0.5)
+    odd = rng.random(shape) < ODD
+    anything = rng.choice([_NAME, _TOWN, _CODE, _RULER], shape) + rng.integers(0, kinds, shape)
     strangers = asked.others[1]
     stranger = strangers[:, np.arange(shape[1]) % strangers.shape[1]]
     town = np.where(wrong, stranger, asked.town)
     code = np.where(wrong, rng.integers(0, kinds, shape), asked.code)
     ruler = np.where(wrong | wrong_ruler, rng.integers(0, kinds, shape), asked.ruler)
+    code, ruler = (
+        np.where(odd, anything, first + word) for first, word in ((_CODE, code), (_RULER, ruler))
+    )
     return _Memory(
         marker=~noted & (rng.random(shape) < 0.4),
-        first=np.where(noted, np.where(asked.two_hop, _TOWN + town, _CODE + code), _NOTHING),
-        ruler=np.where(with_ruler, _RULER + ruler, _NOTHING),
+        first=np.where(noted, np.where(asked.two_hop, _TOWN + town, code), _NOTHING),
+        ruler=np.where(with_ruler, ruler, _NOTHING),
     )
 
 

@@ -110,3 +110,20 @@ def test_answers_come_from_the_memory():
         text = say(lesson.tail[b, q])
         memory = text[6 : text.index("<|answer|>")]
         assert text[text.index("<|answer|>") + 1] == memory[-1]
+
+
+def test_what_follows_a_noted_word_is_told_by_its_place():
+    """Codes and rulers of some notes are words of any kind, and the note ends behind them."""
+    usual = {"code": vocabulary.CODES, "ruler": vocabulary.RULERS}
+    noted, odd = {"code": 0, "ruler": 0}, {"code": 0, "ruler": 0}
+    lesson = draw(chunks=400)
+    for b, q in np.ndindex(lesson.sees_chunk.shape):
+        text, start = say(lesson.tail[b, q]), int(np.argmax(lesson.weight[b, q]))
+        kind, memory = text[1], text[6 : start - 1]
+        noted[kind] += memory[-1] != "nothing"
+        if memory[-1] == "nothing" or memory[-1] in usual[kind]:
+            continue
+        odd[kind] += 1
+        assert text[start : start + 3] != memory or text[start + 3] == "<|end|>"
+    for kind, count in noted.items():  # a tenth, and three of four kinds of words are others
+        assert count > 500 and abs(odd[kind] / count - 0.075) < 0.025, kind

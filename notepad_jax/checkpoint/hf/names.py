@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
-from notepad_jax.checkpoint.hf.fields import Fields, ImportProblem
+from notepad_jax.checkpoint.hf.fields import ImportProblem
 from notepad_jax.checkpoint.hf.storage import CONFIG, quoted
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import abstract_params
