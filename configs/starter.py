@@ -19,8 +19,9 @@ def get_config() -> ConfigDict:
 
     # A standard Qwen3 decoder, 225,024 parameters. Two layers are the least that can look a
     # fact up; two heads keep attention, the main cost of reading millions of tokens, small. So
-    # does the first layer's window: it joins the words of a sentence or of a question. Without
-    # it, a look two words back sometimes fell on a word hundreds back, whose angles are alike.
+    # does the first layer's window (`first_window`): it joins the words of a sentence or of a
+    # question. Without it, a look two words back sometimes fell on a word hundreds back, whose
+    # angles are alike.
     config.policy = ConfigDict(
         dict(
             width=128,
@@ -32,13 +33,14 @@ def get_config() -> ConfigDict:
             # Who a fact is about, a head of 32 must tell from 95 others, wherever in 1,088 tokens
             # it stands: 11 of its 16 pairs of numbers turn too little there to matter; at 1e6, 7.
             rope_theta=1e11,
-            windows=(32, 0),  # tokens that each layer sees back; 0: all
             rms_eps=1e-6,
             qk_norm=True,
             attention_bias=False,
             tied_embeddings=True,
         )
     )
+
+    config.first_window = 32  # tokens that the first layer sees back; 0: all
 
     # Lessons about the quick start's questions, or about the four kinds of starter/mixed.py.
     config.mixed = False

@@ -17,9 +17,10 @@ def get_config() -> ConfigDict:
     config.folder = "runs/starter_mix"
     config.mixed = True
     config.noise = 0.0
+    config.first_window = 0
     # To note a thing behind others takes a look at two of them, one at the chunk and one at
     # the question: four heads.
-    config.policy.update(heads=4, kv_heads=2, rope_theta=1e6, windows=())
+    config.policy.update(heads=4, kv_heads=2, rope_theta=1e6)
     config.steps = 1500
     config.drill_steps = 0
     config.lessons = (ConfigDict(dict(chunks=16, chunk_size=64, tails=12, share=1.0)),)

@@ -138,6 +138,7 @@ RANGES: dict[str, Range] = {
     "evaluate.data.chapter_rate": SHARE,
     "checkpoint_every": whole(1),
     "drill_steps": whole(0),
+    "first_window": whole(0),
     "noise": SHARE,
     "guidance": NOT_NEGATIVE,
     "policy.width": whole(1),

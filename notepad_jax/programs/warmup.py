@@ -255,7 +255,10 @@ def run(config: ml_collections.ConfigDict, screen: Screen) -> dict[str, float]:
     With `config.checkpoints` set, a run that was killed goes on from its last checkpoint.
     """
     policy = PolicyConfig(
-        **config.policy, vocab_size=len(vocabulary.PIECES), valid_vocab=len(vocabulary.PIECES)
+        **config.policy,
+        vocab_size=len(vocabulary.PIECES),
+        valid_vocab=len(vocabulary.PIECES),
+        windows=(config.first_window,) + (0,) * (config.policy.layers - 1),
     )
     if policy.layers < 2:
         raise ValueError(f"policy.layers is {policy.layers}; finding a fact takes at least 2")

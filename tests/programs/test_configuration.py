@@ -177,9 +177,9 @@ def test_the_line_names_key_value_and_range(word, line):
 @pytest.mark.parametrize(
     ("saved", "line"),
     [
-        ({"steps": 7.5}, "steps needs a value like 50 (int), and got 7.5"),
-        ({"steps": None}, "steps needs a value like 50 (int), and got None"),
-        ({"steps": True}, "steps needs a value like 50 (int), and got True"),
+        ({"steps": 7.5}, "steps needs a value like 36 (int), and got 7.5"),
+        ({"steps": None}, "steps needs a value like 36 (int), and got None"),
+        ({"steps": True}, "steps needs a value like 36 (int), and got True"),
         ({"evaluate": {"lengths": 3}}, "evaluate.lengths needs a value like ('2k', "),
         ({"grpo": {"clip_low": "x"}}, "grpo.clip_low needs a value like 0.2 (float), and got 'x'"),
     ],

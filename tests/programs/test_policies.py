@@ -144,7 +144,7 @@ def test_a_run_is_read_as_it_was_trained(here, monkeypatch):
     as_trained, as_said = seen
     assert (as_trained.reading.chunk_size, as_trained.evaluate.chunk_size) == (96, 80)
     assert (as_trained.reading.max_memory, as_trained.reading.max_answer) == (24, 3)
-    assert (as_trained.engine.slots, as_trained.engine.tensor, as_trained.steps) == (5, 1, 50)
+    assert (as_trained.engine.slots, as_trained.engine.tensor, as_trained.steps) == (5, 1, 36)
     assert as_trained.evaluate.temperature == 0.0
     assert as_said.reading.chunk_size == 256
 

@@ -61,7 +61,8 @@ def test_a_run_is_not_begun_over_what_is_left_of_another(uninterrupted, tmp_path
 def test_a_refused_resume_leaves_every_step_and_line(uninterrupted, tmp_path, words, message):
     folder = tmp_path / "run"
     shutil.copytree(uninterrupted, folder)
-    wider = dataclasses.replace(parts.load_policy(ROOT / "data" / "starter").config, layers=1)
+    starter = parts.load_policy(ROOT / "data" / "starter").config
+    wider = dataclasses.replace(starter, layers=1, windows=())
     words = [word.format(wider=policy_folder(wider, tmp_path / "wider")) for word in words]
     before = limits.content(folder)
     with pytest.raises(ValueError, match=message):
