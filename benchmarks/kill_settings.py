@@ -34,7 +34,9 @@ SMALL = (
     "--config.grpo.row_length=512",
     "--config.grpo.micro_batch_rows=1",
     "--config.grpo.lora.rank=0",
+    "--config.optimizer.kind=muon",
     "--config.optimizer.learning_rate=2e-3",
+    "--config.optimizer.decay=none",
     "--config.optimizer.weight_decay=0",
 )
 
