@@ -54,7 +54,7 @@ def read_config(text: Mapping[str, Any], where: str = CONFIG) -> PolicyConfig:
         read.size("num_attention_heads"), read.size("hidden_size"), read.size("vocab_size")
     )  # fmt: skip
     max_positions = read.size("max_position_embeddings", family.default_positions)
-    _refuse(read, family, max_positions)
+    _refuse(read, family)
     dtype = read.word("dtype", read.word("torch_dtype", "float32"))  # the newer one counts
     if dtype not in DTYPE_NAMES:
         raise ImportProblem(
@@ -137,7 +137,7 @@ def write_config(config: PolicyConfig, dtype: str) -> dict[str, Any]:
     return written
 
 
-def _refuse(read: Fields, family: Family, max_positions: int) -> None:
+def _refuse(read: Fields, family: Family) -> None:
     """Raises ImportProblem for what would be computed differently from transformers."""
     act, kinds = read.word("hidden_act", "silu"), read.words("layer_types")
     others = [kind for kind in kinds if kind not in LAYER_TYPES]
