@@ -63,7 +63,7 @@ def walk_by_query(schedule: Schedule, q_heads: int, kv_heads: int, head_size: in
             (None, bk, head_size), lambda k, g, e, q_block, k_block, *_: (k, k_block[e], 0)
         ),
         pl.BlockSpec(
-            (bounds(schedule).shape[0], bk), lambda k, g, e, q_block, k_block, *_: (0, k_block[e])
+            (1 + windowed(schedule), bk), lambda k, g, e, q_block, k_block, *_: (0, k_block[e])
         ),
         lambda k, g, e, q_block, *_: (k * steps + g, 0, q_block[e]),
         [pl.BlockSpec((1, bq), lambda k, g, e, q_block, *_: (0, q_block[e]))] * windowed(schedule),
