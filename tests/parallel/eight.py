@@ -32,6 +32,7 @@ DENSE = dataclasses.replace(tiny.CONFIG, layers=2, heads=8, kv_heads=4)
 CASES: dict[str, PolicyConfig] = {
     "dense": DENSE,
     "untied": dataclasses.replace(DENSE, tied_embeddings=False, attention_bias=True),
+    "windows": dataclasses.replace(DENSE, windows=(5, 0)),
     "experts": dataclasses.replace(
         DENSE, experts=Experts(count=8, per_token=2, feed_forward=24, normalize=True)
     ),

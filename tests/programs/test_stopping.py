@@ -18,6 +18,8 @@ from notepad_jax.engine import journal
 from notepad_jax.engine.replay import Given, Replay
 from notepad_jax.programs import learner, stopping, under_way
 from notepad_jax.programs.stopping import Stop, Stopped
+from notepad_jax.reading.trace import TraceFile
+from notepad_jax.rollout import archive
 from notepad_jax.telemetry.metrics import TIMINGS, read_metrics
 from tests.programs.runs import ROOT, SMALL, run
 
@@ -103,10 +105,16 @@ def test_several_rounds_and_groups_that_wait_are_gone_on_with(tmp_path, at_launc
         "--config.checkpoint.handoff=memory",
         "--config.checkpoint.every=2",
     )
-    run(tmp_path / "whole", *words)
-    assert any(line["groups/rounds"] > 1 for line in read_metrics(tmp_path / "whole"))
-    assert all(line["rollout/answer_turns"] > 2 for line in read_metrics(tmp_path / "whole"))
-    assert all(line["logprob_gap_max"] < 1e-4 for line in read_metrics(tmp_path / "whole"))
+    lines = run(tmp_path / "whole", *words)
+    assert any(line["groups/rounds"] > 1 for line in lines)
+    assert all(line["rollout/answer_turns"] > 2 for line in lines)
+    with TraceFile(tmp_path / "whole" / archive.FILE) as trajectories:
+        read = [reading for _, reading in trajectories.readings()]
+    waited = {reading["step"] for reading in read if reading["staleness"]}
+    assert waited and len(waited) < len(lines)
+    # What the policy of the step before wrote, the trainer's own policy gives other logprobs.
+    for line in lines:
+        assert (line["logprob_gap_max"] < 1e-4) == (line["step"] not in waited)
     at_launch(2, 9)
     with pytest.raises(Stopped, match="rollout of step 2"):
         run(tmp_path / "run", *words)
