@@ -29,7 +29,7 @@ $(VENV)/tests: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --no-deps '$(JETSTREAM)'
 	@touch $@
 
-quickstart: $(VENV)/installed ## measure, train, measure again up to 3.5 million tokens (about 8 minutes)
+quickstart: $(VENV)/installed ## measure, train, measure again up to 3.5 million tokens (about 6 minutes)
 	$(BIN)/notepad-jax quickstart
 
 # What only slow tests need. libtpu (0.7 GB) compiles for TPUs where there is none, on x86_64 Linux.

@@ -23,7 +23,9 @@ from benchmarks.chromium import CHROMIUM, Browser
 from notepad_jax.starter import synthetic
 
 WIDTH, HEIGHT = 760, 900
-NOTED = "[...document.querySelectorAll('.course')].every((one) => one.querySelector('ins'))"
+# New words or, of a reading that was ahead of its page, a memory without them.
+MEMORY = ".text :not(.dim)"
+NOTED = f"[...document.querySelectorAll('.course')].every((a) => a.querySelector('{MEMORY}'))"
 READ = "document.getElementById('trace').checkVisibility()"
 ALL = "document.querySelectorAll('.answer q').length === 2"
 

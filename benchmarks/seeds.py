@@ -7,7 +7,7 @@ by side, when their times mean nothing). What is finished is not done again, and
 goes on where it stood: the same command resumes. Prints the accuracy of every seed by length as a
 markdown table, what was lost from the first length to the last with Newcombe's interval, and
 seconds by stage; `--wrong` lists the readings that are still wrong, and what became of their notes.
-Expected: about 13 CPU minutes a seed (two cores, 2026-11-23).
+Expected: about 9 CPU minutes a seed (two cores, 2026-11-23).
 """
 
 from __future__ import annotations

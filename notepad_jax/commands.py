@@ -249,7 +249,7 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("--tokenizer", help="a folder with a tokenizer that counts tokens")
 
     training_options(command(
-        "quickstart", _quickstart, "quickstart", "the whole claim at laptop scale, in 10 minutes",
+        "quickstart", _quickstart, "quickstart", "the whole claim at laptop scale, in 6 minutes",
         "Measures the starter policy by document length, trains it with GRPO on short documents,\n"
         "measures it again up to 3.5 million tokens, exports it, and writes a report with plots.",
     ))  # fmt: skip

@@ -23,6 +23,7 @@ SMALL = (
     "--config.grpo.row_length=512",
     "--config.grpo.micro_batch_rows=1",
     "--config.grpo.lora.rank=0",
+    "--config.optimizer.kind=adamw",
     "--config.optimizer.learning_rate=2e-3",
     "--config.optimizer.weight_decay=0",
 )
