@@ -26,6 +26,7 @@ def get_config() -> ConfigDict:
             chat="model",  # turn markers: the model's own template if it has one, or the "file"'s
             max_question=8,  # tokens
             chunk_size=256,  # tokens per turn in training; evaluation has its own
+            chunk_ends="tokens",  # or "sentence": at the last one that ends within chunk_size
             max_memory=8,  # tokens, the stop token included
             max_answer=4,
             answer_chunks=1,  # contexts of max_answer tokens that one answer may take (Delethink)
@@ -59,6 +60,9 @@ def get_config() -> ConfigDict:
     config.tasks = ConfigDict(
         dict(
             files=(),
+            # Or stories of RULER and memory tasks (tasks/stories.py), `data.questions` in a
+            # document of `data.tokens`: ("niah_single_2", "vt", "updates", ...).
+            stories=(),
             weights=(),  # of sources, as "ruler-qa/hotpotqa=2"; one that is not named has 1
             max_tokens=0,  # of a document; longer ones lose their middle. 0: no limit
             # Documents of at most so many chunks from a step on: ("4@0", "8@50"). (): all of them.
@@ -85,6 +89,9 @@ def get_config() -> ConfigDict:
             # Policy versions between sampling and learning. From 1 on, informative groups that
             # a batch had no room for wait for the next one.
             max_staleness=0,
+            # Who writes the turns: "" the policy itself; "script", what the tasks say of good notes
+            # (recipe imitate).
+            teacher="",
             max_failed_share=0.1,  # of a step's groups, whose readings failed; beyond, it stops
             archive=2,  # groups a step kept in trajectories.jsonl for people to read
             archive_turns=1,  # of these, groups with every turn: exact prompts, tokens, logprobs

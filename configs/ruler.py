@@ -26,6 +26,7 @@ def get_config() -> ConfigDict:
             chat="model",
             max_question=1024,
             chunk_size=5000,  # tokens per turn
+            chunk_ends="tokens",  # or "sentence": at the last one that ends within chunk_size
             max_memory=1024,
             max_answer=1024,
             answer_chunks=1,  # contexts of max_answer tokens that one answer may take

@@ -71,6 +71,14 @@ class Evidence:
 
 
 @dataclasses.dataclass(frozen=True)
+class Note:
+    """What a good reader's notes say once a sentence has been read: what imitation teaches."""
+
+    sentence: str  # stands in the document, word by word
+    notes: str  # all of the notes from here on, until the next one
+
+
+@dataclasses.dataclass(frozen=True)
 class Task:
     """One question about one document. Tasks about the same document share the object."""
 
@@ -82,6 +90,7 @@ class Task:
     metric: str  # a name in notepad_jax.scoring.metrics.METRICS
     contract: str = "plain"  # where in the completion the answer stands: scoring.extraction
     evidence: tuple[Evidence, ...] = ()  # where the facts are known, in the document's order
+    script: tuple[Note, ...] = ()  # where good notes are known, in the document's order
     # JSON values that only a reward of the user's looks at (scoring.own).
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False, repr=False)
 
@@ -324,7 +333,10 @@ class Trajectory:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Group:
-    """G trajectories of one task; it carries no signal when all rewards are equal."""
+    """G trajectories of one task; it carries no signal when all rewards are equal.
+
+    A group of one is a teacher's: it is imitated if it was worth anything.
+    """
 
     task: Task
     trajectories: tuple[Trajectory, ...]
@@ -352,7 +364,7 @@ class Group:
     @property
     def informative(self) -> bool:
         rewards = self.rewards
-        return bool(rewards.max() > rewards.min())
+        return bool(rewards.max() > (rewards.min() if len(rewards) > 1 else 0))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,8 +14,9 @@ from typing import Any
 
 from notepad_jax.eval.measure import Item, Key, Result
 from notepad_jax.reading.trace import MemoryChange, Spool, TraceFile
-from notepad_jax.reading.turns import Pieces, Turns
+from notepad_jax.reading.turns import Turns
 from notepad_jax.telemetry.identity import settle
+from notepad_jax.text.pieces import Pieces
 from notepad_jax.types import Finish, Turn
 
 READINGS, IDENTITY = "readings.jsonl", "identity.json"

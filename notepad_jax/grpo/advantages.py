@@ -110,6 +110,11 @@ def tmn_reweight(groups: Sequence[Group], scales: Scales | None = None) -> list[
     return [weighted(*pair) for pair in zip(groups, tmn(groups, scales), strict=True)]
 
 
+def imitation(groups: Sequence[Group]) -> list[np.ndarray]:
+    """R: what was right is learnt, and nothing is unlearnt (rejection sampling, a teacher)."""
+    return [group.rewards for group in groups]
+
+
 def local(scores_M: np.ndarray, weight: float) -> np.ndarray:
     """weight * (score - mean of the set), float64 [M] (LoGo-GRPO, Memory-R2 2026).
 
@@ -120,7 +125,8 @@ def local(scores_M: np.ndarray, weight: float) -> np.ndarray:
 
 
 ADVANTAGES: dict[str, Advantage] = {
-    one.__name__: one for one in (dr_grpo, grpo, rloo, batch_std, task_std, tmn, tmn_reweight)
+    one.__name__: one
+    for one in (dr_grpo, grpo, rloo, batch_std, task_std, tmn, tmn_reweight, imitation)
 }
 
 

@@ -143,7 +143,7 @@ def idle(how: Algorithm, settings: UpdateSettings, max_staleness: int = 0) -> It
     if settings.ratio == "ppo_clip":  # the usual range is nobody's choice
         range_, usual = settings.limits[:2], ratios.USUAL[:2]
         chosen = f"grpo.clip_low={range_[0]:g}, clip_high={range_[1]:g}" * (range_ != usual)
-    if chosen and not moves:
+    if chosen and not moves and settings.ratio != "likelihood":
         yield (
             f"{chosen} cannot act: with one optimizer step a rollout all ratios are 1 up to "
             "rounding; raise grpo.minibatches or grpo.epochs"

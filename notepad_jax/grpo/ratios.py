@@ -90,10 +90,18 @@ def cispo(log_ratio_X, logprob_X, advantages_X, limits):
     return -weight_X * advantages_X * logprob_X, jnp.zeros(advantages_X.shape, bool)
 
 
-RATIOS: dict[str, Ratio] = {one.__name__: one for one in (ppo_clip, gspo, gspo_trajectory, cispo)}
+def likelihood(log_ratio_X, logprob_X, advantages_X, limits):
+    """-A log pi: no ratio, for what no policy of ours sampled (supervised learning)."""
+    return -advantages_X * logprob_X, jnp.zeros(advantages_X.shape, bool)
+
+
+RATIOS: dict[str, Ratio] = {
+    one.__name__: one for one in (ppo_clip, gspo, gspo_trajectory, cispo, likelihood)
+}
 CLIPS = ("clip_low", "clip_high")
 LOOKS_AT: dict[str, tuple[str, ...]] = {  # of `Limits`, beside `tis_cap`
     "ppo_clip": (*CLIPS, "dual_clip"), "gspo": CLIPS, "gspo_trajectory": CLIPS, "cispo": ("cap",),
+    "likelihood": (),
 }  # fmt: skip
 TURNWISE = ("gspo",)  # who are given the mean over a turn
 TRAJECTORYWISE = ("gspo_trajectory",)  # and over a trajectory

@@ -19,9 +19,10 @@ from notepad_jax.programs.subjects import Subject
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.reading.trace import MemoryChange, TraceFile, check
-from notepad_jax.reading.turns import Pieces, Turns
+from notepad_jax.reading.turns import Turns
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.text.chunks import ChunkedDocument
+from notepad_jax.text.chunks import ChunkedDocument, sentence_pieces
+from notepad_jax.text.pieces import Pieces
 from notepad_jax.types import Completer, Document, Finish, TurnKind
 
 PIECE = 1 << 16  # bytes read at a time
@@ -116,7 +117,9 @@ async def ask(
     asked = memory_agent.encode_question(tokenizer, question, rules.max_question)
     if not len(asked):
         raise ValueError("the question is empty; ask something, for example 'code of Ada ?'")
-    chunks = ChunkedDocument(tokenizer, document, rules.chunk_size)
+    chunks = ChunkedDocument(
+        tokenizer, document, rules.chunk_size, pieces=sentence_pieces(tokenizer, rules.chunk_ends)
+    )
     try:
         chunks[0]
     except IndexError:

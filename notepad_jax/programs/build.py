@@ -35,7 +35,7 @@ from notepad_jax.tasks.recipe import Unreachable
 from notepad_jax.telemetry.identity import settle, write_json
 from notepad_jax.telemetry.progress import Bar, Screen
 from notepad_jax.text import approximate
-from notepad_jax.text.tokenizer import open_tokenizer
+from notepad_jax.text.tokenizer import counter, open_tokenizer
 from notepad_jax.types import Task
 
 SETTINGS = "build.json"
@@ -109,7 +109,7 @@ def build(
     """
     e, samples = config.evaluate, reading_list.samples_of(config)
     tokenizer = config.endpoint.tokenizer
-    count = subjects.counter(open_tokenizer(tokenizer)) if tokenizer else approximate.count
+    count = counter(open_tokenizer(tokenizer)) if tokenizer else approximate.count
     sources = suites.Sources(count, **config.sources)
     names = suites.names(e.suite, e.tasks, sources)
     _settle(folder, _settings(config, form, reader))

@@ -27,10 +27,9 @@ from notepad_jax.eval.measure import Progress, Result, check, measure
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, parts, provenance, reading_list
 from notepad_jax.programs.reading_list import SYNTHETIC, Job
-from notepad_jax.programs.subjects import Subject, counter
+from notepad_jax.programs.subjects import Subject
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
-from notepad_jax.reading.turns import Pieces
 from notepad_jax.report import evaluation_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
@@ -39,6 +38,8 @@ from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import Documents
+from notepad_jax.text.pieces import Pieces
+from notepad_jax.text.tokenizer import counter
 
 REPORT = "report.json"
 FEW = 4  # lengths of which it is told what they lack
@@ -122,7 +123,7 @@ async def _read(
     for limits, group in itertools.groupby(left, lambda pair: pair[0].rules):
         rules = dataclasses.replace(limits, memory_update=update)
         async with subject.opened(rules) as completer:
-            chunks_of = Documents(subject.tokenizer, rules.chunk_size)
+            chunks_of = Documents(subject.tokenizer, rules.chunk_size, chunk_ends=rules.chunk_ends)
             reader = Reader(
                 completer, subject.tokenizer, subject.template, rules, sampling(config, subject),
                 chunks_of, e.at_once,

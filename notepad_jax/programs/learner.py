@@ -64,10 +64,15 @@ class Learner:
 def settings_of(config: ConfigDict) -> tuple[Algorithm, UpdateSettings, OptimizerSettings]:
     """Reads the sections `grpo` and `optimizer`; ValueError for what cannot work."""
     g, r = config.grpo, config.rollout
-    if r.group_size < 2:
+    if r.group_size < 2 and g.advantage != advantages.imitation.__name__:
         raise ValueError(
             f"rollout.group_size is {r.group_size}; an advantage compares the "
             f"readings of a group, so use at least 2"
+        )
+    if r.teacher and g.advantage != advantages.imitation.__name__:
+        raise ValueError(
+            f"rollout.teacher is {r.teacher!r}, whose readings are learnt as they are, and "
+            f"grpo.advantage={g.advantage!r} compares readings of a group; use --recipe imitate"
         )
     if r.top_p != 1:
         raise ValueError(

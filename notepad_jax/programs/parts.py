@@ -220,6 +220,7 @@ def rules(reading: ConfigDict, tokenizer: Tokenizer | None = None) -> Rules:
         memory_update=update,
         answer_chunks=reading.answer_chunks,
         carry=reading.carry,
+        chunk_ends=reading.chunk_ends,
     )
 
 

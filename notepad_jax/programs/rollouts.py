@@ -10,6 +10,7 @@ Above: train, which learns from it; below: task_stream and rollout.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -19,11 +20,20 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import parts, task_stream
+from notepad_jax.programs import parts, task_stream, traces
 from notepad_jax.programs.task_stream import TaskStream
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
-from notepad_jax.rollout import collector, dynamic_sampling, local, overlong, rewards, spool
+from notepad_jax.reading.trace import Trace
+from notepad_jax.rollout import (
+    collector,
+    dynamic_sampling,
+    imitation,
+    local,
+    overlong,
+    rewards,
+    spool,
+)
 from notepad_jax.rollout.drawing import Stream
 from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
 from notepad_jax.rollout.groups import ages
@@ -53,6 +63,7 @@ class Rollouts:
     local: local.Wanted
     shaped: bool = False  # by the lengths of turns
     retire_at: float = 0.0  # pass rate at which a task is drawn no more; 0: none is
+    teacher: imitation.Teacher | None = None  # who writes the turns; None: the policy itself
 
     async def step(self, ledger: Ledger, version: int) -> tuple[Rollout, dict[str, float]]:
         """Returns what policy `version` has to learn from, and metrics of how it came about.
@@ -69,7 +80,7 @@ class Rollouts:
 
         async def collect(ordinals: Sequence[int]) -> tuple[list[Group], list[collector.Failed]]:
             readers.update((one, k % hosts.count()) for k, one in enumerate(ordinals))
-            groups, failed = await self._read(stage, reader, ordinals)
+            groups, failed = await self._read(stage, reader, ordinals, version)
             read.extend(groups)
             return groups, failed
 
@@ -146,14 +157,18 @@ class Rollouts:
         return found
 
     def _documents(self, stage: TaskStream) -> Documents:
-        return stage.documents(self.reader.tokenizer, self.reader.rules.chunk_size)
+        rules = self.reader.rules
+        return stage.documents(self.reader.tokenizer, rules.chunk_size, rules.chunk_ends)
 
     async def _read(
-        self, stage: TaskStream, reader: Reader, ordinals: Sequence[int]
+        self, stage: TaskStream, reader: Reader, ordinals: Sequence[int], version: int
     ) -> tuple[list[Group], list[collector.Failed]]:
         own = ordinals[hosts.index() :: hosts.count()]
         draws = [Draw(ordinal, stage.records.at(ordinal), stage.chunks) for ordinal in own]
-        read = await collector.collect(draws, reader, self.group_size, self.seed, self.score)
+        if self.teacher:
+            read = imitation.collect(draws, reader, self.teacher, version, self.score)
+        else:
+            read = await collector.collect(draws, reader, self.group_size, self.seed, self.score)
         return read if hosts.count() == 1 else self._shared(stage, reader, *read)
 
     def _shared(
@@ -216,7 +231,7 @@ def rollouts(
         reader=Reader(
             completer, tokenizer, template, rules,
             TurnSampling(r.temperature, r.top_p, template.stop_ids, 0),
-            stream.documents(tokenizer, rules.chunk_size),
+            stream.documents(tokenizer, rules.chunk_size, rules.chunk_ends),
         ),
         score=scoring(config),
         wanted=Wanted(
@@ -228,7 +243,24 @@ def rollouts(
         local=local.Wanted(**r.local),
         shaped=bool(config.grpo.overlong_window),
         retire_at=config.tasks.retire_at if stream.records.tasks else 0.0,
+        teacher=_teacher(r.teacher),
     )  # fmt: skip
+
+
+def _teacher(said: str) -> imitation.Teacher | None:
+    """Returns whom a run imitates. Raises ValueError for a run that has no right reading."""
+    if not said:
+        return None
+    if said == imitation.SCRIPT:
+        return imitation.of_script
+    with contextlib.ExitStack() as stack:
+        found = [
+            stack.enter_context(Trace(file)) for file in traces.files(traces.existing(said), False)
+        ]
+        teacher, tasks = imitation.of_readings(found)
+    if not tasks:
+        raise ValueError(f"{said} has no reading that was right, so there is nothing to imitate")
+    return teacher
 
 
 def scoring(config: ConfigDict) -> rewards.Score:

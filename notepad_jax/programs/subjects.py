@@ -94,8 +94,3 @@ def named(config: ConfigDict, screen: Screen, suite: str = "") -> Subject:
         config,
         parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine), screen.warn),
     )
-
-
-def counter(tokenizer: Tokenizer) -> Callable[[str], int]:
-    """Returns the function that counts a text's tokens."""
-    return lambda text: len(tokenizer.encode(text))

@@ -30,9 +30,10 @@ from notepad_jax.programs.curriculum import Curriculum
 from notepad_jax.starter import vocabulary
 from notepad_jax.starter.mixed import make_tasks
 from notepad_jax.starter.synthetic import SENTENCE
+from notepad_jax.tasks import haystack, stories
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import Documents
-from notepad_jax.text.tokenizer import Tokenizer
+from notepad_jax.text.tokenizer import Tokenizer, counter
 from notepad_jax.types import Task
 
 TRAINING_DOCUMENTS = range(2**30)  # document seeds; evaluation uses others
@@ -68,9 +69,9 @@ class TaskStream:
         most = min(limit, self.max_document or limit)
         return dataclasses.replace(self, chunks=chunks, max_document=most)
 
-    def documents(self, tokenizer: Tokenizer, chunk_size: int) -> Documents:
+    def documents(self, tokenizer: Tokenizer, chunk_size: int, chunk_ends: str) -> Documents:
         """Returns what cuts documents into chunks, and counts what it cuts off."""
-        return Documents(tokenizer, chunk_size, self.max_document)
+        return Documents(tokenizer, chunk_size, self.max_document, chunk_ends)
 
 
 def opened(config: ConfigDict, tokenizer: Tokenizer, screen: Screen) -> TaskStream:
@@ -81,6 +82,8 @@ def opened(config: ConfigDict, tokenizer: Tokenizer, screen: Screen) -> TaskStre
             f"{curriculum.KEY} has a stage from step {late[0]:,} on, which cannot act: the run "
             f"ends with step {config.steps:,} (steps)"
         )
+    if config.tasks.stories:
+        return _told(config, tokenizer, stages)
     if not config.tasks.files:
         return _made(config, stages, screen)
     weights, limit = _weights(config.tasks.weights), config.reading.max_question
@@ -152,12 +155,30 @@ def _made(config: ConfigDict, stages: Curriculum, screen: Screen) -> TaskStream:
     return TaskStream(of(most), data["questions"], 0, None, curriculum=stages, shorter=of)
 
 
+def _told(config: ConfigDict, tokenizer: Tokenizer, stages: Curriculum) -> TaskStream:
+    """Stories of `tasks.stories` in documents of `data.tokens`, `data.questions` of each."""
+    kinds, questions = tuple(config.tasks.stories), config.data.questions
+    stories.check(kinds)
+    count = counter(tokenizer)
+    text = haystack.stdlib_prose()
+
+    def of(limit: int) -> Records:
+        length = min(config.data.tokens, limit)
+
+        def make(seed: int) -> tuple[Task, ...]:
+            return stories.make_tasks(seed, kinds, questions, length, text, count)
+
+        return generated(make, config.seed, documents=TRAINING_DOCUMENTS)
+
+    return TaskStream(of(config.data.tokens), questions, 0, None, curriculum=stages, shorter=of)
+
+
 def check_files(config: ConfigDict, tokenizer: Tokenizer) -> None:
     """Raises ValueError for files that are not there, before any weight is loaded.
 
     And where none is named and a policy lacks the words of the documents that are made instead.
     """
-    if not config.tasks.files and not knows_starter(tokenizer):
+    if not (config.tasks.files or config.tasks.stories) and not knows_starter(tokenizer):
         raise ValueError(
             f"tasks.files is empty, and the documents that are made instead are the starter's word "
             f"game, whose words {tokenizer.path} does not have; name task files, for example "

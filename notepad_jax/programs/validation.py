@@ -30,7 +30,7 @@ from notepad_jax.eval import methods, readings, summary
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item, Result, check, measure
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import reading_list, subjects, task_stream
+from notepad_jax.programs import reading_list, task_stream
 from notepad_jax.programs.stopping import Stop
 from notepad_jax.programs.task_stream import TaskStream
 from notepad_jax.reading.loop import Reader
@@ -39,7 +39,7 @@ from notepad_jax.rollout import rewards
 from notepad_jax.tasks import file_suite, suites
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import Documents
-from notepad_jax.text.tokenizer import Tokenizer
+from notepad_jax.text.tokenizer import Tokenizer, counter
 
 SCORE = "validation/score"  # over all questions; and SCORE_2K, ... by length
 OTHER_QUESTIONS = 2**19  # between the seeds of `eval` and those of validation
@@ -144,9 +144,7 @@ def items(
         return []
     found = [
         Item(task, methods.NOTEPAD, length, repeat)
-        for length, of_length in sorted(
-            _tasks(config, stream, subjects.counter(tokenizer), screen).items()
-        )
+        for length, of_length in sorted(_tasks(config, stream, counter(tokenizer), screen).items())
         for task in of_length
         for repeat in range(v.repeats)
     ]
@@ -163,7 +161,9 @@ def opened(config: ConfigDict, wanted: Sequence[Item], reader: Reader) -> Valida
     reads = dataclasses.replace(
         reader,
         sampling=sampling,
-        chunks_of=Documents(reader.tokenizer, reader.rules.chunk_size),
+        chunks_of=Documents(
+            reader.tokenizer, reader.rules.chunk_size, chunk_ends=reader.rules.chunk_ends
+        ),
         at_once=config.engine.slots,
     )
     return Validation(v.every, config.steps, v.patience, wanted, reads)

@@ -63,6 +63,7 @@ class Rules:
     memory_update: str | Callable[[Tokens, Tokens, int], Tokens]
     answer_chunks: int = 1  # contexts
     carry: int = 0
+    chunk_ends: str = "tokens"  # of text.chunks.CHUNK_ENDS
 
     def __post_init__(self) -> None:
         for name in ("max_question", "chunk_size", "max_memory", "max_answer"):
@@ -173,8 +174,9 @@ def prompt(rules: Rules, template: Template, state: State) -> tuple[TurnKind, Pr
         several = rules.answer_chunks > 1
         return TurnKind.ANSWER, answer.own_prefix(asked) if several else asked
     return TurnKind.UPDATE, template.update_prompt(
-        state.question_tokens, chunk, state.memory_tokens, ahead=_ahead(rules, template, state)
-    )
+        state.question_tokens, chunk, state.memory_tokens, ahead=_ahead(rules, template, state),
+        keeps=rules.memory_update == "overwrite_or_keep",
+    )  # fmt: skip
 
 
 def written(completion: Completion) -> Tokens:

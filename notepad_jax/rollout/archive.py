@@ -15,7 +15,8 @@ import numpy as np
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.trace import Kept, MemoryChange, Spool, TraceFile
-from notepad_jax.reading.turns import Pieces, Turns
+from notepad_jax.reading.turns import Turns
+from notepad_jax.text.pieces import Pieces
 from notepad_jax.types import NO_TOKENS, Group, Trajectory, TurnKind
 
 FILE = "trajectories.jsonl"

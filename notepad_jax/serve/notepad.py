@@ -28,7 +28,7 @@ from notepad_jax.serve.refusal import bad
 from notepad_jax.serve.saying import Saying
 from notepad_jax.serve.served import Served
 from notepad_jax.serve.texts import FileText
-from notepad_jax.text.chunks import ChunkedDocument
+from notepad_jax.text.chunks import ChunkedDocument, sentence_pieces
 from notepad_jax.types import (
     NO_TOKENS,
     Completion,
@@ -73,8 +73,9 @@ class ReadAhead(ChunkedDocument):
     A disk or a bucket may be slow, and nobody else shall wait for it.
     """
 
-    def __init__(self, served: Served, document: Parts, size: int) -> None:
-        super().__init__(served.tokenizer, document, size)
+    def __init__(self, served: Served, document: Parts, rules: Rules) -> None:
+        pieces = sentence_pieces(served.tokenizer, rules.chunk_ends)
+        super().__init__(served.tokenizer, document, rules.chunk_size, pieces=pieces)
         self._one = asyncio.Lock()
 
     async def reach(self, k: int) -> None:
@@ -125,7 +126,7 @@ def asked(served: Served, files: Files, request: Chat) -> Question:
         files.document(part.id, part.where) if isinstance(part, FilePart) else part
         for part in document
     ]
-    chunks = ReadAhead(served, Parts(tuple(found)), rules.chunk_size)
+    chunks = ReadAhead(served, Parts(tuple(found)), rules)
     rules = rules.within(how.max_tokens or rules.longest_answer)
     sampled = sampling(served, how.temperature, how.top_p)
     stops = served.stops(sampled.stop_ids, how.stop_token_ids)

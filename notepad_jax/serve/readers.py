@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from notepad_jax.reading.trace import MemoryChange, Spool, TraceFile
-from notepad_jax.reading.turns import Pieces, Turns
+from notepad_jax.reading.turns import Turns
 from notepad_jax.serve import asked as bodies
 from notepad_jax.serve import notepad
 from notepad_jax.serve.files import Files, disk
@@ -31,6 +31,7 @@ from notepad_jax.serve.readings import Readings
 from notepad_jax.serve.refusal import Refusal, bad, shown
 from notepad_jax.serve.served import Served
 from notepad_jax.serve.web import Events, Opened, answer, body_of
+from notepad_jax.text.pieces import Pieces
 from notepad_jax.text.token_blocks import well_formed
 
 NAMES = ("model", "file_id", "questions", "samples", "seed", "temperature", "top_p", "max_tokens",

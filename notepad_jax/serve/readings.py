@@ -230,8 +230,7 @@ class Readings:
                 "limits; begin it again", None, "reading_changed",
             )  # fmt: skip
         text = self._files.document(asked.file_id, "file_id")
-        size = self._known_rules(asked).chunk_size
-        return notepad.ReadAhead(self._served, notepad.Parts((text,)), size)
+        return notepad.ReadAhead(self._served, notepad.Parts((text,)), self._known_rules(asked))
 
     async def _read(
         self, reading: Reading, number: int, seat: Streamer, state: State, chunks: notepad.ReadAhead

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from notepad_jax.tasks import haystack as haystacks
 from notepad_jax.tasks.draws import Draws
 from notepad_jax.tasks.haystack import Count, Haystack
-from notepad_jax.types import Evidence
+from notepad_jax.types import Evidence, Note
 
 BLOCK = 1024  # units written at a time
 COUNTED = 256  # units counted at a time where the filler has to be counted
@@ -86,6 +86,39 @@ class Fact:
     depth: float  # where, as a share of the filler's units, [0, 1)
     text: str
     shown: str = ""  # the words by which a memory that kept it is known; "": not evidence
+    note: str = ""  # what a good reader writes down of it; "": what is `shown`, if anything
+
+
+# How what was written down of facts becomes notes.
+KEEPING: Mapping[str, Callable[[Sequence[str]], str]] = {
+    "list": ", ".join,
+    "last": lambda notes: notes[-1],
+    "count": lambda notes: str(len(notes)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Story:
+    """What a task tells and asks, before it is hidden in a haystack."""
+
+    facts: Sequence[Fact]
+    question: str
+    answers: tuple[str, ...]
+    metric: str
+    contract: str = "plain"
+    keeping: str = "list"  # of KEEPING: what good notes are after some of the facts
+
+    def script(self) -> tuple[Note, ...]:
+        """Returns good notes, fact by fact in the document's order; never nothing.
+
+        Where no fact is worth a note, the first one is followed by no notes.
+        """
+        told = [fact for fact in sorted(self.facts, key=_depth) if fact.note or fact.shown]
+        notes = [fact.note or fact.shown for fact in told]
+        if not told:
+            return (Note(min(self.facts, key=_depth).text, ""),)
+        keep = KEEPING[self.keeping]
+        return tuple(Note(fact.text, keep(notes[: k + 1])) for k, fact in enumerate(told))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +303,7 @@ def _place(
     facts: Sequence[Fact], filler: Filler, closing: tuple[str, ...]
 ) -> tuple[RecipeDocument, tuple[Evidence, ...]]:
     """Gives each fact its slot, and each that is evidence its place in characters."""
-    facts = sorted(facts, key=lambda fact: fact.depth)
+    facts = sorted(facts, key=_depth)
     slots = filler.size + len(closing) + 1
     placed = tuple((int(fact.depth * slots), fact.text) for fact in facts)
     document = RecipeDocument(filler, placed, closing)
@@ -281,6 +314,10 @@ def _place(
             evidence.append(Evidence(fact.shown, (document.characters(slot) + before) / whole))
         before += _width(text)
     return document, tuple(evidence)
+
+
+def _depth(fact: Fact) -> float:
+    return fact.depth
 
 
 def _width(unit: str) -> int:

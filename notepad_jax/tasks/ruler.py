@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -38,7 +38,7 @@ import numpy as np
 from notepad_jax.tasks import recipe, word_counts
 from notepad_jax.tasks.draws import Draws, Exhausted, one_by_one
 from notepad_jax.tasks.haystack import Count, Haystack, noise
-from notepad_jax.tasks.recipe import Fact, Sample
+from notepad_jax.tasks.recipe import Fact, Sample, Story
 from notepad_jax.types import Document, Evidence, Task
 
 # RULER's limits of an answer, in tokens, by the first part of a task's name.
@@ -60,6 +60,10 @@ class Needles:
     names: int = 1
     values: int = 1  # of each name
     asked: int = 1  # names in the question
+
+    @property
+    def facts(self) -> int:
+        return self.names * self.values
 
 
 NEEDLES: Mapping[str, Needles] = {
@@ -122,22 +126,34 @@ def make_task(name: str, seed: int, length: int, haystack: Haystack, count: Coun
 
 def _needles(needles: Needles, sample: Sample) -> Made:
     haystack = sample.haystack if needles.prose else noise()
-    draw = sample.draws.uuids if needles.uuids else sample.draws.numbers
+    opening, *depths = sample.rng.random(1 + needles.facts).tolist()
+    return _hidden(needle_story(needles, sample.draws, depths, haystack.holds), haystack, opening,
+                   sample)  # fmt: skip
+
+
+def needle_story(
+    needles: Needles, draws: Draws, depths: Sequence[float], avoid: Callable[[str], bool]
+) -> Story:
+    """Tells of needles at the `depths`, of which there are `needles.facts`."""
+    draw = draws.uuids if needles.uuids else draws.numbers
     fact = uuid_fact if needles.uuids else number_fact
-    names = tuple(islice(one_by_one(sample.draws.names, haystack.holds), needles.names))
-    wanted = needles.names * needles.values
-    values = tuple(islice(one_by_one(draw, haystack.holds), wanted))
-    opening, *depths = sample.rng.random(1 + wanted).tolist()
+    names = tuple(islice(one_by_one(draws.names, avoid), needles.names))
+    values = tuple(islice(one_by_one(draw, avoid), needles.facts))
     answers = values[: needles.asked * needles.values]
     facts = [
         Fact(depth, fact(names[i // needles.values], value), value if value in answers else "")
         for i, (depth, value) in enumerate(zip(depths, values, strict=True))
     ]
-    document, evidence = recipe.hide(
-        sample.task, facts, haystack, opening, sample.length, sample.count
-    )
     kind = "identifier" if needles.uuids else "number"
-    return document, _question(kind, names[: needles.asked], len(answers)), answers, evidence
+    question = _question(kind, names[: needles.asked], len(answers))
+    return Story(facts, question, answers, "ruler_all")
+
+
+def _hidden(story: Story, haystack: Haystack, opening: float, sample: Sample) -> Made:
+    document, evidence = recipe.hide(
+        sample.task, story.facts, haystack, opening, sample.length, sample.count
+    )
+    return document, story.question, story.answers, evidence
 
 
 def _among_needles(
@@ -189,24 +205,25 @@ def _question(kind: str, names: tuple[str, ...], values: int) -> str:
 
 
 def _variables(sample: Sample) -> Made:
+    opening, *depths = sample.rng.random(2 + HOPS).tolist()
+    return _hidden(chain_story(sample.draws, depths), noise(), opening, sample)
+
+
+def chain_story(draws: Draws, depths: Sequence[float]) -> Story:
     """A chain: a register is given a value, the next one the value of that register, ..."""
-    registers = sample.draws.coded(np.arange(HOPS + 1), _REGISTER_LETTERS)
+    registers = draws.coded(np.arange(HOPS + 1), _REGISTER_LETTERS)
     registers = tuple(register.upper() for register in registers)
-    opening, *depths = sample.rng.random(1 + len(registers)).tolist()
-    value = int(sample.draws.numbers(np.arange(1))[0]) % 90_000 + 10_000
+    value = int(draws.numbers(np.arange(1))[0]) % 90_000 + 10_000
     sources = (f"value {value}", *(f"value of register {register}" for register in registers))
     facts = [
         Fact(depth, f"Register {register} is given the {source}.", register)
         for depth, register, source in zip(sorted(depths), registers, sources, strict=False)
     ]
-    document, evidence = recipe.hide(
-        sample.task, facts, noise(), opening, sample.length, sample.count
-    )
     question = (
         f"Which registers hold the value {value} once the whole text has been read? "
         f"Answer with the names of all {_HOW_MANY[HOPS + 1]} registers, separated by commas."
     )
-    return document, question, registers, evidence
+    return Story(facts, question, registers, "ruler_all")
 
 
 def _common_words(sample: Sample) -> Made:

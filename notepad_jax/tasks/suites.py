@@ -20,7 +20,7 @@ import numpy as np
 
 from notepad_jax.data.foreign import hotpotqa, squad
 from notepad_jax.data.foreign.corpus import Corpus
-from notepad_jax.tasks import haystack, invented, memory_tasks, questions, ruler
+from notepad_jax.tasks import haystack, invented, memory_tasks, questions, ruler, stories
 from notepad_jax.tasks.haystack import Count
 from notepad_jax.tasks.recipe import Unreachable
 from notepad_jax.types import Task, TextDocument
@@ -31,6 +31,7 @@ _NAMES = {
     "ruler": (*ruler.NAMES, *RULER_QA),
     "ruler-qa": ("hotpotqa", "squad", BUILT_IN_QA),
     "memory": memory_tasks.NAMES,
+    "stories": stories.NAMES,
 }
 SUITES = tuple(_NAMES)
 WORLD = 2**32  # the number of no sample: it seeds the world that built-in questions are about
@@ -113,6 +114,10 @@ def make(
     Raises Unreachable where the task cannot have the length, and ValueError where there are
     too few questions.
     """
+    if suite == "stories":
+        members = [(name, _sample_seed(seed, f"{suite}/{name}", number)) for number in numbers]
+        yield from _stories(members, length, seed, sources)
+        return
     for number in numbers:
         own = _sample_seed(seed, f"{suite}/{name}", number)
         if suite == "memory":
@@ -146,10 +151,13 @@ def by_length(
     """
     made: dict[int, list[Task]] = {}
     left_out: list[Unreachable] = []
-    for length, name in itertools.product(lengths, wanted):
+    together: Iterable[Sequence[str]] = [(name,) for name in wanted]
+    if suite == "stories":  # documents tell of all kinds
+        together = [wanted]
+    for length, names in itertools.product(lengths, together):
         tasks = []
         try:
-            for task in make(suite, name, length, range(samples), seed, sources):
+            for task in _make(suite, names, length, range(samples), seed, sources):
                 tasks.append(task)
                 on_task()
         except Unreachable as problem:
@@ -159,6 +167,25 @@ def by_length(
     if left_out and not made:
         raise left_out[0]
     return made, left_out
+
+
+def _make(
+    suite: str, names: Sequence[str], length: int, numbers: range, seed: int, sources: Sources
+) -> Iterator[Task]:
+    if suite != "stories":
+        return make(suite, names[0], length, numbers, seed, sources)
+    members = [
+        (name, _sample_seed(seed, f"{suite}/{name}", number))
+        for number in numbers
+        for name in names
+    ]
+    return _stories(members, length, seed, sources)
+
+
+def _stories(
+    members: Sequence[stories.Member], length: int, seed: int, sources: Sources
+) -> Iterator[Task]:
+    return stories.make_samples(members, seed, length, sources.haystack, sources.count)
 
 
 def make_of_paragraphs(

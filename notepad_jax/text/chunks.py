@@ -1,5 +1,8 @@
 """A document cut into chunks of C tokens: chunk k is ids[C * k : C * (k + 1)], no overlap.
 
+Or of at most C tokens, each ending where a sentence does (`CHUNK_ENDS`), so that no fact is torn
+in two; what has no sentence's end in the second half of C tokens is cut at C.
+
 `Documents` gives every reading of a document the same `ChunkedDocument`, so the text is
 tokenised once however many questions and samples there are, and however unevenly they read.
 Text is tokenised as far as somebody asked; its ids are written down as they are made, the
@@ -7,12 +10,13 @@ first `IN_MEMORY` of them in memory and the rest in a temporary file without a n
 a document of any length costs little memory and no chunk is ever made twice. Indexing past
 the end raises IndexError; what went wrong on the way is raised again for every reading that
 comes to that place. Above: reading.memory_agent, rollout.collector and the programs; below:
-the tokenizer.
+pieces and the tokenizer.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -21,28 +25,37 @@ from typing import BinaryIO
 
 import numpy as np
 
+from notepad_jax.text.pieces import Pieces
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import NO_TOKENS, Document, Task, Tokens, tokens
 
 IN_MEMORY = 2**18  # tokens of a document that are kept in memory: 1 MB; more go to a file
 RECENT = 4  # chunks of a document that are kept as they were handed out
 _BYTES = 4  # of a token
+CHUNK_ENDS = ("tokens", "sentence")  # where a chunk ends: after C tokens, or at a sentence's end
+_SENTENCE_END = re.compile(r"""[.!?]["'\u201d\u2019)\]]*\s*\Z|\n\s*\Z""")
 
 
 class Documents:
     """Task -> chunks; all readings of a document object that are under way share them.
 
     Documents of more than `max_document` tokens are centre-truncated (None: none is), and
-    counted when that is found out: how many, and the tokens that nobody reads.
+    counted when that is found out: how many, and the tokens that nobody reads. `chunk_ends` is
+    one of CHUNK_ENDS.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, chunk_size: int, max_document: int | None = None
+        self,
+        tokenizer: Tokenizer,
+        chunk_size: int,
+        max_document: int | None = None,
+        chunk_ends: str = CHUNK_ENDS[0],
     ) -> None:
         _check_size(chunk_size)
         if max_document is not None:
             _check_limit(max_document)
         self._how = tokenizer, chunk_size, max_document
+        self._pieces = sentence_pieces(tokenizer, chunk_ends)
         # A document is known by identity, which holds for as long as its chunks hold on to it.
         self._live: weakref.WeakValueDictionary[int, ChunkedDocument] = (
             weakref.WeakValueDictionary()
@@ -55,7 +68,9 @@ class Documents:
         chunks = self._live.get(id(task.document))
         if chunks is None:
             tokenizer, chunk_size, limit = self._how
-            chunks = ChunkedDocument(tokenizer, task.document, chunk_size, limit, self)
+            chunks = ChunkedDocument(
+                tokenizer, task.document, chunk_size, limit, self, self._pieces
+            )
             self._live[id(task.document)] = chunks
         return chunks
 
@@ -72,8 +87,9 @@ class Documents:
 class ChunkedDocument:
     """The chunks of one document, tokenised once and as far as they were asked for.
 
-    `tokens_read` counts the tokens made so far, truncated ones included; `total_chunks` is
-    None until the end was seen. With a limit the whole document is tokenised first.
+    With `pieces` chunks end where sentences do. `tokens_read` counts the tokens made so far,
+    truncated ones included; `total_chunks` is None until the end was seen, and where sentences
+    end chunks, until the last one was. With a limit the whole document is tokenised first.
 
     Raises IndexError past the end, and whatever the document or the tokenizer raised (an
     IndexError of theirs as a RuntimeError) for every chunk that is not whole before the place
@@ -87,8 +103,11 @@ class ChunkedDocument:
         chunk_size: int,
         max_document: int | None = None,
         owner: Documents | None = None,
+        pieces: Pieces | None = None,
     ) -> None:
         _check_size(chunk_size)
+        self._pieces = pieces
+        self._starts = [0]  # of the chunks whose places are known, where sentences end them
         self._document = document  # known by identity to Documents, so it must not go before us
         self._chunk_size = chunk_size
         self._limit = max_document
@@ -103,7 +122,11 @@ class ChunkedDocument:
 
     @property
     def total_chunks(self) -> int | None:
-        return None if self._kept is None else -(-self._kept // self._chunk_size)
+        if self._kept is None:
+            return None
+        if self._pieces is None:
+            return -(-self._kept // self._chunk_size)
+        return len(self._starts) - 1 if self._starts[-1] == self._kept else None
 
     def __getitem__(self, k: int) -> Tokens:
         if k < 0:
@@ -115,7 +138,27 @@ class ChunkedDocument:
         return chunk
 
     def _chunk(self, k: int) -> Tokens:
-        start, stop = k * self._chunk_size, (k + 1) * self._chunk_size
+        if self._pieces is None:
+            return self._span(k, k * self._chunk_size)
+        while len(self._starts) <= k + 1:
+            start = self._starts[-1]
+            ids = self._span(k, start)
+            whole = len(ids) < self._chunk_size or start + len(ids) == self._kept
+            self._starts.append(start + (len(ids) if whole else self._sentences(ids)))
+        return self._between(self._starts[k], self._starts[k + 1])
+
+    def _sentences(self, ids: Tokens) -> int:
+        """Returns how many of the tokens, at least half, end with a sentence; or else all."""
+        for stop in range(len(ids) - 1, len(ids) // 2, -1):
+            if self._pieces[int(ids[stop])][:1].isspace():  # a word begins
+                before = "".join(self._pieces[int(i)] for i in ids[max(0, stop - 3) : stop])
+                if _SENTENCE_END.search(before):
+                    return stop
+        return len(ids)
+
+    def _span(self, k: int, start: int) -> Tokens:
+        """Returns C tokens from `start` on, or those that are left; chunk k begins there."""
+        stop = start + self._chunk_size
         while self._kept is None and (self._limit is not None or self.tokens_read < stop):
             self._read_on()
         if self._kept is not None:
@@ -217,6 +260,13 @@ def _not_the_end(failure: BaseException) -> BaseException:
 def _encoded(tokenizer: Tokenizer, document: Document) -> Iterator[Tokens]:
     """A document is opened when its first chunk is asked for, and fails no earlier."""
     yield from tokenizer.encode_pieces(document.pieces())
+
+
+def sentence_pieces(tokenizer: Tokenizer, chunk_ends: str) -> Pieces | None:
+    """Returns what sentences are seen by where they end chunks; ValueError for an unknown end."""
+    if chunk_ends not in CHUNK_ENDS:
+        raise ValueError(f"chunk_ends is {chunk_ends!r}; use one of {', '.join(CHUNK_ENDS)}")
+    return Pieces(tokenizer) if chunk_ends == "sentence" else None
 
 
 def _check_size(chunk_size: int) -> None:

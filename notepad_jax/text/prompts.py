@@ -102,15 +102,25 @@ class Template:
         return memory if len(memory) else self.no_memory
 
     def update_prompt(
-        self, question: Tokens, chunk: Tokens, memory: Tokens, ahead: Tokens = NO_TOKENS
+        self,
+        question: Tokens,
+        chunk: Tokens,
+        memory: Tokens,
+        ahead: Tokens = NO_TOKENS,
+        keeps: bool = False,
     ) -> Prompt:
-        """Returns the prompt of an update turn; the old memory plus stop is its draft."""
+        """Returns the prompt of an update turn; its draft is what leaves the memory as it is.
+
+        The old memory plus stop, or, where the policy `keeps` it by a marker, the marker plus
+        stop.
+        """
         shown = self.shown_memory(memory)
+        same = self.keep if keeps and len(self.keep) else shown
         values = {"question": question, "chunk": chunk, "memory": shown}
         return Prompt(
             shared=_fill(self._update_shared, values),
             tail=_fill(self._update_tail, values),
-            draft=tokens(np.concatenate([shown, self._stop])),
+            draft=tokens(np.concatenate([same, self._stop])),
             ahead=ahead,
         )
 

@@ -11,7 +11,7 @@ is for models whose tokenizer nobody has.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from notepad_jax.text.bpe_tokenizer import HuggingFaceTokenizer, added_to_unigram
@@ -55,6 +55,11 @@ class Tokenizer(Protocol):
 
     def encode_template(self, text: str) -> Tokens:
         """Encodes text that we wrote: control pieces in it are honoured, unknown ones refused."""
+
+
+def counter(tokenizer: Tokenizer) -> Callable[[str], int]:
+    """Returns the function that counts a text's tokens."""
+    return lambda text: len(tokenizer.encode(text))
 
 
 def open_tokenizer(folder: str | pathlib.Path) -> Tokenizer:

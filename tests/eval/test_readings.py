@@ -6,7 +6,7 @@ import pytest
 
 from notepad_jax.eval.readings import READINGS, Readings
 from notepad_jax.reading.trace import Trace
-from notepad_jax.reading.turns import Pieces
+from notepad_jax.text.pieces import Pieces
 from tests import fakes
 from tests.eval.reading import items, read, task
 from tests.eval.test_measure import Failing

@@ -51,6 +51,11 @@ def test_rloo_is_reward_minus_the_mean_of_the_others():
     np.testing.assert_allclose(of("rloo", [1, 0, 0, 0])[0], [1, -1 / 3, -1 / 3, -1 / 3])
 
 
+def test_imitation_learns_what_was_right_by_its_reward_and_unlearns_nothing():
+    found = of("imitation", [1], [0.25], [0, 1, 1])
+    assert [each.tolist() for each in found] == [[1.0], [0.25], [0.0, 1.0, 1.0]]
+
+
 def test_a_batch_s_scale_is_of_what_is_left_of_the_rewards():
     """[.5, -.5, 1, -1]: variance 2.5 / 3. The middle group has no say."""
     found = of("batch_std", [1, 0], [3, 3], [2, 0])
@@ -131,7 +136,8 @@ def test_a_memory_of_one_batch_again_and_again_is_that_batch(name):
 # ---------------------------------------------------------------- all of them
 
 
-NAMES = list(advantages.ADVANTAGES)
+# What holds for all that compare the readings of a group; imitation compares nothing.
+NAMES = [name for name in advantages.ADVANTAGES if name != "imitation"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -281,3 +281,60 @@ def test_a_full_temporary_disk_is_said_in_one_line_to_every_reading():
         assert len(found[0]) == len(found[60]) == 5000  # what was written down is still there
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+# ---------------------------------------------------------------- chunks that end with sentences
+
+
+def sentences(text: str, chunk_size: int) -> list[str]:
+    tokenizer = fakes.tokenizer()
+    pieces = chunks.sentence_pieces(tokenizer, "sentence")
+    found = ChunkedDocument(tokenizer, TextDocument(text), chunk_size, pieces=pieces)
+    return [tokenizer.decode(chunk) for chunk in _all(found)]
+
+
+def _all(found: ChunkedDocument) -> list:
+    made = []
+    with contextlib.suppress(IndexError):
+        while True:
+            made.append(found[len(made)])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ann is red . bob is blue . cleo", ["ann is red .", "bob is blue . cleo"]),  # the rest
+        ("ann is red . bob is blue .", ["ann is red .", "bob is blue ."]),
+        ("the the the the the the the .", ["the the the the the the", "the ."]),  # none ends
+        (". the the the the the . the", [". the the the the the", ". the"]),  # too early
+    ],
+)
+def test_a_chunk_ends_with_the_last_sentence_that_ends_in_its_second_half(text, expected):
+    assert sentences(text, 6) == expected
+
+
+@given(st.lists(st.sampled_from("ann is red . blue".split()), max_size=60), st.integers(1, 9))
+def test_chunks_that_end_with_sentences_are_the_document_in_any_order_of_asking(words, size):
+    tokenizer, text = fakes.tokenizer(), " ".join(words)
+    whole = tokenizer.encode(text).tolist()
+    pieces = chunks.sentence_pieces(tokenizer, "sentence")
+    found = ChunkedDocument(tokenizer, TextDocument(text), size, pieces=pieces)
+    again = ChunkedDocument(tokenizer, TextDocument(text), size, pieces=pieces)
+    made = [chunk.tolist() for chunk in _all(found)]
+    assert sum(made, []) == whole and all(0 < len(chunk) <= size for chunk in made)
+    assert found.total_chunks == len(made)
+    assert [again[k].tolist() for k in reversed(range(len(made)))] == made[::-1]
+
+
+def test_a_document_that_loses_its_middle_keeps_whole_chunks_of_what_is_left():
+    tokenizer = fakes.tokenizer()
+    pieces = chunks.sentence_pieces(tokenizer, "sentence")
+    text = "ann is red . " * 5
+    found = ChunkedDocument(tokenizer, TextDocument(text), 6, 8, pieces=pieces)
+    assert [tokenizer.decode(chunk) for chunk in _all(found)] == ["ann is red ."] * 2
+
+
+def test_an_end_of_chunks_that_there_is_not_is_named():
+    with pytest.raises(ValueError, match="chunk_ends is 'page'; use one of tokens, sentence"):
+        Documents(Counting(), 4, chunk_ends="page")

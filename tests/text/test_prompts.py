@@ -142,5 +142,7 @@ def test_missing_and_doubled_sections_and_files(tmp_path):
         Template.load(write(tmp_path, "[update]\nx"), fakes.tokenizer())
     with pytest.raises(ValueError, match="is twice"):
         Template.load(write(tmp_path, "[update]\nx\n[update]\ny"), fakes.tokenizer())
-    with pytest.raises(ValueError, match="chunk_first, memory_first, question_last"):
+    with pytest.raises(
+        ValueError, match="chunk_first, document_first, memory_first, question_last"
+    ):
         prompts.find("chunk_frist")
