@@ -108,8 +108,9 @@ def build(
     the folder holds another build, or no task can have any of the lengths.
     """
     e, samples = config.evaluate, reading_list.samples_of(config)
-    tokenizer = config.endpoint.tokenizer
-    count = counter(open_tokenizer(tokenizer)) if tokenizer else approximate.count
+    count = approximate.count
+    if config.endpoint.tokenizer:
+        count = counter(open_tokenizer(config.endpoint.tokenizer, screen.warn))
     sources = suites.Sources(count, **config.sources)
     names = suites.names(e.suite, e.tasks, sources)
     _settle(folder, _settings(config, form, reader))

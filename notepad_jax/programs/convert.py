@@ -11,6 +11,7 @@ their destination and take its name at the end.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 import time
@@ -35,6 +36,7 @@ from notepad_jax.programs import policies
 from notepad_jax.telemetry.progress import Bar, Screen
 
 DTYPES = ("bfloat16", "float32")
+SUFFIX = ".gguf"
 MEGABYTE = 10**6
 AT_ONCE = 256 * MEGABYTE  # of a policy that may wait in memory, whole, until it is on disk
 
@@ -75,40 +77,86 @@ def import_hf(
     source: str, folder: str | Path, screen: Screen,
     dtype: str | None = None, overwrite: bool = False, tensor: int = 1,
 ) -> Imported:  # fmt: skip
-    """Reads a Hugging Face folder or URL and writes it as step 0 of a policy of ours.
+    """Reads a Hugging Face folder or URL, or a GGUF file, and writes it as step 0 of a policy.
 
     Parameters are laid out over all devices as in training (`tensor` devices share a head)
-    and every device's slices are read by byte range. `dtype` None keeps config.json's.
-    Raises ValueError for anything wrong with source or destination.
+    and every device's slices are read by byte range. `dtype` None keeps config.json's; of a GGUF
+    file it is float32 where all its numbers are, and else bfloat16. Raises ValueError for
+    anything wrong with source or destination.
     """
     began = time.perf_counter()
     _local(folder, "an import")
     _apart(source, folder)
-    config, store = huggingface.open_policy(source)
+    published = _opened(source)
+    config = published.config
     dtype = _known(dtype or config.dtype, (*DTYPES, "float16"))
     layout = parameters.shardings(config, mesh.make(tensor), rules.TRAINING)
-    text = storage.read_json(source, store.kvstore, huggingface.CONFIG)
-    beside = huggingface.companions(source)
-    beside[huggingface.CONFIG] = (json.dumps(text, indent=2) + "\n").encode()
+    config_json = (json.dumps(published.text, indent=2) + "\n").encode()
+    kinds = ", ".join(f"{count} {kind}" for kind, count in published.kinds.items())
+    screen.say(f"{source}: tensors are {kinds}; written as {dtype} (--dtype)")
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in _abstract(config, dtype))
     with new_folder(folder, total, overwrite) as temporary:
         bar = screen.bar("import", _megabytes(total), "MB")
-        params = huggingface.import_params(config, store, layout, dtype, _counter(bar))
+        params = huggingface.import_params(config, published.store, layout, dtype, _counter(bar))
         bar.finish()
-        for name, content in beside.items():
+        for name, content in {**published.beside, huggingface.CONFIG: config_json}.items():
             (temporary / name).write_bytes(content)
         screen.say("writing the checkpoint")
         _save(temporary / policies.CHECKPOINTS, config, params)
     return Imported(
         source=str(source),
         folder=str(folder),
-        family=text["model_type"],
+        family=published.text["model_type"],
         parameters=parameters.count(config),
         dtype=dtype,
         bytes=total,
         devices=jax.device_count(),
         seconds=time.perf_counter() - began,
     )
+
+
+def _opened(source: str) -> huggingface.Published:
+    """Opens a GGUF file, or a Hugging Face folder or URL."""
+    if not _is_gguf(source):
+        _refuse_folder_of_gguf(source)
+        return huggingface.open_published(source)
+    try:
+        room = importlib.import_module("notepad_jax.checkpoint.gguf.policy")
+    except ModuleNotFoundError as problem:
+        raise ValueError(
+            f"reading GGUF needs {problem.name}, which is not installed; "
+            f"pip install 'notepad-jax[gguf]'"
+        ) from None
+    return room.open_policy(source)
+
+
+def _is_gguf(source: str) -> bool:
+    """Whether `source` is a file that says so, by its name or by its first bytes."""
+    if "://" in str(source):
+        if str(source).lower().endswith(SUFFIX):
+            raise ValueError(f"{source}: a GGUF file is read from a local disk; copy it there")
+        return False
+    path = Path(source)
+    if path.is_dir() or (path.exists() and not path.is_file()):
+        return False
+    if path.name.lower().endswith(SUFFIX) or not path.is_file():
+        return path.name.lower().endswith(SUFFIX)
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
+def _refuse_folder_of_gguf(source: str) -> None:
+    """Raises ValueError for a folder whose only weights are GGUF files: one has to be named."""
+    folder = Path(source)
+    if "://" in str(source) or not folder.is_dir():
+        return
+    names = sorted(path.name for path in folder.iterdir())
+    found = [name for name in names if name.lower().endswith(SUFFIX)]
+    if found and not any(name.startswith(storage.WEIGHTS) for name in names):
+        raise ValueError(
+            f"{source} has no {storage.WEIGHTS}, and {len(found)} GGUF file(s); name the one to "
+            f"import: {folder / found[0]}"
+        )
 
 
 def _save(folder: Path, config: PolicyConfig, params: Any) -> None:

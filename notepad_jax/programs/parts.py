@@ -172,7 +172,7 @@ def load_policy(
     else:
         config, store = huggingface.open_policy(folder)
         params = huggingface.import_params(config, store, where(config))
-    tokenizer = open_tokenizer(folder)
+    tokenizer = open_tokenizer(folder, say)
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
             f"{tokenizer.path} has {tokenizer.vocab_size} ids and the policy's embedding "
@@ -187,7 +187,7 @@ def load_policy(
 def words(name: str) -> Words:
     """Returns the tokenizer of what `policies.resolved` finds, and its folder; reads no weight."""
     folder = policies.folder_of(policies.resolved(name, lambda line: None, ()))
-    return Words(open_tokenizer(folder), Path(folder))
+    return Words(open_tokenizer(folder, lambda line: None), Path(folder))
 
 
 def template(reading: ConfigDict, policy: LoadedPolicy | Words) -> Template:

@@ -99,7 +99,7 @@ def policy_of(config: ConfigDict) -> Policy:
     folder = Path(config.policy)
     if config.policy and folder.is_dir():
         found = huggingface.import_config(folder)
-        tokenizer = open_tokenizer(folder)
+        tokenizer = open_tokenizer(folder, lambda line: None)
         framed = config.reading.chat == "model" and chat.has_template(folder)
         frame = chat.frame(chat.ChatTemplate.read(folder), tokenizer) if framed else None
         counted_by, name = "its own tokenizer", str(folder)

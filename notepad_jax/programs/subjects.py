@@ -49,7 +49,7 @@ def engine(config: ConfigDict, policy: parts.LoadedPolicy) -> Subject:
 def endpoint(config: ConfigDict, screen: Screen) -> Subject:
     """An OpenAI-compatible server, which puts its own turn markers around our prompts."""
     e = config.endpoint
-    tokenizer = open_tokenizer(e.tokenizer) if e.tokenizer else ApproximateTokenizer()
+    tokenizer = open_tokenizer(e.tokenizer, screen.warn) if e.tokenizer else ApproximateTokenizer()
 
     @contextlib.asynccontextmanager
     async def opened(rules: Rules) -> AsyncIterator[Completer]:

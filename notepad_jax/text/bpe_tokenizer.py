@@ -3,7 +3,9 @@
 `tokenizers` looks for added tokens in every text, and its switch `encode_special_tokens`
 leaves out those that are not marked special (Qwen's `<think>`); so documents go through a
 second tokenizer from which they were removed, vocabulary and merges included. Checks at
-load say no to what cannot keep the promises of `tokenizer`. A neighbour of
+load say no to what cannot keep the promises of `tokenizer`. Some published tokenizers have no
+piece for a byte that their corpus lacked, and the library drops what needs it without a word:
+there a character that cannot be written is read as U+FFFD. A neighbour of
 sentencepiece_tokenizer; below: token_blocks, controls, model_folder and tokenizers.
 """
 
@@ -12,7 +14,8 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,16 +28,19 @@ from notepad_jax.types import Tokens, tokens
 
 
 class HuggingFaceTokenizer:
-    """A byte-complete BPE tokenizer.json that keeps added tokens out of ordinary text.
+    """A BPE tokenizer.json, by bytes, that keeps added tokens out of ordinary text.
 
     Every added token is a control piece, whether it is marked special or not, except those
     of white space alone, which some models use for runs of spaces. `stop_ids` are the
     `eos_token` of tokenizer_config.json and the `eos_token_id` of generation_config.json,
-    in this order. Raises ValueError for missing or broken files, for a model that is not
-    BPE or cannot write every text, and for one that cannot be streamed.
+    in this order. Characters that it cannot write are read as U+FFFD, which `say` is told in a
+    line. Raises ValueError for missing or broken files, for a model that is not BPE or cannot
+    write plain ASCII, and for one that cannot be streamed.
     """
 
-    def __init__(self, folder: str | pathlib.Path) -> None:
+    def __init__(
+        self, folder: str | pathlib.Path, say: Callable[[str], None] = warnings.warn
+    ) -> None:
         folder = pathlib.Path(folder)
         self.path = folder / "tokenizer.json"
         spec = read_json(self.path)
@@ -45,13 +51,18 @@ class HuggingFaceTokenizer:
             token["content"]: token["id"] for token in _added(spec, blank=False)
         }
         ordinary = _without(spec, self.controls)
-        _check_byte_complete(ordinary, self.path)
+        lost = _unwritable(ordinary, self.path)
+        borders = BYTE_LEVEL_BORDERS if _is_byte_level(ordinary) else (KEEPING_BORDER,)
+        if lost.any():
+            instead = "?" if lost[0xFFFD] else "\ufffd"
+            say(_loss(ordinary, instead, self.path))
+            ordinary = _replacing(ordinary, lost, instead)
+            self._template = _load(_replacing(_bare(spec), lost, instead), self.path)
+            borders = [_away_from(lost, border) for border in borders]
         self._start = _load(ordinary, self.path)
         middle = _without_prefix(ordinary)
         same = middle == ordinary
         self._middle = self._start if same else _load(middle, self.path)
-        byte_level = "ByteLevel" in _types(ordinary["pre_tokenizer"])
-        borders = BYTE_LEVEL_BORDERS if byte_level else (KEEPING_BORDER,)
         self._border = _border(self._start, self._middle, borders, self.path)
         self._known = frozenset(self._template.get_vocab(with_added_tokens=True).values())
         self.vocab_size: int = max(self._known) + 1
@@ -200,23 +211,111 @@ def _check_is_bpe(spec: Mapping[str, Any], path: pathlib.Path) -> None:
         )
 
 
-def _check_byte_complete(spec: Mapping[str, Any], path: pathlib.Path) -> None:
-    if "ByteLevel" in _types(spec.get("pre_tokenizer")):
-        wanted = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    else:
-        wanted = [f"<0x{byte:02X}>" for byte in range(256)]
-        if not spec["model"].get("byte_fallback"):
-            raise ValueError(
-                f"{path} cannot write every text: it is neither byte-level nor does it fall back "
-                "to bytes; use another tokenizer"
-            )
-    missing = sum(piece not in spec["model"]["vocab"] for piece in wanted)
-    if missing:
-        raise ValueError(
-            f"{path} cannot write every text: {missing} of the 256 bytes have no ordinary piece; "
-            "use another tokenizer"
-        )
+def _is_byte_level(spec: Mapping[str, Any]) -> bool:
+    return "ByteLevel" in _types(spec.get("pre_tokenizer"))
 
+
+# ---------------------------------------------------------------- bytes without a piece
+
+MOST_RANGES = 10_000  # in one class of a pattern of Oniguruma, by which tokenizers matches
+_NEEDED = "".join(map(chr, range(0x20, 0x7F))) + "\t\n"  # what any text may hold: never replaced
+
+
+def _missing_bytes(spec: Mapping[str, Any]) -> list[int]:
+    """The bytes that no piece of the vocabulary writes; some of them never occur in UTF-8."""
+    if _is_byte_level(spec):
+        # GPT-2's alphabet: a byte is its own Latin-1 character where that is seen in print,
+        # and the others are numbered from U+0100 on.
+        alone = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+        others = {byte: 256 + n for n, byte in enumerate(sorted({*range(256)} - alone))}
+        pieces = [chr(others.get(byte, byte)) for byte in range(256)]
+    else:
+        pieces = [f"<0x{byte:02X}>" for byte in range(256)]
+    return [byte for byte, piece in enumerate(pieces) if piece not in spec["model"]["vocab"]]
+
+
+def _unwritable(spec: Mapping[str, Any], path: pathlib.Path) -> np.ndarray:
+    """Says of every code point whether the tokenizer has no pieces for it: bool [0x110000].
+
+    Raises ValueError where one of plain ASCII is among them.
+    """
+    byte_level, vocab = _is_byte_level(spec), spec["model"]["vocab"]
+    if not byte_level and not spec["model"].get("byte_fallback"):
+        raise ValueError(
+            f"{path} cannot write every text: it is neither byte-level nor does it fall back "
+            "to bytes; use another tokenizer"
+        )
+    lost = _written_with(_missing_bytes(spec))
+    if not byte_level:  # bytes are needed only for what is no piece by itself
+        alone = [piece for piece in vocab if len(piece) == 1]
+        lost[[ord(" " if piece == "\u2581" else piece) for piece in alone]] = False
+    needed = [character for character in _NEEDED if lost[ord(character)]]
+    if needed:
+        raise ValueError(
+            f"{path} cannot write plain English: it has no ordinary piece for {needed[0]!r}"
+            f"{f' and {len(needed) - 1} more' if needed[1:] else ''} of the {len(_NEEDED)} "
+            f"characters of plain text; use another tokenizer"
+        )
+    return lost
+
+
+def _written_with(some: Collection[int]) -> np.ndarray:
+    """Says of every code point whether its UTF-8 has one of `some` bytes: bool [0x110000]."""
+    is_one = np.zeros(256, bool)
+    is_one[[*some]] = True
+    found = np.zeros(0x110000, bool)
+    for start, stop, lead, tails in (
+        (0, 0x80, 0, 0), (0x80, 0x800, 0xC0, 1), (0x800, 0xD800, 0xE0, 2),
+        (0xE000, 0x10000, 0xE0, 2), (0x10000, 0x110000, 0xF0, 3),
+    ):  # fmt: skip
+        point = np.arange(start, stop)
+        hit = is_one[lead | point >> 6 * tails]
+        for tail in range(tails):
+            hit |= is_one[0x80 | point >> 6 * tail & 0x3F]
+        found[start:stop] = hit
+    return found
+
+
+def _ranges(lost: np.ndarray) -> list[tuple[int, int]]:
+    """The code points that are marked, as first and last of each run."""
+    edges = np.flatnonzero(np.diff(lost, prepend=False, append=False)).tolist()
+    return [(start, stop - 1) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _replacing(spec: Mapping[str, Any], lost: np.ndarray, instead: str) -> dict[str, Any]:
+    """The same tokenizer, in which the last step of normalizing writes `instead` for `lost`.
+
+    There it costs nothing that can be measured, and sees what the other steps have made.
+    """
+    runs = [f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in _ranges(lost)]
+    classes = ["".join(runs[n : n + MOST_RANGES]) for n in range(0, len(runs), MOST_RANGES)]
+    steps = [
+        {"type": "Replace", "pattern": {"Regex": f"[{marked}]"}, "content": instead}
+        for marked in classes
+    ]
+    before = [spec["normalizer"]] if spec.get("normalizer") else []
+    return {**spec, "normalizer": {"type": "Sequence", "normalizers": [*before, *steps]}}
+
+
+def _away_from(lost: np.ndarray, border: re.Pattern[str]) -> re.Pattern[str]:
+    """The places of `border` not beside a lost character: what stands there is no letter now."""
+    marked = "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in _ranges(lost))
+    return re.compile(f"(?:{border.pattern})(?<![{marked}])(?![{marked}])")
+
+
+def _loss(spec: Mapping[str, Any], instead: str, path: pathlib.Path) -> str:
+    """The line that says what is lost."""
+    never = {0xC0, 0xC1, *range(0xF5, 0x100)}
+    missing = [f"{byte:02x}" for byte in _missing_bytes(spec) if byte not in never]
+    named = " ".join(missing[:12]) + (" ..." if missing[12:] else "")
+    what = "U+FFFD" if instead == "\ufffd" else "'?', as it cannot write U+FFFD either"
+    return (
+        f"{path} has no piece for {len(missing)} of the 243 bytes of UTF-8 ({named}): characters "
+        f"that need them are read as {what}"
+    )
+
+
+# ---------------------------------------------------------------- borders
 
 _BYTE_LEVEL = tokenizers.decoders.ByteLevel()
 _PROBE = (

@@ -11,6 +11,7 @@ is for models whose tokenizer nobody has.
 from __future__ import annotations
 
 import pathlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
@@ -62,19 +63,21 @@ def counter(tokenizer: Tokenizer) -> Callable[[str], int]:
     return lambda text: len(tokenizer.encode(text))
 
 
-def open_tokenizer(folder: str | pathlib.Path) -> Tokenizer:
+def open_tokenizer(
+    folder: str | pathlib.Path, say: Callable[[str], None] = warnings.warn
+) -> Tokenizer:
     """Returns the tokenizer of a Hugging Face folder, by the files that are there.
 
     tokenizer.json wins over tokenizer.model: only it holds tokens that were added later. Where
     it is not BPE (the starter's, for other programs) the model beside it is opened, with the
-    tokens that were added as control pieces. Raises ValueError if there is neither, or if the
-    one that is there cannot be used.
+    tokens that were added as control pieces. `say` is told, in a line, what characters it cannot
+    write. Raises ValueError if there is neither, or if the one that is there cannot be used.
     """
     folder = pathlib.Path(folder)
     ours, model = folder / "tokenizer.json", folder / "tokenizer.model"
     if present(ours):
         added = added_to_unigram(ours) if present(model) else None
-        return HuggingFaceTokenizer(folder) if added is None else _of_model(model, added, ours)
+        return HuggingFaceTokenizer(folder, say) if added is None else _of_model(model, added, ours)
     if present(model):
         return SentencePieceTokenizer(model)
     mend = "copy the one that belongs to the model there"

@@ -20,6 +20,9 @@ from notepad_jax.text.tokenizer import open_tokenizer
 from notepad_jax.types import tokens
 from tests.text.streams import cut, stream
 
+LATIN = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+BYTES = {byte: chr(byte) for byte in LATIN}  # GPT-2's characters of bytes
+BYTES |= {byte: chr(256 + n) for n, byte in enumerate(sorted({*range(256)} - LATIN))}
 CONTROLS = (*tiny_bpe.SPECIAL, *tiny_bpe.NOT_MARKED)
 TEXTS = st.lists(
     st.one_of(
@@ -211,9 +214,20 @@ def stripping(spec: dict) -> None:
     spec["normalizer"] = {"type": "Strip", "strip_left": True, "strip_right": True}
 
 
-def lacking_a_byte(spec: dict) -> None:
-    tiny_bpe.add_merges(spec)
-    del spec["model"]["vocab"]["\u0100"]  # the byte 0
+def lacking(*missing: int):
+    """Takes the pieces of some bytes away, and what is merged from them."""
+
+    def breaking(spec: dict) -> None:
+        tiny_bpe.add_merges(spec)
+        model = spec["model"]
+        byte_level = "<0x00>" not in model["vocab"]
+        gone = {BYTES[byte] if byte_level else f"<0x{byte:02X}>" for byte in missing}
+        if byte_level:
+            gone |= {piece for piece in model["vocab"] if gone & {*piece}} - {*CONTROLS}
+        model["vocab"] = {piece: i for piece, i in model["vocab"].items() if piece not in gone}
+        model["merges"] = [pair for pair in model["merges"] if "".join(pair) not in gone]
+
+    return breaking
 
 
 @pytest.mark.parametrize(
@@ -224,7 +238,8 @@ def lacking_a_byte(spec: dict) -> None:
         ("qwen", lambda spec: spec["model"].update(merges=[["x", "yy"]]), "not a tokenizer.json"),
         ("qwen", lambda spec: spec.update(decoder={"type": "Nope"}), "not a tokenizer.json"),
         ("qwen", lambda spec: spec["added_tokens"][0].update(id=9_999), "'<s>' the id 9999"),
-        ("qwen", lacking_a_byte, "cannot write every text: 1 of the 256 bytes"),
+        ("qwen", lacking(0x0A), r"cannot write plain English: .* for '\\n' of the 97 characters"),
+        ("llama3", lacking(0x7E, 0x20), "no ordinary piece for ' ' and 1 more of the 97"),
         ("prepend", lambda spec: spec["model"].update(byte_fallback=False), "neither byte-level"),
         ("qwen", lambda spec: spec.update(added_tokens=[{"id": 3}]), "not a tokenizer.json"),
         ("qwen", lambda spec: spec.update(pre_tokenizer=7), "not a tokenizer.json"),
@@ -246,6 +261,106 @@ def test_the_same_piece_is_fine_where_a_pattern_keeps_it_from_spanning(tmp_path)
     tiny_bpe.add_merges(spec, ("z", "Ġ"), ("zĠ", "q"))
     tok = HuggingFaceTokenizer(tiny_bpe.folder(tmp_path, changed=spec))
     assert tok.encode("z q").tolist() == library_ids(spec, "z q")
+
+
+# ---------------------------------------------------------------- bytes without a piece
+
+# SmolLM2's; a tail and a lead of CJK, in whose texts we like to cut; U+FFFD's own; tails of two
+LACKING = {
+    "smol": (0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xF1, 0xF2, 0xC0, 0xC1, *range(0xF5, 0x100)),
+    "cjk": (0x00, 0xE4, 0x97), "fffd": (0x0D, 0xBD), "tails": (0x80, 0xA9),
+}  # fmt: skip
+LOST = "\x04\u4e00\r\u00e9"
+LACKING_KINDS = [*((kind, "smol") for kind in tiny_bpe.KINDS)]
+LACKING_KINDS += [(kind, what) for kind in ("qwen", "digits") for what in ("cjk", "fffd", "tails")]
+LACKING_KINDS += [("prepend", "cjk"), ("metaspace", "fffd")]
+
+
+@functools.cache
+def lacking_spec(kind: str, what: str) -> dict:
+    spec = tiny_bpe.spec(kind)
+    lacking(*LACKING[what])(spec)
+    return spec
+
+
+@functools.cache
+def incomplete(kind: str, what: str) -> tuple[HuggingFaceTokenizer, list[str]]:
+    said: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = tiny_bpe.folder(pathlib.Path(folder), changed=lacking_spec(kind, what))
+        return HuggingFaceTokenizer(path, said.append), said
+
+
+def readable(kind: str, what: str, text: str) -> str:
+    """The text as such a tokenizer sees it, by UTF-8 itself: one character after the other."""
+    kept, missing = text.encode("utf-8", "replace").decode(), {*LACKING[what]}
+    if kind == "qwen":
+        kept = unicodedata.normalize("NFC", kept)
+    known = {} if kind in tiny_bpe.BYTE_LEVEL else lacking_spec(kind, what)["model"]["vocab"]
+    instead = "?" if missing & {*"\ufffd".encode()} else "\ufffd"
+    return "".join(instead if missing & {*c.encode()} and c not in known else c for c in kept)
+
+
+@pytest.mark.parametrize(("kind", "what"), LACKING_KINDS)
+def test_every_character_is_read_and_one_without_its_bytes_as_the_sign_for_that(kind, what):
+    tok, said = incomplete(kind, what)
+    theirs = json.loads(json.dumps(lacking_spec(kind, what)))
+    characters = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
+    least = 0x900 if what != "smol" or kind != "digits" else 0x10000  # one goes through the plane
+    edges = {*range(0x3FFFF, 0xC0001, 0x10000), *range(0x40000, 0xC0001, 0x10000)}
+    characters = [c for c in characters if ord(c) < least or ord(c) % 61 == 0 or ord(c) in edges]
+    for start in range(0, len(characters), 997):
+        text = "a".join(characters[start : start + 997])
+        wanted = readable(kind, what, text)
+        ids = tok.encode(text).tolist()
+        assert ids == library_ids(theirs, wanted)
+        if kind in ("digits", "llama3", "camel"):  # no prefix, no normal form
+            assert tok.decode(ids) == wanted
+    assert len(said) == 1
+    library = tokenizers.Tokenizer.from_str(json.dumps(theirs))  # a template is no exception
+    wanted = library.encode(f"<|im_end|>{readable(kind, what, LOST)}", add_special_tokens=False)
+    assert tok.encode_template(f"<|im_end|>{LOST}").tolist() == wanted.ids
+
+
+@pytest.mark.parametrize(("kind", "what"), LACKING_KINDS)
+@settings(max_examples=40, deadline=None)
+@given(
+    parts=st.lists(
+        st.one_of(
+            TEXTS.map("".join),
+            st.sampled_from(["\x04", "\x13\x16 ", "\n\x1d", "\U00040000", "\U000bffffa", "\ufffd",
+                             "\u4e00\u3001", "\n\u4e00", "\u4e00 a", "e\u0301", "\u2126", "\r\n"]),
+            st.characters(),
+        ),
+        max_size=12,
+    ),
+    places=st.lists(st.integers(0, 10**6), max_size=12),
+)  # fmt: skip
+def test_a_stream_without_some_bytes_equals_the_whole_and_the_library(kind, what, parts, places):
+    text, (tok, _) = "".join(parts), incomplete(kind, what)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_blocks, "SHORTEST_BLOCK", 1)
+        whole = tok.encode(text).tolist()
+        assert stream(tok, cut(text, places)) == stream(tok, list(text)) == whole
+        assert whole == library_ids(lacking_spec(kind, what), readable(kind, what, text))
+
+
+def test_what_cannot_be_written_is_said_in_one_line_and_only_where_text_can_have_it(tmp_path):
+    _, said = incomplete("digits", "smol")
+    assert said[0].endswith(
+        "tokenizer.json has no piece for 8 of the 243 bytes of UTF-8 (04 06 13 14 16 1d f1 f2): "
+        "characters that need them are read as U+FFFD"
+    )
+    _, said = incomplete("digits", "fffd")
+    assert said[0].endswith("(0d bd): characters that need them are read as '?', as it cannot "
+                            "write U+FFFD either")  # fmt: skip
+    spec = tiny_bpe.spec("qwen")
+    lacking(0xC0, 0xC1, *range(0xF5, 0x100))(spec)  # no text has these
+    open_tokenizer(tiny_bpe.folder(tmp_path / "whole", changed=spec), said.append)
+    assert len(said) == 1
+    lacking(0x04)(spec)
+    with pytest.warns(UserWarning, match=r"1 of the 243 bytes of UTF-8 \(04\)"):
+        open_tokenizer(tiny_bpe.folder(tmp_path / "one", changed=spec))
 
 
 def test_broken_json_is_named(tmp_path):

@@ -10,9 +10,11 @@ Memory: an import holds `budget` bytes beside what the devices hold, an export o
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ import numpy as np
 from notepad_jax.checkpoint.hf import names, placing, storage, writing
 from notepad_jax.checkpoint.hf.config import read_config, write_config
 from notepad_jax.checkpoint.hf.fields import ImportProblem
-from notepad_jax.checkpoint.hf.headers import Safetensors
+from notepad_jax.checkpoint.hf.headers import NAMES, Safetensors
 from notepad_jax.checkpoint.hf.placing import Layout
 from notepad_jax.checkpoint.hf.storage import CONFIG, INDEX, WEIGHTS
 from notepad_jax.checkpoint.hf.writing import PART_BYTES, Planned, Written
@@ -64,6 +66,17 @@ def layouts(config: PolicyConfig) -> dict[tuple[str, ...], Layout]:
 # ---------------------------------------------------------------- import
 
 
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """A published policy whose headers were read and agree with each other; no weight was."""
+
+    config: PolicyConfig
+    store: placing.Store
+    text: Mapping[str, Any]  # its config.json
+    beside: Mapping[str, bytes]  # its tokenizer's files and generation_config.json
+    kinds: Mapping[str, int]  # how its numbers are stored, and how many tensors are: "BF16", 290
+
+
 def import_config(source: str | Path) -> PolicyConfig:
     """Reads the sizes of the policy in a folder or bucket."""
     kvstore = storage.open_kvstore(source)
@@ -85,6 +98,14 @@ def open_policy(source: str | Path) -> tuple[PolicyConfig, Safetensors]:
     return config, store
 
 
+def open_published(source: str | Path) -> Published:
+    """As `open_policy`, with everything that an import takes along."""
+    config, store = open_policy(source)
+    kinds = Counter(NAMES[located.dtype] for located in store.tensors.values())
+    text = storage.read_json(str(source), store.kvstore, CONFIG)
+    return Published(config, store, text, companions(source), dict(kinds.most_common()))
+
+
 def import_policy(source: str | Path) -> tuple[PolicyConfig, Tree]:
     """Reads a folder onto the first device; returns the config and a tree in the stored dtype.
 
@@ -100,7 +121,7 @@ def import_policy(source: str | Path) -> tuple[PolicyConfig, Tree]:
 
 def import_params(
     config: PolicyConfig,
-    store: Safetensors,
+    store: placing.Store,
     shardings: Any,
     dtype: str | None = None,
     placed: Callable[[int], None] = lambda size: None,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -140,12 +140,16 @@ def _unfolded(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(index)
 
 
-def check(config: PolicyConfig, shapes: Mapping[str, tuple[int, ...]], where: str = "") -> None:
+def check(
+    config: PolicyConfig, shapes: Mapping[str, tuple[int, ...]], where: str = "",
+    asks: str = f"its {CONFIG} asks", spelled: Callable[[str], str] = str,
+) -> None:  # fmt: skip
     """Compares the names and shapes of a checkpoint's tensors with what `config` asks for.
 
     Raises:
       ImportProblem: a tensor is missing, has another shape, or is one that our decoder would
-        leave out of its sums. Starts with `where`.
+        leave out of its sums. Starts with `where`; `asks` says whose word `config` is, and
+        `spelled` what the checkpoint calls a tensor.
     """
     where = f"{where}: " if where else ""
     expected = set()
@@ -156,19 +160,19 @@ def check(config: PolicyConfig, shapes: Mapping[str, tuple[int, ...]], where: st
             hint = ""
             if name == "lm_head.weight":
                 hint = f"; if the embedding is tied, {CONFIG} must say tie_word_embeddings: true"
-            raise ImportProblem(f"{where}tensor {quoted(name)} is missing{hint}")
+            raise ImportProblem(f"{where}tensor {quoted(spelled(name))} is missing{hint}")
         if tuple(shapes[name]) != shape:
             raise ImportProblem(
-                f"{where}tensor {quoted(name)} has shape {tuple(shapes[name])}, "
-                f"its {CONFIG} asks for {shape}"
+                f"{where}tensor {quoted(spelled(name))} has shape {tuple(shapes[name])}, "
+                f"{asks} for {shape}"
             )
     for name in shapes:
         # Some tied checkpoints store the embedding twice, some old ones RoPE's frequencies.
         spare = name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq")
         if name not in expected and not spare:
             raise ImportProblem(
-                f"{where}there is a tensor {quoted(name)}, which a {family_of(config)} decoder "
-                f"with this {CONFIG} lacks"
+                f"{where}there is a tensor {quoted(spelled(name))}, which a "
+                f"{family_of(config)} decoder as {asks} for lacks"
             )
 
 

@@ -2,23 +2,23 @@
 
 `Layout` says which tensors make up a parameter and how their axes are folded; the table of a
 model family (`names`, through `huggingface` above) makes Layouts. `place` builds one sharded
-parameter: it reads the rows that this process's devices need, once, in blocks (`headers`,
-below), straight into one host buffer per device. The buffers alive at one time are bounded by
-`budget`; `jax.make_array_from_callback` would hold all of them at once.
+parameter: it reads the rows that this process's devices need, once, in blocks, out of a `Store`
+(`headers`, below, or a GGUF file), straight into one host buffer per device. The buffers alive at
+one time are bounded by `budget`; `jax.make_array_from_callback` would hold all of them at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from notepad_jax.checkpoint.hf import storage
-from notepad_jax.checkpoint.hf.headers import DTYPES, NAMES, Rows, Safetensors, bounds
+from notepad_jax.checkpoint.hf.headers import DTYPES, NAMES, Located, Rows, bounds
 from notepad_jax.checkpoint.hf.storage import CONFIG, StoreProblem, quoted
 
 ALIGNMENT = 64  # bytes; XLA's on CPUs
@@ -30,6 +30,24 @@ EXPONENTS = {
     DTYPES["BF16"]: np.uint16(0x7F80),
     DTYPES["F16"]: np.uint16(0x7C00),
 }
+
+
+class Store(Protocol):
+    """Where published tensors come from."""
+
+    @property
+    def where(self) -> str:
+        """The folder or URL, for messages."""
+
+    @property
+    def tensors(self) -> Mapping[str, Located]:
+        """Every tensor, by its name in a Hugging Face folder."""
+
+    def located(self, name: str) -> Located:
+        """Returns where a tensor lies; raises StoreProblem if there is none of this name."""
+
+    def blocks(self, wanted: Iterable[Rows]) -> Iterator[tuple[Rows, int, np.ndarray]]:
+        """Yields (rows asked for, number of the first row, rows) in order, block by block."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +86,7 @@ class Layout:
         return np.ascontiguousarray(ours.transpose(back)).reshape(self.published)
 
 
-def check(store: Safetensors, layout: Layout) -> None:
+def check(store: Store, layout: Layout) -> None:
     """Raises StoreProblem if a tensor of `layout` is absent, misshapen, or no weight."""
     for name in layout.names:
         found = store.located(name)
@@ -89,7 +107,7 @@ Index = tuple[tuple[int, int], ...]  # [start, stop) per axis
 
 
 def place(
-    store: Safetensors, layout: Layout, sharding: jax.sharding.Sharding, dtype: Any = None,
+    store: Store, layout: Layout, sharding: jax.sharding.Sharding, dtype: Any = None,
     budget: int = 1 << 30,
 ) -> jax.Array:  # fmt: skip
     """Reads a parameter onto the devices of `sharding`, in the stored dtype or in `dtype`.
@@ -115,7 +133,7 @@ def place(
     return jax.make_array_from_single_device_arrays(layout.shape, sharding, placed)
 
 
-def _dtype(store: Safetensors, layout: Layout, dtype: Any) -> np.dtype:
+def _dtype(store: Store, layout: Layout, dtype: Any) -> np.dtype:
     if dtype is not None:
         return np.dtype(dtype)
     found = {store.tensors[name].dtype for name in layout.names}
@@ -145,7 +163,7 @@ def _buffer(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def _finite(store: Safetensors, name: str, values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _finite(store: Store, name: str, values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Casts a few rows of a tensor; raises StoreProblem for what is no number, then or before."""
     with np.errstate(over="ignore"):
         cast = values.astype(dtype, copy=False)
@@ -167,7 +185,7 @@ def _finite(store: Safetensors, name: str, values: np.ndarray, dtype: np.dtype) 
 
 
 def _fill(
-    store: Safetensors, layout: Layout, dtype: np.dtype, indices: Sequence[Index]
+    store: Store, layout: Layout, dtype: np.dtype, indices: Sequence[Index]
 ) -> dict[Index, np.ndarray]:
     """Reads the slices `indices` of a parameter in one pass over the tensors they touch.
 

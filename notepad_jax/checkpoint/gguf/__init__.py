@@ -1,0 +1,1 @@
+"""GGUF files, as llama.cpp reads them, in the terms of Hugging Face folders."""
