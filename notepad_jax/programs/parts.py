@@ -38,6 +38,7 @@ from notepad_jax.text.tokenizer import Tokenizer, open_tokenizer
 from notepad_jax.types import PolicySnapshot
 
 ACTIVATIONS = ("float32", "bfloat16")
+CPU = "cpu"  # the platform of devices for which bfloat16 is emulated, eight times slower
 
 Where = Callable[[PolicyConfig], Any]  # the sharding of every parameter of a policy
 
@@ -59,6 +60,7 @@ class Words:
 
     tokenizer: Tokenizer
     folder: Path
+    config: PolicyConfig  # as `load_policy` has it
 
 
 # ---------------------------------------------------------------- devices
@@ -108,7 +110,7 @@ def engines(engine: ConfigDict, there: Sequence[jax.Device] | None = None) -> in
     them busy. Engines that share it run side by side, and what one has compiled, all have.
     """
     rows = engines_mesh(engine, there)
-    shared = engine.per_cpu if rows.devices.flat[0].platform == "cpu" else 1
+    shared = engine.per_cpu if rows.devices.flat[0].platform == CPU else 1
     return rows.shape["fsdp"] * shared
 
 
@@ -154,12 +156,8 @@ def load_policy(
     """Reads config, weights and tokenizer of what `policies.resolved` finds under a name.
 
     The weights are as stored; every device reads its own slices of them, and `where` says which
-    (`to_learn`, `to_read`). `activations` is the dtype that the policy computes in; "" is the
-    one that its config.json names.
+    (`to_learn`, `to_read`). `activations` is what a config says of `dtype` (`computes_in`).
     """
-    if activations not in ("", *ACTIVATIONS):
-        known = ", ".join(map(repr, ACTIVATIONS))
-        raise ValueError(f"dtype is {activations!r}; use one of {known}, or '' for the policy's")
     compiled.keep()  # for those who come by Python and not by the command line
     found = policies.resolved(name, say)
     folder = policies.folder_of(found)
@@ -173,21 +171,42 @@ def load_policy(
         config, store = huggingface.open_policy(folder)
         params = huggingface.import_params(config, store, where(config))
     tokenizer = open_tokenizer(folder)
+    config = _read_as(config, activations, tokenizer, where)
+    return LoadedPolicy(config, params, tokenizer, Path(folder), found.name)
+
+
+def words(name: str, activations: str = "", where: Where = on_one) -> Words:
+    """Returns what `load_policy` of the same does, but for the weights, which it does not read."""
+    folder = policies.folder_of(policies.resolved(name, lambda line: None, ()))
+    tokenizer, config = open_tokenizer(folder), huggingface.import_config(folder)
+    return Words(tokenizer, Path(folder), _read_as(config, activations, tokenizer, where))
+
+
+def _read_as(
+    config: PolicyConfig, activations: str, tokenizer: Tokenizer, where: Where
+) -> PolicyConfig:
+    """Returns the config of a policy with what it computes in and the ids that it is read with."""
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
             f"{tokenizer.path} has {tokenizer.vocab_size} ids and the policy's embedding "
             f"{config.vocab_size} rows; this tokenizer belongs to another policy"
         )
-    config = dataclasses.replace(
-        config, valid_vocab=tokenizer.vocab_size, dtype=activations or config.dtype
-    )
-    return LoadedPolicy(config, params, tokenizer, Path(folder), found.name)
+    device = next(iter(jax.tree.leaves(where(config))[0].device_set))
+    dtype = computes_in(activations, config, device.platform)
+    return dataclasses.replace(config, valid_vocab=tokenizer.vocab_size, dtype=dtype)
 
 
-def words(name: str) -> Words:
-    """Returns the tokenizer of what `policies.resolved` finds, and its folder; reads no weight."""
-    folder = policies.folder_of(policies.resolved(name, lambda line: None, ()))
-    return Words(open_tokenizer(folder), Path(folder))
+def computes_in(said: str, policy: PolicyConfig, platform: str) -> str:
+    """Returns the dtype that a policy computes in, of what a config says of `dtype`.
+
+    "" is what suits the machine: float32 on CPUs, however the policy is stored; on others, what
+    its config.json names. Whatever else says "" of a dtype (`engine.cache_dtype`,
+    `checkpoint.rollout_dtype`) means this one. Raises ValueError for one that nothing computes in.
+    """
+    if said not in ("", *ACTIVATIONS):
+        known = ", ".join(map(repr, ACTIVATIONS))
+        raise ValueError(f"dtype is {said!r}; use one of {known}, or '' for what suits the machine")
+    return said or ("float32" if platform == CPU else policy.dtype)
 
 
 def template(reading: ConfigDict, policy: LoadedPolicy | Words) -> Template:
@@ -223,7 +242,9 @@ def rules(reading: ConfigDict, tokenizer: Tokenizer | None = None) -> Rules:
     )
 
 
-def engine_settings(engine: ConfigDict, reading: Rules, template: Template) -> EngineSettings:
+def engine_settings(
+    engine: ConfigDict, policy: PolicyConfig, reading: Rules, template: Template
+) -> EngineSettings:
     """Returns the sizes of an engine for `reading`; ValueError for one that is too small."""
     longest = template.longest_prompt(
         reading.max_question, reading.chunk_size, reading.max_memory, reading.carry
@@ -238,7 +259,7 @@ def engine_settings(engine: ConfigDict, reading: Rules, template: Template) -> E
         max_new_tokens=answer,
         steps_per_launch=engine.steps_per_launch,
         row_tokens=sizes.row_tokens(engine, turns),
-        cache_dtype=engine.cache_dtype,
+        cache_dtype=engine.cache_dtype or policy.dtype,
     )
 
 
@@ -251,7 +272,7 @@ def service(
 
     `snapshot` lies where `to_read` says; `settings` are sizes other than `engine_settings`.
     """
-    settings = settings or engine_settings(engine, reading, template)
+    settings = settings or engine_settings(engine, policy.config, reading, template)
     there = engines_mesh(engine)
 
     def one(number: int, policy_there: PolicySnapshot) -> EngineService:
