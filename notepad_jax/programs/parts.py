@@ -52,6 +52,7 @@ class LoadedPolicy:
     tokenizer: Tokenizer
     folder: Path  # Hugging Face folder: tokenizer, chat template, config.json
     name: str  # as `policies.resolved` names it again: the folder, or runs/mine@40
+    stored: Any  # shapes and dtypes of `params` where they were read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,24 +156,40 @@ def load_policy(
 ) -> LoadedPolicy:  # fmt: skip
     """Reads config, weights and tokenizer of what `policies.resolved` finds under a name.
 
-    The weights are as stored; every device reads its own slices of them, and `where` says which
-    (`to_learn`, `to_read`). `activations` is what a config says of `dtype` (`computes_in`).
+    Every device reads its own slices of the weights, and `where` says which (`to_learn`,
+    `to_read`). They are as stored, but for CPUs that compute in float32, where they lie in it.
+    `activations` is what a config says of `dtype` (`computes_in`).
     """
     compiled.keep()  # for those who come by Python and not by the command line
     found = policies.resolved(name, say)
     folder = policies.folder_of(found)
-    if found.steps is not None:
-        config = huggingface.import_config(folder)
-        like = as_stored(found.steps, found.step)
-        there = f"{found.steps}/{found.step}"
-        check_shapes(like, parameters.abstract_params(config), there)
-        params, _ = load_params(found.steps, found.step, placed(like, where(config)))
-    else:
-        config, store = huggingface.open_policy(folder)
-        params = huggingface.import_params(config, store, where(config))
-    tokenizer = open_tokenizer(folder)
+    tokenizer, config = open_tokenizer(folder), huggingface.import_config(folder)
     config = _read_as(config, activations, tokenizer, where)
-    return LoadedPolicy(config, params, tokenizer, Path(folder), found.name)
+    wide = widened(config, _platform(where(config)))
+    if found.steps is not None:
+        stored = as_stored(found.steps, found.step)
+        there = f"{found.steps}/{found.step}"
+        check_shapes(stored, parameters.abstract_params(config), there)
+        kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, wide or x.dtype), stored)
+        params, _ = load_params(found.steps, found.step, placed(kept, where(config)))
+    else:
+        _, store = huggingface.open_policy(folder)
+        stored = huggingface.as_stored(config, store)
+        params = huggingface.import_params(config, store, where(config), wide)
+    return LoadedPolicy(config, params, tokenizer, Path(folder), found.name, stored)
+
+
+def widened(config: PolicyConfig, platform: str) -> str | None:
+    """Returns the dtype that weights are read into, where that is not the one they are stored in.
+
+    CPUs that compute in float32 have them in it: XLA would widen the whole policy anew in every
+    launch, beside what is stored.
+    """
+    return "float32" if platform == CPU and config.dtype == "float32" else None
+
+
+def _platform(shardings: Any) -> str:
+    return next(iter(jax.tree.leaves(shardings)[0].device_set)).platform
 
 
 def words(name: str, activations: str = "", where: Where = on_one) -> Words:
@@ -191,8 +208,7 @@ def _read_as(
             f"{tokenizer.path} has {tokenizer.vocab_size} ids and the policy's embedding "
             f"{config.vocab_size} rows; this tokenizer belongs to another policy"
         )
-    device = next(iter(jax.tree.leaves(where(config))[0].device_set))
-    dtype = computes_in(activations, config, device.platform)
+    dtype = computes_in(activations, config, _platform(where(config)))
     return dataclasses.replace(config, valid_vocab=tokenizer.vocab_size, dtype=dtype)
 
 

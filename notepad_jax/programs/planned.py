@@ -87,7 +87,7 @@ class Policy:
     name: str
     counted_by: str
     config: PolicyConfig
-    stored: str  # dtype of its weights
+    stored: str  # dtype that its weights are read in
     template: Template
 
 
@@ -114,7 +114,8 @@ def policy_of(config: ConfigDict, platform: str) -> Policy:
         )
     template = Template.load(config.reading.template, tokenizer, frame)
     policy = dataclasses.replace(found, dtype=parts.computes_in(config.dtype, found, platform))
-    return Policy(name, counted_by, policy, found.dtype, template)
+    stored = parts.widened(policy, platform) or found.dtype
+    return Policy(name, counted_by, policy, stored, template)
 
 
 class _StandIn(ApproximateTokenizer):

@@ -5,11 +5,19 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from configs.models import MODELS
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.programs import configuration, evaluate, parts, planned, subjects
+from notepad_jax.programs import (
+    configuration,
+    evaluate,
+    parts,
+    planned,
+    starting_policy,
+    subjects,
+)
 from notepad_jax.telemetry.progress import SilentScreen
 from pallas_kernels import aot
 from tests import fakes, tiny
@@ -59,11 +67,21 @@ def engine_of(policy, *words: str):
     return parts.engine_settings(config.engine, policy.config, rules, fakes.template())
 
 
-def test_a_bfloat16_policy_is_read_as_stored_and_computes_in_float32_here(stored):
+def dtypes_of(tree) -> set:
+    return {x.dtype for x in jax.tree.leaves(tree)}
+
+
+def test_a_bfloat16_policy_lies_and_computes_in_float32_here(stored):
     policy = parts.load_policy(stored)
-    assert {x.dtype for x in jax.tree.leaves(policy.params)} == {jnp.dtype("bfloat16")}
+    assert dtypes_of(policy.params) == {jnp.dtype("float32")}
+    assert dtypes_of(policy.stored) == {jnp.dtype("bfloat16")}
     assert policy.config.dtype == "float32" and engine_of(policy).cache_dtype == "float32"
     said = parts.load_policy(stored, "bfloat16")
+    assert dtypes_of(said.params) == dtypes_of(said.stored) == {jnp.dtype("bfloat16")}
+    for wide, narrow in zip(*map(jax.tree.leaves, (policy.params, said.params)), strict=True):
+        np.testing.assert_array_equal(wide, narrow.astype("float32"))  # the same numbers
+    # What a run began with is known by what lies on the disk.
+    assert starting_policy.content(policy) == starting_policy.content(said)
     assert said.config.dtype == "bfloat16" == engine_of(said).cache_dtype
     assert engine_of(said, "--config.engine.cache_dtype=int8").cache_dtype == "int8"
     assert parts.words(stored, "bfloat16").config == said.config  # and without its weights
