@@ -59,7 +59,6 @@ def get_config() -> ConfigDict:
         pages=0,  # derived: all slots at once
         steps_per_launch=16,
         row_tokens=0,  # derived: four tails
-        cache_dtype="bfloat16",
     )
     # Of `ask`, and of `eval` with this config, which then wants a --suite.
     config.evaluate.update(

@@ -16,7 +16,9 @@ def get_config() -> ConfigDict:
     # A config file calls its `apply(config)` instead.
     config.recipe = ""
     config.policy = "data/starter"  # a Hugging Face folder with a tokenizer.model
-    config.dtype = ""  # of activations: "float32", "bfloat16", or "" for what the policy names
+    # Of activations: "float32", "bfloat16", or "" for what suits the machine: float32 on CPUs,
+    # which emulate bfloat16 eight times slower, and on others what the policy names.
+    config.dtype = ""
     config.kernels = "auto"  # by machine; see pallas_kernels.BACKENDS
 
     # How a document is read. Context of a turn = chunk + question + memory + a few marks.
@@ -182,7 +184,7 @@ def get_config() -> ConfigDict:
     config.checkpoint = ConfigDict(
         dict(
             handoff="storage",  # the engine loads each step's params through orbax; or "memory"
-            # Of the engine's weights: "" for the activations', or "float32"; "bfloat16" is half
+            # Of the engine's weights: "" for that of activations, or "float32"; "bfloat16" is half
             # the memory of that, "int8" a quarter and a bit.
             rollout_dtype="",
             every=1,  # steps between checkpoints; must be 1 with handoff="storage"
@@ -223,7 +225,7 @@ def get_config() -> ConfigDict:
             pages=1024,
             steps_per_launch=8,
             row_tokens=416,  # tail tokens packed behind one copy of a chunk: 32 questions of 13
-            cache_dtype="float32",
+            cache_dtype="",  # of keys and values; "" for that of activations
             give_back=False,  # the cache's memory to the update, and take it again after it
             share_prefixes=True,
             read_ahead=False,

@@ -28,7 +28,6 @@ def get_config() -> ConfigDict:
     config = quickstart.get_config()
     # A Hugging Face folder. `plan` needs no weights: there its last part names a published model.
     config.policy = "policies/Qwen2.5-7B-Instruct"
-    config.dtype = "bfloat16"  # of activations; what is trained is float32
     config.steps = 200  # rollouts
     config.reading.update(
         template="chunk_first",  # a group shares everything before its memories
@@ -66,7 +65,6 @@ def get_config() -> ConfigDict:
     config.parallel.devices = 0
     config.checkpoint.update(
         handoff="memory",  # "storage" reads 30 GB every step
-        rollout_dtype="bfloat16",
         every=10,
     )
     config.engine.update(
@@ -79,7 +77,6 @@ def get_config() -> ConfigDict:
         pages=6144,  # 786K tokens; 57 KB each over 4 devices: 11.3 GB
         steps_per_launch=32,
         row_tokens=8192,
-        cache_dtype="bfloat16",
         give_back=True,  # the cache's memory to the update, and take it again after it
     )
     # Greedy reading in `quickstart`; real suites: config ruler.

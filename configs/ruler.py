@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.seed = 0
     config.policy = ""  # a Hugging Face folder; or an endpoint, below
-    config.dtype = ""  # of activations: "float32", "bfloat16", or "" for what the policy names
+    config.dtype = ""  # of activations; "": float32 on CPUs, on others what the policy names
     config.kernels = "auto"
 
     # Context of a turn = instruction + question + chunk + memory, then memory or answer again.
@@ -85,7 +85,7 @@ def get_config() -> ConfigDict:
             pages=2304,  # 295K tokens; at Qwen2.5-7B's 57 KB a token, 17 GB
             steps_per_launch=16,
             row_tokens=8192,
-            cache_dtype="bfloat16",
+            cache_dtype="",  # as activations
             share_prefixes=True,
             read_ahead=False,
             use_drafts=True,

@@ -20,6 +20,7 @@ from pallas_kernels import logprob, packed, paged, reference, schedule, tuning
 from pallas_kernels.pages import Pages, PageTables
 
 BACKENDS = ("auto", "pallas", "interpret", "xla", "reference")
+LOGITS = 2**27  # bytes of the logits that a CPU holds at once, float32
 
 # Part of the key of all of jax's caches: what was traced for one backend is never taken for
 # another.
@@ -247,4 +248,13 @@ def token_logprob(
         return logprob.token_logprob(
             x_TD, w, labels_T, **how, axis_name=axis_name, interpret=backend() == "interpret"
         )
-    return reference.token_logprob(x_TD, w, labels_T, **how, axis_name=axis_name)
+    block = logprob_block(w.shape[0 if transposed else 1])
+    return reference.token_logprob(x_TD, w, labels_T, **how, axis_name=axis_name, block=block)
+
+
+def logprob_block(vocabulary: int) -> int:
+    """Returns how many tokens' logits are held at once: 1,024, and on CPUs few enough for LOGITS.
+
+    A GPU wants large products; a CPU gains nothing by them, and its memory is a laptop's.
+    """
+    return 1024 if backend() == "xla" else min(1024, max(64, LOGITS // (4 * vocabulary)))

@@ -110,7 +110,7 @@ def _of_engine(config: ConfigDict, made: Planned, found: Found) -> Iterator[Cand
     if not e.give_back:
         saved = {UPDATE: held["cache"], HANDOFF: held["cache"]}
         yield "engine.give_back", "true", "the cache is filled with zeros once a step", saved
-    smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(e.cache_dtype)
+    smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(e.cache_dtype or made.policy.dtype)
     if smaller:
         share = 0.5 if smaller != "int8" else 0.45  # int8 has scales beside it
         saved = dict.fromkeys(cached, held["cache"] * share)

@@ -202,7 +202,8 @@ def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> O
     )
     everything = [item for job in planned for item in job.items]
     check(everything, reader.tokenizer, config.reading.max_question)
-    with Readings(folder, identity(config) | {"reader": reader.name}) as readings:
+    who = {"reader": reader.name, **reader.dtypes}
+    with Readings(folder, identity(config) | who) as readings:
         write_json(folder / CONFIG, configuration.plain(config))
         results = read(config, reader, planned, "eval", readings, screen)
         outcome = evaluation_page.Report(

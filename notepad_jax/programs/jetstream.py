@@ -57,14 +57,14 @@ def run(
         host, port = place.getsockname()[:2]
         if not config.policy:
             raise ValueError("there is nothing to serve; give --policy FOLDER")
-        template = parts.template(config.reading, parts.words(config.policy))  # before any weight
-        policy = parts.load_policy(
-            config.policy, config.dtype, parts.to_read(config.engine), screen.warn
-        )
+        where = parts.to_read(config.engine)
+        words = parts.words(config.policy, config.dtype, where)
+        template = parts.template(config.reading, words)  # before any weight
+        policy = parts.load_policy(config.policy, config.dtype, where, screen.warn)
         rules = dataclasses.replace(
             parts.rules(config.reading, policy.tokenizer), chunk_size=config.evaluate.chunk_size
         )
-        settings = alone(serve.engine_settings(config, rules, template))
+        settings = alone(serve.engine_settings(config, policy.config, rules, template))
     # The stock server opens a socket of its own; nobody was there, so it finds the place free.
     server = _opened(room, config, policy, settings, key, host, port)
     name = name or serve.served_name(policy.name)

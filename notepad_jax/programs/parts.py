@@ -38,6 +38,7 @@ from notepad_jax.text.tokenizer import Tokenizer, open_tokenizer
 from notepad_jax.types import PolicySnapshot
 
 ACTIVATIONS = ("float32", "bfloat16")
+CPU = "cpu"  # the platform of devices for which bfloat16 is emulated, eight times slower
 
 Where = Callable[[PolicyConfig], Any]  # the sharding of every parameter of a policy
 
@@ -51,6 +52,7 @@ class LoadedPolicy:
     tokenizer: Tokenizer
     folder: Path  # Hugging Face folder: tokenizer, chat template, config.json
     name: str  # as `policies.resolved` names it again: the folder, or runs/mine@40
+    stored: Any  # shapes and dtypes of `params` where they were read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Words:
 
     tokenizer: Tokenizer
     folder: Path
+    config: PolicyConfig  # as `load_policy` has it
 
 
 # ---------------------------------------------------------------- devices
@@ -108,7 +111,7 @@ def engines(engine: ConfigDict, there: Sequence[jax.Device] | None = None) -> in
     them busy. Engines that share it run side by side, and what one has compiled, all have.
     """
     rows = engines_mesh(engine, there)
-    shared = engine.per_cpu if rows.devices.flat[0].platform == "cpu" else 1
+    shared = engine.per_cpu if rows.devices.flat[0].platform == CPU else 1
     return rows.shape["fsdp"] * shared
 
 
@@ -153,41 +156,74 @@ def load_policy(
 ) -> LoadedPolicy:  # fmt: skip
     """Reads config, weights and tokenizer of what `policies.resolved` finds under a name.
 
-    The weights are as stored; every device reads its own slices of them, and `where` says which
-    (`to_learn`, `to_read`). `activations` is the dtype that the policy computes in; "" is the
-    one that its config.json names.
+    Every device reads its own slices of the weights, and `where` says which (`to_learn`,
+    `to_read`). They are as stored, but for CPUs that compute in float32, where they lie in it.
+    `activations` is what a config says of `dtype` (`computes_in`).
     """
-    if activations not in ("", *ACTIVATIONS):
-        known = ", ".join(map(repr, ACTIVATIONS))
-        raise ValueError(f"dtype is {activations!r}; use one of {known}, or '' for the policy's")
     compiled.keep()  # for those who come by Python and not by the command line
     found = policies.resolved(name, say)
     folder = policies.folder_of(found)
+    tokenizer, config = open_tokenizer(folder, say), huggingface.import_config(folder)
+    config = _read_as(config, activations, tokenizer, where)
+    wide = widened(config, _platform(where(config)))
     if found.steps is not None:
-        config = huggingface.import_config(folder)
-        like = as_stored(found.steps, found.step)
+        stored = as_stored(found.steps, found.step)
         there = f"{found.steps}/{found.step}"
-        check_shapes(like, parameters.abstract_params(config), there)
-        params, _ = load_params(found.steps, found.step, placed(like, where(config)))
+        check_shapes(stored, parameters.abstract_params(config), there)
+        kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, wide or x.dtype), stored)
+        params, _ = load_params(found.steps, found.step, placed(kept, where(config)))
     else:
-        config, store = huggingface.open_policy(folder)
-        params = huggingface.import_params(config, store, where(config))
-    tokenizer = open_tokenizer(folder, say)
+        _, store = huggingface.open_policy(folder)
+        stored = huggingface.as_stored(config, store)
+        params = huggingface.import_params(config, store, where(config), wide)
+    return LoadedPolicy(config, params, tokenizer, Path(folder), found.name, stored)
+
+
+def widened(config: PolicyConfig, platform: str) -> str | None:
+    """Returns the dtype that weights are read into, where that is not the one they are stored in.
+
+    CPUs that compute in float32 have them in it: XLA would widen the whole policy anew in every
+    launch, beside what is stored.
+    """
+    return "float32" if platform == CPU and config.dtype == "float32" else None
+
+
+def _platform(shardings: Any) -> str:
+    return next(iter(jax.tree.leaves(shardings)[0].device_set)).platform
+
+
+def words(name: str, activations: str = "", where: Where = on_one) -> Words:
+    """Returns what `load_policy` of the same does, but for the weights, which it does not read."""
+    folder = policies.folder_of(policies.resolved(name, lambda line: None, ()))
+    tokenizer = open_tokenizer(folder, lambda line: None)
+    config = huggingface.import_config(folder)
+    return Words(tokenizer, Path(folder), _read_as(config, activations, tokenizer, where))
+
+
+def _read_as(
+    config: PolicyConfig, activations: str, tokenizer: Tokenizer, where: Where
+) -> PolicyConfig:
+    """Returns the config of a policy with what it computes in and the ids that it is read with."""
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
             f"{tokenizer.path} has {tokenizer.vocab_size} ids and the policy's embedding "
             f"{config.vocab_size} rows; this tokenizer belongs to another policy"
         )
-    config = dataclasses.replace(
-        config, valid_vocab=tokenizer.vocab_size, dtype=activations or config.dtype
-    )
-    return LoadedPolicy(config, params, tokenizer, Path(folder), found.name)
+    dtype = computes_in(activations, config, _platform(where(config)))
+    return dataclasses.replace(config, valid_vocab=tokenizer.vocab_size, dtype=dtype)
 
 
-def words(name: str) -> Words:
-    """Returns the tokenizer of what `policies.resolved` finds, and its folder; reads no weight."""
-    folder = policies.folder_of(policies.resolved(name, lambda line: None, ()))
-    return Words(open_tokenizer(folder, lambda line: None), Path(folder))
+def computes_in(said: str, policy: PolicyConfig, platform: str) -> str:
+    """Returns the dtype that a policy computes in, of what a config says of `dtype`.
+
+    "" is what suits the machine: float32 on CPUs, however the policy is stored; on others, what
+    its config.json names. Whatever else says "" of a dtype (`engine.cache_dtype`,
+    `checkpoint.rollout_dtype`) means this one. Raises ValueError for one that nothing computes in.
+    """
+    if said not in ("", *ACTIVATIONS):
+        known = ", ".join(map(repr, ACTIVATIONS))
+        raise ValueError(f"dtype is {said!r}; use one of {known}, or '' for what suits the machine")
+    return said or ("float32" if platform == CPU else policy.dtype)
 
 
 def template(reading: ConfigDict, policy: LoadedPolicy | Words) -> Template:
@@ -224,7 +260,9 @@ def rules(reading: ConfigDict, tokenizer: Tokenizer | None = None) -> Rules:
     )
 
 
-def engine_settings(engine: ConfigDict, reading: Rules, template: Template) -> EngineSettings:
+def engine_settings(
+    engine: ConfigDict, policy: PolicyConfig, reading: Rules, template: Template
+) -> EngineSettings:
     """Returns the sizes of an engine for `reading`; ValueError for one that is too small."""
     longest = template.longest_prompt(
         reading.max_question, reading.chunk_size, reading.max_memory, reading.carry
@@ -239,7 +277,7 @@ def engine_settings(engine: ConfigDict, reading: Rules, template: Template) -> E
         max_new_tokens=answer,
         steps_per_launch=engine.steps_per_launch,
         row_tokens=sizes.row_tokens(engine, turns),
-        cache_dtype=engine.cache_dtype,
+        cache_dtype=engine.cache_dtype or policy.dtype,
     )
 
 
@@ -252,7 +290,7 @@ def service(
 
     `snapshot` lies where `to_read` says; `settings` are sizes other than `engine_settings`.
     """
-    settings = settings or engine_settings(engine, reading, template)
+    settings = settings or engine_settings(engine, policy.config, reading, template)
     there = engines_mesh(engine)
 
     def one(number: int, policy_there: PolicySnapshot) -> EngineService:

@@ -87,14 +87,15 @@ class Policy:
     name: str
     counted_by: str
     config: PolicyConfig
-    stored: str  # dtype of its weights
+    stored: str  # dtype that its weights are read in
     template: Template
 
 
-def policy_of(config: ConfigDict) -> Policy:
+def policy_of(config: ConfigDict, platform: str) -> Policy:
     """Reads the folder `config.policy`; where there is none, its name is a published model's.
 
-    Raises ValueError where it is neither.
+    `platform` is that of the devices it is planned for ("tpu"). Raises ValueError where it is
+    neither.
     """
     folder = Path(config.policy)
     if config.policy and folder.is_dir():
@@ -112,8 +113,9 @@ def policy_of(config: ConfigDict) -> Policy:
             f"models whose sizes are known: {', '.join(MODELS)}"
         )
     template = Template.load(config.reading.template, tokenizer, frame)
-    policy = dataclasses.replace(found, dtype=config.dtype or found.dtype)
-    return Policy(name, counted_by, policy, found.dtype, template)
+    policy = dataclasses.replace(found, dtype=parts.computes_in(config.dtype, found, platform))
+    stored = parts.widened(policy, platform) or found.dtype
+    return Policy(name, counted_by, policy, stored, template)
 
 
 class _StandIn(ApproximateTokenizer):
@@ -130,7 +132,7 @@ def plan_of(config: ConfigDict, there: Sequence[Any], host: Sequence[Any] | None
     Raises ValueError, in the words of a run, for what cannot work: a mesh that does not divide
     devices, heads, rows or the vocabulary, or sizes that do not fit each other.
     """
-    policy = policy_of(config)
+    policy = policy_of(config, there[0].platform)
     config = sizes.settled(config, policy.template, parts.rules(config.reading))
     plan, settings, optimizer_settings = learner.settings_of(config)
     trainer = parts.trainers_mesh(config, there)
@@ -142,7 +144,7 @@ def plan_of(config: ConfigDict, there: Sequence[Any], host: Sequence[Any] | None
     beside = parts.engines(config.engine, first if host is None else host)
     engines, sharing = hosts * beside, beside // side_by_side.shape["fsdp"]
     engine_settings = parts.engine_settings(
-        config.engine, parts.rules(config.reading), policy.template
+        config.engine, policy.config, parts.rules(config.reading), policy.template
     )
     reading = workload.readings(config, policy.template)
     rollout = workload.rollout(reading, engine_settings, engines, config.engine.use_drafts)

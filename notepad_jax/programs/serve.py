@@ -27,6 +27,7 @@ from notepad_jax.checkpoint import checksums
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
+from notepad_jax.model.config import PolicyConfig
 from notepad_jax.programs import evaluate, pages, parts, stopping, subjects
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.serve.conversations import Conversations
@@ -80,8 +81,9 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
         url = f"http://{bracketed(address.host)}:{place.getsockname()[1]}/v1"
         if not config.policy:
             raise ValueError("there is nothing to serve; give --policy FOLDER")
-        parts.template(config.reading, parts.words(config.policy))  # before any weight
         where = parts.to_read(config.engine)
+        words = parts.words(config.policy, config.dtype, where)
+        parts.template(config.reading, words)  # before any weight
         policy = parts.load_policy(config.policy, config.dtype, where, screen.warn)
         weights = Weights(config, policy, screen)
         engines, served = opened(config, policy, name or served_name(policy.name), weights)
@@ -194,7 +196,7 @@ def opened(
     rules = dataclasses.replace(
         parts.rules(config.reading, policy.tokenizer), chunk_size=config.evaluate.chunk_size
     )
-    settings = engine_settings(config, rules, subject.template)
+    settings = engine_settings(config, policy.config, rules, subject.template)
     snapshot = PolicySnapshot(0, policy.params)
     made = parts.service(
         config.engine, policy, rules, subject.template, snapshot, settings=settings
@@ -234,13 +236,15 @@ def conversations(policy: parts.LoadedPolicy) -> Conversations | None:
     return Conversations(chat.ChatTemplate.read(policy.folder), policy.tokenizer)
 
 
-def engine_settings(config: ConfigDict, rules: Rules, template: Template) -> EngineSettings:
+def engine_settings(
+    config: ConfigDict, policy: PolicyConfig, rules: Rules, template: Template
+) -> EngineSettings:
     """The sizes of a reading's engine, with room for what else is asked of a server.
 
     A prompt of any client is a prefix, so that all its choices share it: the cache holds the
     longest one beside a completion.
     """
-    turn = parts.engine_settings(config.engine, rules, template)
+    turn = parts.engine_settings(config.engine, policy, rules, template)
     prompt = max(config.serve.max_prompt, turn.max_prompt)
     completion = max(config.serve.max_completion, turn.max_new_tokens)
     whole = turn.pages_for(prompt) + turn.pages_for(turn.page_size + 1 + completion)

@@ -11,6 +11,8 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+import jax
+
 from notepad_jax.checkpoint.checksums import checksum
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.programs.parts import LoadedPolicy
@@ -20,14 +22,16 @@ from notepad_jax.text import tokenizer
 def content(policy: LoadedPolicy) -> dict[str, str]:
     """Returns the policy's `folder`, and digests of its `weights`, `tokenizer` and `config`.
 
-    Of the weights as they were loaded, and of the bytes of the files that it has of the others.
+    Of the weights as they are stored, whatever they lie in here, and of the bytes of the files
+    that it has of the others.
     """
+    stored = jax.tree.map(lambda x, like: x.astype(like.dtype), policy.params, policy.stored)
     files = huggingface.companions(policy.folder)
     words = {name: files.pop(name) for name in tokenizer.FILES if name in files}
     files[huggingface.CONFIG] = (policy.folder / huggingface.CONFIG).read_bytes()
     return {
         "folder": policy.name,
-        "weights": checksum(policy.params),
+        "weights": checksum(stored),
         "tokenizer": _digest(words),
         "config": _digest(files),
     }

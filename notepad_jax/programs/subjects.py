@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from ml_collections import ConfigDict
 
@@ -32,6 +32,8 @@ class Subject:
     tokenizer: Tokenizer
     template: Template
     opened: Callable[[Rules], contextlib.AbstractAsyncContextManager[Completer]]
+    # Config keys of what it computes in, with what they came to; {}: nobody here knows.
+    dtypes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def engine(config: ConfigDict, policy: parts.LoadedPolicy) -> Subject:
@@ -43,6 +45,10 @@ def engine(config: ConfigDict, policy: parts.LoadedPolicy) -> Subject:
         tokenizer=policy.tokenizer,
         template=template,
         opened=lambda rules: parts.service(config.engine, policy, rules, template, snapshot),
+        dtypes={
+            "dtype": policy.config.dtype,
+            "engine.cache_dtype": config.engine.cache_dtype or policy.config.dtype,
+        },
     )
 
 
@@ -83,14 +89,12 @@ def named(config: ConfigDict, screen: Screen, suite: str = "") -> Subject:
         return endpoint(config, screen)
     if not config.policy:
         raise ValueError("there is nobody to read; give --policy FOLDER or --endpoint URL")
-    words = parts.words(config.policy)  # what does not go together is said before any weight
+    where = parts.to_read(config.engine)
+    words = parts.words(config.policy, config.dtype, where)  # what cannot be is said before loading
     if suite == SYNTHETIC and not task_stream.knows_starter(words.tokenizer):
         raise ValueError(
             f"the suite synthetic is in the starter's language, whose words {config.policy} does "
             f"not have; choose another --suite"
         )
     parts.template(config.reading, words)
-    return engine(
-        config,
-        parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine), screen.warn),
-    )
+    return engine(config, parts.load_policy(config.policy, config.dtype, where, screen.warn))

@@ -152,13 +152,13 @@ def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> p
     rollouts.scoring(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
-    words = parts.words(config.policy)
+    words = parts.words(config.policy, config.dtype, parts.to_learn(config))
     task_stream.check_files(config, words.tokenizer)
     validation.check_settings(config, words.tokenizer)
     reading = parts.rules(config.reading, words.tokenizer)
     template = parts.template(config.reading, words)
     sizes.settled(config, template, reading)
-    parts.engine_settings(config.engine, reading, template)
+    parts.engine_settings(config.engine, words.config, reading, template)
     where = place_of(folder, config.checkpoint.folder)
     if config.checkpoint.folder or hosts.count() > 1:
         check_place(where)

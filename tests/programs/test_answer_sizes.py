@@ -4,7 +4,7 @@ from notepad_jax.engine import shapes
 from notepad_jax.programs import configuration, parts, sizes, workload
 from notepad_jax.programs.sizes import Turn
 from notepad_jax.text.prompts import Template
-from tests import fakes
+from tests import fakes, tiny
 
 WORDS = [f"--config.reading.{word}" for word in
          ("max_question=8", "chunk_size=16", "max_memory=6", "max_answer=40")]  # fmt: skip
@@ -31,7 +31,7 @@ def test_contexts_by_hand():
     # A context of its own prefix has pages for all of it; the chunk is shared by eight.
     size, slots = config.engine.page_size, config.engine.slots
     together = slots * -(-(size + ASKED + 40) // size) + (slots // 8 + 1) * -(-16 // size)
-    settings = parts.engine_settings(config.engine, rules, template)
+    settings = parts.engine_settings(config.engine, tiny.CONFIG, rules, template)
     assert settings.pages == together
     # The longest prompt is of an excerpt, as long as a chunk, whose answer goes on.
     assert (settings.max_prompt, settings.max_new_tokens) == (16 + 1 + 8 + 1 + 30, 40)
@@ -62,7 +62,7 @@ def test_a_plan_counts_every_context():
     config, rules, template = made(LONG)
     found = workload.readings(config, template)
     assert found.completion_tokens == found.chunks * 6 + 40 + 10 + 10
-    settings = parts.engine_settings(config.engine, rules, template)
+    settings = parts.engine_settings(config.engine, tiny.CONFIG, rules, template)
     one = workload.rollout(found, settings, 1, drafts=False)
     groups, tails = found.groups, max(1, settings.row_tokens // (ASKED + 6))
     behind_a_chunk = -(-found.members // tails)

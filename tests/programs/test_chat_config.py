@@ -61,7 +61,7 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_loaded(here):
     words, rules = parts.words(POLICY), parts.rules(config.reading)
     template = parts.template(config.reading, words)
     turns = sizes.turns(template, rules)
-    engine = parts.engine_settings(config.engine, rules, template)
+    engine = parts.engine_settings(config.engine, words.config, rules, template)
     assert engine.row_tokens % 128 == 0 and engine.row_tokens >= 4 * turns.update.private
     assert engine.pages >= engine.pages_for(turns.update.whole) + 64
     assert sizes.row_length(config, turns) >= turns.update.whole

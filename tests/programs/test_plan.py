@@ -67,8 +67,9 @@ def test_residents_are_what_a_run_has(rank):
     assert held["reference"] == own > 0
     assert held["weights"] == weights  # the starter computes in the dtype that it is stored in
     settings = parts.engine_settings(
-        config.engine, parts.rules(config.reading), parts.template(config.reading, policy)
-    )
+        config.engine, policy.config, parts.rules(config.reading),
+        parts.template(config.reading, policy),
+    )  # fmt: skip
     one = nbytes(executor.Executor(policy.config, settings).pages)
     assert held["cache"] == one * parts.engines(config.engine)
 
@@ -76,8 +77,8 @@ def test_residents_are_what_a_run_has(rank):
 def test_every_program_of_an_engine_is_planned_and_each_kind_is_launched():
     made = planned_here(STARTER)
     config = configuration.load("quickstart", [STARTER])
-    template = planned.policy_of(config).template
-    settings = parts.engine_settings(config.engine, parts.rules(config.reading), template)
+    policy, rules = planned.policy_of(config, "cpu"), parts.rules(config.reading)
+    settings = parts.engine_settings(config.engine, policy.config, rules, policy.template)
     own = [program for program in made.programs if program.phase == planned.ROLLOUT]
     assert len(own) == len(shapes.shapes(settings))
     launched = [program.name.split()[0] for program in own if program.launches]
@@ -87,8 +88,9 @@ def test_every_program_of_an_engine_is_planned_and_each_kind_is_launched():
 
 
 def test_a_plan_needs_no_weights_and_cuts_what_it_cuts():
-    made = planned_here("--config.grpo.micro_batch_rows=1", "--config.engine.tensor=1",
-                        name="qwen2_5_7b")  # fmt: skip
+    words = ("--config.grpo.micro_batch_rows=1", "--config.engine.tensor=1",
+             "--config.dtype=bfloat16")  # fmt: skip
+    made = planned_here(*words, name="qwen2_5_7b")
     count = 7_615_616_512
     held = made.residents[planned.UPDATE]
     assert made.counted_by == "a stand-in tokenizer"
@@ -97,13 +99,11 @@ def test_a_plan_needs_no_weights_and_cuts_what_it_cuts():
     assert held["weights"] == held["reference"] == 2 * count
     cache = 6144 * 128 * 28 * 2 * 4 * 128 * 2
     assert made.residents[planned.ROLLOUT]["cache"] == cache and "cache" not in held
-    kept = planned_here("--config.grpo.micro_batch_rows=1", "--config.engine.tensor=1",
-                        "--config.engine.give_back=false", name="qwen2_5_7b")  # fmt: skip
+    kept = planned_here(*words, "--config.engine.give_back=false", name="qwen2_5_7b")
     assert kept.residents[planned.UPDATE] == held | {"cache": cache}
     arriving = made.residents[planned.HANDOFF]["arriving weights"]
     assert arriving == 2 * count + 4 * 28 * 3584 * 18_944  # the copy, and one leaf in float32
-    stored = planned_here("--config.grpo.micro_batch_rows=1", "--config.engine.tensor=1",
-                          "--config.checkpoint.handoff=storage", name="qwen2_5_7b")  # fmt: skip
+    stored = planned_here(*words, "--config.checkpoint.handoff=storage", name="qwen2_5_7b")
     arriving = stored.residents[planned.HANDOFF]["arriving weights"]
     assert arriving == 4 * count + 4 * 28 * 3584 * 18_944
 
@@ -261,7 +261,8 @@ def changes_of(small, peaks, hbm, *words):
 
 def test_advice_says_what_alone_is_enough(small):
     peaks = {planned.ROLLOUT: 9 * GB, planned.UPDATE: 12 * GB, planned.HANDOFF: 5 * GB}
-    found = changes_of(small, peaks, 10.6 * GB, "--config.grpo.micro_batch_rows=4")
+    words = ("--config.grpo.micro_batch_rows=4", "--config.engine.cache_dtype=float32")
+    found = changes_of(small, peaks, 10.6 * GB, *words)
     # Four rows a device become one: three quarters of the temporaries.
     rows = found["grpo.micro_batch_rows"]
     assert (rows.value, rows.saves, rows.enough) == (1, int(1.5 * GB), True)

@@ -77,6 +77,7 @@ def published(tmp_path_factory):
 def test_a_published_bfloat16_policy_trains_at_the_published_rate(published, tmp_path):
     words = (
         f"--config.policy={published}",
+        "--config.dtype=bfloat16",
         "--config.optimizer.kind=adamw",
         "--config.optimizer.learning_rate=1e-6",
         "--config.checkpoint.handoff=memory",

@@ -145,6 +145,14 @@ def import_params(
     return _tree((path, leaf(path, layout)) for path, layout in layouts(config).items())
 
 
+def as_stored(config: PolicyConfig, store: Safetensors) -> Tree:
+    """Returns the shapes of the parameters and the dtypes they are stored in; reads no weight."""
+    return _tree(
+        (path, jax.ShapeDtypeStruct(layout.shape, placing.stored_dtype(store, layout)))
+        for path, layout in layouts(config).items()
+    )
+
+
 def largest_share(config: PolicyConfig, shardings: Any, dtype: str) -> int:
     """Returns the bytes of all parameters that one device holds."""
     leaves = jax.tree.leaves(abstract_params(config, dtype))

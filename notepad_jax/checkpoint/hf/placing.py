@@ -118,7 +118,7 @@ def place(
     `budget` and the requests in flight. A good budget is one device's share of the model.
     """
     check(store, layout)
-    kind = _dtype(store, layout, dtype)
+    kind = stored_dtype(store, layout) if dtype is None else np.dtype(dtype)
     holders: dict[Index, list[jax.Device]] = {}
     for device, index in sharding.addressable_devices_indices_map(layout.shape).items():
         holders.setdefault(tuple(bounds(index or (), layout.shape)), []).append(device)
@@ -133,9 +133,8 @@ def place(
     return jax.make_array_from_single_device_arrays(layout.shape, sharding, placed)
 
 
-def _dtype(store: Store, layout: Layout, dtype: Any) -> np.dtype:
-    if dtype is not None:
-        return np.dtype(dtype)
+def stored_dtype(store: Store, layout: Layout) -> np.dtype:
+    """Returns the dtype that a parameter is read in: the widest of its tensors'."""
     found = {store.tensors[name].dtype for name in layout.names}
     return max(found, key=lambda kind: kind.itemsize)  # mixed: nothing is rounded
 
