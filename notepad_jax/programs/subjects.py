@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from ml_collections import ConfigDict
 
 from notepad_jax import waiting
+from notepad_jax.engine.metered import Metered
 from notepad_jax.programs import parts, task_stream
 from notepad_jax.programs.reading_list import SYNTHETIC
 from notepad_jax.reading.endpoint import EndpointCompleter, bare_turn
@@ -34,15 +35,22 @@ class Subject:
     opened: Callable[[Rules], contextlib.AbstractAsyncContextManager[Completer]]
 
 
-def engine(config: ConfigDict, policy: parts.LoadedPolicy) -> Subject:
-    """Our engine over a policy."""
+def engine(config: ConfigDict, policy: parts.LoadedPolicy, screen: Screen) -> Subject:
+    """Our engine over a policy; `screen` is told of its work."""
     template = parts.template(config.reading, policy)
     snapshot = PolicySnapshot(0, policy.params)
     return Subject(
         name=policy.name,
         tokenizer=policy.tokenizer,
         template=template,
-        opened=lambda rules: parts.service(config.engine, policy, rules, template, snapshot),
+        opened=lambda rules: parts.service(
+            config.engine,
+            policy,
+            rules,
+            template,
+            snapshot,
+            lambda executor: Metered(executor, screen.work),
+        ),
     )
 
 
@@ -93,6 +101,7 @@ def named(config: ConfigDict, screen: Screen, suite: str = "") -> Subject:
     return engine(
         config,
         parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine), screen.warn),
+        screen,
     )
 
 
