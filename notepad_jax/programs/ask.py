@@ -11,7 +11,9 @@ completer open; below: reading.memory_agent, and the server's way to text from t
 from __future__ import annotations
 
 import codecs
+import contextlib
 import dataclasses
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -40,7 +42,8 @@ from notepad_jax.types import (
     TurnKind,
 )
 
-PIECE = 1 << 16  # bytes read at a time
+PIECE = 1 << 10  # bytes read at a time: few, so that bytes read tell how far the tokens are
+AHEAD = 1 << 18  # bytes of a file tokenised at first: its chunks are counted, or estimated well
 
 
 class CannotRead(ValueError):
@@ -157,6 +160,7 @@ async def ask(
 
     transcript = screen.transcript("reading", "tokens")
     telling = _Telling(chunks, document, rules.chunk_size, transcript, on_progress)
+    telling.look_ahead()
     writes, answers = (_Aloud(completer, tokenizer.decode, telling, kind) for kind in TurnKind)
     course = UnderWay(Turns(Pieces(tokenizer)) if trace is not None else None)
     memories: list[Memory] = []
@@ -248,6 +252,19 @@ class _Telling:
         self._tokens = self._written = 0  # of the document; of this turn
         self._began = self._compiled = 0.0
 
+    def look_ahead(self) -> None:
+        """Tokenises the beginning of a file; raises what reading it raises."""
+        if not self._size:
+            return
+        with contextlib.suppress(IndexError):  # the end
+            for k in itertools.takewhile(lambda _: self._there < AHEAD, itertools.count()):
+                self._chunks[k]
+
+    @property
+    def _there(self) -> int:
+        """Bytes of a file that have been read."""
+        return self._document.bytes_read if isinstance(self._document, FileDocument) else 0
+
     def begun(self, kind: TurnKind, prompt: int) -> None:
         """A turn begins with a prompt of so many tokens."""
         before = self._now
@@ -305,8 +322,9 @@ class _Telling:
         read = self._chunks.tokens_read
         if self._chunks.total_chunks is not None:
             return read
-        there = self._document.bytes_read if isinstance(self._document, FileDocument) else 0
-        return max(read, round(read * self._size / there)) if self._size and there else None
+        if not self._size or not self._there:
+            return None
+        return max(read, round(read * self._size / self._there))
 
 
 def _name(document: Document) -> str:

@@ -411,10 +411,8 @@ class _TimeLeft(ProgressColumn):
 class _Work(ProgressColumn):
     """How fast tokens go by; of a bar of steps also how many turns ended in the one under way."""
 
-    max_refresh = 0.2
-
     def __init__(self, meter: Meter) -> None:
-        super().__init__()
+        super().__init__(Column(no_wrap=True, min_width=12))  # "312 tokens/s", whatever else gives
         self._meter = meter
         self._moved: dict[RichTaskID, tuple[float, int]] = {}  # steps, and the turns before them
 
