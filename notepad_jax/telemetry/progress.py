@@ -5,7 +5,7 @@ plain lines (one a step, and one every few seconds of anything else), and `--jso
 does a terminal whose user wants no escape sequences (NO_COLOR, TERM=dumb) get plain lines.
 Programs talk to a `Screen` and never ask which one it is. On a terminal what has ended is
 printed once, below its phase's heading, and only what is under way moves. Engines report what they
-did to it (`work`), which is shown as a rate beside whatever is under way: a turn may take minutes.
+did to it (`work`), which is shown as a rate below whatever is under way: a turn may take minutes.
 Everything goes to standard error, so that results on standard output can be piped. This module
 knows nothing of training, reading or compiling. Below: meter and words.
 """
@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TextIO, runtime_checkable
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -333,7 +333,6 @@ class TerminalScreen:
             TimeElapsedColumn(),
             _TimeLeft(busy),
             TextColumn("[dim]{task.fields[shown]}"),
-            _Work(self.meter),
             console=self.console,
         )
         self._tables: list[_LiveTable] = []
@@ -341,7 +340,14 @@ class TerminalScreen:
         self._live = Live(console=self.console, refresh_per_second=5, get_renderable=self._render)
 
     def _render(self) -> RenderableType:
-        return Group(*(table.render() for table in self._tables), *self._texts, self._bars)
+        tables = [table.render() for table in self._tables]
+        return Group(*tables, *self._texts, self._bars, *self._work())
+
+    def _work(self) -> Iterator[Text]:
+        """The last line: how fast tokens go by, and the turns of the step under way."""
+        if rate := self.meter():
+            turns = [f"{self.meter.turns - table.turns:,} turns" for table in self._tables]
+            yield Text("  ".join([rate, *turns]), style="dim")
 
     def phase(self, heading: str) -> None:
         self.console.print(Text(f"\n{heading}", style="bold"))
@@ -366,7 +372,7 @@ class TerminalScreen:
     def table(self, title: str, columns: Sequence[str], total: int, done: int = 0) -> Table:
         bar = _LiveBar(self.console, self._bars, title, total, "steps")
         bar.advance(done)
-        table = _LiveTable(columns, bar, self._ended)
+        table = _LiveTable(columns, bar, self.meter, self._ended)
         self._tables.append(table)
         return table
 
@@ -408,27 +414,6 @@ class _TimeLeft(ProgressColumn):
         return Text(clock, style="progress.remaining")
 
 
-class _Work(ProgressColumn):
-    """How fast tokens go by; of a bar of steps also how many turns ended in the one under way."""
-
-    def __init__(self, meter: Meter) -> None:
-        super().__init__(Column(no_wrap=True, min_width=12))  # "312 tokens/s", whatever else gives
-        self._meter = meter
-        self._moved: dict[RichTaskID, tuple[float, int]] = {}  # steps, and the turns before them
-
-    def render(self, task: RichTask) -> Text:
-        if task.finished or task.stop_time is not None:
-            return Text("")
-        turns, rate = self._meter.turns, self._meter()
-        done, before = self._moved.get(task.id, (task.completed, turns))
-        if done != task.completed:
-            before = turns
-        self._moved[task.id] = task.completed, before
-        if rate and task.fields["unit"] == "steps":
-            rate = f"{turns - before:,} turns  {rate}"
-        return Text(rate, style="dim")
-
-
 class _LiveBar:
     def __init__(
         self, console: Console, bars: Progress, label: str, total: int | None, unit: str
@@ -461,13 +446,19 @@ class _LiveBar:
 
 class _LiveTable:
     def __init__(
-        self, columns: Sequence[str], bar: _LiveBar, ended: Callable[[_LiveTable], None]
+        self,
+        columns: Sequence[str],
+        bar: _LiveBar,
+        meter: Meter,
+        ended: Callable[[_LiveTable], None],
     ) -> None:
-        self._columns, self._bar, self._ended = columns, bar, ended
+        self._columns, self._bar, self._meter, self._ended = columns, bar, meter, ended
+        self.turns = meter.turns  # before the step under way
         self._rows: deque[Mapping[str, Value]] = deque(maxlen=KEPT)
 
     def row(self, **values: Value) -> None:
         self._rows.append(values)
+        self.turns = self._meter.turns
         self._bar.advance()
 
     def finish(self) -> None:

@@ -223,20 +223,19 @@ def test_ctrl_c_in_a_turn_leaves_a_terminal_with_its_cursor(monkeypatch):
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l") and "Ann" in words_of(stream)
 
 
-def test_what_engines_do_stands_beside_what_is_under_way(monkeypatch):
+def test_what_engines_do_stands_below_what_is_under_way(monkeypatch):
     screen, _ = on_a_terminal(monkeypatch)
     clock = screen.meter._clock = Clock()
     table = screen.table("training", ["step"], 9)
     screen.bar("validating", 4, "readings")
     assert "tokens/s" not in live(screen)
     screen.work(50, 3, 2.0)
-    trained, validated = live(screen).splitlines()[-2:]
-    assert "3 turns  25 tokens/s" in trained
-    assert "25 tokens/s" in validated and "turns" not in validated
+    assert live(screen).splitlines()[-1].strip() == "25 tokens/s  3 turns"
     table.row(step=1)
-    live(screen)
     screen.work(50, 1, 0.0)
-    assert "1 turns  50 tokens/s" in live(screen).splitlines()[-2]  # of this step
+    assert live(screen).splitlines()[-1].strip() == "50 tokens/s  1 turns"  # of this step
+    table.finish()
+    assert live(screen).splitlines()[-1].strip() == "50 tokens/s"
     clock.now += 60
     assert "tokens/s" not in live(screen)
 
