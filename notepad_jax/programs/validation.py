@@ -141,7 +141,7 @@ def _progress(step: int, readings: int, screen: Screen) -> Iterator[Callable[[Pr
 
     def on_progress(now: Progress) -> None:
         nonlocal before
-        bar.advance(now.done - before, turns=now.turns)
+        bar.advance(now.done - before)
         before = now.done
 
     try:

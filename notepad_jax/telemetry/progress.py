@@ -395,7 +395,7 @@ class _TimeLeft(ProgressColumn):
     max_refresh = 0.2
 
     def __init__(self, busy: Busy) -> None:
-        super().__init__(Column(min_width=9))
+        super().__init__(Column(min_width=9, no_wrap=True))  # a narrow terminal cuts bars
         self._busy = busy
 
     def render(self, task: RichTask) -> Text:

@@ -280,6 +280,13 @@ def test_an_engine_does_not_fail_because_nobody_reads_its_lines():
         bar.advance()
 
 
+def test_eighty_columns_are_enough_to_say_compiling(monkeypatch):
+    screen, _ = on_a_terminal(monkeypatch, lambda: "compiling")
+    monkeypatch.setenv("COLUMNS", "80")
+    screen.table("reinforcement learning", ["step"], 100)
+    assert live(screen).rstrip().endswith("compiling")
+
+
 def test_silence_is_silent(capsys):
     use(progress.choose(quiet=True))
     read_two_chunks(progress.choose(quiet=True))
