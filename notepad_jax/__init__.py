@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from notepad_jax.api import Trained, evaluate, export_hf, train
-    from notepad_jax.programs.ask import Answer, Memory
+    from notepad_jax.programs.ask import Answer, Memory, Progress
     from notepad_jax.programs.callbacks import Stop
     from notepad_jax.reader import Reader
     from notepad_jax.reading.memory_rules import Note
@@ -29,6 +29,7 @@ _HOMES = {
     "Reader": "notepad_jax.reader",
     "Answer": "notepad_jax.programs.ask",
     "Memory": "notepad_jax.programs.ask",
+    "Progress": "notepad_jax.programs.ask",
     "train": "notepad_jax.api",
     "Trained": "notepad_jax.api",
     "evaluate": "notepad_jax.api",
@@ -43,6 +44,7 @@ __all__ = [
     "Answer",
     "Memory",
     "Note",
+    "Progress",
     "Reader",
     "Stop",
     "Task",

@@ -347,8 +347,10 @@ def build_parser() -> argparse.ArgumentParser:
     reader_options(sub)
     sub = command(
         "ask", _ask, "quickstart", "one question about a file of any size",
-        "Reads the file chunk by chunk in constant memory and shows the memory as it changes,\n"
-        "then the answer and which chunks changed the memory.\n\n"
+        "Reads the file chunk by chunk in constant memory, then prints the answer and which\n"
+        "chunks changed the memory. On a terminal memory and answer are seen while they are\n"
+        "written; standard output gets the answer once, and a log of standard error a line a\n"
+        "turn. A server (--endpoint) is heard turn by turn.\n\n"
         "A run is read as it was trained; of other policies, a chat model with config chat.\n\n"
         "example: notepad-jax ask --policy runs/quickstart/hf story.txt 'code of Ada ?'",
     )  # fmt: skip

@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,24 +88,29 @@ class Reader:
     def read(
         self, document: str | os.PathLike[str] | Document, question: str,
         trace: str | os.PathLike[str] | None = None,
+        on_progress: Callable[[ask.Progress], None] = lambda now: None,
     ) -> ask.Answer:  # fmt: skip
         """Reads the document and answers the question.
 
         A text or a path names a UTF-8 text file; for a text in memory give
         `notepad_jax.TextDocument(text)`, or anything with a method `pieces()` that yields text
         from the beginning. The reading, turn by turn, is appended to the file `trace`, of which
-        `notepad-jax trace` makes a page. Interrupted, the reading ends and the reader is
-        ready for another.
-        Raises ValueError for a document or a question that cannot be read, and CompleterFailed.
+        `notepad-jax trace` makes a page. `on_progress` is called, in the reader's thread, when a
+        turn begins, with every few tokens that it writes, and when it has ended; it shall return
+        soon, and changes no token. Interrupted, the reading ends and the reader is ready for
+        another.
+        Raises ValueError for a document or a question that cannot be read, CompleterFailed, and
+        what `on_progress` raises.
         """
-        return self._loop.run(self._reading(document, question, trace))
+        return self._loop.run(self._reading(document, question, trace, on_progress))
 
     async def aread(
         self, document: str | os.PathLike[str] | Document, question: str,
         trace: str | os.PathLike[str] | None = None,
+        on_progress: Callable[[ask.Progress], None] = lambda now: None,
     ) -> ask.Answer:  # fmt: skip
         """As `read`, for coroutines; several at once share the engine."""
-        begun = self._loop.begun(self._reading(document, question, trace))
+        begun = self._loop.begun(self._reading(document, question, trace, on_progress))
         return await asyncio.wrap_future(begun)
 
     def close(self) -> None:
@@ -120,7 +125,7 @@ class Reader:
 
     def _reading(
         self, document: str | os.PathLike[str] | Document, question: str,
-        trace: str | os.PathLike[str] | None,
+        trace: str | os.PathLike[str] | None, on_progress: Callable[[ask.Progress], None],
     ) -> Any:  # fmt: skip
         if not self._end.alive:
             raise ValueError("this reader was closed; load another one")
@@ -133,7 +138,7 @@ class Reader:
             )
         return _read(
             self._open, self._subject, self._rules, self._sampling, document, question,
-            self._screen, None if trace is None else Path(trace),
+            self._screen, None if trace is None else Path(trace), on_progress,
         )  # fmt: skip
 
 

@@ -52,6 +52,12 @@ class Sampled(NamedTuple):
     logprobs: list[float]
     top: Sequence[Alternatives] = ()  # of each token, if any were asked for
 
+    def ends(self, context: Context) -> bool:
+        """Whether the turn is over with it; the scheduler has not heard of it yet."""
+        if len(self.tokens) >= context.remaining:
+            return True
+        return bool(self.tokens) and self.tokens[-1] in context.sampling.stop_ids
+
 
 class Runs(Protocol):
     """What the service needs of an executor; tests use one whose arithmetic fits in the head."""

@@ -116,8 +116,7 @@ class Replay:
             sampled = [one or other for one, other in zip(sampled, new, strict=True)]
         for context, turn, piece in zip(contexts, turns, sampled, strict=True):
             turn.pieces.append(piece)
-            new = piece.tokens
-            if len(new) >= context.remaining or new[-1] in context.sampling.stop_ids:
+            if piece.ends(context):
                 self.turns[context.sampling.seed] = turn.given()
                 del self._open[context]
         return sampled

@@ -1,31 +1,50 @@
 """One question about one document: what `notepad-jax ask` and the Python API's `Reader` do.
 
-The document is read as a stream, chunk by chunk, in constant memory; the note that the policy
-keeps is shown whenever it changes. The memory agent and the completer are those of training and
-evaluation. Above: `reader`, which keeps the completer open; below: reading.memory_agent.
+The document is read as a stream, chunk by chunk, in constant memory. A turn may take minutes, so
+what it writes is told while it is written (`Progress`), memory and answer, where the completer
+streams; where it does not, as an endpoint, turn by turn. Telling changes no token. The memory
+agent and the completer are those of training and evaluation. Above: `reader`, which keeps the
+completer open; below: reading.memory_agent, and the server's way to text from tokens
+(serve.choices).
 """
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import dataclasses
+import itertools
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from notepad_jax.eval.readings import UnderWay
+from notepad_jax.programs import compiled
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.reading.trace import MemoryChange, TraceFile, check
 from notepad_jax.reading.turns import Turns
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.serve.choices import Delta, choice, completed
+from notepad_jax.serve.saying import Saying
+from notepad_jax.telemetry.progress import Screen, Transcript
 from notepad_jax.text.chunks import ChunkedDocument, sentence_pieces
 from notepad_jax.text.pieces import Pieces
-from notepad_jax.types import Completer, Document, Finish, TurnKind
+from notepad_jax.types import (
+    Completer,
+    Completion,
+    Document,
+    Finish,
+    Prompt,
+    SamplingParams,
+    Streamer,
+    TurnKind,
+)
 
-PIECE = 1 << 16  # bytes read at a time
+PIECE = 1 << 10  # bytes read at a time: few, so that bytes read tell how far the tokens are
+AHEAD = 1 << 18  # bytes of a file tokenised at first: its chunks are counted, or estimated well
 
 
 class CannotRead(ValueError):
@@ -71,11 +90,11 @@ class FileDocument:
                     f"{self.name} is not UTF-8 text (near byte {at + error.start:,}); "
                     f"convert it, for example with iconv"
                 ) from None
+            self.bytes_read += len(block)
             if text:
                 yield text
             if not block:
                 return
-            self.bytes_read += len(block)
 
 
 class Memory(NamedTuple):
@@ -96,6 +115,22 @@ class Answer:
     memories: tuple[Memory, ...]  # one for every chunk that changed what was noted
 
 
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """Where a reading stands: told when a turn begins, with every few tokens that it writes, and
+    when it has ended."""
+
+    kind: TurnKind  # UPDATE: a memory is written; ANSWER: the answer is
+    chunk: int  # the one that is read, counted from 1; of the answer, the last
+    chunks: int | None  # of the document; None: nobody can tell yet
+    exact: bool  # whether `chunks` is counted, and not estimated from the size of a file
+    prompt: int  # tokens of the turn's prompt
+    text: (
+        str  # all that the turn wrote so far; of the answer, all of it in its earlier contexts too
+    )
+    ended: bool  # whether the turn has
+
+
 async def ask(
     completer: Completer,
     subject: Subject,
@@ -105,11 +140,12 @@ async def ask(
     question: str,
     screen: Screen,
     trace: Path | None = None,
+    on_progress: Callable[[Progress], None] = lambda now: None,
 ) -> Answer:
     """Reads the document and answers; appends the reading, turn by turn, to the file `trace`.
 
     Raises ValueError for a question that is empty or too long, CannotRead for a document that
-    is empty (and FileDocument's problems), and CompleterFailed.
+    is empty (and FileDocument's problems), CompleterFailed, and what `on_progress` raises.
     """
     tokenizer, template = subject.tokenizer, subject.template
     if trace is not None:
@@ -125,26 +161,25 @@ async def ask(
     except IndexError:
         raise CannotRead(f"{_name(document)} is empty; there is nothing to read") from None
 
-    bar = screen.bar("reading", _size(document), "bytes")
+    transcript = screen.transcript("reading", "tokens")
+    telling = _Telling(chunks, document, rules.chunk_size, transcript, on_progress)
+    telling.look_ahead()
+    writes, answers = (_Aloud(completer, tokenizer.decode, telling, kind) for kind in TurnKind)
     course = UnderWay(Turns(Pieces(tokenizer)) if trace is not None else None)
-    seen = 0
     memories: list[Memory] = []
     shown = tokenizer.decode(template.no_memory)
     state = memory_agent.start(asked, chunks)
-    async for turn, after in memory_agent.read(completer, template, rules, state, sampling):
+    async for turn, after in memory_agent.read(writes, template, rules, state, sampling, answers):
         course.turn(turn)
-        if turn.kind is not TurnKind.UPDATE:
-            continue
         memory = tokenizer.decode(template.shown_memory(after.memory_tokens))
-        if memory != shown:
+        if turn.kind is TurnKind.UPDATE and memory != shown:
             shown = memory
             memories.append(Memory(turn.chunk + 1, memory))
             course.add(MemoryChange(turn.chunk, memory, len(after.memory_tokens)))
-            screen.say(f"chunk {turn.chunk + 1:,}: {memory}")
-        read = document.bytes_read if isinstance(document, FileDocument) else 0
-        bar.advance(read - seen, tokens=chunks.tokens_read, memory=shown)
-        seen = read
-    bar.finish()
+            telling.ended(memory)
+        else:
+            telling.ended()
+    transcript.finish()
     answer = Answer(
         answer=tokenizer.decode(memory_agent.answered(after)),
         truncated=turn.completion.finish is not Finish.STOP,
@@ -183,6 +218,116 @@ def _append(
     }
     with TraceFile(path) as file:
         file.add(told, course.memories, course.turns.kept() if course.turns else None)
+
+
+# ---------------------------------------------------------------- what is told meanwhile
+
+
+class _Aloud:
+    """Completes turns of one kind, and tells what they write while they do; a `Completer`."""
+
+    def __init__(
+        self, completer: Completer, decode: Callable[..., str], telling: _Telling, kind: TurnKind
+    ) -> None:
+        self._completer, self._decode, self._telling = completer, decode, telling
+        self._kind = kind
+
+    async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion:
+        """As the completer does, whose failures it raises."""
+        self._telling.begun(self._kind, len(prompt.tokens))
+        if not isinstance(self._completer, Streamer):
+            return await self._completer.complete(prompt, sampling)
+        course = choice(self._completer, prompt, sampling, Saying(self._decode), 0)
+        return await completed(course, self._telling.grown)
+
+
+class _Telling:
+    """Where one reading stands, told to the screen and to whoever wants to know."""
+
+    def __init__(
+        self, chunks: ChunkedDocument, document: Document, chunk_size: int,
+        transcript: Transcript, on_progress: Callable[[Progress], None],
+    ) -> None:  # fmt: skip
+        self._chunks, self._chunk_size = chunks, chunk_size
+        self._document, self._size = document, _size(document)
+        self._transcript, self._on_progress = transcript, on_progress
+        self._now = Progress(TurnKind.UPDATE, 0, None, False, 0, "", True)
+        self._tokens = self._written = 0  # of the document; of this turn
+        self._began = self._compiled = 0.0
+
+    def look_ahead(self) -> None:
+        """Tokenises the beginning of a file; raises what reading it raises."""
+        if not self._size:
+            return
+        with contextlib.suppress(IndexError):  # the end
+            for k in itertools.takewhile(lambda _: self._there < AHEAD, itertools.count()):
+                self._chunks[k]
+
+    @property
+    def _there(self) -> int:
+        """Bytes of a file that have been read."""
+        return self._document.bytes_read if isinstance(self._document, FileDocument) else 0
+
+    def begun(self, kind: TurnKind, prompt: int) -> None:
+        """A turn begins with a prompt of so many tokens."""
+        before = self._now
+        said = before.text if kind is before.kind is TurnKind.ANSWER else ""  # it goes on
+        chunk = before.chunk + (kind is TurnKind.UPDATE)
+        total = self._total()
+        chunks = None if total is None else -(-total // self._chunk_size)
+        exact = self._chunks.total_chunks is not None
+        self._now = Progress(kind, chunk, chunks, exact, prompt, said, False)
+        self._began, self._compiled = time.perf_counter(), compiled.watched().seconds
+        self._written = 0
+        self._tell()
+
+    def grown(self, delta: Delta) -> None:
+        """The turn has written some tokens more, so its prompt has been read."""
+        self._written += len(delta.tokens)
+        self._now = dataclasses.replace(self._now, text=self._now.text + delta.text)
+        self._tell()
+
+    def ended(self, memory: str | None = None) -> None:
+        """The turn has ended, with a new memory if it wrote one."""
+        now = self._now = dataclasses.replace(self._now, ended=True)
+        self._tell()
+        said = f"{self._label()}, {self._took()}"
+        if memory is not None:
+            self._transcript.wrote(f"{said}: {memory}")
+        elif now.kind is TurnKind.UPDATE:
+            self._transcript.passed(f"{said}: the memory stays as it was")
+        else:
+            self._transcript.passed(said)
+
+    def _tell(self) -> None:
+        now = self._now
+        if now.ended or self._written or now.kind is TurnKind.ANSWER:
+            self._tokens = min(now.chunk * self._chunk_size, self._chunks.tokens_read)
+        text = now.text or f"reading {now.prompt:,} tokens"
+        self._transcript.under_way(self._label(), text, self._tokens, self._total())
+        self._on_progress(now)
+
+    def _label(self) -> str:
+        now = self._now
+        if now.kind is TurnKind.ANSWER:
+            return "answer"
+        of = "" if now.chunks is None else f" of {'' if now.exact else 'about '}{now.chunks:,}"
+        return f"chunk {now.chunk:,}{of}"
+
+    def _took(self) -> str:
+        compiling = compiled.watched().seconds - self._compiled
+        of_it = f", {compiling:.1f} s of it compiling" if compiling >= 1.0 else ""
+        tokens = f"{self._written:,} tokens in " if self._written else ""
+        return f"{tokens}{time.perf_counter() - self._began:.1f} s{of_it}"
+
+    def _total(self) -> int | None:
+        """The document's tokens; an estimate until its end was seen."""
+        read = self._chunks.tokens_read
+        if self._chunks.total_chunks is not None:
+            return read
+        if not self._size or not self._there:
+            return None
+        return max(read, round(read * self._size / self._there))
 
 
 def _name(document: Document) -> str:

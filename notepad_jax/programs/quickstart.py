@@ -178,7 +178,7 @@ def measured(
     screen: Screen,
 ) -> tuple[list[Result], list[Example]]:
     """Reads at the lengths `names` ("2k", "3.5m"); the readings stay in `folder`."""
-    subject = subjects.engine(config, policy)
+    subject = subjects.engine(config, policy, screen)
     tasks = {n: reading_list.tasks_of_length(config, n) for n in map(lengths.parse_length, names)}
     planned = reading_list.jobs(config, tasks)
     with Readings(folder, evaluate.identity(config)) as readings:

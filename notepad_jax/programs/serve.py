@@ -33,7 +33,7 @@ from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.serve.conversations import Conversations
 from notepad_jax.serve.loopback import is_local
 from notepad_jax.serve.served import Served
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.progress import Screen, SilentScreen
 from notepad_jax.text import chat
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import MOST_TOP_LOGPROBS, PolicySnapshot
@@ -192,7 +192,7 @@ def opened(
     config: ConfigDict, policy: parts.LoadedPolicy, name: str, weights: Weights
 ) -> tuple[Engines, Served]:
     """Returns engines that are not running yet, and the policy as the server sees it."""
-    subject = subjects.engine(config, policy)
+    subject = subjects.engine(config, policy, SilentScreen())
     rules = dataclasses.replace(
         parts.rules(config.reading, policy.tokenizer), chunk_size=config.evaluate.chunk_size
     )

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from ml_collections import ConfigDict
 
 from notepad_jax import waiting
+from notepad_jax.engine.metered import Metered
 from notepad_jax.programs import parts, task_stream
 from notepad_jax.programs.reading_list import SYNTHETIC
 from notepad_jax.reading.endpoint import EndpointCompleter, bare_turn
@@ -36,15 +37,22 @@ class Subject:
     dtypes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def engine(config: ConfigDict, policy: parts.LoadedPolicy) -> Subject:
-    """Our engine over a policy."""
+def engine(config: ConfigDict, policy: parts.LoadedPolicy, screen: Screen) -> Subject:
+    """Our engine over a policy; `screen` is told of its work."""
     template = parts.template(config.reading, policy)
     snapshot = PolicySnapshot(0, policy.params)
     return Subject(
         name=policy.name,
         tokenizer=policy.tokenizer,
         template=template,
-        opened=lambda rules: parts.service(config.engine, policy, rules, template, snapshot),
+        opened=lambda rules: parts.service(
+            config.engine,
+            policy,
+            rules,
+            template,
+            snapshot,
+            lambda executor: Metered(executor, screen.work),
+        ),
         dtypes={
             "dtype": policy.config.dtype,
             "engine.cache_dtype": config.engine.cache_dtype or policy.config.dtype,
@@ -97,4 +105,5 @@ def named(config: ConfigDict, screen: Screen, suite: str = "") -> Subject:
             f"not have; choose another --suite"
         )
     parts.template(config.reading, words)
-    return engine(config, parts.load_policy(config.policy, config.dtype, where, screen.warn))
+    policy = parts.load_policy(config.policy, config.dtype, where, screen.warn)
+    return engine(config, policy, screen)

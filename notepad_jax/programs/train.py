@@ -26,6 +26,7 @@ from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.steps import check_place, place_of, steps_in
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.engines import Engines
+from notepad_jax.engine.metered import Metered
 from notepad_jax.engine.service import EngineService
 from notepad_jax.grpo import algorithm, micro_batches
 from notepad_jax.parallel import hosts
@@ -189,7 +190,10 @@ def prepare(
     identity = {**configuration.plain(config), "start": start}
     begun = under_way.UnderWay(folder, identity, stop or stopping.Stop(), screen.warn)
     nobody = PolicySnapshot(-1, None)
-    driver = parts.service(config.engine, policy, reading, template, nobody, begun.around)
+    driver = parts.service(
+        config.engine, policy, reading, template, nobody,
+        lambda executor: begun.around(Metered(executor, screen.work)),
+    )  # fmt: skip
     sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
     held_out = validation.opened(config, held_out, sampled.reader)
     learning = learner.prepare(config, policy.config, policy.params)
@@ -309,7 +313,7 @@ async def validate(run: Run, tell: Tell, folder: Path, stop: stopping.Stop) -> d
     began = time.perf_counter()
     metrics = hosts.asked_of_first(lambda: validation.told(read_metrics(folder), step))
     if metrics is None or held_out.begun_anew:
-        metrics = await held_out.measure(step, stop)
+        metrics = await held_out.measure(step, stop, run.screen)
         run.driver.rest()  # nothing that it read is there when the next rollout begins
         run.driver.take_stats()
         tell.validated(step, metrics)

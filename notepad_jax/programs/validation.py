@@ -13,11 +13,12 @@ checkpoints (`checkpoint.best`). Above: train; below: reading_list, task_stream 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from notepad_jax.checkpoint.best import Best
 from notepad_jax.data import formats, held_out
 from notepad_jax.eval import methods, readings, summary
 from notepad_jax.eval.lengths import format_length, parse_length
-from notepad_jax.eval.measure import Item, Result, check, measure
+from notepad_jax.eval.measure import Item, Progress, Result, check, measure
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import reading_list, task_stream
 from notepad_jax.programs.stopping import Stop
@@ -84,10 +85,11 @@ class Validation:
 
     # ------------------------------------------------------------ one validation
 
-    async def measure(self, step: int, stop: Stop) -> dict[str, float]:
+    async def measure(self, step: int, stop: Stop, screen: Screen) -> dict[str, float]:
         """Reads all items with what the engine holds; raises Stopped if somebody asked for it."""
         own = self.items[hosts.index() :: hosts.count()]
-        measuring = await stop.until(measure(own, self.reader))
+        with _progress(step, len(own), screen) as on_progress:
+            measuring = await stop.until(measure(own, self.reader, on_progress))
         stop.check_all(f"in the validation of step {step}, which is made again")
         said = json.dumps([readings.told(result) for result in measuring.result()]).encode()
         results = [
@@ -130,6 +132,22 @@ class Validation:
         told = [self.reader.sampling.temperature, self.reader.sampling.top_p]
         told += [(item.key, item.task.question, item.task.answers) for item in self.items]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def _progress(step: int, readings: int, screen: Screen) -> Iterator[Callable[[Progress], None]]:
+    bar = screen.bar(f"validating step {step}", readings, "readings")
+    before = 0
+
+    def on_progress(now: Progress) -> None:
+        nonlocal before
+        bar.advance(now.done - before)
+        before = now.done
+
+    try:
+        yield on_progress
+    finally:
+        bar.finish()
 
 
 def items(

@@ -2,8 +2,8 @@
 
 A choice is cut at the token that completed a stop string, however many the engine had made by
 then: what a request gets depends on its seed and on nothing else. Every choice that is left, by
-an error or a client that hung up, lets its slot go before anybody goes on. Above: `app` and
-`notepad`; below: `saying` and a `types.Streamer`.
+an error or a client that hung up, lets its slot go before anybody goes on. Above: `app`,
+`notepad` and programs.ask; below: `saying` and a `types.Streamer`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,18 @@ import dataclasses
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from notepad_jax.serve.saying import Saying
-from notepad_jax.types import Alternatives, Finish, Prompt, SamplingParams, Streamer
+from notepad_jax.types import (
+    Alternatives,
+    Completion,
+    Finish,
+    Prompt,
+    SamplingParams,
+    Streamer,
+    tokens,
+)
 
 REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CANCELLED: "abort"}
 
@@ -64,6 +74,20 @@ async def choice(
             )  # fmt: skip
             if finish:
                 return
+
+
+async def completed(
+    course: AsyncGenerator[Delta], tell: Callable[[Delta], None]
+) -> Completion:  # fmt: skip
+    """Returns the completion that a choice comes to, and tells of it while it is made."""
+    made = Whole()
+    async with contextlib.aclosing(course) as deltas:
+        async for delta in deltas:
+            made.add(delta)
+            tell(delta)
+    finish = next(finish for finish, reason in REASONS.items() if reason == made.finish)
+    logprobs = np.asarray(made.logprobs, np.float32)
+    return Completion(tokens(made.tokens), logprobs, finish, made.version)
 
 
 async def together(courses: Sequence[AsyncGenerator[Delta]]) -> AsyncGenerator[Delta]:

@@ -21,7 +21,7 @@ import numpy as np
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules, State, TurnSampling
 from notepad_jax.serve.asked import Chat
-from notepad_jax.serve.choices import REASONS, Delta, Whole, choice, told
+from notepad_jax.serve.choices import REASONS, Delta, choice, completed, told
 from notepad_jax.serve.files import Files, in_thread
 from notepad_jax.serve.messages import FilePart
 from notepad_jax.serve.refusal import bad
@@ -38,7 +38,6 @@ from notepad_jax.types import (
     Tokens,
     Turn,
     TurnKind,
-    tokens,
 )
 
 FORM = (
@@ -230,22 +229,19 @@ class Aloud:
 
     async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion:
         """Returns the completion of one context; one that a stop string cut ends there."""
-        asked, made = self._question, Whole()
+        asked = self._question
         sampling = dataclasses.replace(
             sampling, stop_ids=asked.stop_ids, top_logprobs=asked.top_logprobs
         )
         self._counted.turn(prompt)
         course = choice(self._streamer, prompt, sampling, self._saying, self._index, more=True)
-        async with contextlib.aclosing(course) as deltas:
-            async for delta in deltas:
-                made.add(delta)
-                self._counted.completion_tokens += len(delta.tokens)
-                if delta.tokens:  # how it ends is told when all of it has ended
-                    notes = self._counted.notes()
-                    self._tell(dataclasses.replace(delta, finish=None, notes=notes))
-        finish = next(finish for finish, reason in REASONS.items() if reason == made.finish)
-        logprobs = np.asarray(made.logprobs, np.float32)
-        return Completion(tokens(made.tokens), logprobs, finish, made.version)
+        return await completed(course, self._told)
+
+    def _told(self, delta: Delta) -> None:
+        self._counted.completion_tokens += len(delta.tokens)
+        if delta.tokens:  # how it ends is told when all of it has ended
+            notes = self._counted.notes()
+            self._tell(dataclasses.replace(delta, finish=None, notes=notes))
 
 
 def reading(

@@ -17,6 +17,11 @@ def harmless(text: str) -> str:
     return text.translate(CONTROLS)
 
 
+def on_one_line(text: str) -> str:
+    """Returns a text with its line ends, and spaces around them, as one space each."""
+    return " ".join(filter(None, map(str.strip, text.splitlines())))
+
+
 def show(value: Value) -> str:
     """Returns a number as a person would write it: 4 significant digits, or the integer."""
     if isinstance(value, str):

@@ -103,21 +103,21 @@ def measuring(temperature: float = 0.0) -> Validation:
 
 
 def test_a_validation_is_the_share_of_questions_right_by_length_and_over_all():
-    metrics = asyncio.run(measuring().measure(4, Stop()))
+    metrics = asyncio.run(measuring().measure(4, Stop(), SilentScreen()))
     by_length = metrics[f"{SCORE}_512"], metrics[f"{SCORE}_2K"]
     assert by_length == (1 / 3, 1 / 2) and metrics[SCORE] == pytest.approx(2 / 5)
     assert (metrics["validation/questions"], metrics["validation/unanswered"]) == (5, 0)
 
 
 def test_several_processes_read_a_share_each_and_find_the_same(monkeypatch):
-    whole, said = asyncio.run(measuring().measure(4, Stop())), []
+    whole, said = asyncio.run(measuring().measure(4, Stop(), SilentScreen())), []
     monkeypatch.setattr(hosts, "count", lambda: 2)
 
     def one_of_two(index, gather):
         monkeypatch.setattr(hosts, "index", lambda: index)
         monkeypatch.setattr(hosts, "gather", gather)
         made = measuring()
-        return asyncio.run(made.measure(4, Stop())), made.reader.completer.calls
+        return asyncio.run(made.measure(4, Stop(), SilentScreen())), made.reader.completer.calls
 
     def alone(told):
         said.append(told)

@@ -160,8 +160,137 @@ def test_a_terminal_counts_down_and_says_when_it_compiles(monkeypatch):
     assert screen._bars.tasks == []
 
 
+def read_two_chunks(screen):
+    turns = screen.transcript("reading", "tokens")
+    turns.under_way("chunk 1 of about 3", "reading 9 tokens", 0, 15)
+    turns.under_way("chunk 1 of about 3", "Ann is", 5, 15)
+    turns.under_way("chunk 1 of about 3", "Ann is red\nBob", 5, 15)
+    turns.wrote("chunk 1 of about 3: Ann is red\n  Bob is blue")
+    turns.under_way("chunk 2 of 2", "Ann", 10, 10)
+    turns.passed("chunk 2 of 2: nothing new")
+    turns.finish()
+
+
+def test_a_file_gets_one_line_a_turn():
+    stream = io.StringIO()
+    read_two_chunks(progress.LineScreen(stream))
+    assert stream.getvalue().splitlines() == [
+        "chunk 1 of about 3: Ann is red Bob is blue",
+        "chunk 2 of 2: nothing new",
+    ]
+
+
+def words_of(stream) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+
+
+def live(screen) -> str:
+    with screen.console.capture() as shown:
+        screen.console.print(screen._render())
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.get())
+
+
+def test_a_terminal_shows_the_end_of_the_text_that_grows(monkeypatch):
+    screen, stream = on_a_terminal(monkeypatch)
+    turns = screen.transcript("reading", "tokens")
+    turns.under_way("chunk 1 of about 3", "\n".join(f"line {n}" for n in range(20)), 5, 15)
+    lines = live(screen).splitlines()
+    assert [line.strip() for line in lines[:-1]] == [f"line {n}" for n in range(14, 20)]
+    assert "chunk 1 of about 3" in lines[-1] and "5/15 tokens" in lines[-1]
+    turns.under_way("chunk 1 of about 3", "evil\x1b]0;\x07", 5, 15)
+    assert "line 19" not in live(screen) and "evil\ufffd]0;\ufffd" in live(screen)
+    turns.wrote("chunk 1 of about 3: all of it")
+    assert "evil" not in live(screen) and "all of it" in words_of(stream)
+    turns.under_way("answer", "", 10, 10)
+    assert not screen._bars.tasks[0].finished  # all is read, and it goes on
+    turns.finish()
+    assert live(screen).strip() == "" and "10/10 tokens" in words_of(stream)
+
+
+def test_a_terminal_keeps_what_was_written_and_no_turn_without_news(monkeypatch):
+    screen, stream = on_a_terminal(monkeypatch)
+    with screen:
+        read_two_chunks(screen)
+    assert "Bob is blue" in words_of(stream) and "nothing new" not in words_of(stream)
+
+
+def test_ctrl_c_in_a_turn_leaves_a_terminal_with_its_cursor(monkeypatch):
+    screen, stream = on_a_terminal(monkeypatch)
+    with pytest.raises(KeyboardInterrupt), screen:
+        screen.transcript("reading", "tokens").under_way("chunk 1", "Ann", 0, None)
+        raise KeyboardInterrupt
+    shown = stream.getvalue()
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l") and "Ann" in words_of(stream)
+
+
+def test_what_engines_do_stands_below_what_is_under_way(monkeypatch):
+    screen, _ = on_a_terminal(monkeypatch)
+    clock = screen.meter._clock = Clock()
+    table = screen.table("training", ["step"], 9)
+    screen.bar("validating", 4, "readings")
+    assert "tokens/s" not in live(screen)
+    screen.work(50, 3, 2.0)
+    assert live(screen).splitlines()[-1].strip() == "25 tokens/s  3 turns"
+    table.row(step=1)
+    screen.work(50, 1, 0.0)
+    assert live(screen).splitlines()[-1].strip() == "50 tokens/s  1 turns"  # of this step
+    table.finish()
+    assert live(screen).splitlines()[-1].strip() == "50 tokens/s"
+    clock.now += 60
+    assert "tokens/s" not in live(screen)
+
+
+def test_a_file_is_told_while_a_turn_is_under_way():
+    stream, clock = io.StringIO(), Clock()
+    screen = progress.LineScreen(stream, every=5.0, clock=clock)
+    table = screen.table("training", ["step"], 9)
+    bar = screen.bar("reading 8K", 40, "turns")
+    bar.advance(2)
+    for clock.now in (2.0, 6.0, 7.0, 31.0):
+        screen.work(100, 1, 2.0)
+    bar.finish()
+    table.row(step=1)
+    clock.now = 61.5
+    screen.work(100, 2, 1.0)
+    table.finish()
+    clock.now = 99.0
+    screen.work(100, 1, 1.0)
+    assert stream.getvalue().splitlines() == [
+        "training",
+        "reading 8K: 2/40 turns  6.0 s  33 tokens/s",
+        "1/9  under way, 31.0 s  4 turns  50 tokens/s",
+        "reading 8K: 2/40 turns  31.0 s  50 tokens/s",
+        "1/9  step 1",
+        "2/9  under way, 30.5 s  2 turns  100 tokens/s",
+    ]
+
+
+def test_an_engine_does_not_fail_because_nobody_reads_its_lines():
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    clock = Clock()
+    screen = progress.LineScreen(Gone(), clock=clock)
+    bar = screen.bar("reading 8K", 40, "turns")
+    clock.now = 6.0
+    screen.work(100, 1, 2.0)
+    clock.now = 12.0
+    with pytest.raises(BrokenPipeError):
+        bar.advance()
+
+
+def test_eighty_columns_are_enough_to_say_compiling(monkeypatch):
+    screen, _ = on_a_terminal(monkeypatch, lambda: "compiling")
+    monkeypatch.setenv("COLUMNS", "80")
+    screen.table("reinforcement learning", ["step"], 100)
+    assert live(screen).rstrip().endswith("compiling")
+
+
 def test_silence_is_silent(capsys):
     use(progress.choose(quiet=True))
+    read_two_chunks(progress.choose(quiet=True))
+    progress.choose(quiet=True).work(1, 1, 1.0)
     assert capsys.readouterr() == ("", "")
 
 

@@ -1,0 +1,62 @@
+"""An executor that says how much it did: for those who wait while an engine works.
+
+`Metered` stands around an executor, as `replay` does, and changes nothing of what it is asked or
+answers. Launches that read prefixes are not waited for, so what they read is told with the launch
+that was: at most once a launch somebody is called, with three numbers that the host has anyway.
+Above: the programs, which give it a screen's `work`; below: executor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from notepad_jax.engine.executor import Runs, Sampled
+from notepad_jax.engine.pages import CachedPrefix
+from notepad_jax.engine.scheduler import Context
+
+# Tokens that were read and written, turns that ended, and the seconds that this took.
+Told = Callable[[int, int, float], None]
+
+
+class Metered:
+    """An executor that tells of its launches; see `service.Runs`."""
+
+    def __init__(self, executor: Runs, told: Told) -> None:
+        self.settings = executor.settings
+        self._executor, self._told = executor, told
+        self._tokens, self._began = 0, 0.0  # of launches that nobody has waited for
+
+    def rest(self) -> None:
+        """Lets the cache go until the next launch."""
+        self._executor.rest()
+
+    def read(self, params: Any, prefixes: Sequence[CachedPrefix]) -> None:
+        """Reads prefixes into their pages."""
+        self._began = self._began or time.perf_counter()
+        self._executor.read(params, prefixes)
+        self._tokens += sum(prefix.length for prefix in prefixes)
+
+    def start(self, params: Any, contexts: Sequence[Context]) -> Sequence[Sampled]:
+        """Prefills the tails of admitted turns."""
+        self._tokens += sum(len(context.tail) for context in contexts)
+        return self._launched(self._executor.start, params, contexts)
+
+    def decode(self, params: Any, contexts: Sequence[Context]) -> Sequence[Sampled]:
+        """Decodes some tokens in every slot."""
+        return self._launched(self._executor.decode, params, contexts)
+
+    def _launched(
+        self, launch: Callable[..., Sequence[Sampled]], params: Any, contexts: Sequence[Context]
+    ) -> Sequence[Sampled]:
+        self._began = self._began or time.perf_counter()
+        sampled = launch(params, contexts)
+        written = sum(len(some.tokens) for some in sampled)
+        if written:  # so it was waited for
+            tokens, seconds = self._tokens + written, time.perf_counter() - self._began
+            self._tokens, self._began = 0, 0.0
+            self._told(tokens, sum(map(Sampled.ends, sampled, contexts)), seconds)
+        elif not contexts:  # nobody waits for what was read ahead
+            self._tokens, self._began = 0, 0.0
+        return sampled
