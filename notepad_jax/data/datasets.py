@@ -32,6 +32,7 @@ COLUMNS = (
     "contract",
     "length",
     "evidence",
+    "note_script",
 )
 
 

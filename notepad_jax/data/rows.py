@@ -1,7 +1,8 @@
 """A task as a JSON object, and back: the row that both forms of task files hold.
 
     {"id": ..., "question": ..., "answers": [...], "source": ..., "metric": ...,
-     "contract": ..., "length": 8192, "evidence": [[text, place], ...], "extra": {...},
+     "contract": ..., "length": 8192, "evidence": [[text, place], ...],
+     "note_script": [[sentence, notes], ...], "extra": {...},
      "document": ...}
 
 The metadata comes first and the document last, written piece by piece; `length` is the
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.data import sources
-from notepad_jax.types import Document, Evidence, Task
+from notepad_jax.types import Document, Evidence, Note, Task
 
 Pair = tuple[Task, int]  # a task and its length in tokens
 
@@ -75,6 +76,7 @@ def written(task: Task, length: int) -> Iterator[bytes]:
         "contract": task.contract,
         "length": length,
         "evidence": [[fact.text, fact.place] for fact in task.evidence],
+        **({"note_script": [[n.sentence, n.notes] for n in task.script]} if task.script else {}),
         **({"extra": dict(task.extra)} if task.extra else {}),
     }
     blank = True
@@ -110,6 +112,12 @@ def task_of(columns: dict[str, Any], document: Document, where: str, name: str) 
         raise ValueError(
             f"{where}: 'evidence' must be a list of [text, place in 0..1], it is {evidence!r:.80}"
         )
+    script = columns.get("note_script", [])
+    if not isinstance(script, list) or not all(map(_is_note, script)):
+        raise ValueError(
+            f"{where}: 'note_script' must be a list of [sentence, notes], two texts, it is "
+            f"{script!r:.80}"
+        )
     contract = "plain" if "metric" in columns else CONTRACT
     task = Task(
         **text,
@@ -118,6 +126,7 @@ def task_of(columns: dict[str, Any], document: Document, where: str, name: str) 
         answers=answers,
         contract=_text({"contract": contract, **columns}, "contract", where),
         evidence=tuple(Evidence(fact, float(place)) for fact, place in evidence),
+        script=tuple(Note(sentence, notes) for sentence, notes in script),
         extra=_extra(columns, where),
     )
     return task, length
@@ -155,6 +164,10 @@ def _extra(columns: dict[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(extra, dict):
         raise ValueError(f"{where}: 'extra' must be an object with columns, it is {extra!r:.80}")
     return extra
+
+
+def _is_note(note: Any) -> bool:
+    return isinstance(note, list) and len(note) == 2 and all(isinstance(n, str) for n in note)
 
 
 def _is_evidence(fact: Any) -> bool:

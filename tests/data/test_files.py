@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notepad_jax.data import files, long_strings
-from notepad_jax.types import Evidence, Task, TextDocument
+from notepad_jax.types import Evidence, Note, Task, TextDocument
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 FILLED = TEXTS.filter(bool)
@@ -123,6 +123,14 @@ def test_a_hundred_long_documents_are_read_at_once_in_little_memory(tmp_path):
     assert peak < 100 * 4 * long_strings.PIECE  # measured 13 MB; the texts have 480
 
 
+def test_a_script_of_good_notes_comes_back_as_it_was(tmp_path):
+    script = (Note("Ann is red.", "red"), Note("Bob is\nblue.", 'red, "blue"'))
+    path = tmp_path / "t.jsonl"
+    files.write(path, [dataclasses.replace(task(), script=script), task("b")], [1, 1])
+    (one, _), (two, _) = files.read(path)
+    assert one.script == script and two.script == ()
+
+
 # ---------------------------------------------------------------- rows by other hands
 
 
@@ -165,6 +173,9 @@ BAD_ROWS = [
     (row(evidence=[["x", 1.0]]), "'evidence' must be a list of"),
     (row(evidence=[["x"]]), "'evidence' must be a list of"),
     (row(evidence={"x": 0}), "'evidence' must be a list of"),
+    (row(note_script=[["x"]]), "'note_script' must be a list of"),
+    (row(note_script=[["x", 1]]), "'note_script' must be a list of"),
+    (row(note_script="x"), "'note_script' must be a list of"),
 ]
 
 
