@@ -217,7 +217,12 @@ MODELS = {"data": [{"id": "the only one"}]}
 
 def test_an_endpoint_reads_too_and_so_it_does_for_ask(server, tmp_path, capsys):
     with Reader.load(server.url) as one:
-        reading = one.read(nj.TextDocument(STORY), "who ?")
+        told: list[nj.Progress] = []
+        reading = one.read(nj.TextDocument(STORY), "who ?", on_progress=told.append)
+    assert [(now.kind.value, now.text) for now in told if now.ended] == [
+        ("update", "red"),
+        ("answer", "red"),
+    ]
     assert reading.answer == "red" and [m.text for m in reading.memories] == ["red"]
     assert {request.body.get("model") for request in server.requests} == {None, "the only one"}
     path = tmp_path / "story.txt"

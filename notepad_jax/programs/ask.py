@@ -236,9 +236,14 @@ class _Aloud:
         """As the completer does, whose failures it raises."""
         self._telling.begun(self._kind, len(prompt.tokens))
         if not isinstance(self._completer, Streamer):
-            return await self._completer.complete(prompt, sampling)
+            made = await self._completer.complete(prompt, sampling)
+            self._telling.grown(self._decode(memory_agent.written(made)), len(made.tokens))
+            return made
         course = choice(self._completer, prompt, sampling, Saying(self._decode), 0)
-        return await completed(course, self._telling.grown)
+        return await completed(course, self._heard)
+
+    def _heard(self, delta: Delta) -> None:
+        self._telling.grown(delta.text, len(delta.tokens))
 
 
 class _Telling:
@@ -281,10 +286,10 @@ class _Telling:
         self._written = 0
         self._tell()
 
-    def grown(self, delta: Delta) -> None:
-        """The turn has written some tokens more, so its prompt has been read."""
-        self._written += len(delta.tokens)
-        self._now = dataclasses.replace(self._now, text=self._now.text + delta.text)
+    def grown(self, text: str, tokens: int) -> None:
+        """The turn has written so much more, so its prompt has been read."""
+        self._written += tokens
+        self._now = dataclasses.replace(self._now, text=self._now.text + text)
         self._tell()
 
     def ended(self, memory: str | None = None) -> None:

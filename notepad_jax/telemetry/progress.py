@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, TextIO, runtime_checkable
+from typing import Literal, Protocol, TextIO, runtime_checkable
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -325,12 +325,12 @@ class TerminalScreen:
 
     def __init__(self, stream: TextIO, busy: Busy = lambda: "") -> None:
         self.console, self.meter = Console(file=stream), Meter()
-        self._bars = Progress(
-            TextColumn("{task.description}", table_column=Column(min_width=24)),
+        self._bars = Progress(  # of a narrow terminal the bars give way, and no word
+            TextColumn("{task.description}", table_column=_whole(24)),
             BarColumn(bar_width=28),
-            MofNCompleteColumn(table_column=Column(min_width=9, justify="right")),
-            TextColumn("{task.fields[unit]}", table_column=Column(min_width=5)),
-            TimeElapsedColumn(),
+            MofNCompleteColumn(table_column=_whole(9, "right")),
+            TextColumn("{task.fields[unit]}", table_column=_whole(5)),
+            TimeElapsedColumn(_whole(7)),
             _TimeLeft(busy),
             TextColumn("[dim]{task.fields[shown]}"),
             console=self.console,
@@ -389,13 +389,18 @@ class TerminalScreen:
         self._live.stop()
 
 
+def _whole(width: int, justify: Literal["left", "right"] = "left") -> Column:
+    """A column that is at least so wide, and never cut while another one can be."""
+    return Column(min_width=width, justify=justify, no_wrap=True)
+
+
 class _TimeLeft(ProgressColumn):
     """How long it will take, counting down; or what keeps it from going on at all."""
 
     max_refresh = 0.2
 
     def __init__(self, busy: Busy) -> None:
-        super().__init__(Column(min_width=9, no_wrap=True))  # a narrow terminal cuts bars
+        super().__init__(_whole(9))
         self._busy = busy
 
     def render(self, task: RichTask) -> Text:
