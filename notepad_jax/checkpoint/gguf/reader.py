@@ -26,7 +26,7 @@ from notepad_jax.checkpoint.hf.storage import StoreProblem, quoted
 VERSIONS = (2, 3)
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 MOST_TENSORS = 1_000_000
-MOST_PARTS = 8_000_000  # numbers and strings of all metadata; a vocabulary of 262,144 has 1.6e6
+MOST_PARTS = 3_000_000  # numbers and strings of all metadata; Qwen 2.5 has 0.9 million
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,8 +95,8 @@ def read(source: str | Path) -> File:
 class _Bounded(gguf.GGUFReader):
     """The library's reader, which asks for whatever a header says; here it ends with the file.
 
-    Every byte comes through `_get`. Without this, an array that claims 2^60 numbers is an endless
-    loop over empty slices.
+    Every byte comes through `_get`: without it, an array that claims 2^60 numbers is an endless
+    loop over empty slices. `_build_tensors` names the tensor that is stored in an unknown way.
     """
 
     _parts = 0
@@ -115,6 +115,17 @@ class _Bounded(gguf.GGUFReader):
                 f"its weights; it is damaged, download it again"
             )
         return super()._get(offset, dtype, count, override_order)
+
+    def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
+        for field in fields:
+            _, name, _, _, kind, _ = field.parts
+            if int(kind[0]) not in {*gguf.GGMLQuantizationType}:
+                raise StoreProblem(
+                    f"{self.data.filename}: tensor {quoted(bytes(name).decode())} is stored in a "
+                    f"way ({kind[0]}) that this gguf does not know; upgrade gguf, or take another "
+                    f"quantisation"
+                )
+        super()._build_tensors(start_offs, fields)
 
 
 def _refuse_start(path: Path) -> None:
