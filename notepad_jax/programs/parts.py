@@ -17,14 +17,14 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from notepad_jax import functions
-from notepad_jax.checkpoint.hf import huggingface
+from notepad_jax.checkpoint.hf import adapters, huggingface
 from notepad_jax.checkpoint.steps import as_stored, load_params
 from notepad_jax.checkpoint.targets import check_shapes, placed
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.executor import Executor, Runs
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
-from notepad_jax.model import parameters
+from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh
 from notepad_jax.parallel.rules import SERVING, TRAINING
@@ -151,11 +151,24 @@ def load_policy(
     name: str | Path, activations: str = "", where: Where = on_one,
     say: Callable[[str], None] = warnings.warn,
 ) -> LoadedPolicy:  # fmt: skip
+    """Reads a policy as whoever reads with it has it: `load_adapted`, its adapters added in.
+
+    What was adapted is summed in float32 and rounded once, to the dtype of the activations.
+    """
+    loaded = load_adapted(name, activations, where, say)
+    return dataclasses.replace(loaded, params=lora.in_place(loaded.params, loaded.config.dtype))
+
+
+def load_adapted(
+    name: str | Path, activations: str = "", where: Where = on_one,
+    say: Callable[[str], None] = warnings.warn,
+) -> LoadedPolicy:  # fmt: skip
     """Reads config, weights and tokenizer of what `policies.resolved` finds under a name.
 
     The weights are as stored; every device reads its own slices of them, and `where` says which
-    (`to_learn`, `to_read`). `activations` is the dtype that the policy computes in; "" is the
-    one that its config.json names.
+    (`to_learn`, `to_read`). Adapters are float32, beside their base (`lora.adapted`), for those
+    who go on with them. `activations` is the dtype that the policy computes in; "" is the one
+    that its config.json names.
     """
     if activations not in ("", *ACTIVATIONS):
         known = ", ".join(map(repr, ACTIVATIONS))
@@ -172,6 +185,8 @@ def load_policy(
     else:
         config, store = huggingface.open_policy(folder)
         params = huggingface.import_params(config, store, where(config))
+    if found.adapters:
+        params = _adapted(found.adapters, folder, config, params)
     tokenizer = open_tokenizer(folder)
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
@@ -182,6 +197,14 @@ def load_policy(
         config, valid_vocab=tokenizer.vocab_size, dtype=activations or config.dtype
     )
     return LoadedPolicy(config, params, tokenizer, Path(folder), found.name)
+
+
+def _adapted(name: str, base: str, config: PolicyConfig, params: Any) -> Any:
+    """Returns the policy in `base` with the adapters in the folder `name`, in float32."""
+    opened = adapters.open_adapters(name, config, base)
+    there = lora.layout(config, opened.lora, mesh.of(params))
+    found = adapters.import_adapters(opened, there)
+    return lora.adapted(config, params, opened.lora, found)
 
 
 def words(name: str) -> Words:

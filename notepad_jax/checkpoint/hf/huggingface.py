@@ -124,6 +124,13 @@ def import_params(
     return _tree((path, leaf(path, layout)) for path, layout in layouts(config).items())
 
 
+def open_tree(config: PolicyConfig, store: Safetensors) -> Tree:
+    """Returns parameters that are read when they are indexed (`placing.Published`)."""
+    return _tree(
+        (path, placing.Published(store, layout)) for path, layout in layouts(config).items()
+    )
+
+
 def largest_share(config: PolicyConfig, shardings: Any, dtype: str) -> int:
     """Returns the bytes of all parameters that one device holds."""
     leaves = jax.tree.leaves(abstract_params(config, dtype))
