@@ -202,24 +202,19 @@ def test_modules_are_matched_as_peft_matches_them(tmp_path):
     weights = tmp_path / "a" / storage.ADAPTER_WEIGHTS
     half = {name: x.astype(np.float16) for name, x in load_file(weights).items()}
     save_file(half, weights)
-    for said in (["q_proj", "down_proj"], ["self_attn.q_proj", "mlp.down_proj"],
-                 [f"model.layers.{i}.{m}" for i in range(3) for m in ("self_attn.q_proj",
-                                                                      "mlp.down_proj")]):  # fmt: skip
+    paths = ["self_attn.q_proj", "mlp.down_proj"]
+    every = [f"model.layers.{layer}.{path}" for layer in range(3) for path in paths]
+    for said in (["q_proj", "down_proj"], paths, every):
         more = {"target_modules": said, "peft_version": "0.21.2", "exclude_modules": None}
         path.write_text(json.dumps(text | more | {"lora_dropout": 0.05, "qalora_group_size": 16}))
         assert open_adapters(tmp_path / "a", tiny.CONFIG, "b").lora == chosen
     path.write_text(json.dumps(text | {"target_modules": "all-linear"}))
     assert read_lora(tmp_path / "a", tiny.CONFIG).targets == lora.TARGETS
-    found = import_adapters(
-        open_adapters_with(path, text, tmp_path / "a"), place_of(tiny.CONFIG, chosen)
-    )
+    path.write_text(json.dumps(text))
+    opened = open_adapters(tmp_path / "a", tiny.CONFIG, "b")
+    found = import_adapters(opened, place_of(tiny.CONFIG, chosen))
     into = trained(chosen)["layers"]["q_lora_in"].astype(np.float16).astype(np.float32)
     np.testing.assert_array_equal(found["layers"]["q_lora_in"], into)
-
-
-def open_adapters_with(path, text, folder):
-    path.write_text(json.dumps(text))
-    return open_adapters(folder, tiny.CONFIG, "b")
 
 
 @pytest.mark.parametrize(
