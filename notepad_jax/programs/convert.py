@@ -32,7 +32,7 @@ from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.lora import Lora
 from notepad_jax.model.lora import layout as lora_layout
 from notepad_jax.parallel import mesh, rules
-from notepad_jax.programs import policies
+from notepad_jax.programs import habits, policies
 from notepad_jax.telemetry.progress import Bar, Screen
 
 DTYPES = ("bfloat16", "float32")
@@ -89,7 +89,7 @@ def import_hf(
     dtype = _known(dtype or config.dtype, (*DTYPES, "float16"))
     layout = parameters.shardings(config, mesh.make(tensor), rules.TRAINING)
     text = storage.read_json(source, store.kvstore, huggingface.CONFIG)
-    beside = huggingface.companions(source)
+    beside = huggingface.companions(source) | habits.carried(source)
     beside[huggingface.CONFIG] = (json.dumps(text, indent=2) + "\n").encode()
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in _abstract(config, dtype))
     with new_folder(folder, total, overwrite) as temporary:
@@ -151,10 +151,10 @@ def export_hf(
     params = _streamed(found, config)
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in _abstract(config, dtype))
     bar = screen.bar("export", _megabytes(total), "MB")
+    beside = huggingface.companions(like) | _habits(found, screen)
     written = huggingface.export(
-        config, params, target, dtype, huggingface.companions(like), text, part_bytes, overwrite,
-        _counter(bar),
-    )  # fmt: skip
+        config, params, target, dtype, beside, text, part_bytes, overwrite, _counter(bar)
+    )
     bar.finish()
     return _exported(source, found, config, dtype, written, began)
 
@@ -197,10 +197,16 @@ def export_adapters(
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(adapted))
     bar = screen.bar("export", _megabytes(size * np.dtype(dtype).itemsize), "MB")
     written = adapters.export_adapters(
-        config, lora, adapted, base, target, dtype, overwrite, _counter(bar)
-    )
+        config, lora, adapted, base, target, dtype, _habits(found, screen), overwrite,
+        _counter(bar),
+    )  # fmt: skip
     bar.finish()
     return _exported(source, found, config, dtype, written, began)
+
+
+def _habits(found: policies.Named, screen: Screen) -> dict[str, bytes]:
+    """Returns the files that say how the policy reads, for those who do not have its run."""
+    return habits.files(policies.reads_as(found.name), Path(found.home), screen.warn)
 
 
 def _of_folder(found: policies.Named, config: PolicyConfig) -> tuple[Lora, Any]:

@@ -26,6 +26,7 @@ from notepad_jax.checkpoint.hf import adapters, huggingface
 from notepad_jax.checkpoint.hf.storage import ADAPTER_CONFIG, quoted
 from notepad_jax.checkpoint.steps import CHECKPOINTS, Folder
 from notepad_jax.model.lora import Lora
+from notepad_jax.programs import habits
 from notepad_jax.telemetry.identity import read_json
 from notepad_jax.text import chat
 
@@ -146,11 +147,16 @@ def settings(home: str | Path) -> dict[str, Any]:
 
 
 def reads_as(name: str | Path) -> dict[str, Any]:
-    """Returns the settings by which a run reads, to be taken over by whoever reads with it.
+    """Returns the settings by which a policy reads, to be taken over by whoever reads with it.
 
-    {} for what is no run. Devices are left out: they are those of the machine one stands at.
+    Those of a run, or what a folder carries of the run that it was exported from (`habits`); {}
+    where nobody says. Devices are left out: they are those of the machine one stands at.
     """
-    said = _said(Path(resolved(name, lambda line: None, ()).home))
+    policy = resolved(name, lambda line: None, ())
+    for folder in filter(None, (policy.adapters, policy.home)):
+        if carried := habits.read(folder):
+            return carried
+    said = _said(Path(policy.home))
     found = {name: said[name] for name in ("dtype", "reading", "engine") if name in said}
     if "reading" not in found:
         return {}

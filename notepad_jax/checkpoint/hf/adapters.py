@@ -269,6 +269,7 @@ def export_adapters(
     base: str,
     target: str | Path,
     dtype: str = "float32",
+    beside: Mapping[str, bytes] | None = None,
     overwrite: bool = False,
     wrote: Callable[[int], None] = lambda size: None,
 ) -> Written:
@@ -276,8 +277,8 @@ def export_adapters(
 
     `adapters` is {"layers": {"q_lora_in": [L, *inputs, r], "q_lora_out": [L, r, *outputs]}} of
     every target of `lora`; leaves are arrays or `stored.Stored`. `base` is the published model
-    that they adapt, a path or a name. Same adapters, same bytes. Raises ImportProblem for
-    adapters that are not those of `lora` and `config`.
+    that they adapt, a path or a name; `beside` are files to add. Same adapters, same bytes.
+    Raises ImportProblem for adapters that are not those of `lora` and `config`.
     """
     table = layouts(config, lora)
     layers = adapters.get("layers", {})
@@ -297,7 +298,7 @@ def export_adapters(
     plan = [Planned(name, kind, table[leaf].published) for name, (leaf, _) in entries.items()]
     text = json.dumps(_config(lora, base, list(entries)), indent=2) + "\n"
     return writing.write(
-        target, plan, value, {ADAPTER_CONFIG: text.encode()},
+        target, plan, value, {**(beside or {}), ADAPTER_CONFIG: text.encode()},
         part_bytes=sum(tensor.bytes for tensor in plan),  # PEFT reads one file
         overwrite=overwrite, wrote=lambda tensor: wrote(tensor.bytes), kind=KIND,
     )  # fmt: skip
