@@ -40,7 +40,6 @@ from notepad_jax.telemetry.identity import read_json
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import choose
 from notepad_jax.telemetry.words import harmless
-from notepad_jax.text import chat
 from notepad_jax.types import CompleterFailed
 
 # No room, by the words of the system: what is written in C++ has wrapped the number in them.
@@ -194,7 +193,7 @@ def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str 
     if (
         arguments.command in ("ask", "serve")
         and arguments.policy
-        and chat.has_template(Path(arguments.policy))
+        and policies.chats(arguments.policy)
     ):
         return "chat"
     if arguments.usual != commands.BY_SUITE:

@@ -45,7 +45,9 @@ OVERRIDES = """\
 Any value of the config can be changed on the command line:
   --config.steps=20 --config.grpo.clip_high 0.28
 A key that does not exist is an error that names the nearest one."""
-POLICY = "runs/NAME, runs/NAME@STEP or @best, or a Hugging Face folder (the config's)"
+POLICY = (
+    "runs/NAME, runs/NAME@STEP or @best, a Hugging Face folder, or one of adapters (the config's)"
+)
 BY_SUITE = "by suite"  # the usual config of a command that has several
 
 
@@ -171,10 +173,12 @@ def _export_hf(
 ) -> tuple[Any, str]:
     if arguments.part_size <= 0:
         raise ValueError(f"--part-size is {arguments.part_size}; a part needs room, in GB")
+    if arguments.base and not arguments.adapters:
+        raise ValueError("--base is what adapters belong on; say --adapters, or leave it out")
     if arguments.adapters:
         made = convert.export_adapters(
             arguments.source, arguments.target, screen, arguments.dtype or "float32",
-            arguments.step, arguments.like, arguments.overwrite,
+            arguments.step, arguments.like, arguments.overwrite, arguments.base,
         )  # fmt: skip
     else:
         made = convert.export_hf(
@@ -182,8 +186,9 @@ def _export_hf(
             int(arguments.part_size * 1e9), arguments.step, arguments.like, arguments.overwrite,
         )  # fmt: skip
     what = "adapters of a" if arguments.adapters else "a"
+    part = "" if made.step is None else f"step {made.step} of "
     return made, (
-        f"{made.folder}: step {made.step} of {made.source} as {what} {made.family}, "
+        f"{made.folder}: {part}{made.source} as {what} {made.family}, "
         f"{made.tensors:,} tensors in {made.dtype}, {made.bytes / 1e6:,.1f} MB, "
         f"{len(made.files)} files, in {made.seconds:.1f} s"
     )
@@ -436,15 +441,19 @@ def build_parser() -> argparse.ArgumentParser:
         "export-hf", _export_hf, "a trained checkpoint, as transformers and vLLM load it",
         "Streams one step out as sharded safetensors with index, config.json, generation_config\n"
         "and tokenizer. Interrupted, it leaves the old folder or none. --adapters writes those of\n"
-        "a run with grpo.lora.rank above 0 alone, as PEFT loads them onto the published model.\n\n"
+        "a run with grpo.lora.rank above 0 alone, as PEFT loads them onto the published model;\n"
+        "such a folder is a policy here as well (--policy), and exported it is added in.\n\n"
         "examples: notepad-jax export-hf runs/mine exported --dtype bfloat16\n"
-        "          notepad-jax export-hf runs/mine adapters --adapters",
+        "          notepad-jax export-hf runs/mine adapters --adapters --base policies/qwen",
     )  # fmt: skip
     sub.add_argument(
-        "source", metavar="SRC", help="runs/NAME, runs/NAME@STEP or @best, or what import-hf wrote"
-    )
+        "source", metavar="SRC",
+        help="runs/NAME, runs/NAME@STEP or @best, what import-hf wrote, or a folder of adapters",
+    )  # fmt: skip
     sub.add_argument("target", metavar="DST", help="a new local folder or a gs:// URL")
     sub.add_argument("--adapters", action="store_true", help="adapters alone, for PEFT")
+    sub.add_argument("--base", help="what the adapters' files call the model that they belong on, "
+                     "a path or a name (default: as the run does)")  # fmt: skip
     sub.add_argument("--dtype", help="bfloat16 or float32 (bfloat16; of adapters, float32)")
     sub.add_argument("--part-size", type=float, default=5.0, metavar="GB", help="of a file (5)")
     sub.add_argument("--step", type=int, help="which checkpoint (default: the newest good one)")

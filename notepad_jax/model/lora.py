@@ -6,7 +6,9 @@ an adapted policy into what is frozen and what is trained; joined (`parameters.j
 one tree that `policy` runs, with x A B computed beside x W (`beside`, `matrices.Adapted`), and
 gradients and optimizer state are of the adapters' size. `merged` adds them up, in float32, for
 the engine and for export. A tree without adapters passes through both unchanged, so nobody
-else has to know whether there are any.
+else has to know whether there are any. A tree that has some already (`adapted`: a policy that was
+read from a folder of adapters) says by itself which they are (`of`), and `partition` goes on with
+them.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.matrices import Adapted
-from notepad_jax.model.parameters import Params, specs
+from notepad_jax.model.parameters import Params, join, specs, without
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.parallel import place, rules
 
@@ -106,13 +109,63 @@ def frozen(base: Params, scale: Any) -> Params:
     return {**base, "layers": {**base["layers"], _SCALE: scale}}
 
 
-def partition(config: PolicyConfig, base: Params, lora: Lora, key: Array) -> tuple[Params, Params]:
-    """Returns (frozen, trained), on the mesh of `base`: the base and scale, fresh adapters."""
-    there = meshes.of(base)
-    scale = jnp.full((config.layers,), lora.alpha / lora.rank, jnp.float32)
-    scale = place.commit(scale, place.replicated(there))
+def partition(
+    config: PolicyConfig, params: Params, lora: Lora, key: Array
+) -> tuple[Params, Params]:
+    """Returns (frozen, trained), on the mesh of `params`: base and scale, and adapters.
+
+    The adapters are those that `params` has, or fresh ones. Raises ValueError where it has others
+    than `lora` asks for.
+    """
+    check(of(params), lora)
+    if _SCALE in params["layers"]:
+        base = plain(params)
+        trained = {"layers": without(params, base)["layers"]}
+        return frozen(base, trained["layers"].pop(_SCALE)), trained
+    there = meshes.of(params)
     trained = place.commit(init(config, lora, key), layout(config, lora, there))
-    return frozen(base, scale), trained
+    return frozen(params, _scale(config, lora, there)), trained
+
+
+def adapted(config: PolicyConfig, base: Params, lora: Lora, adapters: Params) -> Params:
+    """Returns a policy with `adapters`, of the shapes of `init` and on the mesh of `base`."""
+    return join(frozen(base, _scale(config, lora, meshes.of(base))), adapters)
+
+
+def _scale(config: PolicyConfig, lora: Lora, there: Mesh) -> Array:
+    scale = jnp.full((config.layers,), lora.alpha / lora.rank, jnp.float32)
+    return place.commit(scale, place.replicated(there))
+
+
+def of(params: Params) -> Lora | None:
+    """Returns how a policy is adapted; None where it is not."""
+    layers = params["layers"]
+    if _SCALE not in layers:
+        return None
+    targets = tuple(name for name in TARGETS if _IN.format(name) in layers)
+    rank = layers[_IN.format(targets[0])].shape[-1]
+    scale = np.asarray(layers[_SCALE])  # device to host
+    return Lora(rank, rank * float(scale[0]), targets)
+
+
+def check(began: Lora | None, asked: Lora) -> None:
+    """Raises ValueError unless the adapters that a policy `began` with are as `asked` for."""
+    if began is None:
+        return
+    # A policy keeps alpha / rank, in float32.
+    ours, theirs = (np.float32(one.alpha / one.rank) for one in (asked, began))
+    if ours == theirs and asked.rank == began.rank and set(asked.targets) == set(began.targets):
+        return
+    raise ValueError(
+        f"the policy has adapters with {_spelt(began)}, and the config asks for {_spelt(asked)}; "
+        f"take over the first to go on with them, or train all weights (grpo.lora.rank=0)"
+    )
+
+
+def _spelt(lora: Lora) -> str:
+    targets = tuple(name for name in TARGETS if name in lora.targets)
+    said = {"rank": lora.rank, "alpha": f"{lora.alpha:g}", "targets": ",".join(targets)}
+    return " ".join(f"grpo.lora.{key}={value}" for key, value in said.items())
 
 
 def plain(params: Params) -> Params:
@@ -134,22 +187,30 @@ def beside(layer: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def merged(params: Params) -> Params:
+def merged(params: Params, dtype: str = "float32") -> Params:
     """Returns an adapted policy as ordinary parameters.
 
-    What was adapted is float32, for whoever keeps it to round once; all else is as it is, and so
-    is a policy without adapters.
+    What was adapted is summed in float32 and rounded once to `dtype`; float32 leaves that to
+    whoever keeps it. All else is as it is, and so is a policy without adapters.
     """
-    return _merged(params) if _SCALE in params["layers"] else params
+    return _merged(params, dtype) if _SCALE in params["layers"] else params
 
 
-@jax.jit
-def _merged(params: Params) -> Params:
+def in_place(params: Params, dtype: str = "float32") -> Params:
+    """Returns `merged` parameters with every matrix where it lies in `params`."""
+    if _SCALE not in params["layers"]:
+        return params
+    where = jax.tree.map(lambda x: x.sharding, plain(params))
+    return place.commit(merged(params, dtype), where)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _merged(params: Params, dtype: str) -> Params:
     layers = beside(params["layers"])
 
     def one(matrix: Array, a: Array, b: Array, scale: Array) -> Array:
         product = jnp.tensordot(a.astype(jnp.float32), b.astype(jnp.float32), axes=1)
-        return matrix.astype(jnp.float32) + scale * product
+        return (matrix.astype(jnp.float32) + scale * product).astype(dtype)
 
     added = {
         name: jax.vmap(one)(leaf.matrix, leaf.a, leaf.b, leaf.scale)

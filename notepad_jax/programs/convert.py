@@ -2,8 +2,8 @@
 
 An imported policy is a folder with the published config.json and tokenizer files, and
 `checkpoints/0`: an orbax step with `params` and `meta`, which `checkpoint.steps.load_params`
-reads onto any mesh, as it reads a run's steps. `export_hf` takes such a folder or a run
-(`policies`) and streams the step out, one tensor at a time, without restoring the tree;
+reads onto any mesh, as it reads a run's steps. `export_hf` takes such a folder, a run or a folder
+of adapters (`policies`) and streams it out, one tensor at a time, without restoring the tree;
 `export_adapters` writes what a run with low-rank adapters trained, for PEFT. All write beside
 their destination and take its name at the end.
 """
@@ -31,8 +31,9 @@ from notepad_jax.checkpoint.steps import Folder, read_meta, write
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.lora import Lora
+from notepad_jax.model.lora import layout as lora_layout
 from notepad_jax.parallel import mesh, rules
-from notepad_jax.programs import policies
+from notepad_jax.programs import habits, policies
 from notepad_jax.telemetry.progress import Bar, Screen
 
 DTYPES = ("bfloat16", "float32")
@@ -60,7 +61,7 @@ class Exported:
     """What `export_hf` or `export_adapters` wrote."""
 
     source: str
-    step: int
+    step: int | None  # None: adapters, or their base, which have none
     folder: str
     family: str  # model_type
     files: tuple[str, ...]
@@ -99,7 +100,8 @@ def import_hf(
         bar = screen.bar("import", _megabytes(total), "MB")
         params = huggingface.import_params(config, published.store, layout, dtype, _counter(bar))
         bar.finish()
-        for name, content in {**published.beside, huggingface.CONFIG: config_json}.items():
+        beside = {**published.beside, huggingface.CONFIG: config_json}
+        for name, content in beside.items():
             (temporary / name).write_bytes(content)
         screen.say("writing the checkpoint")
         _save(temporary / policies.CHECKPOINTS, config, params)
@@ -119,7 +121,8 @@ def _opened(source: str) -> huggingface.Published:
     """Opens a GGUF file, or a Hugging Face folder or URL."""
     if not _is_gguf(source):
         _refuse_folder_of_gguf(source)
-        return huggingface.open_published(source)
+        found = huggingface.open_published(source)
+        return dataclasses.replace(found, beside={**found.beside, **habits.carried(source)})
     try:
         room = importlib.import_module("notepad_jax.checkpoint.gguf.policy")
     except ModuleNotFoundError as problem:
@@ -181,53 +184,86 @@ def export_hf(
     dtype: str = "bfloat16", part_bytes: int = PART_BYTES,
     step: int | None = None, like: str | None = None, overwrite: bool = False,
 ) -> Exported:  # fmt: skip
-    """Writes one step (the newest good one) of a policy of ours as a Hugging Face folder or bucket.
+    """Writes a policy of ours, of a run one step (the newest good one), as Hugging Face does.
 
-    config.json's token ids, generation_config.json and the tokenizer's files come from
-    `like`, a Hugging Face folder or URL: by default the imported folder itself, or the policy
-    that the run started from. Raises ValueError for anything wrong with either side.
+    Into a folder or a bucket; adapters are added in. config.json's token ids,
+    generation_config.json and the tokenizer's files come from `like`, a Hugging Face folder or
+    URL: by default the imported folder itself, or the policy that the run started from. Raises
+    ValueError for anything wrong with either side.
     """
     began = time.perf_counter()
     _known(dtype, DTYPES)
-    found, where, step = _chosen(source, step, target, screen, "params")
+    found = _chosen(source, step, target, screen, "params")
     like = like or policies.folder_of(found)
     kvstore = storage.open_kvstore(like)
     text = storage.read_json(like, kvstore, huggingface.CONFIG)
-    config = _sizes(where, like, step)
-    params = stored.open_tree(f"{where}/{step}")
+    config = _sizes(found, like)
+    params = _streamed(found, config)
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in _abstract(config, dtype))
     bar = screen.bar("export", _megabytes(total), "MB")
+    beside = huggingface.companions(like) | _habits(found, screen)
     written = huggingface.export(
-        config, params, target, dtype, huggingface.companions(like), text, part_bytes, overwrite,
-        _counter(bar),
-    )  # fmt: skip
+        config, params, target, dtype, beside, text, part_bytes, overwrite, _counter(bar)
+    )
     bar.finish()
-    return _exported(source, step, config, dtype, written, began)
+    return _exported(source, found, config, dtype, written, began)
+
+
+def _streamed(found: policies.Named, config: PolicyConfig) -> Any:
+    """Opens the weights of a policy as a tree of leaves that are read when they are indexed."""
+    if found.steps is not None:
+        params = stored.open_tree(f"{found.steps}/{found.step}")
+    else:
+        params = huggingface.open_tree(*huggingface.open_policy(found.home))
+    if not found.adapters:
+        return params
+    return adapters.added(params, *_of_folder(found, config))
 
 
 def export_adapters(
     source: str | Path, target: str, screen: Screen, dtype: str = "float32",
     step: int | None = None, like: str | None = None, overwrite: bool = False,
+    base: str | None = None,
 ) -> Exported:  # fmt: skip
-    """Writes the adapters of one step (the newest good one) of a run as PEFT loads them.
+    """Writes the adapters of a run, of one step (the newest good one), as PEFT loads them.
 
-    The model that they adapt is `like`, by default the policy that the run started from.
-    Raises ValueError for anything wrong with either side, and for a run without adapters.
+    They belong on the policy that the run started from, or on the base of the adapters that it
+    started from. `like` is another Hugging Face folder with its config.json, and `base` what the
+    files call it: a path or a name that who gets them has. Adapters in a folder are written once
+    more. Raises ValueError for anything wrong with either side, and for a run without adapters.
     """
     began = time.perf_counter()
     _known(dtype, DTYPES)
-    found, where, step = _chosen(source, step, target, screen, "opt")
-    lora = _lora(found.home)
-    like = like or policies.folder_of(found)
-    config = _sizes(where, like, step)
-    adapted = _adapters(f"{where}/{step}")
+    found = _chosen(source, step, target, screen, "opt")
+    if found.adapters:
+        config = _sizes(found, like or policies.folder_of(found))
+        lora, adapted = _of_folder(found, config)
+        base = base or like or adapters.base_name(found.adapters)
+    else:
+        lora = _lora(found.home)
+        base = base or like or policies.base_of(found)
+        config = _sizes(found, like or policies.folder_of(found))
+        adapted = _adapters(f"{found.steps}/{found.step}")
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(adapted))
     bar = screen.bar("export", _megabytes(size * np.dtype(dtype).itemsize), "MB")
     written = adapters.export_adapters(
-        config, lora, adapted, like, target, dtype, overwrite, _counter(bar)
-    )
+        config, lora, adapted, base, target, dtype, _habits(found, screen), overwrite,
+        _counter(bar),
+    )  # fmt: skip
     bar.finish()
-    return _exported(source, step, config, dtype, written, began)
+    return _exported(source, found, config, dtype, written, began)
+
+
+def _habits(found: policies.Named, screen: Screen) -> dict[str, bytes]:
+    """Returns the files that say how the policy reads, for those who do not have its run."""
+    return habits.files(policies.reads_as(found.name), Path(found.home), screen.warn)
+
+
+def _of_folder(found: policies.Named, config: PolicyConfig) -> tuple[Lora, Any]:
+    """Reads adapters that lie in a folder, onto the first device."""
+    opened = adapters.open_adapters(found.adapters, config, policies.folder_of(found))
+    layout = lora_layout(config, opened.lora, mesh.one())
+    return opened.lora, adapters.import_adapters(opened, layout)
 
 
 def _adapters(step: Folder) -> Any:
@@ -251,12 +287,12 @@ def _lora(run: str) -> Lora:
 
 
 def _exported(
-    source: str | Path, step: int, config: PolicyConfig, dtype: str, written: Written,
-    began: float,
+    source: str | Path, found: policies.Named, config: PolicyConfig, dtype: str,
+    written: Written, began: float,
 ) -> Exported:  # fmt: skip
     return Exported(
         source=str(source),
-        step=step,
+        step=None if found.adapters else found.step,
         folder=written.folder,
         family=huggingface.write_config(config, dtype)["model_type"],
         files=written.files,
@@ -273,37 +309,42 @@ def _abstract(config: PolicyConfig, dtype: str) -> list[jax.ShapeDtypeStruct]:
 
 def _chosen(
     source: str | Path, step: int | None, target: str, screen: Screen, item: str
-) -> tuple[policies.Named, Folder, int]:
-    """Finds the step to export; returns (what was found, the folder of steps, the step).
+) -> policies.Named:
+    """Finds what to export: a step, or adapters.
 
     Good is a step whose `item` and `meta` are as they were saved; the rest is not read.
     """
     _local(source, "a checkpoint of ours")
     name = str(source) if step is None else f"{source}{policies.AT}{step}"
+    if adapters.lie_in(name):
+        item = "params"  # of their base, which has nothing else
     found = policies.resolved(name, screen.warn, (item, "meta"))
-    if found.steps is None:
+    if found.steps is None and not found.adapters:
         raise ValueError(
-            f"{source} has no finished checkpoint; give a run (runs/NAME, runs/NAME@best) or what "
-            f"import-hf wrote"
+            f"{source} has no finished checkpoint; give a run (runs/NAME, runs/NAME@best), what "
+            f"import-hf wrote, or a folder of adapters"
         )
-    for read in (found.steps, found.home):
-        _apart(str(read), target)
-    return found, found.steps, found.step
+    for read in (found.steps, found.home, found.adapters):
+        if read:
+            _apart(str(read), target)
+    return found
 
 
-def _sizes(where: Folder, like: str, step: int) -> PolicyConfig:
+def _sizes(found: policies.Named, like: str) -> PolicyConfig:
     """Returns the sizes of the policy that `like` describes.
 
     The step's own record of them must agree: the tokenizer of another policy is no help.
     """
-    config, meta = huggingface.import_config(like), read_meta(where, step)
-    recorded = meta.get("policy") or {}
+    config = huggingface.import_config(like)
+    if found.steps is None:
+        return config
+    recorded = read_meta(found.steps, found.step).get("policy") or {}
     ours = json.loads(json.dumps(dataclasses.asdict(config)))
     for key in sorted(set(recorded) & set(ours) - {"dtype", "valid_vocab", "family"}):
         if recorded[key] != ours[key]:
             raise ValueError(
-                f"{where}/{step} has {key}={recorded[key]}, and {like} {ours[key]}; name the "
-                f"Hugging Face folder of this policy (like)"
+                f"{found.steps}/{found.step} has {key}={recorded[key]}, and {like} {ours[key]}; "
+                f"name the Hugging Face folder of this policy (like)"
             )
     if "valid_vocab" in recorded:
         config = dataclasses.replace(config, valid_vocab=recorded["valid_vocab"])

@@ -36,6 +36,7 @@ from notepad_jax.grpo.state import TrainState, start
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import place
+from notepad_jax.programs import policies
 from notepad_jax.types import Group, TrainBatch
 
 GATE, SCALES = "entropy_gate", "scales"  # keys of a checkpoint's data
@@ -135,18 +136,34 @@ def prepare(config: ConfigDict, policy: PolicyConfig, params: Any) -> Learner:
 def partition(
     settings: ConfigDict, policy: PolicyConfig, params: Any, seed: int
 ) -> tuple[Any, Any]:
-    """Returns (frozen, trained): all is trained, or adapters of rank `settings.rank` are."""
-    if not settings.rank:
-        return {}, params
-    chosen = lora.Lora(settings.rank, settings.alpha, tuple(settings.targets))
+    """Returns (frozen, trained): all is trained, or adapters of rank `settings.rank` are.
+
+    A policy that has adapters goes on with them; where all is trained they are added in. Raises
+    ValueError where they are others than `settings` has.
+    """
+    chosen = adapters(settings)
+    if chosen is None:
+        return {}, lora.in_place(params)
     return lora.partition(policy, params, chosen, jax.random.key(seed))
+
+
+def adapters(settings: ConfigDict) -> lora.Lora | None:
+    """Returns the adapters that the section `grpo.lora` asks for; None for none."""
+    if not settings.rank:
+        return None
+    return lora.Lora(settings.rank, settings.alpha, tuple(settings.targets))
+
+
+def check_start(settings: ConfigDict, policy: str) -> None:
+    """Raises ValueError where `policy` has other adapters than `settings`; reads no weight."""
+    chosen = adapters(settings)
+    if chosen is not None:
+        lora.check(policies.adapted(policy), chosen)
 
 
 def params(learner: Learner) -> Any:
     """Returns the policy as of now, as ordinary parameters, where the learner has them."""
-    joined = parameters.join(learner.frozen, learner.state.masters)
-    where = jax.tree.map(lambda x: x.sharding, lora.plain(joined))
-    return place.commit(lora.merged(joined), where)
+    return lora.in_place(parameters.join(learner.frozen, learner.state.masters))
 
 
 # ---------------------------------------------------------------- learning

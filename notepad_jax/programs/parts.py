@@ -17,14 +17,14 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from notepad_jax import functions
-from notepad_jax.checkpoint.hf import huggingface
+from notepad_jax.checkpoint.hf import adapters, huggingface
 from notepad_jax.checkpoint.steps import as_stored, load_params
-from notepad_jax.checkpoint.targets import check_shapes, placed
+from notepad_jax.checkpoint.targets import abstract, check_shapes, placed
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.executor import Executor, Runs
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
-from notepad_jax.model import parameters
+from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh
 from notepad_jax.parallel.rules import SERVING, TRAINING
@@ -154,10 +154,23 @@ def load_policy(
     name: str | Path, activations: str = "", where: Where = on_one,
     say: Callable[[str], None] = warnings.warn,
 ) -> LoadedPolicy:  # fmt: skip
+    """Reads a policy as whoever reads with it has it: `load_adapted`, its adapters added in.
+
+    What was adapted is summed in float32 and rounded once, to the dtype of the activations.
+    """
+    loaded = load_adapted(name, activations, where, say)
+    return dataclasses.replace(loaded, params=lora.in_place(loaded.params, loaded.config.dtype))
+
+
+def load_adapted(
+    name: str | Path, activations: str = "", where: Where = on_one,
+    say: Callable[[str], None] = warnings.warn,
+) -> LoadedPolicy:  # fmt: skip
     """Reads config, weights and tokenizer of what `policies.resolved` finds under a name.
 
     Every device reads its own slices of the weights, and `where` says which (`to_learn`,
     `to_read`). They are as stored, but for CPUs that compute in float32, where they lie in it.
+    Adapters are float32, beside their base (`lora.adapted`), for those who go on with them.
     `activations` is what a config says of `dtype` (`computes_in`).
     """
     compiled.keep()  # for those who come by Python and not by the command line
@@ -176,7 +189,18 @@ def load_policy(
         _, store = huggingface.open_policy(folder)
         stored = huggingface.as_stored(config, store)
         params = huggingface.import_params(config, store, where(config), wide)
+    if found.adapters:
+        params = _adapted(found.adapters, folder, config, params)
+        stored = parameters.join(abstract(params), stored)
     return LoadedPolicy(config, params, tokenizer, Path(folder), found.name, stored)
+
+
+def _adapted(name: str, base: str, config: PolicyConfig, params: Any) -> Any:
+    """Returns the policy in `base` with the adapters in the folder `name`, in float32."""
+    opened = adapters.open_adapters(name, config, base)
+    there = lora.layout(config, opened.lora, mesh.of(params))
+    found = adapters.import_adapters(opened, there)
+    return lora.adapted(config, params, opened.lora, found)
 
 
 def widened(config: PolicyConfig, platform: str) -> str | None:

@@ -35,7 +35,7 @@ from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.parallel import place
 from notepad_jax.parallel.rules import SERVING, TRAINING
-from notepad_jax.programs import learner, parts, sizes, workload
+from notepad_jax.programs import learner, parts, policies, sizes, workload
 from notepad_jax.text import chat
 from notepad_jax.text.approximate import ApproximateTokenizer
 from notepad_jax.text.prompts import Template
@@ -92,18 +92,20 @@ class Policy:
 
 
 def policy_of(config: ConfigDict, platform: str) -> Policy:
-    """Reads the folder `config.policy`; where there is none, its name is a published model's.
+    """Reads what `policies` finds under `config.policy`; nothing there is a published model's name.
 
     `platform` is that of the devices it is planned for ("tpu"). Raises ValueError where it is
-    neither.
+    neither, and for adapters other than the config's.
     """
     folder = Path(config.policy)
-    if config.policy and folder.is_dir():
+    if config.policy and policies.is_here(config.policy):
+        learner.check_start(config.grpo.lora, config.policy)
+        folder = Path(policies.folder_of(policies.resolved(config.policy, lambda line: None, ())))
         found = huggingface.import_config(folder)
         tokenizer = open_tokenizer(folder, lambda line: None)
         framed = config.reading.chat == "model" and chat.has_template(folder)
         frame = chat.frame(chat.ChatTemplate.read(folder), tokenizer) if framed else None
-        counted_by, name = "its own tokenizer", str(folder)
+        counted_by, name = "its own tokenizer", str(Path(config.policy))
     elif folder.name in MODELS:
         found, name = MODELS[folder.name], folder.name
         tokenizer, frame, counted_by = _StandIn(), None, "a stand-in tokenizer"
@@ -191,9 +193,9 @@ def _partitions(settings: ConfigDict, policy: Policy, mesh: Mesh) -> tuple[Any, 
     config = policy.config
     whole = parameters.abstract_params(config, policy.stored)
     base = placed(whole, parameters.shardings(config, mesh, TRAINING))
-    if not settings.rank:
+    chosen = learner.adapters(settings)
+    if chosen is None:
         return {}, base
-    chosen = lora.Lora(settings.rank, settings.alpha, tuple(settings.targets))
     fresh = jax.eval_shape(lambda key: lora.init(config, chosen, key), jax.random.key(0))
     scale = jax.ShapeDtypeStruct((config.layers,), jnp.float32, sharding=place.replicated(mesh))
     return lora.frozen(base, scale), placed(fresh, lora.layout(config, chosen, mesh))

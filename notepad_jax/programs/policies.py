@@ -5,10 +5,12 @@
     runs/mine@best     the step that did best on the held-out tasks (`validation`)
     policies/qwen      what import-hf wrote
     Qwen2.5-7B         a Hugging Face folder, or its URL
+    data/habits        adapters as PEFT keeps them, on the policy that they name
 
 A run keeps weights alone; config.json, tokenizer and chat template are those of the policy that
-it began with, which may be a run again. `eval`, `ask`, `train` and `export-hf` all come here.
-Above: parts (which loads it) and convert (which writes it); below: checkpoint.steps.
+it began with, which may be a run again, or adapters: then they are those of the adapters' base.
+`eval`, `ask`, `train` and `export-hf` all come here. Above: parts (which loads it) and convert
+(which writes it); below: checkpoint.steps and checkpoint.hf.
 """
 
 from __future__ import annotations
@@ -20,9 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.checkpoint import best, shelves, steps
-from notepad_jax.checkpoint.hf import huggingface
+from notepad_jax.checkpoint.hf import adapters, huggingface
+from notepad_jax.checkpoint.hf.storage import ADAPTER_CONFIG, quoted
 from notepad_jax.checkpoint.steps import CHECKPOINTS, Folder
+from notepad_jax.model.lora import Lora
+from notepad_jax.programs import habits
 from notepad_jax.telemetry.identity import read_json
+from notepad_jax.text import chat
 
 BEST, AT = "best", "@"
 READ = ("params", "meta")  # what a reader of a step reads of it
@@ -36,6 +42,7 @@ class Named:
     home: str  # the run, import or Hugging Face folder whose config.json speaks of it; or a URL
     steps: Folder | None  # the folder of steps where the weights lie; None: they lie in `home`
     step: int | None  # among `steps`
+    adapters: str = ""  # the folder of adapters that belong on those weights; "": none
 
 
 def resolved(
@@ -54,6 +61,8 @@ def resolved(
     if "://" in name:
         return Named(name, name, None, None)
     place, asked = _cut(name)
+    if asked is None and adapters.lie_in(place):
+        return dataclasses.replace(_base(place, items), name=name, adapters=name)
     where = place / CHECKPOINTS if (place / CHECKPOINTS).is_dir() else place
     there = steps.steps_in(where)
     kept = _said(place).get("checkpoint")
@@ -85,6 +94,8 @@ def folder_of(found: Named) -> str:
     home, seen = Path(found.home), set()
     while home.resolve() not in seen:
         seen.add(home.resolve())
+        if adapters.lie_in(home):
+            return _base(home, ()).home
         text = settings(home)
         said = text.get("policy")
         if "model_type" in text or (found.steps is None and not isinstance(said, str)):
@@ -94,12 +105,38 @@ def folder_of(found: Named) -> str:
                 f"{home} does not say which policy it started from; name that Hugging Face "
                 f"folder (like), whose tokenizer and config.json belong to it"
             )
-        # A run that was made in another working folder lies in runs/NAME there.
-        places = map(_named_folder, (said, str(home.parent.parent / said)))
-        home = next((path for path in places if path is not None), None)
+        home = _began_with(home, said)
         if home is None:
             return said  # a URL, or gone, as whoever opens it says
     raise ValueError(f"{home} says that it began with itself; mend `policy` in its config.json")
+
+
+def is_here(name: str) -> bool:
+    """Whether a folder is named, and not something elsewhere."""
+    return any(path and Path(path).is_dir() for path in (name, name.rpartition(AT)[0]))
+
+
+def base_of(found: Named) -> str:
+    """Returns the folder of the policy that the adapters of a run, or of a folder, belong on.
+
+    Raises ValueError where a run trained them on another run's weights.
+    """
+    said = settings(found.home).get("policy")
+    began = None if found.adapters or not isinstance(said, str) else _began_with(found.home, said)
+    if began is None or adapters.lie_in(began) or "policy" not in _said(began):
+        return folder_of(found)
+    raise ValueError(
+        f"{found.home} trained its adapters on the weights of {said}, which is a run: export those "
+        f"(notepad-jax export-hf {said} FOLDER) and name them (--base FOLDER)"
+    )
+
+
+def adapted(name: str | Path) -> Lora | None:
+    """Returns how a policy that is a folder of adapters is adapted; None for another."""
+    found = resolved(name, lambda line: None, ())
+    if not found.adapters:
+        return None
+    return adapters.read_lora(found.adapters, huggingface.import_config(folder_of(found)))
 
 
 def settings(home: str | Path) -> dict[str, Any]:
@@ -110,17 +147,31 @@ def settings(home: str | Path) -> dict[str, Any]:
 
 
 def reads_as(name: str | Path) -> dict[str, Any]:
-    """Returns the settings by which a run reads, to be taken over by whoever reads with it.
+    """Returns the settings by which a policy reads, to be taken over by whoever reads with it.
 
-    {} for what is no run. Devices are left out: they are those of the machine one stands at.
+    Those of a run, or what a folder carries of the run that it was exported from (`habits`); {}
+    where nobody says. Devices are left out: they are those of the machine one stands at.
     """
-    said = _said(Path(resolved(name, lambda line: None, ()).home))
+    policy = resolved(name, lambda line: None, ())
+    for folder in filter(None, (policy.adapters, policy.home)):
+        if carried := habits.read(folder):
+            return carried
+    said = _said(Path(policy.home))
     found = {name: said[name] for name in ("dtype", "reading", "engine") if name in said}
     if "reading" not in found:
         return {}
     found["engine"] = {k: v for k, v in said.get("engine", {}).items() if k != "tensor"}
     chunk = {k: v for k, v in said.get("evaluate", {}).items() if k == "chunk_size"}
     return found | {"evaluate": chunk}
+
+
+def chats(name: str | Path) -> bool:
+    """Whether a policy has a chat template, and nobody says how else it reads (`reads_as`)."""
+    try:
+        found = resolved(name, lambda line: None, ())
+        return not reads_as(name) and chat.has_template(folder_of(found))
+    except ValueError:  # as whoever opens it says
+        return False
 
 
 def _said(home: Path) -> dict[str, Any]:
@@ -165,6 +216,42 @@ def _best(place: Path, where: Folder, there: Collection[int]) -> int:
     if found.step not in there:
         raise ValueError(f"{place}: its best step, {found.step}, is gone; there: {listed}")
     return found.step
+
+
+def _base(folder: Path, items: Collection[str]) -> Named:
+    """Returns the policy that the adapters in `folder` belong on.
+
+    Its name is a path from the working folder, from theirs, or from where theirs was made, as
+    data/NAME. Raises ValueError, in one line, where it is not there or is no published policy.
+    """
+    name = adapters.base_name(folder)
+    places = () if "://" in name else (Path(name), folder / name, folder.parent.parent / name)
+    place = next((path for path in places if path.is_dir()), None)
+    if place is None:
+        raise ValueError(
+            f"{folder} holds adapters of {quoted(name)} ({ADAPTER_CONFIG}: "
+            f"base_model_name_or_path), and there is no such folder; bring that model there "
+            f"(notepad-jax import-hf SRC {name})"
+        )
+    if adapters.lie_in(place):
+        raise ValueError(
+            f"{folder} holds adapters of {place}, which are adapters as well; merge those "
+            f"(notepad-jax export-hf {place} FOLDER) and name that folder in {ADAPTER_CONFIG}"
+        )
+    found = resolved(place, lambda line: None, items)
+    if "model_type" not in _said(Path(found.home)) and found.steps is not None:
+        raise ValueError(
+            f"{folder} holds adapters of {place}, which is a run: its newest step changes; export "
+            f"one (notepad-jax export-hf {place}@STEP FOLDER) and name that in {ADAPTER_CONFIG}"
+        )
+    return found
+
+
+def _began_with(home: str | Path, said: str) -> Path | None:
+    """Returns the folder that the run in `home` says it began with; None: a URL, or gone."""
+    # A run that was made in another working folder lies in runs/NAME there.
+    places = map(_named_folder, (said, str(Path(home).parent.parent / said)))
+    return next((path for path in places if path is not None), None)
 
 
 def _named_folder(said: str) -> Path | None:

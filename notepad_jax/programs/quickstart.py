@@ -32,7 +32,9 @@ from notepad_jax.programs import (
     compiled,
     configuration,
     evaluate,
+    habits,
     parts,
+    policies,
     provenance,
     reading_list,
     sickness,
@@ -125,8 +127,10 @@ def _run(
     )
 
     screen.phase("4/4  export and report")
+    beside = habits.files(policies.reads_as(folder), folder, screen.warn)
     huggingface.export_params(
-        policy.config, trained.params, folder / "hf", huggingface.companions(policy.folder),
+        policy.config, trained.params, folder / "hf",
+        huggingface.companions(policy.folder) | beside,
         json.loads((policy.folder / huggingface.CONFIG).read_text(encoding="utf-8")),
     )  # fmt: skip
     outcome = Outcome(

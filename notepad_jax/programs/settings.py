@@ -19,7 +19,6 @@ from notepad_jax.programs import configuration, policies
 from notepad_jax.programs.reading_list import SYNTHETIC
 from notepad_jax.reading.memory_rules import Note, Returned
 from notepad_jax.rollout import rewards
-from notepad_jax.text import chat
 
 OURS, PUBLISHED, SUITES = "quickstart", "chat", "ruler"  # configs of who has none
 Reward = str | Callable[[str, dict[str, Any]], float]
@@ -87,7 +86,7 @@ def _found(
         return loaded(config, said)
     suite = measured and said.get("evaluate.suite", SYNTHETIC) != SYNTHETIC
     own = policies.reads_as(name)
-    if not own and chat.has_template(policies.folder_of(found)):
+    if policies.chats(name):
         return loaded(SUITES if measured else PUBLISHED, said)
     if suite and not own:
         usual = configuration.plain(configuration.load(OURS))

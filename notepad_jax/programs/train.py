@@ -153,6 +153,7 @@ def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> p
     rollouts.scoring(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
+    learner.check_start(config.grpo.lora, config.policy)
     words = parts.words(config.policy, config.dtype, parts.to_learn(config))
     task_stream.check_files(config, words.tokenizer)
     validation.check_settings(config, words.tokenizer)
@@ -181,7 +182,7 @@ def prepare(
     checkpoints = Checkpoints(where, keep=config.checkpoint.keep)
     stream = task_stream.opened(config, words.tokenizer, screen)
     held_out = validation.items(config, stream, words.tokenizer, screen)
-    policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config), screen.warn)
+    policy = parts.load_adapted(config.policy, config.dtype, parts.to_learn(config), screen.warn)
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading, policy.tokenizer)
     config = sizes.settled(config, template, reading)

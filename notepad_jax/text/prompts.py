@@ -168,14 +168,19 @@ class Template:
         )
 
 
+def is_shipped(name: str) -> bool:
+    """Whether a template comes with this package, under a bare name."""
+    path = pathlib.Path(name)
+    return str(path) == path.name and (SHIPPED / f"{name}.txt").is_file()
+
+
 def find(path: str | pathlib.Path) -> pathlib.Path:
     """Returns `path` if it is a file, else the shipped template of that name."""
     path = pathlib.Path(path)
-    shipped = SHIPPED / f"{path.name}.txt"
     if path.is_file():
         return path
-    if str(path) == path.name and shipped.is_file():
-        return shipped
+    if is_shipped(str(path)):
+        return SHIPPED / f"{path.name}.txt"
     names = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.txt")))
     raise ValueError(f"there is no template {path}; give a file, or one of {names}")
 

@@ -101,6 +101,11 @@ class Safetensors:
                 )
         return cls(where, kvstore, found)
 
+    @classmethod
+    def single(cls, where: str, kvstore: Any, file: str) -> Safetensors:
+        """As `of`, of one file and whatever it is called."""
+        return cls(where, kvstore, _header(where, kvstore, _only_file(where, kvstore, file)))
+
     def located(self, name: str) -> Located:
         """Returns where a tensor lies; raises StoreProblem if there is none of this name."""
         if name not in self.tensors:
@@ -201,16 +206,16 @@ def _index(where: str, kvstore: Any) -> dict[str, str] | None:
     return files
 
 
-def _only_file(where: str, kvstore: Any) -> str:
-    """Returns model.safetensors, or says what lies there instead."""
+def _only_file(where: str, kvstore: Any, file: str = WEIGHTS) -> str:
+    """Returns the one file of weights, or says what lies there instead."""
     names = storage.files_in(kvstore)
-    if WEIGHTS in names:
-        return WEIGHTS
-    storage.refuse_special(where, WEIGHTS)
-    missing = f"{storage.at(where, WEIGHTS)} is missing"
+    if file in names:
+        return file
+    storage.refuse_special(where, file)
+    missing = f"{storage.at(where, file)} is missing"
     pickles = [name for name in names if name.endswith(PICKLES)]
     parts = [name for name in names if name.endswith(".safetensors")]
-    if parts:
+    if parts and file == WEIGHTS:
         raise StoreProblem(f"{missing}, and {parts[0]} has no {INDEX}; download the index, too")
     if pickles:
         raise StoreProblem(f"{missing}; {pickles[0]} is a pickle, which is not read: convert it")

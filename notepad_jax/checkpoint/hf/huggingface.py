@@ -145,11 +145,18 @@ def import_params(
     return _tree((path, leaf(path, layout)) for path, layout in layouts(config).items())
 
 
-def as_stored(config: PolicyConfig, store: Safetensors) -> Tree:
+def as_stored(config: PolicyConfig, store: placing.Store) -> Tree:
     """Returns the shapes of the parameters and the dtypes they are stored in; reads no weight."""
     return _tree(
         (path, jax.ShapeDtypeStruct(layout.shape, placing.stored_dtype(store, layout)))
         for path, layout in layouts(config).items()
+    )
+
+
+def open_tree(config: PolicyConfig, store: placing.Store) -> Tree:
+    """Returns parameters that are read when they are indexed (`placing.Published`)."""
+    return _tree(
+        (path, placing.Published(store, layout)) for path, layout in layouts(config).items()
     )
 
 

@@ -85,6 +85,35 @@ class Layout:
         back = np.argsort(self.order)
         return np.ascontiguousarray(ours.transpose(back)).reshape(self.published)
 
+    def unfold(self, published: np.ndarray) -> np.ndarray:
+        """Returns one published tensor as the entry of the stack that it is."""
+        return published.reshape(self.unfolded).transpose(self.order)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Published:
+    """A parameter that is read when it is indexed, one tensor at a time: `leaf[layer]`.
+
+    What `stored.Stored` is of an orbax step, for those who stream a policy through.
+    """
+
+    store: Store
+    layout: Layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.layout.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return stored_dtype(self.store, self.layout)
+
+    def __getitem__(self, index: tuple[int, ...]) -> np.ndarray:
+        """Returns the entry at `index`, which has as many numbers as `layout.stack`."""
+        number = int(np.ravel_multi_index(index, self.layout.stack)) if index else 0
+        name = self.layout.names[number]
+        return self.layout.unfold(_finite(self.store, name, self.store.read(name), self.dtype))
+
 
 def check(store: Store, layout: Layout) -> None:
     """Raises StoreProblem if a tensor of `layout` is absent, misshapen, or no weight."""

@@ -8,12 +8,20 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
-from notepad_jax.checkpoint.hf import huggingface, storage
-from notepad_jax.checkpoint.hf.adapters import export_adapters
+from notepad_jax.checkpoint.hf import huggingface, names, storage
+from notepad_jax.checkpoint.hf.adapters import (
+    added,
+    base_name,
+    export_adapters,
+    import_adapters,
+    open_adapters,
+    read_lora,
+)
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import Experts
+from notepad_jax.parallel import mesh
 
 ALL = lora.Lora(rank=4, alpha=6.0, targets=lora.TARGETS)
 
@@ -123,6 +131,176 @@ def test_adapters_of_another_policy_are_refused_in_one_line(tmp_path):
             export_adapters(config, chosen, adapters, "b", tmp_path / "a")
         assert "\n" not in str(raised.value)
     assert os.listdir(tmp_path) == []
+
+
+FAMILIES = {
+    "qwen3": tiny.CONFIG,
+    "qwen3_moe": dataclasses.replace(tiny.CONFIG, experts=Experts(4, 2, 24, True)),
+    "qwen2": dataclasses.replace(tiny.CONFIG, qk_norm=False, attention_bias=True),
+    "llama": dataclasses.replace(tiny.CONFIG, qk_norm=False, tied_embeddings=False),
+    "mistral": dataclasses.replace(tiny.CONFIG, qk_norm=False, family="mistral"),
+}
+
+
+def place_of(config, chosen):
+    return lora.layout(config, chosen, mesh.one())
+
+
+@pytest.mark.parametrize("family", names.FAMILIES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_was_written_is_read_and_what_was_read_is_written(family, dtype, tmp_path):
+    """Bit by bit, in float32; in bfloat16 they are the adapters rounded once."""
+    config = FAMILIES[family]
+    attention = lora.TARGETS[:4]
+    chosen = dataclasses.replace(ALL, targets=attention if config.experts else lora.TARGETS)
+    adapters = trained(chosen, config)
+    export_adapters(config, chosen, adapters, "b", tmp_path / "a", dtype)
+    opened = open_adapters(tmp_path / "a", config, "b")
+    found = import_adapters(opened, place_of(config, chosen))
+    wanted = jax.tree.map(lambda x: x.astype(dtype).astype(np.float32), adapters)
+    assert opened.lora == chosen and base_name(tmp_path / "a") == "b"
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(np.float32)}
+    export_adapters(config, opened.lora, found, "b", tmp_path / "again", dtype)
+    for name in os.listdir(tmp_path / "a"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_a_policy_that_was_read_is_the_one_that_is_added_up_while_it_is_streamed(tmp_path):
+    base, adapters = tiny.params(), trained()
+    huggingface.export_params(tiny.CONFIG, base, tmp_path / "base")
+    export_adapters(tiny.CONFIG, ALL, adapters, "b", tmp_path / "a")
+    opened = open_adapters(tmp_path / "a", tiny.CONFIG, "b")
+    read = import_adapters(opened, place_of(tiny.CONFIG, ALL))
+    joined = lora.adapted(tiny.CONFIG, base, opened.lora, read)
+    assert lora.of(joined) == ALL and lora.of(base) is None
+    wanted = whole(ALL, base, adapters)
+    jax.tree.map(np.testing.assert_array_equal, lora.in_place(joined), wanted)
+    on_disk = huggingface.open_tree(*huggingface.open_policy(tmp_path / "base"))
+    huggingface.export_params(tiny.CONFIG, added(on_disk, ALL, read), tmp_path / "sum")
+    _, found = huggingface.import_policy(tmp_path / "sum")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, wanted)
+    # Who goes on with them has them as they were; who asks for others is told of both.
+    frozen, taken = lora.partition(tiny.CONFIG, joined, ALL, jax.random.key(5))
+    jax.tree.map(np.testing.assert_array_equal, taken, adapters)
+    jax.tree.map(np.testing.assert_array_equal, parameters.join(frozen, taken), joined)
+    for other, says in (
+        ({"rank": 2}, "lora.rank=4 .*lora.rank=2 "), ({"alpha": 7.5}, "alpha=6 .*alpha=7.5 "),
+        ({"targets": ("q", "v")}, "targets=q,k,v,o,gate,up,down.*targets=q,v;"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"has adapters with .*{says}"):
+            asked = dataclasses.replace(ALL, **other)
+            lora.partition(tiny.CONFIG, joined, asked, jax.random.key(5))
+
+
+def test_modules_are_matched_as_peft_matches_them(tmp_path):
+    """By the end of their path; a file by PEFT may be in float16 and say more than ours."""
+    chosen = lora.Lora(2, 3.0, ("q", "down"))
+    export_adapters(tiny.CONFIG, chosen, trained(chosen), "b", tmp_path / "a")
+    path = tmp_path / "a" / storage.ADAPTER_CONFIG
+    text = json.loads(path.read_text())
+    weights = tmp_path / "a" / storage.ADAPTER_WEIGHTS
+    half = {name: x.astype(np.float16) for name, x in load_file(weights).items()}
+    save_file(half, weights)
+    paths = ["self_attn.q_proj", "mlp.down_proj"]
+    every = [f"model.layers.{layer}.{path}" for layer in range(3) for path in paths]
+    for said in (["q_proj", "down_proj"], paths, every):
+        more = {"target_modules": said, "peft_version": "0.21.2", "exclude_modules": None}
+        path.write_text(json.dumps(text | more | {"lora_dropout": 0.05, "qalora_group_size": 16}))
+        assert open_adapters(tmp_path / "a", tiny.CONFIG, "b").lora == chosen
+    path.write_text(json.dumps(text | {"target_modules": "all-linear"}))
+    assert read_lora(tmp_path / "a", tiny.CONFIG).targets == lora.TARGETS
+    path.write_text(json.dumps(text))
+    opened = open_adapters(tmp_path / "a", tiny.CONFIG, "b")
+    found = import_adapters(opened, place_of(tiny.CONFIG, chosen))
+    into = trained(chosen)["layers"]["q_lora_in"].astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(found["layers"]["q_lora_in"], into)
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"peft_type": "LOHA"}, "says peft_type: 'LOHA'; adapters here have \"LORA\""),
+        ({"task_type": "SEQ_CLS"}, "says task_type: 'SEQ_CLS'"),
+        ({"bias": "lora_only"}, "says bias: 'lora_only'"),
+        ({"init_lora_weights": "pissa"}, "says init_lora_weights: 'pissa'"),
+        ({"init_lora_weights": 1}, "says init_lora_weights: 1"),
+        ({"use_rslora": True}, "says use_rslora: True, which is not computed here"),
+        ({"use_dora": True}, "says use_dora: True"),
+        ({"modules_to_save": ["lm_head"]}, "says modules_to_save"),
+        ({"rank_pattern": {"q_proj": 8}}, "says rank_pattern"),
+        ({"alpha_pattern": {"q_proj": 8}}, "says alpha_pattern"),
+        ({"layers_to_transform": [1]}, "says layers_to_transform"),
+        ({"fan_in_fan_out": True}, "says fan_in_fan_out"),
+        ({"trainable_token_indices": [3]}, "says trainable_token_indices"),
+        ({"r": 0}, "says r: 0; a rank is a whole number above 0"),
+        ({"r": True}, "says r: True"),
+        ({"r": 4.0}, "says r: 4.0"),
+        ({"lora_alpha": -1}, "says lora_alpha: -1; it is a number above 0"),
+        ({"lora_alpha": float("nan")}, "says lora_alpha: nan"),
+        ({"lora_alpha": "16"}, "says lora_alpha: '16'"),
+        ({"target_modules": None}, "says target_modules: None; list the modules by name"),
+        ({"target_modules": "all-linear|q"}, "says target_modules: 'all-linear|q'"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "has 'lm_head' among .* of a qwen3 q_proj, k_"),
+        ({"target_modules": ["q_proj"]}, "k_proj.lora_A.weight', which adapters of q on the base"),
+        ({"r": 8}, r"shape \(4, 32\), and on the base with r=8 it has \(8, 32\); name the policy"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_its_name(said, says, tmp_path):
+    chosen = dataclasses.replace(ALL, targets=("q", "k"))
+    export_adapters(tiny.CONFIG, chosen, trained(chosen), "b", tmp_path / "a")
+    path = tmp_path / "a" / storage.ADAPTER_CONFIG
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    with pytest.raises(ValueError, match=says) as raised:
+        open_adapters(tmp_path / "a", tiny.CONFIG, "the base")
+    assert "\n" not in str(raised.value)
+
+
+def test_damaged_adapters_and_those_of_another_base_are_one_line(tmp_path):
+    folder = tmp_path / "a"
+    export_adapters(tiny.CONFIG, ALL, trained(), "b", folder)
+    path, text = folder / storage.ADAPTER_WEIGHTS, folder / storage.ADAPTER_CONFIG
+    kept, said, tensors = path.read_bytes(), text.read_text(), load_file(path)
+    first = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+    def refused(says, config=tiny.CONFIG, read=False):
+        with pytest.raises(ValueError, match=says) as raised:
+            opened = open_adapters(folder, config, "policies/base")
+            assert read
+            import_adapters(opened, place_of(config, ALL))
+        assert "\n" not in str(raised.value)
+        path.write_bytes(kept)
+        text.write_text(said)
+
+    for size in (4, 100, len(kept) - 1):
+        path.write_bytes(kept[:size])
+        refused("adapter_model.safetensors is cut short")
+    path.write_bytes(kept + b"x")
+    refused("goes on after its last tensor")
+    save_file({name: x for name, x in tensors.items() if name != first}, path)
+    refused("layers.0.self_attn.q_proj.lora_A.weight' is missing; its .*adapts q, k, v, o, gate")
+    save_file(tensors | {"lm_head.weight": np.zeros((4, 4), np.float32)}, path)
+    refused("a tensor 'lm_head.weight', which adapters of q, k, .* on policies/base do not have")
+    save_file(tensors | {first: np.full((4, 32), np.nan, np.float32)}, path)
+    refused("holds nan, which is no weight", read=True)
+    save_file(tensors | {first: np.zeros((4, 32), np.int8)}, path)
+    refused("is I8; weights are read as F32, BF16, F16")
+    text.write_text(said[:-9])
+    refused("adapter_config.json is not JSON")
+    text.write_text("[]")
+    refused("adapter_config.json is not a JSON object")
+    text.unlink()
+    refused("adapter_config.json is missing; adapters are adapter_config.json and adapter_model")
+    path.unlink()
+    refused("adapter_model.safetensors is missing; download the weights as safetensors")
+    path.unlink()
+    (folder / "adapter_model.bin").write_bytes(b"")
+    refused("adapter_model.bin is a pickle, which is not read")
+    refused("shape .*on policies/base .*it has", dataclasses.replace(tiny.CONFIG, width=64))
+    refused("do not have", dataclasses.replace(tiny.CONFIG, layers=2))
+    refused("layers.3.self_attn.q.* is missing", dataclasses.replace(tiny.CONFIG, layers=4))
+    moe = dataclasses.replace(tiny.CONFIG, experts=Experts(4, 2, 24, True))
+    refused("has 'down_proj' among .* of a qwen3_moe q_proj, k_proj, v_proj, o_proj can be", moe)
 
 
 @pytest.mark.slow

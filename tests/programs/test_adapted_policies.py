@@ -1,0 +1,277 @@
+"""A folder of adapters is a policy: found, read, trained on and exported, its base elsewhere."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from notepad_jax import cli, functions
+from notepad_jax.checkpoint import stored
+from notepad_jax.checkpoint.hf import huggingface
+from notepad_jax.checkpoint.hf.adapters import export_adapters
+from notepad_jax.model import lora
+from notepad_jax.programs import configuration, convert, learner, parts, planned, policies, train
+from notepad_jax.telemetry.progress import SilentScreen
+from tests import tiny
+from tests.programs.runs import SMALL, policy_folder, run
+
+CONFIG = dataclasses.replace(
+    tiny.CONFIG, vocab_size=608, valid_vocab=600, layers=1, tied_embeddings=True
+)
+CHOSEN = lora.Lora(2, 3.0, ("q", "down"))
+SCREEN = SilentScreen()
+WORDS = (
+    "--config.policy=data/habits", "--config.grpo.lora.rank=2", "--config.grpo.lora.alpha=3",
+    "--config.grpo.lora.targets=('q', 'down')",
+)  # fmt: skip
+
+
+def spread(answer, row):
+    """A reward that a random policy is given, now and then."""
+    return len(answer) % 7 / 6
+
+
+def some(seed=0, chosen=CHOSEN, config=CONFIG):
+    """Adapters after some training: B is no longer zero."""
+    rng = np.random.default_rng(seed)
+    fresh = jax.eval_shape(lambda: lora.init(config, chosen, jax.random.key(0)))
+    return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 8, fresh)
+
+
+def summed(adapters, config=CONFIG):
+    return lora.merged(lora.adapted(config, tiny.params(0, config), CHOSEN, adapters))
+
+
+def same(found, wanted):
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Adapters in data/habits on policies/base, a Hugging Face folder; policies/mine imported."""
+    folder = tmp_path_factory.mktemp("built")
+    base = policy_folder(CONFIG, folder / "policies" / "base")
+    convert.import_hf(str(base), folder / "policies" / "mine", SCREEN)
+    export_adapters(CONFIG, CHOSEN, some(), "policies/base", folder / "data" / "habits")
+    return folder
+
+
+@pytest.fixture
+def here(built, tmp_path, monkeypatch):
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def say(folder, **said):
+    """Changes adapter_config.json."""
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+
+
+def test_the_base_is_found_and_read_with_the_adapters_added_in(here, monkeypatch):
+    """An absolute path, or one from the working folder, the adapters, or where theirs was made."""
+    habits, wanted = here / "data" / "habits", summed(some())
+    (here / "elsewhere").mkdir()
+    for base, cwd, name in (
+        ("policies/base", here, "data/habits"), ("policies/mine", here, "data/habits"),
+        (str(here / "policies" / "base"), here / "elsewhere", str(habits)),
+        ("../../policies/mine", here / "elsewhere", "../data/habits"),
+        ("policies/base", here / "elsewhere", str(habits)),
+    ):  # fmt: skip
+        monkeypatch.chdir(cwd)
+        say(habits, base_model_name_or_path=base)
+        policy = parts.load_policy(name)
+        same(policy.params, wanted)
+        assert policy.name == name and policy.config.valid_vocab == 600
+        assert policy.folder.samefile(here / "policies" / base.rpartition("/")[2])
+        assert parts.words(name).folder.samefile(policy.folder)
+    apart = parts.load_adapted(name)
+    assert lora.of(apart.params) == CHOSEN
+    same(lora.plain(apart.params), tiny.params(0, CONFIG))
+    assert policies.adapted(name) == CHOSEN and policies.adapted(apart.folder) is None
+
+
+def test_what_was_adapted_is_rounded_once_to_what_it_computes_in(here):
+    huggingface.export(
+        CONFIG, tiny.params(0, CONFIG), "half", "bfloat16",
+        huggingface.companions("policies/base"),
+    )  # fmt: skip
+    export_adapters(CONFIG, CHOSEN, some(), "half", "data/half", "bfloat16")
+    rounded = jax.tree.map(lambda x: x.astype("bfloat16"), (tiny.params(0, CONFIG), some()))
+    exact = lora.merged(lora.adapted(CONFIG, rounded[0], CHOSEN, rounded[1]))
+    for dtype in ("float32", "bfloat16"):
+        found = parts.load_policy("data/half", dtype).params
+        assert found["layers"]["q"].dtype == dtype and found["layers"]["k"].dtype == "bfloat16"
+        same(found["layers"]["q"], exact["layers"]["q"].astype(dtype))
+        same(found["layers"]["k"], rounded[0]["layers"]["k"])
+
+
+def test_what_is_not_there_is_one_line(here):
+    habits = here / "data" / "habits"
+
+    def refused(says, name="data/habits", load=policies.resolved):
+        with pytest.raises(ValueError, match=says) as raised:
+            load(name)
+        assert "\n" not in str(raised.value)
+        shutil.copytree(here / "kept", habits, dirs_exist_ok=True)
+
+    shutil.copytree(habits, here / "kept")
+    for base in ("policies/gone", "Org/Model-1B", "gs://bucket/model"):
+        say(habits, base_model_name_or_path=base)
+        refused(f"data/habits holds adapters of '{base}' .*no such folder; bring .*SRC {base}")
+    for base in (None, "", 3, "a\x00b"):
+        say(habits, base_model_name_or_path=base)
+        refused("says base_model_name_or_path: .*name the folder of the policy")
+    say(habits, base_model_name_or_path="kept")
+    refused("holds adapters of kept, which are adapters as well; merge those")
+    (here / "runs" / "one").mkdir(parents=True)
+    shutil.copytree("policies/mine/checkpoints", "runs/one/checkpoints")
+    (here / "runs" / "one" / "config.json").write_text('{"policy": "policies/base"}')
+    say(habits, base_model_name_or_path="runs/one")
+    refused("holds adapters of runs/one, which is a run: its newest step changes; export")
+    refused("data/habits has no finished checkpoint", "data/habits@3")
+    (habits / "adapter_config.json").unlink()
+    refused("habits/adapter_config.json is missing; adapters are")
+    (habits / "adapter_model.safetensors").unlink()
+    refused("habits/adapter_model.safetensors is missing", load=parts.load_policy)
+    policy_folder(dataclasses.replace(CONFIG, width=64), here / "other")
+    say(habits, base_model_name_or_path="other")
+    refused("and on other with r=2 it has .*name the policy that it was", load=parts.load_policy)
+    assert cli.main(["eval", "--json", "--policy", "data/habits@best"]) == 1
+
+
+def test_a_whole_policy_beside_adapters_is_a_policy(here):
+    """As some write what they trained: the folder's own weights are the ones that are read."""
+    shutil.copytree("data/habits", "policies/base", dirs_exist_ok=True)
+    same(parts.load_policy("policies/base").params, tiny.params(0, CONFIG))
+
+
+def test_exports_are_whole_or_adapters_once_more(here, capsys):
+    for base, name in (("policies/base", "a"), ("policies/mine", "b")):
+        say(here / "data" / "habits", base_model_name_or_path=base)
+        assert cli.main(["export-hf", "data/habits", name, "--dtype", "float32"]) == 0
+        assert f"{name}: data/habits as a qwen3, " in capsys.readouterr().out
+        config, params = huggingface.import_policy(name)
+        assert config.valid_vocab == 600 or base == "policies/base"
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), params, summed(some())
+        )
+        assert parts.load_policy(name).tokenizer.vocab_size == 600
+    words = ["export-hf", "data/habits", "c", "--adapters", "--dtype", "bfloat16"]
+    assert cli.main([*words, "--base", "policies/base"]) == 0
+    text = json.loads((here / "c" / "adapter_config.json").read_text())
+    assert text["base_model_name_or_path"] == "policies/base"
+    half = jax.tree.map(lambda x: x.astype("bfloat16").astype(np.float32), some())
+    same(parts.load_policy("c").params, summed(half))
+    capsys.readouterr()
+    assert cli.main(["export-hf", "data/habits", "d", "--base", "x"]) == 1
+    assert "--base is what adapters belong on; say --adapters" in capsys.readouterr().err
+    assert cli.main(["export-hf", "data/habits", "data", "--overwrite"]) == 1
+    assert "data holds the source" in capsys.readouterr().err
+
+
+def settings(*words):
+    return configuration.load("quickstart", [*SMALL, *WORDS, *words])
+
+
+def test_training_goes_on_with_them_and_the_reference_is_where_it_began(here):
+    loaded = parts.load_adapted("data/habits")
+    config = settings("--config.grpo.kl_weight=0.1", "--config.optimizer.decay=none")
+    learning = learner.prepare(config, loaded.config, loaded.params)
+    same(learning.state.masters, some())
+    same(learner.params(learning), summed(some()))
+    learning.state = dataclasses.replace(
+        learning.state, masters=jax.tree.map(lambda x: x + 1, learning.state.masters)
+    )
+    same(lora.merged(learning.reference), summed(some()))
+    moved = jax.tree.map(lambda x: x + 1, some())
+    same(learner.params(learning), summed(moved))
+    # All weights are trained of the sum, in float32.
+    whole = settings("--config.grpo.lora.rank=0", "--config.optimizer.decay=none")
+    learning = learner.prepare(whole, loaded.config, parts.load_adapted("data/habits").params)
+    assert learning.frozen == {}
+    same(learning.state.masters, summed(some()))
+
+
+def test_other_adapters_are_refused_before_any_weight_is_read(here, capsys, monkeypatch):
+    monkeypatch.setattr(parts, "load_adapted", None)
+    said = "has adapters with grpo.lora.rank=2 grpo.lora.alpha=3 grpo.lora.targets=q,down, and "
+    for words in (["train", "--name", "x"], ["quickstart", "--name", "x"]):
+        assert cli.main([*words, "--json", "--config.policy=data/habits"]) == 1
+        err = capsys.readouterr().err
+        assert said in err and "train all weights (grpo.lora.rank=0)" in err
+    with pytest.raises(ValueError, match="has adapters with grpo.lora.rank=2"):
+        planned.policy_of(settings("--config.grpo.lora.rank=4"))
+    told = planned.policy_of(settings())
+    assert told.name == "data/habits" and told.counted_by == "its own tokenizer"
+    # What the message says can be said.
+    config = settings("--config.grpo.lora.targets=q,down")
+    assert learner.adapters(config.grpo.lora) == CHOSEN
+
+
+def moved(folder, *words):
+    """A run of one step that did not learn: what is trained moved by 1/64, and was saved."""
+    config = settings("--config.optimizer.decay=none", *words)
+    folder.mkdir(parents=True)
+    began = train.prepare(config, folder, SCREEN, False, None)
+    (folder / "config.json").write_text(json.dumps(configuration.plain(config)))
+    learning = began.learner
+    learning.state = jax.tree.map(lambda x: x + x.dtype.type(1 / 64), learning.state)
+    params = learner.params(learning)
+    meta = {"start": began.start, "policy": dataclasses.asdict(learning.config)}
+    beside = learner.saved_beside(learning, params)
+    began.checkpoints.save(1, params, beside, {}, meta | {"optimizer_steps": 1})
+
+
+def check_chain(here, *words):
+    """A run in runs/one from data/habits ends in adapters of the same base, at its weights."""
+    said = json.loads((here / "runs" / "one" / "config.json").read_text())
+    assert said["policy"] == "data/habits"
+    found = policies.resolved("runs/one")
+    assert policies.folder_of(found) == policies.base_of(found) == "policies/base"
+    first = stored.open_tree(f"{found.steps}/0", "opt", under=("trained",))
+    same(jax.tree.map(lambda leaf: leaf[()], first), some())
+    assert cli.main(["export-hf", "runs/one", "data/more", "--adapters"]) == 0
+    text = json.loads((here / "data" / "more" / "adapter_config.json").read_text())
+    assert text["base_model_name_or_path"] == "policies/base"
+    wanted = parts.load_policy("runs/one").params
+    same(parts.load_policy("data/more").params, wanted)
+    assert cli.main(["export-hf", "runs/one", "whole", "--dtype", "float32"]) == 0
+    same(parts.load_policy("whole").params, wanted)
+    more = parts.load_adapted("data/more").params
+    same(lora.plain(more), tiny.params(0, CONFIG))
+    apart = np.abs(more["layers"]["q_lora_out"] - some()["layers"]["q_lora_out"])
+    assert lora.of(more) == CHOSEN and 1e-4 < apart.max() < 0.1
+    # Resuming notices other adapters under the same name, which would be another reference.
+    shutil.rmtree("data/habits")
+    shutil.copytree("data/more", "data/habits")
+    with pytest.raises(ValueError, match="in data/habits; not the same in data/habits: weights;"):
+        train.prepare(settings(*words), here / "runs" / "one", SCREEN, True, None)
+
+
+def test_a_chain_of_runs_ends_in_one_set_of_adapters_on_the_same_base(here):
+    moved(here / "runs" / "one")
+    check_chain(here, "--config.optimizer.decay=none")
+
+
+@pytest.mark.slow
+def test_a_chain_of_runs_that_learn_does(here):
+    with functions.lending([spread]) as (name,):
+        words = ("--config.steps=1", f"--config.tasks.reward={name}")
+        (learnt,) = run(here / "runs" / "one", *WORDS, *words)
+        assert learnt["update/optimizer_steps"] == 1
+        check_chain(here, *words)
+
+
+def test_adapters_trained_on_a_runs_weights_name_no_other_base(here):
+    moved(here / "runs" / "one")
+    moved(here / "runs" / "two", "--config.policy=runs/one@1")
+    with pytest.raises(ValueError, match="on the weights of runs/one@1, which is a run: export"):
+        convert.export_adapters("runs/two", "out", SCREEN)
+    assert cli.main(["export-hf", "runs/one", "first", "--dtype", "float32"]) == 0
+    convert.export_adapters("runs/two", "out", SCREEN, base="first")
+    same(parts.load_policy("out").params, parts.load_policy("runs/two").params)
