@@ -345,7 +345,7 @@ class TerminalScreen:
 
     def _work(self) -> Iterator[Text]:
         """The last line: how fast tokens go by, and the turns of the step under way."""
-        if rate := self.meter():
+        if self._bars.tasks and (rate := self.meter()):
             turns = [f"{self.meter.turns - table.turns:,} turns" for table in self._tables]
             yield Text("  ".join([rate, *turns]), style="dim")
 

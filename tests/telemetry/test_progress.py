@@ -201,6 +201,7 @@ def test_a_terminal_shows_the_end_of_the_text_that_grows(monkeypatch):
     assert "line 19" not in live(screen) and "evil\ufffd]0;\ufffd" in live(screen)
     turns.wrote("chunk 1 of about 3: all of it")
     assert "evil" not in live(screen) and "all of it" in words_of(stream)
+    screen.work(10, 1, 1.0)
     turns.under_way("answer", "", 10, 10)
     assert not screen._bars.tasks[0].finished  # all is read, and it goes on
     turns.finish()
