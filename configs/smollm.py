@@ -59,12 +59,5 @@ def get_config() -> ConfigDict:
         steps_per_launch=8,
         row_tokens=0,
     )
-    config.evaluate.update(
-        suite="stories",
-        lengths=("1k", "4k", "16k", "64k"),
-        lengths_before=("1k",),
-        at_once=32,
-        chunk_size=512,
-        questions_per_document=16,
-    )
+    config.evaluate.update(chunk_size=512)  # of `ask`, and of `eval --policy runs/NAME`
     return config
