@@ -18,7 +18,7 @@ from configs import quickstart
 
 def get_config() -> ConfigDict:
     config = quickstart.get_config()
-    config.policy = ""  # a Hugging Face folder, a run (runs/NAME, runs/NAME@best) or an import
+    config.policy = ""  # a Hugging Face folder, a run (runs/NAME, runs/NAME@best) or adapters
     config.steps = 200  # rollouts
     config.reading.update(
         template="chunk_first",  # a group shares everything before its memories
