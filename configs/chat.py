@@ -56,7 +56,7 @@ def get_config() -> ConfigDict:
         per_cpu=1,
         max_prompt=0,
         slots=64,
-        pages=0,  # derived: all slots at once
+        pages=0,  # derived: all slots at once, or as many as fit the memory
         steps_per_launch=16,
         row_tokens=0,  # derived: four tails
     )

@@ -82,7 +82,7 @@ def get_config() -> ConfigDict:
             max_prompt=0,
             slots=32,
             page_size=128,
-            pages=2304,  # 295K tokens; at Qwen2.5-7B's 57 KB a token, 17 GB
+            pages=0,  # derived: all slots at once, or as many as fit the memory
             steps_per_launch=16,
             row_tokens=8192,
             cache_dtype="",  # as activations

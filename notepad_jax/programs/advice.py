@@ -14,6 +14,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from notepad_jax.programs import parts
 from notepad_jax.programs.planned import HANDOFF, ROLLOUT, UPDATE, Planned
 from pallas_kernels import aot
 
@@ -130,7 +131,7 @@ def _of_engine(config: ConfigDict, made: Planned, found: Found) -> Iterator[Cand
             for phase in EVERYWHERE
         }
         yield "engine.tensor", wider[-1], "one engine over more devices of a host", saved
-    dtype = config.checkpoint.rollout_dtype or made.policy.dtype
+    dtype = parts.rollout_dtype(config, made.policy)
     smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(dtype)
     if smaller:
         saved = dict.fromkeys(EVERYWHERE, held["weights"] * (0.5 if smaller != "int8" else 0.45))

@@ -59,7 +59,8 @@ def run(
             raise ValueError("there is nothing to serve; give --policy FOLDER")
         where = parts.to_read(config.engine)
         words = parts.words(config.policy, config.dtype, where)
-        template = parts.template(config.reading, words)  # before any weight
+        config = serve.fitted(config, words, screen)  # before any weight
+        template = parts.template(config.reading, words)
         policy = parts.load_policy(config.policy, config.dtype, where, screen.warn)
         rules = dataclasses.replace(
             parts.rules(config.reading, policy.tokenizer), chunk_size=config.evaluate.chunk_size

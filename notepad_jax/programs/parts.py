@@ -62,6 +62,7 @@ class Words:
     tokenizer: Tokenizer
     folder: Path
     config: PolicyConfig  # as `load_policy` has it
+    stored: str  # dtype that the weights are stored in, or most of them
 
 
 # ---------------------------------------------------------------- devices
@@ -137,14 +138,22 @@ def adopted(
 ) -> Any:
     """What a host's engines ask a hand-off for: dtypes and places of their weights.
 
+    Raises ValueError as `rollout_dtype` does.
+    """
+    whole = placed(parameters.abstract_params(policy), to_read(config.engine, there)(policy))
+    return parameters.rollout_target(policy, whole, rollout_dtype(config, policy))
+
+
+def rollout_dtype(config: ConfigDict, policy: PolicyConfig) -> str:
+    """Returns the dtype of a run's engines' weights.
+
     Raises ValueError for a `checkpoint.rollout_dtype` that nothing keeps weights in.
     """
     dtype = config.checkpoint.rollout_dtype or policy.dtype
     if dtype not in parameters.ROLLOUT_DTYPES:
         known = ", ".join(map(repr, parameters.ROLLOUT_DTYPES))
         raise ValueError(f"checkpoint.rollout_dtype is {dtype!r}; use one of {known}")
-    whole = placed(parameters.abstract_params(policy), to_read(config.engine, there)(policy))
-    return parameters.rollout_target(policy, whole, dtype)
+    return dtype
 
 
 # ---------------------------------------------------------------- the policy
@@ -218,10 +227,16 @@ def _platform(shardings: Any) -> str:
 
 def words(name: str, activations: str = "", where: Where = on_one) -> Words:
     """Returns what `load_policy` of the same does, but for the weights, which it does not read."""
-    folder = policies.folder_of(policies.resolved(name, lambda line: None, ()))
+    found = policies.resolved(name, lambda line: None, ())
+    folder = policies.folder_of(found)
     tokenizer = open_tokenizer(folder, lambda line: None)
     config = huggingface.import_config(folder)
-    return Words(tokenizer, Path(folder), _read_as(config, activations, tokenizer, where))
+    stored = config.dtype
+    if found.steps is not None:
+        leaves = jax.tree.leaves(as_stored(found.steps, found.step))
+        stored = str(max(leaves, key=lambda leaf: leaf.size).dtype)
+    config = _read_as(config, activations, tokenizer, where)
+    return Words(tokenizer, Path(folder), config, stored)
 
 
 def _read_as(

@@ -127,14 +127,18 @@ class _StandIn(ApproximateTokenizer):
         return self.encode(text)
 
 
-def plan_of(config: ConfigDict, there: Sequence[Any], host: Sequence[Any] | None = None) -> Planned:
+def plan_of(
+    config: ConfigDict, there: Sequence[Any], host: Sequence[Any] | None = None,
+    policy: Policy | None = None,
+) -> Planned:  # fmt: skip
     """Returns what a run of `config` would launch on the devices `there`; compiles nothing.
 
     Engines are planned on `host`, the devices of one host (default: the first one's of `there`).
+    `policy` is that of `config`, where the caller has found it (default: `policy_of`).
     Raises ValueError, in the words of a run, for what cannot work: a mesh that does not divide
     devices, heads, rows or the vocabulary, or sizes that do not fit each other.
     """
-    policy = policy_of(config, there[0].platform)
+    policy = policy_of(config, there[0].platform) if policy is None else policy
     config = sizes.settled(config, policy.template, parts.rules(config.reading))
     plan, settings, optimizer_settings = learner.settings_of(config)
     trainer = parts.trainers_mesh(config, there)
@@ -203,9 +207,8 @@ def _partitions(settings: ConfigDict, policy: Policy, mesh: Mesh) -> tuple[Any, 
 
 def _rollout_weights(config: ConfigDict, policy: PolicyConfig, mesh: Mesh) -> Any:
     """The engine's weights, as `parts.adopted` asks for them, abstract."""
-    dtype = config.checkpoint.rollout_dtype or policy.dtype
     whole = placed(parameters.abstract_params(policy), parameters.shardings(policy, mesh, SERVING))
-    return parameters.rollout_target(policy, whole, dtype)
+    return parameters.rollout_target(policy, whole, parts.rollout_dtype(config, policy))
 
 
 # ---------------------------------------------------------------- memory that stays

@@ -31,6 +31,7 @@ from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import (
     compiled,
     configuration,
+    decided,
     evaluate,
     habits,
     parts,
@@ -100,7 +101,8 @@ def _run(
         timings[name] = time.perf_counter() - began - spent
         return result
 
-    train.check(config, folder, resume, step)  # before the first measurement
+    words = train.check(config, folder, resume, step)  # before the first measurement
+    decided.fitted(config, words, screen)
     policy = parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
     e = config.evaluate
     if not resume:  # then training says it, once nothing has refused the settings

@@ -28,7 +28,7 @@ from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
 from notepad_jax.model.config import PolicyConfig
-from notepad_jax.programs import evaluate, pages, parts, stopping, subjects
+from notepad_jax.programs import evaluate, memory, pages, parts, stopping, subjects
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.serve.conversations import Conversations
 from notepad_jax.serve.loopback import is_local
@@ -83,7 +83,7 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
             raise ValueError("there is nothing to serve; give --policy FOLDER")
         where = parts.to_read(config.engine)
         words = parts.words(config.policy, config.dtype, where)
-        parts.template(config.reading, words)  # before any weight
+        config = fitted(config, words, screen)  # before any weight
         policy = parts.load_policy(config.policy, config.dtype, where, screen.warn)
         weights = Weights(config, policy, screen)
         engines, served = opened(config, policy, name or served_name(policy.name), weights)
@@ -256,6 +256,16 @@ def engine_settings(
         row_tokens=max(turn.row_tokens, turn.page_size + completion),  # also where it is scored
         top_logprobs=MOST_TOP_LOGPROBS,
     )
+
+
+def fitted(config: ConfigDict, words: parts.Words, screen: Screen) -> ConfigDict:
+    """Returns the config with pages that fit the machine; ValueError where nothing does."""
+    template = parts.template(config.reading, words)
+    rules = dataclasses.replace(
+        parts.rules(config.reading, words.tokenizer), chunk_size=config.evaluate.chunk_size
+    )
+    settings = engine_settings(config, words.config, rules, template)
+    return memory.to_read(config, words, template, rules, screen.say, settings)
 
 
 class Weights:

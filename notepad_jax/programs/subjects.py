@@ -14,7 +14,8 @@ from ml_collections import ConfigDict
 
 from notepad_jax import waiting
 from notepad_jax.engine.metered import Metered
-from notepad_jax.programs import parts, task_stream
+from notepad_jax.eval import methods
+from notepad_jax.programs import memory, parts, task_stream
 from notepad_jax.programs.reading_list import SYNTHETIC
 from notepad_jax.reading.endpoint import EndpointCompleter, bare_turn
 from notepad_jax.reading.memory_agent import Rules
@@ -104,6 +105,16 @@ def named(config: ConfigDict, screen: Screen, suite: str = "") -> Subject:
             f"the suite synthetic is in the starter's language, whose words {config.policy} does "
             f"not have; choose another --suite"
         )
-    parts.template(config.reading, words)
+    template = parts.template(config.reading, words)
+    config = memory.to_read(config, words, template, _longest(config), screen.say)
     policy = parts.load_policy(config.policy, config.dtype, where, screen.warn)
     return engine(config, policy, screen)
+
+
+def _longest(config: ConfigDict) -> Rules:
+    """The limits of the longest readings that the config may ask for."""
+    e, reading = config.evaluate, parts.rules(config.reading)
+    chunks = {reading.chunk_size, e.chunk_size}
+    if set(e.methods) - {methods.NOTEPAD}:
+        chunks.add(e.context)
+    return dataclasses.replace(reading, chunk_size=max(chunks))

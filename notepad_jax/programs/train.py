@@ -34,6 +34,7 @@ from notepad_jax.programs import (
     callbacks,
     compiled,
     configuration,
+    decided,
     learner,
     parts,
     rollouts,
@@ -178,6 +179,7 @@ def prepare(
 ) -> Run:  # fmt: skip
     """Loads the policy and puts the parts together, where a checkpoint left them."""
     words = check(config, folder, resume, step)  # before anything is written or removed
+    config = decided.kept(config, folder, words, resume, screen)
     where = place_of(folder, config.checkpoint.folder)
     checkpoints = Checkpoints(where, keep=config.checkpoint.keep)
     stream = task_stream.opened(config, words.tokenizer, screen)
