@@ -20,6 +20,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -86,7 +87,7 @@ class EngineService:
             read_ahead=read_ahead, use_drafts=use_drafts,
         )  # fmt: skip
         self._executor = executor
-        self._params = {snapshot.version: snapshot.params}  # of the resident versions
+        self._params = self._weights(snapshot)  # of the resident versions
         self._adoptions: collections.deque[_Adoption] = collections.deque()
         self._drained: list[asyncio.Future] = []  # of those who wait for the newest to be alone
         self._tickets: dict[Context, _Ticket] = {}
@@ -105,7 +106,11 @@ class EngineService:
         if self._task is not None:
             raise RuntimeError("the engine is running; use `await service.adopt(snapshot)`")
         self.scheduler.adopt(snapshot.version)
-        self._params = {snapshot.version: snapshot.params}
+        self._params = self._weights(snapshot)
+
+    def _weights(self, snapshot: PolicySnapshot) -> dict[int, Any]:
+        params = snapshot.params  # None where the policy is set later
+        return {snapshot.version: None if params is None else self._executor.weights(params)}
 
     async def __aenter__(self) -> EngineService:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -291,7 +296,7 @@ class EngineService:
             if adoption.begun.done():  # whoever asked for it was cancelled
                 continue
             self.scheduler.adopt(adoption.snapshot.version)
-            self._params[adoption.snapshot.version] = adoption.snapshot.params
+            self._params |= self._weights(adoption.snapshot)
             adoption.begun.set_result(None)
         resident = self.scheduler.resident
         self._params = {v: params for v, params in self._params.items() if v in resident}

@@ -1,10 +1,11 @@
 """A layer's matrices, and the one place where a matrix meets its input.
 
 A matrix is an array; or `Quantized`, int8 values and one float32 scale for every output
-channel; or `Adapted`, an array with a low-rank product beside it. Only an engine's copy of a
-policy is ever quantised, once, when it adopts published weights (`checkpoint.handoff`), and
-only a trainer's is ever adapted (`lora`); checkpoints and exports hold arrays. `parameters`
-(above) says which axes of a leaf are inputs, `layers` and `moe` multiply.
+channel; or `Adapted`, an array with a low-rank product beside it; or `OfLayer`, one of several
+that lie apart. Only an engine's copy of a policy is ever quantised, once, when it adopts
+published weights (`checkpoint.handoff`), or taken apart (`parameters.unstacked`), and only a
+trainer's is ever adapted (`lora`); checkpoints and exports hold arrays. `parameters` (above)
+says which axes of a leaf are inputs, `layers` and `moe` multiply.
 """
 
 from __future__ import annotations
@@ -40,7 +41,31 @@ class Adapted:
     scale: Any  # float32 scalar
 
 
-Matrix = Array | Quantized | Adapted
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Unstacked:
+    """A matrix of all layers, one array a layer, where else one would be stacked.
+
+    A scan copies each layer's slice out of a stack before it multiplies. A few rows at a time,
+    as in decoding, a CPU does little but read weights, so that copy is most of the time.
+    """
+
+    layers: tuple[Any, ...]
+
+    def of(self, layer: Array) -> OfLayer:
+        return OfLayer(self.layers, layer)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OfLayer:
+    """The matrix `layers[layer]`, of a layer that is known when the program runs."""
+
+    layers: tuple[Any, ...]
+    layer: Any  # int32
+
+
+Matrix = Array | Quantized | Adapted | OfLayer
 
 
 def quantize(matrix: Array, inputs: tuple[int, ...]) -> Quantized:
@@ -67,11 +92,14 @@ def in_dtype(leaf: Matrix, dtype: Any) -> Matrix:
     Trainer and engine may keep a policy in different dtypes; both come through here, so they
     compute with the same numbers wherever the engine's copy is a cast of the trainer's.
     """
-    return leaf if isinstance(leaf, Quantized) else leaf.astype(dtype)
+    return leaf if isinstance(leaf, Quantized | OfLayer) else leaf.astype(dtype)
 
 
 def apply(x: Array, matrix: Matrix, inputs: int = 1) -> Array:
     """Returns x's last `inputs` axes summed against the matrix's first, in x's dtype."""
+    if isinstance(matrix, OfLayer):
+        each = [lambda x, own=own: apply(x, own, inputs) for own in matrix.layers]
+        return jax.lax.switch(matrix.layer, each, x)  # the other layers' are not touched
     if isinstance(matrix, Quantized):
         return _apply_quantized(x, matrix, inputs)
     if isinstance(matrix, Adapted):

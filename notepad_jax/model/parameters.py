@@ -4,7 +4,7 @@
 (`parallel.rules` maps the logical axes to mesh axes), abstract targets for restoring a
 checkpoint or for adopting it as an engine does, and the Hugging Face name table all read it.
 Leaves under "layers" are stacked: their first axis is the layer, and the forward pass scans
-over it.
+over it. `unstacked` takes matrices apart for an engine whose device reads them faster so.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from notepad_jax.model.config import PolicyConfig
-from notepad_jax.model.matrices import Quantized
+from notepad_jax.model.matrices import Quantized, Unstacked
 from notepad_jax.parallel import place
 from notepad_jax.parallel.rules import sharding, trimmed
 
-Params = Any  # nested dict of arrays; an engine's may hold `Quantized` matrices
+Params = Any  # nested dict of arrays; an engine's may hold `Quantized` or `Unstacked` matrices
 
 ROLLOUT_DTYPES = ("float32", "bfloat16", "int8")
 
@@ -168,6 +168,21 @@ def rollout_target(config: PolicyConfig, params: Params, dtype: str) -> Params:
         )
 
     return jax.tree.map(leaf, specs(config), params, is_leaf=lambda x: isinstance(x, Spec))
+
+
+def unstacked(config: PolicyConfig, params: Params) -> Params:
+    """Returns `params` with the layers' matrices `Unstacked`; they share memory with `params`.
+
+    Those that are multiplied as they lie: a stack that is cast or made of int8 is written anew
+    for every product anyway, and a mixture's experts are met by one grouped product. Leaves are
+    arrays on one CPU device or `jax.ShapeDtypeStruct`s.
+    """
+    layers = dict(params["layers"])
+    for name, spec in specs(config)["layers"].items():
+        leaf, plain = layers[name], spec.inputs and "expert" not in spec.axes
+        if plain and not isinstance(leaf, Quantized) and leaf.dtype == jnp.dtype(config.dtype):
+            layers[name] = Unstacked(tuple(place.entries(leaf)))
+    return {**params, "layers": layers}
 
 
 def _undivided(sharding: Any, axes: tuple[int, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""The forward pass of the policy: embed, scan over stacked layers, norm.
+"""The forward pass of the policy: embed, scan over the layers, norm.
 
 One function serves every phase. What differs between training, prefill and decode is only
 how queries meet keys, and that is the `attend` argument (see `attention`): it receives the
@@ -22,7 +22,7 @@ import pallas_kernels
 from notepad_jax.model import lora
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
-from notepad_jax.model.matrices import in_dtype
+from notepad_jax.model.matrices import Unstacked, in_dtype
 from notepad_jax.model.parameters import Params, specs
 from notepad_jax.parallel import shards
 
@@ -31,7 +31,7 @@ Attend = Callable[[Array, Array, Array, Array, Any], tuple[Array, Any, Any]]
 
 
 class Policy(nnx.Module):
-    """The whole decoder around an existing parameter tree; layers stay stacked."""
+    """The whole decoder around an existing parameter tree; layers stay as they are kept."""
 
     def __init__(self, config: PolicyConfig, params: Params):
         self.config = config
@@ -68,10 +68,7 @@ class Policy(nnx.Module):
 
         if remat:
             body = jax.checkpoint(body, policy=pallas_kernels.SAVE_ATTENTION)
-        layers = {name: leaf.get_value() for name, leaf in self.layers.items()}
-        (hidden_BTD, carry), (extras, routes_LBTA) = jax.lax.scan(
-            body, (hidden_BTD, carry), (layers, jnp.arange(c.layers))
-        )
+        (hidden_BTD, carry), (extras, routes_LBTA) = self._scan(body, (hidden_BTD, carry))
         hidden_BTD = rms_norm(hidden_BTD, self.final_norm[...].astype(c.dtype), c.rms_eps)
         return hidden_BTD, carry, extras, routes_LBTA
 
@@ -101,8 +98,20 @@ class Policy(nnx.Module):
             hidden_BTD = jax.lax.cond(index < c.layers - 1, rest, lambda h: h, hidden_BTD)
             return hidden_BTD, (k_BTKH, v_BTKH)
 
-        layers = {name: leaf.get_value() for name, leaf in self.layers.items()}
-        return jax.lax.scan(body, hidden_BTD, (layers, jnp.arange(c.layers)))[1]
+        return self._scan(body, hidden_BTD)[1]
+
+    def _scan(self, body: Callable[[Any, Any], tuple[Any, Any]], state: Any) -> tuple[Any, Any]:
+        """`jax.lax.scan` of `body`, which is given (a layer's parameters, its index)."""
+        leaves = {name: leaf.get_value() for name, leaf in self.layers.items()}
+        apart = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Unstacked)}
+        stacked = {name: leaf for name, leaf in leaves.items() if name not in apart}
+
+        def one(state: Any, xs: tuple[Any, Array]) -> tuple[Any, Any]:
+            params, index = xs
+            chosen = {name: leaf.of(index) for name, leaf in apart.items()}
+            return body(state, (params | chosen, index))
+
+        return jax.lax.scan(one, state, (stacked, jnp.arange(self.config.layers)))
 
 
 def _seen(config: PolicyConfig, layer: Params) -> Params:

@@ -87,6 +87,23 @@ def row(tree: Any, mesh: Mesh, number: int) -> Any:
     return jax.tree.map(one, tree)
 
 
+def entries(leaf: Any) -> list[Any]:
+    """Returns the entries of the first axis of a leaf on one CPU device, each where the leaf is.
+
+    They share its memory: jax takes host memory as a CPU's where it begins at a multiple of 64
+    bytes, and copies entries that do not (their size is no such multiple). A leaf whose entries
+    live is not donated: whoever would be given its memory gets other memory. Of a
+    `jax.ShapeDtypeStruct` they are such, too.
+    """
+    sharding = leaf.sharding
+    if isinstance(sharding, NamedSharding):
+        sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        own = jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=sharding)
+        return [own] * leaf.shape[0]
+    return [jax.device_put(entry, sharding) for entry in np.asarray(leaf)]
+
+
 def specs(tree: Any) -> tuple[PartitionSpec, ...]:
     """How each leaf is cut, as a value that jit can be given (`held`).
 

@@ -12,8 +12,10 @@ import tiny
 from jax.extend.core import jaxprs_in_params
 
 import pallas_kernels
-from notepad_jax.model import attention, layers, policy
-from notepad_jax.model.config import PolicyConfig
+from notepad_jax.checkpoint import targets
+from notepad_jax.model import attention, layers, parameters, policy
+from notepad_jax.model.config import Experts, PolicyConfig
+from notepad_jax.model.matrices import Unstacked
 
 
 def test_rms_norm_by_hand():
@@ -160,6 +162,39 @@ def test_cache_entries_are_the_keys_and_values_of_the_forward_pass():
     )(params)
     assert got[0].shape == (3, 2, 16, 2, 8)  # [L, B, T, K, H]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
+
+
+MOE = dataclasses.replace(tiny.CONFIG, experts=Experts(4, 2, 24, True))
+
+
+@pytest.mark.parametrize("config", [tiny.CONFIG, WINDOWED, MOE], ids=["full", "windows", "experts"])
+def test_matrices_that_lie_apart_give_the_same_numbers(config):
+    params = tiny.params(config=config)
+    apart = parameters.unstacked(config, params)
+    names = {name for name, leaf in apart["layers"].items() if isinstance(leaf, Unstacked)}
+    dense = set() if config.experts else {"gate", "up", "down"}
+    assert names == {"q", "k", "v", "o"} | dense
+    tokens = contexts()[2]
+    want = one_context(params, tokens, config)
+    np.testing.assert_array_equal(one_context(apart, tokens, config), want)
+
+
+def test_matrices_that_lie_apart_take_no_memory():
+    params = tiny.params()
+    gate = params["layers"]["gate"]  # 32 x 48 float32 a layer: 96 times 64 bytes
+    apart = parameters.unstacked(tiny.CONFIG, params)["layers"]["gate"]
+    addresses = [leaf.unsafe_buffer_pointer() for leaf in apart.layers]
+    first, size = gate.unsafe_buffer_pointer(), gate[0].nbytes
+    assert addresses == [first, first + size, first + 2 * size]
+
+
+def test_a_stack_that_is_cast_or_int8_stays_one():
+    """What is written anew for every product gains nothing by lying apart."""
+    params = tiny.params()
+    for dtype in ("int8", "bfloat16"):
+        kept = targets.cast(params, parameters.rollout_target(tiny.CONFIG, params, dtype))
+        layers = parameters.unstacked(tiny.CONFIG, kept)["layers"]
+        assert not any(isinstance(leaf, Unstacked) for leaf in layers.values())
 
 
 def products(jaxpr) -> collections.Counter:

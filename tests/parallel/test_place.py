@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 import tiny
 
 from notepad_jax.grpo import state
@@ -75,3 +76,43 @@ def test_moments_lie_beside_their_parameters_and_counters_everywhere():
             lambda x: x.sharding, masters
         )
     assert made.opt_state[0].count.sharding == place.replicated(there) == made.step.sharding
+
+
+# ---------------------------------------------------------------- entries
+
+
+def address(leaf):
+    return leaf.unsafe_buffer_pointer()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_entries_lie_in_the_leafs_memory(dtype):
+    leaf = place.commit(jnp.arange(3 * 64, dtype=dtype).reshape(3, 64))
+    for number, entry in enumerate(place.entries(leaf)):
+        assert address(entry) == address(leaf) + number * 64 * leaf.dtype.itemsize
+        assert entry.sharding == place.first_device()
+        np.testing.assert_array_equal(entry, leaf[number])
+
+
+def test_entries_that_begin_anywhere_are_copies():
+    leaf = place.commit(jnp.arange(21.0).reshape(3, 7))
+    np.testing.assert_array_equal(np.stack(place.entries(leaf)), leaf)
+
+
+def test_a_leaf_whose_entries_live_is_not_written_over():
+    leaf = place.commit(jnp.ones((2, 64)))
+    kept = place.entries(leaf)
+    moved = jax.jit(lambda x: x + 1, donate_argnums=0)(leaf)
+    assert float(moved.sum()) == 256
+    assert [float(entry.sum()) for entry in kept] == [64, 64]
+
+
+def test_entries_outlive_their_leaf():
+    kept = place.entries(place.commit(jnp.full((2, 64), 3.0)))
+    assert [float(entry.sum()) for entry in kept] == [192, 192]
+
+
+def test_entries_of_a_description():
+    leaf = jax.ShapeDtypeStruct((2, 4, 8), "float32", sharding=place.first_device())
+    assert [entry.shape for entry in place.entries(leaf)] == [(4, 8), (4, 8)]
+    assert place.entries(leaf)[1].sharding == place.first_device()

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from notepad_jax.engine import launches
-from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.executor import Executor, weights
 from notepad_jax.engine.jetstream import compat
 from notepad_jax.engine.jetstream.asked import Asked, nobody_leaves
 from notepad_jax.engine.pages import PagePool
@@ -68,7 +68,7 @@ class PagedEngine(compat.Engine):
         self._mesh = meshes.one() if mesh is None else mesh
 
     def load_params(self, params: Params) -> Params:
-        return params
+        return weights(self.config, params, self._mesh)
 
     def init_decode_state(self) -> DecodeState:
         executor = Executor(self.config, self.settings, self._mesh)
