@@ -432,11 +432,17 @@ def build_parser() -> argparse.ArgumentParser:
         "Mistral folder or bucket by byte range, each device its own slices, and writes a folder\n"
         "that `train`, `eval` and `ask` take as --policy. (They take a local Hugging Face folder\n"
         "as it is; import what lies in a bucket, or what is too large to hold twice.)\n\n"
-        "example: notepad-jax import-hf gs://bucket/Qwen2.5-7B-Instruct policies/qwen",
+        "SRC may be a GGUF file of one of these (llama, qwen2, qwen3, qwen3moe; byte-level BPE):\n"
+        "quantised weights are multiplied out, config.json and tokenizer made of its metadata.\n"
+        "That needs pip install 'notepad-jax[gguf]'.\n\n"
+        "examples: notepad-jax import-hf gs://bucket/Qwen2.5-7B-Instruct policies/qwen\n"
+        "          notepad-jax import-hf SmolLM2-135M-Instruct.Q4_1.gguf policies/smollm2",
     )  # fmt: skip
-    sub.add_argument("source", metavar="SRC", help="a local Hugging Face folder or a gs:// URL")
+    sub.add_argument("source", metavar="SRC", help="a local Hugging Face folder, a gs:// URL, or a "
+                     "local .gguf file")  # fmt: skip
     sub.add_argument("target", metavar="DST", help="a new local folder")
-    sub.add_argument("--dtype", help="of the checkpoint: bfloat16 or float32 (default: as stored)")
+    sub.add_argument("--dtype", help="of the checkpoint: bfloat16 or float32 (default: as stored; "
+                     "of GGUF bfloat16, float32 where all of it is)")  # fmt: skip
     sub = conversion(
         "export-hf", _export_hf, "a trained checkpoint, as transformers and vLLM load it",
         "Streams one step out as sharded safetensors with index, config.json, generation_config\n"

@@ -32,6 +32,10 @@ class Metered:
         """Lets the cache go until the next launch."""
         self._executor.rest()
 
+    def weights(self, params: Any) -> Any:
+        """Returns a policy's parameters as the launches are to be given them."""
+        return self._executor.weights(params)
+
     def read(self, params: Any, prefixes: Sequence[CachedPrefix]) -> None:
         """Reads prefixes into their pages."""
         self._began = self._began or time.perf_counter()

@@ -85,7 +85,7 @@ def test_a_document_out_of_a_file_loses_its_middle(tmp_path):
     files.write(path, make_tasks(0, 1024, 2), itertools.repeat(1024))
     stream, tokenizer, _ = opened(f"--config.tasks.files={path}", "--config.tasks.max_tokens=600")
     for chunks, read in ((0, 600), (1, 256), (2, 512), (3, 600)):
-        documents = stream.stage(chunks, 256).documents(tokenizer, 256)
+        documents = stream.stage(chunks, 256).documents(tokenizer, 256, "tokens")
         made = documents(stream.records.at(3)[0])
         assert len(made[0]) == 256 and made.total_chunks == -(-read // 256)
         assert documents.truncated_tokens == 1024 - read
@@ -118,7 +118,7 @@ def sampled():
 
 def read(sampled, chunks, *ordinals):
     stage = sampled.stream.stage(chunks, 256)
-    groups, failed = asyncio.run(sampled._read(stage, sampled.reader, ordinals))
+    groups, failed = asyncio.run(sampled._read(stage, sampled.reader, ordinals, 0))
     assert not failed
     return groups
 

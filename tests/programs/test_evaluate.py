@@ -19,7 +19,7 @@ from notepad_jax.scoring import metrics
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.text.approximate import ApproximateTokenizer
 from notepad_jax.text.prompts import Template
-from notepad_jax.text.tokenizer import open_tokenizer
+from notepad_jax.text.tokenizer import counter, open_tokenizer
 from notepad_jax.types import Completion, Finish, tokens
 from tests import limits
 
@@ -94,7 +94,7 @@ def subject(say, killed_at=None):
 
 def oracle(config):
     """Knows every gold answer by the question and how the document began."""
-    count = subjects.counter(ApproximateTokenizer())
+    count = counter(ApproximateTokenizer())
     lengths = map(evaluate.parse_length, config.evaluate.lengths)
     tasks = reading_list.tasks_of(config, list(lengths), count, SilentScreen())
     gold = {}

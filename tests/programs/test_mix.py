@@ -21,7 +21,7 @@ def test_every_kind_is_drawn_and_a_chunk_tells_one_fact_of_a_question():
     for ordinal in range(12):
         tasks = stream.records.at(ordinal)
         assert len(tasks) == config.data.questions
-        chunks = list(stream.documents(tokenizer, config.reading.chunk_size)(tasks[0]))
+        chunks = list(stream.documents(tokenizer, config.reading.chunk_size, "tokens")(tasks[0]))
         assert [len(chunk) for chunk in chunks] == [64] * 8
         said = [tokenizer.decode(chunk).split() for chunk in chunks]
         for task in tasks:

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from notepad_jax.programs import configuration, evaluate, reading_list, subjects
+from notepad_jax.programs import configuration, evaluate, reading_list
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.text.approximate import ApproximateTokenizer
 
@@ -23,7 +23,7 @@ def config_of(*words):
 
 
 def tasks_of(config, *lengths):
-    screen, count = Told(), subjects.counter(ApproximateTokenizer())
+    screen, count = Told(), counter(ApproximateTokenizer())
     return reading_list.tasks_of(config, list(lengths), count, screen), screen.warnings
 
 
