@@ -126,9 +126,9 @@ def _number(text: str) -> int | None:
 
 def _lines(path: Path) -> Iterator[tuple[str, int]]:
     for line in _text(path).splitlines():
-        name, *rest = line.replace(":", " ").split()
-        if rest and rest[0].isdecimal():
-            yield name, int(rest[0])
+        name, number, *_ = (*line.replace(":", " ").split(), "", "")
+        if number.isdecimal():
+            yield name, int(number)
 
 
 # ---------------------------------------------------------------- what is held
