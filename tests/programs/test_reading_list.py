@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from notepad_jax.programs import configuration, evaluate, reading_list
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.text.approximate import ApproximateTokenizer
+from notepad_jax.text.tokenizer import counter
 
 
 class Told(SilentScreen):
