@@ -48,7 +48,10 @@ HELD = {
     "data.questions": lambda c: make_tasks(0, **c.data),
     "rollout.group_size": learner.settings_of,
     "grpo": lambda c: of_fields(UpdateSettings, c.grpo, temperature=c.rollout.temperature),
-    "engine": lambda c: of_fields(EngineSettings, c.engine, max_prompt=1, max_new_tokens=1),
+    # 0 pages are derived, when more is known
+    "engine": lambda c: of_fields(
+        EngineSettings, c.engine, max_prompt=1, max_new_tokens=1, pages=c.engine.pages or 1
+    ),
     "endpoint.at_once": lambda c: EndpointCompleter(
         "http://localhost", "", None, at_once=c.endpoint.at_once
     ),

@@ -116,5 +116,9 @@ def quoted(text: object, longest: int = 80) -> str:
 
 
 def first_line(problem: Exception) -> str:
-    """The first line of a message: tensorstore adds source locations below."""
-    return (str(problem).splitlines() or [type(problem).__name__])[0][:300]
+    """The first line of a message, nothing in it but print: tensorstore adds places below.
+
+    What libraries say may quote bytes of a damaged file.
+    """
+    line = (str(problem).splitlines() or [type(problem).__name__])[0][:300]
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
