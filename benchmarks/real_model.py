@@ -258,10 +258,9 @@ def check_logits(config: PolicyConfig, params: Any, peer: Any, model: Any) -> fl
 
 def check_gradients(ours: Any, theirs: dict[str, np.ndarray]) -> float:
     """As `check_logits`, of the gradients of the adapters' second factors."""
+    own = {name: np.asarray(ours[f"{name}_lora_out"]) for name in theirs}
     return max(
-        _far(
-            np.asarray(ours[f"{name}_lora_out"]).reshape(found.shape), found, f"gradients of {name}"
-        )
+        _far(own[name].reshape(found.shape), found, f"gradients of {name}")
         for name, found in theirs.items()
     )
 
