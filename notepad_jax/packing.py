@@ -2,10 +2,12 @@
 
 The one packer of the project: `grpo.batch` packs a batch's turns with it, the engine packs
 what it prefills. A *bundle* is a prefix and the tails that continue it, each in a context of
-its own. `first_fit` says which row each bundle (or piece of one) goes to, from lengths alone;
-`lay_out` writes the rows. Who sees whom is one int32 a token: token i sees token j of its row
-iff j <= i < kv_end[j], so a prefix's `kv_end` is the end of its bundle, a tail's its own end,
-padding's its own index + 1. Positions are RoPE's: every tail continues at its prefix's end.
+its own. A tail may begin as the one before it does: what they have in `common` is written once,
+so a bundle is a tree whose leaves are the tails in their order. `first_fit` says which row each
+bundle (or piece of one) goes to, from lengths alone; `lay_out` writes the rows. Who sees whom is
+one int32 a token: token i sees token j of its row iff j <= i < kv_end[j], so a token's `kv_end` is
+the end of the last tail that it is part of, padding's its own index + 1. Positions are RoPE's:
+every tail continues at its prefix's end.
 
 Pure numpy on the host: what is done in python is a small tuple a tail, everything per token is
 a `repeat` or a `concatenate` over all rows.
@@ -14,12 +16,15 @@ a `repeat` or a `concatenate` over all rows.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from notepad_jax.types import NO_TOKENS, Tokens
+
+Run = tuple[int, int, int]  # (length, first position, kv_end) of tokens; kv_end 0 is padding
 
 
 class Piece(NamedTuple):
@@ -36,6 +41,12 @@ class Bundle(NamedTuple):
     prefix: Tokens = NO_TOKENS
     tails: Sequence[Tokens] = ()
     start: int = 0  # position of the first token: how many tokens of a cache precede it
+    common: Sequence[int] = ()  # of each tail, tokens that the tail before it has; () is none
+
+    @property
+    def tokens(self) -> int:
+        """What it is written with."""
+        return len(self.prefix) + sum(map(len, self.tails)) - sum(self.common)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,12 +56,15 @@ class Rows:
     tokens: np.ndarray  # int32
     positions: np.ndarray  # int32
     kv_end: np.ndarray  # int32, in 1..T
-    tails_at: np.ndarray  # int64: flat index in [R, T] of each tail's first token, in order
+    ends: np.ndarray  # int64: flat index in [R, T] of what follows each tail's last token, in order
     used: int  # tokens that are not padding
 
 
 def first_fit(
-    prefixes: Sequence[int], tails: Sequence[Sequence[int]], row_length: int
+    prefixes: Sequence[int],
+    tails: Sequence[Sequence[int]],
+    row_length: int,
+    common: Sequence[Sequence[int]] = (),
 ) -> list[list[Piece]]:
     """Returns the pieces of each row, from lengths; the longest bundle is placed first.
 
@@ -60,10 +74,16 @@ def first_fit(
     Args:
       prefixes: tokens of each bundle's prefix; 0 is none.
       tails: tokens of each bundle's tails; a bundle without tails is its prefix.
+      common: of each tail, how many of its tokens the tail before it has, too; () is none. They
+        cost nothing, but in the first tail of a piece.
     Raises:
       ValueError: a prefix with one tail does not fit a row.
     """
-    totals = [prefix + sum(own) for prefix, own in zip(prefixes, tails, strict=True)]
+    common = common or [[0] * len(own) for own in tails]
+    totals = [
+        prefix + _cost(own, shared, 0, len(own))
+        for prefix, own, shared in zip(prefixes, tails, common, strict=True)
+    ]
     rows: list[list[Piece]] = []
     free = np.zeros(64, np.int64)  # tokens left in each row; those not opened yet have none
 
@@ -76,16 +96,17 @@ def first_fit(
         return len(rows) - 1
 
     for bundle in sorted(range(len(totals)), key=lambda i: -totals[i]):  # stable
-        prefix, own, need, first = prefixes[bundle], tails[bundle], totals[bundle], 0
+        prefix, own, shared = prefixes[bundle], tails[bundle], common[bundle]
+        need, first = totals[bundle], 0
         while True:
             row, last = int((free >= need).argmax()), len(own)
             if free[row] < need:  # fits nowhere whole
                 row = int(free.argmax())
-                last = _fitting(own, first, int(free[row]) - prefix)
-                if sum(own[first:last]) <= prefix:
+                last = _fitting(own, shared, first, int(free[row]) - prefix)
+                if _cost(own, shared, first, last) <= prefix:
                     row = open_row()
-                    last = _fitting(own, first, row_length - prefix)
-            placed = prefix + sum(own[first:last])
+                    last = _fitting(own, shared, first, row_length - prefix)
+            placed = prefix + _cost(own, shared, first, last)
             if placed > free[row] or (last == first and len(own)):
                 longest = prefix + (own[first] if len(own) else 0)
                 raise ValueError(
@@ -94,17 +115,22 @@ def first_fit(
                 )
             rows[row].append(Piece(bundle, first, last))
             free[row] -= placed
-            need -= placed - prefix
             first = last
             if first == len(own):
                 break
+            need += prefix - placed + shared[first]
     return rows
 
 
-def _fitting(lengths: Sequence[int], first: int, room: int) -> int:
+def _cost(lengths: Sequence[int], common: Sequence[int], first: int, last: int) -> int:
+    """Returns the tokens that the tails first:last are written with, in a piece of their own."""
+    return sum(lengths[first:last]) - sum(common[first + 1 : last])
+
+
+def _fitting(lengths: Sequence[int], common: Sequence[int], first: int, room: int) -> int:
     """Returns the end of the longest run of tails from `first` that fits `room` tokens."""
     for last in range(first, len(lengths)):
-        room -= lengths[last]
+        room -= lengths[last] - (common[last] if last > first else 0)
         if room < 0:
             return last
     return len(lengths)
@@ -118,23 +144,24 @@ def lay_out(rows: Sequence[Sequence[Bundle]], height: int, width: int) -> Rows:
     if len(rows) > height:
         raise ValueError(f"{len(rows)} rows do not fit {height}; lay out as many as there are")
     pieces: list[Tokens] = []  # in packed order
-    runs: list[tuple[int, int, int]] = []  # (length, first position, kv_end); kv_end 0 is padding
-    tails_at: list[int] = []
+    runs: list[Run] = []
+    ends: list[int] = []
     padding, used = np.zeros(width, np.int32), 0
 
     for number, row in enumerate(rows):
         at = 0
         for bundle in row:
-            prefix, lengths = len(bundle.prefix), [len(tail) for tail in bundle.tails]
-            if prefix:
+            common = bundle.common or [0] * len(bundle.tails)
+            written = [tail[same:] for tail, same in zip(bundle.tails, common, strict=True)]
+            begin = at + len(bundle.prefix)
+            own_ends = list(itertools.accumulate(map(len, written), initial=begin))[1:]
+            at = own_ends[-1] if own_ends else begin
+            if len(bundle.prefix):
                 pieces.append(bundle.prefix)
-                runs.append((prefix, bundle.start, at + prefix + sum(lengths)))
-                at += prefix
-            for tail, length in zip(bundle.tails, lengths, strict=True):
-                tails_at.append(number * width + at)
-                at += length
-                pieces.append(tail)
-                runs.append((length, bundle.start + prefix, at))
+                runs.append((len(bundle.prefix), bundle.start, at))
+            runs += _runs(bundle, common, own_ends)
+            pieces += written
+            ends += [number * width + end for end in own_ends]
         if at > width:
             raise ValueError(f"a row of {at} tokens does not fit a width of {width}")
         used += at
@@ -155,6 +182,30 @@ def lay_out(rows: Sequence[Sequence[Bundle]], height: int, width: int) -> Rows:
         tokens=np.concatenate(pieces).astype(np.int32, copy=False).reshape(shape),
         positions=np.where(real_RT, positions_RT, 0).astype(np.int32),
         kv_end=np.where(real_RT, kv_end_RT, own_end_RT),
-        tails_at=np.array(tails_at, np.int64),
+        ends=np.array(ends, np.int64),
         used=used,
     )
+
+
+def _runs(bundle: Bundle, common: Sequence[int], ends: Sequence[int]) -> list[Run]:
+    """Returns the runs of a piece's tails, in order; `ends` is where each tail ends in its row.
+
+    Walked backwards: `seen` says until where a tail's tokens are seen by tails behind it, as
+    (so many of its first tokens, end), fewest first. All others are seen to the tail's own end.
+    """
+    begin = bundle.start + len(bundle.prefix)
+    out: list[Run] = []
+    seen: list[tuple[int, int]] = []
+    for tail, same, end in zip(bundle.tails[::-1], common[::-1], ends[::-1], strict=True):
+        own, done = [], same
+        for tokens, until in [*seen, (len(tail), end)]:
+            if tokens > done:
+                own.append((tokens - done, begin + done, until))
+                done = tokens
+        out += reversed(own)
+        # The tail before this one has `same` tokens of it, and no more of any that follows.
+        cut = [until for tokens, until in seen if tokens >= same]
+        seen = [one for one in seen if one[0] < same]
+        if same:
+            seen.append((same, (cut or [end])[0]))
+    return out[::-1]

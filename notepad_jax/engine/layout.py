@@ -53,7 +53,8 @@ def tail_row(
     spans, copied = [], 0
     if prefix is not None:
         table[0, : len(prefix.pages)] = prefix.pages
-    for context, ids, first in zip(contexts, inputs, rows.tails_at.tolist(), strict=True):
+    for context, ids, end in zip(contexts, inputs, rows.ends.tolist(), strict=True):
+        first = end - len(ids)
         target[first : first + len(ids)] = _flat(settings, context, len(ids))
         if context.ragged:
             copies[:, copied] = prefix.pages[-1], context.pages[0]

@@ -1,16 +1,19 @@
 """Bridge two: groups of trajectories in, one `TrainBatch` of packed rows out.
 
 Every turn is an independent context, and turns whose `Prompt.shared` is equal (members of
-a group, or several questions about one document) share its tokens: they become one bundle,
-and `packing` (below) puts bundles into rows, so that the loss is exactly that of one row per
-turn. This file gathers the bundles, and writes beside the packed tokens what belongs to each
-completion token: its weight, advantage, logprobs, and which turn, trajectory and prompt it
-is of. Host code, numpy only, run once per optimizer step. Above: `update` consumes the rows.
+a group, or several questions about one document) share its tokens: they become one bundle. In
+it they lie in the order of their tails, so that what two prompts begin with (a question, and
+often the memory of a group's members) is written once, too. `packing` (below) puts bundles into
+rows, so that the loss is exactly that of one row per turn. This file gathers the bundles, and
+writes beside the packed tokens what belongs to each completion token: its weight, advantage,
+logprobs, and which turn, trajectory and prompt it is of. Host code, numpy only, run once per
+optimizer step. Above: `update` consumes the rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -20,7 +23,7 @@ from notepad_jax import packing
 from notepad_jax.grpo import normalisers
 from notepad_jax.grpo.normalisers import Normaliser
 from notepad_jax.packing import Bundle
-from notepad_jax.types import Group, TrainBatch, Turn, TurnKind
+from notepad_jax.types import Group, Tokens, TrainBatch, Turn, TurnKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,17 +101,16 @@ def pack(
             f"{len(groups)} groups hold not one completion token; there is nothing to learn from"
         )
     bundles = _bundles(turns, share_prefixes)
+    common = [_in_common(members) for members in bundles]
     prefixes = [len(members[0].turn.prompt.shared) for members in bundles]
     lengths = [[_private(member.turn) for member in members] for members in bundles]
-    rows = packing.first_fit(prefixes, lengths, row_length)
-    fullest = max(sum(prefixes[b] + sum(lengths[b][i:j]) for b, i, j in row) for row in rows)
+    rows = packing.first_fit(prefixes, lengths, row_length, common)
+    placed = [member for row in rows for b, i, j in row for member in bundles[b][i:j]]
+    pieces = [[_piece(bundles[b][i:j], common[b][i:j]) for b, i, j in row] for row in rows]
+    fullest = max(sum(piece.tokens for piece in row) for row in pieces)
     width = min(row_length, -(-fullest // length_multiple) * length_multiple)
     height = -(-len(rows) // rows_multiple) * rows_multiple
-
-    placed = [member for row in rows for b, i, j in row for member in bundles[b][i:j]]
-    written = packing.lay_out(
-        [[_piece(bundles[b][i:j]) for b, i, j in row] for row in rows], height, width
-    )
+    written = packing.lay_out(pieces, height, width)
     stats = PackingStats(
         turns=len(turns),
         empty_turns=sum(len(t.turns) for g in groups for t in g.trajectories) - len(turns),
@@ -170,13 +172,29 @@ def proximal_of(
 
 
 def _private(turn: Turn) -> int:
-    """Tokens of a turn that it shares with no other: rest of the prompt, completion."""
+    """Tokens of a turn behind its shared part: rest of the prompt, completion."""
     return len(turn.prompt.tail) + len(turn.completion.tokens)
 
 
-def _piece(members: Sequence[_Turn]) -> Bundle:
+def _piece(members: Sequence[_Turn], common: Sequence[int]) -> Bundle:
     tails = [np.concatenate([m.turn.prompt.tail, m.turn.completion.tokens]) for m in members]
-    return Bundle(members[0].turn.prompt.shared, tails)
+    return Bundle(members[0].turn.prompt.shared, tails, common=[0, *common[1:]])
+
+
+def _in_common(members: Sequence[_Turn]) -> list[int]:
+    """How many tokens each prompt's tail begins with that the one before it does, too.
+
+    A prompt's last token is always its own: a completion is predicted from the token before it.
+    """
+    tails = [member.turn.prompt.tail for member in members]
+    return [0, *(_alike(one[:-1], other) for other, one in itertools.pairwise(tails))]
+
+
+def _alike(one: Tokens, other: Tokens) -> int:
+    """Returns how many tokens both begin with."""
+    n = min(len(one), len(other))
+    differ = one[:n] != other[:n]
+    return int(differ.argmax()) if differ.any() else n
 
 
 def _learnable(
@@ -214,30 +232,27 @@ def _teaches(turn: Turn, masked: bool) -> bool:
 
 
 def _bundles(turns: Sequence[_Turn], share_prefixes: bool) -> list[list[_Turn]]:
-    """Gathers turns with equal shared parts, in order of first appearance.
+    """Gathers turns with equal shared parts (none is one, too), in order of first appearance.
 
+    In a bundle they are sorted by the tails of their prompts, so that neighbours begin alike.
     Arrays that are the same object are recognised without reading them again.
     """
+    if not share_prefixes:
+        return [[member] for member in turns]
     of_object: dict[int, list[_Turn]] = {}
     of_content: dict[bytes, list[_Turn]] = {}
-    bundles: list[list[_Turn]] = []
-
-    def open_bundle() -> list[_Turn]:
-        bundles.append([])
-        return bundles[-1]
-
     for member in turns:
         shared = member.turn.prompt.shared
-        if not share_prefixes or not len(shared):
-            bundle = open_bundle()
-        elif id(shared) in of_object:
-            bundle = of_object[id(shared)]
-        else:
-            content = shared.tobytes()
-            bundle = of_content.get(content) or open_bundle()
-            of_object[id(shared)] = of_content[content] = bundle
+        bundle = of_object.get(id(shared))
+        if bundle is None:
+            bundle = of_object[id(shared)] = of_content.setdefault(shared.tobytes(), [])
         bundle.append(member)
-    return bundles
+    return [sorted(bundle, key=_by_tail) for bundle in of_content.values()]
+
+
+def _by_tail(member: _Turn) -> bytes:
+    """A key that sorts tails as their tokens do: ids are not negative."""
+    return member.turn.prompt.tail.astype(">u4").tobytes()
 
 
 def _with_labels(
@@ -246,9 +261,7 @@ def _with_labels(
 ) -> TrainBatch:  # fmt: skip
     """Writes what belongs to completion tokens: a value a turn, spread over its completion."""
     made_X = np.array([len(m.turn.completion.tokens) for m in placed])
-    first_X = rows.tails_at + [len(m.turn.prompt.tail) for m in placed]
-    before_X = np.cumsum(made_X) - made_X
-    at_N = np.repeat(first_X - before_X, made_X) + np.arange(made_X.sum())
+    at_N = np.repeat(rows.ends - np.cumsum(made_X), made_X) + np.arange(made_X.sum())
 
     def spread(values_X: Sequence[float], dtype: type, elsewhere: float = 0) -> np.ndarray:
         out_BT = np.full(rows.tokens.shape, elsewhere, dtype)

@@ -71,6 +71,7 @@ def group(turns_of_samples, rewards) -> types.Group:
 def random_groups(seed: int, groups=2, samples=4, turns=3, prefix=(5, 20)) -> list[types.Group]:
     """Groups whose members share each chunk's prefix; an answer turn without one ends them.
 
+    Behind it comes a group's question, the same for all of its turns, then one of few memories.
     Completions hold token id 0 and end in the stop token 2; behaviour logprobs are random.
     """
     rng = np.random.default_rng(seed)
@@ -81,6 +82,7 @@ def random_groups(seed: int, groups=2, samples=4, turns=3, prefix=(5, 20)) -> li
     made = []
     for _ in range(groups):
         chunks = [types.tokens(draw(*prefix)) for _ in range(turns)]
+        question = draw(0, 4)
         members = []
         for _ in range(samples):
             own = []
@@ -90,7 +92,7 @@ def random_groups(seed: int, groups=2, samples=4, turns=3, prefix=(5, 20)) -> li
                 own.append(
                     turn(
                         () if answer else chunks[c],
-                        draw(1, 6),
+                        np.append(question, rng.integers(0, 2, rng.integers(1, 4))),
                         completion,
                         rng.normal(-4, 0.5, len(completion)),
                         types.TurnKind.ANSWER if answer else types.TurnKind.UPDATE,

@@ -48,6 +48,27 @@ def test_a_bundle_by_hand(make):
     assert stats.fill == 11 / 12
 
 
+def test_what_prompts_begin_with_is_written_once_by_hand(make):
+    """A tree: question 5 6, then memory 7 of two members and 8 of one, then the cue 9.
+
+    Tails in order are 5 6 7 9 (twice) and 5 6 8 9: the second has 3 tokens in common with the
+    first, its last one being its own, and the third has 2 with the second.
+    """
+    turns = [make["turn"]([1], [5, 6, m, 9], [c, 2]) for m, c in ((7, 30), (8, 31), (7, 32))]
+    got = packed([make["group"]([[t] for t in turns], [1.0, 0.0, 0.0])], 16, length_multiple=1)
+    batch = got.batch
+    np.testing.assert_array_equal(
+        batch.tokens, [[1, 5, 6, 7, 9, 30, 2, 9, 32, 2, 8, 9, 31, 2]]
+    )  # fmt: skip
+    np.testing.assert_array_equal(batch.positions, [[0, 1, 2, 3, 4, 5, 6, 4, 5, 6, 3, 4, 5, 6]])
+    np.testing.assert_array_equal(
+        batch.kv_end, [[14, 14, 14, 10, 7, 7, 7, 10, 10, 10, 14, 14, 14, 14]]
+    )
+    n = -1
+    np.testing.assert_array_equal(batch.turn, [[n, n, n, n, n, 0, 0, n, 2, 2, n, n, 1, 1]])
+    assert (got.stats.turn_tokens, got.stats.packed_tokens) == (21, 14)
+
+
 def _sizes(ids):
     """Tokens of each id 0, 1, ...; every id occurs, and -1 is nobody's."""
     return np.bincount(ids[ids >= 0]).tolist()
@@ -125,6 +146,13 @@ def test_a_bundle_longer_than_a_row_is_split_and_its_prefix_repeated(make):
     assert got.batch.tokens.shape == (2, 22)
     assert got.stats.packed_tokens == 2 * (10 + 4 * 3)
     assert got.stats.loss_tokens == 16
+
+
+def test_what_a_cut_bundles_tails_begin_with_is_repeated_too(make):
+    turns = [[make["turn"]([1, 2], [3, 4, 5, 6], [7, 2])] for _ in range(6)]  # 2 + 3 + 6 * 3
+    got = packed([make["group"](turns, [1.0, 0.0] * 3)], 14, length_multiple=2)
+    assert got.batch.tokens.shape == (2, 14)
+    assert got.stats.packed_tokens == 2 * (2 + 3 + 3 * 3)
 
 
 def test_a_turn_that_fits_no_row_names_both_numbers(make):
