@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import marks
 from notepad_jax.eval.lengths import format_length
 from notepad_jax.report import chart, render
 from notepad_jax.report.chart import OTHER, OURS, Axis, Chart, Line
 from notepad_jax.report.labels import legend
 
-BEGIN, END = "<!-- ablation: begin -->", "<!-- ablation: end -->"
+MARK = "ablation"
 PICTURE = "images/ablation.svg"  # beside the page
 KINDS = ("exact", "list", "count", "order")  # columns, as far as there are such questions
 TONES = (OURS, OTHER, *chart.MORE)
@@ -172,11 +173,6 @@ def put(page: Path, results: Sequence[Result], panels: Mapping[str, Sequence[str
 
     Raises ValueError for a page without them.
     """
-    text = page.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} has no place for results; write a line {BEGIN} and a line {END}")
     render.picture(page.parent / PICTURE, charts(results, panels), columns=3)
     steps = sorted({int(one["curve"][-1][0]) for one in results})
     said = (
@@ -186,4 +182,4 @@ def put(page: Path, results: Sequence[Result], panels: Mapping[str, Sequence[str
         f"{table(results)}\n\nThe same by kind of question, means over seeds:\n\n"
         f"{table_of_kinds(results)}"
     )
-    page.write_text(f"{before}{begin}\n{said}\n{end}{after}", encoding="utf-8")
+    marks.put(page, MARK, said)

@@ -123,6 +123,8 @@ def _ask(
     document = ask.FileDocument(None if arguments.file == "-" else Path(arguments.file))
     if arguments.trace:
         ask.check_trace(Path(arguments.trace))  # before any weight is loaded
+    # One question is read: a cache for more of them would be memory that nobody uses.
+    config = configuration.changed(config, [f"{configuration.FLAG}engine.slots=1"])
     with Reader(config, screen) as reader:
         answer = reader.read(document, arguments.question, arguments.trace)
     where = ", ".join(f"{chunk:,}" for chunk, _ in answer.memories) or "none"

@@ -36,6 +36,7 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, number: int, where: str = ""):
         super().__init__(f"stopped {where}".rstrip())
         self.number = number
+        self.patient = bool(where)  # it came to a place where everything is whole
 
     @property
     def exit_code(self) -> int:
@@ -107,10 +108,15 @@ class Stop:
         if self.number is not None:
             raise Stopped(self.number, where)
 
-    def check_all(self, where: str) -> None:
-        """`check` in all processes, at the same point: one that was asked stops the others."""
+    def check_all(self, where: str, keep: Callable[[], None] = lambda: None) -> None:
+        """`check` in all processes, at the same point: one that was asked stops the others.
+
+        Before they end all of them `keep` what they have.
+        """
         asked = (json.loads(said) for said in hosts.gather(json.dumps(self.number).encode()))
         self.number = max((one for one in asked if one is not None), default=None)
+        if self.number is not None:
+            keep()
         self.check(where)
 
     def _asked(self, number: int, frame: FrameType | None) -> None:

@@ -118,7 +118,13 @@ async def _train(
             await validate(run, tell, folder, stop)
             while run.step < config.steps and not run.validation.exhausted:
                 before = run.ledger
-                metrics, timings, rollout = await one_step(run)
+                try:
+                    metrics, timings, rollout = await one_step(run)
+                except stopping.Stopped as stopped:
+                    # Others may be in the middle of something, and saving is done by all together.
+                    if stopped.patient and hosts.count() == 1:
+                        _end_here(run)
+                    raise
                 done = tell.step(run.step, metrics, timings, before, rollout)
                 if _skipped(metrics):
                     _keep_last_good(run, before)
@@ -126,7 +132,7 @@ async def _train(
                     await save_and_hand_over(run)
                 done()
                 run.under_way.done(run.saved)
-                stop.check_all(f"after step {run.step}")
+                stop.check_all(f"after step {run.step}", lambda: _end_here(run))
                 validated = await validate(run, tell, folder, stop)
                 if not callbacks.go_on(callback, run.step, {**metrics, **validated}):
                     _end_here(run)
@@ -342,9 +348,10 @@ async def save_and_hand_over(run: Run) -> None:
 
 
 def _end_here(run: Run) -> None:
-    """Saves what was learnt since the last step that was due, as after the last one."""
+    """Saves what was learnt since the last step that was due: the run ends here, or stops."""
     if run.saved != run.good:
         _save(run, learner.params(run.learner), run.ledger, step=run.good)
+    run.under_way.done(run.saved)
 
 
 def _skipped(metrics: dict[str, float]) -> bool:

@@ -172,7 +172,7 @@ def test_curves_are_means_in_a_band_and_land_in_the_page(tmp_path):
     assert (one.title, [x.label for x in one.lines]) == ("First", ["a", "b"])
     assert line.y == pytest.approx([30, 60]) and line.low == pytest.approx([20, 40])
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{ablation_page.BEGIN}\nold\n{ablation_page.END}\nafter\n")
+    page.write_text("before\n<!-- ablation: begin -->\nold\n<!-- ablation: end -->\nafter\n")
     for _ in range(2):  # the second time over the first
         ablation_page.put(page, found, {"First": ["a", "b"]})
     text = page.read_text()

@@ -58,6 +58,11 @@ def kept(folder: Path) -> int:
     return len(journal.read(folder / under_way.FILE)[1])
 
 
+def saved_in(folder: Path) -> list[str]:
+    """Steps in the run's checkpoints."""
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
 def test_a_run_stopped_several_times_is_the_run_that_was_not(
     uninterrupted, tmp_path, at_launch, capsys
 ):
@@ -118,8 +123,10 @@ def test_several_rounds_and_groups_that_wait_are_gone_on_with(tmp_path, at_launc
     at_launch(2, 9)
     with pytest.raises(Stopped, match="rollout of step 2"):
         run(tmp_path / "run", *words)
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["0"]
+    assert saved_in(tmp_path / "run") == ["0", "1"]  # the second was not due
+    turns = kept(tmp_path / "run")
     run(tmp_path / "run", *words, resume=True)
+    assert read_metrics(tmp_path / "run", TIMINGS)[1]["replayed_turns"] == turns > 0
     assert same_run.differences(tmp_path / "whole", tmp_path / "run") == []
     assert not (tmp_path / "run" / under_way.FILE).exists()
 
@@ -142,6 +149,21 @@ def test_a_signal_in_the_update_lets_the_step_end(uninterrupted, tmp_path, monke
     run(tmp_path / "killed", resume=True)
     assert read_metrics(tmp_path / "killed", TIMINGS)[0]["replayed_turns"] == found[0]
     assert same_run.differences(uninterrupted, tmp_path / "killed") == []
+
+
+def test_what_was_learnt_since_the_last_checkpoint_is_saved_before_a_run_stops(
+    tmp_path, monkeypatch
+):
+    folder, learn = tmp_path / "run", learner.learn
+
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+        return learn(*arguments)
+
+    monkeypatch.setattr(learner, "learn", interrupted)
+    with pytest.raises(Stopped, match="stopped after step 1"):
+        run(folder, "--config.checkpoint.handoff=memory", "--config.checkpoint.every=9")
+    assert saved_in(folder) == ["0", "1"] and not (folder / under_way.FILE).exists()
 
 
 # ---------------------------------------------------------------- what fits, and what does not
