@@ -168,7 +168,8 @@ def write(
 def write_base(folder: Folder, base: Any, named: str | None) -> str:
     """Saves the leaves that no step of `folder` changes, unless they lie there; returns their name.
 
-    Raises CheckpointError unless they are those that the steps which are there have `named`.
+    What lies there damaged is saved again. Raises CheckpointError unless they are those that the
+    steps which are there have `named`.
     """
     leaves = leaf_checksums(base)
     ours, place = combine(leaves), bucket.path(folder) / BASE
@@ -177,7 +178,11 @@ def write_base(folder: Folder, base: Any, named: str | None) -> str:
             f"the steps in {folder} belong on the base {named}, and this run would go on with "
             f"{ours}; go on with the policy and grpo.lora that it began with"
         )
-    if hosts.asked_of_first(lambda: base_in(folder)) != ours:
+
+    def found() -> str | None:
+        return base_in(folder) if manifest.damage(place / "0") is None else None
+
+    if hosts.asked_of_first(found) != ours:
         meta = {"step": 0, "checksum": ours, "leaf_checksums": leaves}
         write(place, 0, {"params": base, "meta": meta}, keep=1)
     return ours

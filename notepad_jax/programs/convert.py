@@ -239,6 +239,8 @@ def _streamed(found: policies.Named, config: PolicyConfig, rounding: adapters.Ro
         base = steps.base_of(found.steps, found.step)
         own = stored.open_tree(f"{found.steps}/{found.step}")
         if base is not None:
+            mend = "resume the run, which saves it again, or export --adapters, which need it not"
+            steps.require(base, 0, ("params",), mend)
             chosen = policies.trained_with(found.home)
             return adapters.added(stored.open_tree(f"{base}/0"), chosen, own, rounding)
         params = own

@@ -114,9 +114,10 @@ def test_a_runs_adapters_are_exported_alone(published, tmp_path, capsys):
     learning = learner.prepare(config, *huggingface.import_policy(published))
     moved = jax.tree.map(lambda x: x + 0.25, learning.state)
     learning.state, adapters = moved, moved.masters
-    run, params = tmp_path / "run", learner.params(learning)
+    run = tmp_path / "run"
     checkpoints = Checkpoints(run / "checkpoints")
-    checkpoints.save(7, params, learner.saved_beside(learning, params), {}, {})
+    checkpoints.keep_base(learning.frozen)
+    checkpoints.save(7, *learner.saved(learning), {}, {})
     settings = json.dumps(configuration.plain(config))
     (run / "config.json").write_text(settings)
     command = ["export-hf", str(run), str(tmp_path / "out"), "--adapters", "--json"]
