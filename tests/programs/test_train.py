@@ -123,7 +123,8 @@ def test_int8_weights_are_the_same_by_memory_by_storage_and_after_resuming(quant
 
 
 def test_adapters_train_resume_and_are_saved_beside_their_base(tmp_path):
-    """The base is saved once, the adapters move, and a run cut in two is the whole run."""
+    """The base is saved once, the adapters move, and a run cut in two is the whole run, whichever
+    way its policies go to the engine."""
     words = (
         "--config.grpo.lora.rank=4",
         "--config.optimizer.kind=adamw",
@@ -144,8 +145,9 @@ def test_adapters_train_resume_and_are_saved_beside_their_base(tmp_path):
     base = set(steps.as_stored(folder / "base", 0)["layers"])
     assert own and all("_lora_" in name for name in own) and not own & base
     assert set(steps.as_stored(folder, len(whole))["layers"]) == own | base
-    run(tmp_path / "half", *words, "--config.steps=2")
-    assert run(tmp_path / "half", *words, resume=True) == whole
+    in_memory = (*words, "--config.checkpoint.handoff=memory")
+    run(tmp_path / "half", *in_memory, "--config.steps=2")
+    assert run(tmp_path / "half", *in_memory, resume=True) == whole
     with pytest.raises(ValueError, match="lora.targets has 'x'"):
         run(tmp_path / "bad", *words, '--config.grpo.lora.targets=("x",)')
 
