@@ -272,6 +272,11 @@ def export_adapters(
         chosen = policies.trained_with(found.home)
         base = base or like or policies.base_of(found)
         config = _sizes(found, like or policies.folder_of(found))
+        if steps.base_of(found.steps, found.step) is None:
+            raise ValueError(
+                f"{found.steps}/{found.step} has its adapters added in (an earlier version saved "
+                f"it); export the policy, without --adapters"
+            )
         adapted = stored.open_tree(f"{found.steps}/{found.step}")
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(adapted))
     bar = screen.bar("export", _megabytes(size * np.dtype(dtype).itemsize), "MB")
