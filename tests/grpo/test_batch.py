@@ -155,6 +155,15 @@ def test_what_a_cut_bundles_tails_begin_with_is_repeated_too(make):
     assert got.stats.packed_tokens == 2 * (2 + 3 + 3 * 3)
 
 
+def test_what_has_no_prefix_fills_the_rows_of_others(make):
+    """Two chunks of 10 with two tails of 3 each, and eight answers of 2: two rows of 24."""
+    chunks = [make["turn"](np.arange(k, k + 10), [1], [5, 2]) for k in (0, 20)]
+    answers = [make["turn"]((), [k], [2]) for k in range(30, 34)]
+    groups = [make["group"]([[turn], [turn]], [1.0, 0.0]) for turn in (*chunks, *answers)]
+    got = packed(groups, 24)
+    assert got.batch.tokens.shape == (2, 24) and got.stats.packed_tokens == 2 * 16 + 4 * 2 * 2
+
+
 def test_a_turn_that_fits_no_row_names_both_numbers(make):
     long = make["turn"](np.arange(10), [1] * 5, [2] * 6)
     with pytest.raises(ValueError, match=r"21 tokens .* row of 20.*at least 21"):
