@@ -86,8 +86,8 @@ class Fact:
     depth: float  # where, as a share of the filler's units, [0, 1)
     text: str
     shown: str = ""  # the words by which a memory that kept it is known; "": not evidence
-    # What a good reader writes down of it; "": what is `shown`, if anything. It begins with words of
-    # the question, as the fact does: a small model then finds what follows by copying on.
+    # What a good reader writes down of it; "": what is `shown`, if anything. It begins with words
+    # of the question, as the fact does: a small model then finds what follows by copying on.
     note: str = ""
 
 
