@@ -155,13 +155,16 @@ def test_what_a_cut_bundles_tails_begin_with_is_repeated_too(make):
     assert got.stats.packed_tokens == 2 * (2 + 3 + 3 * 3)
 
 
-def test_what_has_no_prefix_fills_the_rows_of_others(make):
-    """Two chunks of 10 with two tails of 3 each, and eight answers of 2: two rows of 24."""
+def test_what_has_a_short_prefix_fills_the_rows_of_others(make):
+    """Two chunks of 10 with two tails of 3 each, and 14 answers of 2 behind a 1.
+
+    Together the answers are longer than a chunk and its tails, and still come last.
+    """
     chunks = [make["turn"](np.arange(k, k + 10), [1], [5, 2]) for k in (0, 20)]
-    answers = [make["turn"]((), [k], [2]) for k in range(30, 34)]
+    answers = [make["turn"]([60], [k], [2]) for k in range(30, 37)]
     groups = [make["group"]([[turn], [turn]], [1.0, 0.0]) for turn in (*chunks, *answers)]
-    got = packed(groups, 24)
-    assert got.batch.tokens.shape == (2, 24) and got.stats.packed_tokens == 2 * 16 + 4 * 2 * 2
+    got = packed(groups, 31, length_multiple=1)
+    assert got.batch.tokens.shape == (2, 31) and got.stats.packed_tokens == 2 * 16 + 2 * 15
 
 
 def test_a_turn_that_fits_no_row_names_both_numbers(make):
