@@ -16,19 +16,21 @@ def get_config() -> ConfigDict:
     config = smollm.get_config()
     config.policy = "policies/smollm2"  # what `make smollm` imports
     imitate.apply(config)
-    # Two chunks: most facts are found by half of the turns, and 24 readings are 10,000 tokens.
-    config.data.update(tokens=960, questions=6)
+    # Two chunks at first: most facts are found by half of the turns, and 24 readings are 10,000
+    # tokens. Then four, in which there is more to leave alone.
+    config.data.update(tokens=1920, questions=6)
+    config.tasks.curriculum = ("2@0", "4@52")
     # What every other task begins with, finding one fact, comes twice as often.
     config.tasks.stories = ("niah_single_2", "niah_single_3", *config.tasks.stories)
-    config.steps = 80
+    config.steps = 68
     config.rollout.update(documents=4)
     config.grpo.update(row_length=1408)
     config.optimizer.update(
         learning_rate=2e-3,
         adam_learning_rate=2e-3,  # unused by adamw
         warmup_steps=6,
-        decay_from=36,
-        decay_steps=80,
+        decay_from=32,
+        decay_steps=68,
     )
     config.checkpoint.update(every=10)
     return config
