@@ -186,9 +186,11 @@ def test_curves_are_means_in_a_band_and_land_in_the_page(tmp_path):
 
 def test_the_page_of_results_has_its_place_and_a_command_that_there_is():
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    text = text[text.index("## The algorithms side by side") :]
     words = text.split("```")[1].split()
     assert words[:3] == ["python", "-m", "benchmarks.ablation"]
     assert ablation.options().parse_args(words[3:]).page == Path("docs/results.md")
     for option in ("--only", "--seeds", "--steps", "--jobs", "--plan"):
         assert f"`{option}`" in text and option in ablation.options().format_help()
-    assert 0 < text.index(ablation_page.BEGIN) < text.index(ablation_page.END)
+    begin, end = (f"<!-- {ablation_page.MARK}: {which} -->" for which in ("begin", "end"))
+    assert 0 < text.index(begin) < text.index(end)
