@@ -2,12 +2,11 @@
 
     python -m benchmarks.smollm [--page docs/results.md] [--only GRPO] [--lengths 2k,16k]
 
-After `make smollm-train`. Each reader reads the stories of RULER and of the memory tasks at each
-length, greedily, by `notepad-jax eval` into ./runs/curve-NAME; a reading that is there is not made
-again, so the same command goes on after a kill. Prints the tables; `--page` writes them and the
-picture between the page's marks. A second run of the last stage (`notepad-jax train --config
-smollm --name smollm-1 --config.seed=1`) has a line of its own where it is there. Two cores need
-about 6 hours for all of it (2026-11-23).
+After `make smollm-train`. Each reader that is there reads the stories of RULER and of the memory
+tasks at each length, greedily, by `notepad-jax eval` into ./runs/curve-NAME; a reading that is
+there is not made again, so the same command goes on after a kill. Prints the tables; `--page`
+writes them and the picture between the page's marks. GRPO is `notepad-jax train --config smollm
+--name smollm`, and of another seed `--name smollm-1 --config.seed=1`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """A real model on two cores: SmolLM2-135M learns to read, by imitation and then by GRPO.
 
-    make smollm-train
+    make smollm-train                                    # the first half: configs/smollm_imitate.py
+    notepad-jax train --config smollm --name smollm      # this, the second; not run yet
 
-This is the second half; configs/smollm_imitate.py is the first. Adapters of rank 8 on all matrices
-(4.9 MB) are trained on documents of 1,440 tokens of English prose, in which stories of RULER and
-of the memory tasks are hidden, six questions about each. Expected: docs/results.md. What is not
-named here is as in configs/quickstart.py, which says what every key means.
+Adapters of rank 8 on all matrices (4.9 MB) are trained on documents of 1,440 tokens of English
+prose, in which stories of RULER and of the memory tasks are hidden, six questions about each. What
+is not named here is as in configs/quickstart.py, which says what every key means.
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +15,7 @@ from configs import quickstart
 
 def get_config() -> ConfigDict:
     config = quickstart.get_config()
-    config.policy = "policies/smollm2-taught"  # what the imitation exports
+    config.policy = "data/smollm2"  # what the imitation exported; its base: `make smollm`
     config.reading.update(
         template="document_first",
         max_question=128,
