@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.sharing import make_groups
-from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.executor import Device, Executor
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import update
@@ -77,8 +77,8 @@ async def steps_of_ours(share_prefixes: bool) -> AsyncIterator[Step]:
     optimizer = make_optimizer(OPTIMIZER)
     state = start(parameters.init_params(POLICY, jax.random.key(0)), optimizer)
     service = EngineService(
-        Executor(POLICY, ENGINE), PolicySnapshot(0, jax.tree.map(jnp.copy, state.masters)),
-        share_prefixes=share_prefixes,
+        Executor(ENGINE, Device(POLICY, ENGINE)),
+        PolicySnapshot(0, jax.tree.map(jnp.copy, state.masters)), share_prefixes=share_prefixes,
     )  # fmt: skip
     rng, step = np.random.default_rng(0), 0
     row = PROMPT + SAMPLES * (1 + COMPLETION)  # a whole group; 4 turns where nothing is shared

@@ -40,7 +40,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.executor import Device, Executor
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import forward, update
@@ -93,7 +93,8 @@ class Engine:
             row_tokens=max(made, 32),
         )  # fmt: skip
         self._loop = asyncio.new_event_loop()
-        self._service = EngineService(Executor(config, settings), PolicySnapshot(0, params))
+        executor = Executor(settings, Device(config, settings))
+        self._service = EngineService(executor, PolicySnapshot(0, params))
         self._loop.run_until_complete(self._service.__aenter__())
 
     def complete(self, ids_BT: np.ndarray, made: int) -> None:

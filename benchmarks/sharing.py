@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.executor import Device, Executor
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import update
@@ -152,7 +152,8 @@ def compare(config: PolicyConfig, sizes: Sizes, repeats: int) -> dict[str, float
     totals: dict[bool, tuple] = {}
     prefilled: dict[bool, int] = {}
     for share in (True, False):
-        service = EngineService(Executor(config, settings), snapshot, share_prefixes=share)
+        executor = Executor(settings, Device(config, settings))
+        service = EngineService(executor, snapshot, share_prefixes=share)
         completions[share] = complete(service, first, sizes.completion, stop)
         prefilled[share] = service.stats.prefix_tokens + service.stats.tail_tokens
         row = sizes.prefix + sizes.members * (sizes.tail + sizes.completion)
@@ -172,7 +173,8 @@ def compare(config: PolicyConfig, sizes: Sizes, repeats: int) -> dict[str, float
     for repeat in range(1, repeats + 1):
         prompts = make_prompts(sizes, config.vocab_size, repeat)  # none is cached yet
         for share in (True, False):
-            service = EngineService(Executor(config, settings), snapshot, share_prefixes=share)
+            executor = Executor(settings, Device(config, settings))
+            service = EngineService(executor, snapshot, share_prefixes=share)
             batch = batches[share].batch
             for name, work in (
                 ("prefill", lambda d=service, p=prompts: len(complete(d, p, 1, stop))),

@@ -148,7 +148,7 @@ def check_engine(config: PolicyConfig, mesh: jax.sharding.Mesh) -> None:
         executors = [
             tiny.executor(config=config, mesh=meshes.row(mesh, row)) for row in range(count)
         ]
-        before = [executor.pages.data.sharding for executor in executors]
+        before = [executor.device.pages.data.sharding for executor in executors]
         assert len({device for where in before for device in where.device_set}) == mesh.size
         nobody = PolicySnapshot(0, None)
         engines = Engines([EngineService(executor, nobody) for executor in executors], mesh)
@@ -167,8 +167,8 @@ def check_engine(config: PolicyConfig, mesh: jax.sharding.Mesh) -> None:
                     await engines.adopt(laid(version, mesh), drain=True)
                 shares = await engines.each(some)
                 found.append([shares[i % count][i // count] for i in range(len(prompts))])
-        assert [executor.pages.data.sharding for executor in executors] == before
-        held = executors[0].pages.data.addressable_shards[0].data.shape[2]
+        assert [executor.device.pages.data.sharding for executor in executors] == before
+        held = executors[0].device.pages.data.addressable_shards[0].data.shape[2]
         assert held == config.kv_heads // mesh.shape["tensor"]
         assert engines.take_stats().turns == 2 * len(prompts)
         return found
