@@ -158,10 +158,11 @@ def get_config() -> ConfigDict:
             kind="adamw",
             learning_rate=4e-3,  # of all that is trained, here adapters
             adam_learning_rate=4e-4,  # of embedding and norms beside muon
+            # Rollouts, as `steps`, however many optimizer steps each takes.
             warmup_steps=0,
             decay="linear",  # of both rates; or cosine; "none" keeps them
-            decay_from=9,  # step from which they fall
-            decay_steps=36,  # step at which they have fallen; change it with `steps`
+            decay_from=9,  # from which they fall
+            decay_steps=36,  # at which they have fallen; change it with `steps`
             decay_to=0.02,  # share of them that is left then
             momentum=0.95,  # of muon
             b1=0.9,  # of Adam

@@ -207,7 +207,7 @@ def prepare(
     held_out = validation.opened(config, held_out, sampled.reader)
     learning = learner.prepare(config, policy.config, policy.params)
     said = algorithm.idle(learning.plan, learning.settings, config.rollout.max_staleness)
-    for idle in (*said, *learner.idle(config), *rollouts.idle(config)):
+    for idle in (*said, *rollouts.idle(config)):
         screen.say(idle)
     del policy  # the starting weights live on in the learner alone
 
