@@ -293,7 +293,7 @@ def _less(groups: Sequence[Group], apart: Sequence[np.ndarray], weight: float) -
         dataclasses.replace(
             group,
             trajectories=tuple(
-                dataclasses.replace(one, reward=one.reward - weight * float(far))
+                dataclasses.replace(one, shaping=one.shaping - weight * float(far))
                 for one, far in zip(group.trajectories, far_G, strict=True)
             ),
         )

@@ -35,7 +35,7 @@ def of(said: str) -> Score:
 
     def weighed(reading: Reading, task: Task) -> Trajectory:
         base = score(reading, task)
-        worth = {name: judge(reading, task).reward for name, judge in judges.items()}
+        worth = {name: judge(reading, task).judged for name, judge in judges.items()}
         reward = sum(weights[name] * value for name, value in worth.items()) / whole
         parts = {f"reward/{name}": value for name, value in worth.items()}
         return Trajectory(reading, reward, {**base.reward_parts, **parts})
@@ -70,7 +70,7 @@ def _own(name: str) -> Score:
             "source": task.source,
             "metric": task.metric,
         }
-        return dataclasses.replace(score(reading, task), reward=judge(reading.answer, row))
+        return dataclasses.replace(score(reading, task), judged=judge(reading.answer, row))
 
     return judged
 

@@ -59,7 +59,7 @@ def test_logprobs_are_computed_once_a_part_and_only_where_they_are_needed(make):
 
 def test_a_part_s_advantages_come_from_the_whole_batch(make):
     groups = make["random_groups"](3, groups=2)
-    louder = [dataclasses.replace(one, reward=9 * one.reward) for one in groups[0].trajectories]
+    louder = [dataclasses.replace(one, judged=9 * one.judged) for one in groups[0].trajectories]
     groups[0] = dataclasses.replace(groups[0], trajectories=tuple(louder))
     made, _ = algorithm.batches(
         *having(advantage="batch_std", minibatches=2), groups, lambda one: one.weights, never
