@@ -99,7 +99,7 @@ def get_config() -> ConfigDict:
             archive_turns=1,  # of these, groups with every turn: exact prompts, tokens, logprobs
             # Local advantages: of a `share` of the groups learnt from, one update turn's prompt is
             # completed so many times more, and what these memories are worth is compared.
-            local=ConfigDict(dict(samples=0, share=0.5, weight=0.5)),  # 0: off; 4 is LoGo-GRPO's
+            local=ConfigDict(dict(samples=0, share=0.25, weight=1.0)),  # 0: off; recipe logo: 4
         )
     )
     config.grpo = ConfigDict(
@@ -114,12 +114,17 @@ def get_config() -> ConfigDict:
             ratio="ppo_clip",  # or gspo, a turn's own; gspo_trajectory, all turns'; cispo
             clip_low=0.2,
             clip_high=0.2,
-            dual_clip=3.0,
+            dual_clip=3.0,  # 0: none
             cap=4.0,  # of cispo: no ratio counts for more
             # The ratio's denominator: what a pass before the first of several steps says, or
             # "interpolated" between sampler and policy, by the age of a turn and without a pass.
             proximal="recomputed",
             tis_cap=0.0,  # of the trainer's over the sampler's probability; 0 does not correct
+            tis_low=0.0,  # tokens below it, or above the cap, weigh nothing; 0: they are capped
+            tis_veto=0.0,  # nor does a turn with a token below it; 0: no veto
+            # Nats a token by which the policy may have left a turn that failed; beyond, the turn
+            # teaches nothing. 0: however far.
+            off_policy_at=0.0,
             mask_truncated=False,  # turns that were cut at their limit teach nothing
             # Tokens before a turn's limit in which it begins to cost, up to 1 where it is cut;
             # the mean over a reading's turns, times the weight, is taken off its reward. 0: off.

@@ -52,6 +52,17 @@ def informative(rewards_G: np.ndarray) -> bool:
     return bool(rewards_G.max() > rewards_G.min())
 
 
+def standardised(rewards_G: np.ndarray) -> np.ndarray:
+    """(R - mean) / (std + 1e-6), Bessel-corrected std."""
+    return centred(rewards_G) / (rewards_G.std(ddof=1) + EPS)
+
+
+def leaving_out(rewards_G: np.ndarray) -> np.ndarray:
+    """R minus the mean of the others."""
+    # R - (sum - R) / (G - 1) = (R - mean) G / (G - 1)
+    return centred(rewards_G) * len(rewards_G) / max(len(rewards_G) - 1, 1)
+
+
 # ---------------------------------------------------------------- advantages
 
 
@@ -62,13 +73,12 @@ def dr_grpo(groups: Sequence[Group]) -> list[np.ndarray]:
 
 def grpo(groups: Sequence[Group]) -> list[np.ndarray]:
     """(R - mean) / (std + 1e-6), Bessel-corrected std (GRPO, Shao et al. 2024)."""
-    return [centred(group.rewards) / (group.rewards.std(ddof=1) + EPS) for group in groups]
+    return [standardised(group.rewards) for group in groups]
 
 
 def rloo(groups: Sequence[Group]) -> list[np.ndarray]:
     """R minus the mean of the others (leave-one-out, Ahmadian et al. 2024)."""
-    # R - (sum - R) / (G - 1) = (R - mean) G / (G - 1)
-    return [centred(r) * len(r) / max(len(r) - 1, 1) for r in (g.rewards for g in groups)]
+    return [leaving_out(group.rewards) for group in groups]
 
 
 def batch_std(groups: Sequence[Group], scales: Scales | None = None) -> list[np.ndarray]:
@@ -115,13 +125,16 @@ def imitation(groups: Sequence[Group]) -> list[np.ndarray]:
     return [group.rewards for group in groups]
 
 
-def local(scores_M: np.ndarray, weight: float) -> np.ndarray:
-    """weight * (score - mean of the set), float64 [M] (LoGo-GRPO, Memory-R2 2026).
+def local(name: str, scores_M: np.ndarray, weight: float) -> np.ndarray:
+    """The advantage `name` of one turn's completions among themselves, times `weight`, float64 [M].
 
-    The set is of one turn's completions, compared with one another alone; other papers' scales
-    are of readings, so none is taken here. `weight` is the local term's beside the readings'.
+    A set is a group of its own (LoGo-GRPO, Memory-R2 2026). Scales of several groups are of
+    readings, so with an advantage that has one, scores are centred alone.
     """
-    return weight * centred(scores_M)
+    return weight * WITHIN.get(name, centred)(scores_M)
+
+
+WITHIN = {"dr_grpo": centred, "grpo": standardised, "rloo": leaving_out}  # of one group alone
 
 
 ADVANTAGES: dict[str, Advantage] = {

@@ -272,7 +272,8 @@ def _advantages(
     whole = [one for part, n in zip(parts, counts, strict=True) for one in part[:n]]
     values = advantages.of_groups(how.advantage, whole, scales)
     return [
-        values[here] + [advantages.local(one.rewards, how.local_weight) for one in part[n:]]
+        values[here]
+        + [advantages.local(how.advantage, one.rewards, how.local_weight) for one in part[n:]]
         for here, part, n in zip(cut, parts, counts, strict=True)
     ]
 

@@ -29,9 +29,8 @@ from notepad_jax.reading import answer
 from notepad_jax.types import Group, TurnKind
 
 SETTINGS = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
-    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.0, entropy_weight=0.0,
-    temperature=1.0, micro_batch_rows=4, remat=False,
+    ratio="ppo_clip", **ratios.USUAL._asdict(), proximal="recomputed", kl="k3", kl_weight=0.0,
+    entropy_weight=0.0, temperature=1.0, micro_batch_rows=4, remat=False,
 )  # fmt: skip
 WIDE = 384  # one row of this length holds everything
 
@@ -227,6 +226,20 @@ def test_a_turn_s_ratio_does_not_depend_on_where_its_tokens_lie(learn, groups, p
     once = learn(packed_once, micro_batch_rows=1, **how)
     assert_same(once, learn(packed(groups), **how))
     assert abs(float(once[0] - learn(packed_once, micro_batch_rows=1)[0])) > 1e-3
+
+
+def test_a_turn_is_left_out_wherever_its_tokens_lie(learn, groups, packed_once):
+    how = dict(off_policy_at=0.1, tis_cap=5.0, tis_low=0.5, tis_veto=1e-4)
+    apart = dataclasses.replace  # of the sampler, so that there is something to correct
+    once, rows = (
+        apart(one, proximal_logprobs=one.behaviour_logprobs + np.where(one.turn % 3, 0.2, -12.0))
+        for one in (packed_once, packed(groups))
+    )
+    kept = learn(once, micro_batch_rows=1, **how)
+    assert_same(kept, learn(rows, **how))
+    every = dataclasses.replace(once, advantages=-np.abs(once.advantages))
+    gone, _ = learn(every, micro_batch_rows=1, **how)
+    assert 0 < abs(float(gone)) < abs(float(learn(every, micro_batch_rows=1)[0]))
 
 
 def test_on_policy_loss_is_the_spec_s_one_twelfth(config, params, learn, make):
