@@ -74,6 +74,8 @@ def get_config() -> ConfigDict:
             # Instead of each task's own: a metric ("memagent" is that of memory agents), a
             # function of yours (module:function), or several (my_rewards:early=0.9,em=0.1).
             reward="",
+            # What each memory on the way is worth, said in the same way: its turn learns from it.
+            memory_reward="",
         )
     )
 

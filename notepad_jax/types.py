@@ -321,6 +321,7 @@ class Trajectory:
     judged: float  # what the answer is worth
     reward_parts: Mapping[str, float]
     shaping: float = 0.0  # what is added to it for learning alone: lengths, a KL
+    memory_rewards: tuple[float, ...] = ()  # what each memory on the way is worth; (): not asked
 
     @property
     def reward(self) -> float:
@@ -369,9 +370,14 @@ class Group:
 
     @property
     def informative(self) -> bool:
-        """Whether its members were judged differently: shaping alone does not make it so."""
+        """Whether its members, or their memories, were judged differently.
+
+        Shaping alone does not make it so.
+        """
         judged = [t.judged for t in self.trajectories]
-        return max(judged) > (min(judged) if len(judged) > 1 else 0)
+        if max(judged) > (min(judged) if len(judged) > 1 else 0):
+            return True
+        return len({t.memory_rewards for t in self.trajectories}) > 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -158,6 +158,7 @@ def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> p
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
     parts.engines_mesh(config.engine)
     rollouts.scoring(config)
+    rollouts.memory_scoring(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
     learner.check_start(config.grpo.lora, config.policy)

@@ -132,8 +132,8 @@ def per_token(groups, name):
     return np.array(advantage, np.float32), np.concatenate(behaviour)
 
 
-def test_packed_rows_give_the_loss_and_gradient_of_one_row_per_turn(once, alone, groups, params):
-    advantage, behaviour = per_token(groups, "dr_grpo")
+def token_by_token(alone, advantage, behaviour):
+    """Loss and gradient of one row per turn, of what every completion token has."""
     logprob, _ = alone(np.zeros_like(advantage))
 
     def oracle(logprob):
@@ -142,7 +142,25 @@ def test_packed_rows_give_the_loss_and_gradient_of_one_row_per_turn(once, alone,
         return jnp.where(advantage < 0, jnp.minimum(loss, -3 * advantage), loss).mean()
 
     loss, cotangent = jax.value_and_grad(oracle)(logprob)
-    assert_same(once, (loss, alone(cotangent)[1]), 5e-6)
+    return loss, alone(cotangent)[1]
+
+
+def test_packed_rows_give_the_loss_and_gradient_of_one_row_per_turn(once, alone, groups):
+    assert_same(once, token_by_token(alone, *per_token(groups, "dr_grpo")), 5e-6)
+
+
+def test_a_turn_s_own_advantage_is_that_of_its_tokens(once, learn, alone, groups):
+    """Drawn for each turn, of either sign; splitting, packing and rows as for a trajectory's."""
+    rng, (_, behaviour) = np.random.default_rng(8), per_token(groups, "dr_grpo")
+    values = [[rng.normal(size=len(m.turns)) for m in g.trajectories] for g in groups]
+    lengths = [
+        [len(turn.completion.tokens) for turn in m.turns] for g in groups for m in g.trajectories
+    ]
+    flat = [own for its in values for own in its]
+    advantage = np.concatenate([np.repeat(*pair) for pair in zip(flat, lengths, strict=True)])
+    got = learn(pack(groups, values, 64, rows_multiple=4, length_multiple=64).batch)
+    assert_same(got, token_by_token(alone, advantage.astype(np.float32), behaviour), 5e-6)
+    assert abs(float(got[0] - once[0])) > 1e-3
 
 
 def test_order_of_groups_and_members_does_not_matter(once, learn, groups):
