@@ -38,7 +38,7 @@ from benchmarks.sharing import make_groups
 from notepad_jax.engine.executor import Device, Executor
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
-from notepad_jax.grpo import update
+from notepad_jax.grpo import ratios, update
 from notepad_jax.grpo.batch import pack
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
 from notepad_jax.grpo.settings import UpdateSettings
@@ -61,9 +61,8 @@ ENGINE = EngineSettings(
     max_new_tokens=COMPLETION, steps_per_launch=COMPLETION, row_tokens=PROMPT,
 )  # fmt: skip
 UPDATE = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
-    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.0, entropy_weight=0.0,
-    temperature=1.0, micro_batch_rows=PROMPTS, remat=False,
+    ratio="ppo_clip", **ratios.USUAL._asdict(), proximal="recomputed", kl="k3", kl_weight=0.0,
+    entropy_weight=0.0, temperature=1.0, micro_batch_rows=PROMPTS, remat=False,
 )  # fmt: skip
 OPTIMIZER = OptimizerSettings(
     kind="adamw", learning_rate=1e-4, adam_learning_rate=1e-4, warmup_steps=0

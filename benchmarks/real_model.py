@@ -43,7 +43,7 @@ from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.engine.executor import Device, Executor
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
-from notepad_jax.grpo import forward, update
+from notepad_jax.grpo import forward, ratios, update
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.model import attention, logprobs, lora, parameters, policy
 from notepad_jax.model.config import PolicyConfig
@@ -53,9 +53,8 @@ CLOSE = 1e-3  # of the logits' or a gradient's deviation; float32 sums in anothe
 PROMPT = 256  # tokens of a prompt that is decoded after
 ADAPTERS = lora.Lora(8, 16.0, lora.TARGETS)
 UPDATE = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
-    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.0, entropy_weight=0.0,
-    temperature=1.0, micro_batch_rows=1, remat=False,
+    ratio="ppo_clip", **ratios.USUAL._asdict(), proximal="recomputed", kl="k3", kl_weight=0.0,
+    entropy_weight=0.0, temperature=1.0, micro_batch_rows=1, remat=False,
 )  # fmt: skip
 
 Way = Callable[[], object]

@@ -28,7 +28,7 @@ import numpy as np
 from notepad_jax.engine.executor import Device, Executor
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
-from notepad_jax.grpo import update
+from notepad_jax.grpo import ratios, update
 from notepad_jax.grpo.batch import PackedBatch, pack
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.model import parameters
@@ -64,9 +64,8 @@ POLICIES = {
     "4 layers, d 256": policy_config(256, 4, 8, 2, 1024),
 }
 UPDATE = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
-    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.0, entropy_weight=0.0,
-    temperature=1.0, micro_batch_rows=1, remat=False,
+    ratio="ppo_clip", **ratios.USUAL._asdict(), proximal="recomputed", kl="k3", kl_weight=0.0,
+    entropy_weight=0.0, temperature=1.0, micro_batch_rows=1, remat=False,
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from notepad_jax import types
 from notepad_jax.grpo import advantages
-from notepad_jax.grpo.batch import pack, proximal_of
+from notepad_jax.grpo.batch import pack, proximal_of, with_advantages
 
 
 def packed(groups, row_length=64, **options):
@@ -46,6 +46,67 @@ def test_a_bundle_by_hand(make):
     assert (stats.turn_tokens, stats.packed_tokens, stats.prefix_tokens_saved) == (14, 11, 3)
     assert (stats.loss_tokens, stats.turns, stats.rows, stats.row_length) == (5, 2, 1, 12)
     assert stats.fill == 11 / 12
+
+
+def test_each_turn_has_an_advantage_of_its_own_by_hand(make):
+    """Two turns of one trajectory behind the same chunk, worth 2 and -3; one of another, worth 5.
+
+    A number is that of all turns.
+    """
+    turns = [make["turn"]([10], [20 + k], [30 + k, 2]) for k in range(3)]
+    one = make["group"]([turns[:2], turns[2:]], [1.0, 0.0])
+    got = pack([one], [[np.array([2.0, -3.0]), 5.0]], 16, length_multiple=1).batch
+    np.testing.assert_array_equal(got.tokens, [[10, 20, 30, 2, 21, 31, 2, 22, 32, 2]])
+    np.testing.assert_array_equal(got.advantages, [[0, 0, 2, 2, 0, -3, -3, 0, 5, 5]])
+    with pytest.raises(ValueError, match="shape"):  # of two turns
+        pack([one], [[np.array([2.0, -3.0, 1.0]), 5.0]], 16)
+
+
+def test_a_trajectory_s_advantage_is_the_case_where_its_turns_have_the_same(make):
+    groups = make["random_groups"](4)
+    plain = advantages.of_groups("dr_grpo", groups)
+    turns = [advantages.of_turns(*pair) for pair in zip(groups, plain, strict=True)]
+    one, other = pack(groups, plain, 384).batch, pack(groups, turns, 384).batch
+    for field in dataclasses.fields(one):
+        np.testing.assert_array_equal(getattr(one, field.name), getattr(other, field.name))
+
+
+@pytest.mark.parametrize("mask_truncated", [False, True])
+def test_every_token_has_its_turn_s_advantage_wherever_it_lies(make, mask_truncated):
+    """Also after they were exchanged, and where turns that were cut are left out."""
+    rng, groups = np.random.default_rng(1), make["random_groups"](6)
+    groups[0] = cut_some(groups[0])
+    draw = lambda: [[rng.normal(size=len(m.turns)) for m in g.trajectories] for g in groups]  # noqa: E731
+    first, second = draw(), draw()
+    for length, share in ((64, True), (384, True), (64, False)):
+        got = pack(groups, first, length, share, mask_truncated=mask_truncated).batch
+        after = with_advantages(got, groups, second, mask_truncated)
+        for one, values in ((got, first), (after, second)):
+            expected = [
+                (turn.completion.tokens.tolist(), np.float32(value))
+                for group, its in zip(groups, values, strict=True)
+                for member, own in zip(group.trajectories, its, strict=True)
+                for turn, cut, value in zip(member.turns, member.reading.cut, own, strict=True)
+                if not (mask_truncated and cut)
+            ]
+            for number, (ids, value) in enumerate(expected):
+                here = one.turn == number
+                assert one.tokens[here].tolist() == ids and set(one.advantages[here]) == {value}
+            assert one.turn.max() == len(expected) - 1 and not one.advantages[one.turn < 0].any()
+
+
+def cut_some(group):
+    """The group with the first update of every second member cut at its limit."""
+    changed = []
+    for k, member in enumerate(group.trajectories):
+        first, *rest = member.turns
+        finish = types.Finish.LENGTH if k % 2 else types.Finish.STOP
+        first = dataclasses.replace(
+            first, completion=dataclasses.replace(first.completion, finish=finish)
+        )
+        reading = dataclasses.replace(member.reading, turns=(first, *rest))
+        changed.append(dataclasses.replace(member, reading=reading))
+    return dataclasses.replace(group, trajectories=tuple(changed))
 
 
 def test_what_prompts_begin_with_is_written_once_by_hand(make):
