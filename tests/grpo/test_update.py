@@ -64,7 +64,7 @@ def assert_same(a, b, tolerance=2e-6):
 
 @pytest.fixture(scope="module")
 def groups(make):
-    return make["random_groups"](7)
+    return make["random_groups"](7, alike=True)
 
 
 @pytest.fixture(scope="module")

@@ -141,6 +141,7 @@ class Loop:
                 stream.documents(tokenizer, rules.chunk_size, rules.chunk_ends),
             ),
             score=rewards.score,
+            probe=rewards.score,
             wanted=dynamic_sampling.Wanted(1, 2, 3, how.staleness),
             group_size=3,
             seed=5,
