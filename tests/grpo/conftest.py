@@ -74,7 +74,8 @@ def random_groups(
     """Groups whose members share each chunk's prefix; an answer turn without one ends them.
 
     Behind it come random tails; `alike` ones are a group's question, the same for all of its
-    turns, and one of few memories. Completions hold token id 0 and end in the stop token 2; behaviour logprobs are random.
+    turns, and one of few memories. Completions hold token id 0 and end in the stop token 2;
+    behaviour logprobs are random.
     """
     rng = np.random.default_rng(seed)
 
