@@ -23,7 +23,7 @@ class UpdateSettings:
     tis_cap: float  # of proximal / behaviour, what a token weighs at most; 0: no correction
     tis_low: float  # tokens outside [tis_low, tis_cap] weigh nothing; 0: they are capped
     tis_veto: float  # a turn with a token below it weighs nothing; 0: no veto
-    off_policy_at: float  # nats a token, from behaviour to policy, that failures may lie apart; 0
+    off_policy_at: float  # nats a token by which the policy may have left a failure; 0: any
     kl: str  # a name in objective.KLS
     kl_weight: float  # of KL to the reference policy, per token; 0 needs no reference
     entropy_weight: float  # of the bonus for a token's entropy; 0 computes no gradient of it
@@ -66,10 +66,6 @@ class UpdateSettings:
                     f"grpo.{name} is {value} and grpo.tis_cap 0, which corrects nothing: give a "
                     f"cap as well, or {name} = 0"
                 )
-        if not 0 <= self.off_policy_at < float("inf"):
-            raise ValueError(
-                f"off_policy_at is {self.off_policy_at}; it must be 0 (off) or more nats a token"
-            )
         if not 0 <= self.kl_weight < float("inf"):
             raise ValueError(f"kl_weight is {self.kl_weight}; it must be 0 (off) or more")
         if not 0 <= self.entropy_weight < float("inf"):

@@ -111,7 +111,6 @@ def test_the_effective_share_counts_turns_by_their_weights(make):
         (dict(tis_cap=0.5), "tis_cap is 0.5"),
         (dict(tis_cap=5.0, tis_low=2.0), "grpo.tis_low is 2.0; it must be 0 .off. or at most 1"),
         (dict(tis_veto=1e-4), "grpo.tis_veto is 0.0001 and grpo.tis_cap 0, which corrects nothing"),
-        (dict(off_policy_at=-0.1), "off_policy_at is -0.1"),
         (dict(dual_clip=1.1), "dual_clip > 1 . clip_high, or 0 for none"),
         (dict(proximal="kept"), "use 'recomputed' or 'interpolated'"),
         (dict(entropy_weight=-0.1), "entropy_weight is -0.1"),
