@@ -18,7 +18,8 @@ on a device: their shape and who was in them. `coarse` leaves the first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,15 +52,26 @@ class HashPolicy:
         bits = hash((key, token, temperature)) % 2**CONTEXT << COMPANY
         return -(bits + company % 2**COMPANY) / 2 ** (CONTEXT + COMPANY)
 
-    def completion(self, prompt: Prompt, s: SamplingParams) -> tuple[list[int], list[int], Finish]:
-        """What an engine has to give: (tokens, their logprobs as `coarse` leaves them, finish)."""
-        ids, said, logprobs = prompt.tokens.tolist(), [], []
+    def likeliest(
+        self, key: int, temperature: float, wanted: int, company: int = 0
+    ) -> list[tuple[int, float]]:
+        """The ids with the highest logprobs after that key, at most so many as there are."""
+        told = [(one, self.logprob(key, one, temperature, company)) for one in set(self.says)]
+        return sorted(told, key=lambda pair: (-pair[1], pair[0]))[:wanted]
+
+    def completion(self, prompt: Prompt, s: SamplingParams) -> Exact:
+        """What an engine has to give, each token from its whole context."""
+        ids, said, logprobs, top = prompt.tokens.tolist(), [], [], []
         temperature, top_p = float(np.float32(s.temperature)), float(np.float32(s.top_p))
         while len(said) < s.max_new_tokens and not (said and said[-1] in s.stop_ids):
-            key = self._last_key([*ids, *said])
-            said.append(self.drawn(key, temperature, top_p, s.seed, len(said)))
-            logprobs += coarse([self.logprob(key, said[-1], temperature)])
-        return said, logprobs, Finish.STOP if said[-1] in s.stop_ids else Finish.LENGTH
+            key, n = self._last_key([*ids, *said]), len(said)
+            given = int(prompt.draft[n]) if s.scored else None
+            drawn = self.drawn(key, temperature, top_p, s.seed, n)
+            said.append(drawn if given is None else given)
+            logprobs.append(self.logprob(key, said[-1], temperature))
+            top.append(self.likeliest(key, temperature, s.top_logprobs))
+        finish = Finish.STOP if said[-1] in s.stop_ids else Finish.LENGTH
+        return Exact(said, coarse(logprobs), finish, [_coarse_pairs(some) for some in top])
 
     def _last_key(self, ids: Sequence[int]) -> int:
         seen = key = 0
@@ -79,26 +91,44 @@ class HashPolicy:
         return keys_T
 
 
+class Exact(NamedTuple):
+    """What a completion has to be; logprobs as `coarse` leaves them."""
+
+    tokens: list[int]
+    logprobs: list[int]
+    finish: Finish
+    top: list[list[tuple[int, int]]]  # of each token: the likeliest, and their logprobs
+
+
 def coarse(logprobs: Sequence[float] | np.ndarray) -> list[int]:
     """What the context alone decides of logprobs."""
     return [int(-one * 2**CONTEXT) for one in np.asarray(logprobs).tolist()]
+
+
+def _coarse_pairs(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, int]]:
+    return [(token, *coarse([logprob])) for token, logprob in pairs]
 
 
 def is_right(
     completion: Completion, policy: HashPolicy, prompt: Prompt, sampling: SamplingParams
 ) -> bool:
     """Whether a completion is what `policy` says without a cache."""
-    said, logprobs, finish = policy.completion(prompt, sampling)
+    exact = policy.completion(prompt, sampling)
     return (
-        completion.tokens.tolist() == said
-        and coarse(completion.behaviour_logprobs) == logprobs
-        and completion.finish is finish
+        completion.tokens.tolist() == exact.tokens
+        and coarse(completion.behaviour_logprobs) == exact.logprobs
+        and completion.finish is exact.finish
     )
 
 
-def together(pieces: Sequence[Piece]) -> Completion:
-    """The completion that came in pieces; ValueError if they are of several policies."""
+def together(
+    pieces: Sequence[Piece], policies: Mapping[int, HashPolicy], *asked: Prompt | SamplingParams
+) -> Completion:
+    """The completion that came in pieces of one policy, with the likeliest tokens of its own."""
     (version,) = {piece.policy_version for piece in pieces}
+    top = [_coarse_pairs(some) for piece in pieces for some in piece.top]
+    exact = policies[version].completion(*asked)
+    assert top == (exact.top if asked[1].top_logprobs else []), (top, exact.top)
     said, logprobs = (
         np.concatenate([getattr(piece, name) for piece in pieces])
         for name in ("tokens", "behaviour_logprobs")
@@ -193,10 +223,9 @@ class Slots:
 
         told = [token, logprob(token)]
         if most := self.settings.top_logprobs:
-            ids = sorted(set(params.says), key=lambda one: (-logprob(one), one))[:wanted]
-            beyond = most - len(ids)
-            told += [ids + [0] * beyond, [*map(logprob, ids)] + [-np.inf] * beyond]
-            told += map(logprob, following)
+            likeliest = params.likeliest(key, temperature, min(wanted, most), company)
+            likeliest += [(0, -np.inf)] * (most - len(likeliest))
+            told += [*zip(*likeliest, strict=True), *map(logprob, following)]
         return told
 
     def _outputs(self, shape: tuple[int, ...], following: bool = False) -> list[np.ndarray]:

@@ -158,8 +158,9 @@ def test_a_stream_is_the_completion_in_pieces():
 
     pieces, whole = go(run())
     assert len(pieces) > 3
-    for completion in (slots.together(pieces), whole):
-        assert is_right(completion, prompt(), sampling(50)) and completion.policy_version == 4
+    asked = prompt(), sampling(50)
+    for completion in (slots.together(pieces, {4: snapshot(4).params}, *asked), whole):
+        assert is_right(completion, *asked) and completion.policy_version == 4
     assert [p.finish for p in pieces] == [None] * (len(pieces) - 1) + [whole.finish]
 
 

@@ -7,6 +7,7 @@ completion is compared with what its policy says of the bare prompt.
 
 import asyncio
 import collections
+import dataclasses
 
 import numpy as np
 from hypothesis import given, settings
@@ -19,10 +20,6 @@ from tests import slots
 
 STOPS = (2, 3)
 SAYS = (*STOPS, 10, 11, 12, 10, 11, 10)
-SMALL = EngineSettings(
-    slots=4, page_size=4, pages=40, max_prompt=40, max_new_tokens=7, steps_per_launch=2,
-    row_tokens=64, top_logprobs=3,
-)  # fmt: skip
 TEMPERATURES = (1.0, 0.7, 0.0)
 
 
@@ -44,7 +41,7 @@ def sizes(draw) -> EngineSettings:
     return EngineSettings(
         slots=draw(st.integers(1, 6)), page_size=page, pages=least + draw(st.integers(0, 12)),
         max_prompt=longest, max_new_tokens=new, steps_per_launch=draw(st.integers(1, 4)),
-        row_tokens=longest + draw(st.integers(0, 20)),
+        row_tokens=longest + draw(st.integers(0, 20)), top_logprobs=draw(st.sampled_from([0, 3])),
     )  # fmt: skip
 
 
@@ -71,12 +68,19 @@ class Course:
         self._seed += 1
         sampling = SamplingParams(
             TEMPERATURES[self.pick(3)], 1.0, 1 + self.pick(e.max_new_tokens),
-            STOPS[: self.pick(3)], self._seed << 20,
+            STOPS[: self.pick(3)], self._seed << 20, self.pick(e.top_logprobs + 1),
         )  # fmt: skip
         bare = Prompt(shared, tokens(self.rng.integers(10, 30, tail)))
-        draft = NO_TOKENS
+        draft, whole = NO_TOKENS, len(shared) + tail + sampling.max_new_tokens
+        if e.top_logprobs and whole <= e.row_tokens and self.pick(4) == 0:
+            given = tokens(self.rng.integers(10, 30, sampling.max_new_tokens))
+            self.seen["scored"] += 1
+            return (
+                Prompt(shared, bare.tail, given),
+                dataclasses.replace(sampling, stop_ids=(), scored=True),
+            )
         if self.pick(2):
-            said, _, _ = policy.completion(bare, sampling)
+            said = policy.completion(bare, sampling).tokens
             wrong = self.rng.integers(10, 13, self.pick(4)).tolist()
             draft = tokens([*said[: self.pick(len(said) + 1)], *wrong, STOPS[0]])
         ahead = self.prefixes[self.pick(4)] if self.pick(2) else NO_TOKENS
@@ -85,6 +89,7 @@ class Course:
     def look(self, service: EngineService) -> None:
         """Counts what is worth trying; before every launch."""
         running, e = service.scheduler.running, self.engine
+        assert len(service.scheduler.resident) <= 2
         self.seen["waits for pages"] += len(running) < min(e.slots, self.open)
         self.seen["two policies"] += len({context.version for context in running}) > 1
         for context in (one for one in running if not one.made):
@@ -109,7 +114,7 @@ async def reader(service: EngineService, course: Course, policies: dict) -> None
             course.seen["cancelled"] += doomed.cancelled()
         if course.pick(3) == 0:
             pieces = [piece async for piece in service.stream(prompt, sampling)]
-            completion = slots.together(pieces)
+            completion = slots.together(pieces, policies, prompt, sampling)
         else:
             completion = await service.complete(prompt, sampling)
         course.open -= 1
@@ -165,5 +170,4 @@ def test_any_schedule():
     """And that it tried what it is for."""
     TRIED.clear()
     any_schedule()
-    print(TRIED)
-    assert min(TRIED.values()) > 20 and len(TRIED) == 8
+    assert min(TRIED.values()) > 20 and len(TRIED) == 9
