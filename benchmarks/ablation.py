@@ -67,7 +67,7 @@ VARIANTS = (
 )
 # Of configs/recipes, each as it is but for its number of updates; `--only recipes` has them all.
 RECIPES = tuple(
-    Variant(f"recipe {name}", (f"recipe={name}",), (), updates=4)
+    Variant(f"recipe {name}", (f"recipe={name}", "grpo.epochs=1"), (), updates=4)
     for name in (
         *("memagent", "grpo", "dapo", "dr_grpo", "gspo", "golongrl", "qwenlong", "scalerl"),
         "logo",
@@ -128,18 +128,13 @@ def _names(variants: Sequence[Variant]) -> list[str]:
 
 
 def _steps(variant: Variant, steps: int) -> Iterator[str]:
-    """Yields the words for `steps` rollouts (0: as many as the config has) of a variant.
-
-    The rate falls by optimizer steps: with four a rollout it would be gone after a quarter of
-    the run.
-    """
-    usual = configuration.load("mix")
-    if steps:
-        yield f"steps={steps}"
+    """Yields the words for `steps` rollouts (0: as many as the config has) of a variant."""
     if variant.updates > 1:
         yield f"grpo.minibatches={variant.updates}"
-    if steps or variant.updates > 1:
-        of, share = usual.optimizer, (steps or usual.steps) / usual.steps * variant.updates
+    if steps:
+        usual = configuration.load("mix")
+        of, share = usual.optimizer, steps / usual.steps
+        yield f"steps={steps}"
         yield f"optimizer.decay_from={round(of.decay_from * share)}"
         yield f"optimizer.decay_steps={round(of.decay_steps * share)}"
 

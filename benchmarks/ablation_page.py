@@ -173,7 +173,6 @@ def put(page: Path, results: Sequence[Result], panels: Mapping[str, Sequence[str
 
     Raises ValueError for a page without them.
     """
-    render.picture(page.parent / PICTURE, charts(results, panels), columns=3)
     steps = sorted({int(one["curve"][-1][0]) for one in results})
     said = (
         f"![Held-out score by step of each algorithm]({PICTURE})\n\n"
@@ -183,3 +182,4 @@ def put(page: Path, results: Sequence[Result], panels: Mapping[str, Sequence[str
         f"{table_of_kinds(results)}"
     )
     marks.put(page, MARK, said)
+    render.picture(page.parent / PICTURE, charts(results, panels), columns=3)

@@ -35,10 +35,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.sharing import make_groups
-from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.executor import Device, Executor
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
-from notepad_jax.grpo import update
+from notepad_jax.grpo import ratios, update
 from notepad_jax.grpo.batch import pack
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
 from notepad_jax.grpo.settings import UpdateSettings
@@ -61,9 +61,8 @@ ENGINE = EngineSettings(
     max_new_tokens=COMPLETION, steps_per_launch=COMPLETION, row_tokens=PROMPT,
 )  # fmt: skip
 UPDATE = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
-    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.0, entropy_weight=0.0,
-    temperature=1.0, micro_batch_rows=PROMPTS, remat=False,
+    ratio="ppo_clip", **ratios.USUAL._asdict(), proximal="recomputed", kl="k3", kl_weight=0.0,
+    entropy_weight=0.0, temperature=1.0, micro_batch_rows=PROMPTS, remat=False,
 )  # fmt: skip
 OPTIMIZER = OptimizerSettings(
     kind="adamw", learning_rate=1e-4, adam_learning_rate=1e-4, warmup_steps=0
@@ -77,8 +76,8 @@ async def steps_of_ours(share_prefixes: bool) -> AsyncIterator[Step]:
     optimizer = make_optimizer(OPTIMIZER)
     state = start(parameters.init_params(POLICY, jax.random.key(0)), optimizer)
     service = EngineService(
-        Executor(POLICY, ENGINE), PolicySnapshot(0, jax.tree.map(jnp.copy, state.masters)),
-        share_prefixes=share_prefixes,
+        Executor(ENGINE, Device(POLICY, ENGINE)),
+        PolicySnapshot(0, jax.tree.map(jnp.copy, state.masters)), share_prefixes=share_prefixes,
     )  # fmt: skip
     rng, step = np.random.default_rng(0), 0
     row = PROMPT + SAMPLES * (1 + COMPLETION)  # a whole group; 4 turns where nothing is shared

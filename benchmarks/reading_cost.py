@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.executor import Device, Executor
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.eval import lengths
@@ -86,7 +86,8 @@ class Desk:
         stops = self.tokenizer.stop_ids
         self.sampling = TurnSampling(0.0, 1.0, stops, 0)
         snapshot = PolicySnapshot(0, jax.tree.map(jnp.asarray, params))
-        self.service = EngineService(Executor(self.config, settings), snapshot)
+        executor = Executor(settings, Device(self.config, settings))
+        self.service = EngineService(executor, snapshot)
 
     async def read(self, length: int, seed: int) -> list[Result]:
         """Answers all questions about fresh documents of `length` tokens each."""

@@ -25,10 +25,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.executor import Device, Executor
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
-from notepad_jax.grpo import update
+from notepad_jax.grpo import ratios, update
 from notepad_jax.grpo.batch import PackedBatch, pack
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.model import parameters
@@ -64,9 +64,8 @@ POLICIES = {
     "4 layers, d 256": policy_config(256, 4, 8, 2, 1024),
 }
 UPDATE = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
-    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.0, entropy_weight=0.0,
-    temperature=1.0, micro_batch_rows=1, remat=False,
+    ratio="ppo_clip", **ratios.USUAL._asdict(), proximal="recomputed", kl="k3", kl_weight=0.0,
+    entropy_weight=0.0, temperature=1.0, micro_batch_rows=1, remat=False,
 )  # fmt: skip
 
 
@@ -152,7 +151,8 @@ def compare(config: PolicyConfig, sizes: Sizes, repeats: int) -> dict[str, float
     totals: dict[bool, tuple] = {}
     prefilled: dict[bool, int] = {}
     for share in (True, False):
-        service = EngineService(Executor(config, settings), snapshot, share_prefixes=share)
+        executor = Executor(settings, Device(config, settings))
+        service = EngineService(executor, snapshot, share_prefixes=share)
         completions[share] = complete(service, first, sizes.completion, stop)
         prefilled[share] = service.stats.prefix_tokens + service.stats.tail_tokens
         row = sizes.prefix + sizes.members * (sizes.tail + sizes.completion)
@@ -172,7 +172,8 @@ def compare(config: PolicyConfig, sizes: Sizes, repeats: int) -> dict[str, float
     for repeat in range(1, repeats + 1):
         prompts = make_prompts(sizes, config.vocab_size, repeat)  # none is cached yet
         for share in (True, False):
-            service = EngineService(Executor(config, settings), snapshot, share_prefixes=share)
+            executor = Executor(settings, Device(config, settings))
+            service = EngineService(executor, snapshot, share_prefixes=share)
             batch = batches[share].batch
             for name, work in (
                 ("prefill", lambda d=service, p=prompts: len(complete(d, p, 1, stop))),

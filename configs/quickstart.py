@@ -74,6 +74,8 @@ def get_config() -> ConfigDict:
             # Instead of each task's own: a metric ("memagent" is that of memory agents), a
             # function of yours (module:function), or several (my_rewards:early=0.9,em=0.1).
             reward="",
+            # What each memory on the way is worth, said in the same way: its turn learns from it.
+            memory_reward="",
         )
     )
 
@@ -99,7 +101,7 @@ def get_config() -> ConfigDict:
             archive_turns=1,  # of these, groups with every turn: exact prompts, tokens, logprobs
             # Local advantages: of a `share` of the groups learnt from, one update turn's prompt is
             # completed so many times more, and what these memories are worth is compared.
-            local=ConfigDict(dict(samples=0, share=0.5, weight=0.5)),  # 0: off; 4 is LoGo-GRPO's
+            local=ConfigDict(dict(samples=0, share=0.25, weight=1.0)),  # 0: off; recipe logo: 4
         )
     )
     config.grpo = ConfigDict(
@@ -114,12 +116,17 @@ def get_config() -> ConfigDict:
             ratio="ppo_clip",  # or gspo, a turn's own; gspo_trajectory, all turns'; cispo
             clip_low=0.2,
             clip_high=0.2,
-            dual_clip=3.0,
+            dual_clip=3.0,  # 0: none
             cap=4.0,  # of cispo: no ratio counts for more
             # The ratio's denominator: what a pass before the first of several steps says, or
             # "interpolated" between sampler and policy, by the age of a turn and without a pass.
             proximal="recomputed",
             tis_cap=0.0,  # of the trainer's over the sampler's probability; 0 does not correct
+            tis_low=0.0,  # tokens below it, or above the cap, weigh nothing; 0: they are capped
+            tis_veto=0.0,  # nor does a turn with a token below it; 0: no veto
+            # Nats a token by which the policy may have left a turn that failed; beyond, the turn
+            # teaches nothing. 0: however far.
+            off_policy_at=0.0,
             mask_truncated=False,  # turns that were cut at their limit teach nothing
             # Tokens before a turn's limit in which it begins to cost, up to 1 where it is cut;
             # the mean over a reading's turns, times the weight, is taken off its reward. 0: off.
@@ -158,10 +165,11 @@ def get_config() -> ConfigDict:
             kind="adamw",
             learning_rate=4e-3,  # of all that is trained, here adapters
             adam_learning_rate=4e-4,  # of embedding and norms beside muon
+            # Rollouts, as `steps`, however many optimizer steps each takes.
             warmup_steps=0,
             decay="linear",  # of both rates; or cosine; "none" keeps them
-            decay_from=9,  # step from which they fall
-            decay_steps=36,  # step at which they have fallen; change it with `steps`
+            decay_from=9,  # from which they fall
+            decay_steps=36,  # at which they have fallen; change it with `steps`
             decay_to=0.02,  # share of them that is left then
             momentum=0.95,  # of muon
             b1=0.9,  # of Adam

@@ -55,7 +55,7 @@ def get_config() -> ConfigDict:
         kind="adamw",
         learning_rate=1e-6,
         adam_learning_rate=1e-6,  # unused by adamw
-        warmup_steps=320,  # 20 rollouts
+        warmup_steps=20,  # rollouts
         decay="none",
         decay_from=0,
         decay_steps=0,

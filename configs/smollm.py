@@ -1,11 +1,11 @@
 """A real model on two cores: SmolLM2-135M learns to read, by imitation and then by GRPO.
 
-    make smollm-train
+    make smollm-train                                    # the first half: configs/smollm_imitate.py
+    notepad-jax train --config smollm --name smollm      # this, the second; not run yet
 
-This is the second half; configs/smollm_imitate.py is the first. Adapters of rank 8 on all matrices
-(4.9 MB) are trained on documents of 1,280 tokens of English prose, in which stories of RULER and
-of the memory tasks are hidden, six questions about each. Expected: docs/results.md. What is not
-named here is as in configs/quickstart.py, which says what every key means.
+Adapters of rank 8 on all matrices (4.9 MB) are trained on documents of 1,440 tokens of English
+prose, in which stories of RULER and of the memory tasks are hidden, six questions about each. What
+is not named here is as in configs/quickstart.py, which says what every key means.
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +15,7 @@ from configs import quickstart
 
 def get_config() -> ConfigDict:
     config = quickstart.get_config()
-    config.policy = "policies/smollm2-taught"  # what the imitation exports
+    config.policy = "data/smollm2"  # what the imitation exported; its base: `make smollm`
     config.reading.update(
         template="document_first",
         max_question=128,
@@ -25,7 +25,7 @@ def get_config() -> ConfigDict:
         max_answer=96,
         memory_update="overwrite_or_keep",
     )
-    config.data.update(tokens=1280, questions=6)
+    config.data.update(tokens=1440, questions=6)  # three chunks
     config.tasks.stories = (
         *("niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multivalue"),
         *("niah_multiquery", "vt", "updates", "conflicts", "counting", "ordering"),
@@ -33,9 +33,10 @@ def get_config() -> ConfigDict:
     )
     config.steps = 30
     config.rollout.update(
-        documents=3, group_size=8, temperature=1.0, max_rounds=2, max_staleness=1, archive=2
+        documents=3, group_size=8, temperature=1.0, max_rounds=1, max_staleness=0, archive=2
     )
-    config.grpo.update(micro_batch_rows=1, row_length=1792, remat=False, full_rate_at=0.5)
+    # A chunk, six questions about it and eight readings of each are at most one row.
+    config.grpo.update(micro_batch_rows=1, row_length=2560, remat=False, full_rate_at=0.5)
     config.grpo.lora.update(rank=8, alpha=16.0, targets=("q", "k", "v", "o", "gate", "up", "down"))
     config.optimizer.update(
         kind="adamw",

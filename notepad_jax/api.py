@@ -60,7 +60,8 @@ def train(
     config: settings.Config = "",
     *,
     dataset: Any = None,
-    reward: settings.Reward | Sequence[tuple[float, settings.Reward]] | None = None,
+    reward: settings.Rewards | None = None,
+    memory_reward: settings.Rewards | None = None,
     memory_update: settings.MemoryRule | None = None,
     validation: Any = None,
     callbacks: Sequence[Callback] = (),
@@ -79,6 +80,8 @@ def train(
       dataset: rows to train on (`data.datasets.write` says which), or paths of task files.
       reward: what an answer is worth: the name of a metric, a function of (answer, row) that
         returns a number from 0 to 1, "module:function", or (weight, one of these) several times.
+      memory_reward: what each memory on the way is worth, said as `reward` is; its turn learns
+        from it, beside what the answer was worth. None: nothing.
       memory_update: what becomes the memory: a name of the config's, a function of (memory,
         written) as `reading.memory_rules` says, or "module:function".
       validation: held-out rows, or paths, to read every `validation.every` steps (where the
@@ -101,7 +104,7 @@ def train(
         saved = _saved(folder, config) if resume else {}
         said = configuration.flat(changes or {})
         said |= {} if policy is None else {"policy": os.fspath(policy)}
-        said |= settings.lent(stack, reward, memory_update)
+        said |= settings.lent(stack, reward, memory_update, memory_reward)
         said |= _files(dataset, "tasks.files", folder, DATASET, resume)
         said |= _validation(_files(validation, "validation.files", folder, VALIDATION, resume))
         wanted = settings.loaded(config or settings.OURS, said, saved)

@@ -69,7 +69,9 @@ def first_fit(
     """Returns the pieces of each row, from lengths; the longest bundle is placed first.
 
     A bundle that fits no open row is cut: into the emptiest open row if the tails that find
-    room there outweigh the repeated prefix, else into a new row. A function of the input alone.
+    room there outweigh the repeated prefix, else into a new row. So those whose prefixes are
+    far shorter (by powers of two) come after all others: cutting them repeats little, and they
+    fill what is left. A function of the input alone.
 
     Args:
       prefixes: tokens of each bundle's prefix; 0 is none.
@@ -95,7 +97,7 @@ def first_fit(
         rows.append([])
         return len(rows) - 1
 
-    for bundle in sorted(range(len(totals)), key=lambda i: -totals[i]):  # stable
+    for bundle in sorted(range(len(totals)), key=lambda i: (-prefixes[i].bit_length(), -totals[i])):
         prefix, own, shared = prefixes[bundle], tails[bundle], common[bundle]
         need, first = totals[bundle], 0
         while True:

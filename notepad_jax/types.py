@@ -318,8 +318,15 @@ class Trajectory:
     """A scored reading."""
 
     reading: Reading
-    reward: float
+    judged: float  # what the answer is worth
     reward_parts: Mapping[str, float]
+    shaping: float = 0.0  # what is added to it for learning alone: lengths, a KL
+    memory_rewards: tuple[float, ...] = ()  # what each memory on the way is worth; (): not asked
+
+    @property
+    def reward(self) -> float:
+        """What it is learnt from by."""
+        return self.judged + self.shaping
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -333,7 +340,7 @@ class Trajectory:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Group:
-    """G trajectories of one task; it carries no signal when all rewards are equal.
+    """G trajectories of one task; it carries no signal when all were judged alike.
 
     A group of one is a teacher's: it is imitated if it was worth anything.
     """
@@ -363,8 +370,14 @@ class Group:
 
     @property
     def informative(self) -> bool:
-        rewards = self.rewards
-        return bool(rewards.max() > (rewards.min() if len(rewards) > 1 else 0))
+        """Whether its members, or their memories, were judged differently.
+
+        Shaping alone does not make it so.
+        """
+        judged = [t.judged for t in self.trajectories]
+        if max(judged) > (min(judged) if len(judged) > 1 else 0):
+            return True
+        return len({t.memory_rewards for t in self.trajectories}) > 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -6,8 +6,11 @@ import pathlib
 ROOT = pathlib.Path(__file__).parents[1]
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# The processes of a test run, and those that tests start, compile each program once.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+# A process of a test run, and those that its tests start, compile each program once. Each has a
+# cache of its own: of eight runs of all tests two died, of a segmentation fault in jaxlib, where it
+# took a program out of a cache that others were filling.
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax" / _WORKER))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jaxtyping  # noqa: E402

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.executor import Device, Executor
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import attention, logprobs, parameters, policy
 from notepad_jax.model.config import PolicyConfig
@@ -47,7 +47,7 @@ def multiplied_out(params):
 def executor(
     settings: EngineSettings = SETTINGS, config: PolicyConfig = CONFIG, mesh=None
 ) -> Executor:
-    return Executor(config, settings, mesh)
+    return Executor(settings, Device(config, settings, mesh))
 
 
 def sampling(seed: int, temperature: float = 1.0, length: int = 12) -> SamplingParams:

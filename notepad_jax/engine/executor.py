@@ -1,8 +1,9 @@
 """Runs what the scheduler planned: launches of the few fixed shapes of `shapes`.
 
-The executor owns the paged cache and nothing else; who lies where is in the contexts that it
-is given. Launches are handed to the device one after the other and only then waited for, so
-the device never waits for the host's bookkeeping in between.
+`Executor` writes the rows of a round and reads what came of them; who lies where is in the
+contexts that it is given. `Device` owns the paged cache and makes the launches. They are handed
+to it one after the other and only then waited for, so it never waits for the host's bookkeeping
+in between. It is an argument, so that tests run every line of the executor without it.
 
 An engine has a mesh of its own with one row of devices: weights, heads and cache are cut over
 "tensor" and nothing else is, so that engines beside each other never wait for one another.
@@ -24,6 +25,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from notepad_jax.engine import launches, layout
+from notepad_jax.engine.launches import PrefixArrays, SlotArrays, TailArrays
 from notepad_jax.engine.pages import CachedPrefix
 from notepad_jax.engine.scheduler import Context
 from notepad_jax.engine.settings import EngineSettings
@@ -43,7 +45,7 @@ from notepad_jax.model.parameters import Params
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.parallel import rules
 from notepad_jax.types import NO_TOKENS, Alternatives, SamplingParams, tokens
-from pallas_kernels import Pages, cache_head_size
+from pallas_kernels import Pages, PageTables, cache_head_size
 
 
 class Sampled(NamedTuple):
@@ -61,7 +63,7 @@ class Sampled(NamedTuple):
 
 
 class Runs(Protocol):
-    """What the service needs of an executor; tests use one whose arithmetic fits in the head."""
+    """What the service needs of an executor; `replay` and `metered` stand around one."""
 
     settings: EngineSettings
 
@@ -76,14 +78,33 @@ class Runs(Protocol):
     def decode(self, params: Any, contexts: Sequence[Context]) -> Sequence[Sampled]: ...
 
 
-class Executor:
-    """Owns the cache. `seen` counts the launches of each shape."""
+class Launches(Protocol):
+    """What the executor needs of a device; tests have one whose keys and values are hashes.
+
+    What comes back of `start_tails` and `generate` is that of `launches`, without the cache, and
+    may still be under way. `wanted` is how many likeliest tokens are asked for.
+    """
+
+    def rest(self) -> None: ...
+
+    def weights(self, params: Any) -> Any: ...
+
+    def read_prefixes(self, params: Any, row: PrefixArrays) -> None: ...
+
+    def start_tails(self, params: Any, row: TailArrays, wanted: int) -> Sequence[Any]: ...
+
+    def generate(
+        self, params: Any, tables: PageTables, slots: SlotArrays, wanted: int
+    ) -> Sequence[Any]: ...
+
+
+class Device:
+    """The cache on an engine's devices, and the launches that read and write it."""
 
     def __init__(self, config: PolicyConfig, settings: EngineSettings, mesh: Mesh | None = None):
         """On `mesh`, or this process's first device. ValueError for a mesh with several rows."""
         self.config, self.settings = config, settings
         self.mesh = meshes.one() if mesh is None else mesh
-        self.seen: dict[Shape, int] = {}
         self.pages: Pages | None = self._empty()
 
     def rest(self) -> None:
@@ -104,17 +125,58 @@ class Executor:
         """Returns a policy's parameters as the launches are to be given them; copies nothing."""
         return weights(self.config, params, self.mesh)
 
-    def read(self, params: Params, prefixes: Sequence[CachedPrefix]) -> None:
+    def read_prefixes(self, params: Params, row: PrefixArrays) -> None:
+        with meshes.within(self.mesh):
+            self.pages = launches.read_prefixes(self.config, params, self._cache(), row)
+
+    def start_tails(self, params: Params, row: TailArrays, wanted: int) -> Sequence[jax.Array]:
+        with meshes.within(self.mesh):
+            self.pages, *out = launches.start_tails(
+                self.config, params, self._cache(), row, **_likeliest(self.settings, wanted)
+            )
+        return out
+
+    def generate(
+        self, params: Params, tables: PageTables, slots: SlotArrays, wanted: int
+    ) -> Sequence[jax.Array]:
+        with meshes.within(self.mesh):
+            self.pages, *out = launches.generate(
+                self.config, params, self._cache(), tables, slots,
+                self.settings.steps_per_launch, **_likeliest(self.settings, wanted),
+            )  # fmt: skip
+        return out
+
+    def insert(self, kv: Any, target_T: np.ndarray) -> None:
+        """Writes dense keys and values of one prompt at flat cache indices (JetStream's way)."""
+        with meshes.within(self.mesh):
+            self.pages = launches.insert_dense(self._cache(), kv, target_T)
+
+
+class Executor:
+    """Runs contexts on `device`. `seen` counts the launches of each shape."""
+
+    def __init__(self, settings: EngineSettings, device: Launches):
+        self.settings, self.device = settings, device
+        self.seen: dict[Shape, int] = {}
+
+    def rest(self) -> None:
+        """Lets the cache go until the next launch; what it held is lost."""
+        self.device.rest()
+
+    def weights(self, params: Any) -> Any:
+        """Returns a policy's parameters as the launches are to be given them; copies nothing."""
+        return self.device.weights(params)
+
+    def read(self, params: Any, prefixes: Sequence[CachedPrefix]) -> None:
         """Reads prefixes into their pages."""
         Z = self.settings.page_size
         lengths = [len(prefix.pages) * Z for prefix in prefixes]
         for width, chosen in cover(lengths, prefix_widths(self.settings)):
             row = layout.prefix_row(self.settings, [prefixes[i] for i in chosen], width)
             self._count(PrefixRow(width))
-            with meshes.within(self.mesh):
-                self.pages = launches.read_prefixes(self.config, params, self._cache(), row)
+            self.device.read_prefixes(params, row)
 
-    def start(self, params: Params, contexts: Sequence[Context]) -> list[Sampled]:
+    def start(self, params: Any, contexts: Sequence[Context]) -> list[Sampled]:
         """Prefills the tails of admitted turns, verifying drafts: at least a token for each.
 
         But for those whose tail is one token (`layout.decoded`): they get none, `decode` begins
@@ -128,12 +190,8 @@ class Executor:
                 members = [group[i] for i in chosen]
                 row, spans = layout.tail_row(self.settings, [contexts[b] for b in members], width)
                 self._count(TailRow(width))
-                with meshes.within(self.mesh):
-                    self.pages, *out = launches.start_tails(
-                        self.config, params, self._cache(), row,
-                        **self._top([contexts[b] for b in members]),
-                    )  # fmt: skip
-                waiting.append((members, spans, out))
+                wanted = _wanted([contexts[b] for b in members])
+                waiting.append((members, spans, self.device.start_tails(params, row, wanted)))
         sampled = [Sampled([], [])] * len(contexts)
         for members, spans, out in waiting:
             new, logps, *more = jax.device_get(out)
@@ -146,7 +204,7 @@ class Executor:
                 sampled[b] = _sampled(contexts[b], *drawn, *(x[span][:n] for x in more))
         return sampled
 
-    def decode(self, params: Params, contexts: Sequence[Context]) -> list[Sampled]:
+    def decode(self, params: Any, contexts: Sequence[Context]) -> list[Sampled]:
         """Decodes up to `steps_per_launch` tokens in every slot."""
         if not contexts:
             return []
@@ -154,25 +212,12 @@ class Executor:
         tables = layout.decode_tables(self.settings, contexts, shape)
         slots = layout.slot_arrays(contexts, shape.slots)
         self._count(shape)
-        with meshes.within(self.mesh):
-            self.pages, *out = launches.generate(
-                self.config, params, self._cache(), tables, slots,
-                self.settings.steps_per_launch, **self._top(contexts),
-            )  # fmt: skip
+        out = self.device.generate(params, tables, slots, _wanted(contexts))
         new, logps, made, *likeliest = jax.device_get(out)
         return [
             _sampled(context, *(x[b, : made[b]] for x in (new, logps, *likeliest)))
             for b, context in enumerate(contexts)
         ]
-
-    def _top(self, contexts: Sequence[Context]) -> dict[str, Any]:
-        wanted = max((context.sampling.top_logprobs for context in contexts), default=0)
-        return _likeliest(self.settings, wanted)
-
-    def insert(self, kv: Any, target_T: np.ndarray) -> None:
-        """Writes dense keys and values of one prompt at flat cache indices (JetStream's way)."""
-        with meshes.within(self.mesh):
-            self.pages = launches.insert_dense(self._cache(), kv, target_T)
 
     def _count(self, shape: Shape) -> None:
         self.seen[shape] = self.seen.get(shape, 0) + 1
@@ -182,6 +227,10 @@ def weights(config: PolicyConfig, params: Params, mesh: Mesh) -> Params:
     """Returns `params`, on `mesh`, as launches run fastest: on a CPU with matrices unstacked."""
     alone = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
     return parameters.unstacked(config, params) if alone else params
+
+
+def _wanted(contexts: Sequence[Context]) -> int:
+    return max((context.sampling.top_logprobs for context in contexts), default=0)
 
 
 def _likeliest(settings: EngineSettings, wanted: int = 0) -> dict[str, Any]:

@@ -307,7 +307,11 @@ class EngineService:
             self._drained.clear()
 
     def _round(self) -> None:
-        """Reads, starts, decodes: one look at everybody."""
+        """Reads, starts, decodes: one look at everybody.
+
+        Who has ended is woken in the order of ends, and those who hear of a turn that goes on
+        after them: whether somebody listens changes nobody's place in the queue.
+        """
         self.stats.rounds += 1
         begin = time.perf_counter()
         self._start(self.scheduler.admit())
@@ -315,6 +319,8 @@ class EngineService:
         for version in sorted(self._params):
             contexts = [c for c in self.scheduler.running if c.version == version]
             self._record(contexts, self._executor.decode(self._params[version], contexts))
+        for context in self.scheduler.running:
+            self._tickets[context].more.set()
         self.stats.prefill_seconds += started - begin
         self.stats.decode_seconds += time.perf_counter() - started
 
@@ -342,4 +348,4 @@ class EngineService:
                 self.stats.turns += 1
                 if not ticket.done.done():  # cancelled, and not yet withdrawn
                     ticket.done.set_result(None)
-            ticket.more.set()
+                ticket.more.set()

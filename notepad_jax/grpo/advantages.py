@@ -4,9 +4,10 @@ Statistics are taken over trajectories, never over turns: a reading of a long do
 more turns, and must not weigh more in its own baseline. The baseline is always of the group;
 the scale is of the group, of the batch, or of all groups of one kind in it, so an advantage is
 a function of a whole batch; or of several, where `remembered` scales are given instead of the
-batch's own. A group whose rewards are all equal gets exactly 0 and is in no scale. `batch`
-(beside) gives a trajectory's advantage unchanged to every completion token of every one of its
-turns. Turns that were written again beside their group (`local`) have a baseline of their own.
+batch's own. A group whose rewards are all equal gets exactly 0 and is in no scale. All turns of a
+trajectory have its advantage, unless their memories earn something, too (`of_turns`); `batch`
+(beside) gives a turn's to each of its completion tokens. Turns that were written again beside
+their group (`local`) have a baseline of their own.
 Pure numpy; formulas and papers: docs/algorithms.md.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from notepad_jax.grpo import choices
-from notepad_jax.types import Group
+from notepad_jax.types import Group, TurnKind
 
 Advantage = Callable[..., list[np.ndarray]]  # of groups (and scales): float64 [G] for each
 Kind = Callable[[Group], str]
@@ -52,6 +53,17 @@ def informative(rewards_G: np.ndarray) -> bool:
     return bool(rewards_G.max() > rewards_G.min())
 
 
+def standardised(rewards_G: np.ndarray) -> np.ndarray:
+    """(R - mean) / (std + 1e-6), Bessel-corrected std."""
+    return centred(rewards_G) / (rewards_G.std(ddof=1) + EPS)
+
+
+def leaving_out(rewards_G: np.ndarray) -> np.ndarray:
+    """R minus the mean of the others."""
+    # R - (sum - R) / (G - 1) = (R - mean) G / (G - 1)
+    return centred(rewards_G) * len(rewards_G) / max(len(rewards_G) - 1, 1)
+
+
 # ---------------------------------------------------------------- advantages
 
 
@@ -62,13 +74,12 @@ def dr_grpo(groups: Sequence[Group]) -> list[np.ndarray]:
 
 def grpo(groups: Sequence[Group]) -> list[np.ndarray]:
     """(R - mean) / (std + 1e-6), Bessel-corrected std (GRPO, Shao et al. 2024)."""
-    return [centred(group.rewards) / (group.rewards.std(ddof=1) + EPS) for group in groups]
+    return [standardised(group.rewards) for group in groups]
 
 
 def rloo(groups: Sequence[Group]) -> list[np.ndarray]:
     """R minus the mean of the others (leave-one-out, Ahmadian et al. 2024)."""
-    # R - (sum - R) / (G - 1) = (R - mean) G / (G - 1)
-    return [centred(r) * len(r) / max(len(r) - 1, 1) for r in (g.rewards for g in groups)]
+    return [leaving_out(group.rewards) for group in groups]
 
 
 def batch_std(groups: Sequence[Group], scales: Scales | None = None) -> list[np.ndarray]:
@@ -115,13 +126,16 @@ def imitation(groups: Sequence[Group]) -> list[np.ndarray]:
     return [group.rewards for group in groups]
 
 
-def local(scores_M: np.ndarray, weight: float) -> np.ndarray:
-    """weight * (score - mean of the set), float64 [M] (LoGo-GRPO, Memory-R2 2026).
+def local(name: str, scores_M: np.ndarray, weight: float) -> np.ndarray:
+    """The advantage `name` of one turn's completions among themselves, times `weight`, float64 [M].
 
-    The set is of one turn's completions, compared with one another alone; other papers' scales
-    are of readings, so none is taken here. `weight` is the local term's beside the readings'.
+    A set is a group of its own (LoGo-GRPO, Memory-R2 2026). Scales of several groups are of
+    readings, so with an advantage that has one, scores are centred alone.
     """
-    return weight * centred(scores_M)
+    return weight * WITHIN.get(name, centred)(scores_M)
+
+
+WITHIN = {"dr_grpo": centred, "grpo": standardised, "rloo": leaving_out}  # of one group alone
 
 
 ADVANTAGES: dict[str, Advantage] = {
@@ -137,6 +151,32 @@ def of_groups(name: str, groups: Sequence[Group], scales: Scales | None = None) 
     """
     advantage = choices.named("advantage", ADVANTAGES, name)
     return advantage(groups) if scales is None else advantage(groups, scales)
+
+
+def of_turns(group: Group, advantages_G: np.ndarray) -> list[np.ndarray]:
+    """Returns each trajectory's advantages, [turns]: its own, the same for all of its turns.
+
+    Where memories earn something by themselves, an update turn has in addition what its memory
+    is worth less the mean of the group's memories after the same chunk. Raises ValueError for
+    members that had other numbers of update turns: these cannot be compared.
+    """
+    members = group.trajectories
+    worth = [member.memory_rewards for member in members]
+    if not any(worth):
+        return [np.full(len(m.turns), a) for m, a in zip(members, advantages_G, strict=True)]
+    if len({len(one) for one in worth}) > 1:
+        raise ValueError(
+            f"task {group.task.id!r}: the members of a group have {sorted(map(len, worth))} "
+            "memories to compare; they read the same document, so it must be one number"
+        )
+    own_GC = np.stack([centred(at_G) for at_G in np.array(worth, np.float64).T], 1)
+    found = []
+    for member, own_C, advantage in zip(members, own_GC, advantages_G, strict=True):
+        updates = np.array([turn.kind is TurnKind.UPDATE for turn in member.turns])
+        values = np.full(len(updates), advantage)
+        values[updates] += own_C
+        found.append(values)
+    return found
 
 
 # ---------------------------------------------------------------- scales

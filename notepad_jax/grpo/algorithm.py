@@ -235,7 +235,8 @@ def batches(
         ]
         values = _advantages(how, parts, cut, scales)
         made = [
-            one and batch.with_advantages(one, its) for one, its in zip(made, values, strict=True)
+            one and batch.with_advantages(one, part, its, how.mask_truncated)
+            for one, part, its in zip(made, parts, values, strict=True)
         ]
     return made, [each.stats for each in packed if each]
 
@@ -263,16 +264,18 @@ def parts_with_local(how: Algorithm, groups: Sequence[Group]) -> list[list[Group
 
 def _advantages(
     how: Algorithm, parts: Sequence[Sequence[Group]], cut: Sequence[slice], scales: Scales | None
-) -> list[list[np.ndarray]]:
-    """Advantages [G] of the groups of each part, and then [M] of its local sets.
+) -> list[list[Sequence[np.ndarray]]]:
+    """Advantages of the groups of each part, as `batch.pack` takes them, and of its local sets.
 
     `cut` says which of all groups are a part's; what follows them in it are local sets.
     """
     counts = [part.stop - part.start for part in cut]
     whole = [one for part, n in zip(parts, counts, strict=True) for one in part[:n]]
-    values = advantages.of_groups(how.advantage, whole, scales)
+    found = advantages.of_groups(how.advantage, whole, scales)
+    values = [advantages.of_turns(*pair) for pair in zip(whole, found, strict=True)]
     return [
-        values[here] + [advantages.local(one.rewards, how.local_weight) for one in part[n:]]
+        values[here]
+        + [advantages.local(how.advantage, one.rewards, how.local_weight) for one in part[n:]]
         for here, part, n in zip(cut, parts, counts, strict=True)
     ]
 
@@ -293,7 +296,7 @@ def _less(groups: Sequence[Group], apart: Sequence[np.ndarray], weight: float) -
         dataclasses.replace(
             group,
             trajectories=tuple(
-                dataclasses.replace(one, reward=one.reward - weight * float(far))
+                dataclasses.replace(one, shaping=one.shaping - weight * float(far))
                 for one, far in zip(group.trajectories, far_G, strict=True)
             ),
         )

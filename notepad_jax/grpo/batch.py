@@ -54,11 +54,15 @@ class PackedBatch:
     stats: PackingStats
 
 
+# Of a group: for each trajectory what its turns have, [turns], or a number that is all of theirs.
+Advantages = Sequence[np.ndarray | float]
+
+
 class _Turn(NamedTuple):
     """One turn that has a completion, and whose it is."""
 
     turn: Turn
-    advantage: float  # of the trajectory
+    advantage: float
     number: int  # of the turn, in the batch
     trajectory: int
     prompt: int  # of the task: members of a group share it
@@ -66,7 +70,7 @@ class _Turn(NamedTuple):
 
 def pack(
     groups: Sequence[Group],
-    advantages: Sequence[np.ndarray],
+    advantages: Sequence[Advantages],
     row_length: int,
     share_prefixes: bool = True,
     rows_multiple: int = 1,
@@ -80,7 +84,7 @@ def pack(
 
     Args:
       groups: trajectories, any number of turns each.
-      advantages: for each group, one advantage per trajectory.
+      advantages: for each group, one per turn of each trajectory (`Advantages`).
       row_length: the most tokens a row may hold. The array's T is the fullest row's
         length rounded up to `length_multiple`, but never more than `row_length`.
       share_prefixes: False stores every prompt whole (for tests and benchmarks).
@@ -128,10 +132,13 @@ def teach(groups: Sequence[Group], mask_truncated: bool) -> bool:
     return any(_learnt(groups, mask_truncated))
 
 
-def with_advantages(batch: TrainBatch, advantages: Sequence[np.ndarray]) -> TrainBatch:
-    """Returns the batch with other advantages, as `pack` takes them, of the same groups."""
-    flat_I, there_BT = np.concatenate(advantages), batch.trajectory >= 0
-    found_BT = np.where(there_BT, flat_I[batch.trajectory], 0).astype(np.float32)
+def with_advantages(
+    batch: TrainBatch, groups: Sequence[Group], advantages: Sequence[Advantages],
+    mask_truncated: bool,
+) -> TrainBatch:  # fmt: skip
+    """Returns the batch with other advantages, as `pack` takes them, of the groups it was given."""
+    flat_U = np.array([one.advantage for one in _learnable(groups, advantages, mask_truncated)])
+    found_BT = np.where(batch.turn >= 0, flat_U[batch.turn], 0).astype(np.float32)
     return dataclasses.replace(batch, advantages=found_BT)
 
 
@@ -198,13 +205,16 @@ def _alike(one: Tokens, other: Tokens) -> int:
 
 
 def _learnable(
-    groups: Sequence[Group], advantages: Sequence[np.ndarray], mask_truncated: bool
+    groups: Sequence[Group], advantages: Sequence[Advantages], mask_truncated: bool
 ) -> Iterator[_Turn]:
     """Yields every turn that is learnt from, with its ids; trajectories count through."""
     number = trajectories = 0
-    for prompt, (group, advantages_G) in enumerate(zip(groups, advantages, strict=True)):
-        for trajectory, advantage in zip(group.trajectories, advantages_G.tolist(), strict=True):
-            for turn, cut in zip(trajectory.turns, trajectory.reading.cut, strict=True):
+    for prompt, (group, its) in enumerate(zip(groups, advantages, strict=True)):
+        for trajectory, own in zip(group.trajectories, its, strict=True):
+            own = np.broadcast_to(own, len(trajectory.turns)).tolist()
+            for turn, cut, advantage in zip(
+                trajectory.turns, trajectory.reading.cut, own, strict=True
+            ):
                 completion = turn.completion
                 made, told = len(completion.tokens), len(completion.behaviour_logprobs)
                 if made != told:

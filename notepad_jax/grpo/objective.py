@@ -40,6 +40,8 @@ class Sums:
     tokens: Leaf  # how many
     clipped_update: Leaf  # tokens whose gradient a clip took away, by the kind of their turn
     clipped_answer: Leaf
+    uncorrected: Leaf  # tokens that a correction for the sampler weighs with 0
+    off_policy: Leaf  # tokens of failures that the policy has left
     ratio: Leaf
     ratio_squares: Leaf
     ratio_max: Leaf
@@ -108,7 +110,7 @@ def objective(
     entropy_weight: float | Array | None = None,
     ratio: str = "ppo_clip",
     kl: str = "k3",
-    over_turns: Callable[[Array], Array] = lambda x_X: x_X,
+    over_turns: ratios.OverTurns = lambda x_X: x_X,
     trajectory_X: Array | float = 0.0,
 ) -> Sums:
     """Returns the sums over tokens with a weight; `.loss` is differentiable in `logprob_X`.
@@ -117,10 +119,10 @@ def objective(
     ratio, `behaviour_X` what the sampler reported, `update_turn_X` tells update turns'
     tokens from answer turns', for the metrics only. `ratio` and `kl` are names in
     `ratios.RATIOS` and `KLS`; `over_turns` replaces each token's value by the mean over its
-    turn, for ratios that are a turn's; `trajectory_X` is the mean log ratio over each token's
-    trajectory, for ratios that are a trajectory's. With an `entropy_weight` the loss is less by
-    that times the weighted sum of `entropy_X`, and differentiable in it, too. Where the weight
-    is 0 the other vectors may hold anything, NaN included.
+    turn, for ratios and guards that are a turn's; `trajectory_X` is the mean log ratio over each
+    token's trajectory, for ratios that are a trajectory's. With an `entropy_weight` the loss is
+    less by that times the weighted sum of `entropy_X`, and differentiable in it, too. Where the
+    weight is 0 the other vectors may hold anything, NaN included.
     """
     on_X = weights_X > 0
     mask_X = on_X.astype(jnp.float32)
@@ -138,12 +140,15 @@ def objective(
     ratio_X = ratios.exp(log_ratio_X)
     advantages_X = masked(advantages_X)
     policy_X, cut_X = ratios.named(ratio)(log_ratio_X, logprob_X, advantages_X, limits)
-    policy_X = masked(policy_X * ratios.corrected(proximal_X, behaviour_X, limits))
+    weight_X = ratios.corrected(proximal_X, behaviour_X, limits, over_turns)
+    far_X = ratios.too_far(logprob_X, behaviour_X, advantages_X, limits, over_turns)
+    policy_X = jnp.where(on_X & ~far_X, policy_X * weight_X, 0.0)
     kl_X = kl_named(kl)(logprob_X, masked(reference_X))
     gap_X = jax.lax.stop_gradient(jnp.abs(logprob_X - behaviour_X))
     entropy_X = masked(entropy_X)
     update_X = masked(update_turn_X)
-    cut_X = (cut_X & on_X).astype(jnp.float32)
+    none_X = on_X & (weight_X == 0)
+    cut_X = (cut_X & on_X & ~far_X & ~none_X).astype(jnp.float32)
     policy_loss, kl_sum = (weights_X * policy_X).sum(), (weights_X * kl_X).sum()
     loss = policy_loss + kl_weight * kl_sum
     if entropy_weight is not None:
@@ -156,6 +161,8 @@ def objective(
         tokens=mask_X.sum(),
         clipped_update=(cut_X * update_X).sum(),
         clipped_answer=(cut_X * (mask_X - update_X)).sum(),
+        uncorrected=none_X.sum(dtype=jnp.float32),
+        off_policy=(far_X & on_X).sum(dtype=jnp.float32),
         ratio=masked(ratio_X).sum(),
         ratio_squares=masked(ratio_X**2).sum(),
         ratio_max=masked(ratio_X).max(),
@@ -186,6 +193,8 @@ def divide(sums: Sums, denominator: float) -> dict[str, float]:
         "clip_share": (s["clipped_update"] + s["clipped_answer"]) / count,
         "clip_share_update": s["clipped_update"] / updates,
         "clip_share_answer": s["clipped_answer"] / answers,
+        "tis_left_out": s["uncorrected"] / count,
+        "off_policy_left_out": s["off_policy"] / count,
         "ratio_mean": s["ratio"] / count,
         "ratio_max": s["ratio_max"],
         "ratio_effective": s["ratio"] ** 2 / max(count * s["ratio_squares"], 1e-30),

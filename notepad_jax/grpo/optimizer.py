@@ -7,7 +7,9 @@ layers and attention projections keep their heads apart ([L, D, N, H]), so `MATR
 muon which axes of a leaf are the matrix; the layer axis is a batch of matrices. `ADAPTERS`
 does the same for low-rank adapters, whose two factors are matrices as well.
 
-`update` applies it; `programs.warmup` uses the same for supervised training. Equal settings
+`update` applies it; `programs.warmup` uses the same for supervised training. The optimizer steps
+at its whole rates: what they rise and fall by is a factor of its caller's (`schedule`), who knows
+what is counted. Training counts rollouts, however many optimizer steps each takes. Equal settings
 give the same object, so that a jitted step that is static in it compiles once.
 """
 
@@ -48,6 +50,9 @@ _STEPS = ("warmup_steps", "decay_from", "decay_steps")
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
     """A hashable choice of optimizer; learning rates are per optimizer step.
+
+    Warm-up and decay count steps of whoever calls: rollouts in training, lessons in the warm-up
+    of a starter.
 
     Raises:
       ValueError: a number is out of its range or not finite, a name is not known, or the
@@ -135,23 +140,23 @@ def matrix_axes(params: Any) -> Any:
     return jax.tree.map_with_path(axes, params)
 
 
-def schedule(settings: OptimizerSettings, peak: float) -> optax.Schedule:
-    """Linear warm-up to `peak`, constant, then (if asked for) the decay to its share of `peak`.
+def schedule(settings: OptimizerSettings) -> optax.Schedule:
+    """The share of the rates at a step: a linear warm-up to 1, constant, then the decay, if any.
 
-    Step 0 of a warm-up of n already moves: it uses peak / n.
+    Step 0 of a warm-up of n already moves: it uses 1 / n.
     """
-    constant = optax.constant_schedule(peak)
+    constant = optax.constant_schedule(1.0)
     parts, ends = [constant], []
     if settings.warmup_steps:
-        first = peak / settings.warmup_steps
-        parts = [optax.linear_schedule(first, peak, settings.warmup_steps - 1), constant]
+        first = 1.0 / settings.warmup_steps
+        parts = [optax.linear_schedule(first, 1.0, settings.warmup_steps - 1), constant]
         ends = [settings.warmup_steps - 1]
     if settings.decay != "none":
         steps = settings.decay_steps - settings.decay_from
         parts.append(
-            optax.cosine_decay_schedule(peak, steps, alpha=settings.decay_to)
+            optax.cosine_decay_schedule(1.0, steps, alpha=settings.decay_to)
             if settings.decay == "cosine"
-            else optax.linear_schedule(peak, peak * settings.decay_to, steps)
+            else optax.linear_schedule(1.0, settings.decay_to, steps)
         )
         ends.append(settings.decay_from)
     return optax.join_schedules(parts, ends)
@@ -159,11 +164,12 @@ def schedule(settings: OptimizerSettings, peak: float) -> optax.Schedule:
 
 @functools.cache
 def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
-    """Returns the optimizer; weight decay spares norms and biases, gradients are clipped first.
+    """Returns the optimizer at its whole rates; gradients are clipped first.
 
-    Its state has the same structure with and without clipping.
+    Weight decay spares norms and biases. The state has the same structure with and without
+    clipping, and counts steps, as that of older checkpoints does.
     """
-    rate = schedule(settings, settings.learning_rate)
+    rate = optax.constant_schedule(settings.learning_rate)
     if settings.kind == "adamw":
         optimizer = optax.adamw(
             rate,
@@ -181,7 +187,7 @@ def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
             weight_decay=settings.weight_decay,
             adam_b1=settings.b1,
             adam_b2=settings.b2,
-            adam_learning_rate=schedule(settings, settings.adam_learning_rate),
+            adam_learning_rate=optax.constant_schedule(settings.adam_learning_rate),
             muon_weight_dimension_numbers=matrix_axes,
         )
     norm = settings.max_grad_norm

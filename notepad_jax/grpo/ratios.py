@@ -3,12 +3,14 @@
 Each choice is a function of log ratios [X] to the proximal policy, logprobs [X], advantages [X]
 and the `Limits`, and gives the loss of every token [X] and whether its gradient is gone [X].
 With all ratios at 1 every one of them has REINFORCE's gradient, -A. Beside them stands what
-corrects for a sampler that is not the trainer (`corrected`). Pure jnp, nothing of rows or
-devices; `objective` calls it. Formulas and papers: docs/algorithms.md.
+corrects for a sampler that is not the trainer (`corrected`), and what leaves out turns that the
+policy has moved away from (`too_far`). Pure jnp, nothing of rows or devices; `objective` calls
+it. Formulas and papers: docs/algorithms.md.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,6 +21,7 @@ from jaxtyping import Array, Bool, Float
 from notepad_jax.grpo import choices
 
 MAX_LOG_RATIO = 20.0  # held to before `exp`: the clips have long taken the gradient away
+NEVER = 2 * math.exp(MAX_LOG_RATIO)  # no ratio is so large: a limit that is off
 
 
 class Limits(NamedTuple):
@@ -26,20 +29,28 @@ class Limits(NamedTuple):
 
     clip_low: float | Array  # ratios below 1 - clip_low give no gradient where A < 0
     clip_high: float | Array  # ratios above 1 + clip_high give none where A > 0
-    dual_clip: float | Array  # of ppo_clip: ratios above it give none where A < 0
+    dual_clip: float | Array  # ratios above it give none where A < 0
     cap: float | Array  # of cispo: ratios count for no more
     tis_cap: float | Array  # of `corrected`; 0: no correction
+    tis_low: float | Array  # weights below it, and above tis_cap, are 0; 0: tis_cap is a cap
+    tis_veto: float | Array | None  # a token's weight below which its turn's are 0
+    off_policy_at: float | Array | None  # of `too_far`, nats a token
 
 
-USUAL = Limits(clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0, tis_cap=0.0)  # a config's
+USUAL = Limits(  # a config's
+    clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0, tis_cap=0.0, tis_low=0.0, tis_veto=0.0,
+    off_policy_at=0.0,
+)  # fmt: skip
 
 Tokens = Float[Array, " X"]
-Ratio = Callable[[Tokens, Tokens, Tokens, Limits], tuple[Tokens, Bool[Array, " X"]]]
+Truths = Bool[Array, " X"]
+Ratio = Callable[[Tokens, Tokens, Tokens, Limits], tuple[Tokens, Truths]]
+OverTurns = Callable[[Tokens], Tokens]  # each token's value to the mean over its turn
 
 
 def ignored(name: str, limits: Limits) -> list[str]:
     """Returns which limits are not the usual ones, and none that ratio `name` looks at."""
-    acting = (*LOOKS_AT[name], "tis_cap")
+    acting = (*LOOKS_AT[name], *GUARDS)
     chosen = (one for one in Limits._fields if getattr(limits, one) != getattr(USUAL, one))
     return [one for one in chosen if one not in acting]
 
@@ -54,15 +65,11 @@ def ppo_clip(log_ratio_X, logprob_X, advantages_X, limits):
 
     PPO's clip (Schulman et al. 2017, eq. 7) with the dual clip (Ye et al. 2020, eq. 5).
     """
-    ratio_X = exp(log_ratio_X)
-    loss_X, cut_X = _clipped(ratio_X, advantages_X, limits)
-    bound_X = -limits.dual_clip * advantages_X
-    loss_X = jnp.where(advantages_X < 0, jnp.minimum(loss_X, bound_X), loss_X)
-    return loss_X, cut_X | ((advantages_X < 0) & (ratio_X > limits.dual_clip))
+    return _clipped(exp(log_ratio_X), advantages_X, limits)
 
 
 def gspo(log_ratio_X, logprob_X, advantages_X, limits):
-    """The clip on s, the geometric mean of the ratios of a token's turn (GSPO, Zheng et al. 2025).
+    """The clips on s, the geometric mean of the ratios of a token's turn (GSPO, Zheng et al. 2025).
 
     `log_ratio_X` is that mean already (`TURNWISE`). s is taken in the paper's token form,
     sg(s) pi / sg(pi), so a token's gradient is its own and `turn_mean` makes it the paper's.
@@ -98,10 +105,9 @@ def likelihood(log_ratio_X, logprob_X, advantages_X, limits):
 RATIOS: dict[str, Ratio] = {
     one.__name__: one for one in (ppo_clip, gspo, gspo_trajectory, cispo, likelihood)
 }
-CLIPS = ("clip_low", "clip_high")
-LOOKS_AT: dict[str, tuple[str, ...]] = {  # of `Limits`, beside `tis_cap`
-    "ppo_clip": (*CLIPS, "dual_clip"), "gspo": CLIPS, "gspo_trajectory": CLIPS, "cispo": ("cap",),
-    "likelihood": (),
+CLIPS, GUARDS = Limits._fields[:3], Limits._fields[4:]
+LOOKS_AT: dict[str, tuple[str, ...]] = {  # of `Limits`, beside `GUARDS`
+    "ppo_clip": CLIPS, "gspo": CLIPS, "gspo_trajectory": CLIPS, "cispo": ("cap",), "likelihood": (),
 }  # fmt: skip
 TURNWISE = ("gspo",)  # who are given the mean over a turn
 TRAJECTORYWISE = ("gspo_trajectory",)  # and over a trajectory
@@ -115,14 +121,39 @@ def named(name: str) -> Ratio:
     return choices.named("ratio", RATIOS, name)
 
 
-def corrected(proximal_X: Tokens, behaviour_X: Tokens, limits: Limits) -> Tokens:
-    """sg(min(proximal / behaviour, tis_cap)) of each token; 1 where `tis_cap` is 0.
+def corrected(
+    proximal_X: Tokens, behaviour_X: Tokens, limits: Limits, over_turns: OverTurns
+) -> Tokens:
+    """sg(min(w, tis_cap)) of each token, w = proximal / behaviour; 1 where `tis_cap` is 0.
 
     Truncated importance sampling (Yao et al. 2025) for a sampler that computes otherwise than
     the trainer; with a cap that is never met, the weight of the decoupled loss (AReaL 2025).
+    With a `tis_low`, what is not in [tis_low, tis_cap] weighs 0 (masked importance sampling),
+    and with a `tis_veto` so does every token of a turn that has one with w below it.
     """
-    weight_X = jnp.minimum(exp(proximal_X - behaviour_X), limits.tis_cap)
+    weight_X = exp(proximal_X - behaviour_X)
+    outside_X = (weight_X < limits.tis_low) | (weight_X > limits.tis_cap)
+    outside_X &= limits.tis_low > 0
+    if limits.tis_veto is not None:
+        vetoed_X = (weight_X < limits.tis_veto).astype(jnp.float32)
+        outside_X |= over_turns(vetoed_X) > 0
+    weight_X = jnp.where(outside_X, 0.0, jnp.minimum(weight_X, limits.tis_cap))
     return jax.lax.stop_gradient(jnp.where(limits.tis_cap > 0, weight_X, 1.0))
+
+
+def too_far(
+    logprob_X: Tokens, behaviour_X: Tokens, advantages_X: Tokens, limits: Limits,
+    over_turns: OverTurns,
+) -> Truths:  # fmt: skip
+    """Tokens of turns of A < 0 that the policy has left: mean of log mu - log pi > off_policy_at.
+
+    Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556, eq. 9), a turn being the
+    sequence; mu is the sampler's own, so that its differences from the trainer count, too.
+    """
+    if limits.off_policy_at is None:
+        return jnp.zeros(advantages_X.shape, bool)
+    far_X = over_turns(jax.lax.stop_gradient(behaviour_X - logprob_X))
+    return (advantages_X < 0) & (far_X > limits.off_policy_at)
 
 
 def interpolated(
@@ -140,7 +171,9 @@ def interpolated(
 
 
 def _clipped(ratio_X, advantages_X, limits):
-    low, high = 1 - limits.clip_low, 1 + limits.clip_high
+    low, high, failed_X = 1 - limits.clip_low, 1 + limits.clip_high, advantages_X < 0
     loss_X = jnp.maximum(-ratio_X * advantages_X, -jnp.clip(ratio_X, low, high) * advantages_X)
+    bounded_X = jnp.minimum(loss_X, -limits.dual_clip * advantages_X)
+    out_X = (ratio_X < low) | (ratio_X > limits.dual_clip)
     over_X = (advantages_X > 0) & (ratio_X > high)
-    return loss_X, over_X | ((advantages_X < 0) & (ratio_X < low))
+    return jnp.where(failed_X, bounded_X, loss_X), over_X | (failed_X & out_X)

@@ -17,10 +17,13 @@ class UpdateSettings:
     ratio: str  # a name in ratios.RATIOS
     clip_low: float  # ratios below 1 - clip_low give no gradient when the advantage is negative
     clip_high: float  # ratios above 1 + clip_high give none when it is positive
-    dual_clip: float  # ratios above it give none when it is negative
+    dual_clip: float  # ratios above it give none when it is negative; 0: however large
     cap: float  # of cispo: no ratio counts for more
     proximal: str  # a name in ratios.PROXIMALS
     tis_cap: float  # of proximal / behaviour, what a token weighs at most; 0: no correction
+    tis_low: float  # tokens outside [tis_low, tis_cap] weigh nothing; 0: they are capped
+    tis_veto: float  # a turn with a token below it weighs nothing; 0: no veto
+    off_policy_at: float  # nats a token by which the policy may have left a failure; 0: any
     kl: str  # a name in objective.KLS
     kl_weight: float  # of KL to the reference policy, per token; 0 needs no reference
     entropy_weight: float  # of the bonus for a token's entropy; 0 computes no gradient of it
@@ -36,10 +39,11 @@ class UpdateSettings:
             )
         if self.micro_batch_rows < 1:
             raise ValueError(f"micro_batch_rows is {self.micro_batch_rows}; it must be at least 1")
-        if not (0 <= self.clip_low < 1 and 0 <= self.clip_high < self.dual_clip - 1):
+        dual = self.dual_clip or ratios.NEVER
+        if not (0 <= self.clip_low < 1 and 0 <= self.clip_high < dual - 1):
             raise ValueError(
                 f"clip range ({self.clip_low}, {self.clip_high}), dual clip {self.dual_clip}: need "
-                "0 <= clip_low < 1, clip_high >= 0 and dual_clip > 1 + clip_high"
+                "0 <= clip_low < 1, clip_high >= 0 and dual_clip > 1 + clip_high, or 0 for none"
             )
         ratios.named(self.ratio)
         objective.kl_named(self.kl)
@@ -50,6 +54,18 @@ class UpdateSettings:
             raise ValueError(f"cap is {self.cap}; a ratio of 1 must count whole, so at least 1")
         if not (self.tis_cap == 0 or 1 <= self.tis_cap < float("inf")):
             raise ValueError(f"tis_cap is {self.tis_cap}; it must be 0 (off) or at least 1")
+        for name in ("tis_low", "tis_veto"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ValueError(
+                    f"grpo.{name} is {value}; it must be 0 (off) or at most 1, which is where "
+                    "sampler and trainer agree"
+                )
+            if value and not self.tis_cap:
+                raise ValueError(
+                    f"grpo.{name} is {value} and grpo.tis_cap 0, which corrects nothing: give a "
+                    f"cap as well, or {name} = 0"
+                )
         if not 0 <= self.kl_weight < float("inf"):
             raise ValueError(f"kl_weight is {self.kl_weight}; it must be 0 (off) or more")
         if not 0 <= self.entropy_weight < float("inf"):
@@ -60,4 +76,8 @@ class UpdateSettings:
 
     @property
     def limits(self) -> ratios.Limits:
-        return ratios.Limits(self.clip_low, self.clip_high, self.dual_clip, self.cap, self.tis_cap)
+        """What is off is a limit that is never met, or no part of the program (None)."""
+        return ratios.Limits(
+            self.clip_low, self.clip_high, self.dual_clip or ratios.NEVER, self.cap, self.tis_cap,
+            self.tis_low, self.tis_veto or None, self.off_policy_at or None,
+        )  # fmt: skip

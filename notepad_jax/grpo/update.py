@@ -59,12 +59,13 @@ def learn(
 ) -> tuple[TrainState, dict[str, float]]:
     """Takes one optimizer step on each batch, in order; `state`'s buffers are donated.
 
-    `rate_scale` multiplies what the optimizer would add to the parameters. Muon and Adam
-    move as far for a faint gradient as for a strong one; a caller who knows that a batch
-    carries little signal says so here. A ratio of whole trajectories costs a forward pass
-    before each step, but before the first if the policy has not `moved` from the batches'
-    proximal logprobs: then it is 1. Interpolated proximal logprobs take the steps as one policy
-    version's, in equal parts. Returns the new state and metrics (`_metrics`).
+    `rate_scale` multiplies what the optimizer would add to the parameters: the share of the
+    rates that a schedule leaves, and less where a caller knows that a batch carries little
+    signal, since Muon and Adam move as far for a faint gradient as for a strong one. A ratio of
+    whole trajectories costs a forward pass before each step, but before the first if the policy
+    has not `moved` from the batches' proximal logprobs: then it is 1. Interpolated proximal
+    logprobs take the steps as one policy version's, in equal parts. Returns the new state and
+    metrics (`_metrics`).
 
     Raises:
       ValueError: the rows cannot be split, or no token or a row's first token is trained.

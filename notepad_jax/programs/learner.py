@@ -10,7 +10,7 @@ decides when; below: grpo.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -51,7 +51,8 @@ class Learner:
     plan: Algorithm
     settings: UpdateSettings
     optimizer: Any
-    rate: Callable[[int], Any]  # the learning rate, by optimizer steps done
+    rate: Callable[[int], Any]  # the share of the rates, by rollouts learnt from
+    peak: float  # the learning rate that it is a share of
     state: TrainState
     frozen: Any  # leaves that are not trained; empty where all are
     reference: Any  # the starting policy, for KL; empty where none is asked for
@@ -91,6 +92,9 @@ def settings_of(config: ConfigDict) -> tuple[Algorithm, UpdateSettings, Optimize
         cap=g.cap,
         proximal=g.proximal,
         tis_cap=g.tis_cap,
+        tis_low=g.tis_low,
+        tis_veto=g.tis_veto,
+        off_policy_at=g.off_policy_at,
         kl=g.kl,
         kl_weight=g.kl_weight if g.kl_in == "loss" else 0.0,
         entropy_weight=g.entropy_weight,
@@ -103,22 +107,6 @@ def settings_of(config: ConfigDict) -> tuple[Algorithm, UpdateSettings, Optimize
     return plan, settings, OptimizerSettings(**config.optimizer)
 
 
-def idle(config: ConfigDict) -> Iterator[str]:
-    """Yields, in words, that the rate will have fallen long before the run ends.
-
-    It falls by optimizer steps; of one a rollout whoever wrote the config meant what it says.
-    """
-    of, each = config.optimizer, config.grpo.minibatches * config.grpo.epochs
-    whole = config.steps * each
-    if of.decay != "none" and each > 1 and of.decay_steps < whole / 2:
-        yield (
-            f"optimizer.decay_steps={of.decay_steps} is reached after {of.decay_steps // each:,} "
-            f"of {config.steps:,} rollouts, and little is learnt from then on: it counts optimizer "
-            f"steps, {each} a rollout (grpo.minibatches x grpo.epochs); for the whole run use "
-            f"{whole}, with decay_from x {each}"
-        )
-
-
 def prepare(config: ConfigDict, policy: PolicyConfig, params: Any) -> Learner:
     """Returns the learner before its first step; `params` are taken over."""
     plan, settings, optimizer_settings = settings_of(config)
@@ -128,10 +116,10 @@ def prepare(config: ConfigDict, policy: PolicyConfig, params: Any) -> Learner:
     if plan.kl_weight:
         # The state below takes `trained` over and its updates donate it: this is a copy.
         reference = parameters.join(frozen, _cast_copy(trained, dtype=policy.dtype))
-    rate = schedule(optimizer_settings, optimizer_settings.learning_rate)
+    rate, peak = schedule(optimizer_settings), optimizer_settings.learning_rate
     state = start(trained, optimizer)
     told = config.rollout.archive_turns
-    return Learner(policy, plan, settings, optimizer, rate, state, frozen, reference, told)
+    return Learner(policy, plan, settings, optimizer, rate, peak, state, frozen, reference, told)
 
 
 def partition(
@@ -196,10 +184,10 @@ def learn(
     """Learns from a rollout; returns (metrics, tokens that were packed).
 
     `share` of the groups that these were chosen from were informative; `version` is that of the
-    policy as it is; `named` says what the source of a task is called in metrics.
+    policy as it is, the rollouts before this one, by which rates rise and fall; `named` says what
+    the source of a task is called in metrics.
     """
-    plan = learner.plan
-    rate = float(learner.rate(int(learner.state.step)))
+    plan, rate = learner.plan, float(learner.rate(version))
     policy = parameters.join(learner.frozen, learner.state.masters)
     scales, entropies = None, []
     if plan.remembers:
@@ -225,7 +213,7 @@ def learn(
         taught, gate, guarded = algorithm.gated(plan, gate, batches, entropies)
     learner.state, learnt = update.learn(
         learner.config, learner.optimizer, learner.settings, learner.state, learner.frozen,
-        [one for one in taught if one is not None] * plan.epochs, scale,
+        [one for one in taught if one is not None] * plan.epochs, rate * scale,
         moved=not before and any(one.age.any() for one in there),
     )  # fmt: skip
     if learnt["update/skipped"] < learnt["update/optimizer_steps"] or not any(taught):
@@ -238,7 +226,7 @@ def learn(
     tokens = sum(s.packed_tokens for s in stats)
     places = sum(s.rows * s.row_length for s in stats)
     return learnt | {
-        "update/learning_rate": rate,  # of the first of these optimizer steps
+        "update/learning_rate": rate * learner.peak,  # of all of these optimizer steps
         "update/rate_scale": scale,
         "update/packed_tokens": tokens,
         "update/prefix_tokens_saved": sum(s.prefix_tokens_saved for s in stats),

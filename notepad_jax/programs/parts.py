@@ -21,7 +21,7 @@ from notepad_jax.checkpoint.hf import adapters, huggingface
 from notepad_jax.checkpoint.steps import as_stored, load_params
 from notepad_jax.checkpoint.targets import abstract, check_shapes, placed
 from notepad_jax.engine.engines import Engines
-from notepad_jax.engine.executor import Executor, Runs
+from notepad_jax.engine.executor import Device, Executor, Runs
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import lora, parameters
@@ -326,8 +326,9 @@ def service(
     there = engines_mesh(engine)
 
     def one(number: int, policy_there: PolicySnapshot) -> EngineService:
+        device = Device(policy.config, settings, mesh.row(there, number % rows))
         return EngineService(
-            around(Executor(policy.config, settings, mesh.row(there, number % rows))),
+            around(Executor(settings, device)),
             policy_there,
             share_prefixes=engine.share_prefixes,
             read_ahead=engine.read_ahead,

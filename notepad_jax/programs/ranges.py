@@ -62,7 +62,7 @@ def whole(lowest: int, highest: int = INT32) -> Range:
 SHARE = Range(0, 1, "at least 0 and at most 1")  # probabilities, too
 UNSIGNED = Range(0, LARGEST, "0 or more, and finite in float32")
 POSITIVE = Range(TINY, LARGEST, "above 0 and finite, in float32")
-NATS = Range(0, 100, "at least 0 and at most 100 nats")  # of an entropy, at most log vocabulary
+NATS = Range(0, 100, "at least 0 and at most 100 nats")  # of a token: an entropy, a log ratio
 NOT_NEGATIVE = Range(0, LARGEST, "at least 0 and finite, in float32")
 
 # By key; sections in a list (`lessons`) share their rows.
@@ -92,6 +92,7 @@ RANGES: dict[str, Range] = {
     "grpo.overlong_weight": UNSIGNED,
     "grpo.kl_weight": UNSIGNED,
     "grpo.entropy_weight": UNSIGNED,
+    "grpo.off_policy_at": NATS,
     "grpo.entropy_high": NATS,
     "grpo.entropy_low": NATS,
     "grpo.constant": UNSIGNED,

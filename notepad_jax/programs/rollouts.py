@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import parts, task_stream, traces
 from notepad_jax.programs.task_stream import TaskStream
+from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.reading.trace import Trace
@@ -42,7 +43,7 @@ from notepad_jax.rollout.overlong import Overlong
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
-from notepad_jax.types import Chunks, Completer, Draw, Group, Task
+from notepad_jax.types import Chunks, Completer, Draw, Group, Reading, Task, TurnKind
 
 
 class ReadingsFailed(ValueError):
@@ -56,6 +57,7 @@ class Rollouts:
     stream: TaskStream
     reader: Reader
     score: rewards.Score
+    probe: rewards.Score  # of an answer alone, from a memory that was written again
     wanted: Wanted
     group_size: int
     seed: int
@@ -116,7 +118,7 @@ class Rollouts:
             ordinal = one.group.ordinal
             theirs[readers.get(ordinal, ordinal % count)].append(one)
         own = theirs[hosts.index()]
-        sets = await local.write_again(own, reader, self.local.samples, self.seed, self.score)
+        sets = await local.write_again(own, reader, self.local.samples, self.seed, self.probe)
         made = {one.group.place: found for one, found in zip(own, sets, strict=True)}
         if count > 1:
             every = hosts.gather(json.dumps(spool.tell_local(sets)).encode())
@@ -225,7 +227,14 @@ def rollouts(
     template: Template, rules: Rules,
 ) -> Rollouts:  # fmt: skip
     """Returns how a run samples. Raises ValueError for a config that cannot work."""
-    r = config.rollout
+    r, score = config.rollout, scoring(config)
+    memory = memory_scoring(config)
+
+    def told(reading: Reading) -> list[str]:
+        after = memory_agent.memories(rules, template, reading.turns)
+        pairs = zip(reading.turns, after, strict=True)
+        return [tokenizer.decode(one) for turn, one in pairs if turn.kind is TurnKind.UPDATE]
+
     return Rollouts(
         stream=stream,
         reader=Reader(
@@ -233,7 +242,8 @@ def rollouts(
             TurnSampling(r.temperature, r.top_p, template.stop_ids, 0),
             stream.documents(tokenizer, rules.chunk_size, rules.chunk_ends),
         ),
-        score=scoring(config),
+        score=rewards.with_memories(score, memory, told) if memory else score,
+        probe=score,
         wanted=Wanted(
             r.documents, stream.questions, r.max_rounds, r.max_staleness, stream.balanced
         ),
@@ -278,6 +288,12 @@ def scoring(config: ConfigDict) -> rewards.Score:
         score,
         Overlong(g.overlong_window, g.overlong_weight, rules.max_memory, rules.longest_answer),
     )
+
+
+def memory_scoring(config: ConfigDict) -> rewards.Score | None:
+    """Returns how a run judges memories; None where it does not. ValueError for an unknown name."""
+    said = config.tasks.memory_reward
+    return rewards.of(said, rewards.MEMORY_KEY) if said else None
 
 
 def idle(config: ConfigDict) -> Iterator[str]:

@@ -22,6 +22,7 @@ from notepad_jax.rollout import rewards
 
 OURS, PUBLISHED, SUITES = "quickstart", "chat", "ruler"  # configs of who has none
 Reward = str | Callable[[str, dict[str, Any]], float]
+Rewards = Reward | Sequence[tuple[float, Reward]]
 MemoryRule = str | Callable[[Note, Note], Returned]
 Config = str | os.PathLike[str] | ConfigDict
 
@@ -126,8 +127,9 @@ def _text(value: Any) -> str:
 
 def lent(
     stack: contextlib.ExitStack,
-    reward: Reward | Sequence[tuple[float, Reward]] | None,
+    reward: Rewards | None,
     memory_update: MemoryRule | None,
+    memory_reward: Rewards | None = None,
 ) -> dict[str, str]:
     """Lends functions until the stack closes; returns the config keys, and what they hold now.
 
@@ -136,18 +138,23 @@ def lent(
     said = {}
     if memory_update is not None:
         said["reading.memory_update"] = _name(stack, memory_update)
-    if isinstance(reward, str) or callable(reward):
-        said[rewards.KEY] = _name(stack, reward)
-    elif reward is not None:
-        try:
-            parts = [(float(weight), one) for weight, one in reward]
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"reward is {reward!r:.80}; give a function of (answer, row), the name of a "
-                f"metric, or a list of (weight, one of these)"
-            ) from None
-        said[rewards.KEY] = ",".join(f"{_name(stack, one)}={weight!r}" for weight, one in parts)
+    for key, one in ((rewards.KEY, reward), (rewards.MEMORY_KEY, memory_reward)):
+        if one is not None:
+            said[key] = _reward(stack, one, key.partition(".")[2])
     return said
+
+
+def _reward(stack: contextlib.ExitStack, reward: Rewards, what: str) -> str:
+    if isinstance(reward, str) or callable(reward):
+        return _name(stack, reward)
+    try:
+        parts = [(float(weight), one) for weight, one in reward]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{what} is {reward!r:.80}; give a function of (answer, row), the name of a "
+            f"metric, or a list of (weight, one of these)"
+        ) from None
+    return ",".join(f"{_name(stack, one)}={weight!r}" for weight, one in parts)
 
 
 def _name(stack: contextlib.ExitStack, function: str | Callable[..., Any]) -> str:

@@ -37,6 +37,7 @@ from notepad_jax.text.tokenizer import Tokenizer, counter
 from notepad_jax.types import Task
 
 TRAINING_DOCUMENTS = range(2**30)  # document seeds; evaluation uses others
+SENTENCES = 15 / 16  # of a chunk that ends where a sentence does, the share that is filled
 MOST_CHUNKS = "data/max_chunks"  # a metric: of the documents of a step, where there is a curriculum
 
 
@@ -162,15 +163,19 @@ def _told(config: ConfigDict, tokenizer: Tokenizer, stages: Curriculum) -> TaskS
     count = counter(tokenizer)
     text = haystack.stdlib_prose()
 
-    def of(limit: int) -> Records:
-        length = min(config.data.tokens, limit)
+    full = SENTENCES if config.reading.chunk_ends == "sentence" else 1.0
 
+    def of(length: int) -> Records:
         def make(seed: int) -> tuple[Task, ...]:
             return stories.make_tasks(seed, kinds, questions, length, text, count)
 
         return generated(make, config.seed, documents=TRAINING_DOCUMENTS)
 
-    return TaskStream(of(config.data.tokens), questions, 0, None, curriculum=stages, shorter=of)
+    def shorter(limit: int) -> Records:
+        return of(min(config.data.tokens, int(full * limit)))
+
+    whole = of(config.data.tokens)
+    return TaskStream(whole, questions, 0, None, curriculum=stages, shorter=shorter)
 
 
 def check_files(config: ConfigDict, tokenizer: Tokenizer) -> None:

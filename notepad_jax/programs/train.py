@@ -159,6 +159,7 @@ def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> p
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
     parts.engines_mesh(config.engine)
     rollouts.scoring(config)
+    rollouts.memory_scoring(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
     learner.check_start(config.grpo.lora, config.policy)
@@ -207,7 +208,7 @@ def prepare(
     held_out = validation.opened(config, held_out, sampled.reader)
     learning = learner.prepare(config, policy.config, policy.params)
     said = algorithm.idle(learning.plan, learning.settings, config.rollout.max_staleness)
-    for idle in (*said, *learner.idle(config), *rollouts.idle(config)):
+    for idle in (*said, *rollouts.idle(config)):
         screen.say(idle)
     wanted = parts.adopted(config, policy.config, learner.adapters(config.grpo.lora))
     handoff = _handoff(config.checkpoint, where, wanted, learning.frozen)

@@ -31,7 +31,7 @@ from jaxtyping import Array
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.checkpoint.training_state import Checkpoints
-from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
+from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer, schedule
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
 from notepad_jax.model.logprobs import logits
@@ -213,12 +213,14 @@ def train_step(
     lesson: dict[str, Array],
     guidance: float,
     noise: float,
+    rate_share: float,
     key: Array,
 ) -> tuple[Params, Any, dict[str, Array]]:
     gradient, numbers = jax.grad(lesson_loss, argnums=1, has_aux=True)(
         config, shaken(params, noise, key), lesson, guidance
     )
     updates, opt_state = optimizer.update(gradient, opt_state, params)
+    updates = jax.tree.map(lambda u: u * rate_share, updates)
     return optax.apply_updates(params, updates), opt_state, numbers
 
 
@@ -262,7 +264,8 @@ def run(config: ml_collections.ConfigDict, screen: Screen) -> dict[str, float]:
     )
     if policy.layers < 2:
         raise ValueError(f"policy.layers is {policy.layers}; finding a fact takes at least 2")
-    optimizer = make_optimizer(OptimizerSettings(**config.optimizer))
+    settings = OptimizerSettings(**config.optimizer)
+    optimizer, rate = make_optimizer(settings), schedule(settings)
     params = initial_params(policy, config.seed, **config.initial)
     opt_state = place.commit(optimizer.init(params))
     first = 0
@@ -278,7 +281,7 @@ def run(config: ml_collections.ConfigDict, screen: Screen) -> dict[str, float]:
         chunk_size, lesson = draw_lesson(config, step)
         params, opt_state, numbers = train_step(
             policy, optimizer, params, opt_state, lesson, config.guidance, config.noise,
-            jax.random.fold_in(jax.random.key(config.seed), step),
+            float(rate(step)), jax.random.fold_in(jax.random.key(config.seed), step),
         )  # fmt: skip
         numbers = {name: float(x) for name, x in numbers.items()}  # device to host
         if not math.isfinite(numbers["loss"]):

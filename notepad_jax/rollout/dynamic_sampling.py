@@ -1,4 +1,4 @@
-"""Dynamic sampling: a group whose rewards are all equal teaches nothing, so it is replaced.
+"""Dynamic sampling: a group that was judged alike teaches nothing, so it is replaced.
 
 A step wants a batch of informative groups. It takes those that waited, draws what is missing, and
 while some are still missing draws again: as many documents as are missing divided by the share

@@ -61,9 +61,9 @@ class GroupStats:
     groups_kept: int = 0  # in the batch
     groups_waiting: int = 0  # informative, and kept for the next step
     groups_stale: int = 0  # informative, and too old by the time there was room
-    dropped_all_right: int = 0  # every reward 1
-    dropped_all_wrong: int = 0  # every reward 0
-    dropped_all_equal: int = 0  # every reward the same, in between
+    dropped_all_right: int = 0  # all judged 1
+    dropped_all_wrong: int = 0  # all judged 0
+    dropped_all_equal: int = 0  # all judged the same, in between
     trajectories: int = 0
     reward_sum: float = 0.0
     em_sum: float = 0.0
@@ -165,9 +165,9 @@ def measure(groups: Sequence[Group], failed: int = 0) -> GroupStats:
 
 
 def _measure_one(group: Group) -> GroupStats:
-    rewards = group.rewards
+    rewards, judged = group.rewards, [one.judged for one in group.trajectories]
     dropped = not group.informative
-    right, wrong = dropped and rewards.min() >= 1.0, dropped and rewards.max() <= 0.0
+    right, wrong = dropped and min(judged) >= 1.0, dropped and max(judged) <= 0.0
     readings = [trajectory.reading for trajectory in group.trajectories]
     turns = [turn for reading in readings for turn in reading.turns]
     updates = [turn.completion for turn in turns if turn.kind is TurnKind.UPDATE]

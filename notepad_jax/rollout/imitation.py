@@ -119,10 +119,9 @@ def answer(task: Task) -> str:
     A reader that lists what it noted need not sort it, unless the metric looks at the order.
     """
     items, separator = list(task.answers), "\n" if task.metric in LINES else ", "
-    if task.metric != "pairwise":
-        noted = task.script[-1].notes.split(", ")
-        if sorted(noted) == sorted(items):
-            items = noted
+    noted = task.script[-1].notes
+    if task.metric != "pairwise" and all(item in noted for item in items):
+        items = sorted(items, key=noted.find)
     several = task.metric in (*LINES, "ruler_all")
     return separator.join(items) if several else items[0]
 

@@ -2,8 +2,9 @@
 
 A turn of L completion tokens, of which Lmax are allowed, gets 0 up to Lmax - Lc and falls from
 there in a line to -1 at Lmax (DAPO's soft punishment, a turn at a time; Lc is the window). The
-mean over a reading's turns, times a weight, is added to its reward: so a reading of many chunks
-is not punished more for having more turns. An answer is one turn, however many contexts it took:
+mean over a reading's turns, times a weight, is added to its reward as shaping: so a reading of many
+chunks is not punished more for having more turns, and a group that was judged alike is none to
+learn lengths from. An answer is one turn, however many contexts it took:
 one that goes on in the next is not too long. Above: programs.rollouts; beside: rewards.
 """
 
@@ -61,6 +62,6 @@ def shaped(score: rewards.Score, how: Overlong) -> rewards.Score:
         costs = how.penalties(reading.turns)
         added = how.weight * sum(costs) / max(1, len(costs))
         parts = {**judged.reward_parts, PART: added}
-        return Trajectory(reading, judged.reward + added, parts)
+        return Trajectory(reading, judged.judged, parts, judged.shaping + added)
 
     return scored

@@ -1,8 +1,8 @@
 """How well each task of the files has been answered so far, and which are drawn no more.
 
 No positive resampling (ScaleRL 2025): a task whose running pass rate is high teaches nothing
-any more, and is retired. The rate is the mean reward of all its readings, without what their
-lengths took off: for rewards of 0 and 1 the share that was right. Of no source more than half
+any more, and is retired. The rate is the mean of what all its readings were judged: for rewards
+of 0 and 1 the share that was right. Of no source more than half
 retires: what is left would be read again and again, and those few are the ones that nobody can
 answer. A value, part of the ledger: what a step learnt of rates is forgotten with the step.
 Above: ledger and programs.rollouts.
@@ -14,11 +14,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from notepad_jax.rollout import overlong
 from notepad_jax.types import Group
 
 Key = tuple[str, int]  # source, number of the task in it
-DIGITS = 9  # of a reward: taking a penalty off and putting it back costs the last bit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +40,8 @@ class PassRates:
             room[source] -= 1
         for key, group in read:
             earned, count = known.get(key, (0.0, 0))
-            rewards = [
-                round(one.reward - one.reward_parts.get(overlong.PART, 0.0), DIGITS)
-                for one in group.trajectories
-            ]
-            earned, count = earned + sum(rewards), count + len(rewards)
+            judged = [one.judged for one in group.trajectories]
+            earned, count = earned + sum(judged), count + len(judged)
             known[key] = earned, count
             kept.discard(key)
             if key in retired or earned < retire_at * count:

@@ -2,15 +2,17 @@
 
 The reward is the task's own metric on the final answer, found by the task's contract, or what a
 run's config names instead: a metric, a function of the user's, or several of these by weight.
-What the memory said on the way earns nothing. A truncated answer is scored as it is, a malformed
-one scores 0, and both are counted. Used by the collector; below: scoring.metrics and scoring.own.
+What the memory said on the way earns nothing, unless a config names a reward for memories, too
+(`with_memories`): then a turn learns from what its own was worth. A truncated answer is scored as
+it is, a malformed one scores 0, and both are counted. Used by the collector; below:
+scoring.metrics and scoring.own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from notepad_jax.scoring import metrics, own, published
 from notepad_jax.types import Reading, Status, Task, Trajectory
@@ -18,24 +20,26 @@ from notepad_jax.types import Reading, Status, Task, Trajectory
 Score = Callable[[Reading, Task], Trajectory]
 PUBLISHED = "published"  # instead of a metric: what others published under each task's own
 KEY = "tasks.reward"  # of a config: "boxed", "rewards:mine", or "rewards:mine=0.8,boxed=0.2"
+MEMORY_KEY = "tasks.memory_reward"  # the same of memories; "": none
+MEMORIES = "memories"  # of `Trajectory.reward_parts`: what they were worth on average
 
 
-def of(said: str) -> Score:
-    """Returns how a run rewards, by what its config says under `KEY`; functions start here.
+def of(said: str, key: str = KEY) -> Score:
+    """Returns how a run rewards, by what its config says under `key`; functions start here.
 
     A name with a colon is a function (`scoring.own`), any other a metric (`by`). Of several the
     reward is the mean by weight, and `reward_parts` holds each as reward/NAME. Raises
     ValueError for a name or a weight that there is not.
     """
-    weights = _weights(said)
-    judges = {name: _own(name) if ":" in name else by(name) for name in weights}
+    weights = _weights(said, key)
+    judges = {name: _own(name, key) if ":" in name else by(name) for name in weights}
     if len(judges) == 1:
         return next(iter(judges.values()))
     whole = sum(weights.values())
 
     def weighed(reading: Reading, task: Task) -> Trajectory:
         base = score(reading, task)
-        worth = {name: judge(reading, task).reward for name, judge in judges.items()}
+        worth = {name: judge(reading, task).judged for name, judge in judges.items()}
         reward = sum(weights[name] * value for name, value in worth.items()) / whole
         parts = {f"reward/{name}": value for name, value in worth.items()}
         return Trajectory(reading, reward, {**base.reward_parts, **parts})
@@ -43,7 +47,24 @@ def of(said: str) -> Score:
     return weighed
 
 
-def _weights(said: str) -> dict[str, float]:
+def with_memories(answer: Score, memory: Score, told: Callable[[Reading], Sequence[str]]) -> Score:
+    """Returns `answer`, and beside it what each memory on the way is worth by `memory`.
+
+    That judges a memory as it would an answer that says it; `told` gives the memory after each
+    update turn, as a text.
+    """
+
+    def scored(reading: Reading, task: Task) -> Trajectory:
+        whole, said = answer(reading, task), told(reading)
+        worth = [memory(dataclasses.replace(reading, answer=one), task).judged for one in said]
+        mean = sum(worth) / max(1, len(worth))
+        parts = {**whole.reward_parts, MEMORIES: mean}
+        return dataclasses.replace(whole, reward_parts=parts, memory_rewards=tuple(worth))
+
+    return scored
+
+
+def _weights(said: str, key: str) -> dict[str, float]:
     if "," not in said and "=" not in said:
         return {said: 1.0}
     weights: dict[str, float] = {}
@@ -54,12 +75,12 @@ def _weights(said: str) -> dict[str, float]:
         except ValueError:
             weights[name] = 0.0
         if not name or not 0 < weights[name] < float("inf"):
-            raise ValueError(f"{KEY} has {word!r}; write NAME=WEIGHT, with a weight above 0")
+            raise ValueError(f"{key} has {word!r}; write NAME=WEIGHT, with a weight above 0")
     return weights
 
 
-def _own(name: str) -> Score:
-    judge = own.named(name, KEY)
+def _own(name: str, key: str) -> Score:
+    judge = own.named(name, key)
 
     def judged(reading: Reading, task: Task) -> Trajectory:
         row = {
@@ -70,7 +91,7 @@ def _own(name: str) -> Score:
             "source": task.source,
             "metric": task.metric,
         }
-        return dataclasses.replace(score(reading, task), reward=judge(reading.answer, row))
+        return dataclasses.replace(score(reading, task), judged=judge(reading.answer, row))
 
     return judged
 

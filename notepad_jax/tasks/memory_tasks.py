@@ -134,8 +134,11 @@ def _updates(cast: Cast) -> Story:
     last = facts[0]
     return Story(
         facts=[
-            last,
-            *(dataclasses.replace(fact, shown="", note=fact.shown) for fact in facts[1:codes]),
+            dataclasses.replace(last, note=_code_note(asked, last.shown)),
+            *(
+                dataclasses.replace(fact, shown="", note=_code_note(asked, fact.shown))
+                for fact in facts[1:codes]
+            ),
             *(dataclasses.replace(fact, shown="") for fact in facts[codes:]),
         ],
         question=(
@@ -174,8 +177,12 @@ def _conflicts(cast: Cast) -> Story:
         )
         for (name, source), price in zip(told, prices, strict=True)
     ]
-    facts[0] = dataclasses.replace(facts[0], shown=prices[0], note=f"{right} {prices[0]}")
-    facts[1] = dataclasses.replace(facts[1], note=f"{wrong} {prices[1]}")
+    notes = [
+        f"{source} {asked} mill {price}"
+        for (_, source), price in zip(told[:2], prices[:2], strict=True)
+    ]
+    facts[0] = dataclasses.replace(facts[0], shown=prices[0], note=notes[0])
+    facts[1] = dataclasses.replace(facts[1], note=notes[1])
     verdict = cast.one_of(_VERDICTS).format(right=right, wrong=wrong)
     facts.append(Fact(cast.depth(), verdict, note=f"trust {right}"))
     return Story(
@@ -261,7 +268,7 @@ def _stop(depth: float, person: str, name: str, shown: str) -> Fact:
 
 def _opening(depth: float, name: str, year: int, shown: str) -> Fact:
     text = f"The {name} bridge was opened to traffic in the year {year}."
-    return Fact(depth, text, shown, note=f"{year} {name}" if shown else "")
+    return Fact(depth, text, shown, note=f"{name} {year}" if shown else "")
 
 
 def _multi_evidence(cast: Cast) -> Story:
@@ -297,7 +304,8 @@ def _unanswerable(cast: Cast) -> Story:
         *(Fact(cast.depth(), _code_fact(next(cast.names), code)) for code in codes[2:4]),
     ]
     subject, shown = (asked, codes[4]) if answerable else (next(cast.names), "")
-    facts.append(Fact(cast.depth(), _code_fact(subject, codes[4]), shown))
+    note = _code_note(subject, shown) if shown else ""
+    facts.append(Fact(cast.depth(), _code_fact(subject, codes[4]), shown, note))
     return Story(
         facts=facts,
         question=(
@@ -314,7 +322,7 @@ def _instruction(cast: Cast) -> Story:
     asked = next(cast.names)
     code, order, *others = islice(cast.numbers, 4)
     facts = [
-        Fact(cast.depth(), _code_fact(asked, code), code),
+        Fact(cast.depth(), _code_fact(asked, code), code, _code_note(asked, code)),
         Fact(cast.depth(), cast.one_of(_ORDERS).format(code=order)),
         *(Fact(cast.depth(), _code_fact(next(cast.names), other)) for other in others),
     ]
@@ -332,6 +340,10 @@ def _instruction(cast: Cast) -> Story:
 
 def _code_fact(name: str, code: str) -> str:
     return f"The gate code of the {name} depot is {code}."
+
+
+def _code_note(name: str, code: str) -> str:
+    return f"{name} depot is {code}"
 
 
 STORIES: Mapping[str, Callable[[Cast], Story]] = {

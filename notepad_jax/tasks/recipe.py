@@ -86,7 +86,9 @@ class Fact:
     depth: float  # where, as a share of the filler's units, [0, 1)
     text: str
     shown: str = ""  # the words by which a memory that kept it is known; "": not evidence
-    note: str = ""  # what a good reader writes down of it; "": what is `shown`, if anything
+    # What a good reader writes down of it; "": what is `shown`, if anything. It begins with words
+    # of the question, as the fact does: a small model then finds what follows by copying on.
+    note: str = ""
 
 
 # How what was written down of facts becomes notes.

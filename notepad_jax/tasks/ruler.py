@@ -140,10 +140,11 @@ def needle_story(
     names = tuple(islice(one_by_one(draws.names, avoid), needles.names))
     values = tuple(islice(one_by_one(draw, avoid), needles.facts))
     answers = values[: needles.asked * needles.values]
-    facts = [
-        Fact(depth, fact(names[i // needles.values], value), value if value in answers else "")
-        for i, (depth, value) in enumerate(zip(depths, values, strict=True))
-    ]
+    facts = []
+    for i, (depth, value) in enumerate(zip(depths, values, strict=True)):
+        name, wanted = names[i // needles.values], value in answers
+        shown, note = (value, f"{name} is {value}") if wanted else ("", "")
+        facts.append(Fact(depth, fact(name, value), shown, note))
     kind = "identifier" if needles.uuids else "number"
     question = _question(kind, names[: needles.asked], len(answers))
     return Story(facts, question, answers, "ruler_all")

@@ -87,7 +87,7 @@ def test_a_cache_that_was_given_back_and_taken_again_gives_the_same(shared_run):
             for part in (pairs[:half], pairs[half:]):
                 done += await asyncio.gather(*[service.complete(p, s) for p, s in part])
                 service.rest()
-                assert runner.pages is None
+                assert runner.device.pages is None
             return done
 
     assert ids(asyncio.run(go())) == ids(shared_run[0])

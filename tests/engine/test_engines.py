@@ -14,27 +14,28 @@ from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
 from notepad_jax.parallel import mesh
 from notepad_jax.types import CompleterFailed, Completers, Finish, PolicySnapshot, Streamer
-from tests.engine.test_service import Arithmetic, Weights, prompt, sampling
+from tests.engine.test_service import executor, is_right, prompt, sampling, snapshot
+from tests.slots import Watched
 
 
-def engines(*executors: Arithmetic) -> Engines:
+def engines(*executors: Watched) -> Engines:
     """Each with a policy of its own already: a copy of one is compared elsewhere."""
-    policy = PolicySnapshot(0, Weights(0))
-    return Engines([EngineService(executor, policy) for executor in executors], mesh.one())
+    return Engines([EngineService(own, snapshot(0)) for own in executors], mesh.one())
 
 
 def test_each_works_in_a_thread_of_its_own_and_all_results_come_in_order():
     async def completed(number, service):
         done = await service.complete(prompt(), sampling(seed=number))
-        return threading.current_thread().name, done.tokens[0]
+        right = is_right(done, prompt(), sampling(seed=number))
+        return threading.current_thread().name, right
 
     async def go():
-        async with engines(Arithmetic(), Arithmetic(), Arithmetic()) as several:
+        async with engines(executor(), executor(), executor()) as several:
             assert isinstance(several, Completers) and several.version == 0
             return await several.each(completed), several.take_stats()
 
     found, stats = asyncio.run(go())
-    assert found == [("engine 0", 10), ("engine 1", 11), ("engine 2", 12)]
+    assert found == [("engine 0", True), ("engine 1", True), ("engine 2", True)]
     assert stats.turns == 3  # of all of them
     assert not any(thread.name.startswith("engine") for thread in threading.enumerate())
 
@@ -52,7 +53,7 @@ def test_one_does_not_wait_for_another():
         there.set()
 
     async def both():
-        async with engines(Arithmetic(), Arithmetic()) as several:
+        async with engines(executor(), executor()) as several:
             return await several.each(go)
 
     assert asyncio.run(both()) == [True, None]
@@ -72,7 +73,7 @@ def test_a_failure_of_one_reaches_the_caller_when_the_others_have_ended():
         await service.complete(prompt(), sampling(seed=number))
 
     async def both():
-        async with engines(Arithmetic(fail_at=0), Arithmetic()) as several:
+        async with engines(executor({0}), executor()) as several:
             with pytest.raises(CompleterFailed, match="the device is on fire"):
                 await several.each(go)
             return list(ended)
@@ -93,7 +94,7 @@ def test_who_is_cancelled_leaves_nothing_running():
             ended.append(number)
 
     async def go():
-        async with engines(Arithmetic(), Arithmetic()) as several:
+        async with engines(executor(), executor()) as several:
             for least in (0, 2):
                 begun.clear(), ended.clear()
                 rolling = asyncio.ensure_future(several.each(slow))
@@ -105,9 +106,9 @@ def test_who_is_cancelled_leaves_nothing_running():
                     await rolling
                 assert sorted(ended) == sorted(begun)
             done = await several.each(lambda n, s: s.complete(prompt(), sampling(seed=n)))
-            return [completion.tokens[0] for completion in done]
+            return [is_right(one, prompt(), sampling(n)) for n, one in enumerate(done)]
 
-    assert asyncio.run(go()) == [10, 11] and len(ended) == 2
+    assert asyncio.run(go()) == [True, True] and len(ended) == 2
 
 
 def test_a_version_that_one_has_is_adopted_by_none():
@@ -119,7 +120,7 @@ def test_a_version_that_one_has_is_adopted_by_none():
         async def version(number, service):
             return service.version
 
-        async with engines(Arithmetic(), Arithmetic()) as several:
+        async with engines(executor(), executor()) as several:
             await several.each(ahead)
             with pytest.raises(ValueError, match="version 1 is resident"):
                 await several.adopt(PolicySnapshot(1, {}))
@@ -139,7 +140,7 @@ def test_a_seat_streams_what_it_completes_and_goes_to_who_has_fewest():
             return [piece async for piece in pieces]
 
     async def go():
-        async with engines(Arithmetic(), Arithmetic()) as several:
+        async with engines(executor(), executor()) as several:
             with several.seat() as first, several.seat() as second:
                 assert isinstance(first, Streamer)
                 both = await asyncio.gather(streamed(first, 1), streamed(second, 2))
@@ -148,7 +149,8 @@ def test_a_seat_streams_what_it_completes_and_goes_to_who_has_fewest():
 
     (pieces, others), done, stats = asyncio.run(go())
     assert [i for piece in pieces for i in piece.tokens] == done.tokens.tolist()
-    assert others[0].tokens[0] == 12 and len(others) > 2 and stats.turns == 3
+    assert is_right(done, prompt(), sampling(1))
+    assert len(others) > 2 and stats.turns == 3
     assert [piece.finish for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
     assert pieces[-1].finish is Finish.LENGTH
 
@@ -156,8 +158,7 @@ def test_a_seat_streams_what_it_completes_and_goes_to_who_has_fewest():
 @pytest.mark.parametrize("pieces", [0, 1, 2])
 def test_who_leaves_a_seat_in_the_middle_frees_slot_and_pages(pieces):
     async def go():
-        executor = Arithmetic()
-        service = EngineService(executor, PolicySnapshot(0, Weights(0)))
+        service = EngineService(executor(), snapshot(0))
         several = Engines([service], mesh.one())
         async with several:
             with several.seat() as seat:
@@ -177,7 +178,7 @@ def test_who_leaves_a_seat_in_the_middle_frees_slot_and_pages(pieces):
 
 def test_a_failure_reaches_a_stream():
     async def go():
-        async with engines(Arithmetic(fail_at=2)) as several:
+        async with engines(executor({2})) as several:
             with several.seat() as seat, pytest.raises(CompleterFailed, match="on fire"):
                 async for _ in seat.stream(prompt(), sampling(1)):
                     pass

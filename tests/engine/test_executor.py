@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import tiny
 
-from notepad_jax.engine import executor, launches, shapes
+from notepad_jax.engine import executor, shapes
 from notepad_jax.engine.scheduler import Scheduler
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
+from notepad_jax.parallel import mesh as meshes
 from notepad_jax.types import CompleterFailed, Finish, PolicySnapshot, Prompt, tokens
 
 RULER = EngineSettings(  # the sizes of configs/ruler.py
@@ -31,33 +32,29 @@ def sizes_of(arguments) -> list:
     return [(x.shape, np.dtype(x.dtype)) for x in jax.tree.leaves(arguments)]
 
 
-@pytest.fixture
-def no_device(monkeypatch):
-    """Launches that note the sizes of their arguments, by name, and draw from nobody."""
-    seen = {}
+class Sizes:
+    """A device that notes the sizes of what it is handed, and draws from nobody."""
 
-    def note(launch, name, answer):
-        def run(config, params, pages, *arguments):
-            seen.setdefault((name, str(sizes_of(arguments[:2]))), sizes_of(arguments[:2]))
-            return answer(pages, *arguments)
+    def __init__(self):
+        self.noted, self._rng = {}, np.random.default_rng(0)
 
-        monkeypatch.setattr(launches, name, run)
+    def read_prefixes(self, params, row):
+        self._note("read_prefixes", row)
 
-    rng = np.random.default_rng(0)
-
-    def started(pages, row):
+    def start_tails(self, params, row, wanted):
+        self._note("start_tails", row)
         X = len(row.sample_at)
-        return pages, rng.integers(2, 60, X), np.zeros(X, np.float32)
+        return self._rng.integers(2, 60, X), np.zeros(X, np.float32)
 
-    def decoded(pages, tables, slots, steps):
-        B = len(slots.token)
+    def generate(self, params, tables, slots, wanted):
+        self._note("generate", tables, slots)
+        B, steps = len(slots.token), RULER.steps_per_launch
         made = np.minimum(np.asarray(slots.remaining), steps)
-        return pages, rng.integers(4, 60, (B, steps)), np.zeros((B, steps), np.float32), made
+        return self._rng.integers(4, 60, (B, steps)), np.zeros((B, steps), np.float32), made
 
-    note(launches.read_prefixes, "read_prefixes", lambda pages, row: pages)
-    note(launches.start_tails, "start_tails", started)
-    note(launches.generate, "generate", decoded)
-    return seen
+    def _note(self, name, *arguments):
+        sizes = sizes_of(arguments)
+        self.noted.setdefault((name, str(sizes)), sizes)
 
 
 def test_a_chunk_and_the_questions_about_it_fill_a_row_each():
@@ -67,12 +64,11 @@ def test_a_chunk_and_the_questions_about_it_fill_a_row_each():
     assert shapes.cover([13] * 32, shapes.tail_widths(settings)) == [(416, list(range(32)))]
 
 
-def test_a_thousand_rounds_at_real_sizes_have_few_shapes(no_device):
+def test_a_thousand_rounds_at_real_sizes_have_few_shapes():
     """There were 105 of prefill_tails alone, and more with every round."""
     rng = np.random.default_rng(1)
     scheduler = Scheduler(RULER, 0)
-    runner = executor.Executor(dataclasses.replace(tiny.CONFIG, layers=1), RULER)
-    runner.pages = ()  # nothing is computed
+    runner = executor.Executor(RULER, device := Sizes())
     for number in range(1000):
         for _ in range(rng.integers(0, 4)):
             group = np.random.default_rng(rng.integers(0, 40))
@@ -90,14 +86,14 @@ def test_a_thousand_rounds_at_real_sizes_have_few_shapes(no_device):
         for context, sampled in zip(running, runner.decode((), running), strict=True):
             scheduler.record(context, *sampled)
     known = shapes.shapes(RULER)
-    assert set(runner.seen) <= set(known) and len(no_device) == len(runner.seen)
+    assert set(runner.seen) <= set(known) and len(device.noted) == len(runner.seen)
     assert len(known) == len(set(known)) <= 32
     params = tiny.params()
     ahead = [
-        executor.arguments_of(tiny.CONFIG, RULER, params, shape, runner.mesh)[1][3:5]
+        executor.arguments_of(tiny.CONFIG, RULER, params, shape, meshes.one())[1][3:5]
         for shape in runner.seen
     ]
-    launched = sorted(map(str, no_device.values()))
+    launched = sorted(map(str, device.noted.values()))
     assert sorted(str(sizes_of(arguments)) for arguments in ahead) == launched
 
 

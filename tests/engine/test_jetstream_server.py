@@ -54,7 +54,7 @@ class Gate:
 
 
 class Counter:
-    """What the engine asks of an executor."""
+    """What the engine asks of a device, and of an executor."""
 
     made = 0  # tokens
 
@@ -78,9 +78,9 @@ class Counting(PagedEngine):
     def __init__(self, gate: Gate | None = None) -> None:
         super().__init__(tiny.CONFIG, SMALL, tiny.sampling(0))
         self.gate, self.sizes, self.broken = gate, [], False
-        slots = SMALL.slots
+        slots, both = SMALL.slots, Counter()
         self.state = DecodeState(
-            Counter(), PagePool(SMALL.pages), [None] * slots, [lambda: False] * slots
+            both, both, PagePool(SMALL.pages), [None] * slots, [lambda: False] * slots
         )
 
     def init_decode_state(self):

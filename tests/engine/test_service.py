@@ -1,18 +1,19 @@
-"""Futures, streams, versions and failures: the service over an executor made of arithmetic."""
+"""Futures, streams, versions and failures: the service over an executor whose keys are hashes."""
 
 import asyncio
 import gc
 import weakref
+from collections.abc import Container
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notepad_jax.engine.executor import Sampled
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.types import CompleterFailed, PolicySnapshot, Prompt, SamplingParams, tokens
+from tests import slots
 
 SMALL = EngineSettings(
     slots=4, page_size=8, pages=40, max_prompt=96, max_new_tokens=12, steps_per_launch=2,
@@ -20,50 +21,17 @@ SMALL = EngineSettings(
 )  # fmt: skip
 
 
-class Weights:
-    """Params that tell which version they are, and can be watched being let go."""
-
-    def __init__(self, version: int):
-        self.version = version
+SAYS = tuple(range(10, 20))  # no stop id: every turn has the length that it asks for
 
 
-class Arithmetic:
-    """An executor: the n-th token of a completion is 10 + seed + n, its logprob -version.
+def executor(fails: Container[int] = ()) -> slots.Watched:
+    """An executor whose keys are hashes; the launches `fails`, counted from 0, raise."""
 
-    `fail_at` names the launch that raises, counted from 0.
-    """
-
-    def __init__(self, fail_at: int = -1, settings: EngineSettings = SMALL):
-        self.settings, self.fail_at, self.launches, self.rests = settings, fail_at, 0, 0
-
-    def rest(self):
-        self.rests += 1
-
-    def weights(self, params):
-        return params
-
-    def read(self, params, prefixes):
-        self._launch()
-
-    def start(self, params, contexts):
-        self._launch()
-        return [self._tokens(params, context, 1) for context in contexts]
-
-    def decode(self, params, contexts):
-        if contexts:
-            self._launch()
-        steps = self.settings.steps_per_launch
-        return [self._tokens(params, c, min(steps, c.remaining)) for c in contexts]
-
-    def _tokens(self, params, context, count):
-        assert params.version == context.version
-        new = [10 + context.sampling.seed + context.made + n for n in range(count)]
-        return Sampled(new, [-float(params.version)] * count)
-
-    def _launch(self):
-        self.launches += 1
-        if self.launches - 1 == self.fail_at:
+    def before(number: int) -> None:
+        if number in fails:
             raise ZeroDivisionError("the device is on fire")
+
+    return slots.Watched(slots.executor(SMALL), before)
 
 
 def prompt(which: int = 0) -> Prompt:
@@ -75,7 +43,7 @@ def sampling(seed: int, length: int = 12) -> SamplingParams:
 
 
 def snapshot(version: int) -> PolicySnapshot:
-    return PolicySnapshot(version, Weights(version))
+    return slots.snapshot(version, SAYS)
 
 
 def go(coroutine):
@@ -85,10 +53,9 @@ def go(coroutine):
     return asyncio.run(limited())
 
 
-def is_right(completion, seed: int, length: int = 12) -> bool:
-    exact = [10 + seed + n for n in range(length)]
-    same = completion.behaviour_logprobs == -completion.policy_version
-    return completion.tokens.tolist() == exact and bool(same.all())
+def is_right(completion, *asked) -> bool:
+    """Whether it is what its version says of the prompt."""
+    return slots.is_right(completion, snapshot(completion.policy_version).params, *asked)
 
 
 # ---------------------------------------------------------------- failures
@@ -99,7 +66,7 @@ def test_a_failed_launch_reaches_everybody(fail_at):
     """Those who run, those who wait behind them, later calls and later adoptions."""
 
     async def run():
-        async with EngineService(Arithmetic(fail_at), snapshot(0)) as service:
+        async with EngineService(executor({fail_at}), snapshot(0)) as service:
             waiters = [
                 asyncio.ensure_future(service.complete(prompt(i), sampling(i))) for i in range(9)
             ]
@@ -121,8 +88,8 @@ def test_a_failed_launch_reaches_adoptions_that_wait():
     """One that waits for the oldest version to end, and one that waits to be alone."""
 
     async def run():
-        executor = Arithmetic()
-        async with EngineService(executor, snapshot(0)) as service:
+        runner = executor(fails := [])
+        async with EngineService(runner, snapshot(0)) as service:
             calls = [asyncio.ensure_future(service.complete(prompt(), sampling(0)))]
             while not service.scheduler.running:
                 await asyncio.sleep(0)
@@ -131,7 +98,7 @@ def test_a_failed_launch_reaches_adoptions_that_wait():
             while len(service.scheduler.running) < 2:
                 await asyncio.sleep(0)
             calls.append(asyncio.ensure_future(service.adopt(snapshot(2))))
-            executor.fail_at = executor.launches + 1
+            fails.append(len(runner.launches) + 1)
             return await asyncio.gather(*calls, return_exceptions=True)
 
     for error in go(run()):
@@ -142,7 +109,7 @@ def test_leaving_before_anything_ran_resolves_what_is_open():
     """The loop's task is cancelled before its first step."""
 
     async def leave():
-        async with EngineService(Arithmetic(), snapshot(0)) as service:
+        async with EngineService(executor(), snapshot(0)) as service:
             early = asyncio.create_task(service.complete(prompt(0), sampling(0)))
         for waiting in (early, service.complete(prompt(0), sampling(0))):
             with pytest.raises(CompleterFailed, match="was left"):
@@ -153,7 +120,7 @@ def test_leaving_before_anything_ran_resolves_what_is_open():
 
 def test_leaving_resolves_what_is_open():
     async def run():
-        service = EngineService(Arithmetic(), snapshot(0))
+        service = EngineService(executor(), snapshot(0))
         async with service:
             open_ones = [
                 asyncio.ensure_future(service.complete(prompt(i), sampling(i))) for i in range(9)
@@ -174,7 +141,7 @@ def test_leaving_resolves_what_is_open():
 
 def test_nobody_completes_before_the_service_runs():
     with pytest.raises(RuntimeError, match="async with"):
-        go(EngineService(Arithmetic(), snapshot(0)).complete(prompt(), sampling(0)))
+        go(EngineService(executor(), snapshot(0)).complete(prompt(), sampling(0)))
 
 
 # ---------------------------------------------------------------- streams and cancellation
@@ -182,7 +149,7 @@ def test_nobody_completes_before_the_service_runs():
 
 def test_a_stream_is_the_completion_in_pieces():
     async def run():
-        async with EngineService(Arithmetic(), snapshot(4)) as service:
+        async with EngineService(executor(), snapshot(4)) as service:
             others = [service.complete(prompt(i), sampling(i)) for i in range(6)]
             waiting = asyncio.gather(*others)
             pieces = [piece async for piece in service.stream(prompt(), sampling(50))]
@@ -191,16 +158,39 @@ def test_a_stream_is_the_completion_in_pieces():
 
     pieces, whole = go(run())
     assert len(pieces) > 3
-    assert np.concatenate([p.tokens for p in pieces]).tolist() == whole.tokens.tolist()
-    logprobs = np.concatenate([p.behaviour_logprobs for p in pieces])
-    assert logprobs.tolist() == whole.behaviour_logprobs.tolist()
+    asked = prompt(), sampling(50)
+    for completion in (slots.together(pieces, {4: snapshot(4).params}, *asked), whole):
+        assert is_right(completion, *asked) and completion.policy_version == 4
     assert [p.finish for p in pieces] == [None] * (len(pieces) - 1) + [whole.finish]
-    assert {p.policy_version for p in pieces} == {4}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_listens_has_the_place_in_the_queue_of_who_waits(seed):
+    """They asked for their next turns in the order of the first pieces, not in that of ends."""
+
+    async def run(streams):
+        runner = executor()
+
+        async def reader(service, number):
+            rng = np.random.default_rng(100 * seed + number)
+            for turn in range(4):
+                ask = prompt(number), sampling(10 * number + turn, int(rng.integers(1, 13)))
+                if streams:
+                    async for _ in service.stream(*ask):
+                        pass
+                else:
+                    await service.complete(*ask)
+
+        async with EngineService(runner, snapshot(0)) as service:
+            await asyncio.gather(*[reader(service, number) for number in range(7)])
+        return runner.launches
+
+    assert go(run(True)) == go(run(False))
 
 
 def test_a_stream_that_is_closed_and_a_call_that_is_cancelled_free_everything():
     async def run():
-        async with EngineService(Arithmetic(), snapshot(0)) as service:
+        async with EngineService(executor(), snapshot(0)) as service:
             calls = [
                 asyncio.ensure_future(service.complete(prompt(i), sampling(i))) for i in range(6)
             ]
@@ -214,7 +204,7 @@ def test_a_stream_that_is_closed_and_a_call_that_is_cancelled_free_everything():
             scheduler = service.scheduler
             assert scheduler.idle
             assert scheduler.pool.free + scheduler.prefixes.unused == SMALL.pages
-            assert is_right(await service.complete(prompt(), sampling(1)), 1)
+            assert is_right(await service.complete(prompt(), sampling(1)), prompt(), sampling(1))
 
     go(run())
 
@@ -224,7 +214,7 @@ def test_a_stream_that_is_closed_and_a_call_that_is_cancelled_free_everything():
 
 def test_new_turns_start_on_the_new_version_while_old_ones_end_on_theirs():
     async def run():
-        async with EngineService(Arithmetic(), snapshot(0)) as service:
+        async with EngineService(executor(), snapshot(0)) as service:
             stream = service.stream(prompt(), sampling(0))
             pieces = [await anext(stream)]
             await service.adopt(snapshot(1))  # at once: nobody waits for the stream
@@ -240,15 +230,15 @@ def test_new_turns_start_on_the_new_version_while_old_ones_end_on_theirs():
 
     pieces, new, newest = go(run())
     assert {p.policy_version for p in pieces} == {0} and sum(len(p.tokens) for p in pieces) == 12
-    assert is_right(new, 1, 2) and new.policy_version == 1
-    assert is_right(newest, 5) and newest.policy_version == 2
+    assert is_right(new, prompt(), sampling(1, 2)) and new.policy_version == 1
+    assert is_right(newest, prompt(), sampling(5)) and newest.policy_version == 2
 
 
 def test_draining_waits_for_the_old_version_and_lets_its_arrays_go():
     async def run():
         old = snapshot(0)
         gone = weakref.ref(old.params)
-        async with EngineService(Arithmetic(), old) as service:
+        async with EngineService(executor(), old) as service:
             del old
             call = asyncio.ensure_future(service.complete(prompt(), sampling(0)))
             while not service.scheduler.running:
@@ -265,19 +255,19 @@ def test_draining_waits_for_the_old_version_and_lets_its_arrays_go():
 
 def test_an_engine_rests_when_nobody_is_served_and_then_reads_prefixes_again():
     async def scene():
-        runner = Arithmetic()
+        runner = executor()
         async with EngineService(runner, snapshot(0)) as service:
             open_one = asyncio.ensure_future(service.complete(prompt(), sampling(1)))
             await asyncio.sleep(0)
             with pytest.raises(RuntimeError, match="let them end"):
                 service.rest()
-            assert is_right(await open_one, 1)
+            assert is_right(await open_one, prompt(), sampling(1))
             read = service.take_stats().prefix_tokens
             await service.complete(prompt(), sampling(2))
             assert read and service.take_stats().prefix_tokens == 0  # it was there
             service.rest()
             assert service.scheduler.pool.free == runner.settings.pages and runner.rests == 1
-            assert is_right(await service.complete(prompt(), sampling(3)), 3)
+            assert is_right(await service.complete(prompt(), sampling(3)), prompt(), sampling(3))
             assert service.take_stats().prefix_tokens == read
 
     go(scene())
@@ -285,7 +275,7 @@ def test_an_engine_rests_when_nobody_is_served_and_then_reads_prefixes_again():
 
 def test_a_version_that_is_resident_is_not_adopted_again():
     async def run():
-        async with EngineService(Arithmetic(), snapshot(3)) as service:
+        async with EngineService(executor(), snapshot(3)) as service:
             with pytest.raises(ValueError, match="version 3 is resident"):
                 await service.adopt(snapshot(3))
 
@@ -310,12 +300,13 @@ def test_every_call_is_settled_exactly_once(seed, fail):
                 assert sum(len(piece.tokens) for piece in pieces) == length
                 assert len({piece.policy_version for piece in pieces}) == 1
             else:
-                assert is_right(await service.complete(*ask), 10 * number + turn, length)
+                assert is_right(await service.complete(*ask), *ask)
         return "read"
 
     async def run():
-        executor = Arithmetic(int(rng.integers(0, 25)) if fail else -1)
-        async with EngineService(executor, snapshot(0)) as service:
+        fails = {int(rng.integers(0, 25))} if fail else set()
+        runner = executor(fails)
+        async with EngineService(runner, snapshot(0)) as service:
             tasks = [asyncio.ensure_future(reader(service, n)) for n in range(10)]
             for version in range(1, 4):
                 for _ in range(rng.integers(0, 12)):
@@ -328,7 +319,7 @@ def test_every_call_is_settled_exactly_once(seed, fail):
             others = [one for one in told if not isinstance(one, CompleterFailed)]
             assert all(one in ("read", None) or isinstance(one, asyncio.CancelledError)
                        for one in others)  # fmt: skip
-            assert not failed or executor.launches > executor.fail_at >= 0
+            assert not failed or fails == {len(runner.launches)}
             if not failed:
                 scheduler = service.scheduler
                 assert scheduler.idle and scheduler.version == 3

@@ -68,11 +68,14 @@ def group(turns_of_samples, rewards) -> types.Group:
     return types.Group(task, trajectories)
 
 
-def random_groups(seed: int, groups=2, samples=4, turns=3, prefix=(5, 20)) -> list[types.Group]:
+def random_groups(
+    seed: int, groups=2, samples=4, turns=3, prefix=(5, 20), alike=False
+) -> list[types.Group]:
     """Groups whose members share each chunk's prefix; an answer turn without one ends them.
 
-    Behind it comes a group's question, the same for all of its turns, then one of few memories.
-    Completions hold token id 0 and end in the stop token 2; behaviour logprobs are random.
+    Behind it come random tails; `alike` ones are a group's question, the same for all of its
+    turns, and one of few memories. Completions hold token id 0 and end in the stop token 2;
+    behaviour logprobs are random.
     """
     rng = np.random.default_rng(seed)
 
@@ -82,7 +85,13 @@ def random_groups(seed: int, groups=2, samples=4, turns=3, prefix=(5, 20)) -> li
     made = []
     for _ in range(groups):
         chunks = [types.tokens(draw(*prefix)) for _ in range(turns)]
-        question = draw(0, 4)
+        question = draw(0, 4) if alike else ()
+
+        def tail(question=question):
+            if not alike:
+                return draw(1, 6)
+            return np.append(question, rng.integers(0, 2, rng.integers(1, 4)))
+
         members = []
         for _ in range(samples):
             own = []
@@ -92,7 +101,7 @@ def random_groups(seed: int, groups=2, samples=4, turns=3, prefix=(5, 20)) -> li
                 own.append(
                     turn(
                         () if answer else chunks[c],
-                        np.append(question, rng.integers(0, 2, rng.integers(1, 4))),
+                        tail(),
                         completion,
                         rng.normal(-4, 0.5, len(completion)),
                         types.TurnKind.ANSWER if answer else types.TurnKind.UPDATE,

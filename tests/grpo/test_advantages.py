@@ -1,10 +1,14 @@
 """Advantages: the numbers of their papers, then what holds for all of them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from notepad_jax import types
 from notepad_jax.grpo import advantages
+
+ANSWER = types.TurnKind.ANSWER
 
 
 def group(rewards, metric="em", source="test") -> types.Group:
@@ -185,6 +189,51 @@ def test_by_trajectory_never_by_turn(make):
     short, long = [make["turn"]([1], [2], [3])], [make["turn"]([1], [2], [3])] * 9
     made = make["group"]([short, long], [1.0, 0.0])
     np.testing.assert_array_equal(advantages.of_groups("dr_grpo", [made]), [[0.5, -0.5]])
+
+
+def remembering(make, worth, rewards, answers=1):
+    """Members of two memories each and one or more contexts of an answer."""
+    turn, end = make["turn"]([1], [2], [3]), make["turn"]([1], [2], [3], kind=ANSWER)
+    made = make["group"]([[turn, turn] + [end] * answers for _ in rewards], rewards)
+    members = (
+        dataclasses.replace(one, memory_rewards=tuple(own))
+        for one, own in zip(made.trajectories, worth, strict=True)
+    )
+    return dataclasses.replace(made, trajectories=tuple(members))
+
+
+def test_a_turn_learns_from_what_its_memory_was_worth_by_hand(make):
+    """Memories worth 1, 0 and 0 after the first chunk, and 1, 1 and 0.4 after the second."""
+    one = remembering(make, [(1, 1), (0, 1), (0, 0.4)], [1.0, 1.0, 1.0], answers=2)
+    assert one.informative, "the answers are all right, and the memories are not"
+    (own,) = of("dr_grpo", one)
+    found = advantages.of_turns(one, own + [0.5, 0, -0.5])
+    expected = [[7 / 6, 0.7, 0.5, 0.5], [-1 / 3, 0.2, 0, 0], [-5 / 6, -0.9, -0.5, -0.5]]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_without_a_reward_of_memories_all_turns_have_their_trajectory_s(make):
+    plain, equal = (
+        remembering(make, worth, [1.0, 0.0]) for worth in ([(), ()], [(0.1, 0.7), (0.1, 0.7)])
+    )
+    for one in (plain, equal):
+        found = advantages.of_turns(one, np.array([0.5, -0.5]))
+        assert np.array_equal(found, [[0.5] * 3, [-0.5] * 3])
+    assert not remembering(make, [(0.1, 0.7)] * 2, [1.0, 1.0]).informative
+
+
+def test_memories_are_compared_after_the_same_chunk(make):
+    """What all members earn alike at a chunk, however much, and their order move nothing."""
+    rng = np.random.default_rng(2)
+    worth = rng.random((4, 2))
+    values = lambda worth: advantages.of_turns(  # noqa: E731
+        remembering(make, worth, [0.0] * 4), np.zeros(4)
+    )
+    np.testing.assert_allclose(values(worth), values(worth + [0.3, 5.0]), atol=1e-12)
+    np.testing.assert_allclose(values(worth[::-1]), values(worth)[::-1])
+    np.testing.assert_allclose(np.sum(values(worth), 0), 0, atol=1e-12)
+    with pytest.raises(ValueError, match=r"\[1, 2\] memories to compare"):
+        advantages.of_turns(remembering(make, [(1,), (1, 0)], [1.0, 0.0]), np.zeros(2))
 
 
 def test_a_misspelt_name_is_told_its_neighbour():

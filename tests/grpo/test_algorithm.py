@@ -17,9 +17,8 @@ HOW = Algorithm(
     entropy_high=0.0, entropy_low=0.0, max_skipped=3, local_weight=0.5, scale_memory=0.0,
 )  # fmt: skip
 SETTINGS = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
-    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.0, entropy_weight=0.0,
-    temperature=1.0, micro_batch_rows=1, remat=False,
+    ratio="ppo_clip", **ratios.USUAL._asdict(), proximal="recomputed", kl="k3", kl_weight=0.0,
+    entropy_weight=0.0, temperature=1.0, micro_batch_rows=1, remat=False,
 )  # fmt: skip
 
 
@@ -59,7 +58,7 @@ def test_logprobs_are_computed_once_a_part_and_only_where_they_are_needed(make):
 
 def test_a_part_s_advantages_come_from_the_whole_batch(make):
     groups = make["random_groups"](3, groups=2)
-    louder = [dataclasses.replace(one, reward=9 * one.reward) for one in groups[0].trajectories]
+    louder = [dataclasses.replace(one, judged=9 * one.judged) for one in groups[0].trajectories]
     groups[0] = dataclasses.replace(groups[0], trajectories=tuple(louder))
     made, _ = algorithm.batches(
         *having(advantage="batch_std", minibatches=2), groups, lambda one: one.weights, never
@@ -110,6 +109,9 @@ def test_the_effective_share_counts_turns_by_their_weights(make):
         (dict(kl="k4"), "no estimate of KL"),
         (dict(cap=0.5), "cap is 0.5"),
         (dict(tis_cap=0.5), "tis_cap is 0.5"),
+        (dict(tis_cap=5.0, tis_low=2.0), "grpo.tis_low is 2.0; it must be 0 .off. or at most 1"),
+        (dict(tis_veto=1e-4), "grpo.tis_veto is 0.0001 and grpo.tis_cap 0, which corrects nothing"),
+        (dict(dual_clip=1.1), "dual_clip > 1 . clip_high, or 0 for none"),
         (dict(proximal="kept"), "use 'recomputed' or 'interpolated'"),
         (dict(entropy_weight=-0.1), "entropy_weight is -0.1"),
         (dict(entropy_high=1.0), "need 0 < entropy_low <= entropy_high"),
@@ -152,7 +154,9 @@ def test_what_does_not_go_together_is_told_with_the_reason():
         (dict(ratio="cispo", cap=8.0, minibatches=2), None),
         (dict(ratio="cispo", clip_high=0.28, minibatches=2), "grpo.clip_high cannot act"),
         (dict(ratio="gspo", clip_low=3e-4, tis_cap=2.0, minibatches=2), None),
-        (dict(ratio="gspo", dual_clip=9.0, minibatches=2), "ratio='gspo' does not look at it"),
+        (dict(ratio="gspo", dual_clip=9.0, minibatches=2), None),
+        (dict(ratio="cispo", dual_clip=9.0, minibatches=2), "'cispo' does not look at it"),
+        (dict(tis_cap=5.0, tis_low=0.5, tis_veto=1e-4, off_policy_at=0.1), None),
         (dict(cap=8.0), "grpo.cap cannot act: grpo.ratio='ppo_clip' does not look at it"),
         (dict(proximal="interpolated"), "rollout.max_staleness is 0"),
         (dict(entropy_low=0.5), "grpo.entropy_low cannot act"),

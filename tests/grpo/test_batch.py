@@ -6,7 +6,7 @@ import pytest
 
 from notepad_jax import types
 from notepad_jax.grpo import advantages
-from notepad_jax.grpo.batch import pack, proximal_of
+from notepad_jax.grpo.batch import pack, proximal_of, with_advantages
 
 
 def packed(groups, row_length=64, **options):
@@ -48,6 +48,67 @@ def test_a_bundle_by_hand(make):
     assert stats.fill == 11 / 12
 
 
+def test_each_turn_has_an_advantage_of_its_own_by_hand(make):
+    """Two turns of one trajectory behind the same chunk, worth 2 and -3; one of another, worth 5.
+
+    A number is that of all turns.
+    """
+    turns = [make["turn"]([10], [20 + k], [30 + k, 2]) for k in range(3)]
+    one = make["group"]([turns[:2], turns[2:]], [1.0, 0.0])
+    got = pack([one], [[np.array([2.0, -3.0]), 5.0]], 16, length_multiple=1).batch
+    np.testing.assert_array_equal(got.tokens, [[10, 20, 30, 2, 21, 31, 2, 22, 32, 2]])
+    np.testing.assert_array_equal(got.advantages, [[0, 0, 2, 2, 0, -3, -3, 0, 5, 5]])
+    with pytest.raises(ValueError, match="shape"):  # of two turns
+        pack([one], [[np.array([2.0, -3.0, 1.0]), 5.0]], 16)
+
+
+def test_a_trajectory_s_advantage_is_the_case_where_its_turns_have_the_same(make):
+    groups = make["random_groups"](4)
+    plain = advantages.of_groups("dr_grpo", groups)
+    turns = [advantages.of_turns(*pair) for pair in zip(groups, plain, strict=True)]
+    one, other = pack(groups, plain, 384).batch, pack(groups, turns, 384).batch
+    for field in dataclasses.fields(one):
+        np.testing.assert_array_equal(getattr(one, field.name), getattr(other, field.name))
+
+
+@pytest.mark.parametrize("mask_truncated", [False, True])
+def test_every_token_has_its_turn_s_advantage_wherever_it_lies(make, mask_truncated):
+    """Also after they were exchanged, and where turns that were cut are left out."""
+    rng, groups = np.random.default_rng(1), make["random_groups"](6)
+    groups[0] = cut_some(groups[0])
+    draw = lambda: [[rng.normal(size=len(m.turns)) for m in g.trajectories] for g in groups]  # noqa: E731
+    first, second = draw(), draw()
+    for length, share in ((64, True), (384, True), (64, False)):
+        got = pack(groups, first, length, share, mask_truncated=mask_truncated).batch
+        after = with_advantages(got, groups, second, mask_truncated)
+        for one, values in ((got, first), (after, second)):
+            expected = [
+                (turn.completion.tokens.tolist(), np.float32(value))
+                for group, its in zip(groups, values, strict=True)
+                for member, own in zip(group.trajectories, its, strict=True)
+                for turn, cut, value in zip(member.turns, member.reading.cut, own, strict=True)
+                if not (mask_truncated and cut)
+            ]
+            for number, (ids, value) in enumerate(expected):
+                here = one.turn == number
+                assert one.tokens[here].tolist() == ids and set(one.advantages[here]) == {value}
+            assert one.turn.max() == len(expected) - 1 and not one.advantages[one.turn < 0].any()
+
+
+def cut_some(group):
+    """The group with the first update of every second member cut at its limit."""
+    changed = []
+    for k, member in enumerate(group.trajectories):
+        first, *rest = member.turns
+        finish = types.Finish.LENGTH if k % 2 else types.Finish.STOP
+        first = dataclasses.replace(
+            first, completion=dataclasses.replace(first.completion, finish=finish)
+        )
+        reading = dataclasses.replace(member.reading, turns=(first, *rest))
+        changed.append(dataclasses.replace(member, reading=reading))
+    return dataclasses.replace(group, trajectories=tuple(changed))
+
+
 def test_what_prompts_begin_with_is_written_once_by_hand(make):
     """A tree: question 5 6, then memory 7 of two members and 8 of one, then the cue 9.
 
@@ -76,9 +137,9 @@ def _sizes(ids):
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("row_length", [35, 64, 200])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(4))
 def test_every_trained_token_sees_exactly_its_own_turn(make, seed, row_length, share):
-    groups = make["random_groups"](seed, groups=3, samples=5)
+    groups = make["random_groups"](seed, groups=3, samples=5, alike=seed % 2 == 1)
     batch = packed(groups, row_length, share_prefixes=share, rows_multiple=4).batch
     wanted = sorted(
         (tuple(t.prompt.tokens) + tuple(t.completion.tokens[: n + 1]), np.float32(a),
@@ -153,6 +214,18 @@ def test_what_a_cut_bundles_tails_begin_with_is_repeated_too(make):
     got = packed([make["group"](turns, [1.0, 0.0] * 3)], 14, length_multiple=2)
     assert got.batch.tokens.shape == (2, 14)
     assert got.stats.packed_tokens == 2 * (2 + 3 + 3 * 3)
+
+
+def test_what_has_a_short_prefix_fills_the_rows_of_others(make):
+    """Two chunks of 10 with two tails of 3 each, and 14 answers of 2 behind a 1.
+
+    Together the answers are longer than a chunk and its tails, and still come last.
+    """
+    chunks = [make["turn"](np.arange(k, k + 10), [1], [5, 2]) for k in (0, 20)]
+    answers = [make["turn"]([60], [k], [2]) for k in range(30, 37)]
+    groups = [make["group"]([[turn], [turn]], [1.0, 0.0]) for turn in (*chunks, *answers)]
+    got = packed(groups, 31, length_multiple=1)
+    assert got.batch.tokens.shape == (2, 31) and got.stats.packed_tokens == 2 * 16 + 2 * 15
 
 
 def test_a_turn_that_fits_no_row_names_both_numbers(make):

@@ -13,15 +13,13 @@ import pytest
 from notepad_jax.grpo import ratios, update
 from notepad_jax.grpo.batch import pack
 from notepad_jax.grpo.objective import objective
-from notepad_jax.grpo.ratios import Limits
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.model import attention, policy
 
 TEMPERATURE = 0.7
 SETTINGS = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
-    proximal="interpolated", tis_cap=0.0, kl="k3", kl_weight=0.0, entropy_weight=0.1,
-    temperature=TEMPERATURE, micro_batch_rows=1, remat=False,
+    ratio="ppo_clip", **ratios.USUAL._asdict(), proximal="interpolated", kl="k3", kl_weight=0.0,
+    entropy_weight=0.1, temperature=TEMPERATURE, micro_batch_rows=1, remat=False,
 )  # fmt: skip
 
 
@@ -117,7 +115,7 @@ def test_a_bonus_by_hand():
     """Tokens of weights 1 and 1/2 and entropies 2 and 4: a sum of 4, a tenth of which is off."""
     one, weights = jnp.zeros(2), jnp.array([1.0, 0.5])
     entropy = jnp.array([2.0, 4.0])
-    limits = Limits(0.2, 0.2, 3.0, 4.0, 0.0)
+    limits = SETTINGS.limits
 
     def loss(entropy, entropy_weight):
         vectors = one, one, one, one, one, weights, one, entropy

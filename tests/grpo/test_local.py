@@ -36,8 +36,15 @@ def groups(make):
 
 
 def test_the_advantage_by_hand():
-    assert advantages.local(np.array(SCORES), 0.5).tolist() == [0.25, 0, 0, -0.25]
-    assert advantages.local(np.array([0.3, 0.3, 0.3]), 0.5).tolist() == [0, 0, 0]
+    """1, .5, .5, 0: a spread of sqrt(1/6). A scale of several groups is none of a set's."""
+    scores, equal = np.array(SCORES), np.array([0.3, 0.3, 0.3])
+    for name in ("dr_grpo", "batch_std", "tmn"):
+        assert advantages.local(name, scores, 0.5).tolist() == [0.25, 0, 0, -0.25]
+    spread = advantages.local("grpo", scores, 1.0)
+    np.testing.assert_allclose(spread, [1.224742, 0, 0, -1.224742], rtol=1e-5)
+    np.testing.assert_allclose(advantages.local("rloo", scores, 1.0), [2 / 3, 0, 0, -2 / 3])
+    for name in advantages.ADVANTAGES:
+        assert advantages.local(name, equal, 0.5).tolist() == [0, 0, 0]
 
 
 def labels(one):
@@ -62,13 +69,14 @@ def test_local_turns_are_a_group_of_their_own(groups):
     for row, member in zip(local, groups[0].local, strict=True):
         assert row[3] == member.turns[0].completion.tokens.tolist()
     assert one.denominator == sum(len(row[3]) for row in found.values())
-    # They lie behind the copy of the chunk that is there for the turn they were taken from.
+    # They lie behind the copy of the prompt that is there for the turn they were taken from, of
+    # which a context's last token is always its own.
     turn = groups[0].local[0].turns[0]
     assert len(turn.prompt.shared)
     (plain,), (fewer,) = algorithm.batches(
         *having(), [dataclasses.replace(one, local=()) for one in groups], never, never
     )
-    private = [len(turn.prompt.tail) + len(row[3]) for row in local]
+    private = [1 + len(row[3]) for row in local]
     assert stats.packed_tokens - fewer.packed_tokens == sum(private)
     # And what the readings learn is what they learn without.
     assert {number: found[number] for number in range(32)} == labels(plain)

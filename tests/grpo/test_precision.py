@@ -11,7 +11,7 @@ import pytest
 
 from notepad_jax.checkpoint import handoff
 from notepad_jax.engine.service import EngineService
-from notepad_jax.grpo import advantages, micro_batches, state, update
+from notepad_jax.grpo import advantages, micro_batches, ratios, state, update
 from notepad_jax.grpo.batch import pack
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer
 from notepad_jax.grpo.settings import UpdateSettings
@@ -20,9 +20,8 @@ from notepad_jax.types import PolicySnapshot
 from tests import tiny
 
 SETTINGS = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
-    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.0, entropy_weight=0.0,
-    temperature=1.0, micro_batch_rows=1, remat=False,
+    ratio="ppo_clip", **ratios.USUAL._asdict(), proximal="recomputed", kl="k3", kl_weight=0.0,
+    entropy_weight=0.0, temperature=1.0, micro_batch_rows=1, remat=False,
 )  # fmt: skip
 CHOSEN = lora.Lora(rank=16, alpha=16.0, targets=("q", "k", "v", "o"))
 

@@ -26,9 +26,8 @@ from notepad_jax.grpo.settings import UpdateSettings
 
 WIDE = 384
 SETTINGS = UpdateSettings(
-    ratio="gspo_trajectory", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
-    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.0, entropy_weight=0.0,
-    temperature=1.0, micro_batch_rows=1, remat=False,
+    ratio="gspo_trajectory", **ratios.USUAL._asdict(), proximal="recomputed", kl="k3",
+    kl_weight=0.0, entropy_weight=0.0, temperature=1.0, micro_batch_rows=1, remat=False,
 )  # fmt: skip
 
 

@@ -29,9 +29,8 @@ from notepad_jax.reading import answer
 from notepad_jax.types import Group, TurnKind
 
 SETTINGS = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
-    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.0, entropy_weight=0.0,
-    temperature=1.0, micro_batch_rows=4, remat=False,
+    ratio="ppo_clip", **ratios.USUAL._asdict(), proximal="recomputed", kl="k3", kl_weight=0.0,
+    entropy_weight=0.0, temperature=1.0, micro_batch_rows=4, remat=False,
 )  # fmt: skip
 WIDE = 384  # one row of this length holds everything
 
@@ -65,7 +64,7 @@ def assert_same(a, b, tolerance=2e-6):
 
 @pytest.fixture(scope="module")
 def groups(make):
-    return make["random_groups"](7)
+    return make["random_groups"](7, alike=True)
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +132,8 @@ def per_token(groups, name):
     return np.array(advantage, np.float32), np.concatenate(behaviour)
 
 
-def test_packed_rows_give_the_loss_and_gradient_of_one_row_per_turn(once, alone, groups, params):
-    advantage, behaviour = per_token(groups, "dr_grpo")
+def token_by_token(alone, advantage, behaviour):
+    """Loss and gradient of one row per turn, of what every completion token has."""
     logprob, _ = alone(np.zeros_like(advantage))
 
     def oracle(logprob):
@@ -143,7 +142,25 @@ def test_packed_rows_give_the_loss_and_gradient_of_one_row_per_turn(once, alone,
         return jnp.where(advantage < 0, jnp.minimum(loss, -3 * advantage), loss).mean()
 
     loss, cotangent = jax.value_and_grad(oracle)(logprob)
-    assert_same(once, (loss, alone(cotangent)[1]), 5e-6)
+    return loss, alone(cotangent)[1]
+
+
+def test_packed_rows_give_the_loss_and_gradient_of_one_row_per_turn(once, alone, groups):
+    assert_same(once, token_by_token(alone, *per_token(groups, "dr_grpo")), 5e-6)
+
+
+def test_a_turn_s_own_advantage_is_that_of_its_tokens(once, learn, alone, groups):
+    """Drawn for each turn, of either sign; splitting, packing and rows as for a trajectory's."""
+    rng, (_, behaviour) = np.random.default_rng(8), per_token(groups, "dr_grpo")
+    values = [[rng.normal(size=len(m.turns)) for m in g.trajectories] for g in groups]
+    lengths = [
+        [len(turn.completion.tokens) for turn in m.turns] for g in groups for m in g.trajectories
+    ]
+    flat = [own for its in values for own in its]
+    advantage = np.concatenate([np.repeat(*pair) for pair in zip(flat, lengths, strict=True)])
+    got = learn(pack(groups, values, 64, rows_multiple=4, length_multiple=64).batch)
+    assert_same(got, token_by_token(alone, advantage.astype(np.float32), behaviour), 5e-6)
+    assert abs(float(got[0] - once[0])) > 1e-3
 
 
 def test_order_of_groups_and_members_does_not_matter(once, learn, groups):
@@ -227,6 +244,20 @@ def test_a_turn_s_ratio_does_not_depend_on_where_its_tokens_lie(learn, groups, p
     once = learn(packed_once, micro_batch_rows=1, **how)
     assert_same(once, learn(packed(groups), **how))
     assert abs(float(once[0] - learn(packed_once, micro_batch_rows=1)[0])) > 1e-3
+
+
+def test_a_turn_is_left_out_wherever_its_tokens_lie(learn, groups, packed_once):
+    how = dict(off_policy_at=0.1, tis_cap=5.0, tis_low=0.5, tis_veto=1e-4)
+    apart = dataclasses.replace  # of the sampler, so that there is something to correct
+    once, rows = (
+        apart(one, proximal_logprobs=one.behaviour_logprobs + np.where(one.turn % 3, 0.2, -12.0))
+        for one in (packed_once, packed(groups))
+    )
+    kept = learn(once, micro_batch_rows=1, **how)
+    assert_same(kept, learn(rows, **how))
+    every = dataclasses.replace(once, advantages=-np.abs(once.advantages))
+    gone, _ = learn(every, micro_batch_rows=1, **how)
+    assert 0 < abs(float(gone)) < abs(float(learn(every, micro_batch_rows=1)[0]))
 
 
 def test_on_policy_loss_is_the_spec_s_one_twelfth(config, params, learn, make):

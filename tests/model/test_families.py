@@ -15,7 +15,7 @@ import pytest
 from golden_policies import CASES, load
 
 from notepad_jax.checkpoint.hf import huggingface, names
-from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.executor import Device, Executor
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import attention, logprobs, parameters, policy, rope
@@ -90,7 +90,7 @@ def test_the_engines_greedy_tokens_are_those_of_transformers(case):
     sampling = SamplingParams(0.0, 1.0, new, (), 0)
 
     async def complete():
-        executor = Executor(config, settings)
+        executor = Executor(settings, Device(config, settings))
         async with EngineService(executor, PolicySnapshot(0, params)) as service:
             asked = [
                 Prompt(tokens(row[: len(row) // 8 * 8 - 8]), tokens(row[len(row) // 8 * 8 - 8 :]))

@@ -20,7 +20,7 @@ import tiny
 import pallas_kernels
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
-from notepad_jax.grpo import forward, state, update
+from notepad_jax.grpo import forward, ratios, state, update
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import Experts, PolicyConfig
@@ -40,9 +40,8 @@ CASES: dict[str, PolicyConfig] = {
 }
 ADAPTERS = lora.Lora(2, 4.0, ("q", "o", "down"))
 SETTINGS = UpdateSettings(
-    ratio="ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3.0, cap=4.0,
-    proximal="recomputed", tis_cap=0.0, kl="k3", kl_weight=0.1, entropy_weight=0.05,
-    temperature=0.7, micro_batch_rows=8, remat=True,
+    ratio="ppo_clip", **ratios.USUAL._asdict(), proximal="recomputed", kl="k3", kl_weight=0.1,
+    entropy_weight=0.05, temperature=0.7, micro_batch_rows=8, remat=True,
 )  # fmt: skip
 
 
@@ -160,7 +159,7 @@ def check_engine(case: str, config: PolicyConfig, mesh: jax.sharding.Mesh) -> No
         executors = [
             tiny.executor(config=config, mesh=meshes.row(mesh, row)) for row in range(count)
         ]
-        before = [executor.pages.data.sharding for executor in executors]
+        before = [executor.device.pages.data.sharding for executor in executors]
         assert len({device for where in before for device in where.device_set}) == mesh.size
         nobody = PolicySnapshot(0, None)
         engines = Engines([EngineService(executor, nobody) for executor in executors], mesh)
@@ -179,8 +178,8 @@ def check_engine(case: str, config: PolicyConfig, mesh: jax.sharding.Mesh) -> No
                     await engines.adopt(laid(version, mesh), drain=True)
                 shares = await engines.each(some)
                 found.append([shares[i % count][i // count] for i in range(len(prompts))])
-        assert [executor.pages.data.sharding for executor in executors] == before
-        held = executors[0].pages.data.addressable_shards[0].data.shape[2]
+        assert [executor.device.pages.data.sharding for executor in executors] == before
+        held = executors[0].device.pages.data.addressable_shards[0].data.shape[2]
         assert held == config.kv_heads // mesh.shape["tensor"]
         assert engines.take_stats().turns == 2 * len(prompts)
         return found

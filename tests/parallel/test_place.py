@@ -45,7 +45,7 @@ def test_parameters_adapters_and_the_cache_are_committed():
     base = parameters.init_params(tiny.CONFIG, jax.random.key(0))
     adapted = lora.partition(tiny.CONFIG, base, lora.Lora(2, 4.0, ("q", "v")), jax.random.key(0))
     assert all_committed(base) and all_committed(adapted)
-    assert all_committed(tiny.executor().pages)
+    assert all_committed(tiny.executor().device.pages)
 
 
 def test_a_train_state_is_committed_also_where_it_is_nothing_but_zeros():
@@ -55,7 +55,7 @@ def test_a_train_state_is_committed_also_where_it_is_nothing_but_zeros():
 
 
 def test_one_device_is_a_mesh_and_what_lies_there_lies_on_it():
-    for tree in (place.commit(np.ones(3)), tiny.params(), tiny.executor().pages):
+    for tree in (place.commit(np.ones(3)), tiny.params(), tiny.executor().device.pages):
         assert meshes.of(tree) == meshes.one() and dict(meshes.one().shape) == dict.fromkeys(
             meshes.AXES, 1
         )

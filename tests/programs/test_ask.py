@@ -8,12 +8,10 @@ import asyncio
 import json
 import re
 
-import numpy as np
 import pytest
 
 import notepad_jax as nj
 from notepad_jax import cli
-from notepad_jax.engine.executor import Sampled
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.programs import ask, configuration, subjects
@@ -21,8 +19,8 @@ from notepad_jax.programs.subjects import Subject
 from notepad_jax.reader import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.telemetry.progress import SilentScreen
-from notepad_jax.types import PolicySnapshot, TurnKind
-from tests import fakes
+from notepad_jax.types import TurnKind
+from tests import fakes, slots
 
 SETTINGS = EngineSettings(
     slots=4, page_size=8, pages=24, max_prompt=96, max_new_tokens=12, steps_per_launch=2,
@@ -30,36 +28,7 @@ SETTINGS = EngineSettings(
 )  # fmt: skip
 STORY = "the secret code of ann is red . bob says blue . who is cleo ?"  # 15 tokens
 WORDS = [int(i) for i in fakes.tokenizer().encode("the secret code of is ann bob red")]
-
-
-class Arithmetic:
-    """The n-th token of a turn is the (seed + n)-th word; every third turn stops after three."""
-
-    def __init__(self):
-        self.settings, self.launches = SETTINGS, []
-
-    def read(self, params, prefixes):
-        self.launches.append(("read", [prefix.tokens.tolist() for prefix in prefixes]))
-
-    def start(self, params, contexts):
-        return self._launched("start", contexts, 1)
-
-    def decode(self, params, contexts):
-        return self._launched("decode", contexts, 2) if contexts else []
-
-    def _launched(self, kind, contexts, most):
-        company = [context.sampling.seed for context in contexts]
-        self.launches.append((kind, company))
-        return [self._tokens(context, most, sum(company)) for context in contexts]
-
-    def _tokens(self, context, most, company):
-        seed, stop = context.sampling.seed, context.sampling.stop_ids[0]
-        last = 3 if seed % 3 == 0 else 99
-        ends = range(context.made, context.made + min(most, context.remaining))
-        new = [WORDS[(seed + n) % len(WORDS)] if n != last else stop for n in ends]
-        if stop in new:
-            new = new[: new.index(stop) + 1]
-        return Sampled(new, [float(np.float32(-(company % 9973) / 7))] * len(new))
+SAYS = (*WORDS, *fakes.template().stop_ids)
 
 
 class Whole:
@@ -71,7 +40,7 @@ class Whole:
 
 def read(streams: bool, at_once: int, tmp_path, told=lambda now: None):
     """Returns the answers, the turns of their traces, and the launches that they took."""
-    executor = Arithmetic()
+    executor = slots.Watched(slots.executor(SETTINGS))
     subject = Subject("a fake", fakes.tokenizer(), fakes.template(), None)
 
     async def one(service, number):
@@ -84,7 +53,7 @@ def read(streams: bool, at_once: int, tmp_path, told=lambda now: None):
         return found, trace.read_text().splitlines()
 
     async def everybody():
-        async with EngineService(executor, PolicySnapshot(3, None)) as service:
+        async with EngineService(executor, slots.snapshot(3, SAYS)) as service:
             return await asyncio.gather(*(one(service, number) for number in range(at_once)))
 
     return asyncio.run(asyncio.wait_for(everybody(), 20)), executor.launches
@@ -98,7 +67,7 @@ def test_who_watches_changes_no_token_no_logprob_and_no_launch(at_once, tmp_path
     (line,) = watched[0][0][1]
     assert '"turns": 5' in line and "logprobs" in line  # they are compared, too
     ends = {len(now.text.split()) for now in told if now.ended}
-    assert len(ends) > 1 and len(told) > 20 * at_once
+    assert len(ends) > 1 and len(told) > 18 * at_once
 
 
 def test_what_is_told_of_a_reading_by_hand(tmp_path):
@@ -124,7 +93,7 @@ def path(tmp_path, monkeypatch):
     """A story; a fake reads it for `ask` and `Reader`."""
 
     def opened(rules):
-        return EngineService(Arithmetic(), PolicySnapshot(3, None))
+        return EngineService(slots.executor(SETTINGS), slots.snapshot(3, tuple(WORDS)))
 
     one = Subject("a fake", fakes.tokenizer(), fakes.template(), opened)
     monkeypatch.setattr(subjects, "named", lambda config, screen: one)

@@ -80,6 +80,19 @@ def test_a_document_that_is_made_shorter_has_the_questions_it_had():
     assert short.records.identity == whole.records.identity == stream.records.identity
 
 
+@pytest.mark.parametrize(("ends", "tokens"), [("tokens", 2048), ("sentence", 1920)])
+def test_stories_told_in_so_many_chunks_fit_them_also_where_these_end_with_sentences(ends, tokens):
+    words = ["stories=niah_single_2,updates", "curriculum=1@0,2@2"]
+    stream, tokenizer, _ = opened(
+        *(f"--config.tasks.{word}" for word in words), "--config.data.questions=1",
+        "--config.data.tokens=9000", f"--config.reading.chunk_ends={ends}",
+    )  # fmt: skip
+    for ordinal in range(3):
+        (task,) = stream.stage(1, 2048).records.at(ordinal)
+        found = sum(map(len, tokenizer.encode_pieces(task.document.pieces())))
+        assert 0.98 * tokens < found <= tokens
+
+
 def test_a_document_out_of_a_file_loses_its_middle(tmp_path):
     path = tmp_path / "tasks.jsonl"
     files.write(path, make_tasks(0, 1024, 2), itertools.repeat(1024))

@@ -38,15 +38,6 @@ def published() -> dict:
     return jax.tree.map(lambda x: x.astype(jnp.bfloat16), drawn)
 
 
-def test_a_rate_that_falls_by_optimizer_steps_is_told_before_it_is_gone():
-    falling = ("--config.optimizer.decay=linear", "--config.grpo.minibatches=4")
-    (said,) = learner.idle(config(*falling))
-    assert "reached after 25 of 100 rollouts" in said and "use 400, with decay_from x 4" in said
-    assert not list(learner.idle(config(*falling, "--config.optimizer.decay_steps=400")))
-    assert not list(learner.idle(config("--config.grpo.minibatches=4")))  # it never falls
-    assert not list(learner.idle(config(falling[0])))
-
-
 def live_bytes() -> int:
     gc.collect()
     return sum(array.nbytes for array in jax.live_arrays())
@@ -69,14 +60,6 @@ def test_nobody_holds_a_copy_of_the_weights_without_need(words, copies):
     held = (live_bytes() - before) / count
     assert learning.state.step == 0
     assert copies <= held < copies + (1 if learning.frozen else 0.05)
-
-
-def test_the_learning_rate_that_is_told_falls_with_the_optimizers():
-    words = ("--config.optimizer.decay=linear", "--config.optimizer.decay_to=0.5")
-    rate = learner.prepare(config(*words), POLICY, published()).rate
-    assert [float(rate(step)) for step in (0, 25, 100, 200)] == pytest.approx(
-        [2e-3, 2e-3, 1e-3, 1e-3]
-    )
 
 
 def test_what_is_trained_is_float32_and_what_is_frozen_as_stored():
@@ -190,7 +173,7 @@ def gated(monkeypatch):
         return forward.Told(one.behaviour_logprobs, told["entropy"] * one.weights)
 
     def steps(config, optimizer, settings, state, frozen, batches, scale, moved):
-        told.update(seen=batches, moved=moved)
+        told.update(seen=batches, moved=moved, scale=scale)
         return state, {"update/skipped": told["skipped"], "update/optimizer_steps": len(batches)}
 
     monkeypatch.setattr(learner.forward, "told", said)
@@ -220,6 +203,19 @@ def test_the_gate_shuts_stays_and_opens_with_what_each_rollout_says(gated):
         assert metrics["entropy_gate/update_shut"] == shut
         assert metrics["entropy_gate/update"] == pytest.approx(entropy)
         assert learner.saved_data(learning) == {"entropy_gate": ["update"] * shut}
+
+
+def test_rates_rise_and_fall_by_rollouts_however_many_updates_each_has(gated):
+    """From 25 rollouts on in a line to half at 100; 50 is a third of the way."""
+    learning, told = gated
+    falls = config("--config.optimizer.decay=linear", "--config.optimizer.decay_to=0.5")
+    learning.rate = learner.prepare(falls, POLICY, published()).rate
+    for epochs in (1, 4):
+        learning.plan = dataclasses.replace(learning.plan, epochs=epochs, entropy_high=0.0)
+        for version, share in ((0, 1), (25, 1), (50, 5 / 6), (100, 0.5), (200, 0.5)):
+            metrics, _ = learner.learn(learning, groups(), 1.0, version, NAMED)
+            assert len(told["seen"]) == epochs and told["scale"] == pytest.approx(share)
+            assert metrics["update/learning_rate"] == pytest.approx(2e-3 * share)
 
 
 def test_where_the_policy_stands_before_the_first_step_is_told(gated):

@@ -78,7 +78,7 @@ def test_residents_are_what_a_run_has(rank):
         config.engine, policy.config, parts.rules(config.reading),
         parts.template(config.reading, policy),
     )  # fmt: skip
-    one = nbytes(executor.Executor(policy.config, settings).pages)
+    one = nbytes(executor.Device(policy.config, settings).pages)
     assert held["cache"] == one * parts.engines(config.engine)
 
 

@@ -1,7 +1,10 @@
 """Published algorithms as changes of any config: found, applied in order, kept by the run."""
 
+import importlib
+import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,49 @@ def as_listed(value):
     return f"{value:g}" if isinstance(value, int | float) else value
 
 
+def said(recipe):
+    """{key: (value, where it stands)} of a recipe's file."""
+    return importlib.import_module(f"configs.recipes.{recipe}").SAID
+
+
+CODE = r"[\w.-]+/[\w.-]+@[0-9a-f]{40}:[\w./-]+#\d+(,\d+)* \w+.*"
+PAPER = r"arXiv:\d{4}\.\d{5}, (section|eq\.|table) [\d.]*\d.*"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_sets_what_its_sources_say_and_nothing_else(name):
+    """Every key has its place, and every value that is no function of sizes comes from there."""
+    sources = said(name)
+    values = {key: DERIVED if one.value is None else one.value for key, one in sources.items()}
+    assert assigned(name) == values
+    for key, one in sources.items():
+        assert re.fullmatch(f"{CODE}|{PAPER}|ours: .+", one.at), (key, one.at)
+        assert name == "imitate" or not one.at.startswith("ours"), "it is published"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("RECIPE_SOURCES"), reason="needs clones, as owner/name")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_lines_that_are_named_say_so(name):
+    """In $RECIPE_SOURCES/owner/name: the names stand there, and a number at a line's end is it."""
+    units = {"grpo.overlong_weight": 2}  # of rewards from -1 to 1
+    for key, (value, at) in said(name).items():
+        if not re.fullmatch(CODE, at):
+            continue
+        place, _, words = at.partition(" ")
+        where, _, numbers = place.partition("#")
+        repository, _, file = where.partition("@")
+        text = subprocess.run(
+            ["git", "-C", f"{os.environ['RECIPE_SOURCES']}/{repository}", "show", file],
+            check=True, capture_output=True, text=True,
+        ).stdout.splitlines()  # fmt: skip
+        lines = [text[int(number) - 1] for number in numbers.split(",")]
+        assert all(word in " ".join(lines) for word in words.split()), (key, lines)
+        told = re.search(r"[=: ]([\d.]+(e-?\d+)?)\s*([\\,#].*)?$", lines[0])
+        if told and len(lines) == 1 and value is not None:
+            assert float(told[1]) == value * units.get(key, 1), (key, lines)
+
+
 def test_the_table_says_what_the_files_do():
     told = {
         name: {key: as_listed(value) for key, value in assigned(name).items()} for name in NAMES
@@ -113,6 +159,9 @@ def test_a_caller_from_python_names_it_among_the_changes():
 def test_a_recipe_sees_the_sizes_that_are_asked_for():
     """8 chunks of 256 tokens, memories of 8 and an answer of 4; then 4 chunks and memories of 6."""
     assert loaded("recipe=dr_grpo").grpo.constant == 8 * 8 + 4
+    assert loaded("recipe=dapo", "reading.max_answer=40").grpo.overlong_window == 1  # memories of 8
+    long = ("reading.max_answer=40", "reading.max_memory=100")
+    assert loaded("recipe=dapo", *long).grpo.overlong_window == 8
     found = loaded("recipe=dr_grpo", "reading.max_memory=6", "reading.chunk_size=512")
     assert found.grpo.constant == 4 * 6 + 4
     files = ("tasks.files=train.jsonl", "recipe=dr_grpo")  # of 40,000 tokens in chunks of 5,000

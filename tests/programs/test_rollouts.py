@@ -47,6 +47,7 @@ def rollouts(completer, wanted, staleness=0, documents=3) -> Rollouts:
         stream=STREAM,
         reader=reader(completer),
         score=rewards.score,
+        probe=rewards.score,
         wanted=dynamic_sampling.Wanted(documents, 2, 2, staleness),
         group_size=4,
         seed=3,

@@ -197,7 +197,7 @@ def test_numbers_by_hand():
     """Scores 1, 0.5, 0.5, 0 spread by sqrt(1/8); 0.5, 0.5 teach nothing and are left out."""
     groups = [made.group(1.0, 0.0, place=(k, 0)) for k in range(3)]
     sets = [
-        [dataclasses.replace(made.trajectory(1.0), reward=score) for score in scores]
+        [dataclasses.replace(made.trajectory(1.0), judged=score) for score in scores]
         for scores in ((1.0, 0.5, 0.5, 0.0), (0.5, 0.5))
     ]
     found, stats = local.joined(groups, {(0, 0): sets[0], (1, 0): sets[1]})

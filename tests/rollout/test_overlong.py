@@ -2,8 +2,10 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
+from notepad_jax.grpo import advantages
 from notepad_jax.programs import configuration, rollouts
 from notepad_jax.rollout import groups, overlong
 from notepad_jax.rollout.overlong import Overlong
@@ -60,7 +62,27 @@ def test_a_reading_costs_the_mean_of_its_turns_however_many_they_are():
     assert of(long).reward == of(*[long] * 7).reward == 1 - 0.375
     assert of(short).reward == 1.0 and of().reward == 1.0
     group = dataclasses.replace(made.group(1, 1), trajectories=(of(long), of(short)))
-    assert groups.measure([group]).overlong == -0.375 / 2 and group.informative
+    assert groups.measure([group]).overlong == -0.375 / 2
+
+
+def test_groups_are_filtered_by_what_was_judged_and_not_by_lengths():
+    """Eight right answers, one of them cut: its advantage would be -2.475, all that is learnt.
+
+    Rewards 1 seven times and 0: mean .875, spread .353553.
+    """
+    one_cut = made.group(*[1] * 8)
+    *fine, cut = one_cut.trajectories
+    one_cut = dataclasses.replace(
+        one_cut, trajectories=(*fine, dataclasses.replace(cut, shaping=-1.0))
+    )
+    (by_length,) = advantages.grpo([one_cut])
+    np.testing.assert_allclose(by_length, [0.353552] * 7 + [-2.474867], rtol=1e-5)
+    assert one_cut.rewards.tolist() == [1] * 7 + [0] and not one_cut.informative
+    counted = groups.measure([one_cut])
+    assert (counted.dropped_all_right, counted.groups_informative) == (1, 0)
+    wrong = dataclasses.replace(one_cut.trajectories[0], judged=0.0)
+    mixed = dataclasses.replace(one_cut, trajectories=(*one_cut.trajectories, wrong))
+    assert mixed.informative and mixed.rewards.tolist() == [1] * 7 + [0, 0]
 
 
 def config(*words):

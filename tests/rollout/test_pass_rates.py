@@ -1,5 +1,6 @@
 """Tasks that are answered well retire, half of a source at most, and that is remembered."""
 
+import dataclasses
 import json
 
 from notepad_jax.rollout import pass_rates
@@ -29,13 +30,8 @@ def test_of_no_source_more_than_half_retires_and_what_is_kept_may_fall_again():
 
 def test_what_lengths_took_off_says_nothing_of_a_task():
     shaped = group(1, 1)
-    shaped = type(shaped)(
-        shaped.task,
-        tuple(
-            type(one)(one.reading, one.reward - 0.1, {**one.reward_parts, "overlong": -0.1})
-            for one in shaped.trajectories
-        ),
-    )
+    cut = (dataclasses.replace(one, shaping=-0.1) for one in shaped.trajectories)
+    shaped = dataclasses.replace(shaped, trajectories=tuple(cut))
     assert PassRates().after([(A[0], shaped)], 1.0, {"a": 2}).retired == {A[0]}
 
 

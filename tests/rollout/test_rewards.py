@@ -61,6 +61,33 @@ def test_a_run_may_reward_all_tasks_by_one_metric():
         rewards.by("blue")
 
 
+def test_memories_are_judged_as_answers_that_say_them():
+    """By a metric of its own, by a function, or by both; the answer's own reward stays."""
+    task = Task("t", "who ?", TextDocument("ann"), ("ann",), "test", "em", "boxed")
+    reading = Reading("t", 0, (), r"\boxed{bob}", Status.ANSWERED)
+    told = lambda reading: ["nobody", "it was ann", "ann"]  # noqa: E731
+
+    def short(memory, row):
+        assert row["answers"] == ["ann"]
+        return 1 / len(memory.split())
+
+    with functions.lending([short]) as (name,):
+        for said, worth in (
+            ("sub_em", (0.0, 1.0, 1.0)),
+            ("em", (0.0, 0.0, 1.0)),
+            (name, (1.0, 1 / 3, 1.0)),
+            (f"{name}=3,em=1", (0.75, 0.25, 1.0)),
+        ):
+            judge = rewards.of(said, rewards.MEMORY_KEY)
+            found = rewards.with_memories(score, judge, told)(reading, task)
+            assert found.memory_rewards == pytest.approx(worth)
+            assert found.reward_parts["memories"] == pytest.approx(sum(worth) / 3)
+            assert (found.judged, found.reward) == (0.0, 0.0) == (score(reading, task).reward,) * 2
+    assert rewards.with_memories(score, score, lambda _: [])(reading, task).memory_rewards == ()
+    with pytest.raises(ValueError, match="tasks.memory_reward has 'em=0'; write NAME=WEIGHT"):
+        rewards.of("em=0", rewards.MEMORY_KEY)
+
+
 def test_a_task_that_wants_all_its_answers_keeps_its_metric():
     task = Task("t", "who ?", TextDocument("ann"), ("ann", "bob"), "test", "set_f1", "auto")
     reading = Reading("t", 0, (), r"\boxed{ann}", Status.ANSWERED)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from notepad_jax.engine import launches
-from notepad_jax.engine.executor import Executor, weights
+from notepad_jax.engine.executor import Device, Executor, weights
 from notepad_jax.engine.jetstream import compat
 from notepad_jax.engine.jetstream.asked import Asked, nobody_leaves
 from notepad_jax.engine.pages import PagePool
@@ -47,7 +47,8 @@ class Prefix:
 class DecodeState:
     """The cache and who is in it. The engine's methods change it in place."""
 
-    executor: Executor
+    device: Device
+    executor: Executor  # that decodes on it
     pool: PagePool
     slots: list[Context | None]  # who has ended stays, without pages, until the slot is taken
     gone: list[Callable[[], bool]]  # of each slot: whether nobody waits for it any more
@@ -71,10 +72,10 @@ class PagedEngine(compat.Engine):
         return weights(self.config, params, self._mesh)
 
     def init_decode_state(self) -> DecodeState:
-        executor = Executor(self.config, self.settings, self._mesh)
+        device = Device(self.config, self.settings, self._mesh)
+        executor, pool = Executor(self.settings, device), PagePool(self.settings.pages)
         slots = self.settings.slots
-        pool = PagePool(self.settings.pages)
-        return DecodeState(executor, pool, [None] * slots, [nobody_leaves] * slots)
+        return DecodeState(device, executor, pool, [None] * slots, [nobody_leaves] * slots)
 
     def prefill(
         self,
@@ -122,7 +123,7 @@ class PagedEngine(compat.Engine):
         at = np.arange(prefix.length - 1)
         target = np.full(prefix.kv[0].shape[2], s.pages * s.page_size, np.int32)
         target[: len(at)] = np.asarray(pages)[at // s.page_size] * s.page_size + at % s.page_size
-        state.executor.insert(prefix.kv, target)
+        state.device.insert(prefix.kv, target)
         return state
 
     def generate(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from notepad_jax.engine.executor import Executor
+from notepad_jax.engine.executor import Device, Executor
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import attention, logprobs, policy
@@ -95,7 +95,7 @@ def test_the_engine_answers_in_its_chat_template_as_transformers_does(loaded):
     sampling = SamplingParams(0.0, 1.0, longest, frame.stop_ids, 0)
 
     async def complete():
-        executor = Executor(loaded.config, settings)
+        executor = Executor(settings, Device(loaded.config, settings))
         async with EngineService(executor, PolicySnapshot(0, loaded.params)) as service:
             return await asyncio.gather(*[service.complete(p, sampling) for p in prompts])
 

@@ -1,0 +1,176 @@
+"""The curve of a published model that was taught to read: docs/results.md's second table.
+
+    python -m benchmarks.smollm [--page docs/results.md] [--only GRPO] [--lengths 2k,16k]
+
+After `make smollm-train`. Each reader that is there reads the stories of RULER and of the memory
+tasks at each length, greedily, by `notepad-jax eval` into ./runs/curve-NAME; a reading that is
+there is not made again, so the same command goes on after a kill. Prints the tables; `--page`
+writes them and the picture between the page's marks. GRPO is `notepad-jax train --config smollm
+--name smollm`, and of another seed `--name smollm-1 --config.seed=1`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import marks
+from configs import smollm as training
+from notepad_jax.eval import summary
+from notepad_jax.eval.lengths import format_length, parse_length
+from notepad_jax.eval.measure import Result
+from notepad_jax.eval.readings import READINGS, understood
+from notepad_jax.eval.summary import Share, Summary
+from notepad_jax.reading.trace import TraceFile
+from notepad_jax.report import accuracy_plot, numerals, render
+
+RUNS = Path("runs")
+MARK, PICTURE = "smollm", "images/smollm.svg"
+# Questions of each of the 13 tasks.
+SAMPLES = {"1k": 16, "2k": 16, "4k": 16, "16k": 8, "64k": 4, "1m": 1}
+WINDOW = 8192  # what the model was made for
+
+KINDS = {
+    "single needles": ("niah_single_2", "niah_single_3"),
+    "several needles": ("niah_multikey_1", "niah_multivalue", "niah_multiquery"),
+    "variable tracking": ("vt",),
+    "memory tasks": (
+        *("updates", "conflicts", "counting", "ordering"),
+        *("multi_evidence", "unanswerable", "instruction"),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """Who reads, how, and up to which length."""
+
+    policy: str
+    method: str = "notepad"
+    longest: str = "1m"
+
+
+READERS = {
+    "instruct": Reader("policies/smollm2", longest="64k"),
+    "imitation": Reader("policies/smollm2-taught"),
+    "GRPO": Reader("runs/smollm"),
+    "GRPO, seed 1": Reader("runs/smollm-1", longest="64k"),
+    "full context": Reader("policies/smollm2", "full-context", "4k"),
+    "recent only": Reader("policies/smollm2", "recent-only", "64k"),
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="some readers, as 'instruct,GRPO' (all)")
+    parser.add_argument("--lengths", default=",".join(SAMPLES), help="some lengths (all)")
+    parser.add_argument("--page", type=Path, help="a page with a place for the tables")
+    parser.add_argument("--tables", action="store_true", help="read nothing; what is there")
+    said = parser.parse_args(argv)
+    names = [name for name in READERS if not said.only or name in said.only.split(",")]
+    if not said.tables:
+        for length in said.lengths.split(","):
+            for name in names:
+                read(name, length)
+    found = {name: results for name in READERS if (results := results_of(name))}
+    if not found:
+        sys.exit("nothing was read yet")
+    text = page(found)
+    print(text)
+    if said.page is not None:
+        marks.put(said.page, MARK, text)
+        render.picture(said.page.parent / PICTURE, pictures(found), columns=2)
+
+
+def folder(name: str) -> Path:
+    return RUNS / f"curve-{name.replace(', ', '-').replace(' ', '-').lower()}"
+
+
+def read(name: str, length: str) -> None:
+    """Has a reader read one length; at once where it has, or is not there."""
+    reader, there = READERS[name], folder(name)
+    if not Path(reader.policy).exists() or parse_length(length) > parse_length(reader.longest):
+        return
+    command = [sys.executable, "-m", "notepad_jax", "eval", "--name", there.name]
+    command += ["--lengths", length, "--samples", str(SAMPLES[length])]
+    command += ["--resume"] if there.exists() else [
+        *("--policy", reader.policy, "--suite", "stories", "--methods", reader.method),
+        *_how_it_reads(),
+    ]  # fmt: skip
+    print(" ".join(command[1:]), file=sys.stderr, flush=True)
+    if code := subprocess.run(command, stdout=sys.stderr).returncode:
+        sys.exit(f"{name} at {length} ended with {code}; the same command goes on")
+
+
+def _how_it_reads() -> list[str]:
+    """As in training, whoever reads; greedily."""
+    config = training.get_config()
+    reading = {f"reading.{key}": value for key, value in config.reading.items()}
+    evaluate = dict(
+        chunk_size=config.reading.chunk_size, context=WINDOW, temperature=0.0, top_p=1.0, at_once=32
+    )
+    engine = dict(slots=32, page_size=config.engine.page_size, steps_per_launch=8)
+    keys = reading | {f"evaluate.{key}": value for key, value in evaluate.items()}
+    keys |= {f"engine.{key}": value for key, value in engine.items()}
+    return [f"--config.{key}={value}" for key, value in keys.items()]
+
+
+# ---------------------------------------------------------------- what was found
+
+
+def results_of(name: str) -> list[Result]:
+    """Returns what a reader has read, its name in the place of its method."""
+    path = folder(name) / READINGS
+    if not path.is_file():
+        return []
+    with TraceFile(path) as file:
+        found = [understood(fields) for _, fields in file.readings()]
+    return [dataclasses.replace(result, method=name) for result in found if not result.failed]
+
+
+def page(found: dict[str, list[Result]]) -> str:
+    """Returns the tables as markdown, one a kind of question."""
+    lengths = sorted({result.length for results in found.values() for result in results})
+    parts = [f"![Accuracy by length]({PICTURE})"]
+    for kind in ("all tasks", *KINDS):
+        lines = [
+            f"**{kind}**\n",
+            "| | " + " | ".join(map(format_length, lengths)) + " |",
+            "|---" * (len(lengths) + 1) + "|",
+        ]
+        for name, results in found.items():
+            shares = {s.length: s for s in of_kind(results, kind)}
+            told = (_told(shares[n]) if n in shares else "-" for n in lengths)
+            lines.append(f"| {name} | " + " | ".join(told) + " |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def of_kind(results: Sequence[Result], kind: str) -> list[Summary]:
+    """Returns the summaries by length of one of `KINDS`, or of all tasks."""
+    tasks = KINDS.get(kind)
+    own = [r for r in results if tasks is None or r.source.removeprefix("stories/") in tasks]
+    return summary.by_length(own)
+
+
+def _told(one: Summary) -> str:
+    share: Share = one.accuracy
+    return f"{numerals.percent(share.mean)} ({numerals.interval(share)}), n {one.questions}"
+
+
+def pictures(found: dict[str, list[Result]]) -> list[accuracy_plot.Chart]:
+    """Returns a chart of single needles, and one of all tasks."""
+    charts = []
+    for kind in ("single needles", "all tasks"):
+        curves = [s for results in found.values() for s in of_kind(results, kind)]
+        wide = accuracy_plot.by_method(curves, parse_length("2k")).wide
+        charts.append(dataclasses.replace(wide, title=kind))
+    return charts
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The curve of the published model: what is read, and the tables made of readings on disk."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import marks, smollm
+from notepad_jax.eval.measure import Result
+from notepad_jax.eval.readings import READINGS, told
+from notepad_jax.programs import configuration
+from notepad_jax.reading.trace import Spool, TraceFile
+from notepad_jax.tasks import stories
+from notepad_jax.types import Finish
+
+ROOT = Path(__file__).parents[2]
+
+
+def result(task, number, length, correct):
+    return Result(
+        task_id=f"{task}-{number}", source=f"stories/{task}", method="notepad", length=length,
+        repeat=0, question="?", gold=("a",), metric="em", answer="a", correct=correct, problem="",
+        scores={}, finish=Finish.STOP, failed=False, turns=3, tokens=length, recall=None, lost="",
+        began=0.0, seconds=1.0, changes=0, document=f"{task}-{number}",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """The readings of two readers: single needles 3 of 4 at 1K and one counting question wrong."""
+    monkeypatch.setattr(smollm, "RUNS", tmp_path)
+    for name, scores in (("imitation", (1, 1, 1, 0)), ("GRPO, seed 1", (1, 1, 1, 1))):
+        smollm.folder(name).mkdir()
+        with TraceFile(smollm.folder(name) / READINGS) as file:
+            for n, correct in enumerate(scores):
+                file.add(told(result("niah_single_2", n, 1024, float(correct))), Spool(), None)
+            file.add(told(result("counting", 0, 1024, 0.0)), Spool(), None)
+    return tmp_path
+
+
+def test_every_task_belongs_to_one_kind():
+    assert sorted(task for tasks in smollm.KINDS.values() for task in tasks) == sorted(
+        stories.NAMES
+    )
+
+
+def test_how_it_reads_is_a_config_of_the_suites():
+    config = configuration.load("ruler", smollm._how_it_reads())
+    assert config.reading.template == "document_first" and config.evaluate.temperature == 0
+
+
+def test_tables_are_made_of_what_was_read(runs):
+    found = {name: smollm.results_of(name) for name in smollm.READERS}
+    text = smollm.page({name: results for name, results in found.items() if results})
+    needles = text[text.index("**single needles**") :].splitlines()
+    assert needles[2] == "| | 1K |"
+    assert needles[4].startswith("| imitation | 75.0% (") and needles[4].endswith("n 4 |")
+    assert needles[5].startswith("| GRPO, seed 1 | 100.0% (")
+    assert "| imitation | 60.0% (" in text and "n 5 |" in text
+
+
+def test_a_place_on_a_page(runs, tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- smollm: begin -->\nold\n<!-- smollm: end -->\nb\n")
+    (tmp_path / "images").mkdir()
+    smollm.main(["--tables", "--page", str(page)])
+    text = page.read_text()
+    assert text.startswith("a\n<!--") and text.endswith("-->\nb\n") and "old" not in text
+    assert "75.0%" in text and "75.0%" in capsys.readouterr().out
+    assert (tmp_path / smollm.PICTURE).read_text().count("imitation")
+    with pytest.raises(ValueError, match="has no place for results"):
+        marks.put(page, "other", "")
+
+
+def test_nothing_read_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(smollm, "RUNS", tmp_path)
+    with pytest.raises(SystemExit, match="nothing was read yet"):
+        smollm.main(["--tables"])
+
+
+def test_the_page_of_results_has_its_place():
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert 0 < text.index("<!-- smollm: begin -->") < text.index("<!-- smollm: end -->")
+    assert "python -m benchmarks.smollm --page docs/results.md" in text
