@@ -124,6 +124,21 @@ def first_fit(
     return rows
 
 
+def in_common(tails: Sequence[Tokens]) -> list[int]:
+    """How many tokens each tail begins with that the one before it does, too.
+
+    The most where tails are sorted. A tail's last token is always its own.
+    """
+    return [0, *(_alike(one[:-1], other) for other, one in itertools.pairwise(tails))]
+
+
+def _alike(one: Tokens, other: Tokens) -> int:
+    """Returns how many tokens both begin with."""
+    n = min(len(one), len(other))
+    differ = one[:n] != other[:n]
+    return int(differ.argmax()) if differ.any() else n
+
+
 def _cost(lengths: Sequence[int], common: Sequence[int], first: int, last: int) -> int:
     """Returns the tokens that the tails first:last are written with, in a piece of their own."""
     return sum(lengths[first:last]) - sum(common[first + 1 : last])

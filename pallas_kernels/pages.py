@@ -145,10 +145,19 @@ class Pages:
             *(self.scales.at[rows, kinds, heads, 0, at].set(x, mode="drop") for x in scales),
         )
 
-    def copy_page(self, source: Int[Array, ""], target: Int[Array, ""]) -> Pages:
-        """Copies a page in every layer (one in which a shared prefix ends)."""
+    def copy_page(
+        self, source: Int[Array, ""], target: Int[Array, ""], tokens: Int[Array, ""]
+    ) -> Pages:
+        """Copies the first `tokens` of a page in every layer; what lies behind them stays."""
         first_L = jnp.arange(self.layers) * self.pages_per_layer
-        return self.of(*(x.at[first_L + target].set(x[first_L + source]) for x in self.arrays))
+        copied_Z = jnp.arange(self.page_size) < tokens
+
+        def one(x: Array, copied: Array) -> Array:
+            old, new = x[first_L + target], x[first_L + source]
+            return x.at[first_L + target].set(jnp.where(copied, new, old))
+
+        # [..., Z, C], and scales are [..., 1, Z].
+        return self.of(*map(one, self.arrays, (copied_Z[:, None], copied_Z)))
 
     def entries(self, kv: Float[Array, "*any H"]) -> tuple[Array, ...]:
         """Keys or values as they lie in `arrays`: (values [..., C],) or (values, scales [...])."""

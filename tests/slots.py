@@ -18,6 +18,7 @@ on a device: their shape and who was in them. `coarse` leaves the first.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -145,7 +146,7 @@ class Slots:
     """The cache and its launches; see `executor.Launches`. Letters are those of `launches`."""
 
     def __init__(self, settings: EngineSettings):
-        self.settings = settings
+        self.settings, self.shares = settings, 0  # pages copied for tails that begin alike
         self._noise = np.random.default_rng(0)
         self.rest()
 
@@ -161,10 +162,12 @@ class Slots:
         self._write(keys_T, target_T)
 
     def start_tails(self, params: HashPolicy, row, wanted: int) -> list[np.ndarray]:
-        self._copy(row.copy_from, row.copy_to, row.copies)
         prefix = self._keys_PZ[row.table[0]].ravel()[: row.length[0]]
         keys_T = params.row_keys(*_row(row), _sum(prefix))
         self._write(keys_T, row.target)
+        self._copy(row.copies)
+        pages = row.table[0, : self.settings.pages_for(int(row.length[0]))]
+        self.shares += np.isin(row.copies.source[: row.copies.count], pages, invert=True).sum()
         company = _company(row.tokens.shape, row.draws.seed)
         next_T = np.roll(row.tokens[0], -1)
         drawn = [
@@ -178,7 +181,7 @@ class Slots:
         return out
 
     def generate(self, params: HashPolicy, tables, slots, wanted: int) -> list[np.ndarray]:
-        self._copy(slots.copy_from, slots.copy_to, slots.copies)
+        self._copy(slots.copies)
         company = _company(tables.members_RM.shape, slots.draws.seed)
         steps, B = self.settings.steps_per_launch, len(slots.token)
         token_B, remaining_B = slots.token.tolist(), slots.remaining.tolist()
@@ -234,9 +237,10 @@ class Slots:
         out = [np.zeros(one, kind) for one in shapes for kind in kinds]
         return [*out, np.zeros(shape, np.float32)] if most and following else out
 
-    def _copy(self, source_Y: np.ndarray, target_Y: np.ndarray, count: int) -> None:
-        for source, target in zip(source_Y[:count], target_Y[:count], strict=True):
-            self._keys_PZ[target] = self._keys_PZ[source]
+    def _copy(self, copies) -> None:
+        pairs = zip(copies.source, copies.target, copies.tokens, strict=True)
+        for source, target, tokens in itertools.islice(pairs, int(copies.count)):
+            self._keys_PZ[target, :tokens] = self._keys_PZ[source, :tokens]
 
     def _write(self, keys_T: np.ndarray, target_T: np.ndarray) -> None:
         """Writes at flat indices; those past the cache's end are nobody's."""

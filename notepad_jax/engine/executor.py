@@ -185,10 +185,14 @@ class Executor:
         waiting = []
         for everybody in layout.by_prefix(contexts):
             group = [b for b in everybody if not layout.decoded(contexts[b])]
-            lengths = [layout.input_length(contexts[b]) for b in group]
+            tails = layout.alike(self.settings, contexts, group)
+            lengths = [one.tokens for one in tails]
             for width, chosen in cover(lengths, tail_widths(self.settings)):
-                members = [group[i] for i in chosen]
-                row, spans = layout.tail_row(self.settings, [contexts[b] for b in members], width)
+                members = [b for i in chosen for b in tails[i].members]
+                common = [same for i in chosen for same in tails[i].common]
+                row, spans = layout.tail_row(
+                    self.settings, [contexts[b] for b in members], common, width
+                )
                 self._count(TailRow(width))
                 wanted = _wanted([contexts[b] for b in members])
                 waiting.append((members, spans, self.device.start_tails(params, row, wanted)))
@@ -303,7 +307,7 @@ def arguments_of(
     if isinstance(shape, TailRow):
         nothing = SamplingParams(0.0, 1.0, 1, (), 0)
         nobody = Context(nothing, NO_TOKENS, tokens([0]), NO_TOKENS, NO_TOKENS, pages=(0,))
-        row, _ = layout.tail_row(settings, [nobody], shape.tokens)
+        row, _ = layout.tail_row(settings, [nobody], [0], shape.tokens)
         return launches.start_tails, (*before, row)
     tables = layout.decode_tables(settings, [], shape)
     slots = layout.slot_arrays([], shape.slots)

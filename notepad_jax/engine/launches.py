@@ -43,6 +43,17 @@ class Draws:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Copies:
+    """Which pages' beginnings to copy, one after the other: the first `count` of Y."""
+
+    source: Any  # int32 [Y]: pages
+    target: Any  # int32 [Y]
+    tokens: Any  # int32 [Y]: of a page, from its first on
+    count: Any  # int32
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class SlotArrays:
     """The running state of B slots, as `generate` needs it."""
 
@@ -52,9 +63,7 @@ class SlotArrays:
     remaining: Any  # int32 [B]: tokens that may still be sampled; 0 is an idle slot
     stop_ids: Any  # int32 [B, E]: -1 padded
     draws: Draws
-    copy_from: Any  # int32 [B]: pages to copy before anything is decoded, the first `copies`
-    copy_to: Any  # int32 [B]
-    copies: Any  # int32
+    copies: Copies  # of up to B pages, before anything is decoded
 
 
 @jax.tree_util.register_dataclass
@@ -79,9 +88,7 @@ class TailArrays:
     positions: Any  # int32 [1, T]
     kv_end: Any  # int32 [1, T], counted within the tails
     target: Any  # int32 [T]: flat cache index of each token; past the cache's end for none
-    copy_from: Any  # int32 [T]: pages to copy before anything is written, the first `copies`
-    copy_to: Any  # int32 [T]
-    copies: Any  # int32
+    copies: Copies  # of up to T pages, once all is written
     sample_at: Any  # int32 [T]: after which tokens to sample, the first `samples`
     samples: Any  # int32
     draws: Draws  # of those T
@@ -106,25 +113,27 @@ def start_tails(
 ) -> tuple[Array | Pages, ...]:
     """Runs packed tails after a cached prefix and samples after the tokens `row.sample_at`.
 
-    The page in which a prefix ends is first copied into each tail's first page. Returns
-    (cache, sampled tokens [T], their logprobs [T]); only the first `row.samples` mean anything.
+    Each token is written once. Then the tokens of the page in which the prefix ends are copied into
+    each tail's first page; a tail that begins as the one before it does gets a copy of all that is
+    before its own tokens, instead. Returns (cache, sampled tokens [T], their logprobs [T]); only
+    the first `row.samples` mean anything.
     With `most` above 0 also the ids and logprobs [T, most] of the `wanted` likeliest, and the
     logprobs [T] of the tokens that follow in the row.
     """
-    pages = _copy_pages(pages, row.copy_from, row.copy_to, row.copies)
     attend = attention.packed_after_prefix(
         config, pages, row.table, row.length, row.kv_end, row.positions
     )
     hidden_1TD, _, (k, v) = policy.forward(config, params, row.tokens, row.positions, attend)
     pages = attention.write_tokens(pages, k, v, row.target)
+    pages = _copied(pages, row.copies)
     return pages, *_sample_after(config, params, hidden_1TD[0], row, wanted, most)
 
 
-def _copy_pages(pages: Pages, source_Y: Array, target_Y: Array, count: Array) -> Pages:
+def _copied(pages: Pages, copies: Copies) -> Pages:
     def one(y: Array, pages: Pages) -> Pages:
-        return attention.copy_page(pages, source_Y[y], target_Y[y])
+        return attention.copy_page(pages, copies.source[y], copies.target[y], copies.tokens[y])
 
-    return jax.lax.fori_loop(0, count, one, pages)
+    return jax.lax.fori_loop(0, copies.count, one, pages)
 
 
 def _sample_after(
@@ -206,7 +215,7 @@ def generate(
     [B]); with `most` above 0 also ids and logprobs [B, steps, most] of the `wanted` likeliest.
     """
     B = slots.token.shape[0]
-    pages = _copy_pages(pages, slots.copy_from, slots.copy_to, slots.copies)
+    pages = _copied(pages, slots.copies)
 
     def more(state: tuple) -> Array:
         step, _, _, remaining, *_ = state

@@ -7,9 +7,11 @@ shapes that `launches` takes. Rows, their mask and their positions are `packing`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from notepad_jax import packing
 from notepad_jax.engine import launches
 from notepad_jax.engine.pages import CachedPrefix
 from notepad_jax.engine.scheduler import Context
@@ -18,6 +20,16 @@ from notepad_jax.engine.shapes import Decode, prefix_pages, private_pages
 from notepad_jax.packing import Bundle, lay_out
 from notepad_jax.types import SamplingParams, Tokens
 from pallas_kernels import PageTables
+
+LEAST = 8  # tokens that tails begin alike with to be computed together: pages are copied for it
+
+
+class Tails(NamedTuple):
+    """Tails that lie in one row, each beginning as the one before it does."""
+
+    members: list[int]  # which of the contexts
+    common: list[int]  # of each, tokens that the one before it has, too
+    tokens: int  # what they are written with
 
 
 def prefix_row(
@@ -34,35 +46,79 @@ def prefix_row(
     return launches.PrefixArrays(rows.tokens, rows.positions, rows.kv_end, table)
 
 
+def alike(
+    settings: EngineSettings, contexts: Sequence[Context], group: Sequence[int]
+) -> list[Tails]:
+    """Gathers those of `group`, turns behind one prefix, whose tails begin alike.
+
+    The members of a group that is sampled have the same question, and often the same memory.
+    """
+    found: dict[bytes | int, list[int]] = {}
+    for b in group:
+        context = contexts[b]
+        own = not context.shares or len(context.tail) <= LEAST
+        found.setdefault(b if own else context.tail[:LEAST].tobytes(), []).append(b)
+    return [tails for members in found.values() for tails in _cut(settings, contexts, members)]
+
+
+def _cut(settings: EngineSettings, contexts: Sequence[Context], members: list[int]) -> list[Tails]:
+    """Sorts tails so that neighbours begin alike, and cuts them into what fits a row.
+
+    A row has as many places for pages to copy and for tokens to sample as it has for tokens.
+    """
+    if len(members) == 1:
+        return [Tails(members, [0], input_length(contexts[members[0]]))]
+    inputs = {b: _input(contexts[b]) for b in members}
+    members = sorted(members, key=lambda b: inputs[b].tobytes())
+    out: list[Tails] = []
+    tokens = copies = draws = 0
+    for b, same in zip(members, packing.in_common([inputs[b] for b in members]), strict=True):
+        context, length = contexts[b], len(inputs[b])
+        drawn = 1 + len(_draft(context))
+        tokens, draws = tokens + length - same, draws + drawn
+        copies += settings.pages_for(context.ragged + same)
+        if out and same >= LEAST and max(copies, draws) <= tokens <= settings.row_tokens:
+            out[-1] = Tails([*out[-1].members, b], [*out[-1].common, same], tokens)
+        else:
+            tokens, copies, draws = length, 1, drawn
+            out.append(Tails([b], [0], tokens))
+    return out
+
+
 def tail_row(
-    settings: EngineSettings, contexts: Sequence[Context], width: int
+    settings: EngineSettings, contexts: Sequence[Context], common: Sequence[int], width: int
 ) -> tuple[launches.TailArrays, list[slice]]:
     """Tails with their drafts behind one prefix; also where each one's samples will be.
 
     A token is to be sampled after each tail's last prompt token and after each draft token.
+    `common` is of each tail how many of its tokens the one before it has, too (`alike`).
     """
     Z, prefix = settings.page_size, contexts[0].prefix
     start = prefix.length if prefix is not None else 0
     inputs = [_input(context) for context in contexts]
-    rows = lay_out([[Bundle(tails=inputs, start=start)]], 1, width)
+    rows = lay_out([[Bundle(tails=inputs, start=start, common=common)]], 1, width)
     table = np.zeros((1, prefix_pages(settings)), np.int32)
     target = np.full(width, settings.pages * Z, np.int32)
     sample_at = np.zeros(width, np.int32)
-    copies = np.zeros((2, width), np.int32)
     entries: list[tuple[SamplingParams, int]] = []
-    spans, copied = [], 0
+    copies: list[tuple[int, int, int]] = []
+    spans: list[slice] = []
     if prefix is not None:
         table[0, : len(prefix.pages)] = prefix.pages
-    for context, ids, end in zip(contexts, inputs, rows.ends.tolist(), strict=True):
-        first = end - len(ids)
-        target[first : first + len(ids)] = _flat(settings, context, len(ids))
-        if context.ragged:
-            copies[:, copied] = prefix.pages[-1], context.pages[0]
-            copied += 1
+    at, before = np.zeros(0, np.int64), contexts[0]
+    for context, ids, same, end in zip(contexts, inputs, common, rows.ends.tolist(), strict=True):
+        own = np.arange(end - len(ids) + same, end)
+        at = np.concatenate([at[:same], own])  # where in the row this tail's tokens are
+        target[own] = _flat(settings, context, len(ids))[same:]
+        copied = context.ragged + same
+        source = before.pages if same else prefix.pages[-1:] if copied else ()
+        for page in range(settings.pages_for(copied)):
+            copies.append((source[page], context.pages[page], min(Z, copied - page * Z)))
         n = len(ids) - len(context.tail) + 1
         spans.append(slice(len(entries), len(entries) + n))
-        sample_at[spans[-1]] = first + len(context.tail) - 1 + np.arange(n)
+        sample_at[spans[-1]] = at[len(context.tail) - 1 :]
         entries += [(context.sampling, made) for made in range(n)]
+        before = context
     arrays = launches.TailArrays(
         table=table,
         length=np.array([start], np.int32),
@@ -70,14 +126,19 @@ def tail_row(
         positions=rows.positions,
         kv_end=rows.kv_end,
         target=target,
-        copy_from=copies[0],
-        copy_to=copies[1],
-        copies=np.int32(copied),
+        copies=_copies(copies, width),
         sample_at=sample_at,
         samples=np.int32(len(entries)),
         draws=_draws(entries, width),
     )
     return arrays, spans
+
+
+def _copies(pages: Sequence[tuple[int, int, int]], size: int) -> launches.Copies:
+    """Of each page to copy: which, where to, and how many of its tokens."""
+    padded = np.zeros((3, size), np.int32)
+    padded[:, : len(pages)] = np.array(pages, np.int32).reshape(-1, 3).T
+    return launches.Copies(*padded, np.int32(len(pages)))
 
 
 def decoded(context: Context) -> bool:
@@ -159,16 +220,16 @@ def slot_arrays(contexts: Sequence[Context], slots: int) -> launches.SlotArrays:
     """The state of running turns; one without a token begins with its prefix's last page."""
     token, position, private_len, remaining = np.zeros((4, slots), np.int32)
     stops = np.full((slots, STOP_IDS), -1, np.int32)
-    copies = np.zeros((2, slots), np.int32)
-    begun = [(c.prefix.pages[-1], c.pages[0]) for c in contexts if c.ragged and not c.tokens]
-    copies[:, : len(begun)] = np.array(begun, np.int32).reshape(-1, 2).T
+    begun = [
+        (c.prefix.pages[-1], c.pages[0], c.ragged) for c in contexts if c.ragged and not c.tokens
+    ]
     for b, c in enumerate(contexts):
         token[b], position[b] = c.newest, c.position
         private_len[b], remaining[b] = c.private_len, c.remaining
         stops[b, : len(c.sampling.stop_ids)] = c.sampling.stop_ids
     draws = _draws([(c.sampling, c.made) for c in contexts], slots)
     return launches.SlotArrays(
-        token, position, private_len, remaining, stops, draws, *copies, np.int32(len(begun))
+        token, position, private_len, remaining, stops, draws, _copies(begun, slots)
     )
 
 

@@ -47,6 +47,7 @@ class Context:
     tail: Tokens  # the rest of the prompt
     draft: Tokens
     ahead: Tokens  # a prefix that will be asked for next
+    shares: bool = False  # whether what its tail begins with is computed once for all who do
     stage: Stage = Stage.WAITING
     version: int = -1  # of the policy; given at admission
     prefix: CachedPrefix | None = None
@@ -152,7 +153,9 @@ class Scheduler:
             )
         draft = likely if self._drafts or sampling.scored else NO_TOKENS
         ahead = prompt.ahead if len(prompt.ahead) <= self.settings.max_prompt else NO_TOKENS
-        context = Context(sampling, shared, tail, draft, ahead)
+        # Of what is scored, each token's successor is looked up in the row: it stands alone.
+        shares = self._share and not sampling.scored
+        context = Context(sampling, shared, tail, draft, ahead, shares)
         self._waiting.append(context)
         return context
 

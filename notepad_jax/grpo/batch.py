@@ -13,7 +13,6 @@ optimizer step. Above: `update` consumes the rows.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from notepad_jax import packing
 from notepad_jax.grpo import normalisers
 from notepad_jax.grpo.normalisers import Normaliser
 from notepad_jax.packing import Bundle
-from notepad_jax.types import Group, Tokens, TrainBatch, Turn, TurnKind
+from notepad_jax.types import Group, TrainBatch, Turn, TurnKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,19 +188,8 @@ def _piece(members: Sequence[_Turn], common: Sequence[int]) -> Bundle:
 
 
 def _in_common(members: Sequence[_Turn]) -> list[int]:
-    """How many tokens each prompt's tail begins with that the one before it does, too.
-
-    A prompt's last token is always its own: a completion is predicted from the token before it.
-    """
-    tails = [member.turn.prompt.tail for member in members]
-    return [0, *(_alike(one[:-1], other) for other, one in itertools.pairwise(tails))]
-
-
-def _alike(one: Tokens, other: Tokens) -> int:
-    """Returns how many tokens both begin with."""
-    n = min(len(one), len(other))
-    differ = one[:n] != other[:n]
-    return int(differ.argmax()) if differ.any() else n
+    """What prompts' tails begin alike with; their last tokens predict what is learnt from."""
+    return packing.in_common([member.turn.prompt.tail for member in members])
 
 
 def _learnable(

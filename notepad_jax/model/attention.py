@@ -201,9 +201,12 @@ def write_tokens(
 
 
 def copy_page(
-    pages: pallas_kernels.Pages, source: Int[Array, ""], target: Int[Array, ""]
+    pages: pallas_kernels.Pages,
+    source: Int[Array, ""],
+    target: Int[Array, ""],
+    tokens: Int[Array, ""],
 ) -> pallas_kernels.Pages:
     """`Pages.copy_page`, each device the heads that it holds."""
-    return shards.each(pallas_kernels.Pages.copy_page, (PAGES, WHOLE, WHOLE), PAGES)(
-        pages, source, target
+    return shards.each(pallas_kernels.Pages.copy_page, (PAGES, WHOLE, WHOLE, WHOLE), PAGES)(
+        pages, source, target, tokens
     )

@@ -14,6 +14,7 @@ from notepad_jax.checkpoint import handoff
 from notepad_jax.engine.scheduler import PromptTooLong, Scheduler
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
+from notepad_jax.engine.shapes import TailRow
 from notepad_jax.model import parameters
 from notepad_jax.model.config import Experts
 from notepad_jax.types import (
@@ -107,6 +108,34 @@ def test_sharing_and_drafts_change_the_speed_and_not_the_answer(shared_run, plai
     assert stats.prefix_tokens == 16 + 21 + 40  # each distinct prefix of a page or more, once
     assert stats.prefix_tokens_saved == 3 * stats.prefix_tokens  # by 3 of each 4 members
     assert plain_run[1].stats.prefix_tokens_saved == 0
+
+
+def test_tails_that_begin_alike_are_computed_once():
+    """Of a group: behind a full page, a part of one and nothing; same ends, others, and drafts."""
+    rng = np.random.default_rng(3)
+    draw = lambda n: tokens(rng.integers(4, 60, n))  # noqa: E731
+    question, drafts = draw(19), [draw(3), draw(3)]
+    ends = [draw(n) for n in (1, 1, 6, 6, 14)]
+    ends = [*ends, ends[0], ends[-1]]
+    prompts = [
+        Prompt(shared, tokens(np.concatenate([question, end])), drafts[i % 2])
+        for shared in (draw(16), draw(21), tokens())
+        for i, end in enumerate(ends)
+    ]
+    settings = dataclasses.replace(tiny.SETTINGS, slots=len(prompts))
+    (once, shared), (each, alone) = (
+        run(prompts, settings=settings, share_prefixes=share) for share in (True, False)
+    )
+    assert ids(once) == ids(each)
+    for a, b in zip(once, each, strict=True):
+        np.testing.assert_allclose(a.behaviour_logprobs, b.behaviour_logprobs, atol=1e-5)
+    assert worst_gap(tiny.params(), prompts, once, samplings(prompts)) < 1e-5
+    widths = [
+        sum(shape.tokens * n for shape, n in one._executor.seen.items() if type(shape) is TailRow)
+        for one in (shared, alone)
+    ]
+    assert widths[0] < widths[1] / 2
+    all_free(shared)
 
 
 def test_a_right_draft_is_verified_in_one_launch(shared_run):

@@ -53,8 +53,10 @@ class Course:
         self.seen = collections.Counter()
         longest = self.rng.integers(10, 30, 50)
         # Some begin as others do; lengths meet the ends of pages, and miss them.
-        self.prefixes = [tokens(longest[: self.pick(engine.max_prompt)]) for _ in range(3)]
+        half = 1 + engine.max_prompt // 2
+        self.prefixes = [tokens(longest[: self.pick(half)]) for _ in range(3)]
         self.prefixes.append(tokens(self.rng.integers(10, 30, self.pick(engine.max_prompt))))
+        self.asked: list[Prompt] = []
         self.open = self._seed = 0
 
     def pick(self, end: int) -> int:
@@ -62,15 +64,13 @@ class Course:
 
     def ask(self, policy: slots.HashPolicy) -> tuple[Prompt, SamplingParams]:
         """A turn that nobody else asks for, with a draft that `policy` makes true to a point."""
-        e, shared = self.engine, self.prefixes[self.pick(4)]
-        room = e.max_prompt - len(shared)
-        tail = 1 if self.pick(3) == 0 else 1 + self.pick(room)
+        e, bare = self.engine, self._bare()
+        shared, tail = bare.shared, len(bare.tail)
         self._seed += 1
         sampling = SamplingParams(
             TEMPERATURES[self.pick(3)], 1.0, 1 + self.pick(e.max_new_tokens),
             STOPS[: self.pick(3)], self._seed << 20, self.pick(e.top_logprobs + 1),
         )  # fmt: skip
-        bare = Prompt(shared, tokens(self.rng.integers(10, 30, tail)))
         draft, whole = NO_TOKENS, len(shared) + tail + sampling.max_new_tokens
         if e.top_logprobs and whole <= e.row_tokens and self.pick(4) == 0:
             given = tokens(self.rng.integers(10, 30, sampling.max_new_tokens))
@@ -85,6 +85,19 @@ class Course:
             draft = tokens([*said[: self.pick(len(said) + 1)], *wrong, STOPS[0]])
         ahead = self.prefixes[self.pick(4)] if self.pick(2) else NO_TOKENS
         return Prompt(shared, bare.tail, draft, ahead), sampling
+
+    def _bare(self) -> Prompt:
+        """A prompt of its own, or one that ends otherwise than another or, as in a group, as it."""
+        if self.asked and self.pick(3):
+            other = self.asked[-1 - self.pick(min(3, len(self.asked)))]
+            kept = other.tail[: max(0, len(other.tail) - self.pick(5))]
+            shared, own = other.shared, self.rng.integers(10, 30, len(other.tail) - len(kept))
+        else:
+            shared, kept = self.prefixes[self.pick(4)], NO_TOKENS
+            length = 1 if self.pick(3) == 0 else 1 + self.pick(self.engine.max_prompt - len(shared))
+            own = self.rng.integers(10, 30, length)
+        self.asked.append(Prompt(shared, tokens(np.concatenate([kept, own]))))
+        return self.asked[-1]
 
     def look(self, service: EngineService) -> None:
         """Counts what is worth trying; before every launch."""
@@ -144,7 +157,8 @@ def any_schedule(engine, seed, share, ahead, drafts):
             await service.adopt(one, drain=bool(course.pick(2)))
 
     async def run():
-        watched = slots.Watched(slots.executor(engine), lambda number: course.look(service))
+        executor = slots.executor(engine)
+        watched = slots.Watched(executor, lambda number: course.look(service))
         service = EngineService(
             watched, snapshots[0], share_prefixes=share, read_ahead=ahead, use_drafts=drafts
         )
@@ -161,6 +175,8 @@ def any_schedule(engine, seed, share, ahead, drafts):
             stats = service.take_stats()
         course.seen["accepted drafts"] = stats.draft_tokens
         course.seen["shared tokens"] = stats.prefix_tokens_saved
+        course.seen["pages of a tail that began alike"] = executor.device.shares
+        assert share or not executor.device.shares
 
     go(run())
     TRIED.update(course.seen)
@@ -170,4 +186,4 @@ def test_any_schedule():
     """And that it tried what it is for."""
     TRIED.clear()
     any_schedule()
-    assert min(TRIED.values()) > 20 and len(TRIED) == 9
+    assert min(TRIED.values()) > 20 and len(TRIED) == 10

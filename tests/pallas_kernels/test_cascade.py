@@ -215,7 +215,15 @@ def test_what_was_written_in_any_way_is_read_back():
     flat = (table[0, :, None] * Z + np.arange(Z)).reshape(-1)
     single = empty.write_tokens(k, v, jnp.arange(LAYERS), flat)
     moved = empty.write_pages(k[:, None], v[:, None], jnp.array([[9, 3]]))
-    moved = moved.copy_page(jnp.int32(9), jnp.int32(5))
+    for some in (3, Z):  # a part, and then all: what is behind a part stays
+        before, moved = moved, moved.copy_page(jnp.int32(9), jnp.int32(5), jnp.int32(some))
+        for layer in range(LAYERS):
+            old, other, new = (
+                one.read(jnp.int32(layer), jnp.array([[page]]), H)[0][0]
+                for one, page in ((before, 5), (before, 9), (moved, 5))
+            )
+            np.testing.assert_array_equal(new[:some], other[:some])
+            np.testing.assert_array_equal(new[some:], old[some:])
     for pages in (whole, single, moved):
         for layer in range(LAYERS):
             for got, x in zip(pages.read(jnp.int32(layer), table, H), (k, v), strict=True):
