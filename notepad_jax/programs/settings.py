@@ -153,10 +153,12 @@ def _reward(stack: contextlib.ExitStack, reward: Rewards, what: str) -> str:
     try:
         parts = [(float(weight), one) for weight, one in reward]
     except (TypeError, ValueError):
+        parts = []
+    if not parts:
         raise ValueError(
             f"{what} is {reward!r:.80}; give a function of (answer, row), the name of a "
             f"metric, or a list of (weight, one of these)"
-        ) from None
+        )
     return ",".join(f"{_name(stack, one)}={weight!r}" for weight, one in parts)
 
 
