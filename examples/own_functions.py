@@ -32,7 +32,6 @@ if __name__ == "__main__":
         reward=[(0.9, brief), (0.1, "em")],
         memory_update=never_forget,
         callbacks=[enough],
-        name="own",
         changes={**SMALL, "steps": 10},
     )
     with nj.Reader.load(run.name, memory_update=never_forget) as reader:

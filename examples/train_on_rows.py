@@ -9,11 +9,11 @@ import notepad_jax as nj
 
 mine, held_out = rows(0, 20), rows(100, 8)
 how = {**SMALL, "steps": 2, "validation.every": 1}
-nj.train(dataset=mine, validation=held_out, name="rows", changes=how)
-run = nj.train(dataset=mine, validation=held_out, name="rows", resume=True, changes={"steps": 4})
+name = nj.train(dataset=mine, validation=held_out, changes=how).folder.name
+run = nj.train(dataset=mine, validation=held_out, name=name, resume=True, changes={"steps": 4})
 print("reward", [line["reward"] for line in run.metrics if "reward" in line])
 
 measured = nj.evaluate(run.name, step="best", dataset=mine)
 for line in measured.by_length:
     print(f"{line.n} questions at {line.length} tokens: {line.accuracy.mean:.0%}")
-print(nj.export_hf(run.name, "runs/rows/exported", step="best").folder)
+print(nj.export_hf(run.name, run.folder / "exported", step="best").folder)

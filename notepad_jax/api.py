@@ -32,7 +32,7 @@ from notepad_jax.programs import (
 )
 from notepad_jax.programs import evaluate as evaluation
 from notepad_jax.programs import train as training
-from notepad_jax.programs.callbacks import Callback
+from notepad_jax.programs.callbacks import Callback, checked
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_json
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
@@ -86,7 +86,8 @@ def train(
         written) as `reading.memory_rules` says, or "module:function".
       validation: held-out rows, or paths, to read every `validation.every` steps (where the
         config has 0: ten times in a run); `Reader.load(..., step="best")` reads with the best.
-      callbacks: called with (step, metrics) after each step; False or `Stop` ends the run there.
+      callbacks: functions that are called with (step, metrics) after each step; False or `Stop`
+        ends the run there.
       policy: instead of the config's: a run, a Hugging Face folder.
       name: of the run; None takes the first of train, train-2, ... that is free.
       resume: goes on with the run `name`, from the newest good checkpoint or from `step`. Rows,
@@ -99,6 +100,7 @@ def train(
     """
     if resume and name is None:
         raise ValueError("which run goes on? Say name=..., and resume=True as well")
+    callbacks = checked(callbacks)
     with contextlib.ExitStack() as stack:
         folder = _opened(stack, name, "train", resume)
         saved = _saved(folder, config) if resume else {}
@@ -201,6 +203,11 @@ def _files(
         return {}
     if isinstance(dataset, str | os.PathLike):
         dataset = [dataset]
+    if isinstance(dataset, list | tuple) and not dataset:
+        raise ValueError(
+            f"{dataset!r} has no rows; give rows, or the paths of task files, or leave it out, and "
+            f"the config's own are taken"
+        )
     if isinstance(dataset, list | tuple) and all(isinstance(p, str | os.PathLike) for p in dataset):
         return {key: tuple(os.fspath(path) for path in dataset)}
     path = folder / run_folder.GIVEN / file

@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 words = shorthand(arguments, name) + overrides
                 config = configuration.load(name, words, saved)
                 if lent := habits(arguments, config):
-                    config = configuration.load(name, words, lent | saved)
+                    config = configuration.load(name, words, saved, lent)
             machine.prepared(config)
             refused = None
             try:

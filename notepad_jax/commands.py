@@ -199,6 +199,15 @@ def _export_hf(
 # ---------------------------------------------------------------- the parser
 
 
+class _Once(argparse.Action):
+    """An option of which the last one would be taken, silently, if it were said twice."""
+
+    def __call__(self, parser: Any, namespace: Any, value: Any, option: str | None = None) -> None:
+        if (before := getattr(namespace, self.dest)) is not None:
+            parser.error(f"{option} is said twice, {before} and {value}; say one")
+        setattr(namespace, self.dest, value)
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="notepad-jax",
@@ -230,7 +239,7 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("--resume", action="store_true", help="go on where the run stopped")
 
     def recipe_option(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("--recipe", metavar="NAME", help="how it learns, as published: "
+        sub.add_argument("--recipe", metavar="NAME", action=_Once, help="how it learns: "
                          f"{', '.join(configuration.recipes())}; or a file with apply(config). "
                          "Overrides win over it (docs/algorithms.md)")  # fmt: skip
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -51,6 +52,26 @@ def name_of(function: Function) -> str:
     """Returns "module:function"; of an object that can be called, its class's."""
     known = function if hasattr(function, "__qualname__") else type(function)
     return f"{known.__module__}:{known.__qualname__}"
+
+
+def is_coroutine(function: Function) -> bool:
+    """Whether a call gives something to await in the place of a value."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  an object's own
+    )
+
+
+def takes(function: Function, *arguments: Any) -> bool:
+    """Whether a function can be called so; True where nobody can tell, as of some in C."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def lent(name: str) -> Function | None:

@@ -129,8 +129,10 @@ class Reader:
     ) -> Any:  # fmt: skip
         if not self._end.alive:
             raise ValueError("this reader was closed; load another one")
+        if not isinstance(question, str):
+            raise ValueError(f"a question is a text, and this is of type {type(question).__name__}")
         if isinstance(document, str | os.PathLike):
-            document = ask.FileDocument(Path(document))
+            document = ask.FileDocument(_path(document))
         elif not isinstance(document, Document):
             raise ValueError(
                 f"a document is a path, or has a method pieces() that yields its text; this is of "
@@ -140,6 +142,20 @@ class Reader:
             self._open, self._subject, self._rules, self._sampling, document, question,
             self._screen, None if trace is None else Path(trace), on_progress,
         )  # fmt: skip
+
+
+def _path(document: str | os.PathLike[str]) -> Path:
+    """A file that is there: who gives a text in a file's place is told how it is given."""
+    path = Path(document).expanduser()
+    with contextlib.suppress(OSError, ValueError):  # a name that no file can have
+        if path.exists():
+            return path
+    shown = " ".join(str(document)[:60].split())
+    more = "..." if len(str(document)) > 60 else ""
+    raise ask.CannotRead(
+        f"there is no file {shown!r}{more}; a text in memory is given as "
+        f"notepad_jax.TextDocument(text)"
+    )
 
 
 class _Open:

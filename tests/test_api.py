@@ -46,6 +46,10 @@ def trained(tmp_path, monkeypatch):
     return calls
 
 
+async def later(step, metrics):
+    pass
+
+
 def half(answer, row):
     return 0.5
 
@@ -78,6 +82,9 @@ def test_score():
         nj.score("bob", "bob", metric="bleu")
     with pytest.raises(ValueError, match="no gold answer"):
         nj.score("bob", [])
+    for answer, golds in ((None, "bob"), ("bob", None), ("bob", ["bob", 3])):
+        with pytest.raises(ValueError, match="answers are texts, and (None|3) is of type"):
+            nj.score(answer, golds)
 
 
 def test_what_train_is_given_is_where_the_program_looks(trained):
@@ -146,6 +153,14 @@ def test_files_are_taken_as_they_are_and_names_are_numbered(trained, tmp_path):
         ({"changes": {"rollout.documents": "many"}}, "rollout.documents needs a value like 5"),
         ({"config": "chatt"}, "there is no config chatt; did you mean chat?"),
         ({"name": "a/b"}, "is no name for a run"),
+        ({"dataset": []}, r"\[\] has no rows; give rows, or the paths of task files, or leave it"),
+        ({"validation": ()}, r"\(\) has no rows"),
+        ({"dataset": iter(())}, "no rows|no row"),
+        ({"reward": []}, r"reward is \[\]; give a function of \(answer, row\)"),
+        ({"callbacks": half}, "callbacks is <function half .*; give a list"),
+        ({"callbacks": [5]}, "the callback 5 is no function"),
+        ({"callbacks": [later]}, "the callback .*:later is a coroutine function, which nobody"),
+        ({"callbacks": [lambda step: None]}, r"cannot be called with \(step, metrics\)"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_leaves_no_folder(trained, given, says):
@@ -162,6 +177,8 @@ def test_how_an_evaluation_is_asked_for(trained, monkeypatch):
     nj.evaluate(STARTER, name="own", quiet=True)
     nj.evaluate(STARTER, dataset=ROWS, name="rows", changes={"evaluate.lengths": "512"}, quiet=True)
     nj.evaluate("http://localhost:1/v1", dataset="mine.jsonl", quiet=True)
+    with pytest.raises(ValueError, match=r"\[\] has no rows"):
+        nj.evaluate(STARTER, dataset=[], quiet=True)
     own, rows, served = (what[0] for what in seen)
     assert own.evaluate.suite == "synthetic" and own.policy == STARTER
     assert rows.evaluate.suite == "runs/rows/given/dataset.jsonl"

@@ -164,7 +164,15 @@ def test_a_reader_that_nobody_holds_lets_its_engine_go(subject):
 @pytest.mark.parametrize(
     ("document", "question", "error", "says"),
     [
-        ("missing.txt", "who ?", CannotRead, "cannot read missing.txt: No such file"),
+        ("missing.txt", "who ?", CannotRead, "there is no file 'missing.txt'; a text in memory"),
+        (
+            "Ann ruled. " * 99,
+            "who ?",
+            CannotRead,
+            r"'(Ann ruled. ){5}Ann r'...; .*TextDocument.text",
+        ),
+        ("one\ntwo\0", "who ?", CannotRead, "there is no file 'one two"),
+        (nj.TextDocument(STORY), None, ValueError, "a question is a text, .* of type NoneType"),
         (nj.TextDocument(""), "who ?", CannotRead, "the document is empty"),
         (nj.TextDocument(STORY), " ", ValueError, "the question is empty"),
         (nj.TextDocument(STORY), "who ? " * 9, ValueError, "18 tokens and the limit is 8"),

@@ -27,6 +27,24 @@ class CallbackFailed(ValueError):
     """A callback raised something else."""
 
 
+def checked(callbacks: Sequence[Callback]) -> list[Callback]:
+    """Returns them as they came. Raises ValueError for what could not be called after a step."""
+    if not isinstance(callbacks, list | tuple):
+        raise ValueError(f"callbacks is {callbacks!r:.80}; give a list, of one function or more")
+    for callback in callbacks:
+        if not callable(callback):
+            raise ValueError(f"the callback {callback!r:.80} is no function; give one")
+        name = functions.name_of(callback)
+        if functions.is_coroutine(callback):
+            raise ValueError(
+                f"the callback {name} is a coroutine function, which nobody here awaits; "
+                f"give one that is called (def, not async def)"
+            )
+        if not functions.takes(callback, 0, {}):
+            raise ValueError(f"the callback {name} cannot be called with (step, metrics)")
+    return list(callbacks)
+
+
 def go_on(callbacks: Sequence[Callback], step: int, metrics: Mapping[str, float]) -> bool:
     """Calls all; returns whether the run goes on. One process that does not ends all.
 

@@ -3,7 +3,8 @@
 A config is a Python file with `get_config()` that returns an `ml_collections.ConfigDict`;
 it imports nothing of ours. `--config.steps=20`, or with a space, changes a value and
 keeps its type; a key that does not exist is an error that names the nearest one, and a
-number out of its range (`ranges`) one that names the range, wherever it was written.
+number out of its range (`ranges`) one that names the range, wherever it was written: in a
+file, in a run's settings, on the command line or in Python.
 
 The override `--config.recipe=dapo` (the option `--recipe`) changes several keys at once, by the
 function `apply(config)` of a file in configs/recipes or of the user's; the other overrides win
@@ -13,9 +14,11 @@ over it. The name stays in the config, and with it in the run's.
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,8 @@ from notepad_jax.starter import shipped
 
 FLAG = "--config."
 RECIPE = "recipe"  # the key, and what a file with `apply` is called
+# By a section that no other kind has; all else measures suites, as config ruler does.
+KINDS = {"grpo": "quickstart", "lessons": "starter"}
 # Sections of which training reads every key: one that a file lacks was forgotten, or is newer.
 WHOLE = ("reading", "tasks", "rollout", "grpo", "optimizer", "parallel", "checkpoint", "engine")
 
@@ -36,7 +41,10 @@ class ConfigProblem(ValueError):
 
 
 def load(
-    name: str, overrides: Sequence[str] = (), saved: Mapping[str, Any] | None = None
+    name: str,
+    overrides: Sequence[str] = (),
+    saved: Mapping[str, Any] | None = None,
+    lent: Mapping[str, Any] | None = None,
 ) -> ConfigDict:
     """Reads a config: a path, or the bare name of one in configs/ (`quickstart`).
 
@@ -44,34 +52,68 @@ def load(
       overrides: words like `--config.grpo.clip_high=0.28`; they win over `saved`, and over a
         recipe among them, whatever their order.
       saved: the values of a run that goes on, as `plain` wrote them; {} or None for none.
+      lent: values of another config, of which those keys are taken that this one has.
     Raises:
       ConfigProblem: no such file, recipe, key or value, or a number out of its range; the
         message, one line, says what there is.
     """
     path = _find(name)
-    config = _made(path)
-    training = "grpo" in config
-    if training:
-        config[RECIPE] = config.get(RECIPE, "")
-        _refuse_unapplied(config, str(path))
+    config = _admitted(_made(path), str(path))
     known = flat(config)
-    if training:
-        shipped = flat(_made(_find("quickstart")))
-        wanted = (key for key in shipped if key.partition(".")[0] in WHOLE)
-        if missing := [key for key in wanted if key not in known]:
-            raise ConfigProblem(
-                f"{path} has no key {', '.join(missing)}; configs/quickstart.py has every key that "
-                f"training reads, with what it means"
-            )
-    for key, value in flat(saved or {}).items():
+    for key, value in flat(lent or {}).items():
         if key in known:
-            listed = isinstance(known[key], tuple) and isinstance(value, list)
-            _set(config, key, tuple(value) if listed else value)
+            _restore(config, key, value)
+    for key, value in flat(saved or {}).items():
+        if key not in known:
+            raise ConfigProblem(f"{_no_key(key, known)} (saved with the run, in its config.json)")
+        _restore(config, key, value)
     return _overridden(config, overrides)
 
 
-def _made(path: Path) -> ConfigDict:
-    return _function(path, "config", "get_config")()
+def _restore(config: ConfigDict, key: str, value: Any) -> None:
+    """Sets what JSON gave back; it knows no tuples."""
+    listed = isinstance(value, list) and isinstance(flat(config)[key], tuple)
+    _set(config, key, tuple(value) if listed else value)
+
+
+def _admitted(config: Any, where: str) -> ConfigDict:
+    """Returns somebody's config if its keys and their types are those of the shipped one.
+
+    Of its kind, that is. A training config has all that training reads; others may leave keys out.
+    """
+    if not isinstance(config, ConfigDict):
+        raise ConfigProblem(
+            f"{where} gives {'nothing' if config is None else f'a {type(config).__name__}'} where "
+            f"a ConfigDict belongs; get_config() ends with `return config`"
+        )
+    config, training = config.copy_and_resolve_references().unlock(), "grpo" in config
+    kind = next((one for section, one in KINDS.items() if section in config), "ruler")
+    if training:
+        config[RECIPE] = config.get(RECIPE, "")
+        _refuse_unapplied(config, where)
+    shipped = _made(_find(kind))
+    known, ours = flat(shipped) | ({RECIPE: ""} if training else {}), flat(config)
+    for key, value in ours.items():
+        if key not in known:
+            raise ConfigProblem(f"{where}: {_no_key(key, known)}")
+        if key != RECIPE:
+            try:
+                _set(shipped, key, value)
+            except ConfigProblem as problem:
+                raise ConfigProblem(f"{where}: {problem}") from None
+    wanted = (key for key in known if training and key.partition(".")[0] in WHOLE)
+    if missing := [key for key in wanted if key not in ours]:
+        raise ConfigProblem(
+            f"{where} has no key {', '.join(missing)}; configs/quickstart.py has every key that "
+            f"training reads, with what it means"
+        )
+    return config
+
+
+def _made(path: Path) -> Any:
+    get_config = _function(path, "config", "get_config")
+    with _running(path):
+        return get_config()
 
 
 def _function(path: Path, kind: str, name: str) -> Callable[..., Any]:
@@ -80,13 +122,24 @@ def _function(path: Path, kind: str, name: str) -> Callable[..., Any]:
     if spec is None:
         raise ConfigProblem(f"{path} is no Python file; a {kind} is one, named like my_{kind}.py")
     module = importlib.util.module_from_spec(spec)
-    try:
+    with _running(path):
         spec.loader.exec_module(module)
-    except (SyntaxError, UnicodeDecodeError, ImportError) as error:
-        raise ConfigProblem(f"{path} cannot be run: {_first_line(error)}") from error
     if not callable(getattr(module, name, None)):
         raise ConfigProblem(f"{path} has no function {name}(); a {kind} file needs one")
     return getattr(module, name)
+
+
+@contextlib.contextmanager
+def _running(path: Path) -> Iterator[None]:
+    """Says in one line where a user's file failed: its code may raise anything."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        lines = [at.lineno for at in traceback.extract_tb(error.__traceback__)
+                 if at.filename == str(path)]  # fmt: skip
+        line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
+        there = f" at line {line}" if line else ""
+        raise ConfigProblem(f"{path} cannot be run{there}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
@@ -112,7 +165,7 @@ def joined(words: Sequence[str]) -> list[str]:
 def changed(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
     """Returns a copy of a config, with overrides. Raises as `load` does."""
     if not config.is_locked:  # nobody has loaded it: it is somebody's own
-        _refuse_unapplied(config, "this config")
+        config = _admitted(config, "this config")
     return _overridden(config.copy_and_resolve_references().unlock(), overrides)
 
 
@@ -182,10 +235,8 @@ def _apply_recipe(config: ConfigDict) -> None:
     path = _find(config[RECIPE], RECIPE)
     apply = _function(path, RECIPE, "apply")
     tried = config.copy_and_resolve_references()
-    try:
+    with _running(path):
         returned = apply(tried)
-    except Exception as error:  # of any kind: it is a user's
-        raise ConfigProblem(f"recipe {path} failed: {_first_line(error)}") from error
     if returned is not None:
         raise ConfigProblem(
             f"apply(config) of recipe {path} returns something; it changes the config that it is "
@@ -200,12 +251,19 @@ def _apply_recipe(config: ConfigDict) -> None:
 
 
 def _overridden(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
+    recipes_said = [word for word in overrides if word.startswith(f"{FLAG}{RECIPE}=")]
+    if len(recipes_said) > 1:
+        names = ", ".join(word.partition("=")[2] for word in recipes_said)
+        raise ConfigProblem(
+            f"two recipes are asked for ({names}), and each would undo some of the other; say one, "
+            f"or call both in a file with apply(config)"
+        )
     for word in overrides:
         _override(config, word)
-    if any(word.startswith(f"{FLAG}{RECIPE}=") for word in overrides) and config[RECIPE]:
+    if recipes_said and config[RECIPE]:
         _apply_recipe(config)  # it has seen the sizes that are asked for ...
         for word in overrides:  # ... and does not outdo what was
-            if not word.startswith(f"{FLAG}{RECIPE}="):
+            if word not in recipes_said:
                 _override(config, word)
     if problem := next(ranges.problems(config), None):
         raise ConfigProblem(problem)

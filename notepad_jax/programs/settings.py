@@ -28,17 +28,20 @@ Config = str | os.PathLike[str] | ConfigDict
 
 
 def loaded(
-    config: Config, changes: Mapping[str, Any], saved: Mapping[str, Any] | None = None
+    config: Config,
+    changes: Mapping[str, Any],
+    saved: Mapping[str, Any] | None = None,
+    lent: Mapping[str, Any] | None = None,
 ) -> ConfigDict:
     """Returns a config by name, by file or as it is, with changes: {"rollout.documents": 4}.
 
-    `saved` are the settings of a run that goes on. Raises ConfigProblem as
-    `configuration.load` does.
+    `saved` are the settings of a run that goes on, `lent` those of another config. Raises
+    ConfigProblem as `configuration.load` does.
     """
     words = overrides(changes)
     if isinstance(config, ConfigDict):
         return configuration.changed(config, words)
-    return configuration.load(os.fspath(config), words, saved)
+    return configuration.load(os.fspath(config), words, saved, lent)
 
 
 def to_read(
@@ -93,7 +96,7 @@ def _found(
         usual = configuration.plain(configuration.load(OURS))
         own = {key: usual[key] for key in ("reading", "engine")}
         own["evaluate"] = {"chunk_size": usual["evaluate"]["chunk_size"]}
-    return loaded(SUITES if suite else OURS, said, own)
+    return loaded(SUITES if suite else OURS, said, lent=own)
 
 
 def at(source: str | os.PathLike[str], step: int | str | None) -> str:
@@ -150,10 +153,12 @@ def _reward(stack: contextlib.ExitStack, reward: Rewards, what: str) -> str:
     try:
         parts = [(float(weight), one) for weight, one in reward]
     except (TypeError, ValueError):
+        parts = []
+    if not parts:
         raise ValueError(
             f"{what} is {reward!r:.80}; give a function of (answer, row), the name of a "
             f"metric, or a list of (weight, one of these)"
-        ) from None
+        )
     return ",".join(f"{_name(stack, one)}={weight!r}" for weight, one in parts)
 
 

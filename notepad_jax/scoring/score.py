@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from notepad_jax.scoring import metrics
 
@@ -11,9 +11,13 @@ def score(answer: str, answers: str | Sequence[str], metric: str = "sub_em") -> 
     """Returns what an answer is worth by a metric, from 0 to 1.
 
     `answers` are the gold ones; whether one or all of them are wanted, the metric says
-    (docs/evaluation.md). Raises ValueError for a metric that there is not.
+    (docs/evaluation.md). Raises ValueError for a metric that there is not, and for what is no text.
     """
-    golds = (answers,) if isinstance(answers, str) else tuple(answers)
+    several = isinstance(answers, Iterable) and not isinstance(answers, str)
+    golds = tuple(answers) if several else (answers,)
+    for one in (answer, *golds):
+        if not isinstance(one, str):
+            raise ValueError(f"answers are texts, and {one!r:.80} is of type {type(one).__name__}")
     if not golds:
         raise ValueError("there is no gold answer to compare with; give at least one")
     return metrics.score(answer, golds, metric, "plain").value

@@ -151,6 +151,49 @@ def test_a_config_for_training_that_lacks_a_key_is_told_which(tmp_path):
     assert whole == []
 
 
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["config.step = 3", "return config"], "no config key 'step'; did you mean steps?"),
+        (["config.data.tokns = 9", "return config"], "did you mean data.tokens?"),
+        (["config.data.tokns", "return config"], "cannot be run at line 4: AttributeError"),
+        (["config.steps = 'many'", "return config"], "cannot be run at line 4: TypeError"),
+        (["return ml_collections.ConfigDict({**config, 'steps': 'many'})"],
+         "steps needs a value like 36 (int), and got 'many'"),
+        (["config.steps = 2"], "gives nothing where a ConfigDict belongs; get_config() ends with"),
+        (["return dict(config)"], "gives a dict where a ConfigDict belongs"),
+        (["return 1 / 0"], "cannot be run at line 4: ZeroDivisionError: division by zero"),
+        (["raise SystemError('one\\ntwo')"], "cannot be run at line 4: SystemError: one"),
+        (["config.grpo = 3", "return config"], "'grpo'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_file_is_one_line(tmp_path, lines, said):
+    own = tmp_path / "mine.py"
+    start = ["import ml_collections, configs.quickstart", "def get_config():",
+             "    config = configs.quickstart.get_config()"]  # fmt: skip
+    own.write_text("\n".join([*start, *(f"    {line}" for line in lines)]))
+    line = refusal(lambda: configuration.load(str(own)))
+    assert line is not None and line.startswith(str(own)) and said in line
+
+
+def test_a_config_from_python_is_looked_at_as_a_file_is():
+    config = shipped("quickstart")
+    config.step = 3
+    line = refusal(lambda: configuration.changed(config, []))
+    assert line == "this config: there is no config key 'step'; did you mean steps?"
+    assert configuration.changed(shipped("quickstart"), ["--config.steps=3"]).steps == 3
+
+
+def test_a_saved_key_that_is_not_known_is_named_and_a_lent_one_left_out():
+    saved = {"optImizer": {"learning_rate": 1e-3}}
+    line = refusal(lambda: configuration.load("quickstart", (), saved))
+    assert "'optImizer.learning_rate'; did you mean optimizer.learning_rate?" in line
+    assert "config.json" in line
+    lent = {"steps": 3, "endpoint": {"url": "http://there"}}
+    assert configuration.load("quickstart", (), None, lent).steps == 3
+    assert configuration.load("quickstart", (), {"steps": 2}, lent).steps == 2
+
+
 def test_every_row_and_every_section_is_of_a_shipped_config():
     known = {key for name in NAMES for key, _ in ranges.numbers(shipped(name))}
     assert set(ranges.RANGES) - known == set()

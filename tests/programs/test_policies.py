@@ -85,6 +85,15 @@ def test_a_run_is_found_from_another_working_folder(here, monkeypatch):
     assert (here / "published").samefile(policies.folder_of(found))
 
 
+def test_the_starter_and_the_home_folder_are_found_wherever_one_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = policies.resolved("data/starter")
+    assert Path(found.home).is_absolute() and (Path(found.home) / "model.safetensors").is_file()
+    (tmp_path / "mine").symlink_to(found.home)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert policies.resolved("~/mine").home == str(tmp_path / "mine")
+
+
 def test_what_is_not_there_is_one_line(here):
     def refused(name, says, items=policies.READ):
         with pytest.raises(ValueError, match=says) as raised:

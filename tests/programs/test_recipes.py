@@ -203,12 +203,15 @@ def test_a_file_of_the_user_s_is_a_recipe(tmp_path):
             ["def apply(config):", "    config.grpo.cliphigh = 1"],
             "'grpo.cliphigh'; did you mean",
         ),
-        (["def apply(config):", "    config.grpo.clip_high = 'a'"], "failed: TypeError: Could not"),
+        (
+            ["def apply(config):", "    config.grpo.clip_high = 'a'"],
+            "at line 2: TypeError: Could not",
+        ),
         (["def apply(config):", "    return config"], "returns something; it changes the config"),
         (["def apply(config):", "    config.steps = -3"], "steps is -3; it must be at least 1"),
         (["def appply(config):", "    pass"], "has no function apply(); a recipe file needs one"),
-        (["def apply(config:"], "cannot be run: SyntaxError"),
-        (["import nobody_has_this"], "cannot be run: ModuleNotFoundError: No module named"),
+        (["def apply(config:"], "cannot be run at line 1: SyntaxError"),
+        (["import nobody_has_this"], "at line 1: ModuleNotFoundError: No module"),
     ],
 )
 def test_a_file_that_cannot_be_a_recipe_is_one_line(tmp_path, lines, said):
@@ -225,6 +228,11 @@ def test_a_recipe_that_there_is_not_is_told_from_one_that_comes_near(tmp_path, c
     note = write(tmp_path / "note.md", "dapo")
     with pytest.raises(ConfigProblem, match=r"note.md is no Python file; a recipe is one"):
         loaded(f"recipe={note}")
+    with pytest.raises(ConfigProblem, match="two recipes are asked for .dapo, logo., and each"):
+        loaded("recipe=dapo", "recipe=logo")
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--recipe", "dapo", "--recipe", "logo"])
+    assert "--recipe is said twice, dapo and logo; say one" in capsys.readouterr().err
     assert cli.main(["train", "--config", "ruler", "--recipe", "dapo"]) == 1
     assert "which config ruler does not have; it is for training" in capsys.readouterr().err
 
