@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from subprocess import Popen
 
-from notepad_jax.checkpoint.steps import steps_in
+from notepad_jax.checkpoint import best
+from notepad_jax.checkpoint.steps import BASE, steps_in
 from notepad_jax.programs import under_way
 from notepad_jax.rollout import archive
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, TIMINGS
@@ -40,6 +41,7 @@ AIMS = {
 }
 POLL = 0.001  # seconds between two looks
 FILES = (METRICS, LEDGER, TIMINGS, archive.FILE)
+BESIDE = {best.NAME, BASE}  # what else lies among the steps and stays there
 
 # What a kill can hit, as it is told; each kill is of one kind, the first that is true.
 KEPT = "a rollout, whose turns it kept when it was told to stop"
@@ -128,7 +130,7 @@ class Watch:
 
     def _checkpoints(self) -> set[str]:
         try:
-            return set(os.listdir(self._folder / "checkpoints"))
+            return set(os.listdir(self._folder / "checkpoints")) - BESIDE
         except OSError:
             return set()
 
@@ -184,7 +186,7 @@ class Seen:
 def see(folder: Path) -> Seen:
     """Looks at a run's folder, which need not be there."""
     checkpoints = folder / "checkpoints"
-    names = sorted(os.listdir(checkpoints)) if checkpoints.is_dir() else []
+    names = sorted({*os.listdir(checkpoints)} - BESIDE) if checkpoints.is_dir() else []
     text = {name: _read(folder / name) for name in FILES}
     return Seen(
         tuple(steps_in(checkpoints)),

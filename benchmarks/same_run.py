@@ -3,9 +3,9 @@
 A run that was killed and resumed must leave what an uninterrupted one leaves: the lines of
 metrics, ledger and trajectories byte for byte; the same steps and nothing beside them, in them
 every leaf of params and optimizer state bit for bit, and equal `data` (the account of all draws,
-with the groups that wait) and `meta`; a line of timings for each step; no turns of a rollout
-under way. Clock readings,
-TensorBoard events and the names that orbax gives its files may differ. Used by `kills`.
+with the groups that wait) and `meta`; of adapters the same base; a line of timings for each step;
+no turns of a rollout under way. Clock readings, TensorBoard events and the names that orbax gives
+its files may differ. Used by `kills`.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def differences(whole: Path, other: Path) -> list[str]:
     if best.NAME in there[0]:
         found.append(_of_bytes(*(folder / "checkpoints" / best.NAME for folder in (whole, other))))
     for step in sorted(set(there[0]) & set(there[1]) - {best.NAME}):
-        pair = [folder / "checkpoints" / step for folder in (whole, other)]
-        for item in TREES:
-            found.append(_of_trees(item, *pair))
-        found.extend(_of_json(item, *pair) for item in JSONS)
+        place = f"checkpoints/{step}/0" if step == steps.BASE else f"checkpoints/{step}"
+        pair = [folder / place for folder in (whole, other)]
+        found.extend(_of_trees(item, place, *pair) for item in TREES if _has(item, step))
+        found.extend(_of_json(item, place, *pair) for item in JSONS if _has(item, step))
     return [one for one in found if one]
 
 
@@ -60,6 +60,11 @@ def leaves(step: Path, item: str) -> dict[str, np.ndarray]:
         warnings.simplefilter("ignore")  # orbax: that it lays the leaves out as they were saved
         tree = ocp.load_checkpointables(step.absolute(), {item: None})[item]
     return jax.device_get(named_leaves(tree))
+
+
+def _has(item: str, step: str) -> bool:
+    """Whether a step, or the base of all steps, has a part of this name."""
+    return step != steps.BASE or item in ("params", "meta")
 
 
 def _names(checkpoints: Path) -> list[str]:
@@ -94,8 +99,8 @@ def _of_timings(whole: Path, other: Path) -> str:
     return "" if was == now else f"{TIMINGS}: steps {was} are now {now}"
 
 
-def _of_trees(item: str, whole: Path, other: Path) -> str:
-    where = f"checkpoints/{other.name}/{item}"
+def _of_trees(item: str, place: str, whole: Path, other: Path) -> str:
+    where = f"{place}/{item}"
     try:
         was, now = leaves(whole, item), leaves(other, item)
     except (OSError, ValueError) as problem:
@@ -121,8 +126,8 @@ def _of_leaves(was: np.ndarray | None, now: np.ndarray | None) -> str:
     return f"{place}: {was.reshape(-1)[first]!r} is now {now.reshape(-1)[first]!r}"
 
 
-def _of_json(item: str, whole: Path, other: Path) -> str:
-    where = f"checkpoints/{other.name}/{item}"
+def _of_json(item: str, place: str, whole: Path, other: Path) -> str:
+    where = f"{place}/{item}"
     try:
         was, now = (
             json.loads((step / item / "data.json").read_text(encoding="utf-8"))

@@ -6,6 +6,11 @@ engine's copy when a policy is published; `ThroughStorage` writes an orbax step 
 with different meshes; the folder may be a bucket. Pointed at the folder that
 `training_state.Checkpoints` writes, a hand-off at every step costs one save.
 
+What is published is what is trained. Leaves that no step changes, the base of adapters, are
+handed over once: in memory when the bridge is built, through storage at the first adoption of a
+step that names them (`steps.write_base`). What is adopted is always the whole policy, and its
+versions share the base.
+
 The checksum of every leaf is recorded at publication and compared when the leaf was laid out
 for its new devices, before it is cast to the engine's dtype, or quantised. They cover every
 weight, so an adoption does not hash the files of `params` as well: that would be a second
@@ -19,8 +24,17 @@ from typing import Any, Protocol, runtime_checkable
 
 from notepad_jax.checkpoint import bucket
 from notepad_jax.checkpoint.checksums import HandoffError, combine, compare, leaf_checksums
-from notepad_jax.checkpoint.steps import Folder, load_params, read_meta, steps_in, write
-from notepad_jax.checkpoint.targets import as_published, carry, check_shapes, placed
+from notepad_jax.checkpoint.steps import (
+    BASE,
+    Folder,
+    load_base,
+    load_own,
+    read_meta,
+    steps_in,
+    write,
+)
+from notepad_jax.checkpoint.targets import as_published, carry, check_shapes, placed, share
+from notepad_jax.model.parameters import join, without
 from notepad_jax.parallel import hosts
 from notepad_jax.types import PolicySnapshot
 
@@ -52,10 +66,17 @@ class InProcess:
     The copy is made leaf by leaf, straight into the engine's dtypes and places
     (`targets.carry`): beside what the trainer and the engine hold already, a hand-off takes
     the new copy and one leaf. `adopt` hands out that copy, the same one each time.
+
+    `base` are the target's leaves that are never published, of arrays that nobody donates. Where
+    the engine asks for one as it lies there, it is shared and takes no memory.
     """
 
-    def __init__(self, target: Any) -> None:
-        self._target = placed(target)
+    def __init__(self, target: Any, base: Any = None) -> None:
+        base, target = base or {}, placed(target)
+        self._target = without(target, base)
+        wanted = without(target, self._target)
+        check_shapes(base, as_published(wanted), "the base")
+        self._base = share(base, leaf_checksums(base), wanted, "the base")
         self._published: PolicySnapshot | None = None
 
     def publish(self, snapshot: PolicySnapshot) -> str:
@@ -64,7 +85,7 @@ class InProcess:
         self._published = None  # an engine holds what it adopted; nobody needs a third copy
         leaves = leaf_checksums(snapshot.params)
         params = carry(snapshot.params, leaves, self._target, where)
-        self._published = PolicySnapshot(snapshot.version, params)
+        self._published = PolicySnapshot(snapshot.version, join(self._base, params))
         return combine(leaves)
 
     def newest(self) -> int | None:
@@ -89,6 +110,7 @@ class ThroughStorage:
         self.folder = bucket.path(folder)
         self._target = target
         self._keep = keep  # steps that survive when publish writes
+        self._base: tuple[str | None, Any] = None, {}  # the name of the one that was read, and it
 
     def publish(self, snapshot: PolicySnapshot) -> str:
         leaves = leaf_checksums(snapshot.params)
@@ -113,10 +135,18 @@ class ThroughStorage:
         if version is None:
             raise HandoffError(f"no finished snapshot under {self.folder}; publish one first")
         try:
-            params, _ = load_params(self.folder, version, self._target)
+            params = self._read(version)
         except (OSError, KeyError, ValueError):
             if hosts.count() > 1 or version in steps_in(self.folder):
                 raise
             # The trainer, in another process, replaced this version while it was being read.
             return self.adopt()
         return PolicySnapshot(version, params)
+
+    def _read(self, version: int) -> Any:
+        named = read_meta(self.folder, version).get(BASE)
+        if named != self._base[0]:
+            self._base = named, load_base(self.folder, named, self._target)
+        base = self._base[1]
+        own, _ = load_own(self.folder, version, without(self._target, base))
+        return join(base, own)

@@ -7,6 +7,10 @@ manifest.
 An engine, an evaluation or a resumed run reads `params` through `load_params`, each device its
 own slices, onto any mesh; `training_state` and `handoff` (above) write and read the rest. Orbax
 v1 is marked experimental, so only this module and its two neighbours above import it.
+
+Leaves that no step changes (the base of adapters) lie there once, as step 0 of the folder `base`
+beside the steps, and each step's `meta` names them by their checksum: a step is then of the
+adapters' size, and a policy is what `load_params` reads of both.
 """
 
 from __future__ import annotations
@@ -28,13 +32,21 @@ from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from notepad_jax.checkpoint import best, bucket, manifest, shelves
-from notepad_jax.checkpoint.checksums import HandoffError, compare, leaf_checksums, named_leaves
+from notepad_jax.checkpoint.checksums import (
+    HandoffError,
+    combine,
+    compare,
+    leaf_checksums,
+    named_leaves,
+)
 from notepad_jax.checkpoint.hf.storage import first_line
 from notepad_jax.checkpoint.targets import as_published, cast, check_shapes, placed
+from notepad_jax.model.parameters import join, without
 from notepad_jax.parallel import hosts
 
 Folder = str | Path | epath.Path
 CHECKPOINTS = "checkpoints"  # what the folder of a run's steps is called
+BASE = "base"  # of the folder of what no step changes, and of its checksum in a step's meta
 
 
 class CheckpointError(ValueError):
@@ -151,6 +163,36 @@ def write(
     if hosts.first():
         shelf.sweep(aside=True)
         retain(folder, keep, keep_every)
+
+
+def write_base(folder: Folder, base: Any, named: str | None) -> str:
+    """Saves the leaves that no step of `folder` changes, unless they lie there; returns their name.
+
+    What lies there damaged is saved again. Raises CheckpointError unless they are those that the
+    steps which are there have `named`.
+    """
+    leaves = leaf_checksums(base)
+    ours, place = combine(leaves), bucket.path(folder) / BASE
+    if named not in (None, ours):
+        raise CheckpointError(
+            f"the steps in {folder} belong on the base {named}, and this run would go on with "
+            f"{ours}; go on with the policy and grpo.lora that it began with"
+        )
+
+    def found() -> str | None:
+        return base_in(folder) if manifest.damage(place / "0") is None else None
+
+    if hosts.asked_of_first(found) != ours:
+        meta = {"step": 0, "checksum": ours, "leaf_checksums": leaves}
+        write(place, 0, {"params": base, "meta": meta}, keep=1)
+    return ours
+
+
+def base_in(folder: Folder) -> str | None:
+    """Returns the name, a checksum, of the base that lies beside the steps of `folder`, if any."""
+    place = bucket.path(folder) / BASE
+    found = steps_in(place) and manifest.damage(place / "0", ("meta",)) is None
+    return read_meta(place, 0)["checksum"] if found else None
 
 
 def retain(folder: Folder, keep: int, keep_every: int | None = None) -> None:
@@ -284,6 +326,37 @@ def read_meta(folder: Folder, step: int) -> dict[str, Any]:
 
 
 def load_params(folder: Folder, step: int, abstract_params: Any) -> tuple[Any, dict[str, Any]]:
+    """Reads a whole policy: what one step holds of it, and the base that it names.
+
+    Returns (params, meta). As `load_own`.
+    """
+    target = placed(abstract_params)
+    base = load_base(folder, read_meta(folder, step).get(BASE), target)
+    own, meta = load_own(folder, step, without(target, base))
+    return join(base, own), meta
+
+
+def load_base(folder: Folder, named: str | None, abstract_params: Any) -> Any:
+    """Reads the leaves of a target that all steps of `folder` share, which a step's `meta` `named`.
+
+    Returns a tree of those leaves, empty where none are named. As `load_own`; HandoffError where
+    others lie there.
+    """
+    if named is None:
+        return {}
+    place, target = bucket.path(folder) / BASE, placed(abstract_params)
+    if not steps_in(place):
+        raise CheckpointError(f"{place} is missing, and the steps beside it hold adapters alone")
+    shared = without(target, without(target, _shapes(place, 0)))
+    base, meta = load_own(place, 0, shared)
+    if meta["checksum"] != named:
+        raise HandoffError(
+            f"{place} holds {meta['checksum']}, and the steps beside it need {named}"
+        )
+    return base
+
+
+def load_own(folder: Folder, step: int, abstract_params: Any) -> tuple[Any, dict[str, Any]]:
     """Reads `params` alone from one step; returns (params, meta).
 
     Every device reads its own slices, in the saved dtype; the checksums are compared with
@@ -320,7 +393,17 @@ def _load_as_saved(path: Path | epath.Path, plain: Any) -> dict[str, Any]:
 
 
 def as_stored(folder: Folder, step: int) -> Any:
-    """Returns the shapes and dtypes of a step's `params`; no weight is read."""
+    """Returns the shapes and dtypes of a step's policy, with its base; no weight is read."""
+    base = base_of(folder, step)
+    return join({} if base is None else _shapes(base, 0), _shapes(folder, step))
+
+
+def base_of(folder: Folder, step: int) -> Folder | None:
+    """Returns the folder whose step 0 holds what a step leaves out; None where that is whole."""
+    return bucket.path(folder) / BASE if BASE in read_meta(folder, step) else None
+
+
+def _shapes(folder: Folder, step: int) -> Any:
     with context():
         saved = ocp.checkpointables_metadata(bucket.path(folder) / str(step))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved.metadata["params"])

@@ -3,13 +3,14 @@
 A target is a tree of `jax.ShapeDtypeStruct`s (or of arrays); a leaf with no sharding goes to
 this process's first device, and in the place of a matrix that is to be quantised stands a
 `Quantized` of two of them. Weights are compared with their checksums as they were published, in
-their new place, and only then cast: by `carry` leaf by leaf out of a tree that somebody else
-owns, by `cast` out of one that was read for this purpose. Neighbours above: `steps`, `handoff`.
+their new place, and only then cast: by `carry` and `share` leaf by leaf out of a tree that
+somebody else owns, by `cast` out of one that was read for this purpose. Neighbours above: `steps`,
+`handoff`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -97,16 +98,35 @@ def carry(params: Any, published: Mapping[str, str], target: Any, where: str) ->
     `params`. Raises HandoffError, starting with `where`.
     """
 
-    def arrived(name: str, leaf: Array, wanted: Any) -> Any:
+    def owned(laid: Array, made: Any) -> Any:
+        return jnp.copy(made) if made is laid else made
+
+    return _arrived(params, published, target, where, owned)
+
+
+def share(params: Any, published: Mapping[str, str], target: Any, where: str) -> Any:
+    """As `carry`, of leaves that nobody ever donates.
+
+    What is asked for as it is, where it is, takes no memory: it shares buffers with `params`.
+    """
+    return _arrived(params, published, target, where, lambda laid, made: made)
+
+
+def _arrived(
+    params: Any, published: Mapping[str, str], target: Any, where: str,
+    kept: Callable[[Array, Any], Any],
+) -> Any:  # fmt: skip
+    """`params` in the form of `target`; `kept` is given each leaf as it was laid out and cast."""
+
+    def one(name: str, leaf: Array, wanted: Any) -> Any:
         plain = as_published(wanted)
         laid = place.laid(leaf, plain.sharding)  # may share buffers with `leaf`
         compare({name: published[name]}, leaf_checksums({name: laid}), where)
-        made = _in_form(laid, wanted)
-        return jax.block_until_ready(jnp.copy(made) if made is laid else made)
+        return jax.block_until_ready(kept(laid, _in_form(laid, wanted)))
 
     tree = jax.tree.structure(params)
     pairs = zip(named_leaves(params).items(), tree.flatten_up_to(target), strict=True)
-    return tree.unflatten([arrived(name, leaf, wanted) for (name, leaf), wanted in pairs])
+    return tree.unflatten([one(name, leaf, wanted) for (name, leaf), wanted in pairs])
 
 
 def abstract(tree: Any) -> Any:

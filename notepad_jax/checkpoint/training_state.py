@@ -3,9 +3,10 @@
 A step holds four checkpointables: `params` and `opt` (arrays), `data` (where the dataset
 iterator stood, JSON) and `meta` (step, configs, seeds, checksums, JSON). They are separate
 so that an engine reads `params` alone (`steps`, the neighbour below, which owns that
-reading) and a person reads the other two with `cat`. All bytes of a step are compared with
-its manifest before anything of it is used, and where the newest is damaged, an older one is
-restored.
+reading) and a person reads the other two with `cat`. `params` are what is trained; what a run
+leaves as it is, the base of adapters, it saves once for all its steps (`keep_base`). All bytes
+of a step are compared with its manifest before anything of it is used, and where the newest is
+damaged, an older one is restored.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 from orbax.checkpoint import v1 as ocp
 
 from notepad_jax.checkpoint import bucket, steps
@@ -44,12 +46,23 @@ class Checkpoints:
     def __init__(self, folder: steps.Folder, keep: int = 3, keep_every: int | None = None) -> None:
         self.folder = bucket.path(folder)
         self._keep, self._keep_every = keep, keep_every
+        self._base: dict[str, str] = {}  # what a step's meta says of what no step changes
+
+    def keep_base(self, base: Any) -> None:
+        """Saves the leaves that no step of the run changes, once; the steps to come name them.
+
+        A run without such leaves has none saved. Raises CheckpointError where the step that was
+        restored belongs on others.
+        """
+        if jax.tree.leaves(base):
+            named = self._base.get(steps.BASE)
+            self._base = {steps.BASE: steps.write_base(self.folder, base, named)}
 
     def save(self, step: int, params: Any, opt: Any, data: Any, meta: Mapping[str, Any]) -> str:
         """Saves one step, in place of it and later ones; returns the checksum of `params`."""
         leaves = leaf_checksums(params)
         total = combine(leaves)
-        told = {**meta, "step": step, "checksum": total, "leaf_checksums": leaves}
+        told = {**meta, **self._base, "step": step, "checksum": total, "leaf_checksums": leaves}
         for name, value in (("meta", told), ("data", data)):
             _check_json(name, value)
         parts = {"params": params, "opt": opt, "data": data, "meta": told}
@@ -66,13 +79,15 @@ class Checkpoints:
     ) -> Saved:  # fmt: skip
         """Restores `step`, or the newest good one, in the shapes, dtypes and places asked for.
 
-        All bytes of the step are compared with its manifest first, and the weights with their
-        checksums before they are cast. `say` is told of every damaged step that is passed
-        over. Raises CheckpointError or HandoffError, in one line.
+        Its `params` are what was saved of it, without a base. All bytes of the step are compared
+        with its manifest first, and the weights with their checksums before they are cast. `say`
+        is told of every damaged step that is passed over. Raises CheckpointError or HandoffError,
+        in one line.
         """
         asked = step
         step = hosts.asked_of_first(lambda: steps.choose(self.folder, asked, say))
-        params, meta = steps.load_params(self.folder, step, abstract_params)
+        params, meta = steps.load_own(self.folder, step, abstract_params)
+        self._base = {name: said for name, said in meta.items() if name == steps.BASE}
         path = self.folder / str(step)
         opt_target = placed(abstract_opt)
         with steps.context():

@@ -3,12 +3,13 @@
 A target matrix W [inputs, outputs] becomes W + alpha / rank * A B with A [inputs, rank] and B
 [rank, outputs]; B starts at zero, so training starts at the policy itself. `partition` splits
 an adapted policy into what is frozen and what is trained; joined (`parameters.join`) they are
-one tree that `policy` runs, with x A B computed beside x W (`beside`, `matrices.Adapted`), and
-gradients and optimizer state are of the adapters' size. `merged` adds them up, in float32, for
-the engine and for export. A tree without adapters passes through both unchanged, so nobody
-else has to know whether there are any. A tree that has some already (`adapted`: a policy that was
-read from a folder of adapters) says by itself which they are (`of`), and `partition` goes on with
-them.
+one tree that `policy` runs, with x A B computed beside x W (`beside`, `matrices.Adapted`), in the
+update and in the engine: a base in bfloat16 or int8 has no room for a small delta, and rounds it
+away. So gradients, optimizer state, checkpoints and hand-offs are of the adapters' size. `merged`
+adds them up, in float32, for those who train all weights on from there. A tree without adapters
+passes through unchanged, so nobody else has to know whether there are any. A tree that has some
+already (`adapted`: a policy that was read with them) says by itself which they are (`of`), and
+`partition` goes on with them.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 from notepad_jax.model.config import PolicyConfig
-from notepad_jax.model.matrices import Adapted
-from notepad_jax.model.parameters import Params, join, specs, without
+from notepad_jax.model.matrices import Adapted, Quantized
+from notepad_jax.model.parameters import Params, join, specs
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.parallel import place, rules
 
@@ -61,14 +62,11 @@ def init(config: PolicyConfig, lora: Lora, key: Array) -> Params:
       ValueError: the policy has no such matrix (a mixture of experts has no `gate`).
     """
     layers: dict[str, Array] = {}
-    adapted = _adapted(config, lora)
-    shapes = tuple(
-        (config.layers, *(size for size, _ in inputs), lora.rank) for _, inputs, _ in adapted
-    )
-    for (name, inputs, outputs), drawn in zip(adapted, _normal(key, shapes), strict=True):
-        layers[_IN.format(name)] = drawn * math.prod(size for size, _ in inputs) ** -0.5
-        shape = (config.layers, lora.rank, *(size for size, _ in outputs))
-        layers[_OUT.format(name)] = jnp.zeros(shape)
+    shapes = _shapes(config, lora)
+    every = _normal(key, tuple(into for into, _ in shapes.values()))
+    for (name, (into, out)), drawn in zip(shapes.items(), every, strict=True):
+        layers[_IN.format(name)] = drawn * math.prod(into[1:-1]) ** -0.5
+        layers[_OUT.format(name)] = jnp.zeros(out)
     return {"layers": layers}
 
 
@@ -79,29 +77,76 @@ def _normal(key: Array, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
     return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
 
 
-def layout(config: PolicyConfig, lora: Lora, mesh: Mesh) -> Params:
-    """Returns where fresh adapters live: each factor is cut as its matrix is on that side."""
-    layers: dict[str, Any] = {}
-    for name, inputs, outputs in _adapted(config, lora):
-        for leaf, sides in (
-            (_IN, [*inputs, (lora.rank, None)]),
-            (_OUT, [(lora.rank, None), *outputs]),
-        ):
-            sizes, axes = zip((config.layers, "layer"), *sides, strict=True)
-            layers[leaf.format(name)] = rules.sharding(mesh, axes, sizes, rules.TRAINING)
-    return {"layers": layers}
-
-
-def _adapted(config: PolicyConfig, lora: Lora) -> list[tuple[str, list, list]]:
-    """The targets with (size, logical axis) of each input and each output dimension."""
-    known, found = specs(config)["layers"], []
+def _shapes(config: PolicyConfig, lora: Lora) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """The shapes of each target's A [L, *inputs, r] and B [L, r, *outputs]."""
+    known, found = specs(config)["layers"], {}
     for name in lora.targets:
         if name not in known:
             raise ValueError(f"lora.targets has {name!r}, which this policy's layers do not have")
-        _, *sides = zip(known[name].shape, known[name].axes, strict=True)
+        layers, *sides = known[name].shape
         split = len(known[name].inputs)
-        found.append((name, sides[:split], sides[split:]))
+        found[name] = (layers, *sides[:split], lora.rank), (layers, lora.rank, *sides[split:])
     return found
+
+
+def shardings(params: Params, where: Any) -> Any:
+    """Returns where a policy lives whose base lives as `where` says, a tree of shardings.
+
+    `params`, arrays or abstract, say which adapters it has. Each factor is cut as its matrix is
+    on that side; without adapters it is `where`.
+    """
+    layers, ours = dict(where["layers"]), params["layers"]
+    for name in TARGETS:
+        into, out = (way.format(name) for way in (_IN, _OUT))
+        if into in ours:
+            own = layers[name]
+            layers[into], layers[out] = _sides(own, ours[into].ndim - 2, ours[out].ndim - 2)
+            layers[_SCALE] = place.replicated(own.mesh)
+    return {**where, "layers": layers}
+
+
+def _sides(matrix: NamedSharding, inputs: int, outputs: int) -> tuple[NamedSharding, NamedSharding]:
+    """Where A and B of a stacked matrix live, which has so many input and output dimensions."""
+    cut = (*matrix.spec, *[None] * (1 + inputs + outputs - len(matrix.spec)))
+    into, out = (*cut[: 1 + inputs], None), (cut[0], None, *cut[1 + inputs :])
+    return tuple(NamedSharding(matrix.mesh, rules.trimmed(spec)) for spec in (into, out))
+
+
+def _where(base: Params) -> Any:
+    """The shardings of a base's leaves; what nobody placed lies on the first device."""
+
+    def one(leaf: Any) -> NamedSharding:
+        found = getattr(leaf.values if isinstance(leaf, Quantized) else leaf, "sharding", None)
+        return found if isinstance(found, NamedSharding) else place.first_device()
+
+    return jax.tree.map(one, base, is_leaf=lambda x: isinstance(x, Quantized))
+
+
+def abstract(
+    config: PolicyConfig, lora: Lora, base: Params, dtype: str = "float32"
+) -> tuple[Params, Params]:
+    """Returns what `partition` would, (frozen, trained), of an abstract `base`.
+
+    Nothing is drawn: `trained` are shapes, in `dtype`, and places.
+    """
+    fresh = jax.eval_shape(lambda key: init(config, lora, key), jax.random.key(0))
+    there = shardings(fresh, _where(base))
+    scale = jax.ShapeDtypeStruct((config.layers,), jnp.float32, sharding=there["layers"][_SCALE])
+    trained = jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, dtype, sharding=where),
+        fresh, factors(there),
+    )  # fmt: skip
+    return frozen(base, scale), trained
+
+
+def rollout_target(config: PolicyConfig, lora: Lora, base: Params) -> Params:
+    """Returns what an engine asks a hand-off for: adapters beside `base`.
+
+    `base` is what it asks for of that alone (`parameters.rollout_target`). Adapters are in the
+    dtype of the activations however the base is kept: the trainer's forward pass rounds its
+    float32 ones to just that, so both multiply by the same numbers.
+    """
+    return join(*abstract(config, lora, base, config.dtype))
 
 
 def frozen(base: Params, scale: Any) -> Params:
@@ -119,22 +164,20 @@ def partition(
     """
     check(of(params), lora)
     if _SCALE in params["layers"]:
-        base = plain(params)
-        trained = {"layers": without(params, base)["layers"]}
-        return frozen(base, trained["layers"].pop(_SCALE)), trained
-    there = meshes.of(params)
-    trained = place.commit(init(config, lora, key), layout(config, lora, there))
-    return frozen(params, _scale(config, lora, there)), trained
+        return frozen(plain(params), params["layers"][_SCALE]), factors(params)
+    fresh = init(config, lora, key)
+    trained = place.commit(fresh, factors(shardings(fresh, _where(params))))
+    return frozen(params, _scale(config, lora, params)), trained
 
 
 def adapted(config: PolicyConfig, base: Params, lora: Lora, adapters: Params) -> Params:
     """Returns a policy with `adapters`, of the shapes of `init` and on the mesh of `base`."""
-    return join(frozen(base, _scale(config, lora, meshes.of(base))), adapters)
+    return join(frozen(base, _scale(config, lora, base)), adapters)
 
 
-def _scale(config: PolicyConfig, lora: Lora, there: Mesh) -> Array:
+def _scale(config: PolicyConfig, lora: Lora, base: Params) -> Array:
     scale = jnp.full((config.layers,), lora.alpha / lora.rank, jnp.float32)
-    return place.commit(scale, place.replicated(there))
+    return place.commit(scale, place.replicated(meshes.of(base)))
 
 
 def of(params: Params) -> Lora | None:
@@ -158,7 +201,8 @@ def check(began: Lora | None, asked: Lora) -> None:
         return
     raise ValueError(
         f"the policy has adapters with {_spelt(began)}, and the config asks for {_spelt(asked)}; "
-        f"take over the first to go on with them, or train all weights (grpo.lora.rank=0)"
+        f"take over the first to go on with them, train all weights (grpo.lora.rank=0), or begin "
+        f"with a policy in which they are added up (notepad-jax export-hf, --dtype float32)"
     )
 
 
@@ -187,30 +231,63 @@ def beside(layer: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def merged(params: Params, dtype: str = "float32") -> Params:
-    """Returns an adapted policy as ordinary parameters.
+def seen(trained: Params, theirs: Params) -> float | None:
+    """Returns how much of a trained delta others have: <D', D> / <D, D> over all its elements.
 
-    What was adapted is summed in float32 and rounded once to `dtype`; float32 leaves that to
-    whoever keeps it. All else is as it is, and so is a policy without adapters.
+    D is what the adapters of `trained` add, D' what those of `theirs` do, which lie where those
+    do and have the same scale. None where `trained` adds nothing (yet), or has no adapters.
     """
-    return _merged(params, dtype) if _SCALE in params["layers"] else params
+    ours = trained["layers"]
+    names = tuple(name for name in TARGETS if _IN.format(name) in ours)
+    inner, whole = np.asarray(_overlaps(ours, theirs["layers"], names), np.float64)  # to the host
+    return float(inner / whole) if whole else None
 
 
-def in_place(params: Params, dtype: str = "float32") -> Params:
+@functools.partial(jax.jit, static_argnums=2)
+def _overlaps(ours: Params, theirs: Params, names: tuple[str, ...]) -> Array:
+    """(<D', D>, <D, D>); with A B of rank r they are sums over [L, r, r]."""
+
+    def factors(layers: Params, name: str) -> tuple[Array, Array]:
+        a, b = (layers[way.format(name)].astype(jnp.float32) for way in (_IN, _OUT))
+        return a.reshape(len(a), -1, a.shape[-1]), b.reshape(*b.shape[:2], -1)
+
+    def inner(name: str, others: Params) -> Array:
+        (a, b), (c, d) = factors(ours, name), factors(others, name)
+        return jnp.sum(jnp.einsum("lir,lis->lrs", a, c) * jnp.einsum("lro,lso->lrs", b, d))
+
+    nothing = jnp.zeros(())
+    return jnp.stack([sum((inner(name, x) for name in names), nothing) for x in (theirs, ours)])
+
+
+def factors(params: Params) -> Params:
+    """Returns the part of a policy's tree that `init` makes; without adapters it has no leaves."""
+    layers = params["layers"]
+    return {"layers": {n: leaf for n, leaf in layers.items() if "lora_" in n and n != _SCALE}}
+
+
+def merged(params: Params) -> Params:
+    """Returns an adapted policy as ordinary parameters: what was adapted is summed in float32.
+
+    All else is as it is, and so is a policy without adapters.
+    """
+    return _merged(params) if _SCALE in params["layers"] else params
+
+
+def in_place(params: Params) -> Params:
     """Returns `merged` parameters with every matrix where it lies in `params`."""
     if _SCALE not in params["layers"]:
         return params
     where = jax.tree.map(lambda x: x.sharding, plain(params))
-    return place.commit(merged(params, dtype), where)
+    return place.commit(merged(params), where)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _merged(params: Params, dtype: str) -> Params:
+@jax.jit
+def _merged(params: Params) -> Params:
     layers = beside(params["layers"])
 
     def one(matrix: Array, a: Array, b: Array, scale: Array) -> Array:
         product = jnp.tensordot(a.astype(jnp.float32), b.astype(jnp.float32), axes=1)
-        return (matrix.astype(jnp.float32) + scale * product).astype(dtype)
+        return matrix.astype(jnp.float32) + scale * product
 
     added = {
         name: jax.vmap(one)(leaf.matrix, leaf.a, leaf.b, leaf.scale)

@@ -1,11 +1,12 @@
 """A layer's matrices, and the one place where a matrix meets its input.
 
 A matrix is an array; or `Quantized`, int8 values and one float32 scale for every output
-channel; or `Adapted`, an array with a low-rank product beside it; or `OfLayer`, one of several
-that lie apart. Only an engine's copy of a policy is ever quantised, once, when it adopts
-published weights (`checkpoint.handoff`), or taken apart (`parameters.unstacked`), and only a
-trainer's is ever adapted (`lora`); checkpoints and exports hold arrays. `parameters` (above)
-says which axes of a leaf are inputs, `layers` and `moe` multiply.
+channel; or `OfLayer`, one of several that lie apart; or `Adapted`, any of these with a low-rank
+product beside it. Only an engine's copy of a policy is ever quantised, once, when it adopts
+published weights (`checkpoint.handoff`), or taken apart (`parameters.unstacked`); a trainer's and
+an engine's are both adapted (`lora`), and `apply` is the one formula for both, so the sampler
+sees what was trained. Checkpoints and exports hold arrays. `parameters` (above) says which axes
+of a leaf are inputs, `layers` and `moe` multiply.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Quantized:
 class Adapted:
     """A matrix `matrix + scale * a b` that is never added up."""
 
-    matrix: Any  # [*inputs, *outputs]
+    matrix: Any  # [*inputs, *outputs]: an array, `Quantized` or `OfLayer`
     a: Any  # [*inputs, r]
     b: Any  # [r, *outputs]
     scale: Any  # float32 scalar
@@ -101,11 +102,27 @@ def apply(x: Array, matrix: Matrix, inputs: int = 1) -> Array:
         each = [lambda x, own=own: apply(x, own, inputs) for own in matrix.layers]
         return jax.lax.switch(matrix.layer, each, x)  # the other layers' are not touched
     if isinstance(matrix, Quantized):
-        return _apply_quantized(x, matrix, inputs)
+        return _summed(x, matrix, inputs).astype(x.dtype)
     if isinstance(matrix, Adapted):
-        whole = _product(x, matrix.matrix, inputs) + delta(x, matrix, inputs)
+        whole = _summed(x, matrix.matrix, inputs) + delta(x, matrix, inputs)
         return whole.astype(x.dtype)
     return jnp.tensordot(x, matrix.astype(x.dtype), inputs)
+
+
+def _summed(x: Array, matrix: Array | Quantized | OfLayer, inputs: int) -> Array:
+    """Returns x's product with a matrix, summed in float32 and not rounded yet.
+
+    The scale of an int8 matrix belongs to an output channel, so it is applied to the product,
+    which itself runs on int8 values that x's dtype holds exactly (bfloat16 holds integers to
+    256); without its scale a float16 product would overflow.
+    """
+    if isinstance(matrix, OfLayer):
+        each = [lambda x, own=own: _summed(x, own, inputs) for own in matrix.layers]
+        return jax.lax.switch(matrix.layer, each, x)
+    if isinstance(matrix, Quantized):
+        product = _product(x, matrix.values, inputs)
+        return product * matrix.scale.reshape(matrix.scale.shape[inputs:])
+    return _product(x, matrix, inputs)
 
 
 def delta(x: Array, adapted: Adapted, inputs: int = 1) -> Array:
@@ -146,14 +163,3 @@ def _product_backward(
 
 
 _product.defvjp(_product_forward, _product_backward)
-
-
-def _apply_quantized(x: Array, matrix: Quantized, inputs: int) -> Array:
-    """A scale belongs to an output channel, so it is applied to the product.
-
-    The product itself runs on int8 values that x's dtype holds exactly (bfloat16 holds
-    integers to 256). It is summed in float32: without its scale a float16 product would
-    overflow.
-    """
-    product = _product(x, matrix.values, inputs)
-    return (product * matrix.scale.reshape(matrix.scale.shape[inputs:])).astype(x.dtype)

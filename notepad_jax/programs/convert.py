@@ -3,7 +3,8 @@
 An imported policy is a folder with the published config.json and tokenizer files, and
 `checkpoints/0`: an orbax step with `params` and `meta`, which `checkpoint.steps.load_params`
 reads onto any mesh, as it reads a run's steps. `export_hf` takes such a folder, a run or a folder
-of adapters (`policies`) and streams it out, one tensor at a time, without restoring the tree;
+of adapters (`policies`) and streams it out, one tensor at a time, without restoring the tree:
+here alone adapters are added in, and what that costs them is measured on the way.
 `export_adapters` writes what a run with low-rank adapters trained, for PEFT. All write beside
 their destination and take its name at the end.
 """
@@ -22,16 +23,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from notepad_jax.checkpoint import stored
+from notepad_jax.checkpoint import steps, stored
 from notepad_jax.checkpoint.checksums import combine, leaf_checksums
 from notepad_jax.checkpoint.hf import adapters, huggingface, storage
 from notepad_jax.checkpoint.hf.folder_swap import new_folder
 from notepad_jax.checkpoint.hf.writing import PART_BYTES, Written
-from notepad_jax.checkpoint.steps import Folder, read_meta, write
-from notepad_jax.model import parameters
+from notepad_jax.checkpoint.steps import read_meta, write
+from notepad_jax.checkpoint.targets import placed
+from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
-from notepad_jax.model.lora import Lora
-from notepad_jax.model.lora import layout as lora_layout
 from notepad_jax.parallel import mesh, rules
 from notepad_jax.programs import habits, policies
 from notepad_jax.telemetry.progress import Bar, Screen
@@ -40,6 +40,7 @@ DTYPES = ("bfloat16", "float32")
 SUFFIX = ".gguf"
 MEGABYTE = 10**6
 AT_ONCE = 256 * MEGABYTE  # of a policy that may wait in memory, whole, until it is on disk
+LOST = 0.1  # of a delta, relative: an export that loses more says what to do instead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Exported:
     tensors: int
     dtype: str
     bytes: int  # of tensors
+    delta_lost: float | None  # of adapters that were added in (`adapters.Rounding`), if any
     seconds: float
 
 
@@ -186,7 +188,8 @@ def export_hf(
 ) -> Exported:  # fmt: skip
     """Writes a policy of ours, of a run one step (the newest good one), as Hugging Face does.
 
-    Into a folder or a bucket; adapters are added in. config.json's token ids,
+    Into a folder or a bucket; adapters are added in, and `delta_lost` says what `dtype` took of
+    them. config.json's token ids,
     generation_config.json and the tokenizer's files come from `like`, a Hugging Face folder or
     URL: by default the imported folder itself, or the policy that the run started from. Raises
     ValueError for anything wrong with either side.
@@ -198,7 +201,8 @@ def export_hf(
     kvstore = storage.open_kvstore(like)
     text = storage.read_json(like, kvstore, huggingface.CONFIG)
     config = _sizes(found, like)
-    params = _streamed(found, config)
+    rounding = adapters.Rounding(np.dtype(dtype))
+    params = _streamed(found, config, rounding)
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in _abstract(config, dtype))
     bar = screen.bar("export", _megabytes(total), "MB")
     beside = huggingface.companions(like) | _habits(found, screen)
@@ -206,18 +210,43 @@ def export_hf(
         config, params, target, dtype, beside, text, part_bytes, overwrite, _counter(bar)
     )
     bar.finish()
-    return _exported(source, found, config, dtype, written, began)
+    _tell_lost(rounding, screen)
+    return _exported(source, found, config, dtype, written, began, rounding.lost)
 
 
-def _streamed(found: policies.Named, config: PolicyConfig) -> Any:
-    """Opens the weights of a policy as a tree of leaves that are read when they are indexed."""
-    if found.steps is not None:
-        params = stored.open_tree(f"{found.steps}/{found.step}")
+def _tell_lost(rounding: adapters.Rounding, screen: Screen) -> None:
+    """Says in one line what became of the adapters, if any were added in."""
+    if rounding.lost is None:
+        return
+    line = (
+        f"the adapters were added in; rounding to {rounding.dtype} left what they add with a "
+        f"relative error of {rounding.lost:.2g}"
+    )
+    if rounding.lost > LOST:
+        screen.warn(f"{line}: use --dtype float32, or --adapters, which writes them alone")
     else:
+        screen.say(line)
+
+
+def _streamed(found: policies.Named, config: PolicyConfig, rounding: adapters.Rounding) -> Any:
+    """Opens the weights of a policy as a tree of leaves that are read when they are indexed.
+
+    Where it has adapters they are added in as it is read, and `rounding` sees how.
+    """
+    if found.steps is None:
         params = huggingface.open_tree(*huggingface.open_policy(found.home))
+    else:
+        base = steps.base_of(found.steps, found.step)
+        own = stored.open_tree(f"{found.steps}/{found.step}")
+        if base is not None:
+            mend = "resume the run, which saves it again, or export --adapters, which need it not"
+            steps.require(base, 0, ("params",), mend)
+            chosen = policies.trained_with(found.home)
+            return adapters.added(stored.open_tree(f"{base}/0"), chosen, own, rounding)
+        params = own
     if not found.adapters:
         return params
-    return adapters.added(params, *_of_folder(found, config))
+    return adapters.added(params, *_of_folder(found, config), rounding)
 
 
 def export_adapters(
@@ -234,24 +263,29 @@ def export_adapters(
     """
     began = time.perf_counter()
     _known(dtype, DTYPES)
-    found = _chosen(source, step, target, screen, "opt")
+    found = _chosen(source, step, target, screen, "params")
     if found.adapters:
         config = _sizes(found, like or policies.folder_of(found))
-        lora, adapted = _of_folder(found, config)
+        chosen, adapted = _of_folder(found, config)
         base = base or like or adapters.base_name(found.adapters)
     else:
-        lora = _lora(found.home)
+        chosen = policies.trained_with(found.home)
         base = base or like or policies.base_of(found)
         config = _sizes(found, like or policies.folder_of(found))
-        adapted = _adapters(f"{found.steps}/{found.step}")
+        if steps.base_of(found.steps, found.step) is None:
+            raise ValueError(
+                f"{found.steps}/{found.step} has its adapters added in (an earlier version saved "
+                f"it); export the policy, without --adapters"
+            )
+        adapted = stored.open_tree(f"{found.steps}/{found.step}")
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(adapted))
     bar = screen.bar("export", _megabytes(size * np.dtype(dtype).itemsize), "MB")
     written = adapters.export_adapters(
-        config, lora, adapted, base, target, dtype, _habits(found, screen), overwrite,
+        config, chosen, adapted, base, target, dtype, _habits(found, screen), overwrite,
         _counter(bar),
     )  # fmt: skip
     bar.finish()
-    return _exported(source, found, config, dtype, written, began)
+    return _exported(source, found, config, dtype, written, began, None)
 
 
 def _habits(found: policies.Named, screen: Screen) -> dict[str, bytes]:
@@ -259,36 +293,17 @@ def _habits(found: policies.Named, screen: Screen) -> dict[str, bytes]:
     return habits.files(policies.reads_as(found.name), Path(found.home), screen.warn)
 
 
-def _of_folder(found: policies.Named, config: PolicyConfig) -> tuple[Lora, Any]:
+def _of_folder(found: policies.Named, config: PolicyConfig) -> tuple[lora.Lora, Any]:
     """Reads adapters that lie in a folder, onto the first device."""
     opened = adapters.open_adapters(found.adapters, config, policies.folder_of(found))
-    layout = lora_layout(config, opened.lora, mesh.one())
-    return opened.lora, adapters.import_adapters(opened, layout)
-
-
-def _adapters(step: Folder) -> Any:
-    """Opens the adapters that a step of a run keeps; the only place that knows where they lie.
-
-    They are the parameters that `learner.saved_beside` keeps in `opt` because `params` holds
-    them only added up.
-    """
-    return stored.open_tree(step, "opt", under=("trained",))
-
-
-def _lora(run: str) -> Lora:
-    """Returns how the policy of a run was adapted, as its settings say."""
-    said = policies.settings(run).get("grpo", {}).get("lora", {})
-    if not said.get("rank"):
-        raise ValueError(
-            f"{run} trained no adapters (its config.json has no grpo.lora.rank above 0); "
-            f"export the policy, without --adapters"
-        )
-    return Lora(said["rank"], said["alpha"], tuple(said["targets"]))
+    _, wanted = lora.abstract(config, opened.lora, placed(parameters.abstract_params(config)))
+    there = jax.tree.map(lambda x: x.sharding, wanted)
+    return opened.lora, adapters.import_adapters(opened, there)
 
 
 def _exported(
     source: str | Path, found: policies.Named, config: PolicyConfig, dtype: str,
-    written: Written, began: float,
+    written: Written, began: float, lost: float | None,
 ) -> Exported:  # fmt: skip
     return Exported(
         source=str(source),
@@ -299,6 +314,7 @@ def _exported(
         tensors=written.tensors,
         dtype=dtype,
         bytes=written.bytes,
+        delta_lost=lost,
         seconds=time.perf_counter() - began,
     )
 

@@ -2,8 +2,9 @@
 
 A policy's tree is split into what is trained and what is frozen (`partition`); from there on
 nothing knows which it was. The trained leaves become float32 masters (`grpo.state`), and every
-rollout is learnt from in `minibatches` x `epochs` optimizer steps. What others see of it is
-`params`: ordinary parameters, adapters added in. Above: train, which decides when; below: grpo.
+rollout is learnt from in `minibatches` x `epochs` optimizer steps. What others see of it are the
+two parts: the frozen one once (`base`), the masters after every rollout. Above: train, which
+decides when; below: grpo.
 """
 
 from __future__ import annotations
@@ -149,9 +150,28 @@ def check_start(settings: ConfigDict, policy: str) -> None:
         lora.check(policies.adapted(policy), chosen)
 
 
-def params(learner: Learner) -> Any:
-    """Returns the policy as of now, as ordinary parameters, where the learner has them."""
-    return lora.in_place(parameters.join(learner.frozen, learner.state.masters))
+def base(learner: Learner, stored: Any) -> Any:
+    """Returns the frozen leaves in the dtypes that they are `stored` in, for those who keep them.
+
+    `stored` is a tree of shapes and dtypes (`parts.LoadedPolicy`). The learner may have widened
+    them: what is kept is small, and the same on every machine.
+    """
+    narrow = lambda x, like: x.astype(like.dtype)  # noqa: E731
+    known = parameters.without(stored, parameters.without(stored, learner.frozen))
+    ours = parameters.without(learner.frozen, parameters.without(learner.frozen, known))
+    return parameters.join(learner.frozen, jax.tree.map(narrow, ours, known))
+
+
+def seen(learner: Learner, adopted: Any) -> dict[str, float]:
+    """Returns how much of what adapters learnt an engine samples with, as a metric.
+
+    `adopted` is the policy that it was handed. Nothing before they learnt anything, and where
+    all weights are trained.
+    """
+    ours, theirs = (lora.factors(tree) for tree in (learner.state.masters, adopted))
+    laid = jax.tree.map(lambda x, like: place.laid(x, like.sharding), ours, theirs)
+    share = lora.seen(laid, theirs)
+    return {} if share is None else {"rollout/delta_seen": share}
 
 
 # ---------------------------------------------------------------- learning
@@ -243,16 +263,9 @@ def _told(learner: Learner, params: Any, one: TrainBatch) -> forward.Told:
 # ---------------------------------------------------------------- checkpoints
 
 
-def saved_beside(learner: Learner, whole: Any) -> Mapping[str, Any]:
-    """Returns what a checkpoint keeps as `opt` beside the parameters `whole`.
-
-    Masters that are parameters of their own are not in `whole`: adapters, which are summed
-    up there.
-    """
-    return {
-        "optimizer": learner.state.opt_state,
-        "trained": parameters.without(learner.state.masters, whole),
-    }
+def saved(learner: Learner) -> tuple[Any, Any]:
+    """Returns (params, opt) as a checkpoint keeps them: the masters, and the optimizer's state."""
+    return learner.state.masters, {"optimizer": learner.state.opt_state}
 
 
 def saved_data(learner: Learner) -> dict[str, Any]:
@@ -270,20 +283,15 @@ def saved_data(learner: Learner) -> dict[str, Any]:
 
 def restore_target(learner: Learner) -> tuple[Any, Any]:
     """Returns shapes, dtypes and places of (params, opt) for `Checkpoints.restore`."""
-    joined = parameters.join(learner.frozen, learner.state.masters)
-    whole, made = lora.plain(joined), jax.eval_shape(lora.merged, joined)
-    target = jax.tree.map(
-        lambda x, like: jax.ShapeDtypeStruct(x.shape, like.dtype, sharding=x.sharding), whole, made
-    )
-    return target, abstract(saved_beside(learner, whole))
+    params, opt = saved(learner)
+    return abstract(params), abstract(opt)
 
 
 def resume(learner: Learner, saved: Saved) -> None:
     """Puts the learner where a checkpoint left it."""
-    same = parameters.without(saved.params, parameters.without(saved.params, learner.state.masters))
     learner.state = TrainState(
         step=place.commit(np.int32(saved.meta["optimizer_steps"]), learner.state.step.sharding),
-        masters=parameters.join(same, saved.opt["trained"]),
+        masters=saved.params,
         opt_state=saved.opt["optimizer"],
     )
     data = saved.data or {}

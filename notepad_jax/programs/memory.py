@@ -24,7 +24,7 @@ from notepad_jax.checkpoint.targets import placed
 from notepad_jax.engine import executor, launches, shapes
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo.update import BESIDE
-from notepad_jax.model import parameters
+from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.programs import parts, planned
@@ -144,11 +144,13 @@ class Held:
 
 
 def of_engines(policy: PolicyConfig, engine: ConfigDict, settings: EngineSettings,
-               stored: str) -> Held:  # fmt: skip
+               stored: str, adapters: lora.Lora | None) -> Held:  # fmt: skip
     """What engines hold that nobody trains; `stored` is the dtype that the weights lie in."""
     there = parts.engines_mesh(engine)
-    whole = parameters.abstract_params(policy, stored)
-    weights = planned.bytes_of(placed(whole, parts.to_read(engine)(policy)))
+    base = placed(parameters.abstract_params(policy, stored), parts.to_read(engine)(policy))
+    weights = planned.bytes_of(base)
+    if adapters is not None:
+        weights += planned.bytes_of(lora.abstract(policy, adapters, base)[1])
     sharing = parts.engines(engine) // there.shape["fsdp"]
     held = {"weights": weights, "launches": sharing * launch(policy, settings)}
     return Held(
@@ -245,7 +247,7 @@ def to_read(
     wanted = settings or parts.engine_settings(config.engine, words.config, rules, template)
     device = parts.engines_mesh(config.engine).devices.flat[0]
     stored = parts.widened(words.config, device.platform) or words.stored
-    held = of_engines(words.config, config.engine, wanted, stored)
+    held = of_engines(words.config, config.engine, wanted, stored, words.adapters)
     return _with_pages(config, wanted, held, see(device), say, words)
 
 

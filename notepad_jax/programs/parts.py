@@ -63,6 +63,7 @@ class Words:
     folder: Path
     config: PolicyConfig  # as `load_policy` has it
     stored: str  # dtype that the weights are stored in, or most of them
+    adapters: lora.Lora | None  # that lie beside them
 
 
 # ---------------------------------------------------------------- devices
@@ -134,14 +135,17 @@ def on_one(policy: PolicyConfig) -> Any:
 
 
 def adopted(
-    config: ConfigDict, policy: PolicyConfig, there: Sequence[jax.Device] | None = None
-) -> Any:
+    config: ConfigDict, policy: PolicyConfig, chosen: lora.Lora | None,
+    there: Sequence[jax.Device] | None = None,
+) -> Any:  # fmt: skip
     """What a host's engines ask a hand-off for: dtypes and places of their weights.
 
-    Raises ValueError as `rollout_dtype` does.
+    Those of a policy with the adapters `chosen`, which lie beside them. Raises ValueError as
+    `rollout_dtype` does.
     """
     whole = placed(parameters.abstract_params(policy), to_read(config.engine, there)(policy))
-    return parameters.rollout_target(policy, whole, rollout_dtype(config, policy))
+    base = parameters.rollout_target(policy, whole, rollout_dtype(config, policy))
+    return base if chosen is None else lora.rollout_target(policy, chosen, base)
 
 
 def rollout_dtype(config: ConfigDict, policy: PolicyConfig) -> str:
@@ -163,24 +167,12 @@ def load_policy(
     name: str | Path, activations: str = "", where: Where = on_one,
     say: Callable[[str], None] = warnings.warn,
 ) -> LoadedPolicy:  # fmt: skip
-    """Reads a policy as whoever reads with it has it: `load_adapted`, its adapters added in.
-
-    What was adapted is summed in float32 and rounded once, to the dtype of the activations.
-    """
-    loaded = load_adapted(name, activations, where, say)
-    return dataclasses.replace(loaded, params=lora.in_place(loaded.params, loaded.config.dtype))
-
-
-def load_adapted(
-    name: str | Path, activations: str = "", where: Where = on_one,
-    say: Callable[[str], None] = warnings.warn,
-) -> LoadedPolicy:  # fmt: skip
     """Reads config, weights and tokenizer of what `policies.resolved` finds under a name.
 
     Every device reads its own slices of the weights, and `where` says which (`to_learn`,
     `to_read`). They are as stored, but for CPUs that compute in float32, where they lie in it.
-    Adapters are float32, beside their base (`lora.adapted`), for those who go on with them.
-    `activations` is what a config says of `dtype` (`computes_in`).
+    Adapters are float32, beside their base (`lora.adapted`): so they are read with, and gone on
+    with. `activations` is what a config says of `dtype` (`computes_in`).
     """
     compiled.keep()  # for those who come by Python and not by the command line
     found = policies.resolved(name, say)
@@ -191,9 +183,10 @@ def load_adapted(
     if found.steps is not None:
         stored = as_stored(found.steps, found.step)
         there = f"{found.steps}/{found.step}"
-        check_shapes(stored, parameters.abstract_params(config), there)
+        check_shapes(lora.plain(stored), parameters.abstract_params(config), there)
         kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, wide or x.dtype), stored)
-        params, _ = load_params(found.steps, found.step, placed(kept, where(config)))
+        target = placed(kept, lora.shardings(kept, where(config)))
+        params, _ = load_params(found.steps, found.step, target)
     else:
         _, store = huggingface.open_policy(folder)
         stored = huggingface.as_stored(config, store)
@@ -207,8 +200,8 @@ def load_adapted(
 def _adapted(name: str, base: str, config: PolicyConfig, params: Any) -> Any:
     """Returns the policy in `base` with the adapters in the folder `name`, in float32."""
     opened = adapters.open_adapters(name, config, base)
-    there = lora.layout(config, opened.lora, mesh.of(params))
-    found = adapters.import_adapters(opened, there)
+    _, wanted = lora.abstract(config, opened.lora, params)
+    found = adapters.import_adapters(opened, jax.tree.map(lambda x: x.sharding, wanted))
     return lora.adapted(config, params, opened.lora, found)
 
 
@@ -236,7 +229,7 @@ def words(name: str, activations: str = "", where: Where = on_one) -> Words:
         leaves = jax.tree.leaves(as_stored(found.steps, found.step))
         stored = str(max(leaves, key=lambda leaf: leaf.size).dtype)
     config = _read_as(config, activations, tokenizer, where)
-    return Words(tokenizer, Path(folder), config, stored)
+    return Words(tokenizer, Path(folder), config, stored, policies.adapted(name))
 
 
 def _read_as(

@@ -23,8 +23,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from configs.models import MODELS
+from notepad_jax.checkpoint.checksums import named_leaves
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.checkpoint.targets import placed
+from notepad_jax.checkpoint.targets import as_published, placed
 from notepad_jax.engine import executor, shapes
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import micro_batches, state, update
@@ -33,7 +34,6 @@ from notepad_jax.grpo.optimizer import make_optimizer
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh as meshes
-from notepad_jax.parallel import place
 from notepad_jax.parallel.rules import SERVING, TRAINING
 from notepad_jax.programs import learner, parts, policies, sizes, workload
 from notepad_jax.text import chat
@@ -200,15 +200,15 @@ def _partitions(settings: ConfigDict, policy: Policy, mesh: Mesh) -> tuple[Any, 
     chosen = learner.adapters(settings)
     if chosen is None:
         return {}, base
-    fresh = jax.eval_shape(lambda key: lora.init(config, chosen, key), jax.random.key(0))
-    scale = jax.ShapeDtypeStruct((config.layers,), jnp.float32, sharding=place.replicated(mesh))
-    return lora.frozen(base, scale), placed(fresh, lora.layout(config, chosen, mesh))
+    return lora.abstract(config, chosen, base)
 
 
 def _rollout_weights(config: ConfigDict, policy: PolicyConfig, mesh: Mesh) -> Any:
     """The engine's weights, as `parts.adopted` asks for them, abstract."""
     whole = placed(parameters.abstract_params(policy), parameters.shardings(policy, mesh, SERVING))
-    return parameters.rollout_target(policy, whole, parts.rollout_dtype(config, policy))
+    base = parameters.rollout_target(policy, whole, parts.rollout_dtype(config, policy))
+    chosen = learner.adapters(config.grpo.lora)
+    return base if chosen is None else lora.rollout_target(policy, chosen, base)
 
 
 # ---------------------------------------------------------------- memory that stays
@@ -235,31 +235,41 @@ def _residents(
         "reference": bytes_of(learning.trained, learning.config.dtype)
         if config.grpo.kl_weight
         else 0,
-        "weights": bytes_of(weights),
+        "weights": bytes_of(weights) - _shared(config, learning.frozen, weights),
         "cache": sharing * executor.cache_bytes(learning.config, settings, engine),
     }
-    # The policy that arrives, beside the one that is read with. Through storage it arrives as
-    # it was saved, in float32, and is cast leaf by leaf; in memory one leaf is on the way.
-    saved = jax.tree.map(
-        lambda x, where: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=where),
-        parameters.abstract_params(learning.config),
-        parameters.shardings(learning.config, engine, SERVING),
-    )
-    leaf = max(bytes_of(x) for x in jax.tree.leaves(saved))
+    # What is trained arrives beside what is read with. Through storage it arrives as it was
+    # saved, in float32, and is cast leaf by leaf; in memory one leaf is on the way.
+    new = parameters.without(weights, learning.frozen)
+    saved = as_published(new)
+    leaf = max(bytes_of(x, "float32") for x in jax.tree.leaves(saved))
     if config.checkpoint.handoff == "storage":
-        arriving = bytes_of(saved) + leaf
+        arriving = bytes_of(saved, "float32") + leaf
     else:
-        arriving = always["weights"] + leaf
-    summed = bytes_of(learning.frozen)  # a policy with its adapters added in; 0 without any
+        arriving = bytes_of(new) + leaf
+    kept = bytes_of(learning.frozen)  # at most, for the one time that it is saved
     between = always | ({"cache": 0} if config.engine.give_back else {})  # two rollouts
     phases = {
         ROLLOUT: always,
         UPDATE: between | {"gradient": always["masters"]},
-        HANDOFF: between | {"adapters added in": summed, "arriving weights": arriving},
+        HANDOFF: between | {"base, saved once": kept, "arriving weights": arriving},
     }
     return {
         phase: {name: size for name, size in held.items() if size} for phase, held in phases.items()
     }
+
+
+def _shared(config: ConfigDict, frozen: Any, weights: Any) -> int:
+    """Bytes of the engine's weights that are the trainer's own arrays (`targets.share`)."""
+    if config.checkpoint.handoff == "storage":
+        return 0
+    ours, theirs = named_leaves(frozen), named_leaves(weights)
+    return sum(
+        bytes_of(theirs[name])
+        for name in set(ours) & set(theirs)  # an int8 matrix has no leaf of that name
+        if ours[name].dtype == theirs[name].dtype
+        and ours[name].sharding.is_equivalent_to(theirs[name].sharding, ours[name].ndim)
+    )
 
 
 # ---------------------------------------------------------------- programs

@@ -7,8 +7,9 @@
     Qwen2.5-7B         a Hugging Face folder, or its URL
     data/habits        adapters as PEFT keeps them, on the policy that they name
 
-A run keeps weights alone; config.json, tokenizer and chat template are those of the policy that
-it began with, which may be a run again, or adapters: then they are those of the adapters' base.
+A run keeps weights alone, adapters with the base that they were trained on; config.json,
+tokenizer and chat template are those of the policy that it began with, which may be a run again,
+or adapters: then they are those of the adapters' base.
 `eval`, `ask`, `train` and `export-hf` all come here. Above: parts (which loads it) and convert
 (which writes it); below: checkpoint.steps and checkpoint.hf.
 """
@@ -65,13 +66,7 @@ def resolved(
     place, asked = _cut(name)
     if asked is None and adapters.lie_in(place):
         return dataclasses.replace(_base(place, items), name=name, adapters=name)
-    where = place / CHECKPOINTS if (place / CHECKPOINTS).is_dir() else place
-    there = steps.steps_in(where)
-    kept = _said(place).get("checkpoint")
-    if not there and isinstance(kept, dict) and kept.get("folder"):
-        # A run that was brought here whole has its steps beside its settings.
-        where = steps.place_of(place, kept["folder"])
-        there = steps.steps_in(where)
+    where, there = _steps_of(place)
     if where == place and not there and asked is None and "policy" not in _said(place):
         return Named(name, str(place), None, None)
     if not there:
@@ -84,6 +79,18 @@ def resolved(
         return Named(str(place), str(home), where, asked or 0)
     step = steps.choose(where, asked, say, items)
     return Named(f"{place}{AT}{step}", str(home), where, step)
+
+
+def _steps_of(place: Path) -> tuple[Folder, list[int]]:
+    """Returns the folder of a run's steps, and those that lie there."""
+    where = place / CHECKPOINTS if (place / CHECKPOINTS).is_dir() else place
+    there = steps.steps_in(where)
+    kept = _said(place).get("checkpoint")
+    if not there and isinstance(kept, dict) and kept.get("folder"):
+        # A run that was brought here whole has its steps beside its settings.
+        where = steps.place_of(place, kept["folder"])
+        there = steps.steps_in(where)
+    return where, there
 
 
 def folder_of(found: Named) -> str:
@@ -121,12 +128,17 @@ def is_here(name: str) -> bool:
 def base_of(found: Named) -> str:
     """Returns the folder of the policy that the adapters of a run, or of a folder, belong on.
 
-    Raises ValueError where a run trained them on another run's weights.
+    A run that went on with another's adapters trained them on that one's base. Raises ValueError
+    where a run trained them on another run's weights.
     """
     said = settings(found.home).get("policy")
     began = None if found.adapters or not isinstance(said, str) else _began_with(found.home, said)
     if began is None or adapters.lie_in(began) or "policy" not in _said(began):
         return folder_of(found)
+    before, _ = _steps_of(began)
+    base = steps.base_in(found.steps)
+    if base is not None and base == steps.base_in(before):
+        return base_of(Named(str(began), str(began), before, None))
     raise ValueError(
         f"{found.home} trained its adapters on the weights of {said}, which is a run: export those "
         f"(notepad-jax export-hf {said} FOLDER) and name them (--base FOLDER)"
@@ -134,11 +146,24 @@ def base_of(found: Named) -> str:
 
 
 def adapted(name: str | Path) -> Lora | None:
-    """Returns how a policy that is a folder of adapters is adapted; None for another."""
+    """Returns how a policy is adapted, of a folder or a run; None for one without adapters."""
     found = resolved(name, lambda line: None, ())
-    if not found.adapters:
+    if found.adapters:
+        return adapters.read_lora(found.adapters, huggingface.import_config(folder_of(found)))
+    if found.steps is None or steps.base_of(found.steps, found.step) is None:
         return None
-    return adapters.read_lora(found.adapters, huggingface.import_config(folder_of(found)))
+    return trained_with(found.home)
+
+
+def trained_with(run: str) -> Lora:
+    """Returns how a run adapted its policy, as its settings say; ValueError if it did not."""
+    said = settings(run).get("grpo", {}).get("lora", {})
+    if not said.get("rank"):
+        raise ValueError(
+            f"{run} trained no adapters (its config.json has no grpo.lora.rank above 0); "
+            f"export the policy, without --adapters"
+        )
+    return Lora(said["rank"], said["alpha"], tuple(said["targets"]))
 
 
 def settings(home: str | Path) -> dict[str, Any]:

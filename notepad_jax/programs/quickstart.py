@@ -11,7 +11,6 @@ and report.report.
 from __future__ import annotations
 
 import dataclasses
-import json
 import resource
 import shlex
 import time
@@ -21,21 +20,16 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from notepad_jax.checkpoint.handoff import ThroughStorage
-from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.checkpoint.steps import Folder
-from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.eval import lengths, summary
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import (
     compiled,
     configuration,
+    convert,
     decided,
     evaluate,
-    habits,
     parts,
-    policies,
     provenance,
     reading_list,
     sickness,
@@ -117,10 +111,12 @@ def _run(
     screen.say(evaluate.table(summary.by_length(before)))
 
     screen.phase(f"2/4  GRPO on documents of {config.data.tokens:,} tokens")
-    checkpoints = timed(TRAINING, lambda: train.train(config, folder, screen, resume, step))
+    timed(TRAINING, lambda: train.train(config, folder, screen, resume, step))
 
     screen.phase("3/4  the trained policy")
-    trained = dataclasses.replace(policy, params=_last_params(checkpoints, policy))
+    # As any other reader of the run would have it: from storage.
+    last = parts.load_policy(folder, config.dtype, parts.to_read(config.engine), screen.warn)
+    trained = dataclasses.replace(policy, params=last.params)
     after, read = timed(
         "measuring after",
         lambda: measured(
@@ -129,12 +125,7 @@ def _run(
     )
 
     screen.phase("4/4  export and report")
-    beside = habits.files(policies.reads_as(folder), folder, screen.warn)
-    huggingface.export_params(
-        policy.config, trained.params, folder / "hf",
-        huggingface.companions(policy.folder) | beside,
-        json.loads((policy.folder / huggingface.CONFIG).read_text(encoding="utf-8")),
-    )  # fmt: skip
+    convert.export_hf(folder, str(folder / "hf"), screen, "float32", overwrite=True)
     outcome = Outcome(
         folder=folder,
         report=folder / "report.html",
@@ -168,11 +159,6 @@ def _apart(timings: Mapping[str, float], steps: Sequence[Mapping[str, float]]) -
         else:
             found[name] = seconds
     return found
-
-
-def _last_params(checkpoints: Folder, policy: parts.LoadedPolicy) -> Any:
-    """Loads the trained parameters as any other reader of the run would: from storage."""
-    return ThroughStorage(checkpoints, abstract(policy.params)).adopt().params
 
 
 def measured(

@@ -79,6 +79,7 @@ class Run:
     step: int  # steps done
     good: int  # the last step whose update was finite, or that had none
     saved: int | None  # the last step on disk
+    seen: Mapping[str, float]  # what of the policy the engine samples with (`learner.seen`)
 
 
 class Diverged(ValueError):
@@ -191,12 +192,11 @@ def prepare(
     checkpoints = Checkpoints(where, keep=config.checkpoint.keep)
     stream = task_stream.opened(config, words.tokenizer, screen)
     held_out = validation.items(config, stream, words.tokenizer, screen)
-    policy = parts.load_adapted(config.policy, config.dtype, parts.to_learn(config), screen.warn)
+    policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config), screen.warn)
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading, policy.tokenizer)
     config = sizes.settled(config, template, reading)
-    handoff = _handoff(config.checkpoint, where, parts.adopted(config, policy.config))
-    start = starting_policy.content(policy)
+    start, stored = starting_policy.content(policy), policy.stored
     identity = {**configuration.plain(config), "start": start}
     begun = under_way.UnderWay(folder, identity, stop or stopping.Stop(), screen.warn)
     nobody = PolicySnapshot(-1, None)
@@ -210,6 +210,8 @@ def prepare(
     said = algorithm.idle(learning.plan, learning.settings, config.rollout.max_staleness)
     for idle in (*said, *rollouts.idle(config)):
         screen.say(idle)
+    wanted = parts.adopted(config, policy.config, learner.adapters(config.grpo.lora))
+    handoff = _handoff(config.checkpoint, where, wanted, learning.frozen)
     del policy  # the starting weights live on in the learner alone
 
     ledger, fresh = Ledger(), step is None and not (resume and checkpoints.steps())
@@ -218,6 +220,7 @@ def prepare(
     else:
         saved = checkpoints.restore(*learner.restore_target(learning), screen.warn, step)
         starting_policy.compare(saved.meta.get("start", {}), start, folder)
+        checkpoints.keep_base(learner.base(learning, stored))
         ledger = sampled.restored(saved.data)
         learner.resume(learning, saved)
         step = saved.step
@@ -241,18 +244,21 @@ def prepare(
         step=step,
         good=step,
         saved=None if fresh else step,
+        seen={},
     )
-    params = learner.params(learning)
     if fresh:
-        _save(run, params, ledger)
-    run.driver.start_with(_published(run, params))
+        checkpoints.keep_base(learner.base(learning, stored))
+        _save(run, ledger)
+    run.driver.start_with(_published(run))
     return run
 
 
-def _handoff(checkpoint: ConfigDict, folder: Path | epath.Path, wanted: Any) -> Handoff:
-    """Returns the bridge to the engine, which asks for `wanted`."""
+def _handoff(
+    checkpoint: ConfigDict, folder: Path | epath.Path, wanted: Any, frozen: Any
+) -> Handoff:
+    """Returns the bridge to the engine, which asks for `wanted`; `frozen` is handed over once."""
     if checkpoint.handoff == "memory":
-        return InProcess(wanted)
+        return InProcess(wanted, frozen)
     if checkpoint.handoff != "storage":
         raise ValueError(f"checkpoint.handoff is {checkpoint.handoff!r}; use 'storage' or 'memory'")
     if checkpoint.every != 1:
@@ -286,7 +292,7 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
             "rollout/decode_tokens": engine.decode_tokens,
         }
     )
-    metrics |= counted
+    metrics |= counted | run.seen
     packed_tokens = 0
     if rollout.batch:
         learnt, packed_tokens = learner.learn(
@@ -339,19 +345,16 @@ async def validate(run: Run, tell: Tell, folder: Path, stop: stopping.Stop) -> d
 
 async def save_and_hand_over(run: Run) -> None:
     """Saves the step if it is due; the engine adopts its parameters either way."""
-    params, run.good = learner.params(run.learner), run.step
-    last = run.step == run.config.steps
+    run.good, last = run.step, run.step == run.config.steps
     if run.step % run.config.checkpoint.every == 0 or last or run.validation.due(run.step):
-        _save(run, params, run.ledger)
-    snapshot = _published(run, params)
-    del params  # with adapters it is a policy of its own, and the engine is about to hold two
-    await run.driver.adopt(snapshot, drain=True)
+        _save(run, run.ledger)
+    await run.driver.adopt(_published(run), drain=True)
 
 
 def _end_here(run: Run) -> None:
     """Saves what was learnt since the last step that was due: the run ends here, or stops."""
     if run.saved != run.good:
-        _save(run, learner.params(run.learner), run.ledger, step=run.good)
+        _save(run, run.ledger, step=run.good)
     run.under_way.done(run.saved)
 
 
@@ -367,7 +370,7 @@ def _keep_last_good(run: Run, before: Ledger) -> None:
     before the step; a resumed run draws again what it drew.
     """
     if run.saved != run.good:
-        _save(run, learner.params(run.learner), before, step=run.good)
+        _save(run, before, step=run.good)
     in_a_row, most = run.step - run.good, run.learner.plan.max_skipped
     if in_a_row >= most:
         raise Diverged(
@@ -378,7 +381,7 @@ def _keep_last_good(run: Run, before: Ledger) -> None:
         )
 
 
-def _save(run: Run, params: Any, ledger: Ledger, step: int | None = None) -> None:
+def _save(run: Run, ledger: Ledger, step: int | None = None) -> None:
     """Saves the learner as it is, as `step` (the current one), with the account `ledger`."""
     learning, step = run.learner, run.step if step is None else step
     meta = {
@@ -387,23 +390,24 @@ def _save(run: Run, params: Any, ledger: Ledger, step: int | None = None) -> Non
         "policy": dataclasses.asdict(learning.config),
         "start": run.start,
     }
-    beside = learner.saved_beside(learning, params)
+    params, opt = learner.saved(learning)
     data = {
         **run.rollouts.saved(ledger),
         **run.validation.saved(),
         **learner.saved_data(learning),
     }
-    run.checkpoints.save(step, params, beside, data, meta)
+    run.checkpoints.save(step, params, opt, data, meta)
     run.saved = step
 
 
-def _published(run: Run, params: Any) -> PolicySnapshot:
-    """Hands the trainer's parameters to the engine, in the dtype that it keeps them in.
+def _published(run: Run) -> PolicySnapshot:
+    """Hands what is trained to the engine, in the dtype that it keeps it in; returns the whole.
 
     The hand-off compares checksums before it casts or quantises.
     """
-    run.handoff.publish(PolicySnapshot(run.step, params))
+    run.handoff.publish(PolicySnapshot(run.step, run.learner.state.masters))
     snapshot = run.handoff.adopt()
     if snapshot.version != run.step:
         raise RuntimeError(f"step {run.step} was published and step {snapshot.version} arrived")
+    run.seen = learner.seen(run.learner, snapshot.params)
     return snapshot

@@ -112,6 +112,19 @@ def test_of_many_leaves_the_first_is_told_and_the_others_are_counted(whole, tmp_
     assert found.endswith(" (and 2 leaves more)")
 
 
+def test_another_base_of_adapters_is_found(whole, tmp_path):
+    """It lies beside the steps, once, and has no optimizer state and no account of draws."""
+    base = {"embed": np.arange(4, dtype=np.float32)}
+    for name, of in (("one", base), ("same", base), ("two", {"embed": flipped(base["embed"], 2)})):
+        shutil.copytree(whole, tmp_path / name)
+        Checkpoints(tmp_path / name / "checkpoints").keep_base(of)
+    assert same_run.differences(tmp_path / "one", tmp_path / "same") == []
+    params, meta = same_run.differences(tmp_path / "one", tmp_path / "two")
+    assert params.startswith("checkpoints/base/0/params: leaf embed[2]: ")
+    assert meta.startswith("checkpoints/base/0/meta/checksum: ")
+    assert kill_moments.see(tmp_path / "one").unfinished == ()  # it is no step under way
+
+
 def test_what_is_missing_is_found(whole, tmp_path):
     shutil.copytree(whole, other := tmp_path / "other")
     (other / LEDGER).unlink()

@@ -3,6 +3,7 @@
 import gc
 import math
 import os
+import shutil
 import subprocess
 import sys
 
@@ -12,7 +13,14 @@ import numpy as np
 import optax
 import pytest
 
-from notepad_jax.checkpoint import checksums, handoff, manifest, targets, training_state
+from notepad_jax.checkpoint import (
+    checksums,
+    handoff,
+    manifest,
+    steps,
+    targets,
+    training_state,
+)
 from notepad_jax.model.matrices import Quantized
 from notepad_jax.types import PolicySnapshot
 
@@ -156,6 +164,72 @@ def test_a_handoff_holds_the_engines_copy_and_one_leaf(dtype, monkeypatch, nothi
         adopted = bridge.adopt()  # what was adopted before is let go
         assert held_bytes() == trainer + copy
     assert adopted.version == 1
+
+
+# ---------------------------------------------------------------- a base, handed over once
+
+
+def parts_of(seed):
+    """(base, trained): matrices that no step changes, and a norm that every step does."""
+    whole = small(seed)
+    return {"embed": whole["embed"], "layers": whole["layers"]}, {"final_norm": whole["final_norm"]}
+
+
+def test_in_memory_a_base_that_is_asked_for_as_it_lies_is_the_trainers_own():
+    base, trained = parts_of(0)
+    wanted = abstract(small()) | {"embed": jax.ShapeDtypeStruct((16, 8), "bfloat16")}
+    bridge = handoff.InProcess(wanted, base)
+    adopted = []
+    for version in range(2):
+        bridge.publish(PolicySnapshot(version, jax.tree.map(lambda x, v=version: x + v, trained)))
+        adopted.append(bridge.adopt().params)
+    for params in adopted:
+        assert jax.tree.structure(params) == jax.tree.structure(wanted)
+        for name, leaf in base["layers"].items():
+            same = params["layers"][name].unsafe_buffer_pointer() == leaf.unsafe_buffer_pointer()
+            assert same, name
+        np.testing.assert_array_equal(params["embed"], base["embed"].astype("bfloat16"))
+    assert adopted[0]["embed"] is adopted[1]["embed"]
+    np.testing.assert_array_equal(adopted[1]["final_norm"], np.full(8, 2.0))
+    with pytest.raises(ValueError, match="has a leaf 'embed', which the policy does not know"):
+        bridge.publish(PolicySnapshot(2, small()))
+    with pytest.raises(ValueError, match="the base has a leaf 'more', which the policy does not"):
+        handoff.InProcess(wanted, base | {"more": jnp.ones(2)})
+
+
+def test_through_storage_a_base_is_read_once_and_named_by_every_step(tmp_path, monkeypatch):
+    base, trained = parts_of(0)
+    checkpoints, reads = training_state.Checkpoints(tmp_path), []
+    checkpoints.keep_base(base)
+    bridge = handoff.ThroughStorage(tmp_path, abstract(small(), jnp.bfloat16))
+    read = steps.load_own
+    monkeypatch.setattr(steps, "load_own", lambda *told: reads.append(told[0].name) or read(*told))
+    for version in range(2):
+        moved = jax.tree.map(lambda x, v=version: x + v, trained)
+        checkpoints.save(version, moved, {"m": jnp.ones(2)}, {}, {})
+        bridge.publish(PolicySnapshot(version, moved))
+        wanted = jax.tree.map(lambda x: x.astype("bfloat16"), base | moved)
+        jax.tree.map(np.testing.assert_array_equal, bridge.adopt().params, wanted)
+    assert reads == ["base"]
+    whole, _ = steps.load_params(tmp_path, 1, abstract(small()))
+    jax.tree.map(np.testing.assert_array_equal, whole, base | moved)
+    assert steps.as_stored(tmp_path, 1) == abstract(small())
+    # A run that goes on saves it again where it is gone, and never another one in its place.
+    where = abstract(trained), {"m": jax.ShapeDtypeStruct((2,), "float32")}
+    again = training_state.Checkpoints(tmp_path)
+    saved = again.restore(*where, print)
+    jax.tree.map(np.testing.assert_array_equal, saved.params, moved)
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(ValueError, match="base is missing, and the steps beside it hold adapters"):
+        steps.load_params(tmp_path, 1, abstract(small()))
+    with pytest.raises(ValueError, match="belong on the base .* go on with the policy and grpo.l"):
+        again.keep_base(parts_of(1)[0])
+    again.keep_base(base)
+    jax.tree.map(np.testing.assert_array_equal, bridge.adopt().params, wanted)
+    shutil.rmtree(tmp_path / "base")
+    training_state.Checkpoints(tmp_path).keep_base(parts_of(1)[0])
+    with pytest.raises(ValueError, match="base holds .*, and the steps beside it need"):
+        steps.load_params(tmp_path, 1, abstract(small()))
 
 
 def test_another_models_shapes_are_refused(bridge_to):

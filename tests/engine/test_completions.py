@@ -15,7 +15,7 @@ from notepad_jax.engine.scheduler import PromptTooLong, Scheduler
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.engine.shapes import TailRow
-from notepad_jax.model import lora, parameters
+from notepad_jax.model import parameters
 from notepad_jax.model.config import Experts
 from notepad_jax.types import (
     CompleterFailed,
@@ -333,21 +333,6 @@ def test_weights_on_the_grid_give_the_same_completions_in_int8():
     assert ids(small) == ids(whole)
     for a, b in zip(small, whole, strict=True):
         np.testing.assert_allclose(a.behaviour_logprobs, b.behaviour_logprobs, atol=1e-5)
-
-
-def test_adapters_are_added_before_weights_are_quantised():
-    base, chosen = tiny.params(), lora.Lora(2, 4.0, ("q", "o", "down"))
-    keys = iter(jax.random.split(jax.random.key(0), 9))
-    frozen, fresh = lora.partition(tiny.CONFIG, base, chosen, jax.random.key(1))
-    adapters = jax.tree.map(lambda x: 0.1 * jax.random.normal(next(keys), x.shape), fresh)
-    merged = lora.merged(parameters.join(frozen, adapters))
-    params = adopted_as_int8(merged)
-    for name in ("q", "o", "down"):
-        off = jnp.abs(tiny.multiplied_out(params)["layers"][name] - merged["layers"][name])
-        assert (off <= params["layers"][name].scale * 0.50001).all()
-    samples = [tiny.sampling(i) for i in range(4)]
-    done, _ = run(PROMPTS[:4], params, samples)
-    assert worst_gap(tiny.multiplied_out(params), PROMPTS[:4], done, samples) < 1e-5
 
 
 # ---------------------------------------------------------------- int8 cache

@@ -8,7 +8,9 @@ import tiny
 
 from notepad_jax.model import attention, lora, policy
 from notepad_jax.model.matrices import Adapted, apply
-from notepad_jax.model.parameters import join
+from notepad_jax.model.parameters import join, shardings
+from notepad_jax.parallel import mesh as meshes
+from notepad_jax.parallel import rules
 
 ALL = lora.Lora(rank=3, alpha=6.0, targets=tuple(lora.TARGETS))
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 60, (2, 16)), jnp.int32)
@@ -98,3 +100,24 @@ def test_wrong_settings_are_refused_by_name():
         lora.Lora(1, 1.0, ("embed",))
     with pytest.raises(ValueError, match="targets is empty"):
         lora.Lora(1, 1.0, ())
+
+
+def test_factors_are_cut_as_their_matrices_are():
+    """Width over "fsdp" where a trainer cuts it; heads and feed-forward over "tensor"."""
+    mesh = jax.sharding.AbstractMesh((4, 2), meshes.AXES)
+    fresh = jax.eval_shape(lambda: lora.init(tiny.CONFIG, ALL, jax.random.key(0)))
+    for table, width in ((rules.TRAINING, "fsdp"), (rules.SERVING, None)):
+        where = shardings(tiny.CONFIG, mesh, table)
+        found = lora.shardings(fresh, where)["layers"]
+        inwards, outwards = (None, width), (None, None, "tensor")
+        over_heads, over_width = (None, "tensor"), (None, None, width)
+        cut = {
+            "q": (inwards, outwards), "o": (over_heads, over_width),
+            "gate": (inwards, outwards), "down": (over_heads, over_width),
+        }  # fmt: skip
+        cut |= {"k": cut["q"], "v": cut["q"], "up": cut["gate"]}
+        whole = lambda spec: () if spec[-1] is None else spec  # noqa: E731
+        for name, (into, out) in cut.items():
+            assert tuple(found[f"{name}_lora_in"].spec) == whole(into), name
+            assert tuple(found[f"{name}_lora_out"].spec) == whole(out), name
+        assert lora.shardings(lora.plain(fresh), where) == where

@@ -126,13 +126,25 @@ def check_update(case: str, config: PolicyConfig, mesh: jax.sharding.Mesh) -> No
     assert ("moe_load_max" in one[4]) == (case == "experts")
 
 
-def check_engine(config: PolicyConfig, mesh: jax.sharding.Mesh) -> None:
+def drawn(case: str, config: PolicyConfig, seed: int) -> parameters.Params:
+    """A policy, with adapters beside its base where the case has some."""
+    params = tiny.params(seed, config=config)
+    if case != "lora":
+        return params
+    frozen, fresh = lora.partition(config, params, ADAPTERS, jax.random.key(seed))
+    keys = iter(jax.random.split(jax.random.key(seed), 99))
+    adapters = jax.tree.map(lambda x: 0.1 * jax.random.normal(next(keys), x.shape), fresh)
+    return parameters.join(frozen, adapters)
+
+
+def check_engine(case: str, config: PolicyConfig, mesh: jax.sharding.Mesh) -> None:
     """Tokens of engines side by side, one on each row of `mesh`, also of a policy they adopt."""
-    policies = [tiny.params(seed, config=config) for seed in range(2)]
+    policies = [drawn(case, config, seed) for seed in range(2)]
     prompts = tiny.prompts(per_prefix=1)
 
     def laid(version: int, there: jax.sharding.Mesh) -> PolicySnapshot:
-        shardings = parameters.shardings(config, there, rules.SERVING)
+        where = parameters.shardings(config, there, rules.SERVING)
+        shardings = lora.shardings(policies[version], where)
         return PolicySnapshot(version, place.commit(policies[version], shardings))
 
     async def one(version: int) -> list:
@@ -211,5 +223,5 @@ if __name__ == "__main__":
     elif what == "update":
         check_update(case, CASES[case], meshes.make(tensor))
     else:
-        check_engine(CASES[case], meshes.make(tensor))
+        check_engine(case, CASES[case], meshes.make(tensor))
     print("agreed")

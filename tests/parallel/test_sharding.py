@@ -52,6 +52,7 @@ def test_rows_over_four_and_heads_over_two_are_one_device():
         ("interpret", "engine", "dense", 2, 4),
         ("interpret", "engine", "windows", 4, 2),
         ("reference", "engine", "experts", 2, 4),
+        ("reference", "engine", "lora", 2, 4),
         ("reference", "text", "dense", 4, 2),
     ],
 )

@@ -12,7 +12,7 @@ from notepad_jax import cli, functions
 from notepad_jax.checkpoint import stored
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.hf.adapters import export_adapters
-from notepad_jax.model import lora
+from notepad_jax.model import lora, parameters
 from notepad_jax.programs import configuration, convert, learner, parts, planned, policies, train
 from notepad_jax.telemetry.progress import SilentScreen
 from tests import tiny
@@ -22,6 +22,7 @@ CONFIG = dataclasses.replace(
     tiny.CONFIG, vocab_size=608, valid_vocab=600, layers=1, tied_embeddings=True
 )
 CHOSEN = lora.Lora(2, 3.0, ("q", "down"))
+OUT = ("q_lora_out", "down_lora_out")
 SCREEN = SilentScreen()
 WORDS = (
     "--config.policy=data/habits", "--config.grpo.lora.rank=2", "--config.grpo.lora.alpha=3",
@@ -49,6 +50,11 @@ def same(found, wanted):
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
+def near(found, wanted):
+    """As weights that numpy added up are to those that XLA did."""
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), found, wanted)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Adapters in data/habits on policies/base, a Hugging Face folder; policies/mine imported."""
@@ -72,9 +78,11 @@ def say(folder, **said):
     path.write_text(json.dumps(json.loads(path.read_text()) | said))
 
 
-def test_the_base_is_found_and_read_with_the_adapters_added_in(here, monkeypatch):
+def test_the_base_is_found_and_read_with_the_adapters_beside_it(here, monkeypatch):
     """An absolute path, or one from the working folder, the adapters, or where theirs was made."""
-    habits, wanted = here / "data" / "habits", summed(some())
+    habits, wanted = here / "data" / "habits", lora.adapted(
+        CONFIG, tiny.params(0, CONFIG), CHOSEN, some()
+    )  # fmt: skip
     (here / "elsewhere").mkdir()
     for base, cwd, name in (
         ("policies/base", here, "data/habits"), ("policies/mine", here, "data/habits"),
@@ -88,27 +96,26 @@ def test_the_base_is_found_and_read_with_the_adapters_added_in(here, monkeypatch
         same(policy.params, wanted)
         assert policy.name == name and policy.config.valid_vocab == 600
         assert policy.folder.samefile(here / "policies" / base.rpartition("/")[2])
-        assert parts.words(name).folder.samefile(policy.folder)
-    apart = parts.load_adapted(name)
-    assert lora.of(apart.params) == CHOSEN
-    same(lora.plain(apart.params), tiny.params(0, CONFIG))
-    assert policies.adapted(name) == CHOSEN and policies.adapted(apart.folder) is None
+        words = parts.words(name)
+        assert words.folder.samefile(policy.folder) and words.adapters == CHOSEN
+    assert lora.of(policy.params) == policies.adapted(name) == CHOSEN
+    assert policies.adapted(policy.folder) is None
 
 
-def test_what_was_adapted_is_rounded_once_to_what_it_computes_in(here):
+def test_adapters_are_float32_whatever_the_policy_computes_in(here):
+    """They are rounded where they are multiplied, and a base in bfloat16 stays as it is."""
     huggingface.export(
         CONFIG, tiny.params(0, CONFIG), "half", "bfloat16",
         huggingface.companions("policies/base"),
     )  # fmt: skip
     export_adapters(CONFIG, CHOSEN, some(), "half", "data/half", "bfloat16")
-    rounded = jax.tree.map(lambda x: x.astype("bfloat16"), (tiny.params(0, CONFIG), some()))
-    exact = lora.merged(lora.adapted(CONFIG, rounded[0], CHOSEN, rounded[1]))
+    base, ours = jax.tree.map(lambda x: x.astype("bfloat16"), (tiny.params(0, CONFIG), some()))
     for dtype in ("float32", "bfloat16"):
         found = parts.load_policy("data/half", dtype).params
-        # What is not adapted is as stored, or on a CPU read into the float32 that it computes in.
+        same(lora.factors(found), jax.tree.map(lambda x: x.astype("float32"), ours))
+        # On a CPU the base is read into the float32 that it computes in.
         assert found["layers"]["q"].dtype == found["layers"]["k"].dtype == dtype
-        same(found["layers"]["q"], exact["layers"]["q"].astype(dtype))
-        same(found["layers"]["k"], rounded[0]["layers"]["k"].astype(dtype))
+        same(lora.plain(found), jax.tree.map(lambda x, to=dtype: x.astype(to), base))
 
 
 def test_what_is_not_there_is_one_line(here):
@@ -155,7 +162,10 @@ def test_exports_are_whole_or_adapters_once_more(here, capsys):
     for base, name in (("policies/base", "a"), ("policies/mine", "b")):
         say(here / "data" / "habits", base_model_name_or_path=base)
         assert cli.main(["export-hf", "data/habits", name, "--dtype", "float32"]) == 0
-        assert f"{name}: data/habits as a qwen3, " in capsys.readouterr().out
+        told = capsys.readouterr()
+        assert f"{name}: data/habits as a qwen3, " in told.out
+        assert "left what they add with a relative error of" in told.err
+        assert "--dtype" not in told.err
         config, params = huggingface.import_policy(name)
         assert config.valid_vocab == 600 or base == "policies/base"
         jax.tree.map(
@@ -167,8 +177,19 @@ def test_exports_are_whole_or_adapters_once_more(here, capsys):
     text = json.loads((here / "c" / "adapter_config.json").read_text())
     assert text["base_model_name_or_path"] == "policies/base"
     half = jax.tree.map(lambda x: x.astype("bfloat16").astype(np.float32), some())
-    same(parts.load_policy("c").params, summed(half))
+    same(lora.merged(parts.load_policy("c").params), summed(half))
+    # What is not said of the dtype is bfloat16, which has no room for a small delta.
+    small = {"layers": some()["layers"] | {n: 1e-4 * some()["layers"][n] for n in OUT}}
+    export_adapters(CONFIG, CHOSEN, small, "policies/base", here / "small")
     capsys.readouterr()
+    assert cli.main(["export-hf", "small", "e", "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["delta_lost"] > 0.9
+    assert "relative error of" in told.err
+    assert "use --dtype float32, or --adapters, which writes them alone" in told.err
+    assert cli.main(["export-hf", "policies/mine", "f", "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["delta_lost"] is None and "relative error" not in told.err
     assert cli.main(["export-hf", "data/habits", "d", "--base", "x"]) == 1
     assert "--base is what adapters belong on; say --adapters" in capsys.readouterr().err
     assert cli.main(["export-hf", "data/habits", "data", "--overwrite"]) == 1
@@ -179,27 +200,31 @@ def settings(*words):
     return configuration.load("quickstart", [*SMALL, *WORDS, *words])
 
 
+def merged_of(learning):
+    return lora.merged(parameters.join(learning.frozen, learning.state.masters))
+
+
 def test_training_goes_on_with_them_and_the_reference_is_where_it_began(here):
-    loaded = parts.load_adapted("data/habits")
+    loaded = parts.load_policy("data/habits")
     config = settings("--config.grpo.kl_weight=0.1", "--config.optimizer.decay=none")
     learning = learner.prepare(config, loaded.config, loaded.params)
     same(learning.state.masters, some())
-    same(learner.params(learning), summed(some()))
+    same(merged_of(learning), summed(some()))
     learning.state = dataclasses.replace(
         learning.state, masters=jax.tree.map(lambda x: x + 1, learning.state.masters)
     )
     same(lora.merged(learning.reference), summed(some()))
     moved = jax.tree.map(lambda x: x + 1, some())
-    same(learner.params(learning), summed(moved))
+    same(merged_of(learning), summed(moved))
     # All weights are trained of the sum, in float32.
     whole = settings("--config.grpo.lora.rank=0", "--config.optimizer.decay=none")
-    learning = learner.prepare(whole, loaded.config, parts.load_adapted("data/habits").params)
+    learning = learner.prepare(whole, loaded.config, parts.load_policy("data/habits").params)
     assert learning.frozen == {}
     same(learning.state.masters, summed(some()))
 
 
 def test_other_adapters_are_refused_before_any_weight_is_read(here, capsys, monkeypatch):
-    monkeypatch.setattr(parts, "load_adapted", None)
+    monkeypatch.setattr(parts, "load_policy", None)
     said = "has adapters with grpo.lora.rank=2 grpo.lora.alpha=3 grpo.lora.targets=q,down, and "
     for words in (["train", "--name", "x"], ["quickstart", "--name", "x"]):
         assert cli.main([*words, "--json", "--config.policy=data/habits"]) == 1
@@ -222,10 +247,9 @@ def moved(folder, *words):
     (folder / "config.json").write_text(json.dumps(configuration.plain(config)))
     learning = began.learner
     learning.state = jax.tree.map(lambda x: x + x.dtype.type(1 / 64), learning.state)
-    params = learner.params(learning)
     meta = {"start": began.start, "policy": dataclasses.asdict(learning.config)}
-    beside = learner.saved_beside(learning, params)
-    began.checkpoints.save(1, params, beside, {}, meta | {"optimizer_steps": 1})
+    saved = learner.saved(learning)
+    began.checkpoints.save(1, *saved, {}, meta | {"optimizer_steps": 1})
 
 
 def check_chain(here, *words):
@@ -234,7 +258,7 @@ def check_chain(here, *words):
     assert said["policy"] == "data/habits"
     found = policies.resolved("runs/one")
     assert policies.folder_of(found) == policies.base_of(found) == "policies/base"
-    first = stored.open_tree(f"{found.steps}/0", "opt", under=("trained",))
+    first = stored.open_tree(f"{found.steps}/0")
     same(jax.tree.map(lambda leaf: leaf[()], first), some())
     assert cli.main(["export-hf", "runs/one", "data/more", "--adapters"]) == 0
     text = json.loads((here / "data" / "more" / "adapter_config.json").read_text())
@@ -242,8 +266,8 @@ def check_chain(here, *words):
     wanted = parts.load_policy("runs/one").params
     same(parts.load_policy("data/more").params, wanted)
     assert cli.main(["export-hf", "runs/one", "whole", "--dtype", "float32"]) == 0
-    same(parts.load_policy("whole").params, wanted)
-    more = parts.load_adapted("data/more").params
+    near(parts.load_policy("whole").params, lora.merged(wanted))
+    more = parts.load_policy("data/more").params
     same(lora.plain(more), tiny.params(0, CONFIG))
     apart = np.abs(more["layers"]["q_lora_out"] - some()["layers"]["q_lora_out"])
     assert lora.of(more) == CHOSEN and 1e-4 < apart.max() < 0.1
@@ -268,8 +292,24 @@ def test_a_chain_of_runs_that_learn_does(here):
         check_chain(here, *words)
 
 
-def test_adapters_trained_on_a_runs_weights_name_no_other_base(here):
+def test_a_run_goes_on_with_another_runs_adapters_on_the_same_base(here):
     moved(here / "runs" / "one")
+    moved(here / "runs" / "two", "--config.policy=runs/one@1")
+    one, two = (stored.open_tree(f"runs/{run}/checkpoints/1") for run in ("one", "two"))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[()] + 1 / 64, b[()]), one, two)
+    found = policies.resolved("runs/two")
+    assert policies.base_of(found) == "policies/base" and policies.adapted("runs/two") == CHOSEN
+    convert.export_adapters("runs/two", "out", SCREEN)
+    same(parts.load_policy("out").params, parts.load_policy("runs/two").params)
+    with pytest.raises(ValueError, match="has adapters with .*lora.rank=2 .*export-hf, --dtype fl"):
+        planned.policy_of(
+            settings("--config.policy=runs/one@1", "--config.grpo.lora.rank=4"), "tpu"
+        )
+
+
+def test_adapters_trained_on_a_runs_weights_name_no_other_base(here):
+    moved(here / "runs" / "one", "--config.grpo.lora.rank=0")
+    assert not (here / "runs" / "one" / "checkpoints" / "base").exists()
     moved(here / "runs" / "two", "--config.policy=runs/one@1")
     with pytest.raises(ValueError, match="on the weights of runs/one@1, which is a run: export"):
         convert.export_adapters("runs/two", "out", SCREEN)

@@ -170,7 +170,7 @@ def test_a_start_that_failed_leaves_nothing(tmp_path, capsys, monkeypatch, comma
         raise error
 
     monkeypatch.chdir(tmp_path)
-    place = {"train": "load_adapted", "quickstart": "service", "eval": "load_policy"}[command]
+    place = {"train": "load_policy", "quickstart": "service", "eval": "load_policy"}[command]
     monkeypatch.setattr(f"notepad_jax.programs.parts.{place}", fails)
     assert cli.main([command, "--json", "--name", "mine", *POLICY_KEY]) in (1, 130)
     assert "--resume" not in one_line(capsys)

@@ -19,7 +19,7 @@ from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.hf.storage import StoreProblem
 from notepad_jax.checkpoint.steps import load_params, write
 from notepad_jax.checkpoint.training_state import Checkpoints
-from notepad_jax.model import parameters
+from notepad_jax.model import lora, parameters
 from notepad_jax.programs import configuration, convert, learner
 from notepad_jax.telemetry.progress import LineScreen, SilentScreen
 
@@ -114,9 +114,10 @@ def test_a_runs_adapters_are_exported_alone(published, tmp_path, capsys):
     learning = learner.prepare(config, *huggingface.import_policy(published))
     moved = jax.tree.map(lambda x: x + 0.25, learning.state)
     learning.state, adapters = moved, moved.masters
-    run, params = tmp_path / "run", learner.params(learning)
+    run = tmp_path / "run"
     checkpoints = Checkpoints(run / "checkpoints")
-    checkpoints.save(7, params, learner.saved_beside(learning, params), {}, {})
+    checkpoints.keep_base(learning.frozen)
+    checkpoints.save(7, *learner.saved(learning), {}, {})
     settings = json.dumps(configuration.plain(config))
     (run / "config.json").write_text(settings)
     command = ["export-hf", str(run), str(tmp_path / "out"), "--adapters", "--json"]
@@ -133,17 +134,26 @@ def test_a_runs_adapters_are_exported_alone(published, tmp_path, capsys):
         np.testing.assert_array_equal(found[stem + "A.weight"], into.T)
         np.testing.assert_array_equal(found[stem + "B.weight"], out.reshape(2, -1).T)
 
-    for lora, says in (
+    for said, says in (
         ({"rank": 0}, "run trained no adapters .* export the policy, without"),
         ({}, "run trained no adapters"),
         ({"rank": 4, "alpha": 3.0, "targets": ["q", "down"]}, "at rank 4"),
         ({"rank": 2, "alpha": 3.0, "targets": ["q"]}, "the adapters have down_lora_in"),
     ):
-        text = json.loads(settings) | {"grpo": {"lora": lora}}
+        text = json.loads(settings) | {"grpo": {"lora": said}}
         (run / "config.json").write_text(json.dumps(text))
         with pytest.raises(ValueError, match=says) as raised:
             convert.export_adapters(run, str(tmp_path / "x"), SCREEN)
         assert "\n" not in str(raised.value)
+    # As earlier versions saved it: whole.
+    (run / "config.json").write_text(settings)
+    whole = lora.merged(parameters.join(learning.frozen, adapters))
+    Checkpoints(run / "checkpoints").save(8, whole, {"moment": np.zeros(1)}, {}, {})
+    with pytest.raises(ValueError, match="checkpoints/8 has its adapters added in .an earlier"):
+        convert.export_adapters(run, str(tmp_path / "x"), SCREEN)
+    convert.export_hf(run, str(tmp_path / "out"), SCREEN, "float32", overwrite=True)
+    same = lambda a, b: np.testing.assert_array_equal(a, b)  # noqa: E731
+    jax.tree.map(same, huggingface.import_policy(tmp_path / "out")[1], whole)
     convert.import_hf(str(published), tmp_path / "mine", SCREEN)
     with pytest.raises(ValueError, match="mine trained no adapters"):
         convert.export_adapters(tmp_path / "mine", str(tmp_path / "x"), SCREEN)

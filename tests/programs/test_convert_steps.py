@@ -104,15 +104,16 @@ def test_a_damaged_step_is_refused_in_one_line_and_nothing_is_left(published, tm
 
 
 def test_the_newest_good_step_is_exported_and_what_was_passed_over_is_said(published, tmp_path):
-    """What an export does not read may be damaged: the weights, for adapters alone."""
+    """What an export does not read may be damaged: moments; and the base, for adapters alone."""
     run, target = tmp_path / "run", str(tmp_path / "out")
     config = configuration.load("quickstart", ["--config.grpo.lora.rank=2"])
     config.policy, config.grpo.lora.targets = str(published), ("q",)
     learning = learner.prepare(config, *huggingface.import_policy(published))
-    params, checkpoints = learner.params(learning), Checkpoints(run / "checkpoints")
+    checkpoints = Checkpoints(run / "checkpoints")
+    checkpoints.keep_base(learning.frozen)
     meta = {"policy": dataclasses.asdict(tiny.CONFIG)}
     for step in (3, 12):
-        checkpoints.save(step, params, learner.saved_beside(learning, params), {}, meta)
+        checkpoints.save(step, *learner.saved(learning), {}, meta)
     (run / "config.json").write_text(json.dumps(configuration.plain(config)))
     stream = io.StringIO()
     screen = LineScreen(stream)
@@ -120,25 +121,37 @@ def test_the_newest_good_step_is_exported_and_what_was_passed_over_is_said(publi
     def exported(export, **options):
         return export(run, target, screen, overwrite=True, **options).step
 
-    for item, harmed, sound in (
-        ("opt", convert.export_adapters, convert.export_hf),
-        ("params", convert.export_hf, convert.export_adapters),
-    ):
-        path = max((run / "checkpoints/12" / item).rglob("d/*"), key=lambda p: p.stat().st_size)
+    def flipped(folder):
+        path = max(folder.rglob("d/*"), key=lambda p: p.stat().st_size)
         content = path.read_bytes()
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 4]))
-        assert exported(sound) == 12 and "damaged" not in stream.getvalue()
+        return lambda: path.write_bytes(content)
+
+    flipped(run / "checkpoints/12/opt")
+    both = convert.export_adapters, convert.export_hf
+    for export in both:
+        assert exported(export) == 12 and "damaged" not in stream.getvalue()
         shutil.rmtree(target)
-        assert exported(harmed) == 3
+    mended = flipped(run / "checkpoints/12/params")
+    for export in both:
+        assert exported(export) == 3
         (said,) = [line for line in stream.getvalue().splitlines() if "damaged" in line]
-        assert f"step 12 is damaged ({item}/" in said and said.endswith("newest good step is 3")
-        damaged = rf"step 12 is damaged \({item}/\S+ has other bytes than were saved\); others"
+        assert "step 12 is damaged (params/" in said and said.endswith("newest good step is 3")
+        damaged = r"step 12 is damaged \(params/\S+ has other bytes than were saved\); others"
         with pytest.raises(ValueError, match=damaged) as refused:
-            exported(harmed, step=12)
+            exported(export, step=12)
         assert "\n" not in str(refused.value)
-        path.write_bytes(content)
         stream.truncate(0)
         shutil.rmtree(target)
+    mended()
+    flipped(run / "checkpoints/base/0/params")
+    assert exported(convert.export_adapters) == 12
+    with pytest.raises(
+        ValueError, match=r"base: step 0 is damaged \(params/.*; resume the run, wh"
+    ):
+        exported(convert.export_hf)
+    checkpoints.keep_base(learning.frozen)
+    assert exported(convert.export_hf) == 12
 
 
 def test_flipped_bits_are_refused_or_harm_no_weight(tmp_path):

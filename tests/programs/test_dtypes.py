@@ -90,7 +90,7 @@ def test_a_bfloat16_policy_lies_and_computes_in_float32_here(stored):
 def test_the_trainer_hands_the_engine_what_both_compute_in(stored):
     config = configuration.load("quickstart")
     policy = parts.load_policy(stored).config
-    wanted = jax.tree.leaves(parts.adopted(config, policy))
+    wanted = jax.tree.leaves(parts.adopted(config, policy, None))
     assert {x.dtype for x in wanted} == {jnp.dtype("float32")}
 
 

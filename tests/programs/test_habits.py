@@ -5,11 +5,12 @@ import json
 import shutil
 
 import jax
+import numpy as np
 import pytest
 
 from notepad_jax import cli
 from notepad_jax.checkpoint.hf.adapters import export_adapters
-from notepad_jax.checkpoint.steps import write
+from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.model import lora
 from notepad_jax.programs import convert, habits, policies, settings
 from notepad_jax.telemetry.progress import SilentScreen
@@ -33,10 +34,11 @@ def here(tmp_path, monkeypatch):
     """A published policy and a run from it, with adapters; the working folder."""
     monkeypatch.chdir(tmp_path)
     policy_folder(CONFIG, tmp_path / "base")
-    adapters = {"trained": lora.init(CONFIG, CHOSEN, jax.random.key(0))}
-    meta = {"policy": dataclasses.asdict(CONFIG), "leaf_checksums": {}}
-    items = {"params": tiny.params(1, CONFIG), "opt": adapters, "meta": meta}
-    write(tmp_path / "runs" / "mine" / "checkpoints", 3, items, keep=1)
+    frozen, adapters = lora.partition(CONFIG, tiny.params(1, CONFIG), CHOSEN, jax.random.key(0))
+    checkpoints = Checkpoints(tmp_path / "runs" / "mine" / "checkpoints")
+    checkpoints.keep_base(frozen)
+    meta = {"policy": dataclasses.asdict(CONFIG)}
+    checkpoints.save(3, adapters, {"moment": np.zeros(1)}, {}, meta)
     told(tmp_path / "runs" / "mine")
     return tmp_path
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from notepad_jax import types
+from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.grpo import forward
-from notepad_jax.model import parameters
+from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.programs import configuration, learner
 
@@ -65,23 +66,50 @@ def test_what_is_trained_is_float32_and_what_is_frozen_as_stored():
     learning = learner.prepare(config("--config.grpo.lora.rank=2"), POLICY, published())
     assert {x.dtype for x in jax.tree.leaves(learning.state.masters)} == {jnp.dtype("float32")}
     assert learning.frozen["layers"]["q"].dtype == jnp.bfloat16
-    whole = learner.params(learning)
-    jax.tree.map(np.testing.assert_array_equal, whole, published())  # B is zero at first
+    whole = parameters.join(learning.frozen, learning.state.masters)
+    jax.tree.map(np.testing.assert_array_equal, lora.merged(whole), published())  # B is zero first
+
+
+def test_a_base_is_kept_as_it_is_stored_whatever_it_lies_in():
+    """On a CPU that computes in float32 it is widened: what is saved is the published half."""
+    wide = jax.tree.map(lambda x: x.astype("float32"), published())
+    stored = abstract(published())
+    learning = learner.prepare(config("--config.grpo.lora.rank=2"), POLICY, wide)
+    kept = learner.base(learning, stored)
+    jax.tree.map(np.testing.assert_array_equal, lora.plain(kept), published())
+    assert kept["layers"]["q"].dtype == jnp.bfloat16
+    assert set(kept["layers"]) - set(stored["layers"]) == {"lora_scale"}
+    whole = learner.prepare(config(), POLICY, published())
+    assert learner.base(whole, stored) == {}
+
+
+def test_how_much_of_what_was_learnt_the_sampler_sees_by_hand():
+    """Of adapters that are handed over halved, a quarter of the delta; of none, nothing to say."""
+    learning = learner.prepare(config("--config.grpo.lora.rank=2"), POLICY, published())
+    assert learner.seen(learning, learning.state.masters) == {}  # B is zero at first
+    learning.state = jax.tree.map(lambda x: x + 1, learning.state)
+    theirs = learning.state.masters
+    assert learner.seen(learning, theirs) == {"rollout/delta_seen": 1.0}
+    half = jax.tree.map(lambda x: x / 2, theirs)
+    assert learner.seen(learning, half) == {"rollout/delta_seen": 0.25}
+    rounded = jax.tree.map(lambda x: x.astype("bfloat16"), theirs)
+    assert learner.seen(learning, rounded)["rollout/delta_seen"] == pytest.approx(1, abs=5e-3)
+    whole = learner.prepare(config(), POLICY, published())
+    assert learner.seen(whole, published()) == {}
 
 
 def test_a_resumed_learner_is_the_one_that_was_saved():
-    """With adapters, which `params` holds only added up, and without."""
+    """With adapters, whose base is no part of it, and without."""
     for words in (("--config.grpo.lora.rank=2",), ()):
         learning = learner.prepare(config(*words), POLICY, published())
         moved = jax.tree.map(lambda x: x + 1, learning.state)
         learning.state = moved
-        params = learner.params(learning)
-        beside = learner.saved_beside(learning, params)
+        params, opt = learner.saved(learning)
         targets = learner.restore_target(learning)
         same = lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype)  # noqa: E731
-        assert jax.tree.all(jax.tree.map(same, targets, (params, beside)))
+        assert jax.tree.all(jax.tree.map(same, targets, (params, opt)))
         again = learner.prepare(config(*words), POLICY, published())
-        saved = learner.Saved(3, params, beside, None, {"optimizer_steps": 1})
+        saved = learner.Saved(3, params, opt, None, {"optimizer_steps": 1})
         learner.resume(again, saved)
         jax.tree.map(np.testing.assert_array_equal, again.state, moved)
 
@@ -92,10 +120,7 @@ def test_scales_of_kinds_are_resumed_by_the_advantage_that_made_them():
     assert learner.saved_data(learning) == {"scales": {"advantage": "tmn", "kinds": {}}}
     learning.scales = {"em": (0.1 + 0.2, 7.3)}
     told = json.loads(json.dumps(learner.saved_data(learning)))
-    params = learner.params(learning)
-    saved = learner.Saved(
-        3, params, learner.saved_beside(learning, params), told, {"optimizer_steps": 1}
-    )
+    saved = learner.Saved(3, *learner.saved(learning), told, {"optimizer_steps": 1})
     for name, found in (("tmn", {"em": (0.1 + 0.2, 7.3)}), ("task_std", {}), ("grpo", {})):
         again = learner.prepare(
             config(*words, f"--config.grpo.advantage={name}"), POLICY, published()
@@ -231,10 +256,9 @@ def test_a_rollout_that_is_skipped_leaves_the_gate_and_a_checkpoint_keeps_it(gat
     assert learning.gate == frozenset()
     told["skipped"] = 0
     learner.learn(learning, groups(), 1.0, 0, NAMED)
-    data, params = learner.saved_data(learning), learner.params(learning)
+    data, saved = learner.saved_data(learning), learner.saved(learning)
     again = learner.prepare(config(*GATE), POLICY, published())
-    beside = learner.saved_beside(learning, params)
-    learner.resume(again, learner.Saved(1, params, beside, data, {"optimizer_steps": 0}))
+    learner.resume(again, learner.Saved(1, *saved, data, {"optimizer_steps": 0}))
     assert again.gate == learning.gate == {"update"}
     plain = learner.prepare(config(), POLICY, published())
     assert learner.saved_data(plain) == {}

@@ -135,7 +135,7 @@ def test_what_is_free_bounds_what_is_derived():
 
 
 def words_of(policy) -> parts.Words:
-    return parts.Words(fakes.tokenizer(), Path("Qwen2.5-0.5B"), policy, "bfloat16")
+    return parts.Words(fakes.tokenizer(), Path("Qwen2.5-0.5B"), policy, "bfloat16", None)
 
 
 def fitted(name: str, *words: str, see=LAPTOP, policy=SMALL, said=None):
@@ -156,7 +156,7 @@ def held_of(config, policy=SMALL) -> Held:
     rules, template = parts.rules(config.reading), fakes.template()
     settings = parts.engine_settings(config.engine, policy, rules, template)
     if "grpo" not in config:
-        return memory.of_engines(policy, config.engine, settings, "float32")
+        return memory.of_engines(policy, config.engine, settings, "float32", None)
     about = planned.Policy("", "", policy, "float32", template)
     made = planned.plan_of(config, jax.devices(), jax.local_devices(), about)
     return memory.of_training(config, made, settings)

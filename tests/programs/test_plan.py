@@ -65,7 +65,15 @@ def test_residents_are_what_a_run_has(rank):
     assert held.get("frozen", 0) == nbytes(learning.frozen)
     own = nbytes(learning.reference) - nbytes(learning.frozen)
     assert held["reference"] == own > 0
-    assert held["weights"] == weights  # the starter computes in the dtype that it is stored in
+    # The starter computes in the dtype that it is stored in; adapters lie beside it.
+    chosen = learner.adapters(config.grpo.lora)
+    asked = parts.adopted(config, policy.config, chosen)
+    assert held["weights"] == planned.bytes_of(asked)
+    scale = 4 * policy.config.layers
+    assert held["weights"] == weights + (nbytes(learning.state.masters) + scale if rank else 0)
+    in_memory = planned_here(*words, "--config.checkpoint.handoff=memory")
+    own = in_memory.residents[planned.ROLLOUT]["weights"]  # beside the trainer's base, adapters
+    assert own == (nbytes(learning.state.masters) if rank else weights)
     settings = parts.engine_settings(
         config.engine, policy.config, parts.rules(config.reading),
         parts.template(config.reading, policy),

@@ -52,7 +52,7 @@ def test_a_run_is_not_begun_over_what_is_left_of_another(uninterrupted, tmp_path
     ("words", "message"),
     [
         (("--config.seed=5",), "resume with the settings of the saved run"),
-        (("--config.grpo.lora.rank=2", "--config.optimizer.kind=adamw"), "opt"),
+        (("--config.grpo.lora.rank=2", "--config.optimizer.kind=adamw"), "has a leaf 'embed'"),
         (("--config.policy={wider}",), r"\d"),
         (("--config.engine.pages=3",), "engine.pages"),
         (("--config.policy=/nowhere",), "/nowhere"),

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from notepad_jax.checkpoint import steps
+from notepad_jax.checkpoint import steps, stored
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.programs import parts
 from notepad_jax.telemetry.metrics import read_metrics
@@ -122,8 +122,9 @@ def test_int8_weights_are_the_same_by_memory_by_storage_and_after_resuming(quant
     assert run(tmp_path / "half", "--config.steps=2", INT8, resume=True) == whole
 
 
-def test_adapters_train_resume_and_are_saved_added_in(tmp_path):
-    """The base stays, the saved parameters move, and a run cut in two is the whole run."""
+def test_adapters_train_resume_and_are_saved_beside_their_base(tmp_path):
+    """The base is saved once, the adapters move, and a run cut in two is the whole run, whichever
+    way its policies go to the engine."""
     words = (
         "--config.grpo.lora.rank=4",
         "--config.optimizer.kind=adamw",
@@ -136,8 +137,17 @@ def test_adapters_train_resume_and_are_saved_added_in(tmp_path):
     assert max(m["ratio_max"] for m in learnt) > 1  # later steps move off the proximal policy
     assert any(m.get("update_norm", 0) > 0 for m in whole)
     assert all(m["logprob_gap_max"] < 2e-5 for m in whole if m["groups/kept"])
-    run(tmp_path / "half", *words, "--config.steps=2")
-    assert run(tmp_path / "half", *words, resume=True) == whole
+    first = min(i for i, m in enumerate(whole) if m["groups/kept"])  # nothing was learnt before
+    assert not any("rollout/delta_seen" in m for m in whole[: first + 1])
+    assert all(m["rollout/delta_seen"] == 1 for m in whole[first + 1 :])
+    folder = tmp_path / "whole" / "checkpoints"
+    own = set(stored.open_tree(folder / str(len(whole)))["layers"])
+    base = set(steps.as_stored(folder / "base", 0)["layers"])
+    assert own and all("_lora_" in name for name in own) and not own & base
+    assert set(steps.as_stored(folder, len(whole))["layers"]) == own | base
+    in_memory = (*words, "--config.checkpoint.handoff=memory")
+    run(tmp_path / "half", *in_memory, "--config.steps=2")
+    assert run(tmp_path / "half", *in_memory, resume=True) == whole
     with pytest.raises(ValueError, match="lora.targets has 'x'"):
         run(tmp_path / "bad", *words, '--config.grpo.lora.targets=("x",)')
 

@@ -181,7 +181,7 @@ def open_adapters(folder: str | Path, config: PolicyConfig, base: str) -> Opened
 
 
 def import_adapters(opened: Opened, shardings: Any) -> dict[str, Any]:
-    """Reads adapters, in float32, to where `shardings` says: a tree as of `lora.layout`."""
+    """Reads adapters, in float32, to where `shardings` says: a tree as `lora.init` makes one."""
     there = shardings["layers"]
     return {
         "layers": {
@@ -189,6 +189,33 @@ def import_adapters(opened: Opened, shardings: Any) -> dict[str, Any]:
             for leaf, layout in opened.layouts.items()
         }
     }
+
+
+class Rounding:
+    """What a dtype takes of the deltas that are added to a policy's matrices.
+
+    A base in `dtype` has no room for a delta below half a unit in the last place of a weight.
+    `lost` is the relative error of what is left of the delta D beside the base W, both as they
+    are written: |round(W + D) - round(W) - D| / |D|, over all matrices that were added up; None
+    where none were, or nothing was learnt.
+    """
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self.dtype = dtype
+        self._error = self._whole = 0.0  # squares
+
+    def add(self, matrix: np.ndarray, delta: np.ndarray, total: np.ndarray) -> None:
+        """Takes a matrix, what was added to it, and the sum into account, all float32."""
+        left = self._rounded(total) - self._rounded(matrix)
+        self._error += float(np.sum(np.square(left - delta), dtype=np.float64))
+        self._whole += float(np.sum(np.square(delta), dtype=np.float64))
+
+    def _rounded(self, x: np.ndarray) -> np.ndarray:
+        return x.astype(self.dtype).astype(np.float32)
+
+    @property
+    def lost(self) -> float | None:
+        return math.sqrt(self._error / self._whole) if self._whole else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -199,6 +226,7 @@ class Sum:
     a: np.ndarray  # [L, *inputs, r]
     b: np.ndarray  # [L, r, *outputs]
     scale: float
+    rounding: Rounding  # is told of every matrix that is added up
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -209,16 +237,29 @@ class Sum:
         return np.dtype(np.float32)
 
     def __getitem__(self, index: tuple[int, ...]) -> np.ndarray:
-        product = np.tensordot(self.a[index], self.b[index], axes=1)
-        return np.asarray(self.matrix[index]).astype(np.float32) + self.scale * product
+        matrix = np.asarray(self.matrix[index]).astype(np.float32)
+        delta = self.scale * np.tensordot(self.a[index], self.b[index], axes=1)
+        total = matrix + delta
+        self.rounding.add(matrix, delta, total)
+        return total
 
 
-def added(params: Any, lora: Lora, adapters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `params`, whose leaves may be on disk, with `adapters` added in as they are read."""
-    layers, ours = dict(params["layers"]), adapters["layers"]
+def added(
+    params: Any, lora: Lora, adapters: Mapping[str, Any], rounding: Rounding
+) -> dict[str, Any]:
+    """Returns `params` with `adapters` added in as they are read; `rounding` is told of it.
+
+    Leaves of both may be on disk (`stored.Stored`). Raises ImportProblem for adapters that are
+    not those of `lora`.
+    """
+    layers, ours = dict(params["layers"]), adapters.get("layers", {})
     for name in lora.targets:
-        a, b = (np.asarray(ours[f"{name}_lora_{way}"]) for way in ("in", "out"))  # device to host
-        layers[name] = Sum(layers[name], a, b, np.float32(lora.alpha / lora.rank))
+        leaves = (f"{name}_lora_in", f"{name}_lora_out")
+        for leaf in leaves:
+            if leaf not in ours:
+                raise ImportProblem(f"the adapters lack {leaf}, which lora.targets asks for")
+        a, b = (np.asarray(ours[leaf][()]) for leaf in leaves)  # device to host
+        layers[name] = Sum(layers[name], a, b, np.float32(lora.alpha / lora.rank), rounding)
     return {**params, "layers": layers}
 
 

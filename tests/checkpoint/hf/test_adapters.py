@@ -10,8 +10,11 @@ import pytest
 import tiny
 from safetensors.numpy import load_file, save_file
 
+from notepad_jax.checkpoint import targets
 from notepad_jax.checkpoint.hf import huggingface, names, storage
 from notepad_jax.checkpoint.hf.adapters import (
+    Rounding,
+    Sum,
     added,
     base_name,
     export_adapters,
@@ -21,7 +24,6 @@ from notepad_jax.checkpoint.hf.adapters import (
 )
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import Experts
-from notepad_jax.parallel import mesh
 
 ALL = lora.Lora(rank=4, alpha=6.0, targets=lora.TARGETS)
 
@@ -143,7 +145,8 @@ FAMILIES = {
 
 
 def place_of(config, chosen):
-    return lora.layout(config, chosen, mesh.one())
+    base = targets.placed(parameters.abstract_params(config))
+    return jax.tree.map(lambda x: x.sharding, lora.abstract(config, chosen, base)[1])
 
 
 @pytest.mark.parametrize("family", names.FAMILIES)
@@ -166,6 +169,21 @@ def test_what_was_written_is_read_and_what_was_read_is_written(family, dtype, tm
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
+def test_what_a_dtype_takes_of_a_delta_by_hand():
+    """Beside 1 bfloat16 has steps of 2^-7: of a delta of 2^-10 nothing is left, of 2^-7 all."""
+    rounding = Rounding(np.dtype("bfloat16"))
+    assert rounding.lost is None
+    # Off the grid by 2^-10, too: the base is written as 1, so what is left is counted from there.
+    matrix = np.float32([[[1.0, 1.0 + 2**-10]]])
+    b = np.float32([[[2**-10, 2**-7]]])
+    summed = Sum(matrix, np.ones((1, 1, 1), np.float32), b, np.float32(1.0), rounding)
+    np.testing.assert_array_equal(summed[(0,)], [[1 + 2**-10, 1 + 2**-7 + 2**-10]])
+    assert rounding.lost == pytest.approx(2**-10 / (2**-20 + 2**-14) ** 0.5)
+    exact = Rounding(np.dtype("float32"))
+    dataclasses.replace(summed, rounding=exact)[(0,)]
+    assert exact.lost == 0.0
+
+
 def test_a_policy_that_was_read_is_the_one_that_is_added_up_while_it_is_streamed(tmp_path):
     base, adapters = tiny.params(), trained()
     huggingface.export_params(tiny.CONFIG, base, tmp_path / "base")
@@ -177,9 +195,12 @@ def test_a_policy_that_was_read_is_the_one_that_is_added_up_while_it_is_streamed
     wanted = whole(ALL, base, adapters)
     jax.tree.map(np.testing.assert_array_equal, lora.in_place(joined), wanted)
     on_disk = huggingface.open_tree(*huggingface.open_policy(tmp_path / "base"))
-    huggingface.export_params(tiny.CONFIG, added(on_disk, ALL, read), tmp_path / "sum")
+    rounding = Rounding(np.dtype("float32"))
+    summed = added(on_disk, ALL, read, rounding)
+    huggingface.export_params(tiny.CONFIG, summed, tmp_path / "sum")
     _, found = huggingface.import_policy(tmp_path / "sum")
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, wanted)
+    assert 0 < rounding.lost < 1e-6
     # Who goes on with them has them as they were; who asks for others is told of both.
     frozen, taken = lora.partition(tiny.CONFIG, joined, ALL, jax.random.key(5))
     jax.tree.map(np.testing.assert_array_equal, taken, adapters)
