@@ -200,6 +200,9 @@ def _step(made: Planned) -> Mapping[str, float]:
         "micro_batches": update.micro_batches * update.optimizer_steps,
         "rows": update.rows * update.optimizer_steps,
         "packed_tokens": update.tokens * update.optimizer_steps,
+        "computed_tokens": update.computed * update.optimizer_steps,
+        "fill": update.fill,
+        "prefix_copies": update.copies,
     }
 
 

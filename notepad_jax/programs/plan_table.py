@@ -32,9 +32,13 @@ def _head(plan: Plan) -> Iterator[str]:
     yield (
         f"a step at its limits (estimate: nobody ends early): {s['readings']:,} readings of "
         f"{s['turns_of_a_reading']:,} turns of {s['prompt_tokens_of_a_turn']:,} tokens, "
-        f"{s['completion_tokens_of_a_reading']:,} written each; {s['packed_tokens']:,} tokens in "
-        f"{s['rows']:,} rows, {s['micro_batches']:,} micro-batches, "
-        f"{s['optimizer_steps']:,} optimizer steps"
+        f"{s['completion_tokens_of_a_reading']:,} written each; {s['rows']:,} rows, "
+        f"{s['micro_batches']:,} micro-batches, {s['optimizer_steps']:,} optimizer steps"
+    )
+    yield (
+        f"an update computes {s['computed_tokens']:,} tokens, {s['fill']:.1%} of them real "
+        f"({s['packed_tokens']:,}), the rest padding; a shared prefix is written "
+        f"{s['prefix_copies']:.2f} times (packed as a run packs, from lengths)"
     )
 
 

@@ -4,7 +4,8 @@ An upper bound, in the open: every document is `tasks.max_tokens` (or `data.toke
 longer than `tasks.curriculum` ever lets it be, every question, memory and answer is at its limit,
 no draft is accepted, and nobody's turn ends early; groups that a rollout replaces are not in it,
 and local turns are as many as are expected. Rows of the update are packed by the packer that a
-run uses, from these lengths. Above: `planned`.
+run uses, from these lengths; what different groups have in common (an instruction, a document
+of several questions) is counted with each. Above: `planned`.
 """
 
 from __future__ import annotations
@@ -70,6 +71,13 @@ class Update:
     pairs: int  # visible pairs of the fullest row
     rows: int  # of one optimizer step, without padding
     tokens: int  # in them
+    computed: int  # tokens of one optimizer step's micro-batches, padding and all
+    copies: float  # times that a shared prefix is written, in the mean over its tokens
+
+    @property
+    def fill(self) -> float:
+        """The share of computed tokens that are none of padding."""
+        return self.tokens / self.computed
 
 
 def readings(config: ConfigDict, template: Template) -> Readings:
@@ -146,27 +154,34 @@ def update(
     again = math.ceil(reading.local_groups / minibatches)
     members = [reading.members + reading.local_samples * (k < again) for k in range(len(turns))]
     tails = [[t.private + t.completion] * n for t, n in zip(turns, members, strict=True)]
-    packed = packing.first_fit(prefixes, tails, row_length)
+    common = [[t.common] * n for t, n in zip(turns, members, strict=True)]
+    packed = packing.first_fit(prefixes, tails, row_length, common)
+    written = sum(prefixes[piece.bundle] for row in packed for piece in row)
+    micro_batches = math.ceil(len(packed) / rows)
     trained = [sum(turns[p.bundle].completion * (p.last - p.first) for p in row) for row in packed]
     return Update(
         optimizer_steps=minibatches * epochs,
-        micro_batches=math.ceil(len(packed) / rows),
+        micro_batches=micro_batches,
         most=max(trained) * (rows // parts),
         pairs=max(sum(_pairs(turns[p.bundle], p) for p in row) for row in packed),
         rows=len(packed),
         tokens=sum(sum(_tokens(turns[p.bundle], p) for p in row) for row in packed),
+        computed=micro_batches * rows * row_length,
+        copies=written / max(1, sum(prefixes)),
     )
 
 
 def _tokens(turn: Turn, piece: Piece) -> int:
-    return turn.shared + (piece.last - piece.first) * (turn.private + turn.completion)
+    tails, own = piece.last - piece.first, turn.private + turn.completion
+    return turn.shared + tails * own - (tails - 1) * turn.common
 
 
 def _pairs(turn: Turn, piece: Piece) -> int:
-    own = turn.private + turn.completion
-    return _triangle(turn.shared) + (piece.last - piece.first) * (
-        own * turn.shared + _triangle(own)
-    )
+    def seen(tokens: int) -> int:
+        return tokens * turn.shared + _triangle(tokens)
+
+    tails, own = piece.last - piece.first, turn.private + turn.completion
+    return _triangle(turn.shared) + tails * seen(own) - (tails - 1) * seen(turn.common)
 
 
 def _triangle(tokens: int) -> int:

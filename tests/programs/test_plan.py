@@ -217,7 +217,7 @@ def small() -> planned.Planned:
             planned.HANDOFF: {"masters": 2 * GB, "weights": GB, "arriving weights": 2 * GB},
         },
         programs=(), reading=workload.Readings(4, 2, 3, turn, (turn,)),
-        rollout=None, update=workload.Update(2, 3, 100, 1000, 6, 600),
+        rollout=None, update=workload.Update(2, 3, 100, 1000, 6, 600, 800, 1.5),
     )  # fmt: skip
     return made
 
@@ -419,5 +419,7 @@ def test_the_table_holds_what_the_plan_holds(small):
         "cache", "4.00", "4.00",
     ]  # fmt: skip
     assert any("refused by the compiler: no room for 4 G" in line for line in lines)
+    assert lines[3].startswith("an update computes 1,600 tokens, 75.0% of them real (1,200)")
+    assert "a shared prefix is written 1.50 times" in lines[3]
     assert any("21 narrower ones were not compiled" in line for line in lines)
     assert lines[-1] == "fits"
