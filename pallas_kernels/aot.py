@@ -127,6 +127,7 @@ def sketch_of(name: str) -> tuple[Stand, ...]:
     Their number and their hosts are the real ones', their order is not. Raises ValueError alike.
     """
     chip, sides = _checked(name)
+    _settle()  # jax asks libtpu for devices when it first counts anything
     each = CORES.get(chip, 1)
     host = each * min(chips_of(name), math.prod(_HOSTS.get(sides, (2, 2, 1))))
     return tuple(Stand(i, i // host, f"TPU {chip}") for i in range(each * chips_of(name)))
@@ -155,11 +156,15 @@ def _of_cubes(chip: str, sides: str) -> bool:
     return math.prod(lengths) <= MOST_CHIPS[chip] and not any(side % 4 for side in lengths)
 
 
+def _settle() -> None:
+    for variable, value in ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+
+
 def _described(name: str, **how: Any) -> tuple[Any, ...]:
     if problem := missing_compiler():
         raise MissingCompiler(problem)
-    for variable, value in ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
+    _settle()
     return tuple(topologies.get_topology_desc(platform="tpu", topology_name=name, **how).devices)
 
 

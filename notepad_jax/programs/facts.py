@@ -27,7 +27,7 @@ from ml_collections import ConfigDict
 import pallas_kernels
 from notepad_jax.programs import children, planned
 from notepad_jax.programs.children import Died
-from notepad_jax.programs.planned import Planned, Program
+from notepad_jax.programs.planned import Planned, Policy, Program
 from notepad_jax.telemetry.progress import Screen
 from pallas_kernels import aot, hlo
 from pallas_kernels.collectives import KINDS, collectives
@@ -82,11 +82,14 @@ class Source:
     config: ConfigDict
     slice_name: str
 
-    def sketch(self) -> Planned:
-        """The same plan for stand-ins of the slice's devices: to count, and not to compile."""
+    def sketch(self, policy: Policy | None = None) -> Planned:
+        """The same plan for stand-ins of the slice's devices: to count, and not to compile.
+
+        `policy` is the config's, where it was found before.
+        """
         there = aot.sketch_of(self.slice_name)
         host = [device for device in there if device.process_index == 0]
-        return planned.plan_of(self.config, there, host)
+        return planned.plan_of(self.config, there, host, policy)
 
     def __call__(self) -> Compiler:
         kernels = "pallas" if self.config.kernels == "auto" else self.config.kernels
@@ -139,7 +142,11 @@ class Kept(dict[str, Read]):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        if text and not text.endswith("\n"):
+            with path.open("a", encoding="utf-8") as file:
+                file.write("\n")
+        for line in text.splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 said = json.loads(line)
                 super().__setitem__(said["compiled"], Read(**said["read"]))

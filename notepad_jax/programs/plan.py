@@ -111,17 +111,19 @@ def run(
     screen: Screen,
     known: dict[str, Read] | None = None,
     programs: str = ALL,
+    policy: planned.Policy | None = None,
 ) -> Plan:
     """Plans `config` for a slice such as "v5p:2x4x4".
 
     `known` holds what was compiled before, and takes what is compiled now; `programs` says which
     are: ALL, the LARGEST of each kind, or NONE; with ESTIMATE those are counted, and libtpu need
-    not be there. Raises ValueError for a slice that does not exist, a config that cannot run on
-    it, or where libtpu is missed, and `DoesNotFit`.
+    not be there. `policy` is the config's, where it was found before. Raises ValueError for a
+    slice that does not exist, a config that cannot run on it, or where libtpu is missed, and
+    `DoesNotFit`.
     """
     source = facts.Source(config, slice_name)
     if programs == ESTIMATE:
-        made = source.sketch()
+        made = source.sketch(policy)
         launched = [program for program in made.programs if program.launches]
         found = arithmetic.estimated(made, source.chip, launched)
     else:

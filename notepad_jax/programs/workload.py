@@ -11,7 +11,9 @@ of several questions) is counted with each. Above: `planned`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
@@ -73,6 +75,8 @@ class Update:
     tokens: int  # in them
     computed: int  # tokens of one optimizer step's micro-batches, padding and all
     copies: float  # times that a shared prefix is written, in the mean over its tokens
+    row_length: int
+    rows_at_once: int  # of a micro-batch, on all devices
 
     @property
     def fill(self) -> float:
@@ -145,17 +149,7 @@ def update(
     Raises ValueError where a turn does not fit a row.
     """
     minibatches = min(minibatches, reading.groups)
-    groups = math.ceil(reading.groups / minibatches)
-    # What the contexts of one answer share is counted with each of them.
-    answers = [Turn(0, a.prompt, a.completion) if a.alone else a for a in reading.answers]
-    turns = [reading.update] * (groups * reading.chunks) + answers * groups
-    prefixes = [turn.shared for turn in turns]
-    # Turns that are written again lie behind the chunk that they are of, one of a group.
-    again = math.ceil(reading.local_groups / minibatches)
-    members = [reading.members + reading.local_samples * (k < again) for k in range(len(turns))]
-    tails = [[t.private + t.completion] * n for t, n in zip(turns, members, strict=True)]
-    common = [[t.common] * n for t, n in zip(turns, members, strict=True)]
-    packed = packing.first_fit(prefixes, tails, row_length, common)
+    turns, prefixes, packed = _packed(reading, row_length, minibatches)
     written = sum(prefixes[piece.bundle] for row in packed for piece in row)
     micro_batches = math.ceil(len(packed) / rows)
     trained = [sum(turns[p.bundle].completion * (p.last - p.first) for p in row) for row in packed]
@@ -168,7 +162,28 @@ def update(
         tokens=sum(sum(_tokens(turns[p.bundle], p) for p in row) for row in packed),
         computed=micro_batches * rows * row_length,
         copies=written / max(1, sum(prefixes)),
+        row_length=row_length,
+        rows_at_once=rows,
     )
+
+
+@functools.lru_cache(64)  # of a search: meshes and micro-batches ask for the same rows
+def _packed(
+    reading: Readings, row_length: int, minibatches: int
+) -> tuple[Sequence[Turn], Sequence[int], Sequence[Sequence[Piece]]]:
+    """(the kind of turn of each bundle, its prefix's tokens, the pieces of each row)."""
+    groups = math.ceil(reading.groups / minibatches)
+    # What the contexts of one answer share is counted with each of them.
+    answers = [Turn(0, a.prompt, a.completion) if a.alone else a for a in reading.answers]
+    turns = [reading.update] * (groups * reading.chunks) + answers * groups
+    prefixes = [turn.shared for turn in turns]
+    # Turns that are written again lie behind the chunk that they are of, one of a group.
+    again = math.ceil(reading.local_groups / minibatches)
+    members = [reading.members + reading.local_samples * (k < again) for k in range(len(turns))]
+    tails = [[t.private + t.completion] * n for t, n in zip(turns, members, strict=True)]
+    common = [[t.common] * n for t, n in zip(turns, members, strict=True)]
+    packed = packing.first_fit(prefixes, tails, row_length, common)
+    return turns, prefixes, packed
 
 
 def _tokens(turn: Turn, piece: Piece) -> int:

@@ -218,7 +218,7 @@ def small() -> planned.Planned:
             planned.HANDOFF: {"masters": 2 * GB, "weights": GB, "arriving weights": 2 * GB},
         },
         programs=(), reading=workload.Readings(4, 2, 3, turn, (turn,)),
-        rollout=None, update=workload.Update(2, 3, 100, 1000, 6, 600, 800, 1.5),
+        rollout=None, update=workload.Update(2, 3, 100, 1000, 6, 600, 800, 1.5, 100, 2),
     )  # fmt: skip
     return made
 
