@@ -7,11 +7,10 @@
 
 It was never run: no TPU was at hand. `plan` on 2026-11-24, for v5p:2x4x4: it fits, 44.5 of 102.8
 GB a chip in the update and 19.1 in the rollout; a step at its limits takes at least 378 s (an
-estimate, a floor). On v6e:8x8, with `--config.grpo.micro_batch_rows=64` and
-`--config.grpo.row_length=16384`: 21.1 of 33.6 GB, at least 201 s. On v5e:8x8 with
-`--config.grpo.micro_batch_rows=64`, `--config.grpo.row_length=8192` and
-`--config.engine.pages=5864`: 16.7 of 16.9 GB, at least 1,171 s. `plan --fastest` finds what is
-fastest on each: by arithmetic 155 s on v6e:8x8 and 601 s on v5e:8x8 (docs/performance.md).
+estimate, a floor). `plan --fastest` finds what is fastest elsewhere, and it fits: on v6e:8x8
+`--config.parallel.tensor=2 --config.engine.tensor=2`, 33.3 of 33.6 GB, at least 155 s; on v5e:8x8
+`--config.parallel.tensor=4 --config.grpo.micro_batch_rows=16 --config.grpo.row_length=22528
+--config.engine.pages=5864`, 16.7 of 16.9 GB, at least 603 s.
 
 The batch, the optimizer and the limits are those of the published memory agents: 128 questions
 read 16 times each, AdamW at 1e-6; how it learns is recipe memagent. Rows of a micro-batch are

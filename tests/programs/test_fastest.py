@@ -253,6 +253,15 @@ COMPILED = [
     ("qwen2_5_7b", "v5p:2x4x4", (BEFORE,), 24.4, 488),
     ("qwen2_5_7b", "v5p:2x4x4", (), 44.5, 378),
     ("qwen2_5_14b", "v5p:4x4x4", (), 69.7, 820.4),
+    (
+        "qwen2_5_7b", "v6e:8x8",
+        ("--config.parallel.tensor=2", "--config.engine.tensor=2"), 33.3, 155,
+    ),
+    (
+        "qwen2_5_7b", "v5e:8x8",
+        ("--config.parallel.tensor=4", "--config.grpo.micro_batch_rows=16",
+         "--config.grpo.row_length=22528", "--config.engine.pages=5864"), 15.5, 602.9,
+    ),
     ("qwen2_5_7b", "v6e:8x8", (BEFORE, "--config.grpo.micro_batch_rows=64"), 21.1, 201),
     (
         "qwen2_5_7b", "v5e:8x8",
