@@ -5,11 +5,12 @@
         --seed 1 --form array_record --out data/train
     notepad-jax train --config configs/qwen2_5_7b.py --name qwen2_5_7b
 
-It was never run: no TPU was at hand. `plan` on 2026-11-22, for v5p:2x4x4: it fits, 24.4 of 102.8
-GB a chip in the update and 19.1 in the rollout; a step at its limits takes at least 488 s (an
-estimate, a floor). On v6e:8x8, with `--config.grpo.micro_batch_rows=64`: 21.1 of 33.6 GB, at
-least 201 s. On v5e:8x8 with that, `--config.grpo.row_length=8192` and
-`--config.engine.pages=5864`: 16.7 of 16.9 GB, at least 1,171 s.
+It was never run: no TPU was at hand. `plan` on 2026-11-24, for v5p:2x4x4: it fits, 44.5 of 102.8
+GB a chip in the update and 19.1 in the rollout; a step at its limits takes at least 378 s (an
+estimate, a floor). `plan --fastest` finds what is fastest elsewhere, and it fits: on v6e:8x8
+`--config.parallel.tensor=2 --config.engine.tensor=2`, 33.3 of 33.6 GB, at least 155 s; on v5e:8x8
+`--config.parallel.tensor=4 --config.grpo.micro_batch_rows=16 --config.grpo.row_length=22528
+--config.engine.pages=5864`, 16.7 of 16.9 GB, at least 603 s.
 
 The batch, the optimizer and the limits are those of the published memory agents: 128 questions
 read 16 times each, AdamW at 1e-6; how it learns is recipe memagent. Rows of a micro-batch are
@@ -47,7 +48,7 @@ def get_config() -> ConfigDict:
     memagent.apply(config)
     config.grpo.update(
         micro_batch_rows=32,  # one on each of 32 devices
-        row_length=16384,  # a prefix of 5,200 tokens and five tails of 2,100
+        row_length=39424,  # a prefix of 5,333 tokens and all sixteen tails of 2,122
         remat=True,
     )
     config.grpo.lora.update(rank=0, alpha=32.0, targets=("q", "k", "v", "o"))

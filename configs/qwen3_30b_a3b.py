@@ -20,7 +20,10 @@ def get_config() -> ConfigDict:
     config = qwen2_5_7b.get_config()
     config.policy = "policies/Qwen3-30B-A3B"
     config.parallel.tensor = 4  # 32 of 128 experts and a kv head on each device of a row
-    config.grpo.micro_batch_rows = 16  # one on each row of 4 devices
+    config.grpo.update(
+        micro_batch_rows=16,  # one on each row of 4 devices
+        row_length=16384,  # longer rows were not compiled
+    )
     config.engine.slots = 128  # 8 groups: what a host of sixteen reads in a step
     config.engine.pages = 3072  # 393K tokens; 98 KB each over 4 devices: 9.7 GB
     return config

@@ -19,7 +19,10 @@ from configs import qwen2_5_7b
 def get_config() -> ConfigDict:
     config = qwen2_5_7b.get_config()
     config.policy = "policies/Qwen3-4B"
-    config.grpo.micro_batch_rows = 16  # one on each of 16 devices
+    config.grpo.update(
+        micro_batch_rows=16,  # one on each of 16 devices
+        row_length=16384,  # v6e has no room for the 7B's, whole groups
+    )
     config.engine.slots = 128  # 8 groups at once, of the 32 that a host of four reads in a step
     config.engine.pages = 2560  # 328K tokens; 147 KB each over 4 devices: 12.1 GB
     return config

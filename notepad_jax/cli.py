@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 result, text = arguments.run(arguments, config, folder, screen)
             except commands.Refused as error:
                 result, text, refused = error.result, error.text, error
-        if hosts.first():
+        if hosts.first() and not (arguments.json and result is None):  # it has printed its lines
             _print(
                 json.dumps(result, indent=1, default=_plain) if arguments.json else harmless(text)
             )

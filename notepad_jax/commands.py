@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from notepad_jax.programs import (
     configuration,
     convert,
     evaluate,
+    facts,
+    fastest,
     jetstream,
     plan,
     plan_table,
@@ -39,6 +42,7 @@ from notepad_jax.programs import (
 )
 from notepad_jax.reader import Reader
 from notepad_jax.telemetry.progress import Screen
+from pallas_kernels import aot
 
 EXIT_CODES = "exit codes: 0 done, 1 bad input, 2 bad command line, 130 Ctrl-C, 143 SIGTERM"
 OVERRIDES = """\
@@ -77,16 +81,62 @@ def _train(
 def _plan(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
+    known = facts.Kept(Path(arguments.out)) if arguments.out else {}
+    if arguments.fastest:
+        return _fastest(arguments, config, screen, known)
     changed: list[Any] = []
     programs = plan.LARGEST if arguments.largest else plan.ALL
+    programs = plan.ESTIMATE if arguments.estimate else programs
     try:
         if arguments.fit:
-            made, changed = plan.fit(config, arguments.tpu, screen, programs)
+            made, changed = plan.fit(config, arguments.tpu, screen, programs, known)
         else:
-            made = plan.run(config, arguments.tpu, screen, programs=programs)
+            made = plan.run(config, arguments.tpu, screen, known, programs)
     except plan.DoesNotFit as problem:
         raise Refused(problem.plan, plan_table.text(problem.plan), str(problem)) from problem
     return dataclasses.asdict(made) | {"changed": changed}, plan_table.text(made, changed)
+
+
+def _fastest(
+    arguments: argparse.Namespace, config: ConfigDict, screen: Screen, known: dict[str, Any]
+) -> tuple[Any, str]:
+    """Tells every point when it is there, as JSON or on the screen; Ctrl-C keeps the table."""
+    points: list[fastest.Point] = []
+
+    def told(point: fastest.Point) -> None:
+        if not points and not arguments.json:
+            screen.say(fastest.HEAD)
+        points.append(point)
+        line = {"point": dataclasses.asdict(point)}
+        if isinstance(known, facts.Kept):
+            known.add(line)
+        if arguments.json:
+            print(json.dumps(line), flush=True)
+        else:
+            screen.say(fastest.line(point))
+
+    if arguments.fit or arguments.tries < 0:
+        raise ValueError(
+            "--fastest finds what fits by itself: leave out --fit"
+            if arguments.fit
+            else f"--tries is {arguments.tries}; use 0 (nothing is compiled) or more"
+        )
+    compiler = not (arguments.estimate or aot.missing_compiler())
+    tries = arguments.tries if compiler else 0
+    names = fastest.slices(arguments.tpu)
+    asked = fastest.Asked(config, names, fastest.prices(arguments.price), tries)
+    try:
+        fastest.search(asked, screen, told, known)
+    except KeyboardInterrupt:
+        if points and not arguments.json:
+            print(fastest.text(points), flush=True)
+        raise
+    fast, cheap = fastest.winners(points)
+    if arguments.json:
+        print(json.dumps({"fastest": dataclasses.asdict(fast)}), flush=True)
+        cheapest = None if cheap is None else dataclasses.asdict(cheap)
+        print(json.dumps({"cheapest": cheapest}), flush=True)
+    return None, fastest.text(points)
 
 
 def _warmup(
@@ -292,12 +342,22 @@ def build_parser() -> argparse.ArgumentParser:
         "says what it needs of each chip's memory, what the chips send each other, how long a\n"
         "step would take at least, and what to change where it does not fit: exit code 1 then.\n"
         "`policy` may be a published model whose weights are not here.\n\n"
-        "example: notepad-jax plan --config configs/qwen2_5_7b.py --tpu v5p:2x4x4",
+        "--fastest looks for the row length, rows at once, recomputation, devices to a row,\n"
+        "devices to an engine and, where --tpu names several, the slice with which a step takes\n"
+        "the fewest seconds, and the fewest dollars; its numbers stay what they are. Hundreds of\n"
+        "settings are counted by arithmetic, the best compiled. Without libtpu, or with\n"
+        "--estimate, arithmetic is all. With --json it prints a line for each when it is known.\n\n"
+        "examples: notepad-jax plan --config configs/qwen2_5_7b.py --tpu v5p:2x4x4\n"
+        "          notepad-jax plan --config configs/qwen2_5_7b.py --tpu v5p:2x4x4 --fastest\n"
+        "          notepad-jax plan --config configs/qwen2_5_7b.py --tpu v5p,v6e --fastest \\\n"
+        "              --estimate --price v5p=2.94",
     )  # fmt: skip
     recipe_option(sub)
     sub.add_argument(
-        "--tpu", required=True, metavar="CHIP:SIDES", help="a slice, as v5p:2x4x4 or v6e:8x8"
-    )
+        "--tpu", required=True, metavar="CHIP:SIDES", help="a slice, as v5p:2x4x4 or v6e:8x8; "
+        "with --fastest several, by comma, or a chip: all of its slices up to "
+        f"{fastest.MOST_CHIPS} chips",
+    )  # fmt: skip
     sub.add_argument(
         "--fit", action="store_true", help="change the config until it fits, and say how"
     )
@@ -305,6 +365,17 @@ def build_parser() -> argparse.ArgumentParser:
         "--largest", action="store_true",
         help="compile only the largest program of each kind, what full turns launch: half the time",
     )  # fmt: skip
+    sub.add_argument("--estimate", action="store_true", help="compile nothing: arithmetic alone, "
+                     "in a second and without libtpu")  # fmt: skip
+    sub.add_argument("--fastest", action="store_true", help="search for the settings that make a "
+                     "step fastest and cheapest")  # fmt: skip
+    sub.add_argument("--tries", type=int, default=4, help="with --fastest: how many of the best "
+                     "are compiled at most (4), each a few minutes of two cores")  # fmt: skip
+    listed = ", ".join(f"{chip} {price:.2f}" for chip, price in fastest.PRICES.items())
+    sub.add_argument("--price", action="append", default=[], metavar="CHIP=DOLLARS",
+                     help=f"of a chip for an hour, also several times ({listed})")  # fmt: skip
+    sub.add_argument("--out", metavar="FILE", help="append what is compiled and found to FILE as "
+                     "it comes, as lines of JSON; what it holds is not compiled again")  # fmt: skip
     command(
         "warmup", _warmup, "starter", "make the starter policy by supervised learning",
         "Teaches a tiny policy to find facts and copy notes, and to forget: something honest for\n"

@@ -9,6 +9,7 @@ numbers and not that the compiler accepts a kernel; this module proves the other
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import math
@@ -30,6 +31,7 @@ _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _DEEP = ("1x1x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4")
 SLICES = {"v5e": _FLAT, "v6e": _FLAT, "v5p": _DEEP, "tpu7x": _DEEP}
 MOST_CHIPS = {"v5p": 6144, "tpu7x": 9216}
+CORES = {"tpu7x": 2}  # devices of a chip, where it is not one
 # Chips of a host, where they are not 2x2: a single chip, and the hosts of eight.
 _HOSTS = {"1x1": (1, 1, 1), "1x1x1": (1, 1, 1), "2x4": (2, 4, 1)}
 
@@ -82,6 +84,13 @@ def slice_of(name: str) -> tuple[Any, ...]:
       ValueError: no such chip, or no such slice of it; the message says which there are.
       MissingCompiler: libtpu is not installed.
     """
+    _, sides = _checked(name)
+    host = {"chips_per_host_bounds": _HOSTS[sides]} if sides in _HOSTS else {}
+    return _described(name, **host)
+
+
+def _checked(name: str) -> tuple[str, str]:
+    """(chip, sides) of a slice that there is."""
     chip, _, sides = name.partition(":")
     if chip not in SLICES:
         raise ValueError(
@@ -93,8 +102,35 @@ def slice_of(name: str) -> tuple[Any, ...]:
         raise ValueError(
             f"there is no slice {name!r}; {chip} comes as {', '.join(SLICES[chip])}{more}"
         )
-    host = {"chips_per_host_bounds": _HOSTS[sides]} if sides in _HOSTS else {}
-    return _described(name, **host)
+    return chip, sides
+
+
+@dataclasses.dataclass(frozen=True)
+class Stand:
+    """In the place of a device that nothing is compiled for: enough for shapes and shardings."""
+
+    id: int
+    process_index: int  # its host
+    device_kind: str
+    platform: str = "tpu"
+
+
+def chips_of(name: str) -> int:
+    """Returns how many chips the slice `name` has. Raises ValueError as `slice_of`."""
+    return math.prod(map(int, _checked(name)[1].split("x")))
+
+
+@functools.cache
+def sketch_of(name: str) -> tuple[Stand, ...]:
+    """Returns `slice_of`'s devices as stand-ins, by arithmetic: libtpu need not be there.
+
+    Their number and their hosts are the real ones', their order is not. Raises ValueError alike.
+    """
+    chip, sides = _checked(name)
+    _settle()  # jax asks libtpu for devices when it first counts anything
+    each = CORES.get(chip, 1)
+    host = each * min(chips_of(name), math.prod(_HOSTS.get(sides, (2, 2, 1))))
+    return tuple(Stand(i, i // host, f"TPU {chip}") for i in range(each * chips_of(name)))
 
 
 def host_of(name: str) -> tuple[Any, ...]:
@@ -120,11 +156,15 @@ def _of_cubes(chip: str, sides: str) -> bool:
     return math.prod(lengths) <= MOST_CHIPS[chip] and not any(side % 4 for side in lengths)
 
 
+def _settle() -> None:
+    for variable, value in ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+
+
 def _described(name: str, **how: Any) -> tuple[Any, ...]:
     if problem := missing_compiler():
         raise MissingCompiler(problem)
-    for variable, value in ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
+    _settle()
     return tuple(topologies.get_topology_desc(platform="tpu", topology_name=name, **how).devices)
 
 

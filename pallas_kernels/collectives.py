@@ -63,13 +63,38 @@ def _walk(
         elif one.op == "while":
             trips = hlo.trip_count(computations, one, rounds)
             yield from _walk(computations, one.called("body"), times * trips, rounds)
-        elif one.op in ("fusion", "async-start"):
+        elif one.op == "fusion":
+            inside = _walk(computations, one.called("calls"), times, rounds)
+            scattered = _is_scattered(computations[one.called("calls")])
+            yield from (_scattered(found, one) if scattered else found for found in inside)
+        elif one.op == "async-start":
             yield from _walk(computations, one.called("calls"), times, rounds)
         elif one.op == "call":
             yield from _walk(computations, one.called("to_apply"), times, rounds)
         elif one.op == "conditional":
             branches = [list(_walk(computations, b, times, rounds)) for b in hlo.branches(one)]
             yield from max(branches, key=lambda b: sum(c.bytes * c.times for c in b))
+
+
+def _is_scattered(inside: hlo.Computation) -> bool:
+    """Whether a fusion adds up and keeps a slice: so TPU compilers write a reduce-scatter.
+
+    Its emitter then sends every device its own part alone, once round the ring. An all-reduce
+    that is sliced by another instruction is one, and sends all twice.
+    """
+    summed = {one.name for one in inside.values() if one.op == "all-reduce"}
+    readers = [one for one in inside.values() if summed.intersection(one.operands)]
+    return bool(readers) and all(one.op in ("dynamic-slice", "slice") for one in readers)
+
+
+def _scattered(found: Collective, fusion: hlo.Instruction) -> Collective:
+    kind = "reduce-scatter" if found.kind == "all-reduce" else found.kind
+    return dataclasses.replace(found, kind=kind, scope=found.scope or _scope(fusion))
+
+
+def _scope(one: hlo.Instruction) -> str:
+    scope = re.search(r'op_name="([^"]*)"', one.attributes)
+    return scope[1] if scope else ""
 
 
 def _collective(
@@ -83,9 +108,8 @@ def _collective(
     after = _all_bytes(one.type)
     if one.op.endswith("-start"):
         after -= before  # its tuple holds the operands, too
-    scope = re.search(r'op_name="([^"]*)"', one.attributes)
     size = before if kind == "all-reduce" else max(before, after)
-    return Collective(kind, scope[1] if scope else "", size, _group(one.attributes), times)
+    return Collective(kind, _scope(one), size, _group(one.attributes), times)
 
 
 def _group(attributes: str) -> int:

@@ -10,12 +10,16 @@ the programs.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -23,7 +27,7 @@ from ml_collections import ConfigDict
 import pallas_kernels
 from notepad_jax.programs import children, planned
 from notepad_jax.programs.children import Died
-from notepad_jax.programs.planned import Planned, Program
+from notepad_jax.programs.planned import Planned, Policy, Program
 from notepad_jax.telemetry.progress import Screen
 from pallas_kernels import aot, hlo
 from pallas_kernels.collectives import KINDS, collectives
@@ -78,9 +82,18 @@ class Source:
     config: ConfigDict
     slice_name: str
 
+    def sketch(self, policy: Policy | None = None) -> Planned:
+        """The same plan for stand-ins of the slice's devices: to count, and not to compile.
+
+        `policy` is the config's, where it was found before.
+        """
+        there = aot.sketch_of(self.slice_name)
+        host = [device for device in there if device.process_index == 0]
+        return planned.plan_of(self.config, there, host, policy)
+
     def __call__(self) -> Compiler:
         kernels = "pallas" if self.config.kernels == "auto" else self.config.kernels
-        return Compiler(self.made(), kernels, self.chip)
+        return Compiler(self.made(), kernels, self.chip, self.slice_name)
 
     def made(self) -> Planned:
         """Raises what `planned.plan_of` and `aot.slice_of` raise."""
@@ -95,16 +108,19 @@ class Source:
 class Compiler:
     """Lowers and compiles a plan's programs by their place in it: what works in a child."""
 
-    def __init__(self, made: Planned, kernels: str, chip: Chip) -> None:
+    def __init__(self, made: Planned, kernels: str, chip: Chip, slice_name: str) -> None:
         self._made, self._kernels, self._chip = made, kernels, chip
+        self._slice, self._libtpu = slice_name, version("libtpu")
         self._lowered: jax.stages.Lowered | None = None
 
     def key(self, item: int) -> str:
         program = self._made.programs[item]
         with pallas_kernels.using(self._kernels):
             self._lowered = program.lower()
-        text = self._lowered.as_text()
-        return f"{hashlib.sha256(text.encode()).hexdigest()} {self._devices(program)}"
+        text = hashlib.sha256(self._lowered.as_text().encode()).hexdigest()
+        # An engine lives on a host, and all hosts of a chip are alike.
+        there = self._chip.name if program.phase == planned.ROLLOUT else self._slice
+        return f"{text} {self._devices(program)} {there} {self._libtpu}"
 
     def answer(self, item: int) -> Read:
         program, lowered = self._made.programs[item], self._lowered
@@ -116,12 +132,42 @@ class Compiler:
         return mesh.size
 
 
+class Kept(dict[str, Read]):
+    """What was compiled, by the programs' texts; with a file, also by whoever is stopped.
+
+    A line of JSON for each, written when it is there. Lines of others are left alone, and one
+    that is cut is what a process was killed in.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        if text and not text.endswith("\n"):
+            with path.open("a", encoding="utf-8") as file:
+                file.write("\n")
+        for line in text.splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                said = json.loads(line)
+                super().__setitem__(said["compiled"], Read(**said["read"]))
+
+    def __setitem__(self, key: str, value: Read) -> None:
+        super().__setitem__(key, value)
+        self.add({"compiled": key, "read": dataclasses.asdict(value)})
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Appends a line to the file. Raises OSError as the system does."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
 def compiled(
     source: Source, made: Planned, wanted: Sequence[int], screen: Screen, known: dict[str, Read]
 ) -> tuple[Facts, ...]:
     """Compiles the `wanted` of the programs of `made`, by their place, and returns their facts.
 
-    What is among `known`, by a program's text, is not compiled again, and what is new is added.
+    What is among `known`, by a program's text, slice and compiler, is not compiled again, and
+    what is new is added.
     """
     if not wanted:
         return ()
@@ -175,7 +221,7 @@ def read(lowered: jax.stages.Lowered, devices: int, chip: Chip) -> Read:
     for one in collectives(text):
         sent[one.kind] += one.sent(devices)
     costs = hlo.instructions(text)
-    times = [_seconds(cost.flops, cost.moved, chip) for cost in costs]
+    times = [seconds(cost.flops, cost.moved, chip) for cost in costs]
     return Read(
         arguments=memory.argument_size_in_bytes,
         beside=memory.temp_size_in_bytes
@@ -218,7 +264,7 @@ def placed(program: Program, found: Read, made: Planned, chip: Chip) -> Facts:
     others = sum(residents.values()) - given
     # What a program does not use of what it is given is not in its arguments, and yet stays.
     arguments = 0 if found.whole else max(given, found.arguments)
-    kernels = _seconds(program.kernel_flops, program.kernel_bytes, chip)
+    kernels = seconds(program.kernel_flops, program.kernel_bytes, chip)
     times = {
         "compute": found.compute_seconds + kernels[0],
         "HBM": found.memory_seconds + kernels[1],
@@ -244,7 +290,7 @@ def placed(program: Program, found: Read, made: Planned, chip: Chip) -> Facts:
     )
 
 
-def _seconds(flops: float, moved: float, chip: Chip) -> tuple[float, float]:
+def seconds(flops: float, moved: float, chip: Chip) -> tuple[float, float]:
     """(computing, moving) of one instruction: the longer of the two, and 0."""
     compute = flops / (chip.peak_flops * chip.cores)
     memory = moved / (chip.hbm_bytes * chip.cores)

@@ -15,14 +15,15 @@ from collections.abc import Mapping, Sequence
 from ml_collections import ConfigDict
 
 from notepad_jax.model import parameters
-from notepad_jax.programs import advice, configuration, facts, planned
+from notepad_jax.programs import advice, arithmetic, configuration, facts, planned
 from notepad_jax.programs.facts import Facts, Read
 from notepad_jax.programs.planned import PHASES, Planned
 from notepad_jax.telemetry.progress import Screen
 from pallas_kernels import aot, estimate
 
 ROUNDS = 8  # of changing and planning again
-ALL, LARGEST, NONE = "all", "largest", "none"  # which programs are compiled
+ALL, LARGEST, NONE = "all", "largest", "none"  # which programs are compiled, or instead
+ESTIMATE = "estimate"  # of those that a step launches: by arithmetic, without a compiler
 
 
 class DoesNotFit(ValueError):
@@ -61,16 +62,22 @@ class Plan:
     engine_tensor: int
     hbm: int
     phases: tuple[Phase, ...]
+    compiled: bool  # or what is said of programs is `arithmetic`
     programs: tuple[Facts, ...]
     left_out: int  # programs that were not compiled, narrower than those
     step: Mapping[str, float]  # what was counted of a step at its limits
+    seconds: float  # of a step, at least (estimate)
     fits: bool
     verdict: str
     advice: tuple[advice.Change, ...]
 
 
 def fit(
-    config: ConfigDict, slice_name: str, screen: Screen, programs: str = ALL
+    config: ConfigDict,
+    slice_name: str,
+    screen: Screen,
+    programs: str = ALL,
+    known: dict[str, Read] | None = None,
 ) -> tuple[Plan, list[advice.Change]]:
     """Changes `config` until it fits; returns its plan and what was changed, in order.
 
@@ -81,11 +88,12 @@ def fit(
     is compiled once, of what was found. Raises as `run` does, `DoesNotFit` with the last plan
     where no change is left.
     """
-    known: dict[str, Read] = {}
+    known = {} if known is None else known
     changed: list[advice.Change] = []
+    steps = (ESTIMATE,) if programs == ESTIMATE else dict.fromkeys((NONE, LARGEST, programs))
     while True:
         try:
-            for step in dict.fromkeys((NONE, LARGEST, programs)):
+            for step in steps:
                 plan = run(config, slice_name, screen, known, step)
             return plan, changed
         except DoesNotFit as problem:
@@ -93,7 +101,7 @@ def fit(
             if change is None or len(changed) == ROUNDS:
                 raise
             screen.say(f"{problem.plan.verdict.partition(';')[0]}: trying {change.words}")
-        config = configuration.changed(config, [change.words])
+        config = configuration.changed(config, change.overrides)
         changed.append(change)
 
 
@@ -103,30 +111,31 @@ def run(
     screen: Screen,
     known: dict[str, Read] | None = None,
     programs: str = ALL,
+    policy: planned.Policy | None = None,
 ) -> Plan:
     """Plans `config` for a slice such as "v5p:2x4x4".
 
     `known` holds what was compiled before, and takes what is compiled now; `programs` says which
-    are: ALL, the LARGEST of each kind, or NONE. Raises ValueError for a slice that does not
-    exist, a config that cannot run on it, or where libtpu is not installed, and `DoesNotFit`.
+    are: ALL, the LARGEST of each kind, or NONE; with ESTIMATE those are counted, and libtpu need
+    not be there. `policy` is the config's, where it was found before. Raises ValueError for a
+    slice that does not exist, a config that cannot run on it, or where libtpu is missed, and
+    `DoesNotFit`.
     """
     source = facts.Source(config, slice_name)
-    try:
-        made, chip = source.made(), source.chip
-    except aot.MissingCompiler as problem:
-        raise ValueError(str(problem)) from problem
-    wanted = [
-        item
-        for item, program in enumerate(made.programs)
-        if programs == ALL or (programs == LARGEST and program.launches)
-    ]
-    found = facts.compiled(source, made, wanted, screen, {} if known is None else known)
+    if programs == ESTIMATE:
+        made = source.sketch(policy)
+        launched = [program for program in made.programs if program.launches]
+        found = arithmetic.estimated(made, source.chip, launched)
+    else:
+        made, found = _compiled(source, screen, {} if known is None else known, programs)
+    chip = source.chip
     phases = tuple(_phase(name, made.residents[name], found) for name in PHASES)
     phases = (*phases[:-1], _handed_off(phases[-1], made, chip))
     worst = max(phases, key=lambda phase: phase.peak)
     room = worst.peak <= chip.hbm_size and not any(fact.refused for fact in found)
     missing = [fact.name for fact in found if fact.failed]
     changes = () if room else _changes(config, made, phases, found, chip.hbm_size, slice_name)
+    compiled = programs != ESTIMATE
     plan = Plan(
         slice=slice_name,
         model=made.model,
@@ -139,16 +148,34 @@ def run(
         engine_tensor=made.engine.shape["tensor"],
         hbm=chip.hbm_size,
         phases=phases,
+        compiled=compiled,
         programs=found,
         left_out=len(made.programs) - len(found),
         step=_step(made),
+        seconds=sum(phase.seconds for phase in phases),
         fits=room and not missing,
-        verdict=_verdict(slice_name, worst, chip.hbm_size, room, missing, changes),
+        verdict=_verdict(slice_name, worst, chip.hbm_size, room, missing, changes)
+        + ("" if compiled else " (an estimate: nothing was compiled)"),
         advice=changes,
     )
     if not plan.fits:
         raise DoesNotFit(plan)
     return plan
+
+
+def _compiled(
+    source: facts.Source, screen: Screen, known: dict[str, Read], programs: str
+) -> tuple[Planned, tuple[Facts, ...]]:
+    try:
+        made = source.made()
+    except aot.MissingCompiler as problem:
+        raise ValueError(f"{problem}; or say --estimate, which compiles nothing") from problem
+    wanted = [
+        item
+        for item, program in enumerate(made.programs)
+        if programs == ALL or (programs == LARGEST and program.launches)
+    ]
+    return made, facts.compiled(source, made, wanted, screen, known)
 
 
 # ---------------------------------------------------------------- the verdict
@@ -200,6 +227,9 @@ def _step(made: Planned) -> Mapping[str, float]:
         "micro_batches": update.micro_batches * update.optimizer_steps,
         "rows": update.rows * update.optimizer_steps,
         "packed_tokens": update.tokens * update.optimizer_steps,
+        "computed_tokens": update.computed * update.optimizer_steps,
+        "fill": update.fill,
+        "prefix_copies": update.copies,
     }
 
 
@@ -223,9 +253,12 @@ def _verdict(
     if not changes:
         return f"{over}; no change that is known here would do: take a larger slice"
     enough = [change for change in changes if change.enough]
-    if enough:
+    same = [change for change in changes if change.result == advice.SAME and change.sets]
+    together = sum(change.saves for change in same) >= worst.peak - hbm
+    if enough and (enough[0] in same or not together):
         return f"{over}; {enough[0].words} would do (estimate)"
+    listed = same if together else changes
     return f"{over}; no single change does, together they save " + (
-        f"{sum(change.saves for change in changes) / 1e9:.1f} GB (estimate): "
-        + ", ".join(change.words for change in changes)
+        f"{sum(change.saves for change in listed) / 1e9:.1f} GB (estimate): "
+        + ", ".join(change.words for change in listed)
     )

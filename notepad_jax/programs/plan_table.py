@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from notepad_jax.programs.advice import Change
+from notepad_jax.programs.advice import ROUNDED, SAME, Change
 from notepad_jax.programs.plan import Plan
 
 GB = 1e9
@@ -32,9 +32,13 @@ def _head(plan: Plan) -> Iterator[str]:
     yield (
         f"a step at its limits (estimate: nobody ends early): {s['readings']:,} readings of "
         f"{s['turns_of_a_reading']:,} turns of {s['prompt_tokens_of_a_turn']:,} tokens, "
-        f"{s['completion_tokens_of_a_reading']:,} written each; {s['packed_tokens']:,} tokens in "
-        f"{s['rows']:,} rows, {s['micro_batches']:,} micro-batches, "
-        f"{s['optimizer_steps']:,} optimizer steps"
+        f"{s['completion_tokens_of_a_reading']:,} written each; {s['rows']:,} rows, "
+        f"{s['micro_batches']:,} micro-batches, {s['optimizer_steps']:,} optimizer steps"
+    )
+    yield (
+        f"an update computes {s['computed_tokens']:,} tokens, {s['fill']:.1%} of them real "
+        f"({s['packed_tokens']:,}), the rest padding; a shared prefix is written "
+        f"{s['prefix_copies']:.2f} times (packed as a run packs, from lengths)"
     )
 
 
@@ -57,8 +61,11 @@ def _row(name: str, cells: list[str]) -> str:
 
 
 def _programs(plan: Plan) -> Iterator[str]:
-    yield from ("", "programs, a launch on a device (compiled; seconds and limit: estimate)")
-    if plan.left_out:
+    how = "compiled; seconds and limit: estimate" if plan.compiled else "estimate, by arithmetic"
+    yield from ("", f"programs, a launch on a device ({how})")
+    if plan.left_out and not plan.compiled:
+        yield "  the largest of each kind"
+    elif plan.left_out:
         yield f"  the largest of each kind: {plan.left_out} narrower ones were not compiled"
     yield (
         f"  {'':24}{'arguments':>10}{'beside':>9}{'peak':>9}{'TFLOP':>10}{'moved':>10}"
@@ -84,7 +91,8 @@ def _collectives(plan: Plan) -> Iterator[str]:
     sending = [fact for fact in plan.programs if fact.launches and fact.sent]
     if not sending:
         return
-    yield from ("", "sent by a device in a launch, GB (compiled)")
+    how = "compiled" if plan.compiled else "estimate"
+    yield from ("", f"sent by a device in a launch, GB ({how})")
     for fact in sending:
         told = ", ".join(f"{kind} {size / GB:.3f}" for kind, size in fact.sent.items())
         yield f"  {fact.name:24}{told}"
@@ -98,7 +106,7 @@ def _times(plan: Plan) -> Iterator[str]:
                 f"  {phase.name:10} at least {phase.seconds:10.1f} s, "
                 f"{phase.flops / 1e12:12,.0f} TFLOP a device; most in {phase.limit}"
             )
-    yield f"  {'in all':10} at least {sum(phase.seconds for phase in plan.phases):10.1f} s"
+    yield f"  {'in all':10} at least {plan.seconds:10.1f} s"
 
 
 def _advice(plan: Plan) -> Iterator[str]:
@@ -107,7 +115,7 @@ def _advice(plan: Plan) -> Iterator[str]:
     yield from ("", "what to change (estimate; plan again to be sure)")
     for change in plan.advice:
         alone = "alone enough" if change.enough else ""
-        kept = "same result; " if change.exact else ""
+        kept = {SAME: "same result; ", ROUNDED: "rounds; "}.get(change.result, "")
         yield (
             f"  {change.words:48}{change.saves / GB:7.1f} GB less  {alone:14}"
             f"{kept}{change.consequence}"

@@ -49,6 +49,15 @@ FORWARD, BACKWARD = 2, 7
 
 
 @dataclasses.dataclass(frozen=True)
+class Work:
+    """What one launch of a program computes on a device."""
+
+    tokens: int  # that go through all layers; decoding's of all its steps
+    logits: int  # that meet the vocabulary; likewise
+    steps: int = 1  # times that the weights are read
+
+
+@dataclasses.dataclass(frozen=True)
 class Program:
     """Something to compile, and what a step does with it; figures are of one device."""
 
@@ -59,6 +68,7 @@ class Program:
     launches: float  # in a step, at its limits; 0: compiled, but such a step needs another shape
     kernel_flops: float  # of attention in one launch, which the compiled text does not tell
     kernel_bytes: float
+    work: Work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +78,7 @@ class Planned:
     model: str
     counted_by: str  # whose tokens the prompts' lengths are
     policy: PolicyConfig
+    remat: bool
     devices: int
     hosts: int
     trainer: Mesh
@@ -166,6 +177,7 @@ def plan_of(
         model=policy.name,
         counted_by=policy.counted_by,
         policy=policy.config,
+        remat=settings.remat,
         devices=len(there),
         hosts=hosts,
         trainer=trainer,
@@ -294,6 +306,11 @@ def _engine_programs(
     made = []
     for shape in shapes.shapes(settings):
         launches, flops, moved = 0.0, 0.0, 0.0
+        if isinstance(shape, shapes.Decode):
+            written = settings.steps_per_launch * shape.slots
+            work = Work(written, written, settings.steps_per_launch)
+        else:  # of a row's logits only those at a tail's end are wanted
+            work = Work(shape.tokens, 0)
         if shape not in full:
             pass
         elif isinstance(shape, shapes.PrefixRow):
@@ -314,6 +331,7 @@ def _engine_programs(
                 launches=launches,
                 kernel_flops=flops,
                 kernel_bytes=moved,
+                work=work,
             )
         )
     return made
@@ -348,6 +366,7 @@ def _update_programs(
     many = updates.micro_batches * updates.optimizer_steps
     # Of the trainer's policy, and of the reference, whose program differs in its weights' dtype.
     passes = plan.forwards(learning.settings, updates.optimizer_steps // plan.epochs)
+    whole = Work(rows * plan.row_length, micro_batches.bucket(updates.most))
     known = {
         "accumulate": (("masters", "frozen", "gradient"), many, FORWARD + BACKWARD),
         "apply": (("masters", "moments", "gradient"), updates.optimizer_steps, 0),
@@ -362,6 +381,7 @@ def _update_programs(
             launches=launches,
             kernel_flops=products * pair,
             kernel_bytes=0.0,
+            work=whole if products else Work(0, 0),
         )
         for name, (holds, launches, products) in known.items()
         if launches

@@ -9,6 +9,7 @@ and where it says 0, the size is derived from it. Above: parts and train; below:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -31,6 +32,7 @@ class Turn:
     private: int  # of the prompt, from there on
     completion: int
     alone: bool = False  # no other reading shares `shared`; other contexts of one answer do
+    common: int = 0  # of `private`, what the tails of a group begin with: all before the memory
 
     @property
     def prompt(self) -> int:
@@ -59,24 +61,27 @@ def turns(template: Template, rules: Rules) -> Turns:
         np.zeros(n, np.int32) for n in (rules.max_question, rules.chunk_size, rules.max_memory)
     )
     memory = max(memory, template.no_memory, key=len)
-    return Turns(
-        update=_turn(template.update_prompt(question, chunk, memory), rules.max_memory),
-        answers=_answers(template.answer_prompt(question, memory), rules),
-    )
+    other = np.asarray(memory) + 1  # what another member of the group may have written
+    updates = [template.update_prompt(question, chunk, own) for own in (memory, other)]
+    asked = [template.answer_prompt(question, own) for own in (memory, other)]
+    return Turns(_turn(*updates, rules.max_memory), _answers(*asked, rules))
 
 
-def _answers(asked: Prompt, rules: Rules) -> tuple[Turn, ...]:
+def _answers(asked: Prompt, other: Prompt, rules: Rules) -> tuple[Turn, ...]:
     if rules.answer_chunks == 1:
-        return (_turn(asked, rules.max_answer),)
-    first = dataclasses.replace(_turn(answer.own_prefix(asked), rules.max_answer), alone=True)
+        return (_turn(asked, other, rules.max_answer),)
+    own = answer.own_prefix(asked)
+    first = dataclasses.replace(_turn(own, own, rules.max_answer), alone=True, common=0)
     more = dataclasses.replace(
         first, private=first.private + rules.carry, completion=rules.max_answer - rules.carry
     )
     return (first, *[more] * (rules.answer_chunks - 1))
 
 
-def _turn(prompt: Prompt, completion: int) -> Turn:
-    return Turn(len(prompt.shared), len(prompt.tail), completion)
+def _turn(prompt: Prompt, other: Prompt, completion: int) -> Turn:
+    tails = zip(prompt.tail[:-1], other.tail[:-1], strict=True)  # the last token is its own
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], tails))
+    return Turn(len(prompt.shared), len(prompt.tail), completion, common=common)
 
 
 # ---------------------------------------------------------------- the engine's

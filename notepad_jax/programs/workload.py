@@ -4,13 +4,16 @@ An upper bound, in the open: every document is `tasks.max_tokens` (or `data.toke
 longer than `tasks.curriculum` ever lets it be, every question, memory and answer is at its limit,
 no draft is accepted, and nobody's turn ends early; groups that a rollout replaces are not in it,
 and local turns are as many as are expected. Rows of the update are packed by the packer that a
-run uses, from these lengths. Above: `planned`.
+run uses, from these lengths; what different groups have in common (an instruction, a document
+of several questions) is counted with each. Above: `planned`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
@@ -70,6 +73,15 @@ class Update:
     pairs: int  # visible pairs of the fullest row
     rows: int  # of one optimizer step, without padding
     tokens: int  # in them
+    computed: int  # tokens of one optimizer step's micro-batches, padding and all
+    copies: float  # times that a shared prefix is written, in the mean over its tokens
+    row_length: int
+    rows_at_once: int  # of a micro-batch, on all devices
+
+    @property
+    def fill(self) -> float:
+        """The share of computed tokens that are none of padding."""
+        return self.tokens / self.computed
 
 
 def readings(config: ConfigDict, template: Template) -> Readings:
@@ -137,6 +149,29 @@ def update(
     Raises ValueError where a turn does not fit a row.
     """
     minibatches = min(minibatches, reading.groups)
+    turns, prefixes, packed = _packed(reading, row_length, minibatches)
+    written = sum(prefixes[piece.bundle] for row in packed for piece in row)
+    micro_batches = math.ceil(len(packed) / rows)
+    trained = [sum(turns[p.bundle].completion * (p.last - p.first) for p in row) for row in packed]
+    return Update(
+        optimizer_steps=minibatches * epochs,
+        micro_batches=micro_batches,
+        most=max(trained) * (rows // parts),
+        pairs=max(sum(_pairs(turns[p.bundle], p) for p in row) for row in packed),
+        rows=len(packed),
+        tokens=sum(sum(_tokens(turns[p.bundle], p) for p in row) for row in packed),
+        computed=micro_batches * rows * row_length,
+        copies=written / max(1, sum(prefixes)),
+        row_length=row_length,
+        rows_at_once=rows,
+    )
+
+
+@functools.lru_cache(64)  # of a search: meshes and micro-batches ask for the same rows
+def _packed(
+    reading: Readings, row_length: int, minibatches: int
+) -> tuple[Sequence[Turn], Sequence[int], Sequence[Sequence[Piece]]]:
+    """(the kind of turn of each bundle, its prefix's tokens, the pieces of each row)."""
     groups = math.ceil(reading.groups / minibatches)
     # What the contexts of one answer share is counted with each of them.
     answers = [Turn(0, a.prompt, a.completion) if a.alone else a for a in reading.answers]
@@ -146,27 +181,22 @@ def update(
     again = math.ceil(reading.local_groups / minibatches)
     members = [reading.members + reading.local_samples * (k < again) for k in range(len(turns))]
     tails = [[t.private + t.completion] * n for t, n in zip(turns, members, strict=True)]
-    packed = packing.first_fit(prefixes, tails, row_length)
-    trained = [sum(turns[p.bundle].completion * (p.last - p.first) for p in row) for row in packed]
-    return Update(
-        optimizer_steps=minibatches * epochs,
-        micro_batches=math.ceil(len(packed) / rows),
-        most=max(trained) * (rows // parts),
-        pairs=max(sum(_pairs(turns[p.bundle], p) for p in row) for row in packed),
-        rows=len(packed),
-        tokens=sum(sum(_tokens(turns[p.bundle], p) for p in row) for row in packed),
-    )
+    common = [[t.common] * n for t, n in zip(turns, members, strict=True)]
+    packed = packing.first_fit(prefixes, tails, row_length, common)
+    return turns, prefixes, packed
 
 
 def _tokens(turn: Turn, piece: Piece) -> int:
-    return turn.shared + (piece.last - piece.first) * (turn.private + turn.completion)
+    tails, own = piece.last - piece.first, turn.private + turn.completion
+    return turn.shared + tails * own - (tails - 1) * turn.common
 
 
 def _pairs(turn: Turn, piece: Piece) -> int:
-    own = turn.private + turn.completion
-    return _triangle(turn.shared) + (piece.last - piece.first) * (
-        own * turn.shared + _triangle(own)
-    )
+    def seen(tokens: int) -> int:
+        return tokens * turn.shared + _triangle(tokens)
+
+    tails, own = piece.last - piece.first, turn.private + turn.completion
+    return _triangle(turn.shared) + tails * seen(own) - (tails - 1) * seen(turn.common)
 
 
 def _triangle(tokens: int) -> int:

@@ -24,6 +24,11 @@ MODULE = """\
   ROOT %cut = f32[2,16]{1,0} slice(%all), slice={[0:2], [0:16]}
 }
 
+%summed (p.1: f32[8,16]) -> f32[8,16] {
+  %p.1 = f32[8,16]{1,0} parameter(0)
+  ROOT %every = f32[8,16]{1,0} all-reduce(%p.1), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add, metadata={op_name="jit(f)/norm"}
+}
+
 %body (state: (s32[], bf16[2,16])) -> (s32[], bf16[2,16]) {
   %state = (s32[], bf16[2,16]{1,0}) parameter(0)
   %i = s32[] get-tuple-element(%state), index=0
@@ -44,6 +49,8 @@ MODULE = """\
 ENTRY %main (x: bf16[2,16], g: f32[8,16]) -> f32[2,16] {
   %x.1 = bf16[2,16]{1,0} parameter(0)
   %g = f32[8,16]{1,0} parameter(1)
+  %norm = f32[8,16]{1,0} fusion(%g), kind=kCustom, calls=%summed
+  %own = f32[2,16]{1,0} slice(%norm), slice={[0:2], [0:16]}
   %zero = s32[] constant(0)
   %start = (s32[], bf16[2,16]{1,0}) tuple(%zero, %x.1)
   %loop = (s32[], bf16[2,16]{1,0}) while(%start), condition=%condition, body=%body
@@ -56,11 +63,14 @@ def test_every_kind_by_hand():
     found = {one.kind: one for one in collectives(MODULE)}
     gather = Collective("all-gather", "jit(f)/while/body/weights", 8 * 16 * 2, 4, 5)
     assert found["all-gather"] == gather and gather.sent(8) == 5 * 256 * 3 / 4
-    reduce = Collective("all-reduce", "jit(f)/gradient", 8 * 16 * 4, 4, 1)
+    reduce = Collective("all-reduce", "jit(f)/norm", 8 * 16 * 4, 4, 1)
     assert found["all-reduce"] == reduce and reduce.sent(8) == 2 * 512 * 3 / 4
+    # Added up and sliced in one fusion: every device is sent what it keeps, and no more.
+    scatter = Collective("reduce-scatter", "jit(f)/gradient", 8 * 16 * 4, 4, 1)
+    assert found["reduce-scatter"] == scatter and scatter.sent(8) == 512 * 3 / 4
     permute = Collective("collective-permute", "", 2 * 16 * 2, 0, 5)
     assert found["collective-permute"] == permute and permute.sent(2) == 5 * 64
-    assert len(found) == 3
+    assert len(found) == 4
 
 
 @pytest.mark.parametrize(
@@ -76,7 +86,7 @@ def test_every_kind_by_hand():
 )
 def test_groups_in_every_spelling(groups, size):
     found = collectives(MODULE.replace("{{0,1,2,3},{4,5,6,7}}", groups))
-    assert [one.group for one in found if one.kind == "all-reduce"] == [size]
+    assert {one.group for one in found if "reduce" in one.kind} == {size}
 
 
 def test_equal_exchanges_are_one_line():
@@ -90,10 +100,15 @@ def test_equal_exchanges_are_one_line():
 @pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler())
 @pytest.mark.parametrize(
     "spec, kind, size",
-    [(P("x", None), "all-reduce", 512 * 768 * 4), (P(None, "x"), "all-gather", 512 * 1024 * 2)],
+    [
+        (P("x", None), "all-reduce", 512 * 768 * 4),
+        (P("x", None), "reduce-scatter", 512 * 768 * 4),
+        (P(None, "x"), "all-gather", 512 * 1024 * 2),
+    ],
 )
 def test_what_the_tpu_compiler_partitioned(spec, kind, size):
-    """[512, 1024] x [1024, 768]: partial sums are added up, or the left operand is gathered.
+    """[512, 1024] x [1024, 768]: partial sums are added up, whole or each its own rows, or the
+    left operand is gathered.
 
     The compiler adds up in float32, and sends what the matrix unit takes: bfloat16.
     """
@@ -101,8 +116,8 @@ def test_what_the_tpu_compiler_partitioned(spec, kind, size):
     place = lambda shape, s: jax.ShapeDtypeStruct(  # noqa: E731
         shape, jnp.float32, sharding=NamedSharding(mesh, s)
     )
-    to = NamedSharding(mesh, P() if kind == "all-reduce" else P(None, "x"))
-    run = jax.jit(jnp.dot, out_shardings=to)
+    to = {"all-reduce": P(), "reduce-scatter": P("x"), "all-gather": P(None, "x")}[kind]
+    run = jax.jit(jnp.dot, out_shardings=NamedSharding(mesh, to))
     operands = place((512, 1024), P(None, "x")), place((1024, 768), spec)
     found = collectives(run.lower(*operands).compile().as_text())
     assert [(one.kind, one.bytes, one.group, one.times) for one in found] == [(kind, size, 4, 1)]

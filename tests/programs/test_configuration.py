@@ -135,6 +135,15 @@ def test_shipped_configs_are_taken(name):
     assert refusal(lambda: configuration.load(name)) is None
 
 
+def test_published_batches_are_those_of_their_launchers():
+    """run_memory_7B.sh and run_memory_14B.sh of MemAgent@76b7a65, lines 28, 38, 45 and 47."""
+    for name, questions, of_a_step in (("qwen2_5_7b", 128, 8), ("qwen2_5_14b", 256, 16)):
+        config = configuration.load(name)
+        assert (config.rollout.documents, config.rollout.group_size) == (questions, 16)
+        assert config.rollout.documents / config.grpo.minibatches == of_a_step
+        assert config.optimizer.learning_rate == 1e-6
+
+
 def test_a_config_for_training_that_lacks_a_key_is_told_which(tmp_path):
     lacking = tmp_path / "mine.py"
     lacking.write_text(

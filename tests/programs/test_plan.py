@@ -207,6 +207,7 @@ def program(**more) -> planned.Program:
     fields = dict(
         name="accumulate", phase=planned.UPDATE, lower=lambda: None, launches=1.0,
         holds=frozenset({"masters"}), kernel_flops=459e12, kernel_bytes=0.0,
+        work=planned.Work(100, 10),
     )  # fmt: skip
     return planned.Program(**(fields | more))
 
@@ -218,14 +219,14 @@ def small() -> planned.Planned:
     turn = Turn(100, 10, 10)
     made = planned.Planned(
         model="small", counted_by="hand", policy=planned.MODELS["Qwen2.5-7B-Instruct"],
-        devices=4, hosts=1, trainer=there, engine=there, engines=1,
+        remat=True, devices=4, hosts=1, trainer=there, engine=there, engines=1,
         residents={
             planned.ROLLOUT: {"masters": 2 * GB, "weights": GB, "cache": 4 * GB},
             planned.UPDATE: {"masters": 2 * GB, "weights": GB, "cache": 4 * GB, "gradient": GB},
             planned.HANDOFF: {"masters": 2 * GB, "weights": GB, "arriving weights": 2 * GB},
         },
         programs=(), reading=workload.Readings(4, 2, 3, turn, (turn,)),
-        rollout=None, update=workload.Update(2, 3, 100, 1000, 6, 600),
+        rollout=None, update=workload.Update(2, 3, 100, 1000, 6, 600, 800, 1.5, 100, 2),
     )  # fmt: skip
     return made
 
@@ -264,7 +265,7 @@ def test_a_program_that_the_compiler_refuses_is_told_in_its_words(small, said, p
 def changes_of(small, peaks, hbm, *words):
     config = configuration.load("quickstart", words)
     found = advice.Found(peaks, 2 * GB, hbm)
-    return {c.key: c for c in advice.changes(config, small, found, "v5p:2x2x1")}
+    return {" ".join(c.sets): c for c in advice.changes(config, small, found, "v5p:2x2x1")}
 
 
 def test_advice_says_what_alone_is_enough(small):
@@ -273,13 +274,49 @@ def test_advice_says_what_alone_is_enough(small):
     found = changes_of(small, peaks, 10.6 * GB, *words)
     # Four rows a device become one: three quarters of the temporaries.
     rows = found["grpo.micro_batch_rows"]
-    assert (rows.value, rows.saves, rows.enough) == (1, int(1.5 * GB), True)
+    assert (rows.sets, rows.saves) == ({"grpo.micro_batch_rows": 1}, int(1.5 * GB))
+    assert rows.enough and rows.result == advice.SAME
     assert found["grpo.remat"].enough
     assert found["engine.cache_dtype"].saves == 2 * GB
     pages = found["engine.pages"]
-    assert 0 < pages.value < 1024 * (1 - 1.4 / 4)
-    assert not any(change.enough is False for change in list(found.values())[:3])
+    assert 0 < pages.sets["engine.pages"] < 1024 * (1 - 1.4 / 4)
     assert "checkpoint.handoff" not in found  # it helps another phase than the worst
+
+
+def test_what_keeps_the_numbers_is_advised_before_what_rounds_them(small):
+    """Also where only rounding would do alone: then what keeps them does together."""
+    peaks = {planned.ROLLOUT: 9 * GB, planned.UPDATE: 12 * GB, planned.HANDOFF: 5 * GB}
+    words = (
+        "--config.grpo.micro_batch_rows=4", "--config.grpo.row_length=8192",
+        "--config.grpo.remat=true", "--config.grpo.lora.rank=0", "--config.engine.tensor=4",
+        "--config.engine.give_back=true", "--config.checkpoint.rollout_dtype=float32",
+        "--config.parallel.devices=0",
+    )  # fmt: skip
+    for hbm in (11 * GB, 10.2 * GB):
+        found = list(changes_of(small, peaks, hbm, *words).values())
+        assert [c.result for c in found] == sorted(
+            (c.result for c in found), key=advice.RESULTS.index
+        )
+        for result in advice.RESULTS:  # and of equals what is enough alone
+            enough = [c.enough for c in found if c.result == result]
+            assert enough == sorted(enough, reverse=True)
+        results = {key: c.result for c in found for key in c.sets}
+        assert results["checkpoint.rollout_dtype"] == advice.ROUNDED
+        assert results["grpo.lora.rank"] == advice.OTHER
+    assert not any(c.enough for c in found if c.result == advice.SAME and c.sets)
+    worst = plan.Phase("update", {}, "", 12 * GB, 0.0, 0.0, "")
+    said = plan._verdict("v5p:2x2x1", worst, int(10.2 * GB), False, (), found)
+    assert "no single change does, together they save" in said
+    assert "grpo.micro_batch_rows" in said and "rollout_dtype" not in said and "lora" not in said
+    # Two devices to a row: as many rows on each as before, and no more than heads allow.
+    wider = dataclasses.replace(small, trainer=four())
+    found = changes_of(wider, peaks, 11 * GB, *words)["parallel.tensor grpo.micro_batch_rows"]
+    assert found.overrides == ["--config.parallel.tensor=2", "--config.grpo.micro_batch_rows=2"]
+
+
+def four():
+    """A trainer's mesh of four devices, each with a row."""
+    return mesh.make(1, aot.sketch_of("v5p:2x2x1"))
 
 
 def test_advice_for_a_hand_off_and_for_a_larger_slice(small):
@@ -418,7 +455,8 @@ def test_the_table_holds_what_the_plan_holds(small):
     made = plan.Plan(
         slice="v5p:2x2x1", model="small", parameters=2 * GB, prompts_counted_by="hand", devices=4,
         hosts=1, trainer="4 x 1", engines=1, engine_tensor=1, hbm=100 * GB, phases=phases,
-        programs=(one, refused), left_out=21, step=plan._step(small), fits=True,
+        compiled=True, programs=(one, refused), left_out=21, step=plan._step(small), seconds=1.0,
+        fits=True,
         verdict="fits", advice=(),
     )  # fmt: skip
     lines = plan_table.text(made).splitlines()
@@ -427,5 +465,7 @@ def test_the_table_holds_what_the_plan_holds(small):
         "cache", "4.00", "4.00",
     ]  # fmt: skip
     assert any("refused by the compiler: no room for 4 G" in line for line in lines)
+    assert lines[3].startswith("an update computes 1,600 tokens, 75.0% of them real (1,200)")
+    assert "a shared prefix is written 1.50 times" in lines[3]
     assert any("21 narrower ones were not compiled" in line for line in lines)
     assert lines[-1] == "fits"
