@@ -108,7 +108,8 @@ def test_two_processes_are_one_also_after_one_was_killed(tmp_path):
                 assert code == 0 and "notepad-jax" not in said, said
         steps = {name.split("/")[3] for name in there.objects}
         written = {name for name in there.objects if "/ocdbt.process_1/" in name}
-    assert {"2", "3"} <= steps <= {"0", "2", "3", "best.json"}  # the newest two, and the best
+    # The newest two, the best, and what their adapters lie on.
+    assert {"2", "3", "base"} <= steps <= {"0", "2", "3", "base", "best.json"}
     assert written  # each writes its part
     assert not (tmp_path / "host-0" / "runs" / "two" / "checkpoints").exists()
     assert not (tmp_path / "host-1" / "runs" / "two").exists()
