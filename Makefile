@@ -47,11 +47,15 @@ policies/smollm2/config.json: | $(VENV)/gguf $(SMOLLM_FILE)
 
 # A run that is there is gone on with. An update is 1.6 times as fast with huge pages (Linux).
 smollm-train: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
-smollm-train: policies/smollm2-taught/notepad.json ## teach that model to keep notes, again (50 minutes on two cores; it can be stopped)
+smollm-train: policies/smollm2-taught/notepad.json ## teach that model to read, again (hours on two cores; it can be stopped)
 
-policies/smollm2-taught/notepad.json: | policies/smollm2/config.json
-	$(BIN)/notepad-jax train --config smollm_imitate --name smollm-taught $(if $(wildcard runs/smollm-taught),--resume)
-	$(BIN)/notepad-jax export-hf runs/smollm-taught policies/smollm2-taught $(SMOLLM_ADAPTERS)
+policies/smollm2-imitated/notepad.json: | policies/smollm2/config.json
+	$(BIN)/notepad-jax train --config smollm_imitate --name smollm-imitated $(if $(wildcard runs/smollm-imitated),--resume)
+	$(BIN)/notepad-jax export-hf runs/smollm-imitated policies/smollm2-imitated $(SMOLLM_ADAPTERS)
+
+policies/smollm2-taught/notepad.json: | policies/smollm2-imitated/notepad.json
+	$(BIN)/notepad-jax train --config smollm --name smollm $(if $(wildcard runs/smollm),--resume,--policy policies/smollm2-imitated)
+	$(BIN)/notepad-jax export-hf runs/smollm policies/smollm2-taught $(SMOLLM_ADAPTERS)
 
 $(SMOLLM_FILE): | $(VENV)/installed
 	@echo "downloading $(SMOLLM) (93 MB)"

@@ -39,13 +39,13 @@ from typing import Any
 import httpx2
 import jax
 import numpy as np
-import uvicorn
 
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.programs import configuration, machine, parts, serve
 from notepad_jax.serve.app import App
+from notepad_jax.serve.connections import Limits, Server
 from notepad_jax.serve.desk import Desk
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.text.tokenizer import FILES, open_tokenizer
@@ -101,8 +101,7 @@ def listening(asgi: Any) -> Iterator[str]:
     """The server's address; it has a thread, as the program has a process."""
     place = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     place.bind(("127.0.0.1", 0))
-    how = {"lifespan": "off", "log_level": "warning", "timeout_keep_alive": serve.KEPT}
-    server = uvicorn.Server(uvicorn.Config(asgi, **how))
+    server = Server(asgi, Limits(), lambda: None, farewell=1)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([place])), daemon=True)
     thread.start()
     while not server.started:

@@ -2,11 +2,11 @@
 
     python -m benchmarks.smollm [--page docs/results.md] [--only GRPO] [--lengths 2k,16k]
 
-After `make smollm-train`. Each reader that is there reads the stories of RULER and of the memory
-tasks at each length, greedily, by `notepad-jax eval` into ./runs/curve-NAME; a reading that is
-there is not made again, so the same command goes on after a kill. Prints the tables; `--page`
-writes them and the picture between the page's marks. GRPO is `notepad-jax train --config smollm
---name smollm`, and of another seed `--name smollm-1 --config.seed=1`.
+After `make smollm`: the adapters lie in data/. Each reader that is there reads the stories of
+RULER and of the memory tasks at each length, greedily, by `notepad-jax eval` into
+./runs/curve-NAME; a reading that is there is not made again, so the same command goes on after a
+kill. Prints the tables; `--page` writes them and the picture between the page's marks. GRPO of
+another seed is a run: `notepad-jax train --config smollm --name smollm-1 --config.seed=1`.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Reader:
 
 READERS = {
     "instruct": Reader("policies/smollm2", longest="64k"),
-    "imitation": Reader("policies/smollm2-taught"),
-    "GRPO": Reader("runs/smollm"),
+    "imitation": Reader("data/smollm2-imitated"),
+    "GRPO": Reader("data/smollm2"),
     "GRPO, seed 1": Reader("runs/smollm-1", longest="64k"),
     "full context": Reader("policies/smollm2", "full-context", "4k"),
     "recent only": Reader("policies/smollm2", "recent-only", "64k"),

@@ -9,7 +9,7 @@ AdamW at 1e-6 after 20 rollouts of warm-up, documents of up to 8 chunks (longer 
 middle), the last box judged; how it learns stands in configs/recipes/memagent.py. The training
 file is read as it is, from a disk or a bucket; documents of 200 paragraphs have about 28K tokens.
 
-The programs are those of configs/qwen2_5_7b.py: planned for v5p:2x4x4, 44.5 of 102.8 GB a chip.
+The programs are those of configs/qwen2_5_7b.py: planned for v5p:2x4x4, 38.2 of 102.8 GB a chip.
 It was never run: no TPU was at hand. What it reached where it was published, in 3 to 4 days on 32
 GPUs, stands in eval/published.py.
 """

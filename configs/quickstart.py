@@ -248,6 +248,10 @@ def get_config() -> ConfigDict:
             max_completion=0,  # tokens of a completion; 0: as a turn's
             queue=64,  # completions that may wait for a slot; who comes then gets a 429
             queue_tokens=0,  # that all of them may come to, those that run too; 0: any number
+            connections=1024,  # at a time; then who has been sending for longest gives way
+            header_seconds=10.0,  # that the head of a request may take
+            body_seconds=30.0,  # that a body may fall behind 1,024 bytes a second
+            body_bytes=2**28,  # of all bodies in memory that are not complete
         )
     )
 

@@ -5,12 +5,12 @@
         --seed 1 --form array_record --out data/train
     notepad-jax train --config configs/qwen2_5_7b.py --name qwen2_5_7b
 
-It was never run: no TPU was at hand. `plan` on 2026-11-24, for v5p:2x4x4: it fits, 44.5 of 102.8
-GB a chip in the update and 19.1 in the rollout; a step at its limits takes at least 378 s (an
+It was never run: no TPU was at hand. `plan` on 2026-11-24, for v5p:2x4x4: it fits, 38.2 of 102.8
+GB a chip in the update and 19.1 in the rollout; a step at its limits takes at least 381 s (an
 estimate, a floor). `plan --fastest` finds what is fastest elsewhere, and it fits: on v6e:8x8
-`--config.parallel.tensor=2 --config.engine.tensor=2`, 33.3 of 33.6 GB, at least 155 s; on v5e:8x8
+`--config.parallel.tensor=2 --config.engine.tensor=2`, 33.0 of 33.6 GB, at least 165 s; on v5e:8x8
 `--config.parallel.tensor=4 --config.grpo.micro_batch_rows=16 --config.grpo.row_length=22528
---config.engine.pages=5864`, 16.7 of 16.9 GB, at least 603 s.
+--config.engine.pages=5864`, 16.8 of 16.9 GB, at least 629 s.
 
 The batch, the optimizer and the limits are those of the published memory agents: 128 questions
 read 16 times each, AdamW at 1e-6; how it learns is recipe memagent. Rows of a micro-batch are

@@ -3,9 +3,10 @@
     notepad-jax plan --config configs/qwen3_30b_a3b.py --tpu v5p:4x4x4      (no TPU is needed)
     notepad-jax train --config configs/qwen3_30b_a3b.py --name qwen3_30b_a3b
 
-`plan` on 2026-11-22, of the programs that a step launches: it fits, 46.9 of 102.8 GB a chip at the
-hand-off, 41.2 in the update, 32.9 in the rollout; a step at its limits takes at least 636 s (an
-estimate, a floor).
+`plan` on 2026-11-22, of the programs that a step launches: it fits, 41.2 of 102.8 GB a chip in the
+update, 32.9 in the rollout; a step at its limits takes at least 636 s (an estimate, a floor). Since
+then a hand-off goes by layers: by arithmetic alone (`--estimate`) it has 22.2 GB where it had 46.9,
+and v6e:8x8 fits, too, with 32.0 of 33.6 GB in the rollout.
 
 What is read, sampled and learnt is as in configs/qwen2_5_7b.py, which also says how the training
 file is built; here stands what another size and slice change.

@@ -1,7 +1,7 @@
 """A real model on two cores: SmolLM2-135M learns to read, by imitation and then by GRPO.
 
-    make smollm-train                                    # the first half: configs/smollm_imitate.py
-    notepad-jax train --config smollm --name smollm      # this, the second; not run yet
+    make smollm-train                                    # both, from the published model on
+    notepad-jax train --config smollm --name smollm      # the second half, from what imitation made
 
 Adapters of rank 8 on all matrices (4.9 MB) are trained on documents of 1,440 tokens of English
 prose, in which stories of RULER and of the memory tasks are hidden, six questions about each. What
@@ -15,7 +15,7 @@ from configs import quickstart
 
 def get_config() -> ConfigDict:
     config = quickstart.get_config()
-    config.policy = "data/smollm2"  # what the imitation exported; its base: `make smollm`
+    config.policy = "data/smollm2-imitated"  # of configs/smollm_imitate.py; its base: `make smollm`
     config.reading.update(
         template="document_first",
         max_question=128,
@@ -33,7 +33,7 @@ def get_config() -> ConfigDict:
         *("niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multivalue"),
         *("niah_multiquery", "counting", "ordering", "instruction", *wanting, *wanting),
     )
-    config.steps = 40
+    config.steps = 16
     config.rollout.update(
         documents=3, group_size=8, temperature=1.0, max_rounds=1, max_staleness=0, archive=2
     )
@@ -49,8 +49,8 @@ def get_config() -> ConfigDict:
         adam_learning_rate=6e-4,  # unused by adamw
         warmup_steps=2,
         decay="linear",
-        decay_from=20,
-        decay_steps=40,
+        decay_from=8,
+        decay_steps=16,
         decay_to=0.1,
         weight_decay=0.0,
     )

@@ -22,6 +22,7 @@ source "$(dirname "$0")/slices.sh"
 main() {
     begin "$@"
     only --no-wait
+    BILL=yes
     look_at_slices absent
     if [[ $STANDS == ready ]]; then
         say "$NAME is there: $(amount)"
@@ -35,8 +36,7 @@ main() {
     done
     if [[ $STANDS == dead ]]; then
         say "$NAME was taken away, or could not be had ($DETAIL): deleted, and asked for anew"
-        delete_slices
-        STANDS=absent
+        delete_dead
     fi
     [[ $STANDS == coming ]] || create_slices
     [[ $DRY_RUN == no ]] || return 0
@@ -48,7 +48,7 @@ main() {
 }
 
 amount() {
-    echo "$((CHIPS * SLICES)) chips of $GENERATION on $ALL_HOSTS host(s), $CAPACITY, paid for by the hour until launch/delete.sh"
+    echo "$((CHIPS * SLICES)) chips of $GENERATION on $ALL_HOSTS host(s), $CAPACITY"
 }
 
 # Nobody waits in a queue for what the zone does not have.
@@ -61,7 +61,7 @@ check_zone() {
     [[ $SEEN != absent ]] || refuse "ZONE=$ZONE has no TPU=$TPU; see Google's page \"TPU regions and zones\" for one that has"
 }
 
-# Sleeps, and looks again. A gcloud that does not answer is asked again, up to 20 times.
+# Sleeps, and looks again. A gcloud that does not answer is asked again, up to TRIES times.
 SILENT=0
 pause() {
     sleep "$POLL_SECONDS"
@@ -69,7 +69,15 @@ pause() {
     look_at_slices absent
     PATIENT=no
     if [[ $STANDS == unknown ]]; then SILENT=$((SILENT + 1)); else SILENT=0; fi
-    ((SILENT < 20)) || refuse "gcloud has not answered $SILENT times ($(head -c 500 "$SCRATCH/problem")); the request is where it was, see launch/status.sh"
+    ((SILENT < TRIES)) || refuse "gcloud has not answered $SILENT times ($(head -c 500 "$SCRATCH/problem")); the request is where it was, see launch/status.sh"
+}
+
+# Deletes what is dead. Looked at once more right before: another run.sh may have made it again.
+delete_dead() {
+    look_at_slices dead
+    [[ $STANDS == dead ]] || return 0
+    delete_slices "$ZONE" || refuse "what is left of $NAME could not be deleted; see above, and call this again"
+    STANDS=absent
 }
 
 # Says how it stands, when that is new.

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Deletes the TPU of the settings, so that it costs nothing any more. What is in the bucket stays.
+# Deletes the TPU of the settings, in whatever zone and however it was asked for, so that it costs nothing
+# any more. What is in the bucket stays.
 #
 #   launch/delete.sh --dry-run
 #   launch/delete.sh              stop the run under way and save it, then delete
@@ -17,16 +18,19 @@ source "$(dirname "$0")/settings.sh"
 source "$(dirname "$0")/slices.sh"
 
 main() {
+    local failed=0
     begin "$@"
     only --now
     given --now || stop_run
-    delete_slices
+    delete_slices everywhere || failed=1
     [[ $DRY_RUN == no ]] || return 0
-    if ((DELETED == 0)); then
-        say "there is no $NAME in $ZONE; nothing is paid for by the hour"
-    else
-        say "$NAME is deleted; nothing of it is paid for by the hour any more"
+    forget_run
+    if ((failed)); then
+        bill aloud
+        refuse "not all of $NAME could be deleted; what gcloud said stands above, and calling this again goes on"
     fi
+    if ((DELETED == 0)); then say "there was no $NAME, in any zone"; else say "$NAME is deleted"; fi
+    bill aloud
     say "$ROOT stays, and its storage is paid for; remove it with: gcloud storage rm --recursive $ROOT"
 }
 
@@ -35,7 +39,15 @@ stop_run() {
     look_at_run running
     PATIENT=no
     [[ $SEEN == running || $SEEN == starting ]] || return 0
-    "$HERE/run.sh" "${COMMON[@]}" --stop || say "the run could not be stopped; deleting all the same"
+    CALLED=yes "$HERE/run.sh" "${COMMON[@]}" --stop || say "the run could not be stopped; deleting all the same"
+}
+
+# A run that nobody stopped is broken off: whoever goes on with it begins on new hosts, with their code.
+forget_run() {
+    PATIENT=yes
+    look_at_run absent
+    PATIENT=no
+    [[ $SEEN != running && $SEEN != starting ]] || write_object "$ROOT/state/$RUN" interrupted || true
 }
 
 main "$@"

@@ -19,22 +19,40 @@ show() {
     echo "${line[*]}"
 }
 
-# A folder for what commands say, gone when the script ends.
+# A folder for what commands say; `leave` removes it.
 scratch() {
-    if [[ -z ${SCRATCH:-} ]]; then
-        SCRATCH=$(mktemp -d)
-        trap 'rm -rf "$SCRATCH"' EXIT
-    fi
+    [[ -n ${SCRATCH:-} ]] || SCRATCH=$(mktemp -d)
 }
 
-# Runs a command that changes something; the script ends where it fails.
+# Runs a command for at most $1 seconds. What hangs, as ssh to a slice that vanished, ends with 124.
+within() { timeout --kill-after=10 "$@"; }
+
+# Runs a command up to TRIES times, POLL_SECONDS apart, until it succeeds.
+patiently() {
+    local try
+    for ((try = 1; try <= TRIES; try++)); do
+        if "$@"; then return; fi
+        ((try == TRIES)) || sleep "$POLL_SECONDS"
+    done
+    return 1
+}
+
+# Runs a command that creates or deletes something; the script ends where it fails, unless somebody
+# else did the same meanwhile.
 act() {
+    local code=0 same=ALREADY_EXISTS'|already exists'
     if [[ $DRY_RUN == yes ]]; then
         show "$@"
         return
     fi
     echo "\$ $(show "$@")" >&2
-    "$@" || refuse "the last command failed, and nothing was done after it; mend that and call this again: it goes on from there"
+    scratch
+    (within "$((15 * ANSWER_SECONDS))" "$@") 2>"$SCRATCH/problem" || code=$?
+    cat "$SCRATCH/problem" >&2
+    ((code)) || return 0
+    [[ " $* " != *" delete "* ]] || same=NOT_FOUND'|not found'
+    ! grep -Eqi "$same" "$SCRATCH/problem" || return 0
+    refuse "the last command failed; mend that and call this again: it goes on from there"
 }
 
 # Sets SEEN to what a command prints, or to "absent" where it looks for something that is not
@@ -50,7 +68,10 @@ look() {
         return
     fi
     scratch
-    if SEEN=$("$@" 2>"$SCRATCH/problem"); then return; fi
+    local code=0
+    SEEN=$(within "$ANSWER_SECONDS" "$@" 2>"$SCRATCH/problem") || code=$?
+    ((code)) || return 0
+    ((code != 124)) || echo "no answer within $ANSWER_SECONDS s" >>"$SCRATCH/problem"
     if grep -Eqi 'NOT_FOUND|not found|matched no objects' "$SCRATCH/problem"; then
         SEEN=absent
     elif [[ $PATIENT == yes ]]; then
@@ -67,7 +88,7 @@ write_object() {
         return
     fi
     scratch
-    echo "$2" | gcloud storage cp - "$1" --quiet >"$SCRATCH/problem" 2>&1
+    echo "$2" | within "$ANSWER_SECONDS" gcloud storage cp - "$1" --quiet >"$SCRATCH/problem" 2>&1
 }
 
 # Refuses a bucket that cannot be written, before anything that costs money exists.

@@ -32,6 +32,7 @@ node_selector() {
     echo "                cloud.google.com/gke-tpu-topology: $TOPOLOGY"
     case $CAPACITY in
     spot) echo '                cloud.google.com/gke-spot: "true"' ;;
+    flex-start) echo '                cloud.google.com/gke-flex-start: "true"' ;;
     reserved) echo "                cloud.google.com/reservation-name: $RESERVATION" ;;
     esac
 }

@@ -4,10 +4,12 @@
 #   host_run.sh start FLAGS...   in the background; does nothing if it runs already
 #   host_run.sh keep FLAGS...    the same, but does nothing if it has ended here, either
 #   host_run.sh work FLAGS...    in the foreground: what start and a Kubernetes pod run
+#   host_run.sh address          the address of the first host of this slice
 #   host_run.sh stop             SIGTERM, and wait until all is saved and copied
 #
 # ROOT (gs://...), RUN, COMMAND, CONFIG, SYNC_SECONDS, HOSTS (of a slice), ALL_HOSTS and HOST_INDEX
-# are set by launch/run.sh. Every host copies its log; host 0 copies the run's folder too, brings it
+# are set by launch/run.sh; so is FIRST, the address of the first host, where slices do not know of one
+# another. Every host copies its log; host 0 copies the run's folder too, brings it
 # back before it goes on after the slice was lost, and writes how the run stands to ROOT/state/RUN.
 # Several hosts are one run (--hosts=auto), which writes its checkpoints into the bucket itself, each
 # host its part; what is copied then are the run's other files, and the turns that each host kept.
@@ -22,6 +24,7 @@ HERE=$HOME/notepad/code/launch
 main() {
     local verb=$1
     shift
+    [[ $verb != address ]] || { address && return; }
     number
     case $verb in
     start | keep) start "$verb" "$@" ;;
@@ -43,6 +46,23 @@ number() {
     export HOST_INDEX=$((slice * HOSTS + worker))
 }
 
+# Slices that were made each by itself become one run as those of Kubernetes do: by what libtpu and jax
+# read from the environment.
+join() {
+    [[ -n ${FIRST:-} ]] || return 0
+    export MEGASCALE_COORDINATOR_ADDRESS=$FIRST MEGASCALE_NUM_SLICES=$((ALL_HOSTS / HOSTS))
+    export MEGASCALE_SLICE_ID=$((HOST_INDEX / HOSTS))
+}
+
+# Of the list of the slice's hosts, as NAME:ID:ADDRESS or as addresses alone, the first is the first.
+address() {
+    local first
+    first=$(attribute worker-network-endpoints)
+    first=${first%%,*}
+    first=${first##*:}
+    echo "${first:-$(hostname -I | cut -d ' ' -f 1)}"
+}
+
 attribute() {
     curl --silent --fail --max-time 5 --header "Metadata-Flavor: Google" \
         "http://metadata.google.internal/computeMetadata/v1/instance/attributes/$1" || true
@@ -55,7 +75,8 @@ start() {
     local verb=$1
     shift
     exec 9>run.lock
-    if ! flock --nonblock 9; then
+    # Not at once: whoever only looks holds it for a moment.
+    if ! flock --wait 0.2 9; then
         [[ $(cat run.name) == "$RUN" ]] && echo "$RUN runs" && return
         echo "another run is under way here: $(cat run.name); stop it, or wait for it" >&2
         exit 1
@@ -112,7 +133,11 @@ work() {
     bring_back
     local words=("$COMMAND" --config "$CONFIG" --name "$RUN") code=0
     if several; then
-        words+=(--hosts=auto "--config.checkpoint.folder=$ROOT/runs")
+        join
+        local where=auto
+        # Told outright: whether such a host's metadata suffice for jax to find the others is not known.
+        [[ -z ${FIRST:-} ]] || where=$FIRST:8482,$ALL_HOSTS,$HOST_INDEX
+        words+=("--hosts=$where" "--config.checkpoint.folder=$ROOT/runs")
     elif [[ $COMMAND != eval ]]; then
         words+=(--config.checkpoint.folder=) # also of a run that began on several hosts
     fi

@@ -32,9 +32,9 @@ main() {
 install() {
     rm -rf venv
     make_venv
-    venv/bin/python -m pip install --quiet --constraint code/constraints.txt --editable 'code[tpu]'
+    again 3 venv/bin/python -m pip install --quiet --constraint code/constraints.txt --editable 'code[tpu]'
     # Without its dependencies, which would bring TensorFlow; as in the Makefile.
-    venv/bin/python -m pip install --quiet --no-deps \
+    again 3 venv/bin/python -m pip install --quiet --no-deps \
         "$(sed -n 's/^\(google-jetstream==[0-9.]*\).*/\1/p' code/constraints.txt)"
 }
 
@@ -44,8 +44,9 @@ make_venv() {
         if new_enough "$python" && "$python" -m venv venv; then return; fi
     done
     if command -v apt-get >/dev/null; then
-        as_root apt-get update -qq
-        as_root apt-get install -y -qq python3-venv
+        # At first boot the system updates itself, and holds apt's locks for minutes.
+        again 40 as_root apt-get -o DPkg::Lock::Timeout=120 update -qq
+        again 40 as_root apt-get -o DPkg::Lock::Timeout=120 install -y -qq python3-venv
         if new_enough python3 && python3 -m venv venv; then return; fi
     fi
     echo "this system has no Python 3.11; taking one through uv"
@@ -53,6 +54,17 @@ make_venv() {
     python3 -m venv uv
     uv/bin/python -m pip install --quiet uv
     uv/bin/uv venv --quiet --python 3.11 --seed venv
+}
+
+# Runs a command up to $1 times, PAUSE seconds apart, until it succeeds.
+again() {
+    local tries=$1
+    shift
+    while ! "$@"; do
+        ((--tries)) || return 1
+        echo "'$*' failed; once more in ${PAUSE:-15} s"
+        sleep "${PAUSE:-15}"
+    done
 }
 
 new_enough() {

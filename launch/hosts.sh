@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034 # TRIES and PATIENT are for what is called from here
 # Commands on the hosts of the slices: how each is reached, and what is said there.
 #
 # A host keeps everything in the folder notepad of its home: code (this project), venv, runs, logs.
@@ -7,26 +8,31 @@
 
 # Sets INSTALL to the line that brings code from the bucket and installs it, and WORK to the one
 # that calls host_run.sh with the run of the settings; a verb and the flags follow it.
+FIRST="" # the address of the first host, where hosts have to be told
 host_lines() {
-    INSTALL="rm -rf notepad/code.new && mkdir -p notepad/code.new"
+    # One installation at a time: two who install side by side would take turns in one folder.
+    INSTALL="mkdir -p notepad && exec 8>notepad/setup.lock && flock 8"
+    INSTALL+=" && rm -rf notepad/code.new && mkdir notepad/code.new"
     INSTALL+=" && gcloud storage cat $ROOT/code.tar.gz | tar -xz -C notepad/code.new"
     INSTALL+=" && bash notepad/code.new/launch/host_setup.sh"
     WORK="ROOT=$ROOT RUN=$RUN COMMAND=$COMMAND CONFIG=$CONFIG SYNC_SECONDS=$SYNC_SECONDS"
     WORK+=" HOSTS=$HOSTS ALL_HOSTS=$ALL_HOSTS"
+    [[ -z $FIRST ]] || WORK+=" FIRST=$FIRST"
     WORK+=" bash notepad/code/launch/host_run.sh"
 }
 
-# Runs a shell command on every host at once, with HOST_INDEX=0, 1, ... before it. What a host says
-# is shown, behind its number where there are several. Returns 1 if it failed on any.
+# Runs the shell command $3 on every host at once, with HOST_INDEX=0, 1, ... before it; it may take $2
+# seconds, and a host that does not answer is asked $1 times in all. What a host says is shown, behind
+# its number where there are several. Returns 1 if it failed on any.
 on_every_host() {
-    local host first failed=0 pids=() at_once=32
+    local host first failed=0 pids=() at_once=32 TRIES=$1
     here
     scratch
-    [[ $WAY == queued ]] || find_instances || return 1
+    [[ $WAY == queued ]] || patiently find_instances || return 1
     for ((first = 0; first < ALL_HOSTS; first += at_once)); do
         pids=()
         for ((host = first; host < ALL_HOSTS && host < first + at_once; host++)); do
-            on_host "$host" "$1" >"$SCRATCH/host-$host" 2>&1 &
+            ask_host "$host" "$2" "$3" &
             pids+=($!)
         done
         for ((host = first; host < first + ${#pids[@]}; host++)); do
@@ -51,9 +57,31 @@ reach() {
     else
         REACH=(gcloud compute ssh "${INSTANCES[$1]}" "${AT[@]}")
     fi
-    REACH+=("${tunnel[@]}" --quiet "--command=HOST_INDEX=$1 $2")
+    # ssh itself notices within two minutes that nobody is there.
+    REACH+=("${tunnel[@]}" "--ssh-flag=-o ConnectTimeout=30 -o ServerAliveInterval=30 -o ServerAliveCountMax=4" --quiet "--command=HOST_INDEX=$1 $2")
 }
 
+# Runs the shell command $3 on host $1, for at most $2 seconds, and writes what the host says to
+# SCRATCH/host-N. Asks again only where the host did not answer: what it answers stands, good or bad.
+ask_host() {
+    local REACH
+    reach "$1" "$3; echo answered \$?"
+    if [[ $DRY_RUN == yes ]]; then
+        show "${REACH[@]}" >"$SCRATCH/host-$1"
+        return
+    fi
+    patiently answers "$1" "$2" || true
+    return "$(sed -n 's/^answered \([0-9]*\)$/\1/p' "$SCRATCH/answer-$1" | tail -n 1 | grep . || echo 255)"
+}
+
+answers() {
+    within "$2" "${REACH[@]}" </dev/null >"$SCRATCH/answer-$1" 2>&1 || (($? != 124)) ||
+        echo "no answer within $2 s" >>"$SCRATCH/answer-$1"
+    grep -v '^answered [0-9]*$' "$SCRATCH/answer-$1" >"$SCRATCH/host-$1" || true
+    grep -q '^answered [0-9]*$' "$SCRATCH/answer-$1"
+}
+
+# Runs a shell command on a host for as long as it takes; what the host says is shown.
 on_host() {
     local REACH
     reach "$1" "$2"
@@ -62,7 +90,7 @@ on_host() {
 
 # Sets INSTANCES to the names of all hosts, slice after slice. A dry run does not know them.
 find_instances() {
-    local slice names
+    local slice names PATIENT=yes
     INSTANCES=()
     for ((slice = 0; slice < SLICES; slice++)); do
         look "" "${GROUPS_OF[@]}" list-instances "$NAME-$slice" "${AT[@]}" "--format=value(instance.basename())"

@@ -23,13 +23,14 @@ source "$HERE/tpus.sh"
 
 # The defaults; settings.env.example explains each.
 NAME="" PROJECT="" ZONE="" BUCKET=""
-TPU=v5p:2x2x1 SLICES=1 WAY=queued CAPACITY=on-demand RESERVATION="" VALID_FOR="" RECREATIONS=10
-NETWORK="" SUBNETWORK="" SERVICE_ACCOUNT="" IAP=no
+TPU=v5p:2x2x1 SLICES=1 WAY=group CAPACITY=on-demand RESERVATION="" VALID_FOR="" RUN_FOR=1d RECREATIONS=10
+NETWORK="" SUBNETWORK="" SERVICE_ACCOUNT="" IAP=no PRICE=""
 COMMAND=train CONFIG=quickstart RUN=first FLAGS="" SYNC_SECONDS=300 POLL_SECONDS=30
+ANSWER_SECONDS=120 TRIES=10 IDLE_MINUTES=60
 GKE_IMAGE=google/cloud-sdk:slim GKE_SERVICE_ACCOUNT=default
-KEYS=(NAME PROJECT ZONE BUCKET TPU SLICES WAY CAPACITY RESERVATION VALID_FOR RECREATIONS NETWORK
-    SUBNETWORK SERVICE_ACCOUNT IAP COMMAND CONFIG RUN FLAGS SYNC_SECONDS POLL_SECONDS GKE_IMAGE
-    GKE_SERVICE_ACCOUNT)
+KEYS=(NAME PROJECT ZONE BUCKET TPU SLICES WAY CAPACITY RESERVATION VALID_FOR RUN_FOR RECREATIONS NETWORK
+    SUBNETWORK SERVICE_ACCOUNT IAP PRICE COMMAND CONFIG RUN FLAGS SYNC_SECONDS POLL_SECONDS ANSWER_SECONDS
+    TRIES IDLE_MINUTES GKE_IMAGE GKE_SERVICE_ACCOUNT)
 
 DRY_RUN=no
 KUBERNETES=no # gke.sh asks nobody for slices
@@ -57,8 +58,25 @@ begin() {
     read_file "$file"
     for change in "${changes[@]}"; do assign "$change" "--set"; done
     check_settings
+    trap leave EXIT
+    trap 'exit 129' HUP
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
     [[ $DRY_RUN == yes ]] || command -v gcloud >/dev/null ||
         refuse "there is no gcloud on this machine; install the Google Cloud CLI, or see the commands with --dry-run"
+    [[ $DRY_RUN == yes ]] || command -v timeout >/dev/null ||
+        refuse "there is no 'timeout' on this machine, which ends what hangs; on macOS: brew install coreutils"
+}
+
+# Every way out, Ctrl-C too. A script that may leave something behind that costs money sets BILL, and
+# then the last line says what; one that another script calls leaves that to it.
+BILL=no
+leave() {
+    local code=$?
+    trap - EXIT
+    [[ $BILL == no || $DRY_RUN == yes || ${CALLED:-no} == yes ]] || bill quiet || true
+    [[ -z ${SCRATCH:-} ]] || rm -rf "$SCRATCH"
+    exit "$code"
 }
 
 read_file() {
@@ -98,19 +116,24 @@ check_settings() {
     must BUCKET 'gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9][A-Za-z0-9._-]*)*' "gs://bucket or gs://bucket/folder, without a '/' at the end"
     must SLICES '[1-9][0-9]{0,3}' "a whole number from 1 on"
     must WAY 'queued|group' "queued or group"
-    must CAPACITY 'on-demand|spot|reserved' "on-demand, spot or reserved"
+    must CAPACITY 'on-demand|spot|flex-start|reserved' "on-demand, spot, flex-start or reserved"
     may RESERVATION '[a-z]([a-z0-9-]{0,61}[a-z0-9])?' "the name of a reservation"
     may VALID_FOR '[1-9][0-9]*[smhd]' "a duration, as 30m, 6h or 2d"
+    must RUN_FOR '[1-9][0-9]*[smhd]' "a duration, as 90m, 12h or 7d"
     must RECREATIONS '0|[1-9][0-9]{0,3}' "a whole number"
     may NETWORK '[a-z]([a-z0-9-]{0,61}[a-z0-9])?' "the name of a network"
     may SUBNETWORK '[a-z]([a-z0-9-]{0,61}[a-z0-9])?' "the name of a subnetwork"
     may SERVICE_ACCOUNT '[a-z0-9-]+@[a-z0-9.-]+' "an address, as trainer@my-project-123.iam.gserviceaccount.com"
     must IAP 'yes|no' "yes or no"
+    may PRICE '[0-9]{1,4}([.][0-9]{1,4})?' "dollars for a chip and an hour, as 2.94"
     must COMMAND 'train|quickstart|eval' "train, quickstart or eval"
     must CONFIG '[A-Za-z0-9_][A-Za-z0-9_./-]*' "the name of a config, or its path from the project's folder"
     must RUN '[A-Za-z0-9][A-Za-z0-9._-]{0,99}' "letters, digits, '-', '_' and '.', beginning with a letter or digit"
     must SYNC_SECONDS '[1-9][0-9]{0,4}' "a whole number of seconds from 1 on"
     must POLL_SECONDS '[0-9]{1,5}([.][0-9])?' "a number of seconds"
+    must ANSWER_SECONDS '[1-9][0-9]{0,4}' "a whole number of seconds from 1 on"
+    must TRIES '[1-9][0-9]{0,3}' "a whole number from 1 on"
+    must IDLE_MINUTES '0|[1-9][0-9]{0,4}' "a whole number of minutes, or 0"
     must GKE_IMAGE '[A-Za-z0-9][A-Za-z0-9._/:@-]*' "the name of a container image"
     must GKE_SERVICE_ACCOUNT '[a-z0-9]([a-z0-9.-]*[a-z0-9])?' "a Kubernetes service account"
     # A blank inside a flag cannot be said here, so every other odd character is refused, too: what
@@ -154,8 +177,6 @@ check_hosts() {
         refuse "COMMAND=$COMMAND runs on one host, and SLICES=$SLICES of TPU=$TPU has $ALL_HOSTS; take $GENERATION:$ONE_HOST and SLICES=1, or COMMAND=train"
     if [[ $KUBERNETES == yes ]]; then
         ((SLICES == 1 || HOSTS > 1)) || refuse "SLICES=$SLICES of TPU=$TPU: Kubernetes joins slices of several hosts only; take a larger TPU, or SLICES=1"
-    else
-        [[ $WAY == queued || $SLICES == 1 ]] || refuse "SLICES=$SLICES with WAY=group: nobody tells such slices of one another; take SLICES=1, WAY=queued, or gke.sh"
     fi
 }
 

@@ -24,11 +24,12 @@ source "$(dirname "$0")/hosts.sh"
 main() {
     begin "$@"
     only --keep-code --code-only
+    given --code-only || BILL=yes
     given --keep-code || upload
     ! given --code-only || return 0
     host_lines
     say "installing on $ALL_HOSTS host(s); the first time takes some minutes"
-    on_every_host "bash -c ${INSTALL@Q}" ||
+    on_every_host "$TRIES" "$((15 * ANSWER_SECONDS))" "bash -c ${INSTALL@Q}" ||
         refuse "the project is not on all hosts; what they said stands above, and calling this again goes on"
 }
 

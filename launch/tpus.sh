@@ -41,6 +41,22 @@ tpu_facts() {
     HOSTS=$((CHIPS / HOST_CHIPS)) ALL_HOSTS=$((CHIPS * SLICES / HOST_CHIPS))
 }
 
+# The other way: from $1, an accelerator or a machine type, sets KIND_OF to the generation and OF_KIND to
+# the chips of one.
+chips_of() {
+    local number=${1##*-}
+    OF_KIND=${number//[!0-9]/}
+    case $1 in
+    v5litepod-* | ct5lp-*) KIND_OF=v5e ;;
+    v6e-* | ct6e-*) KIND_OF=v6e ;;
+    v5p-*) KIND_OF=v5p OF_KIND=$((OF_KIND / 2)) ;;
+    ct5p-*) KIND_OF=v5p ;;
+    tpu7x-standard-*) KIND_OF=tpu7x ;;
+    tpu7x-*) KIND_OF=tpu7x OF_KIND=$((OF_KIND / 2)) ;;
+    *) KIND_OF=$1 OF_KIND=1 ;;
+    esac
+}
+
 # Generations wired in two dimensions. Up to 8 chips are one host; larger slices have 4 a host.
 flat() {
     local known="1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"

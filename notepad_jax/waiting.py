@@ -38,7 +38,9 @@ class Loop:
 
     def __init__(self, name: str = "notepad_jax loop") -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=_forever, args=(self._loop,), name=name, daemon=True)
+        self._ending = False  # what begins from now on, in the thread, is cancelled at once
+        self._not_begun: dict[object, Callable[[], None]] = {}  # given up when the thread ends
+        self._thread = threading.Thread(target=self._forever, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -72,19 +74,47 @@ class Loop:
 
     def _begin(
         self, work: Coroutine[Any, Any, T], ended: Callable[[], object]
-    ) -> list[asyncio.Task[T]]:
-        """Begins `work`; its task is in the list when `ended` is called, in the thread."""
-        begun: list[asyncio.Task[T]] = []
+    ) -> list[asyncio.Future[T]]:
+        """Begins `work`; its task is in the list when `ended` is called, in the thread.
+
+        Whatever closes the loop meanwhile, `ended` is called. Raises RuntimeError once it is
+        closed.
+        """
+        begun: list[asyncio.Future[T]] = []
+
+        def over(task: asyncio.Future[T]) -> None:
+            if not task.cancelled():
+                task.exception()  # looked at: one that failed as its caller left says nothing
+            ended()
 
         def begin() -> None:
-            begun.append(self._loop.create_task(work))
-            begun[0].add_done_callback(lambda _: ended())
+            if self._not_begun.pop(begun_by, None) is None:
+                return  # the thread has ended with it
+            if self._ending:
+                give_up()
+            else:
+                begun.append(self._loop.create_task(work))
+                begun[0].add_done_callback(over)
 
-        self._loop.call_soon_threadsafe(begin)
+        def give_up() -> None:
+            work.close()
+            begun.append(asyncio.Future(loop=self._loop))
+            begun[0].cancel()
+            ended()
+
+        begun_by = object()
+        self._not_begun[begun_by] = give_up
+        try:
+            self._loop.call_soon_threadsafe(begin)
+        except RuntimeError:  # closed; the thread may have given it up already
+            if self._not_begun.pop(begun_by, None) is not None:
+                work.close()
+                raise
         return begun
 
-    def _cancel(self, begun: list[asyncio.Task[T]]) -> None:
-        self._loop.call_soon_threadsafe(lambda: begun[0].cancel())  # it has begun by then
+    def _cancel(self, begun: list[asyncio.Future[T]]) -> None:
+        with contextlib.suppress(RuntimeError):  # closed, and all that ran there with it
+            self._loop.call_soon_threadsafe(lambda: begun[0].cancel())  # it has begun by then
 
     def begun(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Begins `work` and returns at once; cancelling the future cancels it."""
@@ -97,7 +127,7 @@ class Loop:
         is near when it returns.
         """
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(_end(last)))
+            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end(last)))
             if threading.current_thread() is not self._thread:
                 self._thread.join()
 
@@ -107,26 +137,27 @@ class Loop:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _forever(self) -> None:
+        while True:
+            try:
+                self._loop.run_forever()
+                break
+            except (KeyboardInterrupt, SystemExit):
+                pass  # of a task, which holds it for who waits; asyncio throws it here as well
+        self._loop.close()
+        while self._not_begun:  # given between the last look and the end
+            _, give_up = self._not_begun.popitem()
+            give_up()
 
-def _forever(loop: asyncio.AbstractEventLoop) -> None:
-    while True:
+    async def _end(self, last: Coroutine[Any, Any, None] | None) -> None:
+        self._ending = True
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
         try:
-            loop.run_forever()
-            break
-        except (KeyboardInterrupt, SystemExit):
-            pass  # of a task, which holds it for who waits; asyncio throws it here as well
-    loop.close()
-
-
-async def _end(last: Coroutine[Any, Any, None] | None) -> None:
-    loop = asyncio.get_running_loop()
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    try:
-        if last is not None:
-            await last
-        await loop.shutdown_asyncgens()
-    finally:
-        loop.stop()
+            if last is not None:
+                await last
+            await self._loop.shutdown_asyncgens()
+        finally:
+            self._loop.stop()

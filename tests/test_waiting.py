@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import gc
 import os
 import signal
 import threading
@@ -102,3 +103,54 @@ def test_what_runs_when_a_loop_closes_is_cancelled():
         loop.begun(endless())
         loop.run(doubled(1))
     assert ended
+
+
+def test_whoever_gives_work_to_a_loop_that_closes_is_told():
+    """Before it ends, while it ends, after it: a result, a cancellation, or that it is closed."""
+    told = []
+
+    def give(loop: waiting.Loop, begun: threading.Barrier) -> None:
+        begun.wait()
+        try:
+            while True:
+                assert loop.run(doubled(4)) == 8
+        except (asyncio.CancelledError, RuntimeError) as problem:
+            told.append(type(problem).__name__)
+
+    async def slow() -> None:
+        await asyncio.sleep(0.001)
+
+    for _ in range(60):
+        begun = threading.Barrier(4)
+        with waiting.Loop() as loop:
+            givers = [threading.Thread(target=give, args=(loop, begun), daemon=True) for _ in "abc"]
+            for giver in givers:
+                giver.start()
+            begun.wait()
+            loop.close(slow())
+        for giver in givers:
+            giver.join(20)
+            assert not giver.is_alive()
+    assert len(told) == 180 and set(told) <= {"CancelledError", "RuntimeError"}
+
+
+def test_a_failure_whose_caller_left_says_nothing(caplog):
+    """Of two engines that fail together, the first is raised; the other was waited for, too."""
+
+    async def fails_when_cancelled():
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise ValueError("on the way out") from None
+
+    async def scene(loop):
+        call = asyncio.ensure_future(loop.awaited(fails_when_cancelled()))
+        await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    with waiting.Loop() as loop:
+        asyncio.run(scene(loop))
+    gc.collect()
+    assert not caplog.records

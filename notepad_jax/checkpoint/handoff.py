@@ -11,8 +11,9 @@ handed over once: in memory when the bridge is built, through storage at the fir
 step that names them (`steps.write_base`). What is adopted is always the whole policy, and its
 versions share the base.
 
-The checksum of every leaf is recorded at publication and compared when the leaf was laid out
-for its new devices, before it is cast to the engine's dtype, or quantised. They cover every
+The checksum of every leaf is compared when the leaf was laid out for its new devices: through
+storage with the one that was recorded at publication, before it is cast to the engine's dtype,
+or quantised; in memory with that of what left, which was cast before. They cover every
 weight, so an adoption does not hash the files of `params` as well: that would be a second
 reading of all weights at every step.
 Below: `steps` (orbax), `targets` (what the engine asks for), `checksums`.
@@ -23,7 +24,13 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 from notepad_jax.checkpoint import bucket
-from notepad_jax.checkpoint.checksums import HandoffError, combine, compare, leaf_checksums
+from notepad_jax.checkpoint.checksums import (
+    HandoffError,
+    checksum,
+    combine,
+    compare,
+    leaf_checksums,
+)
 from notepad_jax.checkpoint.steps import (
     BASE,
     Folder,
@@ -57,15 +64,19 @@ class Handoff(Protocol):
         """Returns the version that `adopt` would return, or None before any publication."""
 
     def adopt(self) -> PolicySnapshot:
-        """Returns the newest snapshot as the target asks for it. Raises HandoffError."""
+        """Returns the newest snapshot as the target asks for it. Raises HandoffError.
+
+        In memory each is adopted once.
+        """
 
 
 class InProcess:
     """Trainer and engine in one process: to publish is to make the engine's copy.
 
-    The copy is made leaf by leaf, straight into the engine's dtypes and places
+    The copy is made layer by layer, straight into the engine's dtypes and places
     (`targets.carry`): beside what the trainer and the engine hold already, a hand-off takes
-    the new copy and one leaf. `adopt` hands out that copy, the same one each time.
+    the new copy and a few layers of one leaf. `adopt` gives that copy away, once: what lets
+    go of it has its memory.
 
     `base` are the target's leaves that are never published, of arrays that nobody donates. Where
     the engine asks for one as it lies there, it is shared and takes no memory.
@@ -76,25 +87,31 @@ class InProcess:
         self._target = without(target, base)
         wanted = without(target, self._target)
         check_shapes(base, as_published(wanted), "the base")
-        self._base = share(base, leaf_checksums(base), wanted, "the base")
-        self._published: PolicySnapshot | None = None
+        self._base = share(base, wanted, "the base")
+        self._published: PolicySnapshot | None = None  # what nobody has adopted
+        self._newest: int | None = None
 
     def publish(self, snapshot: PolicySnapshot) -> str:
         where = f"policy version {snapshot.version}"
         check_shapes(snapshot.params, as_published(self._target), where)
-        self._published = None  # an engine holds what it adopted; nobody needs a third copy
-        leaves = leaf_checksums(snapshot.params)
-        params = carry(snapshot.params, leaves, self._target, where)
+        self._published = None
+        params = carry(snapshot.params, self._target, where)
         self._published = PolicySnapshot(snapshot.version, join(self._base, params))
-        return combine(leaves)
+        self._newest = snapshot.version
+        return checksum(snapshot.params)
 
     def newest(self) -> int | None:
-        return None if self._published is None else self._published.version
+        return self._newest
 
     def adopt(self) -> PolicySnapshot:
         if self._published is None:
-            raise HandoffError("no policy was published yet; publish one before adopting")
-        return self._published
+            raise HandoffError(
+                "no policy was published yet; publish one before adopting"
+                if self._newest is None
+                else f"policy version {self._newest} was adopted already; publish one again"
+            )
+        adopted, self._published = self._published, None  # whoever adopts alone holds it
+        return adopted
 
 
 class ThroughStorage:

@@ -49,12 +49,18 @@ CHECKPOINTS = "checkpoints"  # what the folder of a run's steps is called
 BASE = "base"  # of the folder of what no step changes, and of its checksum in a step's meta
 
 
+# Orbax counts its operations in the process, not in the thread: of two saves at once one takes the
+# other's folders for leavings of its own and removes them.
+_ORBAX = threading.Lock()
+
+
 class CheckpointError(ValueError):
     """A step that cannot be written or read; the message says which, and what is wrong."""
 
 
-def context(in_flight: int | None = None) -> ocp.Context:
-    """Returns the orbax context in which `data` and `meta` are readable JSON files.
+@contextlib.contextmanager
+def context(in_flight: int | None = None) -> Iterator[None]:
+    """Around what orbax does, one thread at a time; `data` and `meta` are readable JSON files.
 
     Large leaves that are stacked over layers are written a layer at a time, so that an
     export (`stored`) can read them so. `in_flight` is as in `write`.
@@ -66,7 +72,8 @@ def context(in_flight: int | None = None) -> ocp.Context:
     made.checkpointables.registry = registry
     made.memory_options.write_concurrent_bytes = in_flight
     made.array_options.saving.scoped_storage_options_creator = _by_layer
-    return made
+    with _ORBAX, made:
+        yield
 
 
 def _by_layer(path: Any, leaf: Any) -> ocp.options.ArrayOptions.Saving.StorageOptions | None:

@@ -2,15 +2,16 @@
 
 A target is a tree of `jax.ShapeDtypeStruct`s (or of arrays); a leaf with no sharding goes to
 this process's first device, and in the place of a matrix that is to be quantised stands a
-`Quantized` of two of them. Weights are compared with their checksums as they were published, in
-their new place, and only then cast: by `carry` and `share` leaf by leaf out of a tree that
-somebody else owns, by `cast` out of one that was read for this purpose. Neighbours above: `steps`,
-`handoff`.
+`Quantized` of two of them. Out of a tree that somebody else owns weights come by `carry` and
+`share`, a few layers at a time: cast where they lie, laid out anew, and compared there with what
+left. What was read for this purpose is compared as it was published, and then cast (`cast`).
+Neighbours above: `steps`, `handoff`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import math
 from typing import Any
 
 import jax
@@ -66,14 +67,43 @@ def as_published(target: Any) -> Any:
     )
 
 
-_quantize = jax.jit(quantize, static_argnums=1)
+AT_ONCE = 1 << 28  # bytes of a leaf that travel together, as published; at least a layer
 
 
-def _in_form(leaf: Array, wanted: Any) -> Any:
-    if not isinstance(wanted, Quantized):
-        return leaf if leaf.dtype == wanted.dtype else leaf.astype(wanted.dtype)
-    inputs = tuple(axis for axis, size in enumerate(wanted.scale.shape) if size == 1)
-    return jax.device_put(_quantize(leaf, inputs), jax.tree.map(lambda x: x.sharding, wanted))
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _formed(
+    leaf: Array, first: Any, count: int, dtype: Any, inputs: tuple[int, ...] | None
+) -> Any:  # fmt: skip
+    """`count` entries of the leading axis, cast, or quantised over the axes `inputs`."""
+    part = jax.lax.dynamic_slice_in_dim(leaf, first, count) if leaf.ndim else leaf
+    return part.astype(dtype) if inputs is None else quantize(part, inputs)
+
+
+def _in_form(leaf: Array, wanted: Any, first: int = 0, count: int | None = None) -> Any:
+    """`count` entries from `first` on (all) as `wanted`, on the devices where they are."""
+    count = _entries(leaf) if count is None else count
+    if isinstance(wanted, Quantized):
+        inputs = tuple(axis for axis, size in enumerate(wanted.scale.shape) if size == 1)
+        return _formed(leaf, first, count, None, inputs)
+    if leaf.dtype == wanted.dtype and count == _entries(leaf):
+        return leaf
+    return _formed(leaf, first, count, wanted.dtype, None)
+
+
+def _entries(leaf: Any) -> int:
+    return leaf.shape[0] if leaf.ndim else 1
+
+
+def at_once(leaf: Any) -> int:
+    """Returns how many entries of a leaf's leading axis travel together: layers, of matrices.
+
+    As many as divide them all and are at most `AT_ONCE` bytes; what has no layers travels whole.
+    """
+    count = _entries(leaf)
+    if leaf.ndim < 3:
+        return count
+    most = max(1, AT_ONCE * count // (math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize))
+    return max(size for size in range(1, count + 1) if count % size == 0 and size <= most)
 
 
 def cast(params: Any, target: Any) -> Any:
@@ -85,48 +115,69 @@ def cast(params: Any, target: Any) -> Any:
     leaves, tree = jax.tree.flatten(params)
     del params
     for i, wanted in enumerate(tree.flatten_up_to(target)):
-        leaves[i] = _in_form(leaves[i], wanted)
+        made = _in_form(leaves[i], wanted)
+        leaves[i] = jax.device_put(made, jax.tree.map(lambda x: x.sharding, wanted))
     return jax.tree.unflatten(tree, leaves)
 
 
-def carry(params: Any, published: Mapping[str, str], target: Any, where: str) -> Any:
+def carry(params: Any, target: Any, where: str) -> Any:
     """Returns a copy of `params` in the places and dtypes of `target`, which owns its buffers.
 
-    So `params` may be donated afterwards. One leaf travels at a time: it is laid out anew,
-    compared with its checksum in `published`, cast, and let go; beside copy and original the
-    devices hold that leaf alone. `target` is complete (`placed`) and has the shapes of
-    `params`. Raises HandoffError, starting with `where`.
+    So `params` may be donated afterwards. A few layers of a leaf travel at a time (`at_once`):
+    cast where they lie, so that what crosses is no more than what arrives, and put in their place
+    in the copy; beside copy and original the devices hold those layers alone. Their checksums are
+    made on either side. `target` is complete (`placed`) and has the shapes of `params`. Raises
+    HandoffError, starting with `where`.
     """
-
-    def owned(laid: Array, made: Any) -> Any:
-        return jnp.copy(made) if made is laid else made
-
-    return _arrived(params, published, target, where, owned)
+    return _arrived(params, target, where, owned=True)
 
 
-def share(params: Any, published: Mapping[str, str], target: Any, where: str) -> Any:
+def share(params: Any, target: Any, where: str) -> Any:
     """As `carry`, of leaves that nobody ever donates.
 
     What is asked for as it is, where it is, takes no memory: it shares buffers with `params`.
     """
-    return _arrived(params, published, target, where, lambda laid, made: made)
+    return _arrived(params, target, where, owned=False)
 
 
-def _arrived(
-    params: Any, published: Mapping[str, str], target: Any, where: str,
-    kept: Callable[[Array, Any], Any],
-) -> Any:  # fmt: skip
-    """`params` in the form of `target`; `kept` is given each leaf as it was laid out and cast."""
-
+def _arrived(params: Any, target: Any, where: str, owned: bool) -> Any:
     def one(name: str, leaf: Array, wanted: Any) -> Any:
-        plain = as_published(wanted)
-        laid = place.laid(leaf, plain.sharding)  # may share buffers with `leaf`
-        compare({name: published[name]}, leaf_checksums({name: laid}), where)
-        return jax.block_until_ready(kept(laid, _in_form(laid, wanted)))
+        count, size = _entries(leaf), at_once(leaf)
+        as_it_is = not isinstance(wanted, Quantized) and leaf.dtype == wanted.dtype
+        if size == count or (as_it_is and not owned):
+            made = _travelled(name, _in_form(leaf, wanted), wanted, where)  # may share buffers
+            return jnp.copy(made) if as_it_is and owned else made
+        made = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), wanted)
+        for first in range(0, count, size):  # nothing here holds what has travelled
+            made = jax.tree.map(
+                functools.partial(_put, first=first),
+                made,
+                _travelled(name, _in_form(leaf, wanted, first, size), wanted, where),
+            )
+        return made
 
     tree = jax.tree.structure(params)
     pairs = zip(named_leaves(params).items(), tree.flatten_up_to(target), strict=True)
-    return tree.unflatten([one(name, leaf, wanted) for (name, leaf), wanted in pairs])
+    return tree.unflatten(
+        [jax.block_until_ready(one(name, leaf, wanted)) for (name, leaf), wanted in pairs]
+    )
+
+
+def _travelled(name: str, part: Any, wanted: Any, where: str) -> Any:
+    """A part of leaf `name` where `wanted` says, after a look at whether it arrived."""
+    there = jax.tree.map(lambda x, like: place.laid(x, like.sharding), part, wanted)
+    compare(leaf_checksums({name: part}), leaf_checksums({name: there}), where)
+    return there
+
+
+def _put(whole: Array, part: Array, first: int) -> Array:
+    return _put_in(whole, part, first, whole.sharding)
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnums=3)
+def _put_in(whole: Array, part: Array, first: Any, sharding: Any) -> Array:
+    whole = jax.lax.dynamic_update_slice_in_dim(whole, part, first, 0)
+    return jax.lax.with_sharding_constraint(whole, sharding)
 
 
 def abstract(tree: Any) -> Any:

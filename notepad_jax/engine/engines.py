@@ -110,10 +110,10 @@ class Engines:
         every = [dataclasses.astuple(service.take_stats()) for service in self._services]
         return EngineStats(*map(sum, zip(*every, strict=True)))
 
-    def rest(self) -> None:
-        """Gives the caches' memory back until turns are asked for; RuntimeError while any runs."""
+    def rest(self, weights: bool = False) -> None:
+        """As `EngineService.rest`, of all."""
         for service in self._services:
-            service.rest()
+            service.rest(weights)
 
     def _rows(self, snapshot: PolicySnapshot) -> list[PolicySnapshot]:
         rows = [

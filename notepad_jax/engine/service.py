@@ -129,10 +129,16 @@ class EngineService:
         stats, self.stats = self.stats, EngineStats()
         return stats
 
-    def rest(self) -> None:
-        """Gives the cache's memory back until a turn is asked for; RuntimeError while any runs."""
+    def rest(self, weights: bool = False) -> None:
+        """Gives the cache's memory back until a turn is asked for; RuntimeError while any runs.
+
+        With `weights` theirs, too: a policy must be adopted then before anything is asked for,
+        which may be the same version again.
+        """
         self.scheduler.forget()
         self._executor.rest()
+        if weights:
+            self._params = dict.fromkeys(self._params)
 
     # ------------------------------------------------------------ what callers do
 
@@ -213,7 +219,8 @@ class EngineService:
 
     def check_new(self, version: int) -> None:
         """Raises ValueError for a version that is resident or waits to be."""
-        if version in self.scheduler.resident | {a.snapshot.version for a in self._adoptions}:
+        resident = {v for v in self.scheduler.resident if self._params.get(v) is not None}
+        if version in resident | {a.snapshot.version for a in self._adoptions}:
             raise ValueError(
                 f"version {version} is resident or waits to be; give other weights another version"
             )
@@ -222,6 +229,8 @@ class EngineService:
 
     def _submit(self, prompt: Prompt, sampling: SamplingParams) -> _Ticket:
         self.check_alive()
+        if self._params.get(self.version) is None:
+            raise RuntimeError("the engine gave its weights back; let it adopt a policy")
         context = self.scheduler.submit(prompt, sampling)
         ticket = _Ticket(context, asyncio.get_running_loop().create_future())
         self._tickets[context] = ticket

@@ -29,6 +29,11 @@ def rms_norm(x: Float[Array, "... D"], weight: Float[Array, " D"], eps: float) -
     return (x32 * scale * weight.astype(jnp.float32)).astype(x.dtype)
 
 
+def add_bias(x: Float[Array, "... D"], bias: Float[Array, "... D"]) -> Array:
+    """x + bias in x's dtype. Added in float32, so that so the bias' gradient sums over tokens."""
+    return (x.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
+
+
 def rope_angles(
     positions_BT: Int[Array, "B T"], head_size: int, theta: float, scaling: Scaling = UNSCALED
 ) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
@@ -64,7 +69,7 @@ class Attention(nnx.Module):
         c = self.config
         x_BTNH = apply(x_BTD, getattr(self, name).get_value())
         if c.attention_bias:
-            x_BTNH += getattr(self, f"{name}_bias")[...].astype(x_BTD.dtype)
+            x_BTNH = add_bias(x_BTNH, getattr(self, f"{name}_bias")[...])
         if c.qk_norm and name in ("q", "k"):
             x_BTNH = rms_norm(x_BTNH, getattr(self, f"{name}_norm")[...], c.rms_eps)
         return x_BTNH
@@ -78,9 +83,7 @@ class Attention(nnx.Module):
 
     def output(self, out_BTNH: Array) -> Array:
         out_BTD = apply(out_BTNH, self.o.get_value(), inputs=2)
-        return (
-            out_BTD + self.o_bias[...].astype(out_BTD.dtype) if self.config.output_bias else out_BTD
-        )
+        return add_bias(out_BTD, self.o_bias[...]) if self.config.output_bias else out_BTD
 
 
 class SwiGLU(nnx.Module):

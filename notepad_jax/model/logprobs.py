@@ -16,7 +16,8 @@ from jaxtyping import Array, Float, Int
 
 import pallas_kernels
 from notepad_jax.model.config import PolicyConfig
-from notepad_jax.model.parameters import Params
+from notepad_jax.model.matrices import seen
+from notepad_jax.model.parameters import Params, specs
 from notepad_jax.model.policy import output_matrix
 from notepad_jax.parallel import shards
 from notepad_jax.parallel.shards import ROWS
@@ -48,7 +49,8 @@ def token_logprobs(
     over "tensor". Of the hidden states, only those at the places meet the output matrix.
     """
     tied = config.tied_embeddings
-    matrix = (params["embed"] if tied else params["unembed"]).astype(hidden_BTD.dtype)
+    name = "embed" if tied else "unembed"
+    matrix = seen(params[name], specs(config)[name].axes, hidden_BTD.dtype)
 
     def local(hidden_BTD: Array, matrix: Array, places_X: Array, labels_X: Array) -> Any:
         return pallas_kernels.token_logprob(

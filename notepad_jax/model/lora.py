@@ -28,7 +28,7 @@ from jaxtyping import Array
 
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.matrices import Adapted, Quantized
-from notepad_jax.model.parameters import Params, join, specs
+from notepad_jax.model.parameters import Params, Spec, join, specs
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.parallel import place, rules
 
@@ -219,6 +219,17 @@ def plain(params: Params) -> Params:
         for name, leaf in params.items()
         if "lora_" not in name
     }
+
+
+def axes(declared: Mapping[str, Spec]) -> dict[str, tuple[str | None, ...]]:
+    """Returns the logical axes of one layer's adapters: each matrix' own, on that side."""
+    found: dict[str, tuple[str | None, ...]] = {}
+    for name in TARGETS:
+        if name in declared:
+            own, split = declared[name].axes[1:], len(declared[name].inputs)
+            found[_IN.format(name)] = (*own[:split], None)
+            found[_OUT.format(name)] = (None, *own[split:])
+    return found
 
 
 def beside(layer: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from notepad_jax.parallel import shards
+
 LARGEST = 127  # -128 is not used: the grid is symmetric, so there is no zero point
 
 
@@ -87,13 +89,17 @@ def quantize(matrix: Array, inputs: tuple[int, ...]) -> Quantized:
     return Quantized(values.astype(jnp.int8), scale)
 
 
-def in_dtype(leaf: Matrix, dtype: Any) -> Matrix:
-    """Returns a leaf as a forward pass in `dtype` sees it, however its owner keeps it.
+def seen(leaf: Matrix, axes: tuple[str | None, ...], dtype: Any) -> Matrix:
+    """Returns a leaf as a forward pass in `dtype` sees it, however and wherever its owner keeps it.
 
     Trainer and engine may keep a policy in different dtypes; both come through here, so they
-    compute with the same numbers wherever the engine's copy is a cast of the trainer's.
+    compute with the same numbers wherever the engine's copy is a cast of the trainer's. A
+    float32 leaf stays float32, with the values of `dtype`: so does its gradient, however many
+    tokens and devices that is a sum over.
     """
-    return leaf if isinstance(leaf, Quantized | OfLayer) else leaf.astype(dtype)
+    if isinstance(leaf, Quantized | OfLayer):
+        return leaf
+    return shards.gathered(leaf, axes, dtype)
 
 
 def apply(x: Array, matrix: Matrix, inputs: int = 1) -> Array:
@@ -106,7 +112,9 @@ def apply(x: Array, matrix: Matrix, inputs: int = 1) -> Array:
     if isinstance(matrix, Adapted):
         whole = _summed(x, matrix.matrix, inputs) + delta(x, matrix, inputs)
         return whole.astype(x.dtype)
-    return jnp.tensordot(x, matrix.astype(x.dtype), inputs)
+    if matrix.dtype == x.dtype:
+        return jnp.tensordot(x, matrix, inputs)  # its own derivatives are of that dtype, too
+    return _product(x, matrix, inputs).astype(x.dtype)
 
 
 def _summed(x: Array, matrix: Array | Quantized | OfLayer, inputs: int) -> Array:
@@ -141,25 +149,27 @@ def _product(x: Array, matrix: Array, inputs: int) -> Array:
 
     Its derivative is made of products in x's dtype, too. Jax's own would meet the float32
     cotangent with float32 copies of x and of the matrix; but that cotangent comes from a
-    result which was rounded to x's dtype, so it has no more digits than that.
+    result which was rounded to x's dtype, so it has no more digits than that. The matrix' own
+    gradient is summed over all rows before it is rounded to the matrix' dtype, if it is.
     """
     return jnp.tensordot(x, matrix.astype(x.dtype), inputs, preferred_element_type=jnp.float32)
 
 
-def _product_forward(x: Array, matrix: Array, inputs: int) -> tuple[Array, tuple[Array, Array]]:
-    return _product(x, matrix, inputs), (x, matrix)
+def _product_forward(x: Array, matrix: Array, inputs: int) -> tuple[Array, Any]:
+    # Kept for the way back in x's dtype, which is narrower than a float32 matrix.
+    cast, kind = matrix.astype(x.dtype), jnp.zeros((), matrix.dtype)
+    return _product(x, cast, inputs), (x, cast, kind)
 
 
-def _product_backward(
-    inputs: int, operands: tuple[Array, Array], d_out: Array
-) -> tuple[Array, Array]:
-    x, matrix = operands
+def _product_backward(inputs: int, kept: Any, d_out: Array) -> tuple[Array, Array]:
+    x, matrix, kind = kept
     d_out, rows = d_out.astype(x.dtype), tuple(range(x.ndim - inputs))
     outputs = tuple(range(inputs, matrix.ndim))
     last = tuple(range(len(rows), d_out.ndim))
-    d_x = jnp.tensordot(d_out, matrix.astype(x.dtype), (last, outputs))
+    # In x's dtype, or devices that cut the outputs would sum d_x once for every such product.
+    d_x = jnp.tensordot(d_out, matrix, (last, outputs))
     d_matrix = jnp.tensordot(x, d_out, (rows, rows), preferred_element_type=jnp.float32)
-    return d_x, d_matrix.astype(matrix.dtype)
+    return d_x, d_matrix.astype(kind.dtype)
 
 
 _product.defvjp(_product_forward, _product_backward)

@@ -15,13 +15,14 @@ Letters of this file: E experts, A experts per token, X tokens, M = X * A sorted
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.experimental.pallas.ops.tpu import megablox
+from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
@@ -39,7 +40,7 @@ def route(
     x_XD: Float[Array, "X D"], router_DE: Float[Array, "D E"], experts: Experts
 ) -> tuple[Int[Array, "X A"], Float[Array, "X A"]]:
     """Returns which experts each token goes to, best first, and their float32 weights."""
-    logits_XE = jnp.matmul(x_XD, router_DE.astype(x_XD.dtype), preferred_element_type=jnp.float32)
+    logits_XE = jnp.matmul(x_XD.astype(jnp.float32), router_DE.astype(jnp.float32))
     weights_XA, chosen_XA = jax.lax.top_k(jax.nn.softmax(logits_XE, axis=-1), experts.per_token)
     if experts.normalize:
         weights_XA = weights_XA / jnp.sum(weights_XA, axis=-1, keepdims=True)
@@ -55,30 +56,73 @@ def grouped_matmul(
     x's dtype; for int8 experts see `matrices.apply`.
     """
     if not isinstance(w_EDF, Quantized):
-        return _grouped(x_MD, w_EDF.astype(x_MD.dtype), sizes_E, x_MD.dtype)
-    product_MF = _grouped(x_MD, w_EDF.values.astype(x_MD.dtype), sizes_E, jnp.float32)
+        return _grouped(x_MD, w_EDF, sizes_E, x_MD.dtype)
+    product_MF = _grouped(x_MD, w_EDF.values, sizes_E, jnp.float32)
     rows = x_MD.shape[0]
     scale_MF = jnp.repeat(w_EDF.scale[:, 0], sizes_E, axis=0, total_repeat_length=rows)
     return (product_MF * scale_MF).astype(x_MD.dtype)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _grouped(
-    x_MD: Float[Array, "M D"], w_EDF: Float[Array, "E D F"], sizes_E: Int[Array, " E"], dtype: Any
+    x_MD: Float[Array, "M D"], w_EDF: Array, sizes_E: Int[Array, " E"], dtype: Any
 ) -> Float[Array, "M F"]:
-    """The product of arrays of one dtype, summed in float32 and returned in `dtype`."""
-    if pallas_kernels.backend() not in ("pallas", "interpret"):
+    """The product in x's dtype, summed in float32 and returned in `dtype`.
+
+    Jax's own derivative would round the gradient of w to x's dtype. This one stays float32, for
+    devices to sum, where w is (`matrices.seen`).
+    """
+    w_EDF = w_EDF.astype(x_MD.dtype)
+    if not _has_kernel():
         return jax.lax.ragged_dot(x_MD, w_EDF, sizes_E, preferred_element_type=dtype)
-    rows, tile = x_MD.shape[0], _tile(x_MD.shape[0])
-    # megablox wants whole tiles of rows. Padding belongs to no expert: never computed.
-    padded_MD = jnp.pad(x_MD, ((0, -rows % tile), (0, 0)))
+    padded_MD, how = _tiled(x_MD, *w_EDF.shape[1:])
+    return gmm(padded_MD, w_EDF, sizes_E, dtype, **how)[: len(x_MD)]
+
+
+def _grouped_forward(x_MD: Array, w_EDF: Array, sizes_E: Array, dtype: Any) -> tuple[Array, Any]:
+    cast_EDF, kind = w_EDF.astype(x_MD.dtype), jnp.zeros((), w_EDF.dtype)
+    return _grouped(x_MD, cast_EDF, sizes_E, dtype), (x_MD, cast_EDF, sizes_E, kind)
+
+
+def _grouped_backward(dtype: Any, kept: Any, d_MF: Array) -> tuple[Array, Array, None]:
+    x_MD, w_EDF, sizes_E, kind = kept
+    if not _has_kernel():
+        w_EFD = w_EDF.swapaxes(1, 2)
+        d_x_MD = jax.lax.ragged_dot(d_MF, w_EFD, sizes_E, preferred_element_type=dtype)
+        d_w_EDF = jax.lax.ragged_dot_general(
+            x_MD, d_MF, sizes_E, _BY_EXPERT, preferred_element_type=jnp.float32
+        )
+    else:
+        padded_MD, how = _tiled(x_MD, *w_EDF.shape[1:])
+        padded_MF, _ = _tiled(d_MF, *w_EDF.shape[1:])
+        d_x_MD = gmm(padded_MF, w_EDF, sizes_E, x_MD.dtype, **how, transpose_rhs=True)
+        d_w_EDF = tgmm(padded_MD.T, padded_MF, sizes_E, jnp.float32, **how)
+    return d_x_MD[: len(x_MD)].astype(x_MD.dtype), d_w_EDF.astype(kind.dtype), None
+
+
+_grouped.defvjp(_grouped_forward, _grouped_backward)
+
+# [M, D] and [M, F], both sorted by expert, to [E, D, F]
+_BY_EXPERT = jax.lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((0,), (0,)), ((), ())),
+    lhs_ragged_dimensions=(0,), rhs_group_dimensions=(),
+)  # fmt: skip
+
+
+def _has_kernel() -> bool:
+    return pallas_kernels.backend() in ("pallas", "interpret")
+
+
+def _tiled(x_MD: Array, D: int, F: int) -> tuple[Array, dict[str, Any]]:
+    """Rows padded to whole tiles, which megablox wants, and how it is called for [E, D, F].
+
+    Padding belongs to no expert: never computed. Tiles are small in decoding, where every
+    expert has a handful of tokens.
+    """
+    tile = 128 if len(x_MD) < 8192 else 512
+    padded_MD = jnp.pad(x_MD, ((0, -len(x_MD) % tile), (0, 0)))
     interpret = pallas_kernels.backend() == "interpret"
-    tiling = (tile, min(512, w_EDF.shape[1]), min(512, w_EDF.shape[2]))
-    return megablox.gmm(padded_MD, w_EDF, sizes_E, dtype, tiling, interpret=interpret)[:rows]
-
-
-def _tile(rows: int) -> int:
-    """Rows of a tile: small in decoding, where every expert has a handful of tokens."""
-    return 128 if rows < 8192 else 512
+    return padded_MD, dict(tiling=(tile, min(512, D), min(512, F)), interpret=interpret)
 
 
 class RoutedSwiGLU(nnx.Module):

@@ -22,7 +22,7 @@ import pallas_kernels
 from notepad_jax.model import lora
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
-from notepad_jax.model.matrices import Unstacked, in_dtype
+from notepad_jax.model.matrices import Unstacked, seen
 from notepad_jax.model.parameters import Params, specs
 from notepad_jax.parallel import shards
 
@@ -56,7 +56,7 @@ class Policy(nnx.Module):
         def body(state: tuple[Array, Any], xs: tuple[Any, Array]) -> tuple[Any, Any]:
             hidden_BTD, carry = state
             params, index = xs
-            layer = DecoderLayer(c, lora.beside(_seen(c, params)))
+            layer = DecoderLayer(c, _seen(c, params))
             normed_BTD = layer.before_attention(hidden_BTD)
             with jax.named_scope("attention"):
                 q_BTNH = layer.attention.queries(normed_BTD, cos_sin)
@@ -69,7 +69,8 @@ class Policy(nnx.Module):
         if remat:
             body = jax.checkpoint(body, policy=pallas_kernels.SAVE_ATTENTION)
         (hidden_BTD, carry), (extras, routes_LBTA) = self._scan(body, (hidden_BTD, carry))
-        hidden_BTD = rms_norm(hidden_BTD, self.final_norm[...].astype(c.dtype), c.rms_eps)
+        final_norm = seen(self.final_norm[...], specs(c)["final_norm"].axes, c.dtype)
+        hidden_BTD = rms_norm(hidden_BTD, final_norm, c.rms_eps)
         return hidden_BTD, carry, extras, routes_LBTA
 
     def cache_entries(
@@ -86,7 +87,7 @@ class Policy(nnx.Module):
 
         def body(hidden_BTD: Array, xs: tuple[Any, Array]) -> tuple[Array, Any]:
             params, index = xs
-            layer = DecoderLayer(c, lora.beside(_seen(c, params)))
+            layer = DecoderLayer(c, _seen(c, params))
             normed_BTD = layer.before_attention(hidden_BTD)
             k_BTKH, v_BTKH = layer.attention.keys_values(normed_BTD, cos_sin)
 
@@ -115,14 +116,15 @@ class Policy(nnx.Module):
 
 
 def _seen(config: PolicyConfig, layer: Params) -> Params:
-    """One layer's parameters in the dtype of the activations, whatever they are kept in."""
+    """One layer's parameters as activations of `config.dtype` meet them, adapters in place."""
     declared = specs(config)["layers"]
-    return {
-        name: leaf
-        if "lora_" in name
-        else shards.gathered(in_dtype(leaf, config.dtype), declared[name].axes[1:])
-        for name, leaf in layer.items()
-    }
+    axes = {name: spec.axes[1:] for name, spec in declared.items()} | lora.axes(declared)
+    return lora.beside(
+        {
+            name: seen(leaf, axes[name], config.dtype) if name in axes else leaf
+            for name, leaf in layer.items()  # what has no axes is the adapters' scale, a number
+        }
+    )
 
 
 def forward(

@@ -10,11 +10,13 @@ The specs below are the layouts that cross such a border. Above: model and engin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
+from jaxtyping import Array
 
 from notepad_jax.parallel import rules
 
@@ -48,16 +50,40 @@ def rows(x: Any) -> Any:
     return jax.lax.with_sharding_constraint(x, ROWS)
 
 
-def gathered(x: Any, axes: tuple[str | None, ...]) -> Any:
-    """Brings a weight with these logical axes together over "fsdp", for the layer that uses it.
+def gathered(x: Array, axes: tuple[str | None, ...], dtype: Any) -> Array:
+    """Brings a weight with these logical axes together over "fsdp", rounded to `dtype`.
 
     Left alone, the compiler multiplies slice by slice while they travel round the ring, and
     adds the products up in the activations' dtype: rounded once a device, and an accumulator
-    of the activations' size read and written as often. Gradients go back to their slices.
+    of the activations' size read and written as often.
+
+    What travels is `dtype`. The result has the wider dtype of the two, so whoever multiplies by
+    it casts it back, which costs nothing; its gradient is of that wider dtype, and that is how
+    devices sum it, each its own slice. In `dtype` the sum would be rounded at every addition.
     """
-    if _mesh() is None or _size("fsdp") == 1:
+    if x.dtype == dtype and not _cut():
+        return x  # as it is: a copy would be kept of every layer for the way back
+    wider, own = jnp.promote_types(x.dtype, dtype), x.dtype
+
+    @jax.custom_vjp
+    def seen(x: Array) -> Array:
+        return _laid(x.astype(dtype), axes, rules.SERVING).astype(wider)
+
+    def back(_: None, d_x: Array) -> tuple[Array]:
+        return (_laid(d_x, axes, rules.TRAINING).astype(own),)
+
+    seen.defvjp(lambda x: (seen(x), None), back)
+    return seen(x)
+
+
+def _cut() -> bool:
+    return _mesh() is not None and _size("fsdp") > 1
+
+
+def _laid(x: Array, axes: tuple[str | None, ...], table: Mapping[str, str | None]) -> Array:
+    if not _cut():
         return x
-    names = (rules.SERVING[axis] if axis else None for axis in axes)
+    names = (table[axis] if axis else None for axis in axes)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*names))
 
 

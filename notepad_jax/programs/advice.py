@@ -132,8 +132,10 @@ def _of_engine(config: ConfigDict, made: Planned, found: Found) -> Iterator[OnTh
     e, held = config.engine, made.residents[ROLLOUT]
     over = max(found.peaks.values()) - found.hbm
     cached = [ROLLOUT] if e.give_back else EVERYWHERE
+    arriving = made.residents[HANDOFF]["arriving weights"]
     if not e.give_back:
-        saved = {UPDATE: held["cache"], HANDOFF: held["cache"]}
+        again = held["cache"] + min(held["weights"], arriving)  # what a step does not change stays
+        saved = {UPDATE: again, HANDOFF: again}
         yield {"engine.give_back": "true"}, "the cache is filled with zeros once a step", saved
     smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(e.cache_dtype or made.policy.dtype)
     if smaller:
@@ -158,14 +160,16 @@ def _of_engine(config: ConfigDict, made: Planned, found: Found) -> Iterator[OnTh
     dtype = parts.rollout_dtype(config, made.policy)
     smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(dtype)
     if smaller:
-        saved = dict.fromkeys(EVERYWHERE, held["weights"] * (0.5 if smaller != "int8" else 0.45))
+        share = 0.5 if smaller != "int8" else 0.45
+        saved = {phase: share * made.residents[phase].get("weights", 0) for phase in EVERYWHERE}
+        saved[HANDOFF] += share * arriving if config.checkpoint.handoff == "memory" else 0
         yield {"checkpoint.rollout_dtype": smaller}, "the engine's weights are rounded", saved
 
 
 def _of_training(config: ConfigDict, made: Planned, found: Found) -> Iterator[OnThisSlice]:
     held, arriving = made.residents[UPDATE], made.residents[HANDOFF]["arriving weights"]
     if config.checkpoint.handoff == "storage":
-        saved = {HANDOFF: arriving - held["weights"]}
+        saved = {HANDOFF: arriving - made.residents[ROLLOUT]["weights"]}
         yield {"checkpoint.handoff": "memory"}, "weights are cast where they are learnt", saved
     if "reference" in held:
         saved = dict.fromkeys(EVERYWHERE, held["reference"])

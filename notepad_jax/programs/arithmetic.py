@@ -97,13 +97,16 @@ def _accumulate(program: Program, made: Planned, chip: Chip) -> Read:
     stacked, vocabulary = _stacked(p) * size / t, p.vocab_size * p.width * size / t
     moved = work.tokens * p.layers * MOVED_LEARNING.bytes(p, t) + 2 * stacked
     passes = 2 if made.remat else 1  # in which the weights come together
-    beside = work.tokens * kept(p, t, made.remat) + 2 * stacked / p.layers + 2 * vocabulary
+    wider = 4 / size
+    # A layer as it came together, and its gradient in float32; so the vocabulary's.
+    beside = work.tokens * kept(p, t, made.remat) + (1 + wider) * (stacked / p.layers + vocabulary)
     beside += 0 if made.remat else stacked  # as they came together, for the way back
     ring = _ring(made.trainer.shape["fsdp"])
     sums = (5 if made.remat else 4) * p.layers * work.tokens * p.width * size * 2 * _ring(t)
     sent = {
         "all-gather": ring * (passes * stacked + vocabulary),
-        "all-reduce": 2 * ring * (stacked + vocabulary) + sums,
+        "reduce-scatter": ring * wider * stacked,
+        "all-reduce": 2 * ring * wider * vocabulary + sums,
     }
     return _read(beside, flops, 0, moved, sent, chip)
 

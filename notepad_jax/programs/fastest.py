@@ -16,6 +16,7 @@ import functools
 import itertools
 import math
 import operator
+import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,9 +31,12 @@ from pallas_kernels import aot
 
 TRAINERS = ("parallel.tensor", "grpo.micro_batch_rows", "grpo.row_length", "grpo.remat")
 ENGINES = ("engine.tensor", "engine.replicas")
-# Dollars for a chip and an hour, on demand in us-east5, where launch/README.md has them from. They
-# change, and with a contract they are others: `--price` says so, also of v5e and tpu7x.
-PRICES = {"v5p": 4.20, "v6e": 2.70}
+_PRICES = pathlib.Path(__file__).with_name("prices.txt").read_text(encoding="utf-8").splitlines()
+# Dollars for a chip and an hour, on demand; launch/ reads the same file.
+PRICES = {
+    chip: float(price)
+    for chip, price, _ in (line.split() for line in _PRICES if not line.startswith("#"))
+}
 MOST_CHIPS = 256  # of the slices that a chip's name alone stands for
 CUTS = 8  # most rows that a group's tails are cut into
 ROWS = (1, 2)  # of a micro-batch on a device

@@ -5,12 +5,28 @@ Above: cli, `api` and `reader`; below: `compiled` and the kernels.
 
 from __future__ import annotations
 
+import glob
 import logging
+from importlib.metadata import entry_points
 
+import jax
 from ml_collections import ConfigDict
 
 import pallas_kernels
 from notepad_jax.programs import compiled
+
+CHIPS = ("/dev/accel*", "/dev/vfio/[0-9]*")  # what a TPU's driver shows
+
+
+def without_chips() -> None:
+    """Where nothing but CPUs can be found, jax looks for nothing else.
+
+    The extra `[aot]` brings libtpu to compile for TPUs that are not here; asked for chips, it
+    prints what it misses in five lines. jax has asked for TPUs by name where it saw one.
+    """
+    chosen = jax.config.jax_platforms
+    if not chosen and not entry_points(group="jax_plugins") and not any(map(glob.glob, CHIPS)):
+        jax.config.update("jax_platforms", "cpu")
 
 
 def quiet() -> None:
@@ -24,5 +40,6 @@ def prepared(config: ConfigDict) -> None:
     Raises ValueError for kernels that there are not.
     """
     quiet()
+    without_chips()
     compiled.keep()
     pallas_kernels.use(config.get("kernels", "auto"))

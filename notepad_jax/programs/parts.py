@@ -178,7 +178,12 @@ def load_policy(
     found = policies.resolved(name, say)
     folder = policies.folder_of(found)
     tokenizer, config = open_tokenizer(folder, say), huggingface.import_config(folder)
-    config = _read_as(config, activations, tokenizer, where)
+    named, config = config.dtype, _read_as(config, activations, tokenizer, where)
+    if named not in ACTIVATIONS and not activations and config.dtype == "bfloat16":
+        say(
+            f"{name} is {named}, and is computed in bfloat16, which has fewer digits; with "
+            f"--config.dtype=float32 all are kept"
+        )
     wide = widened(config, _platform(where(config)))
     if found.steps is not None:
         stored = as_stored(found.steps, found.step)
@@ -249,13 +254,15 @@ def computes_in(said: str, policy: PolicyConfig, platform: str) -> str:
     """Returns the dtype that a policy computes in, of what a config says of `dtype`.
 
     "" is what suits the machine: float32 on CPUs, however the policy is stored; on others, what
-    its config.json names. Whatever else says "" of a dtype (`engine.cache_dtype`,
-    `checkpoint.rollout_dtype`) means this one. Raises ValueError for one that nothing computes in.
+    its config.json names, or bfloat16 where nothing computes in that. Whatever else says "" of a
+    dtype (`engine.cache_dtype`, `checkpoint.rollout_dtype`) means this one. Raises ValueError for
+    one that nothing computes in.
     """
     if said not in ("", *ACTIVATIONS):
         known = ", ".join(map(repr, ACTIVATIONS))
         raise ValueError(f"dtype is {said!r}; use one of {known}, or '' for what suits the machine")
-    return said or ("float32" if platform == CPU else policy.dtype)
+    named = policy.dtype if policy.dtype in ACTIVATIONS else "bfloat16"
+    return said or ("float32" if platform == CPU else named)
 
 
 def template(reading: ConfigDict, policy: LoadedPolicy | Words) -> Template:

@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 from configs.models import MODELS
 from notepad_jax.checkpoint.checksums import named_leaves
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.checkpoint.targets import as_published, placed
+from notepad_jax.checkpoint.targets import as_published, at_once, placed
 from notepad_jax.engine import executor, shapes
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import micro_batches, state, update
@@ -250,17 +250,18 @@ def _residents(
         "weights": bytes_of(weights) - _shared(config, learning.frozen, weights),
         "cache": sharing * executor.cache_bytes(learning.config, settings, engine),
     }
-    # What is trained arrives beside what is read with. Through storage it arrives as it was
-    # saved, in float32, and is cast leaf by leaf; in memory one leaf is on the way.
+    # What is trained arrives. Through storage it arrives as it was saved, in float32, and is cast
+    # leaf by leaf; in memory a few layers of a leaf are on the way.
     new = parameters.without(weights, learning.frozen)
-    saved = as_published(new)
-    leaf = max(bytes_of(x, "float32") for x in jax.tree.leaves(saved))
+    saved = jax.tree.leaves(as_published(new))
     if config.checkpoint.handoff == "storage":
-        arriving = bytes_of(saved, "float32") + leaf
+        arriving = bytes_of(saved, "float32") + max(bytes_of(x, "float32") for x in saved)
     else:
-        arriving = bytes_of(new) + leaf
+        arriving = bytes_of(new) + max(map(_on_the_way, saved))
     kept = bytes_of(learning.frozen)  # at most, for the one time that it is saved
-    between = always | ({"cache": 0} if config.engine.give_back else {})  # two rollouts
+    # Of what lies beside an engine between two rollouts.
+    given_back = {"cache": 0, "weights": always["weights"] - bytes_of(new)}
+    between = always | (given_back if config.engine.give_back else {})
     phases = {
         ROLLOUT: always,
         UPDATE: between | {"gradient": always["masters"]},
@@ -269,6 +270,16 @@ def _residents(
     return {
         phase: {name: size for name, size in held.items() if size} for phase, held in phases.items()
     }
+
+
+def _on_the_way(leaf: Any) -> int:
+    """Bytes, at most, that a leaf takes beside its copy: of layers that travel together, twice.
+
+    Where they are cast, and where they arrive; what travels whole arrives as the copy.
+    """
+    part = at_once(jax.ShapeDtypeStruct(leaf.shape, "float32"))
+    layers = leaf.shape[0] if leaf.ndim else 1
+    return bytes_of(leaf) * part // layers * (1 if part == layers else 2)
 
 
 def _shared(config: ConfigDict, frozen: Any, weights: Any) -> int:

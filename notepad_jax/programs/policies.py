@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.checkpoint import best, shelves, steps
-from notepad_jax.checkpoint.hf import adapters, huggingface
+from notepad_jax.checkpoint.hf import adapters, hub, huggingface
 from notepad_jax.checkpoint.hf.storage import ADAPTER_CONFIG, quoted
 from notepad_jax.checkpoint.steps import CHECKPOINTS, Folder
 from notepad_jax.model.lora import Lora
@@ -63,6 +63,8 @@ def resolved(
         raise ValueError("no policy is named; give a run (runs/NAME) or a Hugging Face folder")
     if "://" in name:
         return Named(name, name, None, None)
+    if hub.is_id(name):
+        name = hub.fetched(name)
     place, asked = _cut(name)
     if asked is None and adapters.lie_in(place):
         return dataclasses.replace(_base(place, items), name=name, adapters=name)
@@ -195,10 +197,17 @@ def reads_as(name: str | Path) -> dict[str, Any]:
 def chats(name: str | Path) -> bool:
     """Whether a policy has a chat template, and nobody says how else it reads (`reads_as`)."""
     try:
-        found = resolved(name, lambda line: None, ())
-        return not reads_as(name) and chat.has_template(folder_of(found))
+        return has_template(name, default=False) and not reads_as(name)
     except ValueError:  # as whoever opens it says
         return False
+
+
+def has_template(name: str | Path, default: bool) -> bool:
+    """Whether a policy has a chat template; `default` of one that cannot be found or read."""
+    try:
+        return chat.has_template(folder_of(resolved(name, lambda line: None, ())))
+    except ValueError:  # as whoever opens it says
+        return default
 
 
 def _said(home: Path) -> dict[str, Any]:

@@ -61,6 +61,7 @@ def whole(lowest: int, highest: int = INT32) -> Range:
 
 SHARE = Range(0, 1, "at least 0 and at most 1")  # probabilities, too
 UNSIGNED = Range(0, LARGEST, "0 or more, and finite in float32")
+SECONDS = Range(0.1, 86400, "at least 0.1 and at most 86400, a day")
 POSITIVE = Range(TINY, LARGEST, "above 0 and finite, in float32")
 NATS = Range(0, 100, "at least 0 and at most 100 nats")  # of a token: an entropy, a log ratio
 NOT_NEGATIVE = Range(0, LARGEST, "at least 0 and finite, in float32")
@@ -114,6 +115,10 @@ RANGES: dict[str, Range] = {
     "serve.max_completion": whole(0),
     "serve.queue": whole(0),
     "serve.queue_tokens": whole(0),
+    "serve.connections": whole(1),
+    "serve.header_seconds": SECONDS,
+    "serve.body_seconds": SECONDS,
+    "serve.body_bytes": whole(2**23),  # the largest body
     "checkpoint.every": whole(1),
     "checkpoint.keep": whole(1),
     "validation.every": whole(0),

@@ -40,9 +40,6 @@ from notepad_jax.types import MOST_TOP_LOGPROBS, PolicySnapshot
 
 KEY, CONTROL_KEY = "NOTEPAD_API_KEY", "NOTEPAD_CONTROL_KEY"
 FAREWELL = 5  # seconds that replies have to end when the server is stopped
-# Seconds that a connection without a request is kept: longer than clients keep theirs (OpenAI's and
-# httpx 5, aiohttp 15). Who ends first must be the client, or its next request goes to nobody.
-KEPT = 75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +69,8 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
     Raises ValueError for an address that cannot be taken, or not without a key, and for a policy
     that cannot be served.
     """
-    app, desks, files, places, uvicorn = _web()
+    app, desks, files, places, connections, log = _web()
+    limits = bounded(config, connections, screen)
     key = key_of(address, address.key_variable)
     control_key = key_of(address, CONTROL_KEY) if address.trainers else None
     folder = Path(address.files) if address.files else None
@@ -89,14 +87,9 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
         engines, served = opened(config, policy, name or served_name(policy.name), weights)
         gate = app.Gate(lambda *what: weights.adopted(engines, *what)) if address.trainers else None
         desk = desks.Desk(served.slots, config.serve.queue, config.serve.queue_tokens)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app.App(served, desk, key, gate, control_key, kept, views).asgi,
-                http="h11",  # whose errors `web` knows, also where httptools is installed
-                lifespan="on", log_level="warning", timeout_graceful_shutdown=FAREWELL,
-                timeout_keep_alive=KEPT, server_header=False,
-            )
-        )  # fmt: skip
+        asgi = app.App(served, desk, key, gate, control_key, kept, views, limits.body_bytes).asgi
+        server = connections.Server(asgi, limits, desk.counts.dropped.inc, FAREWELL)
+        log.limit_rate()
 
         server.capture_signals = contextlib.nullcontext  # they come to `stop`
         stop = stopping.Stop()
@@ -131,15 +124,28 @@ async def _served(server: Any, place: socket.socket, stop: stopping.Stop) -> Non
 
 
 def _web() -> tuple[types.ModuleType, ...]:
-    rooms = ("app", "desk", "files", "places")
-    names = (*(f"notepad_jax.serve.{name}" for name in rooms), "uvicorn")
+    rooms = ("app", "desk", "files", "places", "connections", "log")
     try:
-        return tuple(map(importlib.import_module, names))
+        return tuple(importlib.import_module(f"notepad_jax.serve.{name}") for name in rooms)
     except ImportError as error:
         raise ValueError(
             f"the server needs {error.name}, which is not installed; "
             f"pip install 'notepad-jax[serve]'"
         ) from None
+
+
+def bounded(config: ConfigDict, connections: types.ModuleType, screen: Screen) -> Any:
+    """Returns what all clients together may hold, as far as this machine goes."""
+    wanted = connections.Limits(
+        **{name: config.serve[name] for name in connections.Limits.__annotations__}
+    )
+    limits = connections.within_descriptors(wanted)
+    if limits.connections < wanted.connections:
+        screen.warn(
+            f"this process may open so few files (ulimit -Hn) that {limits.connections:,} "
+            f"connections are taken in at a time, and not {wanted.connections:,}"
+        )
+    return limits
 
 
 def key_of(address: Address, variable: str) -> str | None:

@@ -128,7 +128,7 @@ async def _train(
                     raise
                 done = tell.step(run.step, metrics, timings, before, rollout)
                 if _skipped(metrics):
-                    _keep_last_good(run, before)
+                    await _keep_last_good(run, before)
                 else:
                     await save_and_hand_over(run)
                 done()
@@ -249,7 +249,7 @@ def prepare(
     if fresh:
         checkpoints.keep_base(learner.base(learning, stored))
         _save(run, ledger)
-    run.driver.start_with(_published(run))
+    run.driver.start_with(_published(run, step))
     return run
 
 
@@ -281,7 +281,7 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
     )
     rolled, compiled_then = time.perf_counter(), compiling.seconds
     if run.config.engine.give_back:
-        run.driver.rest()
+        run.driver.rest(weights=True)
     engine = run.driver.take_stats()
     counted = hosts.added(
         {
@@ -344,11 +344,14 @@ async def validate(run: Run, tell: Tell, folder: Path, stop: stopping.Stop) -> d
 
 
 async def save_and_hand_over(run: Run) -> None:
-    """Saves the step if it is due; the engine adopts its parameters either way."""
+    """Saves the step if it is due; the engine adopts its parameters either way.
+
+    What it read with is let go by then, or, without `engine.give_back`, when it has adopted.
+    """
     run.good, last = run.step, run.step == run.config.steps
     if run.step % run.config.checkpoint.every == 0 or last or run.validation.due(run.step):
         _save(run, run.ledger)
-    await run.driver.adopt(_published(run), drain=True)
+    await run.driver.adopt(_published(run, run.step), drain=True)
 
 
 def _end_here(run: Run) -> None:
@@ -363,11 +366,11 @@ def _skipped(metrics: dict[str, float]) -> bool:
     return 0 < metrics.get("update/skipped", 0) == metrics["update/optimizer_steps"]
 
 
-def _keep_last_good(run: Run, before: Ledger) -> None:
+async def _keep_last_good(run: Run, before: Ledger) -> None:
     """After a skipped step: the last good one is on disk, and nothing newer ever hides it.
 
-    The weights are still that step's, so there is nothing to hand over. `before` is the account
-    before the step; a resumed run draws again what it drew.
+    The weights are still that step's: there is nothing to hand over, but to an engine that gave
+    them back. `before` is the account before the step; a resumed run draws again what it drew.
     """
     if run.saved != run.good:
         _save(run, before, step=run.good)
@@ -379,6 +382,8 @@ def _keep_last_good(run: Run, before: Ledger) -> None:
             f"{run.checkpoints.folder}: go on from it with a lower optimizer.learning_rate, or "
             f"look at what those steps read"
         )
+    if run.config.engine.give_back:
+        await run.driver.adopt(_published(run, run.good))
 
 
 def _save(run: Run, ledger: Ledger, step: int | None = None) -> None:
@@ -400,14 +405,11 @@ def _save(run: Run, ledger: Ledger, step: int | None = None) -> None:
     run.saved = step
 
 
-def _published(run: Run) -> PolicySnapshot:
-    """Hands what is trained to the engine, in the dtype that it keeps it in; returns the whole.
-
-    The hand-off compares checksums before it casts or quantises.
-    """
-    run.handoff.publish(PolicySnapshot(run.step, run.learner.state.masters))
+def _published(run: Run, step: int) -> PolicySnapshot:
+    """Hands what is trained, step `step`, to the engine, in its dtype; returns the whole."""
+    run.handoff.publish(PolicySnapshot(step, run.learner.state.masters))
     snapshot = run.handoff.adopt()
-    if snapshot.version != run.step:
-        raise RuntimeError(f"step {run.step} was published and step {snapshot.version} arrived")
+    if snapshot.version != step:
+        raise RuntimeError(f"step {step} was published and step {snapshot.version} arrived")
     run.seen = learner.seen(run.learner, snapshot.params)
     return snapshot

@@ -75,9 +75,16 @@ def _warnings(config: ConfigDict, lines: Sequence[Mapping[str, float]]) -> tuple
 
 def _next(config: ConfigDict, folder: Path, marked: Best | None) -> dict[str, str]:
     name = f"{folder}{policies.AT}{policies.BEST}" if marked else f"{folder}"
-    own = bool(config.tasks.files)
-    suite = "--suite ruler-qa --lengths 8k,32k,128k" if own else "--lengths 2k,8k,32k"
-    question = "'QUESTION'" if own else "'code of NAME ?'"
+    files, lengths = config.validation.files or config.tasks.files, "--lengths 2k,8k,32k"
+    suite, question = lengths, "'QUESTION'"
+    if config.tasks.stories:
+        suite = f"--suite stories {lengths}"
+    elif not files:
+        question = "'code of NAME ?'"
+    elif policies.has_template(config.policy, default=True):
+        suite = "--suite ruler-qa --lengths 8k,32k,128k"
+    else:  # RULER's words are none of the starter's, nor is its template
+        suite = f"--suite {files[0]}"
     return {
         "measure it": f"notepad-jax eval --policy {name} {suite}",
         "ask it": f"notepad-jax ask --policy {name} FILE {question}",

@@ -28,6 +28,7 @@ from notepad_jax import __version__
 from notepad_jax.serve import asked, notepad, scored, web
 from notepad_jax.serve.asked import Chat, Continue, How
 from notepad_jax.serve.choices import Delta, Whole, choice, together
+from notepad_jax.serve.connections import Limits
 from notepad_jax.serve.control import Gate, Generated, generation
 from notepad_jax.serve.desk import Desk, Spent
 from notepad_jax.serve.documents import Documents
@@ -58,11 +59,13 @@ class App:
 
     With a gate trainers are served, too; `control_key` is theirs. `files`: where documents are
     kept; without, they end with the application. `views`: what browsers are shown, if anything.
+    `body_bytes`: of all bodies in memory that are not complete.
     """
 
     def __init__(
         self, served: Served, desk: Desk, key: str | None, gate: Gate | None = None,
         control_key: str | None = None, files: Files | None = None, views: Views | None = None,
+        body_bytes: int = Limits.body_bytes,
     ) -> None:  # fmt: skip
         self.served, self.desk, self.gate = served, desk, gate
         self.files = files or Files()
@@ -94,6 +97,7 @@ class App:
             routes += Trainers(gate, served).routes(handled)
         handlers = {HTTPException: _not_there}
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
+        app.state.bodies = web.Bodies(body_bytes)
         self.asgi = Door(app, key, control_key or key, PATHS, visitors)
 
     @contextlib.asynccontextmanager

@@ -75,6 +75,10 @@ class Counts:
         )  # fmt: skip
         self.refused = named(Counter, "request_refused", "Requests that got a 429.")
         self.gone = named(Counter, "request_aborted", "Requests whose client hung up.")
+        self.dropped = named(
+            Counter, "connection_dropped",
+            "Connections that were ended because they took too long, or others needed the place.",
+        )  # fmt: skip
         self.failed = named(Counter, "request_failed", "Requests that got a 5xx.")
         self.first = named(
             Histogram, "time_to_first_token_seconds", "Until a first token.", buckets=BUCKETS

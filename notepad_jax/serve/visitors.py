@@ -88,8 +88,12 @@ class Visitors:
         if path != TRACES and not path.startswith(f"{TRACES}/"):
             return False
         if looks:
-            return self._valid(request.cookies.get(cookie(request), ""))
+            return self.knows(request)
         return request.method == "POST"  # `enter` looks at the key
+
+    def knows(self, request: Request) -> bool:
+        """Says whether a browser has a mark that is still good."""
+        return self._valid(request.cookies.get(cookie(request), ""))
 
     def asks(self, request: Request, problem: Refusal) -> Response | None:
         """Returns the form where a browser wanted a page under /traces; None: an error will do."""

@@ -7,18 +7,20 @@ slot and pages are free when the next request is looked at. Above: `app`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import hmac
 import json
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, TypeVar
 
 import h11
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notepad_jax.serve.loopback import is_local
 from notepad_jax.serve.refusal import Refusal
@@ -71,14 +73,51 @@ async def body_of(request: Request) -> bytes:
     if said.isascii() and said.isdigit() and int(said[:20]) > LARGEST_BODY:
         raise _too_large()
     try:
-        async for part in request.stream():
-            parts.append(part)
-            size += len(part)
-            if size > LARGEST_BODY:
-                raise _too_large()
+        async with request.app.state.bodies.coming() as add:
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > LARGEST_BODY:
+                    raise _too_large()
+                add(len(part))
     except ClientDisconnect:
         raise Refusal(GONE, "the client hung up") from None
     return b"".join(parts)
+
+
+class Bodies:
+    """Bodies in memory that are not complete: of all of them so many bytes, and no more.
+
+    Where they come to more, the one that began first is refused: many small ones that never end
+    would otherwise fill the memory, and who comes then is the least to blame.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.bytes, self._most = 0, most
+        self._coming: dict[asyncio.Timeout, int] = {}  # in the order in which they began
+
+    @contextlib.asynccontextmanager
+    async def coming(self) -> AsyncIterator[Callable[[int], None]]:
+        """Holds a body's bytes, which the function given is told of; Refusal (503) if it has to
+        go."""
+        try:
+            async with asyncio.timeout(None) as place:
+                self._coming[place] = 0
+                try:
+                    yield functools.partial(self._add, place)
+                finally:
+                    self.bytes -= self._coming.pop(place)
+        except TimeoutError:
+            raise Refusal(
+                503, "the server has no room for the rest of this body; send it again", None,
+                "busy", "server_error", {"Connection": "close", "Retry-After": "1"},
+            ) from None  # fmt: skip
+
+    def _add(self, place: asyncio.Timeout, size: int) -> None:
+        self._coming[place] += size
+        self.bytes += size
+        if self.bytes > self._most:
+            next(iter(self._coming)).reschedule(0)  # its time is over
 
 
 def _too_large() -> Refusal:
@@ -181,6 +220,17 @@ class Opened(FileResponse):
 # ---------------------------------------------------------------- the door
 
 
+def _at_once(send: Send) -> Send:
+    """Sends a reply, and hangs up: who has not shown the key may not wait for the next one."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = message | {"headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return sent
+
+
 class Door:
     """Lets in who has the key; without one, who comes from this machine and says so."""
 
@@ -193,26 +243,41 @@ class Door:
         self._key, self._visitors = key, visitors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http":
+            request = Request(scope)
+            problem = None if scope["path"] in OPEN else self._problem(request)
+            if problem is not None:
+                app = self._refusal(request, problem)
+            if problem is not None or not self._known(request):
+                send = _at_once(send)
         try:
-            await self._let_in(scope)(scope, receive, send)
+            await app(scope, receive, send)
         except h11.LocalProtocolError:
-            # The rest of the request was no HTTP: uvicorn has said so and hangs up, and nobody
-            # waits for a reply.
+            # The rest of the request was no HTTP, or did not come in time: that was said, and
+            # nobody waits for a reply.
             await _gone(receive)
 
-    def _let_in(self, scope: Scope) -> ASGIApp:
-        if scope["type"] == "http" and scope["path"] not in OPEN:
-            request = Request(scope)
-            problem = self._problem(request)
-            if problem is not None:
-                page = self._visitors and self._visitors.asks(request, problem)
-                error = {"error": problem.error}
-                return page or answer(error, problem.status, problem.headers)
-        return self._app
+    def _refusal(self, request: Request, problem: Refusal) -> ASGIApp:
+        page = self._visitors and self._visitors.asks(request, problem)
+        return page or answer({"error": problem.error}, problem.status, problem.headers)
+
+    def _key_of(self, request: Request) -> str | None:
+        return self._keys.get(request.scope["path"], self._key)  # what routes are chosen by
+
+    def _known(self, request: Request) -> bool:
+        """Says whether who asks has shown the key, if there is one, and may keep a connection."""
+        if self._key_of(request) is None or self._shows_key(request):
+            return True
+        return self._visitors is not None and self._visitors.knows(request)
+
+    def _shows_key(self, request: Request) -> bool:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        same = hmac.compare_digest(given.strip().encode(), self._key_of(request).encode())
+        return scheme.lower() == "bearer" and same
 
     def _problem(self, request: Request) -> Refusal | None:
-        key = self._keys.get(request.scope["path"], self._key)  # what routes are chosen by
-        if key is None:
+        if self._key_of(request) is None:
             # A web page may send its visitor's browser here; the browser says who it is for.
             host = request.headers.get("host", "")
             if own(request) and (not host or is_local(host)):
@@ -220,9 +285,8 @@ class Door:
             message = ("a server without a key answers this machine alone, by the name localhost, "
                        "and of web pages its own")  # fmt: skip
             return Refusal(403, message, None, "not_local", "permission_error")
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        same = hmac.compare_digest(given.strip().encode(), key.encode())
-        if scheme.lower() == "bearer" and same:
+        given = request.headers.get("authorization", "").partition(" ")[2]
+        if self._shows_key(request):
             return None
         if self._visitors is not None and not given and self._visitors.admits(request):
             return None

@@ -107,12 +107,12 @@ def _dw_call(
                 pltpu.VMEM((size, tokens), x_TD.dtype),
             ],
         ),
-        out_shape=like(w.shape, w.dtype, x_TD),
+        out_shape=like(w.shape, setup.dw_dtype, x_TD),
         compiler_params=compiler_params(),
         cost_estimate=pl.CostEstimate(
             flops=4 * T * D * V,
             bytes_accessed=pl.cdiv(V, size) * x_TD.size * x_TD.dtype.itemsize
-            + 2 * w.size * w.dtype.itemsize,
+            + w.size * (w.dtype.itemsize + setup.dw_dtype.itemsize),
             transcendentals=T * V,
         ),
         interpret=setup.interpret,
@@ -175,7 +175,7 @@ def _dw_kernel(
     bounds,  # SMEM int32 [2]
     labels, factors, x,  # [tokens, 1], [tokens, 4], [tokens, D]
     w,  # [D, vocab], or [vocab, D] if transposed
-    dw,  # as w
+    dw,  # as w, in the dtype of its gradient
     sums,  # scratch float32 [vocab, D]: in a table's orientation for either
     d_logits_VT,  # scratch [vocab, tokens], x's dtype
     *, setup: Setup,

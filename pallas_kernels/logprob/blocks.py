@@ -25,6 +25,7 @@ class Setup:
     transposed: bool  # w is [V, D]
     axis_name: str | None
     sizes: Sizes
+    dw_dtype: Any  # that of w before it was cast to x's
     interpret: Any
 
     @property

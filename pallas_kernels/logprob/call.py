@@ -46,7 +46,9 @@ def token_logprob(
     Args:
       x_TD: hidden states, bfloat16 or float32. float32 multiplies at HIGHEST precision.
       w: output matrix [D, V], or with `transposed` an embedding table [V, D], read as it is
-        (no transposed copy is made). Cast to x's dtype block by block if that differs.
+        (no transposed copy is made). Cast to x's dtype: block by block if it is narrower, and
+        before anything reads it if it is wider. Its gradient is not rounded on the way, so that
+        devices can sum it in float32.
       labels_T: ids, int [T].
       temperature: divides the logits; a Python number above 0.
       valid_vocab: ids in use, of the whole vocabulary.
@@ -115,12 +117,19 @@ def _setup(
     if needs > VMEM_LIMIT:
         raise ValueError(f"{sizes} need {needs} bytes of VMEM; kernels have {VMEM_LIMIT}")
     interpret = interpret_mode(interpret)
-    return Setup(float(temperature), valid_vocab, transposed, axis_name, sizes, interpret)
+    temperature = float(temperature)
+    return Setup(temperature, valid_vocab, transposed, axis_name, sizes, w.dtype, interpret)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _token_logprob(setup: Setup, x: Array, w: Array, labels: Array) -> Any:
-    return forward(setup, x, w, labels)[0]
+    return _forward(setup, x, w, labels)[0]
 
 
-_token_logprob.defvjp(forward, backward)
+def _forward(setup: Setup, x: Array, w: Array, labels: Array) -> Any:
+    if w.dtype.itemsize > x.dtype.itemsize:
+        w = w.astype(x.dtype)
+    return forward(setup, x, w, labels)
+
+
+_token_logprob.defvjp(_forward, backward)

@@ -34,15 +34,18 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Vmem:
-    """Bytes of VMEM that each kernel's blocks take; what the pipeline moves is there twice."""
+    """Bytes of VMEM that each kernel's blocks take; what the pipeline moves is there twice.
+
+    Weights wider than x are cast before the kernels read them; narrower ones within.
+    """
 
     D: int
     x_bytes: int
     w_bytes: int
 
     def _inputs(self, tokens: int, vocab: int) -> int:
-        cast = self.x_bytes if self.x_bytes != self.w_bytes else 0
-        moved = 2 * self.D * (tokens * self.x_bytes + vocab * self.w_bytes)
+        cast = self.x_bytes if self.x_bytes > self.w_bytes else 0
+        moved = 2 * self.D * (tokens * self.x_bytes + vocab * min(self.x_bytes, self.w_bytes))
         # A float32 product splits both operands; the compiler keeps six copies (seen: 70 MiB
         # where the blocks alone are 26, D 3584).
         split = 6 * self.D * (tokens + vocab) * 4 if self.x_bytes == 4 else 0

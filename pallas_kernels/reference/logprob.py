@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.logprob.blocks import vary, varying
 from pallas_kernels.tiles import HIDDEN
 
 
@@ -43,13 +45,14 @@ def token_logprob(
         total = functools.partial(jax.lax.psum, axis_name=axis_name)
         largest = functools.partial(jax.lax.pmax, axis_name=axis_name)
     first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * V
+    # Inside shard_map gradients are summed over devices where an argument is made to vary: here,
+    # and not block by block.
+    axes = varying(x) | varying(w)
+    x, w = vary(x, axes), vary(w, axes)
 
     @jax.checkpoint
     def one(x_TD: Array, labels_T: Array) -> tuple[Array, Array, Array]:
-        logits = jax.lax.dot_general(
-            x_TD, w.astype(x_TD.dtype), (((1,), (int(transposed),)), ((), ())),
-            preferred_element_type=jnp.float32,
-        ) / temperature  # fmt: skip
+        logits = _logits(x_TD, w, transposed) / temperature
         ids = first + jnp.arange(V)
         logits = jnp.where(ids < valid_vocab, logits, HIDDEN)
         peak = largest(jax.lax.stop_gradient(logits.max(axis=-1)))
@@ -67,3 +70,27 @@ def token_logprob(
     if blocks == 1:
         return results[0]
     return tuple(r.reshape(-1)[:T] for r in results)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _logits(x_TD: Array, w: Array, transposed: bool) -> Array:
+    """x w in x's dtype, summed in float32. The gradient of a wider w is not rounded to that."""
+    return _product(x_TD, w.astype(x_TD.dtype), (((1,), (int(transposed),)), ((), ())))
+
+
+def _logits_forward(x_TD: Array, w: Array, transposed: bool) -> tuple[Array, Any]:
+    return _logits(x_TD, w, transposed), (x_TD, w)
+
+
+def _logits_backward(transposed: bool, kept: Any, d_TV: Array) -> tuple[Array, Array]:
+    x_TD, w = kept
+    d_x = _product(d_TV, w.astype(x_TD.dtype), (((1,), (1 - int(transposed),)), ((), ())))
+    d_w_VD = _product(d_TV, x_TD, (((0,), (0,)), ((), ())))
+    d_w = d_w_VD if transposed else d_w_VD.T
+    return d_x.astype(x_TD.dtype), d_w.astype(w.dtype)
+
+
+_product = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
+
+
+_logits.defvjp(_logits_forward, _logits_backward)

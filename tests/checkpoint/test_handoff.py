@@ -106,17 +106,17 @@ def test_what_was_read_is_let_go_leaf_by_leaf(tmp_path, monkeypatch):
     target = Quantized(
         jax.ShapeDtypeStruct((4, 256, 256), jnp.int8), jax.ShapeDtypeStruct((4, 1, 256), "float32")
     )
-    wanted, held, quantize = {"layers": dict.fromkeys("abcd", target)}, [], targets._quantize
+    wanted, held, formed = {"layers": dict.fromkeys("abcd", target)}, [], targets._formed
     bridge = handoff.ThroughStorage(tmp_path, wanted)
     bridge.publish(PolicySnapshot(0, {"layers": matrices}))
     del matrices
 
-    def counted(leaf, inputs):
+    def counted(leaf, *how):
         held.append(sum(x.shape == leaf.shape and x.dtype == "float32" for x in jax.live_arrays()))
-        return quantize(leaf, inputs)
+        return formed(leaf, *how)
 
     before = sum(x.shape == (4, 256, 256) for x in jax.live_arrays())
-    monkeypatch.setattr(targets, "_quantize", counted)
+    monkeypatch.setattr(targets, "_formed", counted)
     bridge.adopt()
     assert [count - before for count in held] == [4, 3, 2, 1]
 
@@ -137,7 +137,7 @@ def held_bytes():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_a_handoff_holds_the_engines_copy_and_one_leaf(dtype, monkeypatch, nothing_left_over):
+def test_a_handoff_holds_the_engines_copy_and_one_layer(dtype, monkeypatch, nothing_left_over):
     """Also while the engine still holds the policy before; afterwards, the copy alone."""
     params = {
         name: jnp.ones((rows, 256, 256)) for name, rows in zip("abcd", (4, 8, 2, 4), strict=True)
@@ -147,23 +147,29 @@ def test_a_handoff_holds_the_engines_copy_and_one_leaf(dtype, monkeypatch, nothi
         scales = {n: jax.ShapeDtypeStruct((len(x), 1, 256), "float32") for n, x in params.items()}
         engine = {name: Quantized(engine[name], scales[name]) for name in params}
     copy = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(engine))
-    leaf, told, ready = params["b"].nbytes, [], jax.block_until_ready
+    layer, told, laid = params["b"][0].nbytes, [], targets.place.laid
 
-    def counted(made):  # as it was laid out and as it was cast, a leaf is there twice
+    def counted(part, sharding):  # it was cast, and has not arrived
         told.append(held_bytes())
-        return ready(made)
+        return laid(part, sharding)
 
-    monkeypatch.setattr(jax, "block_until_ready", counted)
+    monkeypatch.setattr(targets.place, "laid", counted)
+    monkeypatch.setattr(targets, "AT_ONCE", layer)
     bridge, adopted, trainer = handoff.InProcess(engine), None, held_bytes()
     for version in range(2):
         before = held_bytes()
         bridge.publish(PolicySnapshot(version, params))
-        assert len(told) == 4 and max(told) <= before + copy + leaf, (told, before, copy, leaf)
+        assert len(told) == 18 * (2 if dtype == "int8" else 1)  # values, and their scales
+        assert max(told) <= before + copy + layer, (told, before, copy, layer)
         assert held_bytes() == before + copy
         told.clear()
         adopted = bridge.adopt()  # what was adopted before is let go
         assert held_bytes() == trainer + copy
-    assert adopted.version == 1
+    assert adopted.version == bridge.newest() == 1
+    with pytest.raises(ValueError, match="version 1 was adopted already; publish one again"):
+        bridge.adopt()
+    del adopted
+    assert held_bytes() == trainer  # the bridge keeps none
 
 
 # ---------------------------------------------------------------- a base, handed over once
@@ -250,11 +256,35 @@ def test_a_published_policy_survives_donation(dtype):
     assert checksums.checksum(bridge.adopt().params) == expected
 
 
-def test_a_leaf_that_is_not_the_published_one_is_refused_before_it_is_cast():
-    target, table = targets.placed(abstract(small(), "bfloat16")), checksums.leaf_checksums(small())
-    table |= {"layers/k": checksums.leaf_checksums(small(1))["layers/k"]}
-    with pytest.raises(ValueError, match="version 3: leaf 'layers/k' was published as float32"):
-        targets.carry(small(), table, target, "policy version 3")
+def test_a_layer_that_arrives_changed_is_refused(monkeypatch):
+    """The second layer of the second leaf, by the least that a number of its dtype can change."""
+    target, travelled, laid = targets.placed(abstract(small(), "bfloat16")), [], targets.place.laid
+
+    def damaged(part, sharding):
+        travelled.append(part.shape)
+        there = laid(part, sharding)
+        if travelled.count((1, 8, 8)) != 3:
+            return there
+        return there.at[0, 3, 4].set(jnp.nextafter(there[0, 3, 4], jnp.bfloat16(9)))
+
+    monkeypatch.setattr(targets, "AT_ONCE", 1)
+    monkeypatch.setattr(targets.place, "laid", damaged)
+    with pytest.raises(ValueError, match="version 3: leaf 'layers/q' was published as bfloat16"):
+        targets.carry(small(), target, "policy version 3")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_layers_that_travel_apart_arrive_as_the_whole_does(dtype, monkeypatch):
+    matrices = jax.random.normal(jax.random.key(0), (6, 8, 4))
+    target = {"q": jax.ShapeDtypeStruct((6, 8, 4), dtype)}
+    if dtype == "int8":
+        target["q"] = Quantized(target["q"], jax.ShapeDtypeStruct((6, 1, 4), "float32"))
+    whole = handed_over(handoff.InProcess(target), {"q": matrices})
+    for layers, most in ((1, 1), (2, 2 * 128), (2, 2.9 * 128), (3, 5.9 * 128), (6, 6 * 128)):
+        monkeypatch.setattr(targets, "AT_ONCE", int(most))
+        assert targets.at_once(matrices) == layers
+        apart = handed_over(handoff.InProcess(target), {"q": matrices})
+        assert checksums.checksum(apart) == checksums.checksum(whole)
 
 
 def test_weights_that_are_not_the_published_ones_are_refused(tmp_path):

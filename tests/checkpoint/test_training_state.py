@@ -1,5 +1,6 @@
 """Training state comes back exactly; killed saves are as if they had never begun."""
 
+import concurrent.futures
 import json
 import os
 import shutil
@@ -71,6 +72,21 @@ def test_restoring_casts_params(tmp_path):
     narrow = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), params)
     saved = checkpoints.restore(narrow, abstract(opt), print)
     np.testing.assert_array_equal(saved.params["embed"], params["embed"].astype(jnp.bfloat16))
+
+
+def test_two_threads_save_and_restore_at_once(tmp_path):
+    """Orbax counts its operations in the process: of two saves one removed the other's folders."""
+    params, opt = state()
+
+    def run(name):
+        checkpoints = training_state.Checkpoints(tmp_path / name, keep=2)
+        for step in range(6):
+            checkpoints.save(step, params, opt, {}, {})
+            checkpoints.restore(*targets(params, opt), print)
+        return checkpoints.steps()
+
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(run, "abc")) == [[4, 5]] * 3
 
 
 def test_the_newest_and_the_milestones_are_kept(tmp_path):

@@ -282,6 +282,28 @@ def test_a_version_that_is_resident_is_not_adopted_again():
     go(run())
 
 
+@pytest.mark.parametrize("then", [3, 4])
+def test_an_engine_that_gives_its_weights_back_adopts_its_own_version_or_another(then):
+    async def run():
+        first = snapshot(3)
+        gone = weakref.ref(first.params)
+        async with EngineService(executor(), first) as service:
+            del first
+            assert is_right(await service.complete(prompt(), sampling(1)), prompt(), sampling(1))
+            service.rest()
+            assert gone() is not None
+            service.rest(weights=True)
+            gc.collect()
+            assert gone() is None
+            with pytest.raises(RuntimeError, match="gave its weights back; let it adopt"):
+                await service.complete(prompt(), sampling(2))
+            await service.adopt(snapshot(then), drain=True)
+            after = await service.complete(prompt(), sampling(2))
+            assert is_right(after, prompt(), sampling(2)) and after.policy_version == then
+
+    go(run())
+
+
 # ---------------------------------------------------------------- any course of events
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
 SETTINGS = {
     "NAME": "note", "PROJECT": "my-project-123", "ZONE": "us-east5-a", "BUCKET": "gs://my-bucket",
-    "POLL_SECONDS": "0.1",
+    "WAY": "queued", "POLL_SECONDS": "0.1", "TRIES": "3", "IDLE_MINUTES": "0",
 }  # fmt: skip
 
 
@@ -65,7 +65,7 @@ class World:
         home.mkdir(exist_ok=True)
         environment = {
             "PATH": f"{self.folder / 'bin'}:{os.defpath}", "WORLD": str(self.folder),
-            "HOME": str(home), **self.environment,
+            "HOME": str(home), "PAUSE": "0", **self.environment,
         }  # fmt: skip
         process = subprocess.Popen(
             [str(word) for word in words], env=environment, text=True, stdin=subprocess.DEVNULL,

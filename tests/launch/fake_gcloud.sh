@@ -3,9 +3,13 @@
 #
 # calls       every call: arguments ended by NUL, the call by a line feed and NUL
 # fail        lines REGEX|||MESSAGE: a call that matches says MESSAGE and fails
+# drops       lines REGEX|||N: the first N calls that match are dropped, as ssh drops connections
+# hangs       lines REGEX: a call that matches never answers
+# race/X      somebody else makes X at the moment that it is asked for
 # queued/X    a queued resource: its state, one a line; each look at it moves on to the next line
 # group/X     a managed instance group: the states of its hosts, separated by blanks, in the same way
 # groups.size the size of each group; template/X, policy/X: the rest of the managed way
+# elsewhere/Z the same for zone Z, if it is there; everything else is in us-east5-a
 # on_create   what a new queued resource or group begins as
 # bucket/X    the bucket X, as a folder; hosts/N: the home of host N, where ssh runs its command
 # no/X        things of that kind that the zone does not have
@@ -25,6 +29,31 @@ if [[ -e $WORLD/fail ]]; then
     done <"$WORLD/fail"
 fi
 
+if [[ -e $WORLD/hangs ]]; then
+    while IFS= read -r line; do
+        [[ ! $* =~ $line ]] || sleep 1000
+    done <"$WORLD/hangs"
+fi
+
+dropped() { # whether this call is one of those that are dropped; counts down
+    local line left found=1 lines=()
+    exec 7>>"$WORLD/drops.lock"
+    flock 7
+    while IFS= read -r line; do
+        left=${line#*|||}
+        if ((found)) && ((left > 0)) && [[ $* =~ ${line%%|||*} ]]; then found=0 line=${line%%|||*}'|||'$((left - 1)); fi
+        lines+=("$line")
+    done <"$WORLD/drops"
+    printf '%s\n' "${lines[@]}" >"$WORLD/drops"
+    exec 7>&-
+    return "$found"
+}
+
+if [[ -e $WORLD/drops ]] && dropped "$@"; then
+    echo "kex_exchange_identification: Connection reset by peer" >&2
+    exit 255
+fi
+
 option() { # the value of --$1=
     local word
     for word in "${WORDS[@]}"; do [[ $word != "--$1="* ]] || echo "${word#*=}"; done
@@ -35,11 +64,51 @@ step() { # prints the first line of a file, and drops it while there is another
     if (($(wc -l <"$1") > 1)); then sed -i 1d "$1"; fi
 }
 
+at() { # the folder of the zone that is asked for
+    local zone
+    zone=$(option zone)
+    if [[ -n $zone && -d $WORLD/elsewhere/$zone ]]; then echo "$WORLD/elsewhere/$zone"; else echo "$WORLD"; fi
+}
+
+everywhere() { # all files DIR/*, as "file name zone"
+    local file
+    for file in "$WORLD/$1"/* "$WORLD"/elsewhere/*/"$1"/*; do
+        [[ -e $file && $file != *.type && $file != *.size ]] || continue
+        [[ $file =~ /elsewhere/([a-z0-9-]+)/ ]] || BASH_REMATCH=(x us-east5-a)
+        echo "$file ${file##*/} ${BASH_REMATCH[1]}"
+    done
+}
+
+list_queued() {
+    local file name zone
+    everywhere queued | while read -r file name zone; do
+        echo "$name,$zone,$(head -n 1 "$file"),$(cat "$file.type"),${name%-elsewhere},"
+    done
+}
+
+list_hosts() {
+    local file name zone state number machine
+    everywhere group | while read -r file name zone; do
+        number=0 machine=$(cat "$(dirname "$file")/../template/${name%-*}" 2>/dev/null || echo ct6e-standard-4t)
+        for state in $(head -n 1 "$file"); do
+            echo "$name-h$number,$zone,$state,$machine,${name%-*}"
+            number=$((number + 1))
+        done
+    done
+}
+
+list_groups() {
+    local file name zone
+    everywhere group | while read -r file name zone; do echo "$name,$zone"; done
+}
+
 resource() { # kind verb name
-    local file=$WORLD/$1/$3
-    mkdir -p "$WORLD/$1"
+    local file
+    file=$(at)/$1/$3
+    mkdir -p "$(dirname "$file")"
     case $2 in
     create)
+        [[ ! -e $WORLD/race/$3 ]] || mv "$WORLD/race/$3" "$file"
         [[ ! -e $file ]] || lost "ALREADY_EXISTS: $3"
         case $1 in
         queued | group) cat "$WORLD/on_create" >"$file" ;;
@@ -67,7 +136,8 @@ resource() { # kind verb name
 }
 
 list_instances() {
-    local file=$WORLD/group/$1 number
+    local file number
+    file=$(at)/group/$1
     [[ -e $file ]] || lost "NOT_FOUND: $1"
     if [[ $(option format) == *instanceStatus* ]]; then
         step "$file" | tr ' ' '\n'
@@ -77,7 +147,7 @@ list_instances() {
 }
 
 ssh_to() { # host
-    [[ -d $WORLD/hosts ]] || return 0
+    [[ -d $WORLD/hosts ]] || { echo "answered 0" && return; }
     local home=$WORLD/hosts/$1
     [[ -d $home ]] || lost "host $1 cannot be reached"
     cd "$home"
@@ -141,17 +211,19 @@ storage() { # verb from to
     esac
 }
 
+[[ $1 != alpha ]] || shift
 WORDS=("$@") PLAIN=()
 for word in "$@"; do [[ $word == --* ]] || PLAIN+=("$word"); done
 case "${PLAIN[*]}" in
 "compute tpus queued-resources ssh "*) ssh_to "$(($(option node) * ${HOSTS_OF_A_SLICE:-1} + $(option worker)))" ;;
 "compute ssh "*) [[ ${PLAIN[2]} =~ -([0-9]+)-h([0-9]+)$ ]] && ssh_to "$((BASH_REMATCH[1] * ${HOSTS_OF_A_SLICE:-1} + BASH_REMATCH[2]))" ;;
-"compute tpus queued-resources list") ls "$WORLD/queued" 2>/dev/null || true ;;
+"compute tpus queued-resources list") list_queued ;;
+"compute instances list") list_hosts ;;
 "compute tpus queued-resources "*) resource queued "${PLAIN[3]}" "${PLAIN[4]}" ;;
 "compute instance-templates "*) resource template "${PLAIN[2]}" "${PLAIN[3]}" ;;
 "compute resource-policies create "*) resource policy create "${PLAIN[4]}" ;;
 "compute resource-policies "*) resource policy "${PLAIN[2]}" "${PLAIN[3]}" ;;
-"compute instance-groups managed list") for file in "$WORLD"/group/*-[0-9]; do [[ ! -e $file ]] || basename "$file"; done ;;
+"compute instance-groups managed list") list_groups ;;
 "compute instance-groups managed list-instances "*) list_instances "${PLAIN[4]}" ;;
 "compute instance-groups managed "*) resource group "${PLAIN[3]}" "${PLAIN[4]}" ;;
 "compute tpus accelerator-types "* | "compute machine-types "*)
@@ -160,7 +232,7 @@ case "${PLAIN[*]}" in
     echo "$kind"
     ;;
 "storage buckets create "*) mkdir "$WORLD/bucket/${PLAIN[3]#gs://}" ;;
-"storage buckets "* | "auth "* | "projects "* | "billing "* | "services "* | "iam "* | "compute instances list") ;;
+"storage buckets "* | "auth "* | "projects "* | "billing "* | "services "* | "iam "*) ;;
 "storage "*) storage "${PLAIN[@]:1}" ;;
 *) lost "the fake knows no: $*" ;;
 esac

@@ -19,7 +19,7 @@ said="$*" several=no
 while (($#)); do
     case $1 in
     --name) folder=runs/$2 checkpoints=runs/$2/checkpoints ;;
-    --hosts=auto) several=yes ;;
+    --hosts=*) several=yes ;;
     --config.checkpoint.folder=gs://*) checkpoints=$WORLD/bucket/${1#*gs://}/${folder#runs/}/checkpoints ;;
     esac
     shift

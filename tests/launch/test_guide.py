@@ -57,6 +57,8 @@ def test_the_pod_of_a_jobset_does_what_a_host_does(world, host):
 
 def test_slices_of_a_jobset(world):
     yaml = pytest.importorskip("yaml")
+    flexible = world.call("gke.sh", CAPACITY="flex-start").stdout
+    assert 'cloud.google.com/gke-flex-start: "true"' in flexible
     reserved = {"CAPACITY": "reserved", "RESERVATION": "mine"}
     for tpu, hosts, chips in (("v6e:4x4", 4, 4), ("v5e:2x4", 1, 8), ("tpu7x:4x4x4", 16, 4)):
         slices = "2" if hosts > 1 else "1"
@@ -93,6 +95,7 @@ def test_every_command_of_the_guide_runs_in_its_order(world, host):
     tail.write_text(f'#!/usr/bin/env bash\nexec {shutil.which("tail")} "${{@/#-F/-q}}"\n')
     tail.chmod(0o755)  # one that does not follow for ever
     shutil.rmtree(world.bucket)  # the guide makes it
+    world.put("on_create", "RUNNING")  # a host of Compute Engine: that way is the default
     said = ""
     for block in blocks(LAUNCH / "README.md"):
         if "run.sh\n" in block:  # so that nobody waits half a minute
@@ -102,10 +105,10 @@ def test_every_command_of_the_guide_runs_in_its_order(world, host):
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
         said += done.stdout + done.stderr
         if "TPU notepad" in done.stdout and "delete.sh" not in block:
-            assert ": ready (ACTIVE); 4" in done.stdout or ": absent" in done.stdout
+            assert ": ready (1 of 1 hosts run)" in done.stdout or ": absent" in done.stdout
     assert trained(world) == [WORDS] and '{"step": 2}' in said
-    assert "run first is done" in said and "paid for by the hour any more" in said
-    assert not world.has("queued/notepad") and not world.has("bucket/my-bucket/notepad/runs")
+    assert "run first is done" in said and "nothing of notepad is paid for" in said
+    assert not world.has("group/notepad-0") and not world.has("bucket/my-bucket/notepad/runs")
     verbs = [line.split()[0] for line in (world.folder / "kubectl").read_text().splitlines()]
     assert verbs == ["apply", "delete"]
 

@@ -30,7 +30,6 @@ def hosts(world, host):
     [
         ("run.sh", {"TPU": "v5p:2x2x2", "COMMAND": "quickstart"}, ["one host", "v5p:2x2x1"]),
         ("gke.sh", {"TPU": "v5p:2x2x2", "COMMAND": "eval"}, ["one host", "COMMAND=train"]),
-        ("run.sh", {"TPU": "v6e:4x4", "WAY": "group", "SLICES": "2"}, ["SLICES=1, WAY=queued"]),
         ("gke.sh", {"TPU": "v5e:2x4", "SLICES": "2"}, ["slices of several hosts only"]),
         ("run.sh", {"FLAGS": "--hosts=auto"}, ["FLAGS has --hosts=auto"]),
         ("run.sh", {"FLAGS": "--config.checkpoint.folder=/x"}, ["FLAGS has --config.checkpoint"]),
@@ -54,6 +53,28 @@ def test_a_run_of_two_hosts_from_nothing_to_done(world, hosts):
     assert not world.has("hosts/1/notepad/runs/first")
     until(lambda: len(list((world.bucket / "note" / "logs" / "first").iterdir())) == 2)
     assert all("--delete-unmatched" not in " ".join(call) for call in world.calls("rsync"))
+
+
+def test_slices_of_groups_are_told_of_one_another(world, hosts):
+    """Nobody else does: who is first, how many there are, which one this is."""
+    (hosts[0] / "worker-network-endpoints").write_text("10.0.0.7,10.0.0.8")
+    world.put("on_create", "RUNNING")
+    python = world.folder / "bin" / "python3.13"
+    text = python.read_text().replace(
+        "said=", 'env | grep ^MEGASCALE | sort >"$WORLD/slice-$HOST_INDEX"\nsaid=', 1
+    )
+    python.write_text(text)
+    done = world.call("run.sh", **TWO, WAY="group", TPU="v6e:2x4")
+    assert done.returncode == 0, done.stderr
+    until(lambda: len(trained(world)) == 2)
+    line = WORDS.replace("--hosts=auto", "--hosts=10.0.0.7:8482,2,{}")
+    assert sorted(trained(world)) == [line.format(0), line.format(1)]
+    for slice in range(2):
+        assert (world.folder / f"slice-{slice}").read_text().splitlines() == [
+            "MEGASCALE_COORDINATOR_ADDRESS=10.0.0.7", "MEGASCALE_NUM_SLICES=2",
+            f"MEGASCALE_SLICE_ID={slice}",
+        ]  # fmt: skip
+    assert world.state() == "done" and world.has("group/note-1")
 
 
 def test_hosts_of_a_group_are_counted_as_their_slice_counts_them(world, hosts):

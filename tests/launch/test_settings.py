@@ -45,7 +45,7 @@ def refused(world, done, *named):
         ("SLICES", "two", "from 1 on"),
         ("SLICES", "1+1", "from 1 on"),
         ("WAY", "mig", "queued or group"),
-        ("CAPACITY", "preemptible", "on-demand, spot or reserved"),
+        ("CAPACITY", "preemptible", "on-demand, spot, flex-start or reserved"),
         ("VALID_FOR", "6 hours", "30m"),
         ("RECREATIONS", "-1", "whole number"),
         ("SERVICE_ACCOUNT", "trainer", "address"),

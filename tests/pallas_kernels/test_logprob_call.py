@@ -123,7 +123,7 @@ def test_refused_before_compilation(changes, both_numbers):
 
 
 def test_sizes_shrink_until_a_wide_model_fits():
-    assert fit_sizes(3584, 2, 2) == fit_sizes(4096, 2, 2) == BASE
+    assert fit_sizes(3584, 2, 2) == fit_sizes(4096, 2, 4) == BASE
     wide = fit_sizes(16384, 2, 4)
     assert wide.tokens < BASE.tokens and wide.dw_vocab < BASE.dw_vocab
     with pytest.raises(ValueError, match="16 tokens x 128 ids need .* kernels have 50331648"):

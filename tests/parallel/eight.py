@@ -1,16 +1,18 @@
 """What test_sharding runs in a process of eight fake devices: the same numbers as on one.
 
-    python eight.py KERNELS update|engine|text CASE FSDP TENSOR
+    python eight.py KERNELS update|sums|engine|text CASE FSDP TENSOR
 
 Loss, gradient and steps of an update, or the tokens of engines, over the mesh (FSDP, TENSOR) with
 the reference backend or the kernels themselves in interpret mode, against the reference backend
-on one device. `text` looks at what was compiled: nobody gathers what is stacked over layers.
+on one device. `sums` are an update's in bfloat16, over fsdp. `text` looks at what was compiled:
+nobody gathers what is stacked over layers.
 """
 
 import asyncio
 import dataclasses
 import re
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -126,6 +128,52 @@ def check_update(case: str, config: PolicyConfig, mesh: jax.sharding.Mesh) -> No
     assert ("moe_load_max" in one[4]) == (case == "experts")
 
 
+def stepped(
+    case: str, config: PolicyConfig, mesh: jax.sharding.Mesh, rows: int, at: Any
+) -> tuple:  # fmt: skip
+    """(loss, gradient, how masters moved, state) of one step from the state `at`, all numpy."""
+    settings = dataclasses.replace(SETTINGS, micro_batch_rows=rows)
+    frozen, trained = laid(case, config, mesh)
+    optimizer = optax.adamw(1e-3)
+    began = state.start(trained, optimizer)
+    if at is not None:
+        began = place.commit(at, jax.tree.map(lambda x: x.sharding, began))
+    before = jax.tree.map(np.array, began.masters)
+    loss, gradient = update.loss_and_gradient(config, settings, began.masters, frozen, batch())
+    ended, _ = update.learn(config, optimizer, settings, began, frozen, [batch()])
+    ended = jax.tree.map(np.array, ended)
+    moved = jax.tree.map(np.subtract, ended.masters, before)
+    return float(loss), jax.tree.map(np.array, gradient), moved, ended
+
+
+def check_sums(case: str, config: PolicyConfig, mesh: jax.sharding.Mesh) -> None:
+    """Two steps in bfloat16 on all rows of devices and on one row: sums over fsdp alone differ.
+
+    One row of devices (of a mesh of eight rows it is one device) is given as many rows of the
+    batch at a time as each row of many gets, so that a token's activations are rounded alike:
+    one that falls to the other side moves a gradient by percents. What is left is the order of
+    float32 sums: 4e-7 of a leaf's gradient, more in Adam's step where a gradient is small. Sums
+    in bfloat16 are off by 1e-3 and more. The second step begins where the first ended on one row:
+    of masters that differ by 1e-8 a few are cast to other bfloat16 numbers.
+    """
+    config, at = dataclasses.replace(config, dtype="bfloat16"), None
+    for _ in range(2):
+        each = SETTINGS.micro_batch_rows // mesh.shape["fsdp"]
+        loss, gradient, moved, ended = stepped(case, config, meshes.row(mesh, 0), each, at)
+        found = stepped(case, config, mesh, SETTINGS.micro_batch_rows, at)
+        np.testing.assert_allclose(found[0], loss, rtol=1e-6)
+        gaps = jax.tree.map(off, found[1], gradient)
+        assert max(jax.tree.leaves(gaps)) < 1e-5, gaps
+        gaps = jax.tree.map(off, found[2], moved)
+        assert max(jax.tree.leaves(gaps)) < 3e-4, gaps
+        at = ended
+
+
+def off(found: np.ndarray, wanted: np.ndarray) -> float:
+    """The difference's root mean square over that of `wanted`."""
+    return float(np.linalg.norm(np.float64(found) - wanted) / np.linalg.norm(np.float64(wanted)))
+
+
 def drawn(case: str, config: PolicyConfig, seed: int) -> parameters.Params:
     """A policy, with adapters beside its base where the case has some."""
     params = tiny.params(seed, config=config)
@@ -222,6 +270,8 @@ if __name__ == "__main__":
         check_text(CASES[case], meshes.make(tensor))
     elif what == "update":
         check_update(case, CASES[case], meshes.make(tensor))
+    elif what == "sums":
+        check_sums(case, CASES[case], meshes.make(tensor))
     else:
         check_engine(case, CASES[case], meshes.make(tensor))
     print("agreed")

@@ -46,6 +46,26 @@ def test_a_policy_stored_in_float32_computes_in_it_everywhere():
     assert {parts.computes_in("", stored, p) for p in ("cpu", "gpu", "tpu")} == {"float32"}
 
 
+def test_float16_is_computed_in_bfloat16_where_there_are_chips_and_that_is_said(
+    tmp_path, monkeypatch
+):
+    policy = parts.load_policy(ROOT / "data" / "starter")
+    beside = huggingface.companions(policy.folder)
+    huggingface.export(policy.config, policy.params, tmp_path / "half", "float16", beside)
+    said = []
+    assert parts.load_policy(tmp_path / "half", say=said.append).config.dtype == "float32"
+    monkeypatch.setattr(parts, "_platform", lambda shardings: "tpu")
+    assert (
+        parts.load_policy(tmp_path / "half", "float32", say=said.append).config.dtype == "float32"
+    )
+    assert not said
+    half = parts.load_policy(tmp_path / "half", say=said.append)
+    assert half.config.dtype == "bfloat16" and dtypes_of(half.params) == {jnp.dtype("float16")}
+    assert len(said) == 1 and "half is float16, and is computed in bfloat16" in said[0]
+    config = configuration.load("quickstart")
+    assert parts.rollout_dtype(config, half.config) == "bfloat16"  # which it used to refuse
+
+
 def test_what_nothing_computes_in_is_refused_with_what_there_is():
     known = r"dtype is 'float16'; use one of 'float32', 'bfloat16', or '' for what suits the mach"
     with pytest.raises(ValueError, match=known):

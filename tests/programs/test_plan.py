@@ -104,13 +104,13 @@ def test_a_plan_needs_no_weights_and_cuts_what_it_cuts():
     assert made.counted_by == "a stand-in tokenizer"
     assert held["masters"] == held["gradient"] == 4 * count
     assert 8 * count <= held["moments"] <= 8 * count + 64
-    assert held["weights"] == held["reference"] == 2 * count
-    cache = 6144 * 128 * 28 * 2 * 4 * 128 * 2
-    assert made.residents[planned.ROLLOUT]["cache"] == cache and "cache" not in held
+    assert held["reference"] == 2 * count and "cache" not in held and "weights" not in held
+    engines = {"cache": 6144 * 128 * 28 * 2 * 4 * 128 * 2, "weights": 2 * count}
+    assert engines.items() < made.residents[planned.ROLLOUT].items()
     kept = planned_here(*words, "--config.engine.give_back=false", name="qwen2_5_7b")
-    assert kept.residents[planned.UPDATE] == held | {"cache": cache}
+    assert kept.residents[planned.UPDATE] == held | engines
     arriving = made.residents[planned.HANDOFF]["arriving weights"]
-    assert arriving == 2 * count + 4 * 28 * 3584 * 18_944  # the copy, and one leaf in float32
+    assert arriving == 2 * count + 2 * 152_064 * 3584  # the copy; no two layers are as large
     stored = planned_here(*words, "--config.checkpoint.handoff=storage", name="qwen2_5_7b")
     arriving = stored.residents[planned.HANDOFF]["arriving weights"]
     assert arriving == 4 * count + 4 * 28 * 3584 * 18_944

@@ -145,7 +145,7 @@ def test_adapters_train_resume_and_are_saved_beside_their_base(tmp_path):
     base = set(steps.as_stored(folder / "base", 0)["layers"])
     assert own and all("_lora_" in name for name in own) and not own & base
     assert set(steps.as_stored(folder, len(whole))["layers"]) == own | base
-    in_memory = (*words, "--config.checkpoint.handoff=memory")
+    in_memory = (*words, "--config.checkpoint.handoff=memory", "--config.engine.give_back=true")
     run(tmp_path / "half", *in_memory, "--config.steps=2")
     assert run(tmp_path / "half", *in_memory, resume=True) == whole
     with pytest.raises(ValueError, match="lora.targets has 'x'"):
@@ -153,7 +153,8 @@ def test_adapters_train_resume_and_are_saved_beside_their_base(tmp_path):
 
 
 def test_updates_that_are_not_finite_stop_the_run_at_the_last_good_step(tmp_path):
-    words = ("--config.optimizer.kind=adamw", "--config.optimizer.learning_rate=1e38")
+    words = ("--config.optimizer.kind=adamw", "--config.optimizer.learning_rate=1e38",
+             "--config.engine.give_back=true")  # fmt: skip
     message = r"last 2 rollouts was finite.*grpo.max_skipped is 2.*last good step is \d+, kept"
     with pytest.raises(ValueError, match=message) as stopped:
         run(tmp_path / "run", *words, "--config.grpo.max_skipped=2", "--config.steps=30")

@@ -61,6 +61,18 @@ def test_a_run_of_ones_own_questions_is_not_told_to_play_the_starters_game(run):
     assert "--suite ruler-qa" in words and "code of NAME" not in words
 
 
+def test_each_run_is_measured_on_what_its_policy_can_read(run):
+    """The starter has no chat template, which RULER's questions are asked in."""
+    write(run, {})
+    for words, suite in (
+        (["--config.tasks.files=mine.jsonl"], "--suite mine.jsonl"),
+        (["--config.tasks.files=a.jsonl", "--config.validation.files=b.jsonl"], "--suite b.jsonl"),
+        (["--config.tasks.stories=vt"], "--suite stories --lengths 2k"),
+    ):
+        command = trained.outcome(configuration.load("quickstart", words), run).next["measure it"]
+        assert suite in command
+
+
 def test_what_looks_sick_and_who_taught_it_stand_on_the_page_and_in_what_is_printed(run):
     sick = {"reward": 0.0, "groups/sampled": 20, "groups/informative_share": 0}
     lines = [json.dumps({"step": step, **sick}) + "\n" for step in (1, 2, 3, 4)]

@@ -71,7 +71,7 @@ class How:
     more_pages: int = 20  # than the longest turn needs
     local: int = 0
     staleness: int = 1
-    give_back: bool = False  # the cache, while something else has the memory
+    give_back: bool = False  # cache and weights, while something else has the memory
     unsound: bool = False  # every other update is not finite, and skipped
 
     @property
@@ -171,7 +171,7 @@ class Loop:
                     step + 1, version, before.next, self.rollouts.step(before, version)
                 )
                 if self.how.give_back:
-                    self.service.rest()
+                    self.service.rest(weights=True)
                 counts = dataclasses.asdict(self.service.take_stats())
                 del counts["prefill_seconds"], counts["decode_seconds"]
                 self.right.tried["accepted drafts"] += counts["draft_tokens"]
@@ -192,6 +192,8 @@ class Loop:
                     saved.write_text(json.dumps(kept))
                     await self.service.adopt(self._policy(step, number), drain=True)
                     self.begun.done(step)
+                elif self.how.give_back:
+                    await self.service.adopt(self._policy(version, number))
 
     def _policy(self, version: int, number: int) -> PolicySnapshot:
         self.right.policies[version] = slots.HashPolicy(number, self.how.says)

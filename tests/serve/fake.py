@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 import fakes
 import httpx2
 import numpy as np
-import uvicorn
 
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.serve.app import App
+from notepad_jax.serve.connections import Limits, Server
 from notepad_jax.serve.control import Adopt, Gate
 from notepad_jax.serve.conversations import Conversations
 from notepad_jax.serve.desk import Desk
@@ -123,10 +123,11 @@ def running(
     policy: Served, waiting: int = 8, queued_tokens: int = 0, key: str | None = None,
     trainers: Adopt | None = None, control_key: str | None = None,
     folder: pathlib.Path | None = None, views: Views | None = None, port: int = 0,
-    documents: Sequence[str] = (),
+    documents: Sequence[str] = (), limits: Limits | None = None,
 ) -> Iterator[str]:  # fmt: skip
     """Serves in a thread, with files in `folder` and `documents` elsewhere; yields the server's
     address."""
+    limits = limits or Limits()
     gate = Gate(trainers) if trainers else None
     desk = Desk(policy.slots, waiting, queued_tokens)
     # By the protocol's number asyncio knows that it may send at once, without waiting for more.
@@ -135,8 +136,9 @@ def running(
     place.bind(("127.0.0.1", port))
     named = Places(documents)
     with place, Files(folder, named) as files, contextlib.ExitStack() as stack:
-        app = App(policy, desk, key, gate, control_key, files, views)
-        stack.enter_context(listening(app.asgi, place))
+        app = App(policy, desk, key, gate, control_key, files, views, limits.body_bytes)
+        server = Server(app.asgi, limits, desk.counts.dropped.inc, farewell=1)
+        stack.enter_context(listening(server, place))
         yield f"http://127.0.0.1:{place.getsockname()[1]}"
 
 
@@ -157,11 +159,7 @@ def library(
 
 
 @contextlib.contextmanager
-def listening(asgi, place: socket.socket) -> Iterator[None]:
-    config = uvicorn.Config(
-        asgi, lifespan="on", log_level="warning", timeout_graceful_shutdown=1, access_log=False
-    )
-    server = uvicorn.Server(config)
+def listening(server: Server, place: socket.socket) -> Iterator[None]:
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([place])), daemon=True)
     thread.start()
     try:

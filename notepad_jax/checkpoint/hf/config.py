@@ -83,7 +83,7 @@ def read_config(text: Mapping[str, Any], where: str = CONFIG) -> PolicyConfig:
             experts=_read_experts(read) if kind == "qwen3_moe" else None,
             max_positions=max_positions,
             family=kind if kind == "mistral" else "",  # the others can be told by their parts
-            windows=_read_windows(read, family, max_positions),
+            windows=_read_windows(read, family),
         )
     except ImportProblem:
         raise
@@ -166,8 +166,8 @@ def _refuse(read: Fields, family: Family) -> None:
         raise read.wrong("layer_types", "one word for each of num_hidden_layers")
 
 
-def _read_windows(read: Fields, family: Family, max_positions: int) -> tuple[int, ...]:
-    """`PolicyConfig.windows`; one that no context reaches is none."""
+def _read_windows(read: Fields, family: Family) -> tuple[int, ...]:
+    """`PolicyConfig.windows`, as wide as max_position_embeddings, too: contexts may be longer."""
     kinds, silent = read.words("layer_types"), "sliding_window" not in read.text
     asked = family.windows == "always" or read.flag("use_sliding_window")
     if family.windows == "never" or not asked:
@@ -175,11 +175,12 @@ def _read_windows(read: Fields, family: Family, max_positions: int) -> tuple[int
             raise read.wrong("layer_types", "all full, as use_sliding_window is not true")
         return ()
     # Silence is a window in transformers, Mistral 7B v0.1's; null is none.
-    said = silent or read.said("sliding_window")
-    window = read.size("sliding_window", 4096) if said else max_positions
+    if not silent and not read.said("sliding_window"):
+        return ()
+    window = read.size("sliding_window", 4096)
     full = read.size("max_window_layers", 28, least=0) if family.windows == "by layer" else 0
     layers = read.size("num_hidden_layers")
-    if window >= max_positions or (not kinds and full >= layers):
+    if not kinds and full >= layers:
         return ()
     if kinds:
         return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)

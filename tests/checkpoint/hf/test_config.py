@@ -152,8 +152,9 @@ SLIDING, FULL = "sliding_attention", "full_attention"
                    "layer_types": [SLIDING, FULL, SLIDING]}, (64, 0, 64)),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0,
                    "layer_types": [FULL, FULL, FULL]}, ()),
-        # what no context reaches
-        ("mistral", {"sliding_window": 128}, ()),
+        ("mistral", {"sliding_window": 128}, (128, 128, 128)),  # its max_positions
+        ("mistral", {"sliding_window": 1000}, (1000, 1000, 1000)),
+        # in no layer
         ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}, ()),
         ("llama", {"use_sliding_window": True, "sliding_window": 8}, ()),
     ],

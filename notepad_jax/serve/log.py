@@ -1,0 +1,42 @@
+"""A log that a stranger cannot fill: of one line of code a few records a minute.
+
+What clients do wrong is said where the operator looks, by uvicorn, asyncio and ourselves; and a
+client may do it ten thousand times a second. Above: programs.serve.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+FEW = 5  # records of one line of code
+WHILE = 60.0  # seconds
+NAMES = ("uvicorn.error", "asyncio", "notepad_jax.serve")
+
+
+class RateLimit(logging.Filter):
+    """Passes FEW records of each line of code in WHILE, and then one that says how many were left
+    out: the first of the next while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[tuple[str, int], list[float]] = {}  # begin of its while, records in it
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        while_of = self._known.setdefault((record.pathname, record.lineno), [now, 0])
+        if now - while_of[0] >= WHILE:
+            left_out = int(while_of[1]) - FEW
+            if left_out > 0:
+                record.msg = f"{record.getMessage()} (and {left_out:,} times more before)"
+                record.args = ()
+            while_of[:] = now, 0
+        while_of[1] += 1
+        return while_of[1] <= FEW
+
+
+def limit_rate() -> None:
+    """Has the logs that a server's clients can write to take few records."""
+    limit = RateLimit()
+    for name in NAMES:
+        logging.getLogger(name).addFilter(limit)
