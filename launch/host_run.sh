@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs on a TPU host: starts the run there, keeps a copy of it in the bucket, stops it.
 #
-#   host_run.sh start FLAGS...   in the background; does nothing if it runs already
+#   host_run.sh start FLAGS...   in the background; does nothing if it runs already, or somebody else
+#                                has run it to its end since the caller looked
 #   host_run.sh keep FLAGS...    the same, but does nothing if it has ended here, either
 #   host_run.sh work FLAGS...    in the foreground: what start and a Kubernetes pod run
 #   host_run.sh address          the address of the first host of this slice
@@ -86,6 +87,11 @@ start() {
         echo "$RUN has ended"
         # Its word may have crossed that of the first, which has begun again meanwhile.
         [[ $(cat run.outcome) != failed* ]] || ((HOST_INDEX == 0)) || tell "$(cat run.outcome)"
+        return
+    fi
+    # Whoever starts has written over any end it knew of: this one is of another caller's run, since.
+    if [[ $verb == start && $(gcloud storage cat "$ROOT/state/$RUN" 2>/dev/null) =~ ^(done|failed|stopped) ]]; then
+        echo "$RUN has ended meanwhile"
         return
     fi
     echo "$RUN" >run.name

@@ -177,5 +177,5 @@ def test_two_at_once_are_one_run(world, host):
         caller.start()
     for caller in callers:
         caller.join(150)
-    assert [done.returncode for done in ends] == [0, 0], ends
+    assert [done.returncode for done in ends] == [0, 0], "\n".join(done.stderr for done in ends)
     assert len(trained(world)) == 1 and world.state() == "done"
