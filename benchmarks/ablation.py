@@ -1,14 +1,16 @@
-"""The algorithms of the family side by side: each trains the same starter, from several seeds.
+"""The algorithms side by side: each trains the same starter, at its best rate, from several seeds.
 
     python -m benchmarks.ablation --out runs/ablation        (or --only dr_grpo,grpo --seeds 0-1)
 
 Every run is config `mix` (four kinds of questions: exact, list, count, order) with one change,
 `VARIANTS`, and a process of its own: it trains, then reads held-out documents of the training
-length and of eight times that. What is finished is not done again, and a run that was stopped
-goes on where it stood, so the same command resumes everything; the starter is made first, if the
-folder has none. Then a table; `--page docs/results.md` puts table and curves into that page
-(`ablation_page`). What differs between two runs of one seed is the algorithm alone: they read
-the same documents. Expected: 7 CPU minutes for the starter, about 3 a run.
+length and of eight times that. Each variant is tried at three rates from a seed that counts for
+nothing else, `TRIAL`; the seeds of the table are run at the rate whose held-out curve was highest
+there. What is finished is not done again, and a run that was stopped goes on where it stood, so
+the same command resumes everything; the starter is made first, if the folder has none. Then the
+tables; `--page docs/results.md` puts them and the curves into that page (`ablation_page`). What
+differs between two runs of one seed is the algorithm and its rate alone: they read the same
+documents. Expected: 7 CPU minutes for the starter, about 1.5 a run, 78 runs.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from notepad_jax.telemetry.progress import LineScreen
 
 LIMIT = 2 * 3600  # seconds of one run: a machine that hangs ends here
 RESULT, STARTER = "result.json", "starter"
+RATES = (0.5, 1.0, 2.0)  # times config mix's, shared by the updates of a rollout
+TRIAL = 9  # the seed from which rates are chosen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,29 +53,23 @@ class Variant:
     updates: int = 1  # of a rollout
 
 
-ADVANTAGE, UPDATES, LENGTHS = "Advantages", "Four updates a batch", "Curriculum"
+ADVANTAGE, LENGTHS, CLASSIC, LONG = (
+    *("Advantages", "Curriculum"),
+    *("Recipes of the GRPO family", "Recipes for long inputs, GSPO, ScaleRL"),
+)
+_CLASSIC = ("memagent", "grpo", "dapo", "dr_grpo")
+_LONG = ("gspo", "golongrl", "qwenlong", "scalerl", "logo")
 VARIANTS = (
-    Variant("dr_grpo", (), (ADVANTAGE, UPDATES, LENGTHS)),
+    Variant("dr_grpo", (), (ADVANTAGE, LENGTHS)),
     Variant("grpo", ("grpo.advantage=grpo",), (ADVANTAGE,)),
     Variant("tmn_reweight", ("grpo.advantage=tmn_reweight",), (ADVANTAGE,)),
-    Variant("dr_grpo x4", (), (UPDATES,), updates=4),
-    # One update as long as four: whether it is more than a larger rate.
-    Variant(
-        "rate x4",
-        ("optimizer.learning_rate=8e-3", "optimizer.adam_learning_rate=16e-4"),
-        (UPDATES,),
+    Variant("curriculum", ("tasks.curriculum=2@0,4@6,8@12",), (LENGTHS,)),
+    # Of configs/recipes, each as it is but for its number of updates.
+    *(
+        Variant(f"recipe {name}", (f"recipe={name}", "grpo.epochs=1"), (panel,), updates=4)
+        for panel, names in ((CLASSIC, _CLASSIC), (LONG, _LONG))
+        for name in names
     ),
-    Variant("gspo x4", ("grpo.ratio=gspo",), (UPDATES,), updates=4),
-    Variant("cispo x4", ("grpo.ratio=cispo",), (UPDATES,), updates=4),
-    Variant("curriculum", ("tasks.curriculum=2@0,4@10,8@20",), (LENGTHS,)),
-)
-# Of configs/recipes, each as it is but for its number of updates; `--only recipes` has them all.
-RECIPES = tuple(
-    Variant(f"recipe {name}", (f"recipe={name}", "grpo.epochs=1"), (), updates=4)
-    for name in (
-        *("memagent", "grpo", "dapo", "dr_grpo", "gspo", "golongrl", "qwenlong", "scalerl"),
-        "logo",
-    )
 )
 
 
@@ -80,6 +78,7 @@ class Run:
     """One training run of the plan."""
 
     variant: Variant
+    rate: float  # one of RATES
     seed: int
     folder: Path
     words: tuple[str, ...]  # of the config, without where things lie
@@ -101,36 +100,69 @@ class Run:
         return found
 
 
-def plan(out: Path, seeds: Sequence[int], only: Sequence[str], steps: int) -> list[Run]:
-    """Returns the runs, seed by seed, so that a part of them is a comparison already.
-
-    Raises ValueError for a variant that there is not.
-    """
-    known = {variant.name: variant for variant in (*VARIANTS, *RECIPES)}
-    only = [one for name in only for one in (_names(RECIPES) if name == "recipes" else [name])]
+def variants(only: Sequence[str]) -> list[Variant]:
+    """Returns those of some names, all without one; ValueError for a name that there is not."""
+    known = {variant.name: variant for variant in VARIANTS}
     for name in only:
         if name not in known:
             raise ValueError(f"there is no variant {name!r}; use some of {', '.join(known)}")
+    return [known[name] for name in only or known]
+
+
+def run_of(out: Path, variant: Variant, rate: float, seed: int, steps: int) -> Run:
+    """Returns one run; `steps` 0 are the config's own."""
+    words = (f"seed={seed}", *_steps(steps), *_updates(variant, rate), *variant.words)
+    folder = out / f"{variant.name.replace(' ', '_')}-x{rate:g}-{seed}"
+    return Run(variant, rate, seed, folder, words)
+
+
+def trials(out: Path, chosen: Sequence[Variant], steps: int) -> list[Run]:
+    """Returns the runs from which each variant's rate is chosen."""
+    return [run_of(out, variant, rate, TRIAL, steps) for variant in chosen for rate in RATES]
+
+
+def best_rates(tried: Sequence[Run]) -> dict[str, float]:
+    """Returns the best rate of each variant all of whose trials are done, by name.
+
+    It is that of the highest mean of the held-out curve over training; of equals, the lowest.
+    """
+    means: dict[str, dict[float, float]] = {}
+    for run in tried:
+        if result := run.result():
+            means.setdefault(run.variant.name, {})[run.rate] = ablation_page.area(result["curve"])
+    return {
+        name: max(sorted(own), key=lambda rate: own[rate])
+        for name, own in means.items()
+        if len(own) == len(RATES)
+    }
+
+
+def plan(
+    out: Path, chosen: Sequence[Variant], seeds: Sequence[int], steps: int, rates: dict[str, float]
+) -> list[Run]:
+    """Returns the runs at the variants' rates, those that have one.
+
+    They come seed by seed, so that a part of them is a comparison already.
+    """
     return [
-        Run(
-            variant=known[name],
-            seed=seed,
-            folder=out / f"{name.replace(' ', '_')}-{seed}",
-            words=(f"seed={seed}", *_steps(known[name], steps), *known[name].words),
-        )
+        run_of(out, variant, rates[variant.name], seed, steps)
         for seed in seeds
-        for name in only or _names(VARIANTS)
+        for variant in chosen
+        if variant.name in rates
     ]
 
 
-def _names(variants: Sequence[Variant]) -> list[str]:
-    return [variant.name for variant in variants]
-
-
-def _steps(variant: Variant, steps: int) -> Iterator[str]:
-    """Yields the words for `steps` rollouts (0: as many as the config has) of a variant."""
+def _updates(variant: Variant, rate: float) -> Iterator[str]:
+    """Yields the words for a variant's updates of a rollout, and for what each of them steps."""
     if variant.updates > 1:
         yield f"grpo.minibatches={variant.updates}"
+    usual = configuration.load("mix").optimizer
+    for key in ("learning_rate", "adam_learning_rate"):
+        yield f"optimizer.{key}={usual[key] * rate / variant.updates:g}"
+
+
+def _steps(steps: int) -> Iterator[str]:
+    """Yields the words for `steps` rollouts (0: as many as the config has)."""
     if steps:
         usual = configuration.load("mix")
         of, share = usual.optimizer, steps / usual.steps
@@ -164,6 +196,8 @@ def one(run: Run, starter: Path) -> None:
     scores = [(x["step"], x[validation.SCORE]) for x in lines if validation.SCORE in x]
     result = {
         "variant": run.variant.name,
+        "rate": run.rate,
+        "updates": run.variant.updates,
         "seed": run.seed,
         "words": run.words,
         # Nobody knows what a process that was stopped had used.
@@ -217,7 +251,8 @@ def run_all(runs: Sequence[Run], words: Sequence[str], jobs: int) -> None:
 
     def go(run: Run) -> None:
         nonlocal done
-        command = ["benchmarks.ablation", "--one", run.variant.name, "--seeds", str(run.seed)]
+        command = ["benchmarks.ablation", "--one", run.variant.name]
+        command += ["--rate", f"{run.rate:g}", "--seeds", str(run.seed)]
         child([*command, *words], run.folder.parent / f"{run.name}.log")
         with lock:
             done += 1
@@ -258,15 +293,14 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
     parser.add_argument("--seeds", default="0-2", help="such as 0-2 or 0,2,5")
-    parser.add_argument(
-        "--only", default="", help="variants, by comma, or recipes; else all but those"
-    )
+    parser.add_argument("--only", default="", help="some variants, by comma; else all of them")
     parser.add_argument("--steps", type=int, default=0, help="of each run; 0: those of the config")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--plan", action="store_true", help="say what would be run, and end")
     parser.add_argument("--page", type=Path, help="put table and curves into this page")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--rate", type=float, default=1.0, help=argparse.SUPPRESS)
     return parser
 
 
@@ -275,33 +309,48 @@ def main(argv: Sequence[str] | None = None) -> None:
     said = parser.parse_args(argv)
     out = said.out.resolve()
     try:
-        only = [said.one] if said.one else [name for name in said.only.split(",") if name]
-        runs = plan(out, parsed(said.seeds), only, said.steps)
-        for run in runs:
+        seeds = parsed(said.seeds)
+        if TRIAL in seeds:
+            raise ValueError(f"--seeds has {TRIAL}, from which rates are chosen; take others")
+        if said.one:
+            (variant,) = variants([said.one])
+            (seed,) = seeds
+            one(run_of(out, variant, said.rate, seed, said.steps), out / STARTER)
+            return
+        chosen = variants([name for name in said.only.split(",") if name])
+        tried = trials(out, chosen, said.steps)
+        for run in tried:
             config_of(run, str(out / STARTER))
-            run.result()
+        runs = plan(out, chosen, seeds, said.steps, best_rates(tried))
+        if said.plan:
+            show(tried + runs, chosen, len(seeds))
+            return
+        make_starter(out)
+        words = [f"--out={out}", f"--steps={said.steps}"]
+        run_all(tried, words, said.jobs)
+        runs = plan(out, chosen, seeds, said.steps, best_rates(tried))
+        run_all(runs, words, said.jobs)
     except ValueError as problem:
         parser.error(str(problem))
-    if said.one:
-        one(runs[0], out / STARTER)
-        return
-    if said.plan:
-        for run in runs:
-            print(f"{run.name:20} {'done' if run.result() else '':5} {' '.join(run.words)}")
-        return
-    make_starter(out)
-    run_all(runs, [f"--out={out}", f"--steps={said.steps}"], said.jobs)
-    results = [run.result() for run in runs]
+    results, of_trials = ([run.result() for run in some] for some in (runs, tried))
     if said.json:
-        print(json.dumps(results, indent=1))
+        print(json.dumps({"trials": of_trials, "runs": results}, indent=1))
     else:
-        print(ablation_page.table(results), ablation_page.table_of_kinds(results), sep="\n\n")
+        print(ablation_page.text(results, of_trials))
     if said.page:
         panels = {}
         for variant in VARIANTS:
             for panel in variant.panels:
                 panels.setdefault(panel, []).append(variant.name)
-        ablation_page.put(said.page, results, panels)
+        ablation_page.put(said.page, results, of_trials, panels)
+
+
+def show(runs: Sequence[Run], chosen: Sequence[Variant], seeds: int) -> None:
+    """Prints what is planned, and how many runs have no rate yet."""
+    for run in runs:
+        print(f"{run.name:28} {'done' if run.result() else '':5} {' '.join(run.words)}")
+    if left := seeds * len(chosen) - sum(run.seed != TRIAL for run in runs):
+        print(f"and {left} runs at the rates that the trials will say")
 
 
 if __name__ == "__main__":

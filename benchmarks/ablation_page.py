@@ -53,11 +53,12 @@ def area(curve: Sequence[tuple[float, float]]) -> float:
 
 def table(results: Sequence[Result]) -> str:
     """Returns the results as markdown, a row a variant; scores in per cent."""
-    heads = ["algorithm", "seeds", "CPU s", "mean over training"]
+    heads = ["algorithm", "rate", "seeds", "CPU s", "mean over training"]
     heads += [f"{format_length(length)}, at the end" for length in lengths_of(results)]
     rows = [
         [
             f"`{name}`",
+            _rate(own[0]["rate"]),
             str(len(own)),
             _seconds([one["training_cpu_seconds"] for one in own]),
             _span([area(one["curve"]) for one in own]),
@@ -84,6 +85,27 @@ def table_of_kinds(results: Sequence[Result]) -> str:
         for name, own in by_variant(results).items()
     ]
     return _markdown(heads, rows)
+
+
+def table_of_rates(trials: Sequence[Result]) -> str:
+    """Returns the mean over training and the score at the end at each rate, of the trials' seed."""
+    rates = sorted({one["rate"] for one in trials})
+    longest = str(lengths_of(trials)[-1])
+    rows = []
+    for name, own in by_variant(trials).items():
+        of = {one["rate"]: one for one in own}
+        cells = [
+            f"{100 * area(of[rate]['curve']):.1f}, {100 * of[rate]['final'][longest]['all']:.1f}"
+            if rate in of
+            else "-"
+            for rate in rates
+        ]
+        rows.append([f"`{name}`", *cells])
+    return _markdown(["algorithm", *map(_rate, rates)], rows)
+
+
+def _rate(rate: float) -> str:
+    return f"x {rate:g}"
 
 
 def lengths_of(results: Sequence[Result]) -> list[int]:
@@ -168,18 +190,29 @@ def _upwards(values: Sequence[float]) -> Axis:
 # ---------------------------------------------------------------- the page
 
 
-def put(page: Path, results: Sequence[Result], panels: Mapping[str, Sequence[str]]) -> None:
-    """Writes curves beside `page`, and table and picture between its marks.
+def put(
+    page: Path,
+    results: Sequence[Result],
+    trials: Sequence[Result],
+    panels: Mapping[str, Sequence[str]],
+) -> None:
+    """Writes curves beside `page`, and tables and picture between its marks.
 
     Raises ValueError for a page without them.
     """
+    picture = f"![Held-out score by step of each algorithm]({PICTURE})"
+    marks.put(page, MARK, f"{picture}\n\n{text(results, trials)}")
+    render.picture(page.parent / PICTURE, charts(results, panels), columns=2)
+
+
+def text(results: Sequence[Result], trials: Sequence[Result]) -> str:
+    """Returns what was measured as markdown: the tables, and the trials of rates."""
     steps = sorted({int(one["curve"][-1][0]) for one in results})
-    said = (
-        f"![Held-out score by step of each algorithm]({PICTURE})\n\n"
+    longest = format_length(lengths_of(trials)[-1])
+    return (
         f"After {', '.join(map(str, steps))} steps, per cent; in brackets the least and the "
         f"largest seed. The starter: {_span([one['curve'][0][1] for one in results])}.\n\n"
         f"{table(results)}\n\nThe same by kind of question, means over seeds:\n\n"
-        f"{table_of_kinds(results)}"
+        f"{table_of_kinds(results)}\n\nHow the rates were chosen, from a seed of its own: mean "
+        f"over training, and the score at {longest} at the end.\n\n{table_of_rates(trials)}"
     )
-    marks.put(page, MARK, said)
-    render.picture(page.parent / PICTURE, charts(results, panels), columns=3)

@@ -27,14 +27,19 @@ def get_config() -> ConfigDict:
         distractor_share=0.5,
         chapter_rate=1 / 32,  # two a document: what is to be learnt is above all to keep notes
     )
-    config.steps = 40
+    config.steps = 24
     config.rollout.update(documents=5, group_size=8, temperature=1.0, max_rounds=2)
     config.grpo.update(row_length=256, micro_batch_rows=4)
     config.grpo.lora.rank = 0
     config.optimizer.update(
-        kind="muon", learning_rate=2e-3, weight_decay=0.0, decay_from=10, decay_steps=40
+        kind="muon",
+        learning_rate=8e-3,
+        adam_learning_rate=1.6e-3,
+        weight_decay=0.0,
+        decay_from=6,
+        decay_steps=24,
     )
-    config.checkpoint.update(handoff="memory", every=10)
+    config.checkpoint.update(handoff="memory", every=8)
     # Sampled as in training: the most likely words are right after a dozen steps, and what goes
     # on being learnt is how likely they are.
     config.validation.update(
