@@ -310,13 +310,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     out = said.out.resolve()
     try:
         seeds = parsed(said.seeds)
-        if TRIAL in seeds:
-            raise ValueError(f"--seeds has {TRIAL}, from which rates are chosen; take others")
         if said.one:
             (variant,) = variants([said.one])
             (seed,) = seeds
             one(run_of(out, variant, said.rate, seed, said.steps), out / STARTER)
             return
+        if TRIAL in seeds:
+            raise ValueError(f"--seeds has {TRIAL}, from which rates are chosen; take others")
         chosen = variants([name for name in said.only.split(",") if name])
         tried = trials(out, chosen, said.steps)
         for run in tried:
