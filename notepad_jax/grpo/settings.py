@@ -12,24 +12,26 @@ from notepad_jax.grpo import objective, ratios
 
 @dataclasses.dataclass(frozen=True)
 class UpdateSettings:
-    """How one optimizer step is taken; no defaults here, they live in configs/."""
+    """How one optimizer step is taken; the defaults are Dr. GRPO's, as in configs/quickstart.py."""
 
-    ratio: str  # a name in ratios.RATIOS
-    clip_low: float  # ratios below 1 - clip_low give no gradient when the advantage is negative
-    clip_high: float  # ratios above 1 + clip_high give none when it is positive
-    dual_clip: float  # ratios above it give none when it is negative; 0: however large
-    cap: float  # of cispo: no ratio counts for more
-    proximal: str  # a name in ratios.PROXIMALS
-    tis_cap: float  # of proximal / behaviour, what a token weighs at most; 0: no correction
-    tis_low: float  # tokens outside [tis_low, tis_cap] weigh nothing; 0: they are capped
-    tis_veto: float  # a turn with a token below it weighs nothing; 0: no veto
-    off_policy_at: float  # nats a token by which the policy may have left a failure; 0: any
-    kl: str  # a name in objective.KLS
-    kl_weight: float  # of KL to the reference policy, per token; 0 needs no reference
-    entropy_weight: float  # of the bonus for a token's entropy; 0 computes no gradient of it
-    temperature: float  # the sampler's
-    micro_batch_rows: int  # rows whose activations are alive at once
-    remat: bool  # recompute a layer's activations in the backward pass
+    ratio: str = "ppo_clip"  # a name in ratios.RATIOS
+    clip_low: float = (
+        0.2  # ratios below 1 - clip_low give no gradient when the advantage is negative
+    )
+    clip_high: float = 0.2  # ratios above 1 + clip_high give none when it is positive
+    dual_clip: float = 3.0  # ratios above it give none when it is negative; 0: however large
+    cap: float = 4.0  # of cispo: no ratio counts for more
+    proximal: str = "recomputed"  # a name in ratios.PROXIMALS
+    tis_cap: float = 0.0  # of proximal / behaviour, what a token weighs at most; 0: no correction
+    tis_low: float = 0.0  # tokens outside [tis_low, tis_cap] weigh nothing; 0: they are capped
+    tis_veto: float = 0.0  # a turn with a token below it weighs nothing; 0: no veto
+    off_policy_at: float = 0.0  # nats a token by which the policy may have left a failure; 0: any
+    kl: str = "k3"  # a name in objective.KLS
+    kl_weight: float = 0.0  # of KL to the reference policy, per token; 0 needs no reference
+    entropy_weight: float = 0.0  # of the bonus for a token's entropy; 0 computes no gradient of it
+    temperature: float = 1.0  # the sampler's
+    micro_batch_rows: int = 1  # rows whose activations are alive at once
+    remat: bool = False  # recompute a layer's activations in the backward pass
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
