@@ -5,14 +5,18 @@
 After `make smollm`: the adapters lie in data/. Each reader that is there reads the stories of
 RULER and of the memory tasks at each length, greedily, by `notepad-jax eval` into
 ./runs/curve-NAME; a reading that is there is not made again, so the same command goes on after a
-kill. Prints the tables; `--page` writes them and the picture between the page's marks. GRPO of
-another seed is a run: `notepad-jax train --config smollm --name smollm-1 --config.seed=1`.
+kill. Prints the tables; `--page` keeps what was found in MEASURED, beside the page, and writes
+tables and picture between the page's marks: what was measured on another day, or another
+machine, stays until as many questions were asked anew. GRPO of another seed is a run:
+`notepad-jax train --config smollm --name smollm-1 --config.seed=1`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -30,10 +34,12 @@ from notepad_jax.report import accuracy_plot, numerals, render
 
 RUNS = Path("runs")
 MARK, PICTURE = "smollm", "images/smollm.svg"
+MEASURED = "smollm.jsonl"  # a line a `Point`, in the order of tables
 # Questions of each of the 13 tasks.
 SAMPLES = {"1k": 16, "2k": 16, "4k": 16, "16k": 8, "64k": 4, "1m": 1}
 WINDOW = 8192  # what the model was made for
 
+ALL = "all tasks"
 KINDS = {
     "single needles": ("niah_single_2", "niah_single_3"),
     "several needles": ("niah_multikey_1", "niah_multivalue", "niah_multiquery"),
@@ -52,6 +58,29 @@ class Reader:
     policy: str
     method: str = "notepad"
     longest: str = "1m"
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """What one reader did at one length in one kind of task."""
+
+    reader: str  # of READERS
+    kind: str  # of KINDS, or ALL
+    length: int  # tokens
+    questions: int
+    mean: float  # accuracy by each task's own metric, with its 95% interval
+    low: float
+    high: float
+    date: str  # on which it was summed up
+
+    @property
+    def summary(self) -> Summary:
+        """As curves are drawn of it."""
+        share = Share(self.mean, self.low, self.high)
+        n = self.questions
+        return Summary(
+            self.reader, self.kind, self.length, n, n, share, {}, None, {}, 0, 0, 0, 0, 0, 0.0
+        )
 
 
 READERS = {
@@ -76,12 +105,15 @@ def main(argv: list[str] | None = None) -> None:
         for length in said.lengths.split(","):
             for name in names:
                 read(name, length)
-    found = {name: results for name in READERS if (results := results_of(name))}
-    if not found:
+    found = [point for name in READERS for point in points_of(name)]
+    before = measured(said.page.parent / MEASURED) if said.page is not None else []
+    if not (found := joined(before, found)):
         sys.exit("nothing was read yet")
     text = page(found)
     print(text)
     if said.page is not None:
+        lines = [json.dumps(dataclasses.asdict(point)) + "\n" for point in found]
+        (said.page.parent / MEASURED).write_text("".join(lines), encoding="utf-8")
         marks.put(said.page, MARK, text)
         render.picture(said.page.parent / PICTURE, pictures(found), columns=2)
 
@@ -122,32 +154,20 @@ def _how_it_reads() -> list[str]:
 # ---------------------------------------------------------------- what was found
 
 
-def results_of(name: str) -> list[Result]:
-    """Returns what a reader has read, its name in the place of its method."""
+def points_of(name: str) -> list[Point]:
+    """Returns what a reader has read, summed up by kind and length."""
     path = folder(name) / READINGS
     if not path.is_file():
         return []
     with TraceFile(path) as file:
-        found = [understood(fields) for _, fields in file.readings()]
-    return [dataclasses.replace(result, method=name) for result in found if not result.failed]
-
-
-def page(found: dict[str, list[Result]]) -> str:
-    """Returns the tables as markdown, one a kind of question."""
-    lengths = sorted({result.length for results in found.values() for result in results})
-    parts = [f"![Accuracy by length]({PICTURE})"]
-    for kind in ("all tasks", *KINDS):
-        lines = [
-            f"**{kind}**\n",
-            "| | " + " | ".join(map(format_length, lengths)) + " |",
-            "|---" * (len(lengths) + 1) + "|",
-        ]
-        for name, results in found.items():
-            shares = {s.length: s for s in of_kind(results, kind)}
-            told = (_told(shares[n]) if n in shares else "-" for n in lengths)
-            lines.append(f"| {name} | " + " | ".join(told) + " |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
+        results = [understood(fields) for _, fields in file.readings()]
+    results = [one for one in results if not one.failed]
+    today = datetime.date.today().isoformat()
+    return [
+        Point(name, kind, s.length, s.questions, *dataclasses.astuple(s.accuracy), today)
+        for kind in (ALL, *KINDS)
+        for s in of_kind(results, kind)
+    ]
 
 
 def of_kind(results: Sequence[Result], kind: str) -> list[Summary]:
@@ -157,16 +177,61 @@ def of_kind(results: Sequence[Result], kind: str) -> list[Summary]:
     return summary.by_length(own)
 
 
-def _told(one: Summary) -> str:
-    share: Share = one.accuracy
-    return f"{numerals.percent(share.mean)} ({numerals.interval(share)}), n {one.questions}"
+def measured(path: Path) -> list[Point]:
+    """Returns what a file keeps; nothing where it is not there."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [Point(**json.loads(line)) for line in lines]
 
 
-def pictures(found: dict[str, list[Result]]) -> list[accuracy_plot.Chart]:
+def joined(before: Sequence[Point], found: Sequence[Point]) -> list[Point]:
+    """Returns all points in the order of tables.
+
+    Of a reader and a length the newer ones, unless those before were of more questions: what was
+    stopped on its way takes nothing away.
+    """
+    asked = {(p.reader, p.length): p.questions for p in found if p.kind == ALL}
+    more = {
+        (p.reader, p.length)
+        for p in before
+        if p.kind == ALL and p.questions > asked.get((p.reader, p.length), 0)
+    }
+    points = [p for p in before if (p.reader, p.length) in more]
+    points += [p for p in found if (p.reader, p.length) not in more]
+    readers, kinds = list(READERS), [ALL, *KINDS]
+    return sorted(points, key=lambda p: (kinds.index(p.kind), readers.index(p.reader), p.length))
+
+
+def page(found: Sequence[Point]) -> str:
+    """Returns the tables as markdown, one a kind of question."""
+    lengths = sorted({point.length for point in found})
+    parts = [f"![Accuracy by length]({PICTURE})"]
+    for kind in (ALL, *KINDS):
+        lines = [
+            f"**{kind}**\n",
+            "| | " + " | ".join(map(format_length, lengths)) + " |",
+            "|---" * (len(lengths) + 1) + "|",
+        ]
+        for name in READERS:
+            own = {p.length: p for p in found if p.reader == name and p.kind == kind}
+            if own:
+                told = (_told(own[n]) if n in own else "-" for n in lengths)
+                lines.append(f"| {name} | " + " | ".join(told) + " |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _told(point: Point) -> str:
+    share = Share(point.mean, point.low, point.high)
+    return f"{numerals.percent(share.mean)} ({numerals.interval(share)}), n {point.questions}"
+
+
+def pictures(found: Sequence[Point]) -> list[accuracy_plot.Chart]:
     """Returns a chart of single needles, and one of all tasks."""
     charts = []
-    for kind in ("single needles", "all tasks"):
-        curves = [s for results in found.values() for s in of_kind(results, kind)]
+    for kind in ("single needles", ALL):
+        curves = [point.summary for point in found if point.kind == kind]
         wide = accuracy_plot.by_method(curves, parse_length("2k")).wide
         charts.append(dataclasses.replace(wide, title=kind))
     return charts

@@ -49,8 +49,7 @@ def test_how_it_reads_is_a_config_of_the_suites():
 
 
 def test_tables_are_made_of_what_was_read(runs):
-    found = {name: smollm.results_of(name) for name in smollm.READERS}
-    text = smollm.page({name: results for name, results in found.items() if results})
+    text = smollm.page([point for name in smollm.READERS for point in smollm.points_of(name)])
     needles = text[text.index("**single needles**") :].splitlines()
     assert needles[2] == "| | 1K |"
     assert needles[4].startswith("| imitation | 75.0% (") and needles[4].endswith("n 4 |")
@@ -69,6 +68,32 @@ def test_a_place_on_a_page(runs, tmp_path, capsys):
     assert (tmp_path / smollm.PICTURE).read_text().count("imitation")
     with pytest.raises(ValueError, match="has no place for results"):
         marks.put(page, "other", "")
+
+
+def test_what_was_measured_elsewhere_stays_until_it_is_measured_anew(runs, tmp_path, capsys):
+    page, kept = tmp_path / "page.md", tmp_path / smollm.MEASURED
+    page.write_text("<!-- smollm: begin -->\n<!-- smollm: end -->\n")
+    (tmp_path / "images").mkdir()
+    smollm.main(["--tables", "--page", str(page)])
+    whole, lines = page.read_text(), kept.read_text()
+    for name in ("imitation", "GRPO, seed 1"):  # as on a machine that has read nothing
+        (smollm.folder(name) / READINGS).unlink()
+    smollm.main(["--tables", "--page", str(page)])
+    assert (page.read_text(), kept.read_text()) == (whole, lines)
+    with TraceFile(smollm.folder("imitation") / READINGS) as file:
+        file.add(told(result("niah_single_2", 0, 1024, 1.0)), Spool(), None)
+        file.add(told(result("niah_single_2", 0, 2048, 0.0)), Spool(), None)
+    smollm.main(["--tables", "--page", str(page)])
+    assert "| imitation | 75.0%" in page.read_text()  # four questions are more than one
+    with TraceFile(smollm.folder("imitation") / READINGS) as file:
+        for n in range(1, 6):
+            file.add(told(result("niah_single_2", n, 1024, 1.0)), Spool(), None)
+    smollm.main(["--tables", "--page", str(page)])
+    needles = page.read_text()
+    needles = needles[needles.index("**single needles**") :].splitlines()
+    assert needles[2] == "| | 1K | 2K |"
+    assert "100.0%" in needles[4] and "n 6 | 0.0%" in needles[4]  # not 75% of four any more
+    assert needles[5].startswith("| GRPO, seed 1 | 100.0%") and needles[5].endswith("n 4 | - |")
 
 
 def test_nothing_read_is_said(tmp_path, monkeypatch):
