@@ -39,7 +39,7 @@ from notepad_jax.telemetry.progress import LineScreen
 
 LIMIT = 2 * 3600  # seconds of one run: a machine that hangs ends here
 RESULT, STARTER = "result.json", "starter"
-RATES = (0.5, 1.0, 2.0)  # times config mix's, shared by the updates of a rollout
+RATES = (1.0, 2.0, 4.0)  # times config mix's, shared by the updates of a rollout
 TRIAL = 9  # the seed from which rates are chosen
 
 

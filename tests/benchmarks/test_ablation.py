@@ -83,7 +83,7 @@ def test_the_rate_of_the_highest_curve_is_taken_where_all_were_tried(tmp_path):
     tried = ablation.trials(tmp_path, ablation.variants(["dr_grpo", "grpo"]), 0)
     assert {run.seed for run in tried} == {ablation.TRIAL}
     assert [run.rate for run in tried] == 2 * list(ablation.RATES)
-    for run, last in zip(tried, (0.5, 0.9, 0.7, 0.9, 0.9), strict=False):
+    for run, last in zip(tried, (0.9, 0.5, 0.7, 0.9, 0.9), strict=False):
         found = result(run.variant.name, run.seed, [0.2, last, last], run.words, run.rate)
         write_json(run.folder / ablation.RESULT, found)
     assert ablation.best_rates(tried) == {"dr_grpo": 1.0}  # of grpo one trial is missing
@@ -131,8 +131,8 @@ def test_what_is_not_done_is_a_process_each_and_a_failure_says_where_its_log_is(
         said = capsys.readouterr()
         found = json.loads(said.out)
         assert [one["variant"] for one in found["runs"]] == 2 * ["dr_grpo", "recipe gspo"]
-        assert {one["rate"] for one in found["runs"]} == {2.0} and len(found["trials"]) == 6
-        assert "recipe_gspo-x2-1: 50.0%  (4 of 4; about 0 minutes left)" in said.err
+        assert {one["rate"] for one in found["runs"]} == {4.0} and len(found["trials"]) == 6
+        assert "recipe_gspo-x4-1: 100.0%  (4 of 4; about 0 minutes left)" in said.err
         (tmp_path / ablation.STARTER).mkdir()
         (tmp_path / ablation.STARTER / "config.json").touch()
         ablation.main(words)
