@@ -98,18 +98,18 @@ def train(
     Raises ValueError for whatever is wrong with these, in one line; KeyboardInterrupt where it was
     stopped: then `resume=True` goes on.
     """
-    if resume and name is None:
-        raise ValueError("which run goes on? Say name=..., and resume=True as well")
+    _named(name, resume)
     callbacks = checked(callbacks)
     with contextlib.ExitStack() as stack:
         folder = _opened(stack, name, "train", resume)
         saved = _saved(folder, config) if resume else {}
-        said = configuration.flat(changes or {})
-        said |= {} if policy is None else {"policy": os.fspath(policy)}
+        said = settings.changes_of(changes)
+        said |= {} if policy is None else {"policy": settings.path_of(policy, "a policy")}
         said |= settings.lent(stack, reward, memory_update, memory_reward)
         said |= _files(dataset, "tasks.files", folder, DATASET, resume)
         said |= _validation(_files(validation, "validation.files", folder, VALIDATION, resume))
         wanted = settings.loaded(config or settings.OURS, said, saved)
+        configuration.check_use(wanted, "train")
         if validation is not None and not wanted.validation.every:
             every = {"validation.every": max(1, wanted.steps // VALIDATIONS)}
             wanted = settings.loaded(wanted, every)
@@ -146,14 +146,17 @@ def evaluate(
       quiet: shows no progress.
     Raises ValueError for whatever is wrong with these, in one line.
     """
+    _named(name, resume)
     with contextlib.ExitStack() as stack:
         folder = _opened(stack, name, "eval", resume)
-        said = configuration.flat(changes or {}) | settings.lent(stack, None, memory_update)
+        said = settings.changes_of(changes) | settings.lent(stack, None, memory_update)
         paths = _files(dataset, "paths", folder, DATASET, resume).get("paths", ())
         if len(paths) > 1:
             raise ValueError(f"one file or folder is evaluated at a time, and here are {paths}")
         said |= {"evaluate.suite": paths[0]} if paths else {}
         wanted = settings.to_measure(source, step, config, said)
+        configuration.check_use(wanted, "eval")
+        evaluation.check_amounts(wanted)
         machine.prepared(wanted)
         screen = stack.enter_context(choose(quiet=quiet))
         reader = subjects.named(wanted, screen, wanted.evaluate.suite)
@@ -174,12 +177,21 @@ def export_hf(
     `source` and `step` are as in `Reader.load`; `target` is a new local folder or a gs:// URL.
     Returns what was written. Raises ValueError as the command does.
     """
-    named = settings.at(source, step)
+    named, place = settings.at(source, step), settings.path_of(target, "the folder of an export")
+    if not place:
+        raise ValueError("target is empty; name a new folder, or a gs:// URL")
     with choose(quiet=quiet) as screen:
-        return convert.export_hf(named, os.fspath(target), screen, dtype, overwrite=overwrite)
+        return convert.export_hf(named, place, screen, dtype, overwrite=overwrite)
 
 
 # ---------------------------------------------------------------- what is given, put in its place
+
+
+def _named(name: str | None, resume: bool) -> None:
+    if name is not None and not isinstance(name, str):
+        raise ValueError(f"name is {name!r:.80}; a run is named by a text")
+    if resume and name is None:
+        raise ValueError("which run goes on? Say name=..., and resume=True as well")
 
 
 def _opened(stack: contextlib.ExitStack, name: str | None, usual: str, resume: bool) -> Path:

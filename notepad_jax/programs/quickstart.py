@@ -95,6 +95,11 @@ def _run(
         timings[name] = time.perf_counter() - began - spent
         return result
 
+    if config.evaluate.suite != reading_list.SYNTHETIC:
+        raise ValueError(
+            f"evaluate.suite is {config.evaluate.suite!r}, and the quick start measures on "
+            f"{reading_list.SYNTHETIC}; measure its policy with eval afterwards"
+        )
     words = train.check(config, folder, resume, step)  # before the first measurement
     decided.fitted(config, words, screen)
     policy = parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))

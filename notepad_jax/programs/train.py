@@ -259,13 +259,6 @@ def _handoff(
     """Returns the bridge to the engine, which asks for `wanted`; `frozen` is handed over once."""
     if checkpoint.handoff == "memory":
         return InProcess(wanted, frozen)
-    if checkpoint.handoff != "storage":
-        raise ValueError(f"checkpoint.handoff is {checkpoint.handoff!r}; use 'storage' or 'memory'")
-    if checkpoint.every != 1:
-        raise ValueError(
-            f"checkpoint.every is {checkpoint.every}, but handoff='storage' reads each step's "
-            f"checkpoint; use every=1, or handoff='memory'"
-        )
     return ThroughStorage(folder, wanted)
 
 
