@@ -22,7 +22,6 @@ from ml_collections import ConfigDict
 from notepad_jax.data import datasets
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import (
-    configuration,
     convert,
     machine,
     settings,
@@ -34,7 +33,7 @@ from notepad_jax.programs import evaluate as evaluation
 from notepad_jax.programs import train as training
 from notepad_jax.programs.callbacks import Callback, checked
 from notepad_jax.telemetry import run_folder
-from notepad_jax.telemetry.identity import read_json
+from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import choose
 
@@ -100,6 +99,7 @@ def train(
     """
     _named(name, resume)
     callbacks = checked(callbacks)
+    settings.check(config, "train")
     with contextlib.ExitStack() as stack:
         folder = _opened(stack, name, "train", resume)
         saved = _saved(folder, config) if resume else {}
@@ -109,7 +109,6 @@ def train(
         said |= _files(dataset, "tasks.files", folder, DATASET, resume)
         said |= _validation(_files(validation, "validation.files", folder, VALIDATION, resume))
         wanted = settings.loaded(config or settings.OURS, said, saved)
-        configuration.check_use(wanted, "train")
         if validation is not None and not wanted.validation.every:
             every = {"validation.every": max(1, wanted.steps // VALIDATIONS)}
             wanted = settings.loaded(wanted, every)
@@ -155,7 +154,6 @@ def evaluate(
             raise ValueError(f"one file or folder is evaluated at a time, and here are {paths}")
         said |= {"evaluate.suite": paths[0]} if paths else {}
         wanted = settings.to_measure(source, step, config, said)
-        configuration.check_use(wanted, "eval")
         evaluation.check_amounts(wanted)
         machine.prepared(wanted)
         screen = stack.enter_context(choose(quiet=quiet))
@@ -204,7 +202,7 @@ def _saved(folder: Path, config: settings.Config) -> Mapping[str, Any]:
     """The settings of a run that goes on; a ConfigDict that is given takes their place."""
     if isinstance(config, ConfigDict):
         return {}
-    return read_json(folder / CONFIG, "say config= again, with all that was changed")
+    return read_sealed(folder / CONFIG, "say config= again, with all that was changed")
 
 
 def _files(

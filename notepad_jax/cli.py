@@ -36,7 +36,7 @@ from notepad_jax.programs import (
     telling,
 )
 from notepad_jax.telemetry import run_folder
-from notepad_jax.telemetry.identity import read_json
+from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import choose
 from notepad_jax.telemetry.words import harmless
@@ -237,7 +237,7 @@ def saved_config(arguments: argparse.Namespace, folder: Path | None) -> dict[str
         return {}
     mend = "say --config again, with all that was changed, and --resume goes on"
     try:
-        return hosts.asked_of_first(lambda: read_json(folder / CONFIG, mend))
+        return hosts.asked_of_first(lambda: read_sealed(folder / CONFIG, mend))
     except ValueError:
         if arguments.config:
             return {}

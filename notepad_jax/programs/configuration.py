@@ -145,7 +145,7 @@ def _running(path: Path) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         lines = [at.lineno for at in traceback.extract_tb(error.__traceback__)
-                 if at.filename == str(path)]  # fmt: skip
+                 if at.filename in (str(path), str(path.resolve()))]  # fmt: skip
         line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
         there = f" at line {line}" if line else ""
         raise ConfigProblem(f"{path} cannot be run{there}: {_first_line(error)}") from error

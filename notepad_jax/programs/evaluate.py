@@ -34,7 +34,7 @@ from notepad_jax.report import evaluation_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
 from notepad_jax.telemetry import run_folder
-from notepad_jax.telemetry.identity import write_json
+from notepad_jax.telemetry.identity import write_json, write_sealed
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import Documents
@@ -199,7 +199,7 @@ def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> O
     check(everything, reader.tokenizer, config.reading.max_question)
     who = {"reader": reader.name, **reader.dtypes}
     with Readings(folder, identity(config) | who) as readings:
-        write_json(folder / CONFIG, configuration.plain(config))
+        write_sealed(folder / CONFIG, configuration.plain(config))
         results = read(config, reader, planned, "eval", readings, screen)
         outcome = evaluation_page.Report(
             title=f"Reading {e.suite}, by length",

@@ -40,7 +40,7 @@ from notepad_jax.report import numerals, quickstart_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
 from notepad_jax.telemetry import run_folder
-from notepad_jax.telemetry.identity import write_json
+from notepad_jax.telemetry.identity import write_sealed
 from notepad_jax.telemetry.metrics import CONFIG, TIMINGS, read_metrics
 from notepad_jax.telemetry.progress import Screen
 
@@ -105,7 +105,7 @@ def _run(
     policy = parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
     e = config.evaluate
     if not resume:  # then training says it, once nothing has refused the settings
-        write_json(folder / CONFIG, configuration.plain(config))
+        write_sealed(folder / CONFIG, configuration.plain(config))
     screen.phase("1/4  the starter, before reinforcement learning")
     before, _ = timed(
         "measuring before",

@@ -41,11 +41,18 @@ def loaded(
     words = overrides(changes)
     if isinstance(config, ConfigDict):
         return configuration.changed(config, words)
-    if not isinstance(config, str | os.PathLike):
+    return configuration.load(os.fspath(config), words, saved, lent)
+
+
+def check(config: Config, command: str) -> None:
+    """Raises ValueError for what is no config, or one of another kind than `command` reads."""
+    if not isinstance(config, str | os.PathLike | ConfigDict):
         raise ValueError(
             f"config is {config!r:.80}; give the name of a config, a path, or a ConfigDict"
         )
-    return configuration.load(os.fspath(config), words, saved, lent)
+    if config:
+        given = config if isinstance(config, ConfigDict) else configuration.load(os.fspath(config))
+        configuration.check_use(given, command)
 
 
 def changes_of(changes: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -95,6 +102,7 @@ def _found(
     changes: Mapping[str, Any],
     measured: bool,
 ) -> ConfigDict:
+    check(config, "eval" if measured else "ask")
     name, said = at(source, step), dict(changes)
     if _served(name):
         return loaded(config or SUITES, {"endpoint.url": name, **said})
