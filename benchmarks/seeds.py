@@ -28,6 +28,7 @@ from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, evaluate
 from notepad_jax.programs.quickstart import STEP
+from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import CONFIG
 
 RUNS = Path("runs")
@@ -92,7 +93,7 @@ def run(name: str, seed: int, words: Sequence[str]) -> None:
 
 def read(folder: Path, seed: int) -> Seed:
     """Reads what a finished run measured."""
-    saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    saved = read_sealed(folder / CONFIG, "make that run again")
     config = configuration.load("quickstart", saved=saved)
     sides = []
     for step in (0, config.steps):

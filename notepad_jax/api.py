@@ -22,7 +22,6 @@ from ml_collections import ConfigDict
 from notepad_jax.data import datasets
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import (
-    configuration,
     convert,
     machine,
     settings,
@@ -34,7 +33,7 @@ from notepad_jax.programs import evaluate as evaluation
 from notepad_jax.programs import train as training
 from notepad_jax.programs.callbacks import Callback, checked
 from notepad_jax.telemetry import run_folder
-from notepad_jax.telemetry.identity import read_json
+from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import choose
 
@@ -98,14 +97,14 @@ def train(
     Raises ValueError for whatever is wrong with these, in one line; KeyboardInterrupt where it was
     stopped: then `resume=True` goes on.
     """
-    if resume and name is None:
-        raise ValueError("which run goes on? Say name=..., and resume=True as well")
+    _named(name, resume)
     callbacks = checked(callbacks)
+    settings.check(config, "train")
     with contextlib.ExitStack() as stack:
         folder = _opened(stack, name, "train", resume)
         saved = _saved(folder, config) if resume else {}
-        said = configuration.flat(changes or {})
-        said |= {} if policy is None else {"policy": os.fspath(policy)}
+        said = settings.changes_of(changes)
+        said |= {} if policy is None else {"policy": settings.path_of(policy, "a policy")}
         said |= settings.lent(stack, reward, memory_update, memory_reward)
         said |= _files(dataset, "tasks.files", folder, DATASET, resume)
         said |= _validation(_files(validation, "validation.files", folder, VALIDATION, resume))
@@ -146,14 +145,16 @@ def evaluate(
       quiet: shows no progress.
     Raises ValueError for whatever is wrong with these, in one line.
     """
+    _named(name, resume)
     with contextlib.ExitStack() as stack:
         folder = _opened(stack, name, "eval", resume)
-        said = configuration.flat(changes or {}) | settings.lent(stack, None, memory_update)
+        said = settings.changes_of(changes) | settings.lent(stack, None, memory_update)
         paths = _files(dataset, "paths", folder, DATASET, resume).get("paths", ())
         if len(paths) > 1:
             raise ValueError(f"one file or folder is evaluated at a time, and here are {paths}")
         said |= {"evaluate.suite": paths[0]} if paths else {}
         wanted = settings.to_measure(source, step, config, said)
+        evaluation.check_amounts(wanted)
         machine.prepared(wanted)
         screen = stack.enter_context(choose(quiet=quiet))
         reader = subjects.named(wanted, screen, wanted.evaluate.suite)
@@ -174,12 +175,21 @@ def export_hf(
     `source` and `step` are as in `Reader.load`; `target` is a new local folder or a gs:// URL.
     Returns what was written. Raises ValueError as the command does.
     """
-    named = settings.at(source, step)
+    named, place = settings.at(source, step), settings.path_of(target, "the folder of an export")
+    if not place:
+        raise ValueError("target is empty; name a new folder, or a gs:// URL")
     with choose(quiet=quiet) as screen:
-        return convert.export_hf(named, os.fspath(target), screen, dtype, overwrite=overwrite)
+        return convert.export_hf(named, place, screen, dtype, overwrite=overwrite)
 
 
 # ---------------------------------------------------------------- what is given, put in its place
+
+
+def _named(name: str | None, resume: bool) -> None:
+    if name is not None and not isinstance(name, str):
+        raise ValueError(f"name is {name!r:.80}; a run is named by a text")
+    if resume and name is None:
+        raise ValueError("which run goes on? Say name=..., and resume=True as well")
 
 
 def _opened(stack: contextlib.ExitStack, name: str | None, usual: str, resume: bool) -> Path:
@@ -192,7 +202,7 @@ def _saved(folder: Path, config: settings.Config) -> Mapping[str, Any]:
     """The settings of a run that goes on; a ConfigDict that is given takes their place."""
     if isinstance(config, ConfigDict):
         return {}
-    return read_json(folder / CONFIG, "say config= again, with all that was changed")
+    return read_sealed(folder / CONFIG, "say config= again, with all that was changed")
 
 
 def _files(

@@ -36,7 +36,7 @@ from notepad_jax.programs import (
     telling,
 )
 from notepad_jax.telemetry import run_folder
-from notepad_jax.telemetry.identity import read_json
+from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import choose
 from notepad_jax.telemetry.words import harmless
@@ -85,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if name := config_name(arguments, saved := saved_config(arguments, folder)):
                 words = shorthand(arguments, name) + overrides
                 config = configuration.load(name, words, saved)
+                configuration.check_use(config, arguments.command)
                 if lent := habits(arguments, config):
                     config = configuration.load(name, words, saved, lent)
             machine.prepared(config)
@@ -216,6 +217,8 @@ def habits(arguments: argparse.Namespace, config: ConfigDict) -> dict[str, Any]:
 def shorthand(arguments: argparse.Namespace, name: str) -> list[str]:
     """Options that stand for a key of the config `name`, as overrides of it."""
     said = vars(arguments)
+    if said.get("policy") and said.get("endpoint"):
+        raise ValueError("--policy and --endpoint both say who reads; say one of them")
     given = {option: key for option, key in SHORTHAND.items() if said.get(option) is not None}
     known = configuration.flat(configuration.load(name)) if given else {}
     for option, key in given.items():
@@ -234,7 +237,7 @@ def saved_config(arguments: argparse.Namespace, folder: Path | None) -> dict[str
         return {}
     mend = "say --config again, with all that was changed, and --resume goes on"
     try:
-        return hosts.asked_of_first(lambda: read_json(folder / CONFIG, mend))
+        return hosts.asked_of_first(lambda: read_sealed(folder / CONFIG, mend))
     except ValueError:
         if arguments.config:
             return {}

@@ -11,9 +11,10 @@ import argparse
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ml_collections import ConfigDict
 
@@ -32,7 +33,6 @@ from notepad_jax.programs import (
     plan,
     plan_table,
     quickstart,
-    reading_list,
     serve,
     subjects,
     traces,
@@ -53,6 +53,7 @@ POLICY = (
     "runs/NAME, runs/NAME@STEP or @best, a Hugging Face folder, or one of adapters (the config's)"
 )
 BY_SUITE = "by suite"  # the usual config of a command that has several
+TRIES = 4  # settings that --fastest compiles at most
 
 
 class Refused(ValueError):
@@ -81,6 +82,10 @@ def _train(
 def _plan(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
+    if not arguments.fastest and (arguments.price or arguments.tries is not None):
+        raise ValueError("--price and --tries are of --fastest; say that, too, or leave them out")
+    if arguments.estimate and arguments.largest:
+        raise ValueError("--estimate compiles nothing, and --largest the largest: leave one out")
     known = facts.Kept(Path(arguments.out)) if arguments.out else {}
     if arguments.fastest:
         return _fastest(arguments, config, screen, known)
@@ -115,14 +120,13 @@ def _fastest(
         else:
             screen.say(fastest.line(point))
 
-    if arguments.fit or arguments.tries < 0:
-        raise ValueError(
-            "--fastest finds what fits by itself: leave out --fit"
-            if arguments.fit
-            else f"--tries is {arguments.tries}; use 0 (nothing is compiled) or more"
-        )
-    compiler = not (arguments.estimate or aot.missing_compiler())
-    tries = arguments.tries if compiler else 0
+    tries = TRIES if arguments.tries is None else arguments.tries
+    if arguments.fit:
+        raise ValueError("--fastest finds what fits by itself: leave out --fit")
+    if tries < 0:
+        raise ValueError(f"--tries is {tries}; use 0 (nothing is compiled) or more")
+    if arguments.estimate or aot.missing_compiler():
+        tries = 0
     names = fastest.slices(arguments.tpu)
     asked = fastest.Asked(config, names, fastest.prices(arguments.price), tries)
     try:
@@ -150,8 +154,7 @@ def _warmup(
 def _eval(
     arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
-    if reading_list.is_file(config.evaluate.suite):
-        reading_list.existing(config.evaluate.suite)  # before anybody is asked to read
+    evaluate.check_amounts(config)  # before anybody is asked to read
     reader = subjects.named(config, screen, config.evaluate.suite)
     outcome = evaluate.run(config, reader, folder, screen)
     return outcome, evaluate.text(outcome)
@@ -171,8 +174,9 @@ def _ask(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     document = ask.FileDocument(None if arguments.file == "-" else Path(arguments.file))
+    ask.check_asked(document, arguments.question)  # before any weight is loaded
     if arguments.trace:
-        ask.check_trace(Path(arguments.trace))  # before any weight is loaded
+        ask.check_trace(Path(arguments.trace))
     # One question is read: a cache for more of them would be memory that nobody uses.
     config = configuration.changed(config, [f"{configuration.FLAG}engine.slots=1"])
     with Reader(config, screen) as reader:
@@ -223,7 +227,7 @@ def _import_hf(
 def _export_hf(
     arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
 ) -> tuple[Any, str]:
-    if arguments.part_size <= 0:
+    if not 0 < arguments.part_size < math.inf:
         raise ValueError(f"--part-size is {arguments.part_size}; a part needs room, in GB")
     if arguments.base and not arguments.adapters:
         raise ValueError("--base is what adapters belong on; say --adapters, or leave it out")
@@ -249,17 +253,37 @@ def _export_hf(
 # ---------------------------------------------------------------- the parser
 
 
-class _Once(argparse.Action):
-    """An option of which the last one would be taken, silently, if it were said twice."""
+class _Filled(argparse.Action):
+    """Stores a value that is not empty, as that of a variable which nobody set."""
+
+    def __call__(self, parser: Any, namespace: Any, value: Any, option: str | None = None) -> None:
+        if value == "":
+            parser.error(f"{option or self.metavar or self.dest} is empty; give a value")
+        setattr(namespace, self.dest, value)
+
+
+class _Once(_Filled):
+    """An option of which the last one would undo some of the first, silently."""
 
     def __call__(self, parser: Any, namespace: Any, value: Any, option: str | None = None) -> None:
         if (before := getattr(namespace, self.dest)) is not None:
             parser.error(f"{option} is said twice, {before} and {value}; say one")
-        setattr(namespace, self.dest, value)
+        super().__call__(parser, namespace, value, option)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class Parser(argparse.ArgumentParser):
+    """Parses a command line; what is wrong with it is one line, with exit code 2."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.register("action", None, _Filled)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> Parser:
+    parser = Parser(
         prog="notepad-jax",
         description="Teach a language model to read without limit: chunk by chunk, with a bounded "
         "memory that it rewrites, trained by reinforcement learning on its final answers.",
@@ -369,8 +393,8 @@ def build_parser() -> argparse.ArgumentParser:
                      "in a second and without libtpu")  # fmt: skip
     sub.add_argument("--fastest", action="store_true", help="search for the settings that make a "
                      "step fastest and cheapest")  # fmt: skip
-    sub.add_argument("--tries", type=int, default=4, help="with --fastest: how many of the best "
-                     "are compiled at most (4), each a few minutes of two cores")  # fmt: skip
+    sub.add_argument("--tries", type=int, help="with --fastest: how many of the best are compiled "
+                     f"at most ({TRIES}), each a few minutes of two cores")  # fmt: skip
     listed = ", ".join(f"{chip} {price:.2f}" for chip, price in fastest.PRICES.items())
     sub.add_argument("--price", action="append", default=[], metavar="CHIP=DOLLARS",
                      help=f"of a chip for an hour, also several times ({listed})")  # fmt: skip

@@ -42,6 +42,7 @@ class Reader:
     def __init__(self, config: ConfigDict, screen: Screen | None = None) -> None:
         """Loads what the config names; `load` finds a config. Raises as it does."""
         self._screen = SilentScreen() if screen is None else screen
+        configuration.check_use(config, "ask")
         machine.prepared(config)
         # A document is read by one engine: the policy's other copies would have nothing to do.
         one = [f"{configuration.FLAG}engine.{name}=1" for name in ("replicas", "per_cpu")]
@@ -82,7 +83,7 @@ class Reader:
         Raises ValueError for what cannot be opened, in one line that says why.
         """
         with contextlib.ExitStack() as stack:
-            said = configuration.flat(changes or {}) | settings.lent(stack, None, memory_update)
+            said = settings.changes_of(changes) | settings.lent(stack, None, memory_update)
             return cls(settings.to_read(source, step, config, said), screen)
 
     def read(
@@ -131,6 +132,10 @@ class Reader:
             raise ValueError("this reader was closed; load another one")
         if not isinstance(question, str):
             raise ValueError(f"a question is a text, and this is of type {type(question).__name__}")
+        if not callable(on_progress):
+            raise ValueError(f"on_progress is {on_progress!r:.80}; give a function")
+        if trace is not None:
+            trace = settings.path_of(trace, "the file of a trace")
         if isinstance(document, str | os.PathLike):
             document = ask.FileDocument(_path(document))
         elif not isinstance(document, Document):

@@ -58,6 +58,12 @@ class TextDocument:
 
     text: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise ValueError(
+                f"a document is a text, and this is of type {type(self.text).__name__}"
+            )
+
     def pieces(self) -> Iterator[str]:
         yield self.text
 

@@ -174,6 +174,7 @@ def test_how_an_evaluation_is_asked_for(trained, monkeypatch):
     seen = []
     monkeypatch.setattr(api.subjects, "named", lambda config, screen, suite: "somebody")
     monkeypatch.setattr(api.evaluation, "run", lambda *what: seen.append(what))
+    Path("mine.jsonl").touch()
     nj.evaluate(STARTER, name="own", quiet=True)
     nj.evaluate(STARTER, dataset=ROWS, name="rows", changes={"evaluate.lengths": "512"}, quiet=True)
     nj.evaluate("http://localhost:1/v1", dataset="mine.jsonl", quiet=True)

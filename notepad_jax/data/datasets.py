@@ -111,6 +111,10 @@ def _task(row: Any, number: int, path: Path) -> Task:
     found = rows.Row(number, columns, TextDocument(text))
     if not memagent.matches(columns):
         extra = columns.pop("extra", {})
+        if not isinstance(extra, Mapping):
+            raise ValueError(
+                f"{where}: 'extra' must be an object with columns, it is {extra!r:.80}"
+            )
         others = {name: columns.pop(name) for name in sorted(set(columns) - set(COLUMNS))}
         columns["extra"] = {**others, **extra}
     return formats.task_of(found, where, f"{path.name}:{number}")[0]

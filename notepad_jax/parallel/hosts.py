@@ -33,8 +33,10 @@ def join(where: str) -> None:
     counts from 0, or "auto". Raises ValueError, in one line, for anything else, and where the
     others cannot be found.
     """
-    found = re.fullmatch(r"([^,\s]+:\d+),(\d+),(\d+)", where)
-    if where != AUTO and (found is None or int(found[3]) >= int(found[2])):
+    found = re.fullmatch(r"([^,\s]+:(\d+)),(\d+),(\d+)", where)
+    if where != AUTO and (
+        found is None or int(found[4]) >= int(found[3]) or not 0 < int(found[2]) < 2**16
+    ):
         raise ValueError(
             f"--hosts is {where!r}; use 'auto', or HOST:PORT,COUNT,INDEX such as "
             f"10.0.0.2:8476,4,0 with an index below the count"
@@ -44,7 +46,7 @@ def join(where: str) -> None:
             jax.distributed.initialize(initialization_timeout=WAIT)
         else:
             jax.distributed.initialize(
-                found[1], int(found[2]), int(found[3]), initialization_timeout=WAIT
+                found[1], int(found[3]), int(found[4]), initialization_timeout=WAIT
             )
     except (RuntimeError, ValueError) as problem:
         said = (str(problem).splitlines() or [type(problem).__name__])[0][:300]

@@ -44,6 +44,7 @@ from notepad_jax.types import (
 )
 
 PIECE = 1 << 10  # bytes read at a time: few, so that bytes read tell how far the tokens are
+NO_QUESTION = "the question is empty; ask something, for example 'code of Ada ?'"
 AHEAD = 1 << 18  # bytes of a file tokenised at first: its chunks are counted, or estimated well
 
 
@@ -152,7 +153,7 @@ async def ask(
         check_trace(trace)
     asked = memory_agent.encode_question(tokenizer, question, rules.max_question)
     if not len(asked):
-        raise ValueError("the question is empty; ask something, for example 'code of Ada ?'")
+        raise ValueError(NO_QUESTION)
     chunks = ChunkedDocument(
         tokenizer, document, rules.chunk_size, pieces=sentence_pieces(tokenizer, rules.chunk_ends)
     )
@@ -191,6 +192,14 @@ async def ask(
         made = answer.chunks + after.contexts
         _append(trace, subject, document, question, answer, made, course)
     return answer
+
+
+def check_asked(document: FileDocument, question: str) -> None:
+    """Raises what `ask` would, as far as nothing has to be opened for it but the file."""
+    if not question.strip():
+        raise ValueError(NO_QUESTION)
+    if document.path is not None:
+        next(document.pieces(), None)
 
 
 def check_trace(path: Path) -> None:

@@ -11,6 +11,7 @@ below: tasks.suites, data.files, and `evaluate` and `subjects` for the reader.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -74,7 +75,15 @@ def run(
     config: ConfigDict, folder: Path, form: str, paragraphs: str | None, rows: str | None,
     drop_known: bool, screen: Screen,
 ) -> Built:  # fmt: skip
-    """Builds what the options of the command ask for."""
+    """Builds what the options of the command ask for; what is refused leaves nothing behind."""
+    with _begun(folder):
+        return _run(config, folder, form, paragraphs, rows, drop_known, screen)
+
+
+def _run(
+    config: ConfigDict, folder: Path, form: str, paragraphs: str | None, rows: str | None,
+    drop_known: bool, screen: Screen,
+) -> Built:  # fmt: skip
     if form not in files.FORMS:
         raise ValueError(f"there is no form {form!r}; use {' or '.join(files.FORMS)}")
     if (config.evaluate.suite == GOLONGRL) != bool(rows):
@@ -244,9 +253,29 @@ def _settings(config: ConfigDict, form: str, reader: subjects.Subject | None) ->
 
 def _settle(folder: Path, settings: Mapping[str, Any]) -> None:
     """What a folder is built from; one that holds no file yet may be begun anew."""
-    if not any(path for form in files.FORMS for path in folder.glob(f"*.{form}")):
+    if not _has_files(folder):
         (folder / SETTINGS).unlink(missing_ok=True)
     settle(folder / SETTINGS, settings, "choose another --out")
+
+
+@contextlib.contextmanager
+def _begun(folder: Path) -> Iterator[None]:
+    """If the block fails before a file is there, what it began is removed again."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        if not _has_files(folder):
+            with contextlib.suppress(OSError):
+                (folder / SETTINGS).unlink()
+                for path in made:
+                    path.rmdir()  # an empty one
+        raise
+
+
+def _has_files(folder: Path) -> bool:
+    patterns = ("unknown-*.json", *(f"*.{form}" for form in files.FORMS))
+    return any(path for pattern in patterns for path in folder.glob(pattern))
 
 
 # ---------------------------------------------------------------- questions nobody knows

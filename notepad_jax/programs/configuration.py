@@ -32,6 +32,15 @@ FLAG = "--config."
 RECIPE = "recipe"  # the key, and what a file with `apply` is called
 # By a section that no other kind has; all else measures suites, as config ruler does.
 KINDS = {"grpo": "quickstart", "lessons": "starter"}
+# Sections without which a command has nothing to go by.
+NEEDS = {
+    **dict.fromkeys(("train", "quickstart", "plan"), ("grpo",)),
+    **dict.fromkeys(("ask", "eval"), ("reading", "engine", "evaluate")),
+    "serve": ("reading", "engine", "evaluate", "serve"),
+    "build": ("sources",),
+    "warmup": ("lessons",),
+}
+USUAL = {"build": "ruler", "warmup": "starter"}  # of the others: quickstart
 # Sections of which training reads every key: one that a file lacks was forgotten, or is newer.
 WHOLE = ("reading", "tasks", "rollout", "grpo", "optimizer", "parallel", "checkpoint", "engine")
 
@@ -136,7 +145,7 @@ def _running(path: Path) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         lines = [at.lineno for at in traceback.extract_tb(error.__traceback__)
-                 if at.filename == str(path)]  # fmt: skip
+                 if at.filename in (str(path), str(path.resolve()))]  # fmt: skip
         line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
         there = f" at line {line}" if line else ""
         raise ConfigProblem(f"{path} cannot be run{there}: {_first_line(error)}") from error
@@ -167,6 +176,15 @@ def changed(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
     if not config.is_locked:  # nobody has loaded it: it is somebody's own
         config = _admitted(config, "this config")
     return _overridden(config.copy_and_resolve_references().unlock(), overrides)
+
+
+def check_use(config: ConfigDict, command: str) -> None:
+    """Raises ConfigProblem for a config of another kind than `command` reads."""
+    if lacking := [section for section in NEEDS[command] if section not in config]:
+        raise ConfigProblem(
+            f"this config has no section {' and no '.join(lacking)}, which {command} goes by; take "
+            f"one that has, as {USUAL.get(command, 'quickstart')}"
+        )
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -260,7 +278,7 @@ def _overridden(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
         )
     for word in overrides:
         _override(config, word)
-    if recipes_said and config[RECIPE]:
+    if recipes_said:
         _apply_recipe(config)  # it has seen the sizes that are asked for ...
         for word in overrides:  # ... and does not outdo what was
             if word not in recipes_said:

@@ -34,7 +34,7 @@ from notepad_jax.report import evaluation_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
 from notepad_jax.telemetry import run_folder
-from notepad_jax.telemetry.identity import write_json
+from notepad_jax.telemetry.identity import write_json, write_sealed
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import Documents
@@ -190,13 +190,8 @@ def run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Ou
 
 def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Outcome:
     e = config.evaluate
-    _check_amounts(config)
+    check_amounts(config)
     lengths = reading_list.lengths_of(config)
-    if e.repeats > 1 and e.temperature == 0:
-        raise ValueError(
-            f"{e.repeats} repeats at temperature 0 would all be the same; raise "
-            "evaluate.temperature, or read once"
-        )
     planned = reading_list.jobs(
         config, reading_list.tasks_of(config, lengths, counter(reader.tokenizer), screen)
     )
@@ -204,7 +199,7 @@ def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> O
     check(everything, reader.tokenizer, config.reading.max_question)
     who = {"reader": reader.name, **reader.dtypes}
     with Readings(folder, identity(config) | who) as readings:
-        write_json(folder / CONFIG, configuration.plain(config))
+        write_sealed(folder / CONFIG, configuration.plain(config))
         results = read(config, reader, planned, "eval", readings, screen)
         outcome = evaluation_page.Report(
             title=f"Reading {e.suite}, by length",
@@ -225,9 +220,16 @@ def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> O
     return Outcome(folder, page, list(outcome.by_length), list(outcome.by_task), failed)
 
 
-def _check_amounts(config: ConfigDict) -> None:
+def check_amounts(config: ConfigDict) -> None:
     """Raises ValueError for a config that leaves nothing to read, or nothing to read it with."""
     e = config.evaluate
+    if e.repeats > 1 and e.temperature == 0:
+        raise ValueError(
+            f"{e.repeats} repeats at temperature 0 would all be the same; raise "
+            "evaluate.temperature, or read once"
+        )
+    if reading_list.is_file(e.suite):
+        reading_list.existing(e.suite)
     if not e.methods:
         raise ValueError("evaluate.methods is empty; name at least one")
     if not reading_list.lengths_of(config) and not reading_list.is_file(e.suite):
@@ -237,8 +239,6 @@ def _check_amounts(config: ConfigDict) -> None:
             "the suite synthetic is in the starter's language, which a policy on our engine may "
             "know (--policy) and no endpoint; choose another --suite"
         )
-    methods.check(e.methods)
-    _train_length(config)
 
 
 def _summary(reader: Subject, results: Sequence[Result], config: ConfigDict) -> str:

@@ -40,7 +40,7 @@ from notepad_jax.report import numerals, quickstart_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
 from notepad_jax.telemetry import run_folder
-from notepad_jax.telemetry.identity import write_json
+from notepad_jax.telemetry.identity import write_sealed
 from notepad_jax.telemetry.metrics import CONFIG, TIMINGS, read_metrics
 from notepad_jax.telemetry.progress import Screen
 
@@ -95,12 +95,17 @@ def _run(
         timings[name] = time.perf_counter() - began - spent
         return result
 
+    if config.evaluate.suite != reading_list.SYNTHETIC:
+        raise ValueError(
+            f"evaluate.suite is {config.evaluate.suite!r}, and the quick start measures on "
+            f"{reading_list.SYNTHETIC}; measure its policy with eval afterwards"
+        )
     words = train.check(config, folder, resume, step)  # before the first measurement
     decided.fitted(config, words, screen)
     policy = parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
     e = config.evaluate
     if not resume:  # then training says it, once nothing has refused the settings
-        write_json(folder / CONFIG, configuration.plain(config))
+        write_sealed(folder / CONFIG, configuration.plain(config))
     screen.phase("1/4  the starter, before reinforcement learning")
     before, _ = timed(
         "measuring before",

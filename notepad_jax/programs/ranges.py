@@ -1,4 +1,4 @@
-"""What the numbers of a config may be, checked when it is read (`configuration.load`).
+"""What numbers and words of a config may be, checked when it is read (`configuration.load`).
 
 Every number must be finite on the device (float32), and every whole number fit int32, unless
 its row in `RANGES` says otherwise. A row stands here only for what no value of a lower floor
@@ -19,10 +19,14 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from notepad_jax.eval import methods
+from notepad_jax.eval.lengths import parse_length
 from notepad_jax.grpo.optimizer import OptimizerSettings
 from notepad_jax.model.lora import Lora
 from notepad_jax.programs import curriculum, parts
 from notepad_jax.rollout import local
+from notepad_jax.starter import mixed
+from notepad_jax.text.chunks import CHUNK_ENDS
 from notepad_jax.types import SamplingParams
 
 # What is 0 or infinite in float32 is so on the device.
@@ -170,6 +174,27 @@ FINITE = Range(-LARGEST, LARGEST, "finite, in float32")
 FINITE_WHOLE = whole(-INT32 - 1)
 
 
+# Words that no value of a lower floor refuses before a weight is loaded; of a tuple, each of them.
+WORDS: dict[str, tuple[str, ...]] = {
+    "checkpoint.handoff": ("storage", "memory"),
+    "reading.chunk_ends": CHUNK_ENDS,
+    "evaluate.methods": methods.METHODS,
+    "evaluate.data.kinds": tuple(mixed.OF_NAME),
+}
+LENGTHS = (
+    "evaluate.lengths", "evaluate.lengths_before", "evaluate.usual_lengths",
+    "evaluate.train_length", "validation.lengths",
+)  # fmt: skip
+
+
+def _checkpoint(section: ConfigDict) -> None:
+    if section.handoff == "storage" and section.every != 1:
+        raise ValueError(
+            f"checkpoint.every is {section.every}, but handoff='storage' reads each step's "
+            f"checkpoint; use every=1, or handoff='memory'"
+        )
+
+
 def _sampling(section: ConfigDict) -> SamplingParams:
     return SamplingParams(section.temperature, section.top_p, 1, (), 0)
 
@@ -186,13 +211,14 @@ VALUES: dict[str, Callable[[ConfigDict], Any]] = {
     "rollout.local": lambda section: local.Wanted(**section),
     "evaluate": _sampling,
     "validation": _sampling,
+    "checkpoint": _checkpoint,
     "optimizer": lambda section: OptimizerSettings(**section),
     "grpo.lora": _adapters,
 }
 
 
 def problems(config: ConfigDict) -> Iterator[str]:
-    """Yields one line for every number that cannot be, naming key, value and range."""
+    """Yields one line for every number or word that cannot be, with key, value and what can."""
     sound = True
     for key, value in numbers(config):
         row = RANGES.get(key, FINITE_WHOLE if isinstance(value, int) else FINITE)
@@ -201,10 +227,20 @@ def problems(config: ConfigDict) -> Iterator[str]:
             yield f"{key} {problem}"
     for section, make in VALUES.items() if sound else ():
         try:
-            if (found := _section(config, section)) is not None:
+            if (found := _value(config, section)) is not None:
                 make(found)
         except (ValueError, TypeError, AttributeError) as error:
             yield f"in section {section}: {error}"
+    for key, known in WORDS.items():
+        for word in _words(config, key):
+            if word not in known:
+                yield f"{key} has {word!r}; use one of {', '.join(known)}"
+    for key in LENGTHS:
+        for word in filter(None, _words(config, key)):
+            try:
+                parse_length(word)
+            except (ValueError, TypeError) as error:
+                yield f"{key} has {word!r}: {error}"
 
 
 def numbers(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -219,7 +255,12 @@ def numbers(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> Iterato
                 yield name, item
 
 
-def _section(config: ConfigDict, name: str) -> ConfigDict | None:
+def _words(config: ConfigDict, key: str) -> tuple[str, ...]:
+    value = _value(config, key)
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def _value(config: ConfigDict, name: str) -> Any:
     for word in name.split("."):
         config = config.get(word)
         if config is None:

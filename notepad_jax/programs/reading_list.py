@@ -98,7 +98,7 @@ def is_file(suite: str) -> bool:
 
 def existing(suite: str) -> str:
     """Returns the path of a suite that is a file or folder; ValueError if there is none."""
-    if is_remote(suite) or Path(suite).exists():
+    if is_remote(suite) or (suite and Path(suite).exists()):
         return suite
     if Path(suite).suffix.lstrip(".").lower() in formats.FORMS:
         raise ValueError(f"{suite} is missing")

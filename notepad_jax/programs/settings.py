@@ -44,6 +44,27 @@ def loaded(
     return configuration.load(os.fspath(config), words, saved, lent)
 
 
+def check(config: Config, command: str) -> None:
+    """Raises ValueError for what is no config, or one of another kind than `command` reads."""
+    if not isinstance(config, str | os.PathLike | ConfigDict):
+        raise ValueError(
+            f"config is {config!r:.80}; give the name of a config, a path, or a ConfigDict"
+        )
+    if config:
+        given = config if isinstance(config, ConfigDict) else configuration.load(os.fspath(config))
+        configuration.check_use(given, command)
+
+
+def changes_of(changes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns {"grpo.clip_low": 0.2, ...} of what a caller gave as `changes`."""
+    if changes is not None and not isinstance(changes, Mapping | ConfigDict):
+        raise ValueError(f'changes is {changes!r:.80}; give a mapping, as {{"steps": 40}}')
+    for key in changes or ():
+        if not isinstance(key, str):
+            raise ValueError(f"changes has the key {key!r:.80}; keys are texts, as 'steps'")
+    return configuration.flat(changes or {})
+
+
 def to_read(
     source: str | os.PathLike[str],
     step: int | str | None,
@@ -81,7 +102,8 @@ def _found(
     changes: Mapping[str, Any],
     measured: bool,
 ) -> ConfigDict:
-    name, said = at(source, step), configuration.flat(changes)
+    check(config, "eval" if measured else "ask")
+    name, said = at(source, step), dict(changes)
     if _served(name):
         return loaded(config or SUITES, {"endpoint.url": name, **said})
     found = policies.resolved(name)
@@ -101,12 +123,21 @@ def _found(
 
 def at(source: str | os.PathLike[str], step: int | str | None) -> str:
     """Returns the name of a policy at a step (None: the newest), as the commands know it."""
-    name = os.fspath(source)
+    name = path_of(source, "a policy")
     if step is None:
         return name
     if _served(name):
         raise ValueError(f"{name} is a server, which has no step {step}; leave `step` out")
     return f"{name}{policies.AT}{step}"
+
+
+def path_of(path: str | os.PathLike[str], what: str) -> str:
+    """Returns a path as a text; ValueError, which says of `what`, for anything else."""
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(
+            f"{what} is named by a text or a path, and this is of type {type(path).__name__}"
+        )
+    return os.fspath(path)
 
 
 def _served(name: str) -> bool:

@@ -183,6 +183,7 @@ def check_files(config: ConfigDict, tokenizer: Tokenizer) -> None:
 
     And where none is named and a policy lacks the words of the documents that are made instead.
     """
+    _weights(config.tasks.weights)
     if not (config.tasks.files or config.tasks.stories) and not knows_starter(tokenizer):
         raise ValueError(
             f"tasks.files is empty, and the documents that are made instead are the starter's word "

@@ -24,7 +24,7 @@ from notepad_jax.rollout import archive
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.telemetry import run_folder, sinks
-from notepad_jax.telemetry.identity import write_json
+from notepad_jax.telemetry.identity import write_sealed
 from notepad_jax.telemetry.metrics import CONFIG, METRICS, RunLog, read_metrics
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import Group
@@ -71,7 +71,7 @@ def telling(
         RunLog(folder, done + 1 if resume else None, sinks=_sinks(config, folder, screen)) as log,
         TraceFile(folder / archive.FILE) as archived,
     ):
-        write_json(folder / CONFIG, configuration.plain(config))  # nothing refused it
+        write_sealed(folder / CONFIG, configuration.plain(config))  # nothing refused it
         _say_what_is_missing(folder, done, screen)
         archive.take_back(archived, done + 1)
         table = screen.table("reinforcement learning", COLUMNS, config.steps, done)

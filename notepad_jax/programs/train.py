@@ -55,7 +55,7 @@ from notepad_jax.rollout import dynamic_sampling, groups
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.telemetry import sinks
-from notepad_jax.telemetry.identity import write_json
+from notepad_jax.telemetry.identity import write_sealed
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import PolicySnapshot
@@ -109,7 +109,7 @@ async def _train(
     stop: stopping.Stop, callback: Sequence[Callback],
 ) -> Path | epath.Path:  # fmt: skip
     if not resume and hosts.first():  # so that a start that is killed can be resumed
-        write_json(folder / CONFIG, configuration.plain(config))
+        write_sealed(folder / CONFIG, configuration.plain(config))
     run = prepare(config, folder, screen, resume, step, stop)
     told = telling.telling(
         _named(config, run), folder, screen, run.rollouts.reader, run.step, resume
@@ -259,13 +259,6 @@ def _handoff(
     """Returns the bridge to the engine, which asks for `wanted`; `frozen` is handed over once."""
     if checkpoint.handoff == "memory":
         return InProcess(wanted, frozen)
-    if checkpoint.handoff != "storage":
-        raise ValueError(f"checkpoint.handoff is {checkpoint.handoff!r}; use 'storage' or 'memory'")
-    if checkpoint.every != 1:
-        raise ValueError(
-            f"checkpoint.every is {checkpoint.every}, but handoff='storage' reads each step's "
-            f"checkpoint; use every=1, or handoff='memory'"
-        )
     return ThroughStorage(folder, wanted)
 
 

@@ -190,6 +190,11 @@ def opened(config: ConfigDict, wanted: Sequence[Item], reader: Reader) -> Valida
 def check_settings(config: ConfigDict, tokenizer: Tokenizer) -> None:
     """Raises ValueError for settings that cannot work, before any weight is loaded."""
     v = config.get("validation")
+    if v and v.suite not in ("", reading_list.SYNTHETIC, *suites.SUITES):
+        raise ValueError(
+            f"validation.suite is {v.suite!r}; use one of {reading_list.SYNTHETIC}, "
+            f"{', '.join(suites.SUITES)}, or name task files (validation.files)"
+        )
     if not v or not v.every:
         return
     named = [name for name in ("suite", "files", "split") if v[name]]
@@ -205,11 +210,6 @@ def check_settings(config: ConfigDict, tokenizer: Tokenizer) -> None:
             "validation.split holds out a share of tasks.files, which is empty; name a "
             "validation.suite instead (synthetic, with validation.lengths)"
         )
-    if v.suite and v.suite not in (reading_list.SYNTHETIC, *suites.SUITES):
-        raise ValueError(
-            f"validation.suite is {v.suite!r}; use one of {reading_list.SYNTHETIC}, "
-            f"{', '.join(suites.SUITES)}, or name task files (validation.files)"
-        )
     if v.suite == reading_list.SYNTHETIC and not task_stream.knows_starter(tokenizer):
         raise ValueError(
             f"validation.suite is {v.suite}, which is in the starter's language, whose words "
@@ -221,8 +221,6 @@ def check_settings(config: ConfigDict, tokenizer: Tokenizer) -> None:
             f"validation.suite is {v.suite}, and validation.lengths is empty; name lengths of its "
             f"documents, for example {format_length(config.data.tokens).lower()}"
         )
-    for length in v.lengths:
-        parse_length(length)
     if v.repeats > 1 and v.temperature == 0:
         raise ValueError(
             f"{v.repeats} repeats at temperature 0 would all be the same; raise "

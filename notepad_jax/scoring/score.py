@@ -18,6 +18,8 @@ def score(answer: str, answers: str | Sequence[str], metric: str = "sub_em") -> 
     for one in (answer, *golds):
         if not isinstance(one, str):
             raise ValueError(f"answers are texts, and {one!r:.80} is of type {type(one).__name__}")
+    if blank := [gold for gold in golds if not gold.strip()]:
+        raise ValueError(f"the gold answer {blank[0]!r} is blank, and nothing is compared with it")
     if not golds:
         raise ValueError("there is no gold answer to compare with; give at least one")
     return metrics.score(answer, golds, metric, "plain").value

@@ -7,11 +7,14 @@ one that is damaged is named; whoever writes others of the kind does it here, to
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+DIGEST = "digest"  # of a file's other keys, among them
 
 
 def settle(path: Path, identity: Mapping[str, Any], mend: str) -> None:
@@ -56,6 +59,31 @@ def write_json(path: Path, content: Any) -> None:
     """Writes a JSON file at once or not at all; makes its folder. Other objects become text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, (json.dumps(content, indent=1, default=str) + "\n").encode())
+
+
+def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
+    """As `write_json`, with a digest by which `read_sealed` sees that nothing has changed."""
+    content = json.loads(json.dumps(content, default=str))
+    write_json(path, {**content, DIGEST: _digest(content)})
+
+
+def read_sealed(path: Path, mend: str) -> dict[str, Any]:
+    """As `read_json`; raises ValueError, too, if the file is not what was written.
+
+    One without a digest is taken as it is.
+    """
+    content = read_json(path, mend)
+    said = content.pop(DIGEST, None)
+    if said is not None and said != _digest(content):
+        raise ValueError(
+            f"{path} is not what was written there: damaged, or changed by hand; {mend}"
+        )
+    return content
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True).encode()
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -198,7 +198,7 @@ def test_readers_of_two_kinds_are_not_mixed_in_one_run(tmp_path):
     [
         (("--config.evaluate.tasks=vtt",), "suite ruler has no task 'vtt'; its tasks are niah"),
         (("--config.evaluate.suite=rulr",), "there is no suite 'rulr'; use one of synthetic, "),
-        (("--config.evaluate.methods=guess",), "there is no method 'guess'; use one of notepad"),
+        (("--config.evaluate.methods=guess",), "evaluate.methods has 'guess'; use one of notepad"),
         (("--config.evaluate.lengths=8x",), "'8x' is no length"),
         (("--config.evaluate.at_once=0",), "evaluate.at_once is 0; it must be at least 1"),
         (("--config.evaluate.lengths=", "--config.evaluate.usual_lengths="), "lengths is empty"),
