@@ -18,7 +18,7 @@ from notepad_jax import cli
 
 def main() -> None:
     """Runs the command line and ends the process with its exit code."""
-    code = cli.main()
+    code = cli.main(alone=True)
     if code > 128:
         sys.stderr.flush()
         os._exit(code)

@@ -65,14 +65,22 @@ SHORTHAND = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code. Mistakes of the user end in one line."""
+def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
+    """Runs one command; returns its exit code. Mistakes of the user end in one line.
+
+    `alone`: the process is there for this, and a signal that cannot wait ends it.
+    """
     machine.quiet()
     arguments, overrides = parsed(sys.argv[1:] if argv is None else argv)
     folder = None
+
+    def at_once(number: int) -> None:
+        run_folder.abandon()
+        ended(number, f"{stopping.Stopped(number)}{again(arguments, folder)}")
+
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(stopping.told_apart())
+            stack.enter_context(stopping.told_apart(at_once if alone else None))
             if getattr(arguments, "hosts", None):
                 hosts.join(arguments.hosts)
                 follow_the_first(arguments)
@@ -111,6 +119,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"notepad-jax: {harmless(said)}", file=sys.stderr)
         return 1
     return 0
+
+
+def ended(number: int, said: str) -> None:
+    """Ends the process from any thread, as the signal would, after a line."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\nnotepad-jax: {said}\n".encode())
+    os._exit(128 + number)
 
 
 def parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

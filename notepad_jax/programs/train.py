@@ -187,12 +187,15 @@ def prepare(
 ) -> Run:  # fmt: skip
     """Loads the policy and puts the parts together, where a checkpoint left them."""
     words = check(config, folder, resume, step)  # before anything is written or removed
+    waiting.look()
     config = decided.kept(config, folder, words, resume, screen)
     where = place_of(folder, config.checkpoint.folder)
     checkpoints = Checkpoints(where, keep=config.checkpoint.keep)
     stream = task_stream.opened(config, words.tokenizer, screen)
     held_out = validation.items(config, stream, words.tokenizer, screen)
+    waiting.look()
     policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config), screen.warn)
+    waiting.look()
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading, policy.tokenizer)
     config = sizes.settled(config, template, reading)
@@ -210,6 +213,7 @@ def prepare(
     said = algorithm.idle(learning.plan, learning.settings, config.rollout.max_staleness)
     for idle in (*said, *rollouts.idle(config)):
         screen.say(idle)
+    waiting.look()
     wanted = parts.adopted(config, policy.config, learner.adapters(config.grpo.lora))
     handoff = _handoff(config.checkpoint, where, wanted, learning.frozen)
     del policy  # the starting weights live on in the learner alone
@@ -227,6 +231,7 @@ def prepare(
         if held_out.restored(saved.data, screen):
             held_out.mark(checkpoints.folder)
         checkpoints.go_on_from(step)
+    waiting.look()
     if resume:
         begun.take_up()
     run = Run(
