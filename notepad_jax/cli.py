@@ -17,6 +17,7 @@ import errno
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,11 +79,16 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
         run_folder.abandon()
         ended(number, f"{stopping.Stopped(number)}{again(arguments, folder)}")
 
+    def with_another(why: str) -> None:
+        mend = f"--name {arguments.name} --resume --hosts={arguments.hosts}"
+        said = f"{why}; go on with, on every host: notepad-jax {arguments.command} {mend}"
+        ended(signal.SIGTERM, said)
+
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(stopping.told_apart(at_once if alone else None))
             if getattr(arguments, "hosts", None):
-                hosts.join(arguments.hosts)
+                stack.enter_context(hosts.joined(arguments.hosts, with_another))
                 follow_the_first(arguments)
             screen = stack.enter_context(
                 choose(arguments.json or not hosts.first(), busy=compiled.watched())

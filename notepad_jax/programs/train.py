@@ -114,7 +114,7 @@ async def _train(
     told = telling.telling(
         _named(config, run), folder, screen, run.rollouts.reader, run.step, resume
     )
-    with stop.patiently(), told as tell:
+    with stop.patiently(), hosts.keeping(run.under_way.keep), told as tell:
         async with run.driver:
             await validate(run, tell, folder, stop)
             while run.step < config.steps and not run.validation.exhausted:

@@ -283,6 +283,25 @@ def test_engines_side_by_side_keep_their_turns_together(tmp_path):
     assert "begins with engines 2, and this step with 1; its rollout is made anew" in said[-1]
 
 
+def test_what_has_ended_is_kept_when_another_process_is_gone(tmp_path):
+    """From a thread, in the middle of a rollout: the main one may wait for who is gone."""
+    mine = under_way.UnderWay(tmp_path, SETTINGS, Stop(), pytest.fail)
+    mine.around(Nothing())
+    mine.keep()  # of no step
+    assert list(tmp_path.iterdir()) == []
+
+    async def rollout():
+        mine.replays[0].turns = TURNS
+        await asyncio.to_thread(mine.keep)
+
+    asyncio.run(mine.rolled(3, 2, 8, rollout()))
+    said = ["step 3 goes on with the 1 turns that had ended"]
+    assert gone_on(tmp_path) == (1, said, True, False)
+    mine.done(3)
+    mine.keep()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_rollout_that_fails_is_not_kept(tmp_path):
     mine = under_way.UnderWay(tmp_path, SETTINGS, Stop(), pytest.fail)
     mine.around(Nothing())
