@@ -73,7 +73,8 @@ def telling(
     ):
         write_json(folder / CONFIG, configuration.plain(config))  # nothing refused it
         _say_what_is_missing(folder, done, screen)
-        archive.take_back(archived, done + 1)
+        for problem in archive.take_back(archived, done + 1):
+            screen.warn(str(problem))
         table = screen.table("reinforcement learning", COLUMNS, config.steps, done)
         truncated, began, retiring, stage = False, False, True, None
         limits = sickness.limits_of(config)
