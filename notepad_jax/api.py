@@ -25,6 +25,7 @@ from notepad_jax.programs import (
     configuration,
     convert,
     machine,
+    record,
     settings,
     subjects,
     telling,
@@ -101,6 +102,9 @@ def train(
     if resume and name is None:
         raise ValueError("which run goes on? Say name=..., and resume=True as well")
     callbacks = checked(callbacks)
+    if resume:
+        elsewhere = configuration.flat(changes or {}).get("checkpoint.folder", "")
+        record.bring_back(RUNS / run_folder.plain_name(name), elsewhere)
     with contextlib.ExitStack() as stack:
         folder = _opened(stack, name, "train", resume)
         saved = _saved(folder, config) if resume else {}

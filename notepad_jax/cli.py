@@ -33,6 +33,7 @@ from notepad_jax.programs import (
     machine,
     policies,
     reading_list,
+    record,
     stopping,
     telling,
 )
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
                 choose(arguments.json or not hosts.first(), busy=compiled.watched())
             )
             if hasattr(arguments, "name"):
-                folder = stack.enter_context(opened_folder(arguments))
+                folder = stack.enter_context(opened_folder(arguments, overrides))
             config = ConfigDict()
             if name := config_name(arguments, saved := saved_config(arguments, folder)):
                 words = shorthand(arguments, name) + overrides
@@ -193,16 +194,30 @@ def follow_the_first(arguments: argparse.Namespace) -> None:
     arguments.resume, arguments.step = told
 
 
-def opened_folder(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Path]:
-    """The run's folder, held: new, or with --resume an existing one."""
+def opened_folder(
+    arguments: argparse.Namespace, overrides: Sequence[str]
+) -> contextlib.AbstractContextManager[Path]:
+    """The run's folder, held: new, or with --resume an existing one, or as its steps know it."""
     named = arguments.name is not None
     name = run_folder.plain_name(arguments.name) if named else arguments.command
     folder = Path("runs") / name
+    if arguments.resume and hasattr(arguments, "step"):  # of those that train
+        elsewhere = checkpoint_folder(arguments, overrides)
+        hosts.asked_of_first(lambda: record.bring_back(folder, elsewhere))
     if named or arguments.resume:
         return telling.opened(folder, arguments.resume)
     if hosts.count() > 1:
         raise ValueError("several processes need one name for their run; say --name")
     return run_folder.numbered(folder)
+
+
+def checkpoint_folder(arguments: argparse.Namespace, overrides: Sequence[str]) -> str:
+    """Where the command line says that checkpoints lie; nothing where it does not."""
+    flag = f"{configuration.FLAG}checkpoint.folder="
+    said = [word.removeprefix(flag) for word in overrides if word.startswith(flag)]
+    if said or not arguments.config:
+        return said[-1] if said else ""
+    return configuration.load(arguments.config).checkpoint.folder
 
 
 def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str | None:

@@ -37,6 +37,7 @@ from notepad_jax.programs import (
     decided,
     learner,
     parts,
+    record,
     rollouts,
     sizes,
     starting_policy,
@@ -175,8 +176,9 @@ def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> p
         check_place(where)
     if not resume and (there := hosts.asked_of_first(lambda: steps_in(where))):
         raise ValueError(
-            f"{where} has steps of an earlier run ({there[-1]} is the last); choose another name "
-            f"(--name), or remove them"
+            f"{where} has steps of an earlier run ({there[-1]} is the last); "
+            f"{record.how_to_go_on(config.checkpoint.folder, where)}choose another name (--name), "
+            f"or remove them"
         )
     return words
 
@@ -186,7 +188,7 @@ def prepare(
     stop: stopping.Stop | None = None,
 ) -> Run:  # fmt: skip
     """Loads the policy and puts the parts together, where a checkpoint left them."""
-    words = check(config, folder, resume, step)  # before anything is written or removed
+    words, asked = check(config, folder, resume, step), config  # before anything is changed
     waiting.look()
     config = decided.kept(config, folder, words, resume, screen)
     where = place_of(folder, config.checkpoint.folder)
@@ -252,8 +254,11 @@ def prepare(
         seen={},
     )
     if fresh:
+        named = _named(asked, run)
+        record.put_beside(folder, named)  # before there is a step that nobody knows
         checkpoints.keep_base(learner.base(learning, stored))
         _save(run, ledger)
+        record.begin(folder, named)
     run.driver.start_with(_published(run, step))
     return run
 

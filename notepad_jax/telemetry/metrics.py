@@ -4,9 +4,10 @@
 `timings.jsonl` what the clock said. They are apart so that the promise "kill, resume, and the
 metrics that follow are identical" can be checked with `cmp`: resuming at step k drops every
 line of step k or later, also a line that a kill or a full disk cut in the middle, and the run
-writes them again. Every line carries a digest of itself (`lines`), so a changed one is said. TensorBoard events are written with parts of tensorboardX, which needs no
-TensorFlow: its SummaryWriter writes from a thread, where a full disk ends the thread and the
-next steps wait for ever. Above: the programs.
+writes them again. Every line carries a digest of itself (`lines`), so a changed one is said.
+TensorBoard events are written with parts of tensorboardX, which needs no TensorFlow: its
+SummaryWriter writes from a thread, where a full disk ends the thread and the next steps wait for
+ever. Above: the programs.
 """
 
 from __future__ import annotations
