@@ -3,7 +3,8 @@
 Importing jax takes seconds, and Ctrl-C meanwhile would end in a traceback, or in nothing where
 somebody swallows it. So until `cli` says what is to happen the process is simply ended by it, as
 by other signals, and again when `cli` is done. Ignored it stays ignored. A process that was
-stopped does not wait for its threads: one that was stopped in the middle may never end.
+stopped does not wait for its threads: one that was stopped in the middle may never end. Nor does
+one of several that failed: jax would wait for the others, which end because of it.
 """
 
 import os
@@ -14,12 +15,13 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from notepad_jax import cli
+from notepad_jax.parallel import hosts
 
 
 def main() -> None:
     """Runs the command line and ends the process with its exit code."""
-    code = cli.main()
-    if code > 128:
+    code = cli.main(alone=True)
+    if code > 128 or (code and hosts.count() > 1):
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)

@@ -24,6 +24,7 @@ from notepad_jax.parallel import hosts
 from notepad_jax.programs import (
     convert,
     machine,
+    record,
     settings,
     subjects,
     telling,
@@ -100,6 +101,9 @@ def train(
     _named(name, resume)
     callbacks = checked(callbacks)
     settings.check(config, "train")
+    if resume:
+        elsewhere = settings.changes_of(changes).get("checkpoint.folder", "")
+        record.bring_back(RUNS / run_folder.plain_name(name), elsewhere)
     with contextlib.ExitStack() as stack:
         folder = _opened(stack, name, "train", resume)
         saved = _saved(folder, config) if resume else {}

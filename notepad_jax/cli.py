@@ -17,6 +17,7 @@ import errno
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from notepad_jax.programs import (
     machine,
     policies,
     reading_list,
+    record,
     stopping,
     telling,
 )
@@ -65,22 +67,35 @@ SHORTHAND = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code. Mistakes of the user end in one line."""
+def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
+    """Runs one command; returns its exit code. Mistakes of the user end in one line.
+
+    `alone`: the process is there for this, and a signal that cannot wait ends it.
+    """
     machine.quiet()
     arguments, overrides = parsed(sys.argv[1:] if argv is None else argv)
     folder = None
+
+    def at_once(number: int) -> None:
+        run_folder.abandon()
+        ended(number, f"{stopping.Stopped(number)}{again(arguments, folder)}")
+
+    def with_another(why: str) -> None:
+        mend = f"--name {arguments.name} --resume --hosts={arguments.hosts}"
+        said = f"{why}; go on with, on every host: notepad-jax {arguments.command} {mend}"
+        ended(signal.SIGTERM, said)
+
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(stopping.told_apart())
+            stack.enter_context(stopping.told_apart(at_once if alone else None))
             if getattr(arguments, "hosts", None):
-                hosts.join(arguments.hosts)
+                stack.enter_context(hosts.joined(arguments.hosts, with_another))
                 follow_the_first(arguments)
             screen = stack.enter_context(
                 choose(arguments.json or not hosts.first(), busy=compiled.watched())
             )
             if hasattr(arguments, "name"):
-                folder = stack.enter_context(opened_folder(arguments))
+                folder = stack.enter_context(opened_folder(arguments, overrides))
             config = ConfigDict()
             if name := config_name(arguments, saved := saved_config(arguments, folder)):
                 words = shorthand(arguments, name) + overrides
@@ -112,6 +127,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"notepad-jax: {harmless(said)}", file=sys.stderr)
         return 1
     return 0
+
+
+def ended(number: int, said: str) -> None:
+    """Ends the process from any thread, as the signal would, after a line."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\nnotepad-jax: {said}\n".encode())
+    os._exit(128 + number)
 
 
 def parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -173,16 +195,30 @@ def follow_the_first(arguments: argparse.Namespace) -> None:
     arguments.resume, arguments.step = told
 
 
-def opened_folder(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Path]:
-    """The run's folder, held: new, or with --resume an existing one."""
+def opened_folder(
+    arguments: argparse.Namespace, overrides: Sequence[str]
+) -> contextlib.AbstractContextManager[Path]:
+    """The run's folder, held: new, or with --resume an existing one, or as its steps know it."""
     named = arguments.name is not None
     name = run_folder.plain_name(arguments.name) if named else arguments.command
     folder = Path("runs") / name
+    if arguments.resume and hasattr(arguments, "step"):  # of those that train
+        elsewhere = checkpoint_folder(arguments, overrides)
+        hosts.asked_of_first(lambda: record.bring_back(folder, elsewhere))
     if named or arguments.resume:
         return telling.opened(folder, arguments.resume)
     if hosts.count() > 1:
         raise ValueError("several processes need one name for their run; say --name")
     return run_folder.numbered(folder)
+
+
+def checkpoint_folder(arguments: argparse.Namespace, overrides: Sequence[str]) -> str:
+    """Where the command line says that checkpoints lie; nothing where it does not."""
+    flag = f"{configuration.FLAG}checkpoint.folder="
+    said = [word.removeprefix(flag) for word in overrides if word.startswith(flag)]
+    if said or not arguments.config:
+        return said[-1] if said else ""
+    return configuration.load(arguments.config).checkpoint.folder
 
 
 def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str | None:

@@ -6,6 +6,11 @@ again and again: an engine that stays open between two questions, each of severa
 side. Whoever waits can be interrupted: Ctrl-C, or whatever the handler of a signal raises, or a
 cancellation where coroutines wait (`Loop.awaited`), cancels the work, waits until it has put its
 things away, and is raised here. Used by every program that reads, and by `engine.engines`.
+
+A handler that raises is not to be relied on: what it raises within a garbage collection, a
+`__del__` or the callback of a weak reference is swallowed there, and the program goes on. So
+programs are told with `interrupt`, which raises nothing: what the main thread waits for here is
+cancelled, and otherwise it meets the exception where it looks (`look`), as every progress bar does.
 """
 
 from __future__ import annotations
@@ -13,11 +18,75 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Wait:
+    """What the main thread waits for."""
+
+    cancel: Callable[[], None]
+    task: asyncio.Task[Any] | None  # that the main thread itself runs
+
+
+_waits: list[_Wait] = []  # innermost last
+_wanted: list[BaseException] = []  # what the main thread is to raise; one at most
+
+
+def interrupt(why: BaseException | None) -> None:
+    """Has the main thread raise `why` where it waits here or looks; None: not any more.
+
+    Raises nothing and takes no lock, so the handler of a signal may call it anywhere.
+    """
+    _wanted[:] = [] if why is None else [why]
+    if why is not None and _waits:
+        _waits[-1].cancel()
+
+
+def interrupted() -> bool:
+    """Whether the main thread is to end what it does, and has not looked yet."""
+    return bool(_wanted)
+
+
+def look() -> None:
+    """Raises in the main thread, once, what `interrupt` was given; cheap, for every long loop.
+
+    Within `run` only its own task raises it: the others are cancelled with that.
+    """
+    if not _wanted or threading.current_thread() is not threading.main_thread():
+        return
+    task = _waits[-1].task if _waits else None
+    if task is None or task is _running_task():
+        raise _wanted.pop()
+
+
+@contextlib.contextmanager
+def ended_by(cancel: Callable[[], None], task: asyncio.Task[Any] | None = None) -> Iterator[None]:
+    """In the block, in the main thread, `interrupt` calls `cancel`, which makes a wait end.
+
+    It is called within a signal's handler. After the block the caller looks.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _waits.append(_Wait(cancel, task))
+    try:
+        look()  # it was asked for just before
+        yield
+    finally:
+        _waits.pop()
+
+
+def _running_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -25,9 +94,24 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
-    with Loop() as loop:
-        return loop.run(work)
+        pass
+    else:
+        with Loop() as loop:
+            return loop.run(work)
+    try:
+        return asyncio.run(_interruptible(work))
+    except asyncio.CancelledError:
+        look()
+        raise
+
+
+async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    try:
+        with ended_by(lambda: loop.call_soon_threadsafe(task.cancel), task):
+            return await work
+    finally:
+        work.close()  # one that was never begun
 
 
 class Loop:
@@ -48,11 +132,14 @@ class Loop:
         ended = threading.Event()
         begun = self._begin(work, ended.set)
         try:
-            ended.wait()
+            with ended_by(lambda: self._cancel(begun)):
+                ended.wait()
         except BaseException:
             self._cancel(begun)
             ended.wait()
             raise
+        if begun[0].cancelled():
+            look()
         return begun[0].result()
 
     async def awaited(self, work: Coroutine[Any, Any, T]) -> T:

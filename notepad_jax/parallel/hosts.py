@@ -4,36 +4,51 @@ A pod is one process a host, each with the chips of its host, and one program ov
 the trainer's. Every process runs the same code in the same order. What only one may do, the
 `first` does: it writes what is no array. What each finds out alone, such as the readings of its
 own engine, it tells the others (`gather`), so that all go on from the same. One process is all
-there is unless somebody calls `join`.
+there is unless somebody has `joined` others.
+
+A process that is gone takes the others with it (`peers`, below, notices): one program over all
+chips has no use for a part of them. Each keeps what it can (`keeping`) and ends, and the run goes
+on anew.
 
 Above: programs and checkpoint. Nobody else asks how many there are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src import clusters  # no public door
 from jax.experimental import multihost_utils
 
+from notepad_jax.parallel.peers import First, Other, Peers
+
 AUTO = "auto"  # on TPU pods, and under SLURM or Open MPI, jax finds the others by itself
-
-
 WAIT = 300  # seconds for all to come
+SETTLE = 2.0  # seconds for the news that a process is gone to come, after what it was in has failed
+BROKEN = re.compile(r"[A-Z][A-Z_]+: ")  # how what XLA raises begins: UNKNOWN, INTERNAL, ...
+
+_keeping: list[Callable[[], None]] = []  # what is done before this process ends with another
 
 
-def join(where: str) -> None:
-    """Makes this process one of several; before anything asks for a device.
+@contextlib.contextmanager
+def joined(where: str, ends: Callable[[str], object]) -> Iterator[None]:
+    """Makes this process one of several, for the block; before anything asks for a device.
 
     `where` is "HOST:PORT,COUNT,INDEX", of which HOST:PORT is the first process' and INDEX
     counts from 0, or "auto". Raises ValueError, in one line, for anything else, and where the
-    others cannot be found.
+    others cannot be found. Once one of the processes is gone, or has failed and the others have
+    not, `ends` is called in a thread, with what happened in words: it ends the process, whose
+    main thread may wait for the lost one and cannot be told.
     """
-    found = re.fullmatch(r"([^,\s]+:(\d+)),(\d+),(\d+)", where)
+    found = re.fullmatch(r"(\[?[^,\s\]]+\]?):(\d+),(\d+),(\d+)", where)
     if where != AUTO and (
         found is None or int(found[4]) >= int(found[3]) or not 0 < int(found[2]) < 2**16
     ):
@@ -41,18 +56,68 @@ def join(where: str) -> None:
             f"--hosts is {where!r}; use 'auto', or HOST:PORT,COUNT,INDEX such as "
             f"10.0.0.2:8476,4,0 with an index below the count"
         )
+
+    def lost(why: str) -> None:
+        for keep in tuple(_keeping):
+            keep()
+        ends(why)
+
     try:
         if found is None:
-            jax.distributed.initialize(initialization_timeout=WAIT)
+            *there, devices = _found_by_jax()
         else:
-            jax.distributed.initialize(
-                found[1], int(found[3]), int(found[4]), initialization_timeout=WAIT
-            )
+            there, devices = [found[1], *map(int, found.groups()[1:])], None
+        them = _meet(*there, lost)
+        jax.distributed.initialize(
+            them.coordinator, them.count, them.index, devices, initialization_timeout=WAIT,
+            coordinator_bind_address=them.coordinator,
+        )  # fmt: skip
     except (RuntimeError, ValueError) as problem:
-        said = (str(problem).splitlines() or [type(problem).__name__])[0][:300]
+        said = _first_line(problem)
         raise ValueError(f"the other processes of --hosts {where} cannot be joined: {said}") from (
             problem
         )
+    failed = None
+    try:
+        yield
+    except BaseException as problem:
+        failed = _first_line(problem)
+        if BROKEN.match(failed):  # the connections of a process that is gone break as well
+            time.sleep(SETTLE)
+        raise
+    finally:
+        them.leave(failed)
+
+
+@contextlib.contextmanager
+def keeping(keep: Callable[[], None]) -> Iterator[None]:
+    """In the block `keep` is called, in a thread, before this process ends with another one."""
+    _keeping.append(keep)
+    try:
+        yield
+    finally:
+        _keeping.remove(keep)
+
+
+def _first_line(problem: BaseException) -> str:
+    return (str(problem).splitlines() or [type(problem).__name__])[0][:300]
+
+
+def _found_by_jax() -> tuple[str, int, int, int, Any]:
+    """Returns host and port of the first process, count, index, and our devices (None: all)."""
+    address, number, ours, devices = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+        os.environ.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, WAIT
+    )
+    if address is None or number is None or ours is None:
+        raise ValueError("jax finds no pod here, nor SLURM or Open MPI; say HOST:PORT,COUNT,INDEX")
+    host, _, port = address.rpartition(":")
+    return host, int(port), number, ours, devices
+
+
+def _meet(host: str, port: int, number: int, ours: int, lost: Callable[[str], object]) -> Peers:
+    if ours == 0:
+        return First(port, number, lost, WAIT)
+    return Other(host.strip("[]"), port, number, ours, lost, WAIT)
 
 
 def count() -> int:

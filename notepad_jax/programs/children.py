@@ -25,6 +25,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
+from notepad_jax.waiting import ended_by, look
+
 CONTEXT = multiprocessing.get_context("spawn")  # a fork of a process with jax in it may hang
 # Of all that a dying process writes, the line that says why.
 TELLING = re.compile(r"Check fail|RET_CHECK|overflow|Fatal|\] F\d|^F\d{4}|bad_alloc|\*\*\* SIG")
@@ -98,8 +100,10 @@ def run(
         desks = [_Desk(begin, Path(folder, str(n))) for n in range(min(workers, len(items)))]
         pool = concurrent.futures.ThreadPoolExecutor(max(1, len(desks)))
         try:
-            for one in concurrent.futures.as_completed([pool.submit(serve, d) for d in desks]):
-                one.result()
+            with ended_by(lambda: [desk.close() for desk in desks]):
+                for one in concurrent.futures.as_completed([pool.submit(serve, d) for d in desks]):
+                    look()
+                    one.result()
         finally:
             stopped.set()
             for desk in desks:

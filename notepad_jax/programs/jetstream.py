@@ -20,6 +20,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from notepad_jax import waiting
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.programs import parts, serve, stopping
 from notepad_jax.reading.memory_agent import hashed_seed
@@ -134,7 +135,7 @@ def _until_the_end(server: Any) -> None:
                 await asyncio.sleep(0.05)
 
     with stop.watching():
-        asyncio.run(waited())
+        waiting.run(waited())
     stop.check("")
 
 

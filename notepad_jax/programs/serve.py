@@ -23,6 +23,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from notepad_jax import waiting
 from notepad_jax.checkpoint import checksums
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
@@ -105,7 +106,7 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
                     await _served(server, place, stop)
 
         with stop.watching():
-            asyncio.run(until_the_end())
+            waiting.run(until_the_end())
         stop.check("")
     return Ended(served.name, url)
 

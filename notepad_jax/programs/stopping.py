@@ -1,8 +1,16 @@
 """Ctrl-C and SIGTERM, which is also what a machine is sent before it is taken away.
 
-Whatever runs is ended by them with `Stopped`, in one line and with an exit code of its own. A
-training run asks for patience in its loop (`Stop.patiently`): there the first signal is only
-written down, the run ends itself where it loses nothing, and a second one stops it at once.
+A signal sets a flag, and nothing more: what a handler raises is swallowed where Python cannot let
+it through, in a garbage collection (jax has a callback in each), a `__del__`, the callback of a
+weak reference, and the program would go on. What the main thread waits for is cancelled
+(`waiting`), loops look at the flag, and the program ends with `Stopped`, in one line and with an
+exit code of its own. A training run asks for patience in its loop (`Stop.patiently`): there the
+first signal is only written down, and the run ends itself where it loses nothing.
+
+A thread watches (`told_apart`): what does not look within `GRACE` seconds, because a library
+compiles or loads something large, is ended all the same, and a second signal ends everything at
+once. Either is safe: what lies on disk is whole at every moment, as a kill would find it. Only in
+somebody else's program, a notebook, does a second signal raise `Stopped`.
 Signals reach the main thread of the process alone, so elsewhere nothing here does anything;
 those that are ignored, as in what a shell starts in the background, stay ignored.
 Used by cli and train.
@@ -14,19 +22,25 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from types import FrameType
 from typing import Any, TypeVar
 
+from notepad_jax import waiting
 from notepad_jax.parallel import hosts
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 NOTED = b"\nnotepad-jax: stopping, and keeping what was begun; once more, and it stops at once\n"
 
+GRACE = 5.0  # seconds in which a program that is not patient has to look
+
 T = TypeVar("T")
 
+Ends = Callable[[int], None]
 Handler = Callable[[int, FrameType | None], Any]
 
 
@@ -45,26 +59,18 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def told_apart() -> Iterator[None]:
-    """In the block SIGTERM does what Ctrl-C does, and either ends it with `Stopped`."""
-    number = signal.SIGINT
+def told_apart(ends: Ends | None = None) -> Iterator[None]:
+    """In the block either signal ends it with `Stopped`, where it waits or looks.
 
-    def terminated(_: int, frame: FrameType | None) -> None:
-        nonlocal number
-        number = signal.SIGTERM
-        interrupted = signal.getsignal(signal.SIGINT)  # asyncio has one of its own
-        if not callable(interrupted):
-            raise Stopped(number)
-        interrupted(signal.SIGINT, frame)
-
-    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: terminated}
-    with _handled(handlers):
+    `ends` is called, in a thread, with a signal that cannot wait any longer; it ends the process.
+    """
+    with _watched(ends), Stop().watching():
         try:
             yield
         except Stopped:
             raise
         except KeyboardInterrupt:
-            raise Stopped(number) from None
+            raise Stopped(signal.SIGINT) from None
 
 
 class Stop:
@@ -78,17 +84,24 @@ class Stop:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """In the block both signals come here: they end it at once, but see `patiently`."""
+        """In the block both signals come here: they end it where it looks, but see `patiently`."""
         with _handled(dict.fromkeys(SIGNALS, self._asked)):
-            yield
+            try:
+                yield
+                waiting.look()
+            finally:
+                waiting.interrupt(None)
 
     @contextlib.contextmanager
     def patiently(self) -> Iterator[None]:
         """In the block, within a running loop, the first signal is only written down."""
+        waiting.look()
         self._loop = asyncio.get_running_loop()
+        _patient.append(self)
         try:
             yield
         finally:
+            _patient.remove(self)
             self._loop = None
 
     async def until(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
@@ -106,6 +119,7 @@ class Stop:
     def check(self, where: str) -> None:
         """Raises Stopped if somebody asked for it."""
         if self.number is not None:
+            waiting.interrupt(None)
             raise Stopped(self.number, where)
 
     def check_all(self, where: str, keep: Callable[[], None] = lambda: None) -> None:
@@ -119,15 +133,70 @@ class Stop:
             keep()
         self.check(where)
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
-        if self._loop is None or self.number is not None:
-            raise Stopped(number)
+    def _asked(self, number: int, _: FrameType | None) -> None:
+        _seen.append(number)
+        if self.number is not None or waiting.interrupted():
+            if not _watching:  # who watches ends the process
+                raise Stopped(number)
+            return
         self.number = number
+        if self._loop is None:
+            waiting.interrupt(Stopped(number))
+            return
         self._loop.call_soon_threadsafe(self.noticed.set)
         with contextlib.suppress(OSError):  # a screen may be just printing; this may come between
             os.write(2, NOTED)
         if self.keep is not None:
             self.keep()
+
+
+# ---------------------------------------------------------------- whoever does not look
+
+_patient: list[Stop] = []  # whose loop ends itself
+_watching: list[Ends] = []  # one at most
+_seen: list[int] = []  # signals that the main thread has heard of
+
+
+@contextlib.contextmanager
+def _watched(ends: Ends | None) -> Iterator[None]:
+    if ends is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    # Written by Python's own handler in C, whatever the main thread is busy with.
+    before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    thread = threading.Thread(target=_watch, args=(heard, ends), name="signals", daemon=True)
+    thread.start()
+    _watching.append(ends)
+    _seen.clear()
+    try:
+        yield
+    finally:
+        _watching.remove(ends)
+        signal.set_wakeup_fd(before)
+        os.close(told)
+        thread.join()
+
+
+def _watch(heard: int, ends: Ends) -> None:
+    """Reads the numbers of signals until the pipe is closed."""
+    first, due = None, None
+    while True:
+        left = None if due is None else max(0.0, due - time.monotonic())
+        if not select.select([heard], [], [], left)[0]:
+            if not _patient and (waiting.interrupted() or not _seen):
+                ends(first)
+            due = None  # it ends itself; a second signal does not wait for that
+            continue
+        number = next(iter(os.read(heard, 1)), None)
+        if number is None:
+            os.close(heard)
+            return
+        if number in SIGNALS:
+            if first is not None:
+                ends(number)
+            first, due = number, time.monotonic() + GRACE
 
 
 @contextlib.contextmanager

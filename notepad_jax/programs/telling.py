@@ -17,14 +17,21 @@ from ml_collections import ConfigDict
 
 from notepad_jax.grpo import advantages, algorithm
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import configuration, curriculum, rollouts, sickness, task_stream
+from notepad_jax.programs import (
+    configuration,
+    curriculum,
+    record,
+    rollouts,
+    sickness,
+    task_stream,
+)
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.trace import TraceFile
 from notepad_jax.rollout import archive
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.telemetry import run_folder, sinks
-from notepad_jax.telemetry.identity import write_sealed
+from notepad_jax.telemetry.identity import read_sealed, write_sealed
 from notepad_jax.telemetry.metrics import CONFIG, METRICS, RunLog, read_metrics
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import Group
@@ -71,9 +78,13 @@ def telling(
         RunLog(folder, done + 1 if resume else None, sinks=_sinks(config, folder, screen)) as log,
         TraceFile(folder / archive.FILE) as archived,
     ):
+        if resume:
+            record.change(folder, done, config, _said(folder))
         write_sealed(folder / CONFIG, configuration.plain(config))  # nothing refused it
+        record.put_beside(folder, config)
         _say_what_is_missing(folder, done, screen)
-        archive.take_back(archived, done + 1)
+        for problem in archive.take_back(archived, done + 1):
+            screen.warn(str(problem))
         table = screen.table("reinforcement learning", COLUMNS, config.steps, done)
         truncated, began, retiring, stage = False, False, True, None
         limits = sickness.limits_of(config)
@@ -119,6 +130,13 @@ def telling(
 
         yield Tell(tell, log.write)
         table.finish()
+
+
+def _said(folder: Path) -> Mapping[str, Any]:
+    try:
+        return read_sealed(folder / CONFIG, "")
+    except ValueError:  # lost, and said again on the command line
+        return {}
 
 
 def _sinks(config: ConfigDict, folder: Path, screen: Screen) -> sinks.Sinks:

@@ -37,6 +37,7 @@ from notepad_jax.programs import (
     decided,
     learner,
     parts,
+    record,
     rollouts,
     sizes,
     starting_policy,
@@ -114,7 +115,7 @@ async def _train(
     told = telling.telling(
         _named(config, run), folder, screen, run.rollouts.reader, run.step, resume
     )
-    with stop.patiently(), told as tell:
+    with stop.patiently(), hosts.keeping(run.under_way.keep), told as tell:
         async with run.driver:
             await validate(run, tell, folder, stop)
             while run.step < config.steps and not run.validation.exhausted:
@@ -175,8 +176,9 @@ def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> p
         check_place(where)
     if not resume and (there := hosts.asked_of_first(lambda: steps_in(where))):
         raise ValueError(
-            f"{where} has steps of an earlier run ({there[-1]} is the last); choose another name "
-            f"(--name), or remove them"
+            f"{where} has steps of an earlier run ({there[-1]} is the last); "
+            f"{record.how_to_go_on(config.checkpoint.folder, where)}choose another name (--name), "
+            f"or remove them"
         )
     return words
 
@@ -186,13 +188,16 @@ def prepare(
     stop: stopping.Stop | None = None,
 ) -> Run:  # fmt: skip
     """Loads the policy and puts the parts together, where a checkpoint left them."""
-    words = check(config, folder, resume, step)  # before anything is written or removed
+    words, asked = check(config, folder, resume, step), config  # before anything is changed
+    waiting.look()
     config = decided.kept(config, folder, words, resume, screen)
     where = place_of(folder, config.checkpoint.folder)
     checkpoints = Checkpoints(where, keep=config.checkpoint.keep)
     stream = task_stream.opened(config, words.tokenizer, screen)
     held_out = validation.items(config, stream, words.tokenizer, screen)
+    waiting.look()
     policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config), screen.warn)
+    waiting.look()
     template = parts.template(config.reading, policy)
     reading = parts.rules(config.reading, policy.tokenizer)
     config = sizes.settled(config, template, reading)
@@ -210,6 +215,7 @@ def prepare(
     said = algorithm.idle(learning.plan, learning.settings, config.rollout.max_staleness)
     for idle in (*said, *rollouts.idle(config)):
         screen.say(idle)
+    waiting.look()
     wanted = parts.adopted(config, policy.config, learner.adapters(config.grpo.lora))
     handoff = _handoff(config.checkpoint, where, wanted, learning.frozen)
     del policy  # the starting weights live on in the learner alone
@@ -227,6 +233,7 @@ def prepare(
         if held_out.restored(saved.data, screen):
             held_out.mark(checkpoints.folder)
         checkpoints.go_on_from(step)
+    waiting.look()
     if resume:
         begun.take_up()
     run = Run(
@@ -247,8 +254,11 @@ def prepare(
         seen={},
     )
     if fresh:
+        named = _named(asked, run)
+        record.put_beside(folder, named)  # before there is a step that nobody knows
         checkpoints.keep_base(learner.base(learning, stored))
         _save(run, ledger)
+        record.begin(folder, named)
     run.driver.start_with(_published(run, step))
     return run
 

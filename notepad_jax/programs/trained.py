@@ -7,16 +7,18 @@ commands; below: report.training_page and telemetry.metrics.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint import best, steps
 from notepad_jax.checkpoint.best import Best
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import configuration, policies, provenance, sickness
+from notepad_jax.programs import configuration, policies, provenance, record, sickness
 from notepad_jax.programs.validation import SCORE
 from notepad_jax.report import training_page
 from notepad_jax.report.origin import Next
@@ -123,4 +125,19 @@ def _report(
             for line in validated
         ],
         config=configuration.flat(configuration.plain(config)),
+        changes=_changes(folder),
     )
+
+
+def _changes(folder: Path) -> list[training_page.Change]:
+    return [
+        training_page.Change(
+            one.step, one.date, one.commit,
+            [(key, _shown(was), _shown(now)) for key, (was, now) in one.changed.items()],
+        )
+        for one in record.read(folder).changes
+    ]  # fmt: skip
+
+
+def _shown(value: Any) -> str:
+    return "(no such key)" if value is record.GONE else json.dumps(value)

@@ -45,6 +45,7 @@ class UnderWay:
         self._step: int | None = None  # whose turns the file has; None: there is no file
         self._turns: Mapping[int, Given] = {}  # which it has, until their step comes
         self._header: Mapping[str, Any] = {}
+        self._rolling: Mapping[str, Any] | None = None  # the header of the step that is made
 
     def around(self, executor: Any) -> Replay:
         """Returns the executor through which an engine has to run."""
@@ -54,7 +55,9 @@ class UnderWay:
     @property
     def turns(self) -> Mapping[int, Given]:
         """Of this rollout, by seed, those that have ended."""
-        return {seed: given for one in self.replays for seed, given in one.turns.items()}
+        # Copied first, and at once: another thread may ask while turns end (`keep`).
+        every = [dict(one.turns) for one in self.replays]
+        return {seed: given for turns in every for seed, given in turns.items()}
 
     @property
     def replayed(self) -> int:
@@ -93,22 +96,28 @@ class UnderWay:
         """
         header = {"step": step, "version": version, "draw": draw, "processes": hosts.count()}
         header["engines"] = len(self.replays)
-        known = self._known(header)
+        known, self._rolling = self._known(header), header
         for one in self.replays:
             one.begin(known)
         rolling = await self.stop.until(rollout)
         if self.stop.number is None or (not rolling.cancelled() and rolling.exception()):
             # Whoever asks from here on lets the step end; should that not be granted, the
             # rollout is kept nevertheless.
-            self.stop.keep = lambda: self._keep_if_possible(header)
+            self.stop.keep = self.keep
             return rolling.result()
         self._keep(header)
         ended = len(self.turns)
         self.stop.check(f"in the rollout of step {step}, of which {ended:,} turns are kept")
 
+    def keep(self) -> None:
+        """Keeps what has ended of the step that is made, from any thread, if that is possible."""
+        if self._rolling is not None:
+            with contextlib.suppress(OSError):  # a full disk is no reason to break off the step
+                self._keep(self._rolling)
+
     def done(self, saved: int) -> None:
         """After a step: the file leaves if its step is among those that are `saved`."""
-        self.stop.keep = None
+        self.stop.keep = self._rolling = None
         if self._step is not None and self._step <= saved:
             for path in self._leaving():
                 path.unlink(missing_ok=True)
@@ -137,7 +146,3 @@ class UnderWay:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         journal.write(self._path, {**header, "settings": self._settings}, self.turns)
         self._step = header["step"]
-
-    def _keep_if_possible(self, header: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # a full disk is no reason to break off the step
-            self._keep(header)

@@ -3,7 +3,8 @@
 A file has one JSON line per reading: `{"reading": {...}, "memories": [...]}`. The first part says
 whose reading it is and what came of it (its fields are the writer's), the second how the
 memory changed on the way: one entry a change, so a memory that rests costs nothing. Where a
-reading was kept token by token, `"turns": [...]` and `"pieces": {...}` follow (`turns`). A line
+reading was kept token by token, `"turns": [...]` and `"pieces": {...}` follow (`turns`), and last
+of all the line's number and digest (`telemetry.lines`), which whoever reads it compares. A line
 is written in one piece when its reading has ended, and until then its memories lie in a
 `Spool`; so a killed writer leaves at most one cut line at the end, which is dropped when the
 file is opened again. Opening also makes the index: where each line begins, and nothing else
@@ -20,6 +21,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
+
+from notepad_jax.telemetry import lines
 
 IN_MEMORY = 1 << 14  # bytes of an unfinished reading's memories before they go to a file
 _HEAD, _REST = b'{"reading": ', b', "memories": ['
@@ -144,6 +147,10 @@ class Trace:
         self._read.seek(self._starts[number])
         line = self._read.readline()
         try:
+            lines.place_of(line)
+        except ValueError:
+            raise self.damaged(number) from None
+        try:
             if not line.startswith(_HEAD):
                 raise ValueError("another beginning")
             if head:  # memories may be a thousand times as long
@@ -152,6 +159,13 @@ class Trace:
             return json.loads(line)
         except ValueError:
             raise self.broken(number) from None
+
+    def damaged(self, number: int) -> ValueError:
+        """Returns the error that names a line which is not what was written."""
+        return ValueError(
+            f"line {number + 1} of {self.path} is damaged: it has other bytes than were written; "
+            f"bring the file back from a copy, or take the line out"
+        )
 
     def broken(self, number: int) -> ValueError:
         """Returns the error that names a line which is no reading."""
@@ -179,16 +193,17 @@ class TraceFile(Trace):
 
         A disk that is full raises OSError and leaves the file as it was.
         """
-        start = self._end
+        start, seal = self._end, lines.Seal(len(self._starts))
         blocks = [(_HEAD, _json(reading), _REST), spool.blocks()]
         if kept is not None:
-            pieces = (b'], "pieces": ', _json(kept.pieces), b"}\n")
+            pieces = (b'], "pieces": ', _json(kept.pieces))
             blocks += [(b'], "turns": [',), kept.turns.blocks(), pieces]
         else:
-            blocks.append((b"]}\n",))
+            blocks.append((b"]",))
         try:
             for block in itertools.chain.from_iterable(blocks):
-                self._end += _write_all(self._written, block)
+                self._end += _write_all(self._written, seal.add(block))
+            self._end += _write_all(self._written, seal.end())
         except BaseException:
             self._end = start
             self._written.truncate(start)
@@ -196,14 +211,26 @@ class TraceFile(Trace):
         self._starts.append(start)
         return len(self._starts) - 1
 
-    def drop_from(self, unwanted: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Cuts the file where the first unwanted reading begins: who goes on writes it anew."""
-        for number, reading in self.readings():
+    def drop_from(self, unwanted: Callable[[Mapping[str, Any]], bool]) -> list[ValueError]:
+        """Cuts the file where the first unwanted reading begins: who goes on writes it anew.
+
+        Returns what is damaged before it, and stays. What is damaged right before it goes as well.
+        """
+        damaged: dict[int, ValueError] = {}
+        for number in range(len(self)):
+            try:
+                reading = self._parse(number, head=True)["reading"]
+            except ValueError as problem:
+                damaged[number] = problem
+                continue
             if unwanted(reading):
+                while damaged.pop(number - 1, None):
+                    number -= 1
                 self._end = self._starts[number]
                 del self._starts[number:]
                 self._written.truncate(self._end)
-                return
+                break
+        return list(damaged.values())
 
 
 def check(path: Path) -> None:

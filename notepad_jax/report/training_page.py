@@ -31,6 +31,16 @@ class Validation:
 
 
 @dataclasses.dataclass(frozen=True)
+class Change:
+    """Settings that a run was gone on with."""
+
+    step: int  # done by then
+    when: str
+    commit: str
+    settings: Sequence[tuple[str, str, str]]  # key, what it was, what it is from then on
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """What the page says. Empty sequences and mappings leave their part out."""
 
@@ -43,6 +53,7 @@ class Report:
     lengths: Sequence[str]  # of held-out documents: "2K"
     validations: Sequence[Validation]
     config: Mapping[str, Any]  # flat: {"reading.max_memory": 64}
+    changes: Sequence[Change] = ()  # of the settings, in their order
 
 
 def write(folder: str | Path, report: Report) -> Path:

@@ -83,9 +83,12 @@ def _quoted(said: str) -> str:
     return "\n".join("    " + line for line in said.splitlines() or [""])
 
 
-def take_back(file: TraceFile, step: int) -> None:
-    """Drops the readings of `step` and later: a run that goes on writes them again."""
-    file.drop_from(lambda reading: reading["step"] >= step)
+def take_back(file: TraceFile, step: int) -> list[ValueError]:
+    """Drops the readings of `step` and later: a run that goes on writes them again.
+
+    Returns which of the others are damaged.
+    """
+    return file.drop_from(lambda reading: reading["step"] >= step)
 
 
 def record(group: Group, trajectory: Trajectory, step: int) -> dict[str, Any]:

@@ -4,25 +4,26 @@
 `timings.jsonl` what the clock said. They are apart so that the promise "kill, resume, and the
 metrics that follow are identical" can be checked with `cmp`: resuming at step k drops every
 line of step k or later, also a line that a kill or a full disk cut in the middle, and the run
-writes them again. TensorBoard events are written with parts of tensorboardX, which needs no
-TensorFlow: its SummaryWriter writes from a thread, where a full disk ends the thread and the
-next steps wait for ever. Above: the programs.
+writes them again. Every line carries a digest of itself (`lines`), so a changed one is said.
+TensorBoard events are written with parts of tensorboardX, which needs no TensorFlow: its
+SummaryWriter writes from a thread, where a full disk ends the thread and the next steps wait for
+ever. Above: the programs.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import numbers
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar, text
 
+from notepad_jax.telemetry import lines
 from notepad_jax.telemetry.identity import write_whole
 from notepad_jax.telemetry.sinks import Sinks
 
@@ -110,8 +111,8 @@ class RunLog:
         self.close()
 
 
-def _open(path: Path) -> TextIO:
-    return path.open("a", encoding="utf-8")
+def _open(path: Path) -> IO[bytes]:
+    return path.open("ab")
 
 
 def _open_events(folder: Path, resume_step: int | None) -> EventsWriter:
@@ -124,8 +125,8 @@ def _open_events(folder: Path, resume_step: int | None) -> EventsWriter:
     return events
 
 
-def _append(file: TextIO, step: int, values: Mapping[str, Any]) -> None:
-    file.write(json.dumps({"step": step, **values}) + "\n")
+def _append(file: IO[bytes], step: int, values: Mapping[str, Any]) -> None:
+    file.write(lines.sealed({"step": step, **values}))
     file.flush()
 
 
@@ -147,31 +148,24 @@ def _number(name: str, value: Any) -> int | float | str:
 def truncate(path: Path, step: int) -> None:
     """Drops the lines of `step` and later, and whatever a kill left behind half-written."""
     if path.exists():
-        kept = [json.dumps(line) + "\n" for line in _lines(path) if line["step"] < step]
-        write_whole(path, "".join(kept).encode())
+        write_whole(path, b"".join(line for line, found in _lines(path) if found["step"] < step))
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Parses the finished lines of a file; one without its newline was never finished."""
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        return [_parse(path, n, line) for n, line in enumerate(file, 1) if line.endswith(b"\n")]
-
-
-def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        values = json.loads(line)
-        if isinstance(values["step"], int):
-            return values
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise ValueError(f"line {number} of {path} is damaged; take it out: the run goes on without it")
+def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Returns the finished lines of a file, as they stand there and as values."""
+    found = []
+    for number, line, values in lines.lines(path):
+        if values is None or not isinstance(values.get("step"), int):
+            raise ValueError(
+                f"line {number} of {path} is damaged; take it out: the run goes on without it"
+            )
+        found.append((line, values))
+    return found
 
 
 def read_metrics(folder: str | Path, file: str = METRICS) -> list[dict[str, float]]:
     """Returns the lines of a run's metrics (or of `TIMINGS`) in order, each with its "step"."""
     return [
         {name: float(value) if isinstance(value, str) else value for name, value in line.items()}
-        for line in _lines(Path(folder) / file)
+        for _, line in _lines(Path(folder) / file)
     ]

@@ -7,7 +7,8 @@ Programs talk to a `Screen` and never ask which one it is. On a terminal what ha
 printed once, below its phase's heading, and only what is under way moves. Engines report what they
 did to it (`work`), which is shown as a rate below whatever is under way: a turn may take minutes.
 Everything goes to standard error, so that results on standard output can be piped. This module
-knows nothing of training, reading or compiling. Below: meter and words.
+knows nothing of training, reading or compiling. Whatever has a bar or a transcript can be stopped:
+it looks (`waiting.look`) whenever it moves on. Below: meter, words and waiting.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from notepad_jax import waiting
 from notepad_jax.telemetry.meter import Meter
 from notepad_jax.telemetry.words import Value, harmless, on_one_line, show
 
@@ -155,7 +157,7 @@ class SilentScreen:
         return self
 
     def advance(self, amount: int = 1, **shown: Value) -> None:
-        pass
+        waiting.look()
 
     def finish(self) -> None:
         pass
@@ -167,7 +169,7 @@ class SilentScreen:
         return self
 
     def under_way(self, label: str, text: str, done: int, total: int | None) -> None:
-        pass
+        waiting.look()
 
     def wrote(self, line: str) -> None:
         pass
@@ -243,6 +245,7 @@ class _LineBar:
             screen.open.append(self)
 
     def advance(self, amount: int = 1, **shown: Value) -> None:
+        waiting.look()
         with self._screen.alone:
             self._done += amount
             self._shown = _shown(shown) or self._shown
@@ -306,7 +309,7 @@ class _LineTranscript:
         self._screen = screen
 
     def under_way(self, label: str, text: str, done: int, total: int | None) -> None:
-        pass
+        waiting.look()
 
     def wrote(self, line: str) -> None:
         self._screen.say(on_one_line(line))
@@ -429,6 +432,7 @@ class _LiveBar:
         )
 
     def advance(self, amount: int = 1, **shown: Value) -> None:
+        waiting.look()
         told = {"shown": escape(_shown(shown))} if shown else {}
         self._bars.update(self._task, advance=amount, moved=self._bars.get_time(), **told)
 
@@ -490,6 +494,7 @@ class _LiveTranscript:
         self._text, self._stands = "", (0, None)
 
     def under_way(self, label: str, text: str, done: int, total: int | None) -> None:
+        waiting.look()
         self._text, self._stands = text, (done, total)
         self._bar.stand(label, done, total)
 

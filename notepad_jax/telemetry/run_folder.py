@@ -34,6 +34,9 @@ NAME_BYTES = 255  # of one name, in the file systems that people have
 _held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
 
+_begun_here: list[Path] = []  # folders that blocks which still run have begun
+
+
 class Exists(ValueError):
     """The folder that a run should begin in is there already."""
 
@@ -94,6 +97,7 @@ def plain_name(name: str) -> str:
 def _begun(folder: Path) -> Iterator[None]:
     # Listed before anything is made: whenever Ctrl-C comes, nothing that we made is forgotten.
     made = [path for path in (folder, *folder.parents) if not path.exists()]
+    _begun_here.append(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -109,6 +113,17 @@ def _begun(folder: Path) -> Iterator[None]:
         if folder in made:
             _remove(folder, made)
         raise
+    finally:
+        _begun_here.remove(folder)
+
+
+def abandon() -> None:
+    """Removes what starts made that have come to nothing: their process ends right now."""
+    for folder in _begun_here:
+        if folder.is_dir() and not _came_to_something(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                folder.parent.rmdir()  # an empty one
 
 
 def _remove(folder: Path, made: Iterable[Path]) -> None:

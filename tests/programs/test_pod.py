@@ -4,8 +4,8 @@ Either of the two has two engines side by side; the one process has one.
 
 The processes are programs of their own, found by --hosts, each in a folder of its own, as hosts
 have disks of their own: what they share is a bucket (tests/checkpoint/fake_bucket.py), where the
-checkpoints lie and through which the weights go. A kill of one ends the run (whoever launched it
-ends the others), and the same command goes on.
+checkpoints lie and through which the weights go. A kill of one ends the others in a line, and the
+same command goes on.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -101,6 +102,11 @@ def test_two_processes_are_one_also_after_one_was_killed(tmp_path):
                 time.sleep(0.05)
             pair[1].send_signal(signal.SIGKILL)
             pair[1].wait()
+            code, said = ended(pair[0])
+            assert code == 128 + signal.SIGTERM and "Traceback" not in said and "***" not in said
+            (line,) = [line for line in said.splitlines() if line.startswith("notepad-jax")]
+            assert line.startswith("notepad-jax: process 1 of 2 is gone; go on with, on every host")
+            assert "--name two --resume --hosts=localhost:" in line
         assert max(line["step"] for line in metrics(tmp_path / "host-0", "two")) < 3
         # The first has the run's folder, and knows that and how it goes on.
         with two(tmp_path, of_first=("--resume",), **there.environment) as pair:
@@ -133,6 +139,19 @@ def test_a_folder_that_not_all_see_is_refused_by_all(tmp_path):
             assert code == 1 and said.count("\n") == 1, said
             assert "not one place for all processes" in said and "checkpoint.folder" in said
     assert not (tmp_path / "host-0" / "runs" / "two").exists()
+
+
+def test_a_port_that_is_taken_is_one_line_at_once(tmp_path, monkeypatch, capsys):
+    """For the first process, and for one that finds another program there."""
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("localhost", 0)) as taken:
+        where = f"localhost:{taken.getsockname()[1]}"
+        threading.Thread(target=lambda: taken.accept()[0].sendall(b"HTTP/1.0 400\n")).start()
+        for index, words in ((1, "is not the first process of a run"), (0, "cannot be had")):
+            assert cli.main(["train", "--hosts", f"{where},2,{index}", "--name", "x"]) == 1
+            said = capsys.readouterr().err
+            assert said.count("\n") == 1 and words in said and "choose another one" in said
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("where", ["nowhere", "host:1,2", "host:1,2,2", "host,2,0"])

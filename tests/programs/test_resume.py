@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import json
 import os
 import shutil
 from pathlib import Path
@@ -18,7 +19,7 @@ from benchmarks import same_run
 from notepad_jax import cli
 from notepad_jax.checkpoint import steps
 from notepad_jax.grpo import algorithm
-from notepad_jax.programs import configuration, parts, train
+from notepad_jax.programs import configuration, learner, parts, record, train, trained
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.progress import SilentScreen
 from tests import limits
@@ -135,6 +136,62 @@ def last_state(folder: Path) -> list[np.ndarray]:
             folder / "checkpoints" / "4", {"params": None, "opt": None}
         )
     return [np.asarray(leaf) for leaf in jax.tree.leaves(found)]
+
+
+def test_what_is_changed_on_the_way_is_kept_and_stands_on_the_page(uninterrupted, tmp_path):
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    run(folder, resume=True)  # with what it has
+    assert record.read(folder).changes == ()
+    run(folder, "--config.steps=5", "--config.grpo.clip_low=0.1", resume=True)
+    (change,) = record.read(folder).changes
+    assert change.step == 4
+    assert change.changed == {"grpo.clip_low": (0.2, 0.1), "steps": (4, 5)}
+    config = configuration.load("quickstart", [*SMALL, "--config.steps=5"])
+    page = trained.outcome(config, folder).report.read_text(encoding="utf-8")
+    assert "Changed on the way" in page and "grpo.clip_low" in page
+    assert "Changed on the way" not in trained.outcome(config, uninterrupted).report.read_text()
+
+
+def test_a_run_whose_steps_lie_elsewhere_is_known_by_them(
+    uninterrupted, tmp_path, monkeypatch, capsys
+):
+    """A failure before the first line; a folder that is lost. Starting and going on say the same,
+    and one of them works."""
+    monkeypatch.chdir(tmp_path)
+    folder, elsewhere = Path("runs/mine"), tmp_path / "elsewhere"
+    place = f"--config.checkpoint.folder={elsewhere}"
+    start, resume = ["train", "--name=mine", *SMALL, place], ["train", "--name=mine", "--resume"]
+
+    def said(*words: str, code: int = 1) -> str:
+        assert cli.main(list(words)) == code
+        return capsys.readouterr().err
+
+    def fails(*_):
+        raise ValueError("the first update cannot be made")
+
+    learn = learner.learn
+    monkeypatch.setattr(learner, "learn", fails)
+    assert "the first update cannot be made" in said(*start)
+    monkeypatch.setattr(learner, "learn", learn)
+    assert steps.steps_in(elsewhere / "mine" / "checkpoints") == [0]
+    assert "runs/mine exists; choose another name (--name), or go on with it (--res" in said(*start)
+    shutil.rmtree(folder)
+    known = f"go on with it (--resume {place}), choose another name (--name), or remove"
+    assert known in said(*start) and not folder.exists()
+    assert "or say where its checkpoints lie, if that is elsewhere (--config.ch" in said(*resume)
+    words = said(*resume, "--config.checkpoint.folder=nowhere")
+    assert "nowhere/mine/checkpoints has no steps of it" in words and not folder.exists()
+    said(*resume, place, code=0)
+    assert (folder / "metrics.jsonl").read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
+    settings = json.loads((elsewhere / "mine" / "checkpoints" / record.BESIDE).read_text())
+    assert settings["config.json"] == json.loads((folder / "config.json").read_text())
+    shutil.rmtree(folder)
+    said(*resume, place, "--json", code=0)  # with its machine's decisions, and nothing left to do
+    assert json.loads((folder / "machine.json").read_text()) == settings["machine.json"]
+    (elsewhere / "mine" / "checkpoints" / record.BESIDE).unlink()
+    shutil.rmtree(folder)
+    assert "has steps of one, but not its settings (run.json): bring back" in said(*resume, place)
+    assert "has steps of an earlier run (4 is the last); choose another name" in said(*start)
 
 
 def test_a_damaged_newest_step_is_passed_over_and_done_again(uninterrupted, tmp_path, capsys):

@@ -1,22 +1,24 @@
 """Ctrl-C and SIGTERM: a run that was stopped anywhere goes on to the same bits."""
 
 import asyncio
+import gc
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import same_run
-from notepad_jax import cli
+from notepad_jax import cli, waiting
 from notepad_jax.engine import journal
 from notepad_jax.engine.replay import Given, Replay
-from notepad_jax.programs import learner, stopping, under_way
+from notepad_jax.programs import learner, parts, stopping, under_way
 from notepad_jax.programs.stopping import Stop, Stopped
 from notepad_jax.reading.trace import TraceFile
 from notepad_jax.rollout import archive
@@ -281,6 +283,25 @@ def test_engines_side_by_side_keep_their_turns_together(tmp_path):
     assert "begins with engines 2, and this step with 1; its rollout is made anew" in said[-1]
 
 
+def test_what_has_ended_is_kept_when_another_process_is_gone(tmp_path):
+    """From a thread, in the middle of a rollout: the main one may wait for who is gone."""
+    mine = under_way.UnderWay(tmp_path, SETTINGS, Stop(), pytest.fail)
+    mine.around(Nothing())
+    mine.keep()  # of no step
+    assert list(tmp_path.iterdir()) == []
+
+    async def rollout():
+        mine.replays[0].turns = TURNS
+        await asyncio.to_thread(mine.keep)
+
+    asyncio.run(mine.rolled(3, 2, 8, rollout()))
+    said = ["step 3 goes on with the 1 turns that had ended"]
+    assert gone_on(tmp_path) == (1, said, True, False)
+    mine.done(3)
+    mine.keep()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_rollout_that_fails_is_not_kept(tmp_path):
     mine = under_way.UnderWay(tmp_path, SETTINGS, Stop(), pytest.fail)
     mine.around(Nothing())
@@ -335,12 +356,133 @@ def test_other_commands_are_ended_by_both_alike(tmp_path, monkeypatch, capsys):
 
         monkeypatch.setattr(
             "notepad_jax.programs.subjects.named",
-            lambda *_, measuring=measuring: asyncio.run(measuring()),
+            lambda *_, measuring=measuring: waiting.run(measuring()),
         )
         words = ["eval", "--json", "--name", "x", "--policy", str(ROOT / "data" / "starter")]
         assert cli.main(words) == code
         assert capsys.readouterr().err == "notepad-jax: stopped\n"
         assert list(tmp_path.iterdir()) == []
+
+
+class Dying:
+    """Something that Python takes away while a signal comes."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def collected() -> None:
+    """A collection in which a signal comes: in a callback as jax has one, and in a `__del__`."""
+    one = Dying()
+    one.itself = one
+    del one
+    gc.collect()
+
+
+def at_a_collection() -> None:
+    def comes(phase: str, _: dict) -> None:
+        if phase == "start":
+            gc.callbacks.remove(comes)
+            signal.raise_signal(signal.SIGTERM)
+
+    gc.callbacks.append(comes)
+    gc.collect()
+
+
+@pytest.mark.parametrize("when", [collected, at_a_collection])
+def test_a_signal_within_a_garbage_collection_is_not_lost(when):
+    """Python swallows what is raised there, so nothing is."""
+
+    async def measures():
+        when()
+        await asyncio.sleep(60)
+
+    def loads():
+        when()
+        waiting.look()
+
+    for work in (lambda: waiting.run(measures()), loads):
+        with pytest.raises(Stopped) as stopped, stopping.told_apart():
+            work()
+            pytest.fail("the run went on")
+        assert stopped.value.exit_code == 143
+
+
+def test_a_run_that_is_stopped_within_a_collection_is_the_run_that_was_not(
+    uninterrupted, tmp_path, monkeypatch
+):
+    """While it is made ready, and in a rollout."""
+    folder, load = tmp_path / "run", parts.load_policy
+    monkeypatch.setattr(parts, "load_policy", lambda *a: [load(*a), at_a_collection()][0])
+    with pytest.raises(Stopped, match="^stopped$"):
+        run(folder)
+    assert not folder.exists()
+    monkeypatch.setattr(parts, "load_policy", load)
+    launched = Replay._launched
+    monkeypatch.setattr(Replay, "_launched", lambda *a: [launched(*a), at_a_collection()][0])
+    with pytest.raises(Stopped, match="in the rollout of step 1"):
+        run(folder)
+    monkeypatch.setattr(Replay, "_launched", launched)
+    run(folder, resume=True)
+    assert same_run.differences(uninterrupted, folder) == []
+
+
+def test_what_does_not_look_is_ended_by_who_watches(monkeypatch):
+    monkeypatch.setattr(stopping, "GRACE", 0.05)
+    told, came = [], threading.Event()
+
+    def ends(number: int) -> None:
+        told.append(number)
+        came.set()
+
+    with pytest.raises(Stopped), stopping.told_apart(ends):
+        signal.raise_signal(signal.SIGTERM)
+        assert came.wait(20)  # it compiles something, say
+    assert told == [signal.SIGTERM]
+
+
+def test_a_second_signal_waits_for_nothing(monkeypatch):
+    told, came = [], threading.Event()
+
+    def ends(number: int) -> None:
+        told.append(number)
+        came.set()
+
+    async def patient():
+        with Stop().watching(), (stop := Stop()).watching(), stop.patiently():
+            signal.raise_signal(signal.SIGTERM)
+            assert not came.wait(0.2)  # it lets a step end
+            signal.raise_signal(signal.SIGINT)
+            assert await asyncio.to_thread(came.wait, 20)
+
+    with stopping.told_apart(ends):
+        monkeypatch.setattr(stopping, "GRACE", 0.05)
+        waiting.run(patient())
+    assert told == [signal.SIGINT]
+
+
+def test_work_under_way_is_cancelled_and_nothing_else_raises():
+    """A bar that moves in another task meets nothing: that task is cancelled with the rest."""
+    seen = []
+
+    async def moves():
+        try:
+            while True:
+                waiting.look()
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    async def reads():
+        moving = asyncio.gather(moves(), moves())
+        await asyncio.sleep(0)
+        signal.raise_signal(signal.SIGINT)
+        await moving
+
+    with pytest.raises(Stopped), stopping.told_apart():
+        waiting.run(reads())
+    assert seen == ["cancelled", "cancelled"]
 
 
 def test_ctrl_c_while_jax_is_imported_ends_the_process_without_a_word():

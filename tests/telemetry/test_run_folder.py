@@ -123,6 +123,19 @@ def test_a_start_that_failed_leaves_no_folder_of_its_own(tmp_path, error):
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["other"]
 
 
+def test_a_process_that_ends_at_once_leaves_no_start_that_came_to_nothing(tmp_path):
+    with opened(tmp_path / "runs" / "mine", resume=False) as folder:
+        (folder / "config.json").write_text("{}")
+        run_folder.abandon()
+        assert list(tmp_path.iterdir()) == []
+    with opened(tmp_path / "runs" / "mine", resume=False) as folder:
+        (folder / "metrics.jsonl").write_text("{}")
+        run_folder.abandon()
+        assert folder.exists()
+    run_folder.abandon()  # nobody begins anything
+    assert folder.exists()
+
+
 @pytest.mark.parametrize(
     "kept", ["checkpoints/0", "metrics.jsonl", "readings/step_0/readings.jsonl"]
 )
