@@ -4,34 +4,41 @@ Some moments are drawn from the clock, evenly over the time that a run takes. Th
 aimed: `Watch` looks at the run's folder every millisecond or two, and the kill comes a random
 short time after the n-th time that something tender happened there. What a kill really hit is
 said by `place`, from how the folder looked before the process began and after it was killed.
-One aim asks the run to stop, with SIGTERM, and lets it end itself.
-Used by `kills`.
+Three aims ask the run to stop, with SIGTERM, and let it end itself: at any time, while it starts,
+and within a garbage collection, where what a handler raises is swallowed (`in_a_collection` starts
+such a run). Used by `kills`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from subprocess import Popen
 
+from notepad_jax import __main__
 from notepad_jax.checkpoint import best
 from notepad_jax.checkpoint.steps import BASE, steps_in
-from notepad_jax.programs import under_way
+from notepad_jax.programs import record, under_way
 from notepad_jax.rollout import archive
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, TIMINGS
 
-CLOCK, STOP = "clock", "stop"
+CLOCK, STOP, START, COLLECTION = "clock", "stop", "start", "collection"
+ASKED = (STOP, START, COLLECTION)  # which ask, and let the run end itself
 SAVE, COMMIT, REMOVE = "save", "commit", "remove"
 LINE, READING, RESUME = "line", "reading", "resume"
 # What a kill is aimed at: (weight, seconds after it within which the kill comes, what it is).
 AIMS = {
     CLOCK: (5, 0.0, "any time of the run"),
     STOP: (4, 0.0, "any time of the run, by SIGTERM"),
+    START: (2, 0.0, "while the run starts, by SIGTERM"),
+    COLLECTION: (3, 0.0, "a garbage collection, by SIGTERM from within"),
     SAVE: (3, 0.15, "a checkpoint's temporary folder appeared"),
     COMMIT: (2, 0.05, "a step took its name"),
     REMOVE: (1, 0.002, "a step lost its name, to be removed"),
@@ -40,8 +47,9 @@ AIMS = {
     RESUME: (2, 0.1, "a resumed run has cut its metrics back"),
 }
 POLL = 0.001  # seconds between two looks
+STARTS = 0.4  # of the time that a run takes: its start
 FILES = (METRICS, LEDGER, TIMINGS, archive.FILE)
-BESIDE = {best.NAME, BASE}  # what else lies among the steps and stays there
+BESIDE = {best.NAME, BASE, record.BESIDE}  # what else lies among the steps and stays there
 
 # What a kill can hit, as it is told; each kill is of one kind, the first that is true.
 KEPT = "a rollout, whose turns it kept when it was told to stop"
@@ -66,25 +74,36 @@ class Moment:
     aim: str
     nth: int
     seconds: float
+    process: int = 0  # which of several
 
     def __str__(self) -> str:
+        of = f" to process {self.process}" if self.process else ""
+        if self.aim == COLLECTION:
+            return f"in a collection{of} after {self.seconds:.3f} s"
         after = f" after {self.aim} {self.nth}" if self.nth else " of the run"
-        return f"{self.seconds:.3f} s{after}"
+        return f"{self.seconds:.3f} s{after}{of}"
 
 
 def draw(
-    chance: random.Random, seconds: float, steps_left: int, every: int, logged: bool
-) -> Moment:
+    chance: random.Random, seconds: float, steps_left: int, every: int, logged: bool,
+    seen: bool = True, processes: int = 1,
+) -> Moment:  # fmt: skip
     """Draws when to kill a process.
 
     `seconds` is what a whole run takes, `steps_left` what this one has to do, of which each
-    `every`-th is saved, and `logged` says whether there are files for a resume to cut back.
+    `every`-th is saved, and `logged` says whether there are files for a resume to cut back; `seen`
+    whether its checkpoints lie where a `Watch` looks. One of `processes` is chosen.
     A moment that never comes lets the run end.
     """
-    aims = [aim for aim in AIMS if logged or aim != RESUME]
+    hidden = set() if logged else {RESUME}
+    hidden |= set() if seen else {SAVE, COMMIT, REMOVE}
+    aims = [aim for aim in AIMS if aim not in hidden]
     aim = chance.choices(aims, [AIMS[aim][0] for aim in aims])[0]
-    if aim in (CLOCK, STOP):
-        return Moment(aim, 0, chance.uniform(0, seconds))
+    which = chance.randrange(processes) if processes > 1 else 0
+    if aim in (CLOCK, STOP, COLLECTION):
+        return Moment(aim, 0, chance.uniform(0, seconds), which)
+    if aim == START:
+        return Moment(aim, 0, chance.uniform(0, STARTS * seconds), which)
     saves = -(-steps_left // every)
     most = {
         SAVE: saves,
@@ -94,7 +113,21 @@ def draw(
         READING: 4 * steps_left,
         RESUME: 1,
     }[aim]
-    return Moment(aim, chance.randint(1, max(1, most)), chance.uniform(0, AIMS[aim][1]))
+    nth, after = chance.randint(1, max(1, most)), chance.uniform(0, AIMS[aim][1])
+    return Moment(aim, nth, after, which)
+
+
+def in_a_collection(seconds: float) -> None:
+    """Runs the command line, and has SIGTERM come within the first collection after so long."""
+    due = time.monotonic() + seconds
+
+    def comes(phase: str, _: dict[str, int]) -> None:
+        if phase == "start" and time.monotonic() > due:
+            gc.callbacks.remove(comes)
+            signal.raise_signal(signal.SIGTERM)
+
+    gc.callbacks.append(comes)
+    __main__.main()
 
 
 def _kind(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The four training runs that `kills` kills: tiny, quick, and between them all that is saved.
+"""The six training runs that `kills` kills: tiny, quick, and between them all that is saved.
 
 Each is a `notepad-jax train` of the shipped starter with a few words of its own, and each says
 of an uninterrupted run what it did not exercise: a setting in which nothing waits, or no
@@ -51,12 +51,15 @@ class Setting:
     every: int  # steps between checkpoints
     words: tuple[str, ...]  # of the command line, beside SMALL
     unexercised: Callable[[Path], Iterator[str]]  # of an uninterrupted run: what it never did
+    processes: int = 1  # of one run, with a device each
+    bucket: bool = False  # its checkpoints lie in one, as this machine has it
 
     @property
     def command(self) -> tuple[str, ...]:
         """Everything that changes the config."""
         counts = (f"--config.steps={self.steps}", f"--config.checkpoint.every={self.every}")
-        return (*SMALL, *counts, *self.words)
+        place = ("--config.checkpoint.folder=gs://bucket/runs",) if self.bucket else ()
+        return (*SMALL, *counts, *place, *self.words)
 
 
 def write_tasks(folder: Path) -> None:
@@ -182,6 +185,19 @@ SETTINGS = {
                 "--config.checkpoint.handoff=memory",
             ),
             _guards,
+        ),
+        Setting(
+            "bucket", "all weights, checkpoints in a bucket, handed over through it", 6, 1, (),
+            _plain, bucket=True,
+        ),
+        Setting(
+            "pod", "two processes, of which one is ended and takes the other with it", 6, 1,
+            (
+                "--config.parallel.devices=0",
+                "--config.checkpoint.handoff=memory",
+                "--config.grpo.micro_batch_rows=2",
+            ),
+            _plain, processes=2,
         ),
     )
 }  # fmt: skip

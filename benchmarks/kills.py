@@ -4,9 +4,9 @@
     python -m benchmarks.kills --kills 6 --settings plain,files  # a few minutes
 
 For each setting (`kill_settings`: plain; LoRA with KL, bfloat16 and hand-off in memory; task
-files with groups that wait; the guards of tasks) it makes a run nobody disturbs, as users start
-it, in a folder of its own, and the same once more: both must be equal, and the second says how
-long a run takes when its programs are compiled. Then it starts runs and kills them, process group
+files with groups that wait; the guards of tasks; checkpoints in a bucket; two processes) it makes
+a run nobody disturbs, as users start it, in a folder of its own, and the same once more: both
+must be equal, and the second says how long a run takes when its programs are compiled. Then it starts runs and kills them, process group
 and all, at moments drawn from the clock or aimed at tender places (`kill_moments`), or asks them
 to stop (SIGTERM), goes on with each by `--resume` after every kill until it ends, and begins
 another while kills are left. Every run that ends is compared with the undisturbed one
@@ -32,6 +32,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -46,7 +47,9 @@ from benchmarks.kill_moments import AIMS, PLACES, Moment, Watch
 from benchmarks.kill_settings import ROOT, SETTINGS, Setting, write_tasks
 from notepad_jax.programs.compiled import SWITCH
 from notepad_jax.telemetry.metrics import METRICS
+from tests.checkpoint.fake_bucket import cloud
 
+WITH_IT = 20.0  # seconds for the other processes of a run to end with the one that was killed
 WHOLE, AGAIN = "whole", "again"  # names of the undisturbed runs
 LONGEST, LONGEST_COLD = 20, 1200.0  # times what a run takes, and seconds for the first one
 LET_LIVE = 0.2  # of the processes: or the last steps of a run would be killed over and over
@@ -86,6 +89,40 @@ class Outcome:
     wrong: list[str] = dataclasses.field(default_factory=list)
 
 
+class Group:
+    """The processes of one run: they have ended when all have."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen]) -> None:
+        self.processes = processes
+
+    def poll(self) -> int | None:
+        """Returns an exit code that says what came of all, once all have ended."""
+        codes = [process.poll() for process in self.processes]
+        return None if None in codes else self.returncode
+
+    @property
+    def returncode(self) -> int | None:
+        codes = [process.returncode for process in self.processes]
+        return next((code for code in codes if code in STRUCK), max(codes, key=lambda c: c or 0))
+
+    @property
+    def wrong(self) -> list[int]:
+        """Exit codes of those that ended, and not as a stop or a kill ends them."""
+        codes = [process.poll() for process in self.processes]
+        return [code for code in codes if code not in (*STRUCK, 0, None)]
+
+    def send_signal(self, number: int, index: int) -> None:
+        """Sends one process a signal; the others are to end with it."""
+        self.processes[index].send_signal(number)
+
+    def kill(self) -> None:
+        """Ends all that are left."""
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
 class Desk:
     """One setting's folder, in which runs are started and killed."""
 
@@ -96,7 +133,10 @@ class Desk:
         self.chance = random.Random(f"{seed} {setting.name}")
         # jax's own variable would win over ours, and killed writers belong in no common cache.
         inherited = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+        self.closing = contextlib.ExitStack()
+        self.cloud = self.closing.enter_context(cloud()) if setting.bucket else None
         self.environment = {
+            **(self.cloud.environment if self.cloud else {}),
             "JAX_PLATFORMS": "cpu",
             SWITCH: str(folder / "cache"),
             **inherited,
@@ -109,6 +149,22 @@ class Desk:
         """The folder of a run."""
         return self.folder / "runs" / name
 
+    def seen(self, name: str) -> Path:
+        """The run's folder with its checkpoints in it, wherever they lie."""
+        if self.cloud is None or not self.run(name).is_dir():
+            return self.run(name)
+        copy = self.folder / "seen" / name
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(self.run(name), copy)
+        with self.cloud.lock:
+            objects = dict(self.cloud.objects)
+        for place, content in objects.items():
+            if place.startswith(f"runs/{name}/"):
+                path = copy / place.removeprefix(f"runs/{name}/")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        return copy
+
     def undisturbed(self, name: str, longest: float) -> float:
         """Makes a run and leaves it alone; returns its seconds. Raises ValueError."""
         began = time.monotonic()
@@ -119,8 +175,8 @@ class Desk:
         return time.monotonic() - began
 
     @contextlib.contextmanager
-    def started(self, name: str) -> Iterator[subprocess.Popen]:
-        """A process that begins the run, or goes on with it as a user would; then it is gone.
+    def started(self, name: str, moment: Moment | None = None) -> Iterator[Group]:
+        """The processes that begin the run, or go on with it as a user would; then they are gone.
 
         The words of its config are said again only where a kill came before config.json.
         """
@@ -129,42 +185,65 @@ class Desk:
             words.append("--resume")
         if not (self.run(name) / "config.json").is_file():
             words += ["--config", "quickstart", *self.setting.command]
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            where = f"localhost:{free.getsockname()[1]},{self.setting.processes}"
+        processes = []
         with (self.folder / f"{name}.log").open("a") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "notepad_jax", *words],
-                cwd=self.folder, env=self.environment, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
+            for index in range(self.setting.processes):
+                begun = ["-m", "notepad_jax"]
+                if moment and moment.aim == kill_moments.COLLECTION and moment.process == index:
+                    call = f"in_a_collection({moment.seconds})"
+                    begun = ["-c", f"from benchmarks import kill_moments as k; k.{call}"]
+                of_several = [f"--hosts={where},{index}"] if self.setting.processes > 1 else []
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, *begun, *words, *of_several],
+                        cwd=self.folder, env=self.environment, stdout=log, stderr=log,
+                        start_new_session=True,
+                    )
+                )  # fmt: skip
+        group = Group(processes)
         try:
-            yield process
+            yield group
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            group.kill()
 
-    def ended(self, name: str, process: subprocess.Popen) -> str:
+    def ended(self, name: str, process: Group) -> str:
         """Says how a process ended that should not have ended so."""
         said = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
         return f"{name}: exit code {process.returncode}: {said[-1] if said else 'no word'}"
 
-    def one_kill(self, name: str) -> Kill | subprocess.Popen:
-        """Starts the run or goes on with it; returns the kill, or the process that had ended."""
-        run = self.run(name)
-        before, watch = kill_moments.see(run), Watch(run)
+    def one_kill(self, name: str) -> Kill | Group:
+        """Starts the run or goes on with it; returns the kill, or the processes that had ended."""
+        before, watch = kill_moments.see(self.seen(name)), Watch(self.run(name))
         left = self.setting.steps - (before.saved[-1] if before.saved else 0)
         moment: Moment | None = None
         if self.left > 0 and self.chance.random() > LET_LIVE:
             logged, every = before.lines[METRICS] > 0, self.setting.every
-            moment = kill_moments.draw(self.chance, self.outcome.seconds, left, every, logged)
-        with self.started(name) as process:
+            moment = kill_moments.draw(
+                self.chance, self.outcome.seconds, left, every, logged,
+                not self.setting.bucket, self.setting.processes,
+            )  # fmt: skip
+        with self.started(name, moment) as process:
             longest = LONGEST * self.outcome.seconds + 60
-            came = kill_moments.arrives(process, watch, moment, longest, self.stop)
-            if came and moment.aim == kill_moments.STOP:
-                process.send_signal(signal.SIGTERM)
+            if moment and moment.aim == kill_moments.COLLECTION:
                 kill_moments.arrives(process, watch, None, longest, self.stop)
+                came = True
+            else:
+                came = kill_moments.arrives(process, watch, moment, longest, self.stop)
+            if came and moment.aim in kill_moments.ASKED:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGTERM, moment.process)
+                kill_moments.arrives(process, watch, None, longest, self.stop)
+            elif came and self.setting.processes > 1:
+                process.send_signal(signal.SIGKILL, moment.process)
+                kill_moments.arrives(process, watch, None, WITH_IT, self.stop)
+            if came and any(process.wrong):
+                return process
         if moment is None or not came or process.returncode not in STRUCK:
             return process
-        after = kill_moments.see(run)
+        after = kill_moments.see(self.seen(name))
         newest = after.saved[-1] if after.saved else None
         place = kill_moments.place(before, after)
         return Kill(name, moment.aim, str(moment), place, newest, after.lines[METRICS])
@@ -177,10 +256,10 @@ class Desk:
                 hit = self.one_kill(name)
             except TimeoutError as problem:
                 return [f"{name}: {problem}"]
-            if isinstance(hit, subprocess.Popen):
+            if isinstance(hit, Group):
                 if hit.returncode:
                     return [self.ended(name, hit)]
-                found = same_run.differences(self.run(WHOLE), self.run(name))
+                found = same_run.differences(self.seen(WHOLE), self.seen(name))
                 if "Traceback" in (self.folder / f"{name}.log").read_text(errors="replace"):
                     found.append(f"a traceback in {name}.log")
                 return [f"{name}: {one}" for one in found]
@@ -194,14 +273,14 @@ class Desk:
         self.wanted = self.left = kills
         self.say(f"{self.setting.about}; the undisturbed run compiles its programs")
         self.undisturbed(WHOLE, LONGEST_COLD)
-        missing = list(self.setting.unexercised(self.run(WHOLE)))
+        missing = list(self.setting.unexercised(self.seen(WHOLE)))
         if missing:
             raise ValueError(f"{self.setting.name} tries nothing: {'; '.join(missing)}")
         outcome.seconds = self.undisturbed(AGAIN, LONGEST_COLD)
         self.say(f"a run takes {outcome.seconds:.1f} s")
         outcome.wrong += [
             f"undisturbed, and yet {AGAIN}: {one}"
-            for one in same_run.differences(self.run(WHOLE), self.run(AGAIN))
+            for one in same_run.differences(self.seen(WHOLE), self.seen(AGAIN))
         ]
         bad, number = bool(outcome.wrong), 0
         while self.left > 0 and bad < GIVE_UP:
@@ -218,6 +297,7 @@ class Desk:
                 self.say(f"{name} ended, equal to the undisturbed run")
                 shutil.rmtree(self.run(name))
         outcome.took = time.monotonic() - began
+        self.closing.close()
         return outcome
 
     def say(self, text: str) -> None:

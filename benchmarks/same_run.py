@@ -22,7 +22,7 @@ from orbax.checkpoint import v1 as ocp
 
 from notepad_jax.checkpoint import best, steps
 from notepad_jax.checkpoint.checksums import named_leaves
-from notepad_jax.programs import under_way
+from notepad_jax.programs import record, under_way
 from notepad_jax.rollout import archive
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, TIMINGS, read_metrics
 
@@ -39,14 +39,18 @@ def differences(whole: Path, other: Path) -> list[str]:
     """
     found = [_of_bytes(whole / name, other / name) for name in WRITTEN]
     found.append(_of_timings(whole, other))
-    if (other / under_way.FILE).exists():
-        found.append(f"{under_way.FILE} was left behind")
+    for left in sorted(other.glob(under_way.OTHERS.format("*")), key=str) + [
+        other / under_way.FILE
+    ]:
+        if left.exists():
+            found.append(f"{left.name} was left behind")
     there = [_names(folder / "checkpoints") for folder in (whole, other)]
     if there[0] != there[1]:
         found.append(f"checkpoints: {there[0]} are now {there[1]}")
-    if best.NAME in there[0]:
-        found.append(_of_bytes(*(folder / "checkpoints" / best.NAME for folder in (whole, other))))
-    for step in sorted(set(there[0]) & set(there[1]) - {best.NAME}):
+    beside = {best.NAME, record.BESIDE}
+    for name in sorted(beside & set(there[0])):
+        found.append(_of_bytes(*(folder / "checkpoints" / name for folder in (whole, other))))
+    for step in sorted(set(there[0]) & set(there[1]) - beside):
         place = f"checkpoints/{step}/0" if step == steps.BASE else f"checkpoints/{step}"
         pair = [folder / place for folder in (whole, other)]
         found.extend(_of_trees(item, place, *pair) for item in TREES if _has(item, step))

@@ -24,6 +24,7 @@ from notepad_jax.eval import methods
 from notepad_jax.programs import (
     ask,
     build,
+    check,
     configuration,
     convert,
     evaluate,
@@ -198,6 +199,16 @@ def _trace(
     if asked == "yes":
         traces.show(made.page)
     return made, traces.text(made)
+
+
+def _check(
+    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
+) -> tuple[Any, str]:
+    made = check.run(Path(arguments.folder), screen)
+    if made.damaged:
+        problem = f"{made.folder} is damaged in {len(made.damaged)} places"
+        raise Refused(made, check.text(made), problem.replace(" 1 places", " one place"))
+    return made, check.text(made)
 
 
 def _serve(
@@ -524,6 +535,15 @@ def build_parser() -> Parser:
     sub.add_argument("--out", help="the page's folder (trace, in the run's)")
     sub.add_argument("--open", choices=("yes", "no"), help="in a browser (yes, where there is a "
                      "screen)")  # fmt: skip
+
+    sub = plain(
+        "check", _check, "is everything in a run's folder as it was written?",
+        "Looks through the folder of a run or an evaluation: settings, every line of metrics,\n"
+        "ledger, timings and readings, every byte of every checkpoint, the base of adapters. Says\n"
+        "what is damaged and what to do, and changes nothing; exit code 1 where something is.\n\n"
+        "example: notepad-jax check runs/mine",
+    )  # fmt: skip
+    sub.add_argument("folder", metavar="RUN", help="runs/NAME")
 
     def conversion(
         name: str, run: Callable[..., tuple[Any, str]], short: str, long: str

@@ -130,7 +130,7 @@ class Loop:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Returns what `work` returns, or raises what it raises; the caller waits."""
         ended = threading.Event()
-        begun = self._begin(work, ended.set)
+        begun = self._begin(work, lambda _: ended.set())
         try:
             with ended_by(lambda: self._cancel(begun)):
                 ended.wait()
@@ -146,7 +146,7 @@ class Loop:
         """As `run`, for coroutines of another loop: the caller's goes on meanwhile."""
         here, ended = asyncio.get_running_loop(), asyncio.Event()
 
-        def tell() -> None:
+        def tell(_: asyncio.Future[T]) -> None:
             with contextlib.suppress(RuntimeError):  # the caller's loop is gone
                 here.call_soon_threadsafe(ended.set)
 
@@ -160,9 +160,9 @@ class Loop:
         return begun[0].result()
 
     def _begin(
-        self, work: Coroutine[Any, Any, T], ended: Callable[[], object]
+        self, work: Coroutine[Any, Any, T], ended: Callable[[asyncio.Future[T]], object]
     ) -> list[asyncio.Future[T]]:
-        """Begins `work`; its task is in the list when `ended` is called, in the thread.
+        """Begins `work`; its task is in the list when `ended` is called with it, in the thread.
 
         Whatever closes the loop meanwhile, `ended` is called. Raises RuntimeError once it is
         closed.
@@ -172,7 +172,7 @@ class Loop:
         def over(task: asyncio.Future[T]) -> None:
             if not task.cancelled():
                 task.exception()  # looked at: one that failed as its caller left says nothing
-            ended()
+            ended(task)
 
         def begin() -> None:
             if self._not_begun.pop(begun_by, None) is None:
@@ -187,7 +187,7 @@ class Loop:
             work.close()
             begun.append(asyncio.Future(loop=self._loop))
             begun[0].cancel()
-            ended()
+            ended(begun[0])
 
         begun_by = object()
         self._not_begun[begun_by] = give_up
@@ -204,8 +204,25 @@ class Loop:
             self._loop.call_soon_threadsafe(lambda: begun[0].cancel())  # it has begun by then
 
     def begun(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Begins `work` and returns at once; cancelling the future cancels it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Begins `work` and returns at once; cancelling the future cancels it.
+
+        Not `asyncio.run_coroutine_threadsafe`, which forgets what comes while a loop closes.
+        """
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def tell(task: asyncio.Future[T]) -> None:
+            if task.cancelled():
+                future.cancel()
+            if not future.set_running_or_notify_cancel():
+                return
+            if problem := task.exception():
+                future.set_exception(problem)
+            else:
+                future.set_result(task.result())
+
+        begun = self._begin(work, tell)
+        future.add_done_callback(lambda one: one.cancelled() and self._cancel(begun))
+        return future
 
     def close(self, last: Coroutine[Any, Any, None] | None = None) -> None:
         """Ends the loop and its thread; what runs there is cancelled, and `last` awaited.

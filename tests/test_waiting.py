@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import CancelledError
 
 import pytest
 
@@ -109,12 +110,18 @@ def test_whoever_gives_work_to_a_loop_that_closes_is_told():
     """Before it ends, while it ends, after it: a result, a cancellation, or that it is closed."""
     told = []
 
-    def give(loop: waiting.Loop, begun: threading.Barrier) -> None:
+    def run(loop: waiting.Loop) -> int:
+        return loop.run(doubled(4))
+
+    def begin(loop: waiting.Loop) -> int:
+        return loop.begun(doubled(4)).result(20)
+
+    def give(loop: waiting.Loop, begun: threading.Barrier, way) -> None:
         begun.wait()
         try:
             while True:
-                assert loop.run(doubled(4)) == 8
-        except (asyncio.CancelledError, RuntimeError) as problem:
+                assert way(loop) == 8
+        except (asyncio.CancelledError, CancelledError, RuntimeError) as problem:
             told.append(type(problem).__name__)
 
     async def slow() -> None:
@@ -123,7 +130,10 @@ def test_whoever_gives_work_to_a_loop_that_closes_is_told():
     for _ in range(60):
         begun = threading.Barrier(4)
         with waiting.Loop() as loop:
-            givers = [threading.Thread(target=give, args=(loop, begun), daemon=True) for _ in "abc"]
+            givers = [
+                threading.Thread(target=give, args=(loop, begun, way), daemon=True)
+                for way in (run, begin, run)
+            ]
             for giver in givers:
                 giver.start()
             begun.wait()
@@ -132,6 +142,23 @@ def test_whoever_gives_work_to_a_loop_that_closes_is_told():
             giver.join(20)
             assert not giver.is_alive()
     assert len(told) == 180 and set(told) <= {"CancelledError", "RuntimeError"}
+
+
+def test_a_future_of_work_can_be_cancelled_and_tells_what_came_of_it():
+    put_away = threading.Event()
+
+    async def endless():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            put_away.set()
+
+    with waiting.Loop() as loop:
+        future = loop.begun(endless())
+        assert loop.run(doubled(2)) == 4 and not future.done()
+        assert future.cancel() and put_away.wait(20)
+        with pytest.raises(ValueError, match="nothing to wait for"):
+            loop.begun(fails()).result(20)
 
 
 def test_a_failure_whose_caller_left_says_nothing(caplog):

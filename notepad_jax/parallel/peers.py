@@ -223,7 +223,9 @@ def _connected(host: str, port: int, seconds: float) -> socket.socket:
     while True:
         waiting.look()
         try:
-            return socket.create_connection((host, port), timeout=GREETING)
+            line = socket.create_connection((host, port), timeout=GREETING)
+            line.settimeout(None)  # from here on it may be silent for as long as it likes
+            return line
         except OSError:
             if time.monotonic() > until:
                 raise

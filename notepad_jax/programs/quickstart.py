@@ -32,6 +32,7 @@ from notepad_jax.programs import (
     parts,
     provenance,
     reading_list,
+    record,
     sickness,
     subjects,
     train,
@@ -251,6 +252,7 @@ def _report(config: ConfigDict, outcome: Outcome) -> None:
             metrics=metrics,
             examples=outcome.pairs,
             config=configuration.flat(configuration.plain(config)),
+            changes=record.shown(outcome.folder),
             timings=outcome.timings,
         ),
     )

@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 from notepad_jax.checkpoint.steps import Folder, place_of, steps_in
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import configuration, decided, provenance
+from notepad_jax.report import origin
 from notepad_jax.telemetry import lines
 from notepad_jax.telemetry.identity import read_json, write_json, write_sealed
 from notepad_jax.telemetry.metrics import CONFIG
@@ -47,6 +48,7 @@ class History:
 
     begun: Mapping[str, Any] | None  # by key
     changes: tuple[Change, ...]
+    machine: Mapping[str, Any]  # what the machine decided of them (`decided`)
 
     @property
     def now(self) -> Mapping[str, Any] | None:
@@ -60,7 +62,8 @@ class History:
 def begin(folder: Path, config: ConfigDict) -> None:
     """Writes down what a run begins with; from here on it can be gone on with."""
     if hosts.first() and not (folder / FILE).exists():
-        _append(folder, {"step": 0, **_here(), "config": _flat(config)})
+        said = {"config": _flat(config), "machine": _machine(folder)}
+        _append(folder, {"step": 0, **_here(), **said})
 
 
 def change(folder: Path, step: int, config: ConfigDict, said: Mapping[str, Any]) -> None:
@@ -81,11 +84,11 @@ def change(folder: Path, step: int, config: ConfigDict, said: Mapping[str, Any])
 
 def read(folder: Path) -> History:
     """Returns what history.jsonl says. Raises ValueError naming a line that is damaged."""
-    begun, changes = None, []
+    begun, changes, machine = None, [], {}
     for number, _, found in lines.lines(folder / FILE):
         try:
             if "config" in found:
-                begun = dict(found["config"])
+                begun, machine = dict(found["config"]), dict(found["machine"])
                 continue
             changed = {key: (was, now) for key, (was, now) in found["changed"].items()}
             changes.append(Change(found["step"], found["at"], found["code"], changed))
@@ -94,7 +97,22 @@ def read(folder: Path) -> History:
                 f"line {number} of {folder / FILE} is damaged, which says what the run was asked "
                 f"to do; take it out: the run goes on without it"
             ) from None
-    return History(begun, tuple(changes))
+    return History(begun, tuple(changes), machine)
+
+
+def shown(folder: Path) -> list[origin.Change]:
+    """Returns the changes as a page has them."""
+
+    def told(value: Any) -> str:
+        return "(no such key)" if value is GONE else json.dumps(value)
+
+    return [
+        origin.Change(
+            one.step, one.date, one.commit,
+            [(key, told(was), told(now)) for key, (was, now) in one.changed.items()],
+        )
+        for one in read(folder).changes
+    ]  # fmt: skip
 
 
 def _append(folder: Path, values: Mapping[str, Any]) -> None:
@@ -113,6 +131,11 @@ def _here() -> dict[str, str]:
     return {"at": f"{now:%Y-%m-%d %H:%M} UTC", "code": provenance.commit()}
 
 
+def _machine(folder: Path) -> dict[str, Any]:
+    path = folder / decided.FILE
+    return read_json(path, "remove it, and the machine decides anew") if path.is_file() else {}
+
+
 def _flat(config: ConfigDict) -> dict[str, Any]:
     return json.loads(json.dumps(configuration.flat(configuration.plain(config)), default=str))
 
@@ -124,11 +147,7 @@ def put_beside(folder: Path, config: ConfigDict) -> None:
     """Writes the run's settings beside its steps, if those lie elsewhere."""
     if not config.checkpoint.folder or not hosts.first():
         return
-    machine = folder / decided.FILE
-    content = {
-        CONFIG: configuration.plain(config),
-        decided.FILE: read_json(machine, "remove it") if machine.is_file() else {},
-    }
+    content = {CONFIG: configuration.plain(config), decided.FILE: _machine(folder)}
     where = place_of(folder, config.checkpoint.folder)
     where.mkdir(parents=True, exist_ok=True)
     (where / BESIDE).write_text(json.dumps(content, indent=1, default=str) + "\n")

@@ -7,11 +7,9 @@ commands; below: report.training_page and telemetry.metrics.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -125,19 +123,5 @@ def _report(
             for line in validated
         ],
         config=configuration.flat(configuration.plain(config)),
-        changes=_changes(folder),
+        changes=record.shown(folder),
     )
-
-
-def _changes(folder: Path) -> list[training_page.Change]:
-    return [
-        training_page.Change(
-            one.step, one.date, one.commit,
-            [(key, _shown(was), _shown(now)) for key, (was, now) in one.changed.items()],
-        )
-        for one in record.read(folder).changes
-    ]  # fmt: skip
-
-
-def _shown(value: Any) -> str:
-    return "(no such key)" if value is record.GONE else json.dumps(value)

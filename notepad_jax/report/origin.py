@@ -26,3 +26,13 @@ class Origin:
     commit: str  # "d3ee518", or the version where there is no checkout
     hardware: str  # "1 NVIDIA H200"
     next: Sequence[Next] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Settings that a run was gone on with."""
+
+    step: int  # done by then
+    date: str
+    commit: str
+    settings: Sequence[tuple[str, str, str]]  # key, what it was, what it is from then on

@@ -17,7 +17,7 @@ from typing import Any
 from notepad_jax.eval.summary import Summary
 from notepad_jax.report import accuracy_plot, examples, outcomes, render, training_plot
 from notepad_jax.report.examples import Example
-from notepad_jax.report.origin import Origin
+from notepad_jax.report.origin import Change, Origin
 
 REPORT, ACCURACY, TRAINING = "report.html", "accuracy.svg", "training.svg"
 TEMPLATE = "quickstart.html"
@@ -39,6 +39,7 @@ class Report:
     examples: Sequence[Example]
     config: Mapping[str, Any]  # flat: {"reading.max_memory": 64}
     timings: Mapping[str, float]  # what was done -> seconds
+    changes: Sequence[Change] = ()  # of the settings, in their order
 
 
 def write(folder: str | Path, report: Report) -> Path:

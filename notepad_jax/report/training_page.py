@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.report import render, training_plot
-from notepad_jax.report.origin import Origin
+from notepad_jax.report.origin import Change, Origin
 from notepad_jax.report.training_plot import Panel
 
 REPORT, TRAINING = "report.html", "training.svg"
@@ -28,16 +28,6 @@ class Validation:
     score: float  # share of all held-out questions
     by_length: tuple[float, ...]  # as `Report.lengths`
     best: bool  # of all steps
-
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """Settings that a run was gone on with."""
-
-    step: int  # done by then
-    when: str
-    commit: str
-    settings: Sequence[tuple[str, str, str]]  # key, what it was, what it is from then on
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ import queue
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -96,8 +97,9 @@ def test_when_one_has_failed_the_others_end_with_its_words(monkeypatch):
         assert told.next(2) == dict.fromkeys((0, 2), "process 1 of 3 has ended (the disk is full)")
 
 
-def test_what_jax_says_is_passed_on_and_its_end_is_not():
+def test_what_jax_says_is_passed_on_and_its_end_is_not(monkeypatch):
     """Else jax's client would abort the process."""
+    monkeypatch.setattr(peers, "GREETING", 0.2)
     with met(2) as ((first, other), _):
         with socket.create_server(("127.0.0.1", first._service)) as service:
             host, port = other.coordinator.split(":")
@@ -106,6 +108,7 @@ def test_what_jax_says_is_passed_on_and_its_end_is_not():
             coordinator.settimeout(SECONDS)
             client.sendall(b"hello\n")
             assert coordinator.recv(6) == b"hello\n"
+            threading.Event().wait(3 * peers.GREETING)  # silence is no end
             coordinator.sendall(b"world\n")
             assert client.recv(6) == b"world\n"
             coordinator.close()

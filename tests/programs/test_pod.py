@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from notepad_jax import cli
+from notepad_jax.parallel import hosts
 from tests.checkpoint.fake_bucket import cloud
 
 ROOT = Path(__file__).parents[2]
@@ -161,3 +162,15 @@ def test_hosts_that_cannot_be_are_one_line(tmp_path, monkeypatch, capsys, where)
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "HOST:PORT,COUNT,INDEX" in said
     assert not (tmp_path / "runs").exists()
+
+
+def test_auto_asks_jax_where_the_first_process_is(monkeypatch):
+    """As under SLURM; here, where there is nothing of the kind, it says so in a line."""
+    with pytest.raises(ValueError, match=r"cannot be joined: .*\S"), hosts.joined("auto", print):
+        pass
+    known = {"JOB_ID": 4000, "STEP_NODELIST": "node7", "NTASKS": 4, "PROCID": 2, "LOCALID": 1,
+             "STEP_NUM_NODES": 2}  # fmt: skip
+    for name, value in known.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    host, port, count, index, devices = hosts._found_by_jax()
+    assert (host, count, index, devices) == ("node7", 4, 2, [1]) and port > 1024

@@ -39,7 +39,7 @@ def test_a_run_of_an_earlier_version_has_no_beginning(tmp_path):
     history = record.read(tmp_path)
     assert history.begun is None and history.now is None
     assert [one.changed for one in history.changes] == [{"steps": (9, CONFIG.steps)}]
-    assert record.read(tmp_path / "nowhere") == record.History(None, ())
+    assert record.read(tmp_path / "nowhere") == record.History(None, (), {})
 
 
 def test_a_line_that_a_kill_cut_is_written_over_and_a_damaged_one_is_named(tmp_path):

@@ -19,7 +19,7 @@ from notepad_jax.eval.summary import ALL, Summary, share
 from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.report import evaluation_page, quickstart_page, render, training_page
 from notepad_jax.report.examples import example
-from notepad_jax.report.origin import Next, Origin
+from notepad_jax.report.origin import Change, Next, Origin
 from notepad_jax.types import Finish
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +85,7 @@ def hostile_training(folder: Path) -> Path:
             metrics=[{"step": 1, **kinds}], curves={ENDLESS: ENDLESS}, lengths=[ENDLESS],
             validations=[training_page.Validation(1, 0.5, (0.5,), best=True)],
             config={ENDLESS: ENDLESS},
+            changes=[Change(4, ENDLESS, ENDLESS, [(ENDLESS, ENDLESS, ENDLESS)])],
         ),
     )  # fmt: skip
 
