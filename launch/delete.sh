@@ -21,10 +21,12 @@ main() {
     local failed=0
     begin "$@"
     only --now
+    BILL=yes
     given --now || stop_run
     delete_slices everywhere || failed=1
     [[ $DRY_RUN == no ]] || return 0
     forget_run
+    BILL=no # it is said aloud from here on
     if ((failed)); then
         bill aloud
         refuse "not all of $NAME could be deleted; what gcloud said stands above, and calling this again goes on"

@@ -5,6 +5,13 @@
 #   launch/gke.sh | kubectl apply --filename -   start
 #   launch/gke.sh | kubectl delete --filename -  stop: the rollout under way is saved
 #
+# With ROLLOUTS=4 it prints another JobSet: four servers of a policy for trainers (`notepad-jax serve
+# --rl`, one TPU host each), and beside them one job with the trainer of somebody else, TRAINER in
+# TRAINER_IMAGE. It begins when all servers answer, finds their addresses in ROLLOUTS, and its end ends
+# all. Their keys are a secret of the name NAME:
+#
+#   kubectl create secret generic NAME --from-literal=NOTEPAD_API_KEY=... --from-literal=NOTEPAD_CONTROL_KEY=...
+#
 # The cluster has JobSet installed, and TPU nodes or Autopilot. Its pods, as GKE_SERVICE_ACCOUNT, may
 # write the bucket. A pod that is lost is made again, RECREATIONS times, and goes on from the last
 # copy in the bucket; launch/logs.sh and launch/status.sh read the bucket as ever. It prints and
@@ -22,9 +29,21 @@ main() {
     KUBERNETES=yes DRY_RUN=yes # no gcloud is needed
     begin "$@"
     only --
-    check_hosts
     host_lines
-    manifest
+    if ((ROLLOUTS)); then
+        check_rollouts
+        rollouts
+    else
+        check_hosts
+        manifest
+    fi
+}
+
+check_rollouts() {
+    ((HOSTS == 1)) || refuse "ROLLOUTS=$ROLLOUTS: a server is one host, and TPU=$TPU has $HOSTS; take $GENERATION:$ONE_HOST"
+    ((SLICES == 1)) || refuse "ROLLOUTS=$ROLLOUTS counts the servers; set SLICES=1"
+    [[ -n $TRAINER_IMAGE && -n $TRAINER ]] ||
+        refuse "ROLLOUTS=$ROLLOUTS needs somebody who trains: TRAINER_IMAGE, and TRAINER, its command"
 }
 
 node_selector() {
@@ -35,6 +54,105 @@ node_selector() {
     flex-start) echo '                cloud.google.com/gke-flex-start: "true"' ;;
     reserved) echo "                cloud.google.com/reservation-name: $RESERVATION" ;;
     esac
+}
+
+# The servers and the trainer beside them.
+rollouts() {
+    local pool="" server addresses=()
+    for ((server = 0; server < ROLLOUTS; server++)); do
+        addresses+=("http://$NAME-rollout-$server-0.$NAME:8000") # names that JobSet gives to pods
+    done
+    [[ -z $TRAINER_POOL ]] || pool="
+              nodeSelector:
+                cloud.google.com/gke-nodepool: $TRAINER_POOL"
+    cat <<YAML
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata:
+  name: $NAME
+  labels:
+    notepad: $NAME
+spec:
+  # Servers do not end by themselves.
+  successPolicy:
+    operator: All
+    targetReplicatedJobs: [trainer]
+  failurePolicy:
+    maxRestarts: $RECREATIONS
+  replicatedJobs:
+    - name: rollout
+      replicas: $ROLLOUTS
+      template:
+        spec:
+          parallelism: 1
+          completions: 1
+          # A server that is lost is made again, and the others go on.
+          backoffLimit: $RECREATIONS
+          template:
+            metadata:
+              labels:
+                notepad: $NAME
+            spec:
+              restartPolicy: Never
+              serviceAccountName: $GKE_SERVICE_ACCOUNT
+              nodeSelector:
+$(node_selector)
+              containers:
+                - name: notepad
+                  image: $GKE_IMAGE
+                  envFrom:
+                    - secretRef:
+                        name: $NAME
+                  ports:
+                    - containerPort: 8000
+                  readinessProbe:
+                    httpGet:
+                      path: /health
+                      port: 8000
+                    periodSeconds: 10
+                    timeoutSeconds: 10
+                  resources:
+                    requests:
+                      google.com/tpu: $HOST_CHIPS
+                    limits:
+                      google.com/tpu: $HOST_CHIPS
+                  command: [bash, -euo, pipefail, -c]
+                  args:
+                    - |
+                      cd "\$HOME"
+                      export EXTRAS=serve
+                      $INSTALL
+                      cd notepad/code
+                      exec ../venv/bin/notepad-jax serve --rl --host 0.0.0.0 --port 8000 --config $CONFIG${WORDS[*]:+ }${WORDS[*]}
+    - name: trainer
+      replicas: 1
+      dependsOn:
+        - name: rollout
+          status: Ready
+      template:
+        spec:
+          parallelism: 1
+          completions: 1
+          backoffLimit: 0
+          template:
+            metadata:
+              labels:
+                notepad: $NAME
+            spec:
+              restartPolicy: Never
+              serviceAccountName: $GKE_SERVICE_ACCOUNT$pool
+              containers:
+                - name: trainer
+                  image: $TRAINER_IMAGE
+                  envFrom:
+                    - secretRef:
+                        name: $NAME
+                  env:
+                    - name: ROLLOUTS
+                      value: "${addresses[*]}"
+                  command: [sh, -c]
+                  args: ["exec $TRAINER"]
+YAML
 }
 
 manifest() {

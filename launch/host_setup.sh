@@ -3,7 +3,7 @@
 #
 # launch/setup.sh calls it on every host, launch/gke.sh in every container. The virtual environment
 # stays from one call to the next and is filled anew when a list of requirements changed. A host
-# whose system has no Python 3.11 gets one of its own. Beside: host_run.sh.
+# whose system has no Python 3.11 gets one of its own. EXTRAS: of the project, beside tpu. Beside: host_run.sh.
 
 set -euo pipefail
 cd "$HOME/notepad"
@@ -32,7 +32,8 @@ main() {
 install() {
     rm -rf venv
     make_venv
-    again 3 venv/bin/python -m pip install --quiet --constraint code/constraints.txt --editable 'code[tpu]'
+    again 3 venv/bin/python -m pip install --quiet --constraint code/constraints.txt \
+        --editable "code[tpu${EXTRAS:+,$EXTRAS}]"
     # Without its dependencies, which would bring TensorFlow; as in the Makefile.
     again 3 venv/bin/python -m pip install --quiet --no-deps \
         "$(sed -n 's/^\(google-jetstream==[0-9.]*\).*/\1/p' code/constraints.txt)"

@@ -35,6 +35,7 @@ main() {
     [[ $lines =~ ^[1-9][0-9]{0,8}$ ]] || wrong "--lines=$lines is no number of lines"
     if [[ $follow == yes ]]; then
         here
+        BILL=yes # whoever looks at the host sees that it is there
         [[ $WAY == queued ]] || find_instances || exit 1
         on_host "$host" "tail -n $lines -F notepad/logs/$RUN.log"
         return

@@ -28,9 +28,10 @@ NETWORK="" SUBNETWORK="" SERVICE_ACCOUNT="" IAP=no PRICE=""
 COMMAND=train CONFIG=quickstart RUN=first FLAGS="" SYNC_SECONDS=300 POLL_SECONDS=30
 ANSWER_SECONDS=120 TRIES=10 IDLE_MINUTES=60
 GKE_IMAGE=google/cloud-sdk:slim GKE_SERVICE_ACCOUNT=default
+ROLLOUTS=0 TRAINER_IMAGE="" TRAINER="" TRAINER_POOL=""
 KEYS=(NAME PROJECT ZONE BUCKET TPU SLICES WAY CAPACITY RESERVATION VALID_FOR RUN_FOR RECREATIONS NETWORK
     SUBNETWORK SERVICE_ACCOUNT IAP PRICE COMMAND CONFIG RUN FLAGS SYNC_SECONDS POLL_SECONDS ANSWER_SECONDS
-    TRIES IDLE_MINUTES GKE_IMAGE GKE_SERVICE_ACCOUNT)
+    TRIES IDLE_MINUTES GKE_IMAGE GKE_SERVICE_ACCOUNT ROLLOUTS TRAINER_IMAGE TRAINER TRAINER_POOL)
 
 DRY_RUN=no
 KUBERNETES=no # gke.sh asks nobody for slices
@@ -136,6 +137,10 @@ check_settings() {
     must IDLE_MINUTES '0|[1-9][0-9]{0,4}' "a whole number of minutes, or 0"
     must GKE_IMAGE '[A-Za-z0-9][A-Za-z0-9._/:@-]*' "the name of a container image"
     must GKE_SERVICE_ACCOUNT '[a-z0-9]([a-z0-9.-]*[a-z0-9])?' "a Kubernetes service account"
+    must ROLLOUTS '0|[1-9][0-9]{0,2}' "a whole number"
+    may TRAINER_IMAGE '[A-Za-z0-9][A-Za-z0-9._/:@-]*' "the name of a container image"
+    may TRAINER '[A-Za-z0-9_./][A-Za-z0-9_./,:=@%+ -]*' "a command line, with letters, digits, blanks and _./,:=@%+-"
+    may TRAINER_POOL '[a-z]([a-z0-9-]{0,61}[a-z0-9])?' "the name of a node pool"
     # A blank inside a flag cannot be said here, so every other odd character is refused, too: what
     # is left means the same in a shell, over ssh and in a manifest.
     read -ra WORDS <<<"$FLAGS"

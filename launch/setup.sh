@@ -44,8 +44,10 @@ upload() {
         refuse "this is no git checkout, and what travels to the hosts is a commit; clone the project with git"
     [[ -z $(git -C "$HERE/.." status --porcelain) ]] || say "there are changes that are not committed; they stay here"
     scratch
-    "${archive[@]}" | "${copy[@]}" >"$SCRATCH/problem" 2>&1 ||
+    patiently send ||
         refuse "the code could not be copied to $ROOT: $(head -c 500 "$SCRATCH/problem" | tr '\n' ' ')"
 }
+
+send() { "${archive[@]}" | within "$((15 * ANSWER_SECONDS))" "${copy[@]}" >"$SCRATCH/problem" 2>&1; }
 
 main "$@"

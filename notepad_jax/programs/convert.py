@@ -27,6 +27,7 @@ from notepad_jax.checkpoint import steps, stored
 from notepad_jax.checkpoint.checksums import combine, leaf_checksums
 from notepad_jax.checkpoint.hf import adapters, huggingface, storage
 from notepad_jax.checkpoint.hf.folder_swap import new_folder
+from notepad_jax.checkpoint.hf.rounding import Rounding, compared
 from notepad_jax.checkpoint.hf.writing import PART_BYTES, Written
 from notepad_jax.checkpoint.steps import read_meta, write
 from notepad_jax.checkpoint.targets import placed
@@ -69,7 +70,11 @@ class Exported:
     tensors: int
     dtype: str
     bytes: int  # of tensors
-    delta_lost: float | None  # of adapters that were added in (`adapters.Rounding`), if any
+    # Of what a run learnt, where its start is still here, and of adapters that were added in
+    # (`rounding.Rounding`); None where nothing is known of it.
+    delta_lost: float | None
+    moved: int | None  # weights that training changed
+    unseen: int | None  # of those, by less than `dtype` can hold
     seconds: float
 
 
@@ -188,8 +193,8 @@ def export_hf(
 ) -> Exported:  # fmt: skip
     """Writes a policy of ours, of a run one step (the newest good one), as Hugging Face does.
 
-    Into a folder or a bucket; adapters are added in, and `delta_lost` says what `dtype` took of
-    them. config.json's token ids,
+    Into a folder or a bucket; adapters are added in, and a line says what `dtype` takes of what
+    they, or a run's weights, have learnt. config.json's token ids,
     generation_config.json and the tokenizer's files come from `like`, a Hugging Face folder or
     URL: by default the imported folder itself, or the policy that the run started from. Raises
     ValueError for anything wrong with either side.
@@ -201,8 +206,10 @@ def export_hf(
     kvstore = storage.open_kvstore(like)
     text = storage.read_json(like, kvstore, huggingface.CONFIG)
     config = _sizes(found, like)
-    rounding = adapters.Rounding(np.dtype(dtype))
+    rounding = Rounding(np.dtype(dtype))
     params = _streamed(found, config, rounding)
+    if not _of_adapters(found):
+        params = _beside_its_start(params, found, config, rounding)
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in _abstract(config, dtype))
     bar = screen.bar("export", _megabytes(total), "MB")
     beside = huggingface.companions(like) | _habits(found, screen)
@@ -210,25 +217,35 @@ def export_hf(
         config, params, target, dtype, beside, text, part_bytes, overwrite, _counter(bar)
     )
     bar.finish()
-    _tell_lost(rounding, screen)
-    return _exported(source, found, config, dtype, written, began, rounding.lost)
+    _tell_lost(rounding, _of_adapters(found), screen)
+    return _exported(source, found, config, dtype, written, began, rounding)
 
 
-def _tell_lost(rounding: adapters.Rounding, screen: Screen) -> None:
-    """Says in one line what became of the adapters, if any were added in."""
+def _of_adapters(found: policies.Named) -> bool:
+    there = found.steps is not None and steps.base_of(found.steps, found.step) is not None
+    return there or bool(found.adapters)
+
+
+def _tell_lost(rounding: Rounding, adapted: bool, screen: Screen) -> None:
+    """Says in one line what became of what was learnt, where that is known."""
     if rounding.lost is None:
         return
+    what, mend = "what was learnt", "use --dtype float32"
+    if adapted:
+        screen.say("the adapters were added in")
+        what, mend = "what they add", f"{mend}, or --adapters, which writes them alone"
     line = (
-        f"the adapters were added in; rounding to {rounding.dtype} left what they add with a "
-        f"relative error of {rounding.lost:.2g}"
+        f"of {rounding.moved:,} weights that training moved, {rounding.unseen:,} "
+        f"({100 * rounding.unseen / rounding.moved:.0f}%) moved by less than {rounding.dtype} can "
+        f"hold; rounding left {what} with a relative error of {rounding.lost:.2g}"
     )
     if rounding.lost > LOST:
-        screen.warn(f"{line}: use --dtype float32, or --adapters, which writes them alone")
+        screen.warn(f"{line}: {mend}")
     else:
         screen.say(line)
 
 
-def _streamed(found: policies.Named, config: PolicyConfig, rounding: adapters.Rounding) -> Any:
+def _streamed(found: policies.Named, config: PolicyConfig, rounding: Rounding) -> Any:
     """Opens the weights of a policy as a tree of leaves that are read when they are indexed.
 
     Where it has adapters they are added in as it is read, and `rounding` sees how.
@@ -247,6 +264,20 @@ def _streamed(found: policies.Named, config: PolicyConfig, rounding: adapters.Ro
     if not found.adapters:
         return params
     return adapters.added(params, *_of_folder(found, config), rounding)
+
+
+def _beside_its_start(
+    params: Any, found: policies.Named, config: PolicyConfig, rounding: Rounding
+) -> Any:
+    """Returns the weights of a run, compared when they are read with those that it began with."""
+    began = policies.began_with(found)
+    if began is None:
+        return params
+    try:
+        start = _streamed(began, config, Rounding(rounding.dtype))
+    except ValueError:  # damaged, or of another kind by now: nothing is known then
+        return params
+    return compared(params, start, rounding)
 
 
 def export_adapters(
@@ -285,7 +316,7 @@ def export_adapters(
         _counter(bar),
     )  # fmt: skip
     bar.finish()
-    return _exported(source, found, config, dtype, written, began, None)
+    return _exported(source, found, config, dtype, written, began, Rounding(np.dtype(dtype)))
 
 
 def _habits(found: policies.Named, screen: Screen) -> dict[str, bytes]:
@@ -303,7 +334,7 @@ def _of_folder(found: policies.Named, config: PolicyConfig) -> tuple[lora.Lora, 
 
 def _exported(
     source: str | Path, found: policies.Named, config: PolicyConfig, dtype: str,
-    written: Written, began: float, lost: float | None,
+    written: Written, began: float, rounding: Rounding,
 ) -> Exported:  # fmt: skip
     return Exported(
         source=str(source),
@@ -314,7 +345,9 @@ def _exported(
         tensors=written.tensors,
         dtype=dtype,
         bytes=written.bytes,
-        delta_lost=lost,
+        delta_lost=rounding.lost,
+        moved=rounding.moved if rounding.lost is not None else None,
+        unseen=rounding.unseen if rounding.lost is not None else None,
         seconds=time.perf_counter() - began,
     )
 

@@ -147,6 +147,18 @@ def base_of(found: Named) -> str:
     )
 
 
+def began_with(run: Named) -> Named | None:
+    """Returns the policy that the weights of a run began with, if it is still here."""
+    said = None if run.steps is None else settings(run.home).get("policy")
+    if not isinstance(said, str):
+        return None
+    places = (said, str(Path(run.home).parent.parent / said))
+    try:
+        return next((resolved(p, lambda line: None, ()) for p in places if is_here(p)), None)
+    except ValueError:  # gone, or no policy any more
+        return None
+
+
 def adapted(name: str | Path) -> Lora | None:
     """Returns how a policy is adapted, of a folder or a run; None for one without adapters."""
     found = resolved(name, lambda line: None, ())

@@ -33,20 +33,40 @@ def test_a_run_that_ends_badly_says_what_is_paid_for(world, settings, problem):
     assert done.returncode == 1 and PAID in done.stderr.splitlines()[-1]
 
 
-def test_a_run_that_is_interrupted_says_what_is_paid_for(world):
-    world.queued("ACTIVE")
-    world.put("settings.env", *(f"{key}={value}" for key, value in world.settings.items()))
+def interrupted(world, script, ready, **settings):
+    """Calls a script, sends it what Ctrl-C sends when `ready()`, and returns what it said."""
+    settings = world.settings | settings
+    world.put("settings.env", *(f"{key}={value}" for key, value in settings.items()))
     environment = {"PATH": f"{world.folder}/bin:{os.defpath}", "WORLD": str(world.folder),
                    "HOME": str(world.folder)}  # fmt: skip
     process = subprocess.Popen(
-        [LAUNCH / "run.sh", "--settings", world.folder / "settings.env"], text=True,
+        [LAUNCH / script, "--settings", world.folder / "settings.env"], text=True,
         env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    while len(world.calls("ssh")) < 3:  # it watches
+    while not ready():
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
     said = process.communicate(timeout=60)[1]
-    assert process.returncode == 130 and PAID in said
+    assert process.returncode == 130
+    return said
+
+
+def test_a_run_that_is_interrupted_says_what_is_paid_for(world):
+    world.queued("ACTIVE")
+    assert PAID in interrupted(world, "run.sh", lambda: len(world.calls("ssh")) >= 3)  # it watches
+
+
+def test_a_deletion_that_is_interrupted_says_what_is_paid_for(world):
+    world.queued("ACTIVE")
+    world.put("hangs", "queued-resources describe")
+    said = interrupted(world, "delete.sh", lambda: world.calls("describe"), ANSWER_SECONDS="2")
+    assert said.splitlines()[-1].endswith(f"{PAID}; launch/delete.sh ends that")
+    assert world.calls("delete") == []
+
+
+def test_whoever_looks_at_a_host_is_told_that_it_is_paid_for(world):
+    world.queued("ACTIVE")
+    assert PAID in world.call("logs.sh", "--follow").stderr
 
 
 @pytest.mark.parametrize("script", ["create.sh", "setup.sh", "status.sh"])

@@ -24,6 +24,12 @@ def test_dropped_connections_end_nothing(world, host):
     assert world.state() == "done" and len(trained(world)) == 1
 
 
+def test_code_whose_copy_is_dropped_is_copied_again(world, host):
+    world.put("drops", "code.tar.gz|||2")
+    assert world.call("setup.sh", "--code-only").returncode == 0
+    assert (world.bucket / "note" / "code.tar.gz").exists()
+
+
 def test_connections_that_are_dropped_for_ever_end_it_with_what_was_said(world, host):
     world.put("fail", "ssh|||kex_exchange_identification: reset")
     done = world.call("run.sh")

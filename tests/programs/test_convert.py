@@ -104,6 +104,33 @@ def test_a_runs_newest_step_is_exported_with_the_tokenizer_it_started_from(publi
         convert.export_hf(run, str(tmp_path / "y"), SCREEN, like=str(tmp_path / "other"))
 
 
+def test_an_export_says_what_its_dtype_cannot_hold(published, tmp_path, capsys):
+    """Of two numbers that moved, bfloat16 has room for one; float32 for both."""
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps({"policy": str(published)}))
+    _, params = huggingface.import_policy(published)
+    params = jax.tree.map(lambda x: np.array(x, np.float32), params)
+    norm = params["final_norm"]
+    norm[:2] *= np.float32([1 + 2**-3, 1 + 2**-12])
+    meta = {"policy": dataclasses.asdict(tiny.CONFIG), "leaf_checksums": {}}
+    write(run / "checkpoints", 1, {"params": params, "meta": meta}, keep=1)
+    for dtype, unseen in (("bfloat16", 1), ("float32", 0)):
+        out = str(tmp_path / dtype)
+        assert cli.main(["export-hf", str(run), out, "--dtype", dtype, "--json"]) == 0
+        made = json.loads(capsys.readouterr().out)
+        assert (made["moved"], made["unseen"]) == (2, unseen)
+        assert made["delta_lost"] < 0.01
+    assert cli.main(["export-hf", str(run), str(tmp_path / "again")]) == 0
+    line = "of 2 weights that training moved, 1 (50%) moved by less than bfloat16 can hold"
+    assert line in capsys.readouterr().err
+    (tmp_path / "gone").mkdir()
+    for name in ("config.json", "tokenizer.json"):  # weights that are not here any more
+        (tmp_path / "gone" / name).write_bytes((published / name).read_bytes())
+    (run / "config.json").write_text(json.dumps({"policy": str(tmp_path / "gone")}))
+    assert convert.export_hf(run, str(tmp_path / "other"), SCREEN).moved is None
+
+
 def test_a_runs_adapters_are_exported_alone(published, tmp_path, capsys):
     """Merged from the files they are the policy that the run's step holds."""
     words = (

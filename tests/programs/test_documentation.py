@@ -69,6 +69,22 @@ def test_links_between_pages_lead_somewhere(page):
             assert anchor in anchors, f"{page.name} links to {target}#{anchor}"
 
 
+def test_what_is_said_of_mistakes_is_what_the_page_says(tmp_path, monkeypatch, capsys):
+    """And both ways to write an override are one."""
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(--[^`]+)` \| `([^`]+)`(?: \(exit code (\d)\))? \|$", page, re.M)
+    assert len(rows) >= 8
+    monkeypatch.chdir(tmp_path)
+    for words, said, code in rows:
+        ways = {words, words.replace("=", " ", 1) if words.startswith("--config.") else words}
+        for way in ways:
+            try:
+                ended = cli.main(["train", "--json", *shlex.split(way)])
+            except SystemExit as stop:
+                ended = stop.code
+            assert ended == int(code or 1) and said in capsys.readouterr().err, way
+
+
 def blocks(page: str, language: str) -> list[str]:
     """The fenced blocks of a page, also those within lists, in a language ("" for commands)."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")

@@ -29,6 +29,7 @@ from notepad_jax.checkpoint.hf.fields import ImportProblem
 from notepad_jax.checkpoint.hf.headers import Safetensors
 from notepad_jax.checkpoint.hf.names import Part
 from notepad_jax.checkpoint.hf.placing import Layout
+from notepad_jax.checkpoint.hf.rounding import Rounding
 from notepad_jax.checkpoint.hf.storage import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -189,33 +190,6 @@ def import_adapters(opened: Opened, shardings: Any) -> dict[str, Any]:
             for leaf, layout in opened.layouts.items()
         }
     }
-
-
-class Rounding:
-    """What a dtype takes of the deltas that are added to a policy's matrices.
-
-    A base in `dtype` has no room for a delta below half a unit in the last place of a weight.
-    `lost` is the relative error of what is left of the delta D beside the base W, both as they
-    are written: |round(W + D) - round(W) - D| / |D|, over all matrices that were added up; None
-    where none were, or nothing was learnt.
-    """
-
-    def __init__(self, dtype: np.dtype) -> None:
-        self.dtype = dtype
-        self._error = self._whole = 0.0  # squares
-
-    def add(self, matrix: np.ndarray, delta: np.ndarray, total: np.ndarray) -> None:
-        """Takes a matrix, what was added to it, and the sum into account, all float32."""
-        left = self._rounded(total) - self._rounded(matrix)
-        self._error += float(np.sum(np.square(left - delta), dtype=np.float64))
-        self._whole += float(np.sum(np.square(delta), dtype=np.float64))
-
-    def _rounded(self, x: np.ndarray) -> np.ndarray:
-        return x.astype(self.dtype).astype(np.float32)
-
-    @property
-    def lost(self) -> float | None:
-        return math.sqrt(self._error / self._whole) if self._whole else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,7 +13,6 @@ from safetensors.numpy import load_file, save_file
 from notepad_jax.checkpoint import targets
 from notepad_jax.checkpoint.hf import huggingface, names, storage
 from notepad_jax.checkpoint.hf.adapters import (
-    Rounding,
     Sum,
     added,
     base_name,
@@ -22,6 +21,7 @@ from notepad_jax.checkpoint.hf.adapters import (
     open_adapters,
     read_lora,
 )
+from notepad_jax.checkpoint.hf.rounding import Rounding
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import Experts
 
@@ -179,6 +179,7 @@ def test_what_a_dtype_takes_of_a_delta_by_hand():
     summed = Sum(matrix, np.ones((1, 1, 1), np.float32), b, np.float32(1.0), rounding)
     np.testing.assert_array_equal(summed[(0,)], [[1 + 2**-10, 1 + 2**-7 + 2**-10]])
     assert rounding.lost == pytest.approx(2**-10 / (2**-20 + 2**-14) ** 0.5)
+    assert (rounding.moved, rounding.unseen) == (2, 1)
     exact = Rounding(np.dtype("float32"))
     dataclasses.replace(summed, rounding=exact)[(0,)]
     assert exact.lost == 0.0
