@@ -3,7 +3,8 @@
 A row is a mapping with `question`, `answers` (a text or several; also `answer`) and `document`
 (also `context`), or a `Task`. What it has beside the columns of `rows` is kept under `extra`, for
 rewards of the user's. Written down once, row by row, rows are what every file of tasks is: drawn
-by ordinal, known by their bytes when a run goes on, gone on with from the command line, too.
+by ordinal, known by their bytes when a run goes on, gone on with from the command line, too. A
+program can mend its rows, so none is left out: the first that has a fault is refused.
 Above: `api`; below: files and rows.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
-from notepad_jax.data import files, formats, rows
+from notepad_jax.data import admission, files, formats, rows
 from notepad_jax.data.foreign import memagent
 from notepad_jax.types import Task, TextDocument
 
@@ -75,7 +76,9 @@ def settle(dataset: Any, path: Path) -> int:
 def _tasks(dataset: Any, path: Path) -> Iterator[Task]:
     number = 0
     for number, row in enumerate(_rows(dataset), start=1):
-        yield row if isinstance(row, Task) else _task(row, number, path)
+        task = row if isinstance(row, Task) else _task(row, number, path)
+        admission.check(task, f"row {number} of the dataset")
+        yield task
     if not number:
         raise ValueError("the dataset has no rows; give at least one")
 

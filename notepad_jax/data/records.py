@@ -20,6 +20,7 @@ from typing import Any
 import grain
 import numpy as np
 
+from notepad_jax.data.held_out import BY
 from notepad_jax.data.rows import Pair
 from notepad_jax.data.task_sources import TaskSources, shares
 from notepad_jax.types import Task
@@ -88,6 +89,11 @@ class Records:
                     f"{saved.get('max_question')} tokens left out ({_counts(theirs)}), and the "
                     f"run leaves out those of more than {self.identity['max_question']} "
                     f"({_counts(ours)}); resume with the reading.max_question of the saved run"
+                )
+            elif name == "held_out_by" and theirs is None:
+                raise ValueError(
+                    "this data position was saved by a version that held tasks out by their words, "
+                    "and this one goes by their documents; begin a new run"
                 )
             elif name == "held_out" and theirs != ours:
                 raise ValueError(
@@ -170,7 +176,7 @@ def of_files(
         "max_question": sources.max_question,
     }
     if held_out := {name: n for name, n in sources.held_out.items() if name in drawn}:
-        identity["held_out"] = held_out
+        identity |= {"held_out": held_out, "held_out_by": BY}
     parts = [
         grain.MapDataset.range(len(sources.tasks[name]))[shard_index::shard_count]
         .seed(_own_seed(seed, name))

@@ -17,10 +17,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from notepad_jax.data import held_out, sources
+from notepad_jax.data.admission import Admission
 from notepad_jax.data.records import Records, generated, of_files
 from notepad_jax.data.rows import Pair
 from notepad_jax.data.task_sources import (
     LongQuestions,
+    TaskSources,
     by_source,
     shares,
     without_long_questions,
@@ -51,6 +53,7 @@ class TaskStream:
     max_document: int | None  # tokens of a document; None: none is cut
     # Of the files, by source, and never drawn (`validation.split`).
     held_out: Mapping[str, Sequence[Pair]] = dataclasses.field(default_factory=dict)
+    sources: TaskSources | None = None  # of the files; None: documents are made
     curriculum: Curriculum = Curriculum()
     # Where documents are made: the same stream with documents of at most so many tokens.
     shorter: Callable[[int], Records] | None = None
@@ -88,20 +91,26 @@ def opened(config: ConfigDict, tokenizer: Tokenizer, screen: Screen) -> TaskStre
     if not config.tasks.files:
         return _made(config, stages, screen)
     weights, limit = _weights(config.tasks.weights), config.reading.max_question
+    admission = Admission()
+    found = by_source(config.tasks.files, screen, admission.leave_out)
+    rows = sum(map(len, found.tasks.values()))
     sources, long = without_long_questions(
-        by_source(config.tasks.files, screen),
-        lambda question: len(tokenizer.encode(question)), limit, weights, screen,
-    )  # fmt: skip
+        found, lambda question: len(tokenizer.encode(question)), limit, weights, screen
+    )
+    share = config.validation.split if config.get("validation") else 0.0
+    sources, held = held_out.split(sources, share, weights, screen) if share else (sources, {})
+    for line in admission.lines(rows):
+        screen.warn(line)
     if long:
         screen.say(_left_out(long, limit))
-    share = config.validation.split if config.get("validation") else 0.0
-    sources, held = held_out.split(sources, share, weights) if share else (sources, {})
+    screen.say(_admitted(rows + admission.count, sources, weights))
     return TaskStream(
         records=of_files(sources, config.seed, weights),
         questions=1,
         left_out=sum(source.count for source in long),
         max_document=config.tasks.max_tokens or None,
         held_out=held,
+        sources=sources,
         curriculum=stages,
         balanced=_balanced(config, shares(sources.tasks, weights), screen),
     )
@@ -233,6 +242,22 @@ def _left_out(long: Sequence[LongQuestions], limit: int) -> str:
         f"(the longest, task {worst.longest_id!r}, {worst.longest:,}); they are left out: raise "
         f"reading.max_question to keep them"
     )
+
+
+def _admitted(rows: int, found: TaskSources, weights: Mapping[str, float]) -> str:
+    """Says in words what became of all rows of the files."""
+    names = list(shares(found.tasks, weights))
+    drawn = sum(len(found.tasks[name]) for name in names)
+    held, withheld = (sum(of.values()) for of in (found.held_out, found.withheld))
+    asleep = sum(len(tasks) for name, tasks in found.tasks.items() if name not in names)
+    left = rows - drawn - held - withheld - asleep
+    parts = [f"{drawn:,} to draw from"]
+    parts += [f"{held:,} held out"] if found.held_out else []
+    if without := [name for name in names if found.held_out and name not in found.held_out]:
+        parts[-1] += f" (none of {', '.join(without)})"
+    parts += [f"{withheld:,} withheld, which ask what is held out"] if withheld else []
+    parts += [f"{asleep:,} of weight 0"] if asleep else []
+    return f"tasks.files: {rows:,} rows, {', '.join(parts)}, {left:,} left out"
 
 
 def _weights(words: Sequence[str]) -> dict[str, float]:
