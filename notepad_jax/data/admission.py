@@ -24,6 +24,7 @@ from notepad_jax.types import Task
 NO_TEXT, NO_QUESTION, NO_GOLD = "no text to read", "no question", "no gold answer"
 METRIC, CONTRACT = "an unknown metric", "an unknown contract"
 TYPE, TWICE = "a column of the wrong kind", "a column that stands twice"
+BEFORE = "a fault when this run began"
 
 RULES = 1  # another number where the same bytes may be judged otherwise
 LARGE = 16 << 20  # bytes of a file of which is remembered what was found
@@ -36,6 +37,7 @@ class Fault(ValueError):
     def __init__(self, problem: str, why: str = TYPE) -> None:
         super().__init__(problem)
         self.why = why  # in few words, for counting
+        self.place: int | None = None  # among the rows of its file, from 0, once that is known
 
 
 OnFault = Callable[[Fault], None]

@@ -92,6 +92,16 @@ class Chosen(Sequence):
     def __getitem__(self, index: int) -> Pair:
         return self._pairs[int(self._numbers[index])]
 
+    @property
+    def held(self) -> bool:
+        """Whether the tasks are in memory, but for their texts."""
+        return in_memory(self._pairs)
+
+
+def in_memory(pairs: Sequence[Pair]) -> bool:
+    """Whether asking for a task reads no file."""
+    return isinstance(pairs, list) or (isinstance(pairs, Chosen) and pairs.held)
+
 
 def admitted(
     path: str | Path, records: ArrayRecords, on_fault: OnFault, memo: Memo = admission.anew
@@ -123,6 +133,7 @@ def admitted(
         try:
             records[number]
         except Fault as fault:
+            fault.place = number
             on_fault(fault)
             first = first or fault
     if len(found) == len(records):

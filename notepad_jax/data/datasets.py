@@ -47,10 +47,11 @@ def write(dataset: Any, path: Path) -> int:
     return files.write(path, _tasks(dataset, path), itertools.repeat(0))
 
 
-def settle(dataset: Any, path: Path) -> int:
+def settle(dataset: Any, path: Path, mended: bool = False) -> int:
     """As `write`, for a run that goes on: the rows must be those that `path` holds already.
 
-    Raises ValueError naming the first row that is another one.
+    With `mended` they take the place of those. Raises ValueError naming the first row that is
+    another one.
     """
     beside = path.with_name(f"again-{os.getpid()}-{path.name}")
     if not path.is_file():
@@ -60,13 +61,16 @@ def settle(dataset: Any, path: Path) -> int:
         )
     try:
         count = files.write(beside, _tasks(dataset, path), itertools.repeat(0))
-        if not filecmp.cmp(beside, path, shallow=False):
+        if mended:
+            os.replace(beside, path)
+        elif not filecmp.cmp(beside, path, shallow=False):
             with beside.open("rb") as now, path.open("rb") as then:
                 pairs = enumerate(itertools.zip_longest(now, then), start=1)
                 number = next(number for number, (a, b) in pairs if a != b)
             raise ValueError(
                 f"row {number} is not the one that {path} holds; go on with the same rows in the "
-                f"same order (or none, and those of the file are taken), or begin another run"
+                f"same order (or none, and those of the file are taken), say mended=True if rows "
+                f"were mended where they stand, or begin another run"
             )
     finally:
         beside.unlink(missing_ok=True)

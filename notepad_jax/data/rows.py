@@ -55,7 +55,7 @@ def pairs(
     made: list[Pair] = []
     known: dict[str, int] = {}
     left_out, first_fault = 0, None
-    for row in found:
+    for place, row in enumerate(found):
         try:
             if isinstance(row, Fault):
                 raise row
@@ -63,6 +63,7 @@ def pairs(
             pair = convert(row, where, f"{name}:{row.number}")
             admission.check(pair[0], where)
         except Fault as fault:
+            fault.place = place
             on_fault(fault)
             left_out, first_fault = left_out + 1, first_fault or fault
             continue

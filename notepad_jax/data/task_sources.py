@@ -12,14 +12,14 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from notepad_jax.data import admission, formats, sources
-from notepad_jax.data.admission import OnFault
+from notepad_jax.data.admission import BEFORE, Fault, OnFault
 from notepad_jax.data.array_records import Chosen
 from notepad_jax.data.rows import Pair
 from notepad_jax.telemetry.progress import Screen
@@ -34,6 +34,8 @@ class TaskFile:
     path: str
     digest: str  # sha256 of its bytes and its tasks' ids, the first 32 hexadecimal digits
     size: int = 0  # bytes
+    rows: int = 0  # those left out included
+    left_out: tuple[int, ...] = ()  # places of rows with a fault, from 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,21 +63,26 @@ class LongQuestions:
 
 
 def by_source(
-    paths: Iterable[str | Path], screen: Screen, on_fault: OnFault = admission.refuse
+    paths: Iterable[str | Path],
+    screen: Screen,
+    on_fault: OnFault = admission.refuse,
+    before: Sequence[Collection[int]] = (),
 ) -> TaskSources:
     """Opens files of tasks, whoever wrote them, and sorts their tasks by `Task.source`.
 
-    `on_fault` is told of every row that is left out. An .array_record is one source, named after
-    the file, since its records are not held. Every file is read once, with a bar if that takes a
-    while, and what was found of a large one is remembered by its bytes. Raises ValueError for what
-    `formats.read_any` refuses, for two ArrayRecord files of one name, and for a task id that
-    stands in two files.
+    `on_fault` is told of every row that is left out, which are those with a fault and, of the k-th
+    file, those that stand in the places before[k] (from 0), mended or not. An .array_record is one
+    source, named after the file, since its records are not held. Every file is read once, with a
+    bar if that takes a while, and what was found of a large one is remembered by its bytes. Raises
+    ValueError for what `formats.read_any` refuses, for two ArrayRecord files of one name, and for
+    a task id that stands in two files.
     """
     found: dict[str, Any] = {}
     files: dict[str, list[TaskFile]] = {}
     known: dict[str, str | Path] = {}
-    for path in paths:
-        pairs, file = _opened(path, screen, on_fault)
+    for number, path in enumerate(paths):
+        out = before[number] if number < len(before) else ()
+        pairs, file = _opened(path, screen, on_fault, frozenset(out))
         if not isinstance(pairs, list):
             name = Path(path).stem
             if name in found:
@@ -98,7 +105,9 @@ def by_source(
     return TaskSources(found, {name: tuple(own) for name, own in files.items()})
 
 
-def _opened(path: str | Path, screen: Screen, on_fault: OnFault) -> tuple[Sequence[Pair], TaskFile]:
+def _opened(
+    path: str | Path, screen: Screen, on_fault: OnFault, out: frozenset[int]
+) -> tuple[Sequence[Pair], TaskFile]:
     digest, seen = hashlib.sha256(), 0
     known = not sources.is_remote(path) and Path(path).is_file()
     size = Path(path).stat().st_size if known else None
@@ -114,12 +123,33 @@ def _opened(path: str | Path, screen: Screen, on_fault: OnFault) -> tuple[Sequen
         kind = str(path).lower().rpartition(".")[2]
         return remembered(kind, digest.hexdigest(), seen, find)
 
-    pairs = formats.read_any(path, on_block, on_fault=on_fault, memo=memo)
+    faulty: set[int] = set()
+
+    def leave_out(fault: Fault) -> None:
+        faulty.add(fault.place)
+        on_fault(fault)
+
+    pairs = formats.read_any(path, on_block, on_fault=leave_out, memo=memo)
     bar.finish()
+    rows = len(pairs) + len(faulty)
+    if mended := [place for place in sorted(out - faulty) if place < rows]:
+        there = [place for place in range(rows) if place not in faulty]
+        kept = [number for number, place in enumerate(there) if place not in out]
+        for place in mended:
+            faulty.add(place)
+            on_fault(Fault(f"{path} row {place + 1}, which a new run would draw", BEFORE))
+        pairs = _some(pairs, kept)
     if isinstance(pairs, list):  # ids that a path tells (RULER's) decide a reading's noise, too
         for task, _ in pairs:
             digest.update(json.dumps(task.id).encode())
-    return pairs, TaskFile(str(path), digest.hexdigest()[:32], seen)
+    file = TaskFile(str(path), digest.hexdigest()[:32], seen, rows, tuple(sorted(faulty)))
+    return pairs, file
+
+
+def _some(pairs: Sequence[Pair], numbers: Sequence[int]) -> Sequence[Pair]:
+    if isinstance(pairs, list):
+        return [pairs[number] for number in numbers]
+    return Chosen(pairs, np.array(numbers, np.int64))
 
 
 def remembered(kind: str, digest: str, size: int, find: Callable[[], Any]) -> Any:
@@ -201,9 +231,7 @@ def _divided(
     if not longest:
         return pairs, None
     long = LongQuestions(name, len(pairs) - len(kept), len(pairs), longest_id, longest)
-    if isinstance(pairs, list):
-        return [pairs[number] for number in kept], long
-    return Chosen(pairs, np.array(kept, np.int64)), long
+    return _some(pairs, kept), long
 
 
 class LateBar:

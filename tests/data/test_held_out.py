@@ -72,7 +72,7 @@ def sources(draw) -> dict[str, list[Task]]:
     return made
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sources(), st.sampled_from([0.2, 0.5, 0.8]))
 def test_no_twin_and_no_document_is_on_both_sides(tasks, share):
     found = split(tasks, share)
@@ -86,7 +86,7 @@ def test_no_twin_and_no_document_is_on_both_sides(tasks, share):
     assert {words(every[one]) for one in withheld} <= set(map(words, held.values()))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sources(), sources(), st.randoms())
 def test_a_side_follows_neither_from_order_nor_from_what_else_there_is(tasks, more, random):
     if (before := split(tasks)) is None:
@@ -170,7 +170,7 @@ LETTERS = "ab \n\u00e9e\u0301\u0323\u1112\u1161\u11ab\u2028漢\t"  # accents and
 TEXTS = st.text(st.sampled_from(LETTERS), max_size=12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(TEXTS, max_size=6))
 def test_a_document_is_known_by_its_words_however_it_is_cut(parts):
     whole = " ".join(unicodedata.normalize("NFC", "".join(parts)).split())

@@ -60,6 +60,7 @@ def read(
             row = _checked(sources.parse(line, path, number, start), where)
             _, question = split(row["input"], where)
         except Fault as fault:
+            fault.place = len(tasks) + left_out
             on_fault(fault)
             left_out, first_fault = left_out + 1, first_fault or fault
             continue
