@@ -118,7 +118,8 @@ def opened(
     if long:
         screen.say(_left_out(long, limit))
     balanced = _balanced(config, shares(sources.tasks, weights), screen)
-    screen.say(_admitted(rows + admission.count, sources, weights))
+    if admission.count or long or held:
+        screen.say(_admitted(rows + admission.count, sources, weights))
     return TaskStream(
         records=of_files(sources, config.seed, weights),
         questions=1,
