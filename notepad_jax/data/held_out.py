@@ -5,8 +5,10 @@ and composed characters do not count, is below `share` of all hashes or it is no
 about one document, and a row that stands in two files or sources, are on one side; neither the
 order of files, nor their names, nor rows that are added change it, and every run of one share
 holds out the same. A task that asks, of another document, what a held-out one asks, in the same
-words and with the same answers, is withheld: neither drawn nor read. Above: programs.task_stream
-and programs.validation; below: task_sources.
+words and with the same answers, is withheld: neither drawn nor read. Where there are too few
+documents for that, the hash of a task's words may decide instead (QUESTIONS), and how many of those
+held out share their document with others is counted. Above: programs.task_stream and
+programs.validation; below: task_sources.
 """
 
 from __future__ import annotations
@@ -29,11 +31,15 @@ from notepad_jax.types import Document, Task
 
 HASHES = 2**64
 LONGEST_COMPOSED = 1024  # code points of one character and all that composes with it
-BY = "documents"  # by what tasks are held out: part of a stream's identity
+DOCUMENTS, QUESTIONS = "documents", "questions"  # by what tasks are held out
 
 
 def split(
-    opened: TaskSources, share: float, weights: Mapping[str, float], screen: Screen
+    opened: TaskSources,
+    share: float,
+    weights: Mapping[str, float],
+    screen: Screen,
+    by: str = DOCUMENTS,
 ) -> tuple[TaskSources, dict[str, Sequence[Pair]]]:
     """Returns the sources without what is held out, and what is, by source, in order of `rank`.
 
@@ -42,16 +48,19 @@ def split(
     at all, and naming a source of which nothing would be left to train on.
     """
     names = list(shares(opened.tasks, weights))
-    keys = documents(opened, names, screen)
-    words = {name: np.array([rank(task) for task, _ in opened.tasks[name]], np.uint64)
-             for name in names}  # fmt: skip
+    texts = documents(opened, names, screen)
+    words = {
+        name: np.array([rank(task) for task, _ in opened.tasks[name]], np.uint64) for name in names
+    }
+    keys = {DOCUMENTS: texts, QUESTIONS: words}[by]
     below = np.uint64(min(int(share * HASHES), HASHES - 1))
     held = {name: keys[name] < below for name in names}
     if not any(mask.any() for mask in held.values()):
         every = np.unique(np.concatenate(list(keys.values())))
         raise ValueError(
-            f"validation.split={share:g} holds out none of the {len(every):,} documents of "
-            f"tasks.files; {_more(every)}, or name held-out tasks of their own (validation.files)"
+            f"validation.split={share:g} holds out none of the {len(every):,} {by} of "
+            f"tasks.files; {_more(every, by)}, or name held-out tasks of their own "
+            f"(validation.files)"
         )
     asked = np.unique(np.concatenate([words[name][held[name]] for name in names]))
     tasks, found, withheld = dict(opened.tasks), {}, {}
@@ -60,7 +69,7 @@ def split(
         drawn = np.flatnonzero(~held[name] & ~same)
         if not len(drawn):
             raise ValueError(
-                f"source {name!r} has {len(pairs):,} tasks about {len(np.unique(keys[name])):,} "
+                f"source {name!r} has {len(pairs):,} tasks about {len(np.unique(texts[name])):,} "
                 f"documents, of which {held[name].sum():,} tasks would be held out and "
                 f"{same.sum():,} ask the same as those: none is left to train on; lower "
                 f"validation.split, or name held-out tasks of their own (validation.files)"
@@ -72,15 +81,27 @@ def split(
             found[name] = Chosen(pairs, chosen[order])
         if same.any():
             withheld[name] = int(same.sum())
-    counts = {name: len(pairs) for name, pairs in found.items()}
-    return dataclasses.replace(opened, tasks=tasks, held_out=counts, withheld=withheld), found
+    read = np.concatenate([texts[name][~held[name]] for name in names])
+    known = sum(int(np.isin(texts[name][held[name]], read).sum()) for name in names)
+    left = dataclasses.replace(
+        opened,
+        tasks=tasks,
+        held_out={name: len(pairs) for name, pairs in found.items()},
+        held_out_by=by,
+        withheld=withheld,
+        shared=known,
+    )
+    return left, found
 
 
-def _more(keys: np.ndarray) -> str:
-    if len(keys) < 2:
-        return "questions about one document stay on one side"
+def _more(keys: np.ndarray, by: str) -> str:
     least = math.floor(int(keys.min()) / HASHES * 10_000 + 1) / 10_000
-    return f"from validation.split={least:g} on one is"
+    raised = f"from validation.split={least:g} on one is"
+    if by == QUESTIONS:
+        return raised
+    said = "questions about one document stay on one side"
+    apart = f"hold out {QUESTIONS} instead (validation.split_by={QUESTIONS})"
+    return f"{said if len(keys) < 2 else raised}; {apart}"
 
 
 def shared(

@@ -23,7 +23,6 @@ import grain
 import numpy as np
 
 from notepad_jax.data.array_records import in_memory
-from notepad_jax.data.held_out import BY
 from notepad_jax.data.rows import Pair
 from notepad_jax.data.task_sources import TaskSources, shares
 from notepad_jax.types import Task
@@ -100,8 +99,13 @@ class Records:
                 )
             elif name == "held_out_by" and theirs is None:
                 raise ValueError(
-                    "this data position was saved by a version that held tasks out by their words, "
-                    "and this one goes by their documents; begin a new run"
+                    "this data position was saved by a version that held tasks out in another "
+                    "way; begin a new run"
+                )
+            elif name == "held_out_by" and theirs != ours:
+                raise ValueError(
+                    f"this data position was saved with {theirs} held out, and the run holds out "
+                    f"{ours}; resume with validation.split_by={theirs}"
                 )
             elif name == "held_out" and theirs != ours:
                 raise ValueError(
@@ -185,7 +189,7 @@ def of_files(
         "tasks": {name: _told(sources.tasks[name]) for name in drawn},
     }
     if held_out := {name: n for name, n in sources.held_out.items() if name in drawn}:
-        identity |= {"held_out": held_out, "held_out_by": BY}
+        identity |= {"held_out": held_out, "held_out_by": sources.held_out_by}
     parts = [
         grain.MapDataset.range(len(sources.tasks[name]))[shard_index::shard_count]
         .seed(_own_seed(seed, name))

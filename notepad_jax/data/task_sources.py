@@ -46,6 +46,8 @@ class TaskSources:
     files: Mapping[str, tuple[TaskFile, ...]]  # by source: those that hold its tasks, in order
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by source, if any
     held_out: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by source, if any
+    held_out_by: str = ""  # documents or questions
+    shared: int = 0  # of those held out, how many are about a document of others
     # By source, if any: not drawn, for they ask what is asked of a document that is held out.
     withheld: Mapping[str, int] = dataclasses.field(default_factory=dict)
     max_question: int | None = None  # tokens; longer ones are left out. None: nobody looked

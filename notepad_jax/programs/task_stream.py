@@ -112,7 +112,10 @@ def opened(
         found, lambda question: len(tokenizer.encode(question)), limit, weights, screen
     )
     share = config.validation.split if config.get("validation") else 0.0
-    sources, held = held_out.split(sources, share, weights, screen) if share else (sources, {})
+    held: dict[str, Sequence[Pair]] = {}
+    if share:
+        by = config.validation.split_by
+        sources, held = held_out.split(sources, share, weights, screen, by)
     for line in admission.lines(rows):
         screen.warn(line)
     if long:
@@ -325,6 +328,8 @@ def _admitted(rows: int, found: TaskSources, weights: Mapping[str, float]) -> st
     left = rows - drawn - held - withheld - asleep
     parts = [f"{drawn:,} to draw from"]
     parts += [f"{held:,} held out"] if found.held_out else []
+    if found.shared:
+        parts[-1] += f" ({found.shared:,} of them about documents that are drawn, too)"
     if without := [name for name in names if found.held_out and name not in found.held_out]:
         parts[-1] += f" (none of {', '.join(without)})"
     parts += [f"{withheld:,} withheld, which ask what is held out"] if withheld else []

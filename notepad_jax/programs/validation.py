@@ -191,7 +191,9 @@ def opened(config: ConfigDict, wanted: Sequence[Item], reader: Reader) -> Valida
 
 def check_settings(config: ConfigDict, tokenizer: Tokenizer) -> None:
     """Raises ValueError for settings that cannot work, before any weight is loaded."""
-    v = config.get("validation")
+    v, ways = config.get("validation"), (held_out.DOCUMENTS, held_out.QUESTIONS)
+    if v and v.split_by not in ways:  # a share is held out, also where nobody reads it
+        raise ValueError(f"validation.split_by is {v.split_by!r}; use {' or '.join(ways)}")
     if not v or not v.every:
         return
     named = [name for name in ("suite", "files", "split") if v[name]]

@@ -143,12 +143,23 @@ def test_where_nothing_would_be_left_on_a_side_it_is_said_with_numbers():
             held_out.split(stored(book), share, {}, SilentScreen())
         says.append(str(refused.value))
     assert "holds out none of the 1 documents" in says[0] and "stay on one side" in says[0]
+    assert "(validation.split_by=questions)" in says[0]
     assert "source 'book' has 40 tasks about 1 documents, of which 40 tasks would" in says[1]
     few = {"a": [dataclasses.replace(row(k, f"text {k}"), id=str(k)) for k in range(9)]}
     with pytest.raises(ValueError, match=r"from validation.split=(0\.\d+) on one is") as refused:
         held_out.split(stored(few), 1e-6, {}, SilentScreen())
     least = float(str(refused.value).partition("from validation.split=")[2].split()[0])
     assert len(held_out.split(stored(few), least, {}, SilentScreen())[1]["a"]) == 1
+
+
+def test_questions_may_be_held_out_of_few_documents_and_what_is_shared_is_counted():
+    book = {"book": [dataclasses.replace(row(k, "the book"), id=str(k)) for k in range(40)]}
+    book["book"].append(dataclasses.replace(row(7, "the book", spaced=True), id="twin"))
+    kept, held = held_out.split(stored(book), 0.3, {}, SilentScreen(), held_out.QUESTIONS)
+    sides = [{task.id for task, _ in side["book"]} for side in (kept.tasks, held)]
+    assert sides[0] | sides[1] == {task.id for task in book["book"]}
+    assert not sides[0] & sides[1] and not any(len(side & {"7", "twin"}) == 1 for side in sides)
+    assert kept.shared == len(sides[1]) > 3 and kept.held_out_by == "questions"
 
 
 def test_a_run_does_not_go_on_with_another_split_or_an_older_kind_of_one():
@@ -160,8 +171,10 @@ def test_a_run_does_not_go_on_with_another_split_or_an_older_kind_of_one():
         with pytest.raises(ValueError, match="resume with the validation.split of the saved run"):
             now.check(then.identity)
     older = {name: value for name, value in parted.identity.items() if name != "held_out_by"}
-    with pytest.raises(ValueError, match="held tasks out by their words.*begin a new run"):
+    with pytest.raises(ValueError, match="held tasks out in another way; begin a new run"):
         parted.check(older)
+    with pytest.raises(ValueError, match="resume with validation.split_by=questions"):
+        parted.check({**parted.identity, "held_out_by": "questions"})
 
 
 # ---------------------------------------------------------------- what a document is known by

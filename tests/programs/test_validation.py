@@ -71,6 +71,7 @@ def test_what_the_lines_say_is_known(tmp_path):
         ((), "is 2, and nothing says on what; name one of validation.split"),
         (("suite=ruler", "split=0.1"), "suite and validation.split says on what; name one"),
         (("split=0.1",), "holds out a share of tasks.files, which is empty"),
+        (("split=0.1", "split_by=rows"), "split_by is 'rows'; use documents or questions"),
         (("suite=rulr",), "is 'rulr'; use one of synthetic, ruler, ruler-qa, memory"),
         (("files=nowhere.jsonl",), "there is no task file nowhere.jsonl"),
         (("suite=synthetic",), "validation.lengths is empty; name lengths"),
