@@ -50,7 +50,7 @@ def get_config() -> ConfigDict:
         weight_decay=0.01,
     )
     config.checkpoint.update(handoff="memory", every=5)
-    config.validation.update(every=10, split=0.1)  # a tenth of the rows, every ten steps
+    config.validation.update(every=10, split=0.1)  # of the documents of tasks.files
     config.engine.update(
         replicas=0,  # as many engines as there are devices for
         per_cpu=1,

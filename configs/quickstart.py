@@ -211,6 +211,7 @@ def get_config() -> ConfigDict:
             lengths=(),  # of its documents: the training length, and longer ones
             files=(),  # task files
             split=0.0,  # share of tasks.files that is held out
+            split_by="documents",  # with all questions about them; or "questions"
             samples=64,  # questions of a length, or of a file
             repeats=1,
             temperature=0.0,

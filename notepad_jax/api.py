@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -69,6 +70,7 @@ def train(
     name: str | None = None,
     resume: bool = False,
     step: int | None = None,
+    mended: bool = False,
     changes: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Trained:
@@ -93,6 +95,8 @@ def train(
       resume: goes on with the run `name`, from the newest good checkpoint or from `step`. Rows,
         functions and changes that are left out are those of before; functions that are no part
         of a module, and callbacks, have to be given again.
+      mended: with `resume`, rows may have other words than when the run began, where they stand;
+        none may come or go, and those of a file that were left out stay so.
       changes: values of the config, as {"steps": 40, "rollout.documents": 4}.
       quiet: shows no progress.
     Raises ValueError for whatever is wrong with these, in one line; KeyboardInterrupt where it was
@@ -110,15 +114,17 @@ def train(
         said = settings.changes_of(changes)
         said |= {} if policy is None else {"policy": settings.path_of(policy, "a policy")}
         said |= settings.lent(stack, reward, memory_update, memory_reward)
-        said |= _files(dataset, "tasks.files", folder, DATASET, resume)
-        said |= _validation(_files(validation, "validation.files", folder, VALIDATION, resume))
+        said |= _files(dataset, "tasks.files", folder, DATASET, resume, mended)
+        said |= _validation(
+            _files(validation, "validation.files", folder, VALIDATION, resume, mended)
+        )
         wanted = settings.loaded(config or settings.OURS, said, saved)
         if validation is not None and not wanted.validation.every:
             every = {"validation.every": max(1, wanted.steps // VALIDATIONS)}
             wanted = settings.loaded(wanted, every)
         machine.prepared(wanted)
         screen = stack.enter_context(choose(quiet=quiet or not hosts.first()))
-        training.train(wanted, folder, screen, resume, step, callbacks)
+        training.train(wanted, folder, screen, resume, step, callbacks, mended)
         found = trained.outcome(wanted, folder)
     best = None if found.best is None else found.best.step
     return Trained(str(folder), folder, best, found.report, read_metrics(folder))
@@ -210,7 +216,7 @@ def _saved(folder: Path, config: settings.Config) -> Mapping[str, Any]:
 
 
 def _files(
-    dataset: Any, key: str, folder: Path, file: str, resume: bool
+    dataset: Any, key: str, folder: Path, file: str, resume: bool, mended: bool = False
 ) -> dict[str, tuple[str, ...]]:
     """Returns the config key that names the files of a dataset; rows are written down for it."""
     if dataset is None:
@@ -225,7 +231,8 @@ def _files(
     if isinstance(dataset, list | tuple) and all(isinstance(p, str | os.PathLike) for p in dataset):
         return {key: tuple(os.fspath(path) for path in dataset)}
     path = folder / run_folder.GIVEN / file
-    write = datasets.settle if resume else datasets.write
+    settle = functools.partial(datasets.settle, mended=mended)
+    write = settle if resume else datasets.write
     hosts.asked_of_first(lambda: write(dataset, path))
     return {key: (str(path),)}
 

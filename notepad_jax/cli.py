@@ -191,8 +191,8 @@ def again(arguments: argparse.Namespace, folder: Path | None) -> str:
 
 def follow_the_first(arguments: argparse.Namespace) -> None:
     """Whether a run goes on, the first process decides: it alone has the run's folder at hand."""
-    told = hosts.asked_of_first(lambda: [arguments.resume, arguments.step])
-    arguments.resume, arguments.step = told
+    told = hosts.asked_of_first(lambda: [arguments.resume, arguments.step, arguments.mended])
+    arguments.resume, arguments.step, arguments.mended = told
 
 
 def opened_folder(

@@ -75,7 +75,7 @@ def _quickstart(
 def _train(
     arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
-    train.train(config, folder, screen, arguments.resume, arguments.step)
+    train.train(config, folder, screen, arguments.resume, arguments.step, mended=arguments.mended)
     outcome = trained.outcome(config, folder)
     return outcome, trained.text(outcome)
 
@@ -367,6 +367,8 @@ def build_parser() -> Parser:
         "              --config.tasks.files=questions.jsonl",
     )  # fmt: skip
     training_options(sub)
+    sub.add_argument("--mended", action="store_true", help="with --resume: rows of tasks.files "
+                     "were mended since, where they stand; those left out stay so")  # fmt: skip
     sub.add_argument("--policy", help="what training begins with (the config's)")
     sub.add_argument("--hosts", metavar="WHERE", help="one run of several processes, started alike "
                      "on all hosts: auto (TPU pods, SLURM), or HOST:PORT,COUNT,INDEX; the first "

@@ -1,7 +1,8 @@
 """Task files with random access: one row a record (ArrayRecord).
 
 The form for training sets of many short documents, which are decoded whole, when asked
-for. Above: files, and records, which draws from them; below: rows.
+for; `admitted` looks at each of them once, when the file is opened. Above: files, and records,
+which draws from them; below: rows.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 from array_record.python import array_record_data_source, array_record_module
 
-from notepad_jax.data import rows, sources
+from notepad_jax.data import admission, rows, sources
+from notepad_jax.data.admission import NO_TEXT, Fault, Memo, OnFault
 from notepad_jax.data.rows import Pair
 from notepad_jax.types import TextDocument
 
@@ -68,8 +71,71 @@ class ArrayRecords(Sequence):
         columns = rows.parsed(raw, where)
         document = columns.pop("document", None)
         if not isinstance(document, str):
-            raise ValueError(f"{where} has no text under 'document'; every task needs one")
+            raise Fault(f"{where} has no text under 'document'; every task needs one", NO_TEXT)
         if not document.strip():
-            raise ValueError(f"{where} has an empty document; remove it")
+            raise Fault(f"{where} has an empty document; remove it", NO_TEXT)
         name = f"{Path(self._path).name}:{index + 1}"
-        return rows.task_of(columns, TextDocument(document), where, name)
+        pair = rows.task_of(columns, TextDocument(document), where, name)
+        admission.check(pair[0], where)
+        return pair
+
+
+class Chosen(Sequence):
+    """Some of a file's tasks, read when they are asked for."""
+
+    def __init__(self, pairs: Sequence[Pair], numbers: np.ndarray) -> None:
+        self._pairs, self._numbers = pairs, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Pair:
+        return self._pairs[int(self._numbers[index])]
+
+    @property
+    def held(self) -> bool:
+        """Whether the tasks are in memory, but for their texts."""
+        return in_memory(self._pairs)
+
+
+def in_memory(pairs: Sequence[Pair]) -> bool:
+    """Whether asking for a task reads no file."""
+    return isinstance(pairs, list) or (isinstance(pairs, Chosen) and pairs.held)
+
+
+def admitted(
+    path: str | Path, records: ArrayRecords, on_fault: OnFault, memo: Memo = admission.anew
+) -> Sequence[Pair]:
+    """Returns the records that can be used, having read each; `on_fault` is told of the others.
+
+    Raises ValueError for two records of one id, and for a file of which nothing is left.
+    """
+
+    def find() -> list[int]:
+        wrong: list[int] = []
+        known: dict[str, int] = {}
+        for number in range(len(records)):
+            try:
+                task, _ = records[number]
+            except Fault:
+                wrong.append(number)
+                continue
+            first = known.setdefault(task.id, number)
+            if first != number:
+                raise ValueError(
+                    f"{path} record {number + 1} has the id {task.id!r} of record {first + 1}; "
+                    f"ids must differ"
+                )
+        return wrong
+
+    found, first = memo(find), None
+    for number in found:
+        try:
+            records[number]
+        except Fault as fault:
+            fault.place = number
+            on_fault(fault)
+            first = first or fault
+    if len(found) == len(records):
+        raise rows.nothing_left(path, len(found), first)
+    return Chosen(records, np.delete(np.arange(len(records)), found)) if found else records

@@ -3,7 +3,8 @@
 A row is a mapping with `question`, `answers` (a text or several; also `answer`) and `document`
 (also `context`), or a `Task`. What it has beside the columns of `rows` is kept under `extra`, for
 rewards of the user's. Written down once, row by row, rows are what every file of tasks is: drawn
-by ordinal, known by their bytes when a run goes on, gone on with from the command line, too.
+by ordinal, known by their bytes when a run goes on, gone on with from the command line, too. A
+program can mend its rows, so none is left out: the first that has a fault is refused.
 Above: `api`; below: files and rows.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
-from notepad_jax.data import files, formats, rows
+from notepad_jax.data import admission, files, formats, rows
 from notepad_jax.data.foreign import memagent
 from notepad_jax.types import Task, TextDocument
 
@@ -46,10 +47,11 @@ def write(dataset: Any, path: Path) -> int:
     return files.write(path, _tasks(dataset, path), itertools.repeat(0))
 
 
-def settle(dataset: Any, path: Path) -> int:
+def settle(dataset: Any, path: Path, mended: bool = False) -> int:
     """As `write`, for a run that goes on: the rows must be those that `path` holds already.
 
-    Raises ValueError naming the first row that is another one.
+    With `mended` they take the place of those. Raises ValueError naming the first row that is
+    another one.
     """
     beside = path.with_name(f"again-{os.getpid()}-{path.name}")
     if not path.is_file():
@@ -59,13 +61,16 @@ def settle(dataset: Any, path: Path) -> int:
         )
     try:
         count = files.write(beside, _tasks(dataset, path), itertools.repeat(0))
-        if not filecmp.cmp(beside, path, shallow=False):
+        if mended:
+            os.replace(beside, path)
+        elif not filecmp.cmp(beside, path, shallow=False):
             with beside.open("rb") as now, path.open("rb") as then:
                 pairs = enumerate(itertools.zip_longest(now, then), start=1)
                 number = next(number for number, (a, b) in pairs if a != b)
             raise ValueError(
                 f"row {number} is not the one that {path} holds; go on with the same rows in the "
-                f"same order (or none, and those of the file are taken), or begin another run"
+                f"same order (or none, and those of the file are taken), say mended=True if rows "
+                f"were mended where they stand, or begin another run"
             )
     finally:
         beside.unlink(missing_ok=True)
@@ -75,7 +80,9 @@ def settle(dataset: Any, path: Path) -> int:
 def _tasks(dataset: Any, path: Path) -> Iterator[Task]:
     number = 0
     for number, row in enumerate(_rows(dataset), start=1):
-        yield row if isinstance(row, Task) else _task(row, number, path)
+        task = row if isinstance(row, Task) else _task(row, number, path)
+        admission.check(task, f"row {number} of the dataset")
+        yield task
     if not number:
         raise ValueError("the dataset has no rows; give at least one")
 

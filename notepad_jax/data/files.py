@@ -13,7 +13,8 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from notepad_jax.data import array_records, jsonl, rows, sources
+from notepad_jax.data import admission, array_records, jsonl, rows, sources
+from notepad_jax.data.admission import OnFault
 from notepad_jax.data.rows import Pair
 from notepad_jax.types import Task
 
@@ -55,19 +56,25 @@ def _checked(path: Path, tasks: Iterable[Task], lengths: Iterable[int]) -> Itera
         if task.id in known:
             raise ValueError(f"{path}: two tasks have the id {task.id!r}; ids must be unique")
         known.add(task.id)
-        for name in ("id", "question", "source", "metric", "contract"):
+        for name in ("id", "source"):
             if not getattr(task, name):
                 raise ValueError(f"{path}: task {task.id!r} has an empty {name}")
+        admission.check(task, f"{path}: task {task.id!r}")
         length = next(coming, None)
         if length is None:
             raise ValueError(f"{path}: there are more tasks than lengths ({len(known) - 1})")
         yield task, int(length)
 
 
-def read(path: str | Path, on_block: sources.OnBlock | None = None) -> Sequence[Pair]:
+def read(
+    path: str | Path, on_block: sources.OnBlock | None = None,
+    on_fault: OnFault = admission.refuse,
+) -> Sequence[Pair]:  # fmt: skip
     """Returns the tasks of a file with their lengths, in the file's order.
 
-    `on_block`, if given, is shown all bytes of the file, in order.
+    `on_block`, if given, is shown all bytes of the file, in order; `on_fault` is told of every
+    row that is left out (of an .array_record when it is asked for: `array_records.admitted`
+    looks at all).
 
     A .jsonl (local or in a bucket) is scanned and checked as a whole, in memory that grows
     with the metadata and not with the documents; raises ValueError naming file and row for
@@ -81,7 +88,7 @@ def read(path: str | Path, on_block: sources.OnBlock | None = None) -> Sequence[
             for block in sources.blocks(path):
                 on_block(block)
         return found
-    return rows.pairs(path, Path(str(path)).name, jsonl.scan(path, on_block), _own)
+    return rows.pairs(path, Path(str(path)).name, jsonl.scan(path, on_block), _own, on_fault)
 
 
 def _own(row: rows.Row, where: str, name: str) -> Pair:

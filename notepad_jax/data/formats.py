@@ -14,7 +14,17 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from notepad_jax.data import files, json_arrays, jsonl, parquet, rows, sources
+from notepad_jax.data import (
+    admission,
+    array_records,
+    files,
+    json_arrays,
+    jsonl,
+    parquet,
+    rows,
+    sources,
+)
+from notepad_jax.data.admission import Fault, Memo, OnFault
 from notepad_jax.data.foreign import memagent, ruler_files
 from notepad_jax.data.rows import Pair, Row
 
@@ -31,14 +41,16 @@ _TEXTS = {"document", "context"}
 
 
 def read_any(
-    path: str | Path, on_block: sources.OnBlock | None = None, name: str = ""
-) -> Sequence[Pair]:
+    path: str | Path, on_block: sources.OnBlock | None = None, name: str = "",
+    on_fault: OnFault = admission.refuse, memo: Memo = admission.anew,
+) -> Sequence[Pair]:  # fmt: skip
     """Returns the tasks of a file, and their lengths in tokens (0: nobody said).
 
-    Texts stay in the file until they are read. A row that has no id is called `name`:NUMBER
-    (`name` is the file's own if not given). `on_block`, if given, is shown all bytes of the file,
-    in order. Raises ValueError for a file that is none of these, naming file and row for what is
-    wrong with it.
+    Every row is checked here, and none when it is drawn; texts stay in the file until they are
+    read. A row that has no id is called `name`:NUMBER (`name` is the file's own if not given).
+    `on_block`, if given, is shown all bytes of the file, in order; `on_fault` is told of every row
+    that is left out (`admission`); `memo` may know what takes long to find out about these bytes.
+    Raises ValueError for a file that is none of these, or is damaged, naming file and row.
     """
     form = str(path).lower().rpartition(".")[2]
     if form not in FORMS:
@@ -47,10 +59,10 @@ def read_any(
             f".{FORMS[-1]}"
         )
     if form == "array_record":
-        return files.read(path, on_block)
+        return array_records.admitted(path, files.read(path, on_block), on_fault, memo)
     keys = set(parquet.columns(path)) if form == "parquet" else _keys(path)
     if form == "jsonl" and "input" in keys and not keys & {"question", "answers", *_TEXTS}:
-        return ruler_files.read(path, on_block=on_block, name=name)
+        return ruler_files.read(path, on_block=on_block, name=name, on_fault=on_fault)
     for key, (whose, command) in _OTHERS.items():
         # Published memory agents have a reward_model, too, and the text in a column of its own.
         if key in keys and not (key == "reward_model" and keys & _TEXTS):
@@ -58,9 +70,12 @@ def read_any(
                 f"{path} has rows of {whose}; make tasks of them first: "
                 f"notepad-jax {command} {path}"
             )
-    scan = {"jsonl": jsonl.scan, "json": json_arrays.scan, "parquet": parquet.scan}[form]
-    found: Iterable[Row] = scan(path, on_block)
-    return rows.pairs(path, name or Path(str(path)).name, found, task_of)
+    found: Iterable[Row | Fault]
+    if form == "parquet":
+        found = parquet.scan(path, on_block, memo)
+    else:
+        found = {"jsonl": jsonl.scan, "json": json_arrays.scan}[form](path, on_block)
+    return rows.pairs(path, name or Path(str(path)).name, found, task_of, on_fault)
 
 
 def task_of(row: Row, where: str, name: str) -> Pair:

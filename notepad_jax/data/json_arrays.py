@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.data import long_strings, rows, sources
+from notepad_jax.data.admission import NO_TEXT, Fault
 from notepad_jax.data.long_strings import FileDocument, Window
 from notepad_jax.data.rows import Row
 
@@ -24,27 +25,20 @@ _SPACE = re.compile(rb"[ \t\r\n]*")
 _BEFORE = re.compile(rb"[\xef\xbb\xbf \t\r\n]*")  # some editors put a mark first
 
 
-def scan(path: str | Path, on_block: sources.OnBlock | None = None) -> Iterator[Row]:
+def scan(path: str | Path, on_block: sources.OnBlock | None = None) -> Iterator[Row | Fault]:
     """Yields the rows of a file, numbered from 1.
 
-    Raises ValueError naming file and row for what is no JSON object, has no text under
-    `document` or `context`, or an empty one, or is cut short.
+    In the place of a row that has no text under `document` or `context`, an empty one, or a
+    column twice, yields what is to be said of it. Raises ValueError naming file and row for what
+    is no JSON object, or is cut short, and for a file that goes on after its array.
     """
     window = Window(path, on_block)
     for number in _numbers(window, path):
-        where = f"{path} row {number}"
-        head = _until_text(window, where)
-        start = window.at
-        blank = window.skip_string(where)
-        stop = window.at
-        beginning = head + long_strings.TAKEN.encode()
-        end, _ = _end(window, beginning, long_strings.METADATA_LIMIT, where)
-        tail = window.take(end)
-        columns = rows.parsed(beginning + tail, where)
-        long_strings.placed(columns, where)
-        if blank:
-            raise ValueError(f"{where} has an empty document; remove the row")
-        yield Row(number, columns, FileDocument(str(path), start, stop))
+        try:
+            row = _row(window, number, path)
+        except Fault as fault:
+            row = fault
+        yield row
 
 
 def values(path: str | Path) -> Iterator[tuple[int, Any]]:
@@ -57,6 +51,23 @@ def values(path: str | Path) -> Iterator[tuple[int, Any]]:
         yield number, value
 
 
+def _row(window: Window, number: int, path: str | Path) -> Row:
+    """Consumes a row, whatever is wrong with it."""
+    where = f"{path} row {number}"
+    head = _until_text(window, where)
+    start = window.at
+    blank = window.skip_string(where)
+    stop = window.at
+    beginning = head + long_strings.TAKEN.encode()
+    end, _ = _end(window, beginning, long_strings.METADATA_LIMIT, where)
+    tail = window.take(end)
+    columns = rows.parsed(beginning + tail, where)
+    long_strings.placed(columns, where)
+    if blank:
+        raise Fault(f"{where} has an empty document; remove the row", NO_TEXT)
+    return Row(number, columns, FileDocument(str(path), start, stop))
+
+
 def _numbers(window: Window, path: str | Path) -> Iterator[int]:
     """Yields the number of each element that begins where the window stands."""
     _skip(window, _BEFORE)
@@ -66,8 +77,14 @@ def _numbers(window: Window, path: str | Path) -> Iterator[int]:
     for number in itertools.count(1):
         _skip(window)
         if _next(window) == b"]":
-            while window.more():  # whoever takes down the bytes sees all of them
-                pass
+            window.take(window.next + 1)
+            _skip(window)  # to the end: whoever takes down the bytes sees all of them
+            if more := window.hold(40):
+                raise ValueError(
+                    f"{path} goes on after its array of {number - 1:,} rows, with "
+                    f"{more.decode('utf-8', 'replace')!r}; make it one array, or one row a line "
+                    f"and call it .jsonl"
+                )
             return
         if number > 1:
             if _next(window) != b",":
@@ -98,7 +115,7 @@ def _until_text(window: Window, where: str) -> bytes:
             return window.take(window.next + key.end())
         ends, *_ = _whole(held, window.at, where)
         if ends:  # the row is over; what was found is the text of a later one
-            raise long_strings.missing(rows.parsed(held[:ends], where), where)
+            raise long_strings.missing(rows.parsed(window.take(window.next + ends), where), where)
         if len(held) < size:
             raise _cut(held, where)
         if size > long_strings.METADATA_LIMIT:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from notepad_jax.data import long_strings, rows, sources
+from notepad_jax.data.admission import NO_TEXT, Fault
 from notepad_jax.data.long_strings import FileDocument, Window
 from notepad_jax.data.rows import Pair, Row
 
@@ -31,11 +32,12 @@ def write(name: str, pairs: Iterable[Pair]) -> int:
     return count
 
 
-def scan(path: str | Path, on_block: sources.OnBlock | None = None) -> Iterator[Row]:
+def scan(path: str | Path, on_block: sources.OnBlock | None = None) -> Iterator[Row | Fault]:
     """Yields the rows of a file one by one; blank lines count, so numbers are an editor's.
 
-    Raises ValueError naming file and row for what is no JSON object, has no text under
-    `document` or `context`, or an empty one, or is cut short.
+    In the place of a row that has no text under `document` or `context`, an empty one, or a
+    column twice, yields what is to be said of it. Raises ValueError naming file and row for what
+    is no JSON object, or is cut short.
     """
     window = Window(path, on_block)
     for number in itertools.count(1):
@@ -47,16 +49,26 @@ def scan(path: str | Path, on_block: sources.OnBlock | None = None) -> Iterator[
             head = head.removeprefix(codecs.BOM_UTF8)  # that some editors put first
         if ends and not head.strip():
             continue
-        if ends:
-            # Says what is wrong with the line itself, if anything is.
-            raise long_strings.missing(rows.parsed(head, where), where)
-        start = window.at
-        blank = window.skip_string(where)
-        stop = window.at
-        tail = window.until_newline(where)
-        # With the document taken out, what is left must be a JSON object of its own.
-        columns = rows.parsed(head + long_strings.TAKEN.encode() + tail, where)
-        long_strings.placed(columns, where)
-        if blank:
-            raise ValueError(f"{where} has an empty document; remove the row")
-        yield Row(number, columns, FileDocument(str(path), start, stop))
+        try:
+            row = _row(window, head, ends, number, path)
+        except Fault as fault:
+            row = fault
+        yield row
+
+
+def _row(window: Window, head: bytes, ends: bool, number: int, path: str | Path) -> Row:
+    """Consumes the rest of a line that begins with `head`, whatever is wrong with it."""
+    where = f"{path} row {number}"
+    if ends:
+        # Says what is wrong with the line itself, if anything is.
+        raise long_strings.missing(rows.parsed(head, where), where)
+    start = window.at
+    blank = window.skip_string(where)
+    stop = window.at
+    tail = window.until_newline(where)
+    # With the document taken out, what is left must be a JSON object of its own.
+    columns = rows.parsed(head + long_strings.TAKEN.encode() + tail, where)
+    long_strings.placed(columns, where)
+    if blank:
+        raise Fault(f"{where} has an empty document; remove the row", NO_TEXT)
+    return Row(number, columns, FileDocument(str(path), start, stop))

@@ -4,7 +4,8 @@ A row of a task file is a few columns and one text, which may have millions of t
 walks through a file and passes over that text without holding it; `FileDocument` knows its byte
 range and decodes it piece by piece when it is read. So a document of 3.5 million tokens is never
 one string, whether its file has a row a line (`jsonl`) or is one array of rows (`json_arrays`),
-which stand above. Below: sources.
+which stand above. Below: admission
+and sources.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from notepad_jax.data import sources
+from notepad_jax.data import admission, sources
+from notepad_jax.data.admission import NO_TEXT, TWICE, Fault
 
 METADATA_LIMIT = 16 << 20  # bytes of a row beside its document
 PIECE = 1 << 16  # bytes decoded at a time; hundreds of documents are read at once
@@ -75,27 +77,29 @@ _LONGEST_ESCAPE = 12  # \ud83d\ude00
 
 
 def placed(columns: dict[str, Any], where: str) -> None:
-    """Removes what stands for the text from the columns; ValueError if it is not the row's text."""
+    """Removes what stands for the text from the columns; Fault if it is not the row's text."""
     inside = columns.get(WITHIN)
     holders = [columns, inside] if isinstance(inside, dict) else [columns]
-    found = [(holder, name) for holder in holders for name in TEXTS if name in holder]
+    found = [(holder, name) for holder in holders for name in TEXTS
+             if holder.get(name) is not None]  # fmt: skip
     own = [(holder, name) for holder, name in found if holder[name] == TAKEN]
     if not own:
-        raise ValueError(f"{where} has no text under 'document'; every task needs one")
+        raise Fault(f"{where} has no text under 'document'; every task needs one", NO_TEXT)
     if len(found) > 1:
-        raise ValueError(f"{where} has two texts, 'document' and 'context'; keep one")
-    ((holder, name),) = own
-    del holder[name]
+        raise Fault(f"{where} has two texts, 'document' and 'context'; keep one", TWICE)
+    for holder in holders:
+        for name in TEXTS:
+            holder.pop(name, None)
 
 
-def missing(columns: dict[str, Any], where: str) -> ValueError:
+def missing(columns: dict[str, Any], where: str) -> Fault:
     """Returns what is to be said of a row in which no text begins."""
     for name in TEXTS:
         if name in columns:
-            return ValueError(f"{where}: {name!r} must be a text, it is {columns[name]!r:.80}")
-    return ValueError(
-        f"{where} has no column 'document' or 'context'; it has {sources.columns_of(columns)}"
-    )
+            said = f"{where}: {name!r} must be a text, it is {columns[name]!r:.80}"
+            return Fault(said, NO_TEXT if columns[name] is None else admission.TYPE)
+    has = sources.columns_of(columns)
+    return Fault(f"{where} has no column 'document' or 'context'; it has {has}", NO_TEXT)
 
 
 class Window:

@@ -6,7 +6,7 @@ text. What pandas writes is one row group of everything, gigabytes that cannot b
 middle; such texts are unpacked once into a temporary file, from front to back, and read from there.
 Nothing larger than a row group of `LARGEST_GROUP`, or two pages, is ever in memory, from a disk or
 a bucket (pandas writes pages of 1,024 rows: some 100 MB of documents of 28K tokens).
-Above: tables and formats; below: rows and sources.
+Above: tables and formats; below: rows, admission and sources.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from notepad_jax.data import sources
+from notepad_jax.data import admission, sources
+from notepad_jax.data.admission import NO_TEXT, Fault, Memo
 from notepad_jax.data.rows import Row
 
 TEXTS = ("document", "context")  # what a row's text is called: the first that there is
@@ -34,6 +35,9 @@ LARGEST_GROUP = 64 << 20  # bytes of the texts of a row group that is decoded to
 GROUPS_HELD = 2  # row groups whose texts stay decoded
 TOGETHER = 16  # rows decoded at a time
 PIECE = 1 << 16  # bytes of an unpacked text that are read at a time
+BLANK = 4096  # bytes: a longer text is not asked whether it is all white space
+# Whose nulls mean that a row does not say: a table has the same columns in all rows.
+MAY_BE_NULL = ("id", "source", "metric", "contract", "length", "evidence", "note_script", "extra")
 
 
 def values(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -47,15 +51,20 @@ def columns(path: str | Path) -> list[str]:
         return table.schema_arrow.names
 
 
-def scan(path: str | Path, on_block: sources.OnBlock | None = None) -> Iterator[Row]:
+def scan(
+    path: str | Path, on_block: sources.OnBlock | None = None, memo: Memo = admission.anew
+) -> Iterator[Row | Fault]:
     """Yields the rows of a file, numbered from 1.
 
-    `on_block`, if given, is shown all bytes of the file, in order. Raises ValueError for a file
-    that is missing, broken or has no column of texts, and for a text that is empty; of a text
-    that is not unpacked here, only when it is read.
+    In the place of a row whose text is null or blank, yields what is to be said of it: texts
+    are decoded for this, a few at a time, unless `memo` knows. `on_block`, if given, is shown all
+    bytes of the file, in order, before that. Raises ValueError for a file that is missing, broken
+    or has no column of texts, or two of them.
     """
     names = columns(path)
     text = next((name for name in TEXTS if name in names), None)
+    if set(TEXTS) <= set(names):
+        raise ValueError(f"{path} has two columns of texts, {' and '.join(TEXTS)}; keep one")
     if text is None:
         raise ValueError(
             f"{path} has no column {' or '.join(map(repr, TEXTS))}; it has {', '.join(names)[:200]}"
@@ -64,8 +73,15 @@ def scan(path: str | Path, on_block: sources.OnBlock | None = None) -> Iterator[
         for block in sources.blocks(path):
             on_block(block)
     texts = Texts(path, text)
+    blank = frozenset(memo(texts.blank))
     rest = [name for name in names if name != text]
     for number, row in enumerate(_batches(path, rest), start=1):
+        if number in blank:
+            yield _empty(text, f"{path} row {number}")
+            continue
+        for name in MAY_BE_NULL:
+            if name in row and row[name] is None:
+                del row[name]
         yield Row(number, row, RowDocument(texts, number - 1))
 
 
@@ -77,7 +93,7 @@ class RowDocument:
     place: int
 
     def pieces(self) -> Iterator[str]:
-        """Yields the text; ValueError if there is none, or the file is gone or broken."""
+        """Yields the text; ValueError if the file is gone, broken or another one by now."""
         return self.texts.pieces(self.place)
 
 
@@ -112,7 +128,28 @@ class Texts:
         number = next(n for n, start in enumerate(self._starts[1:]) if place < start)
         with self._lock:
             text = self._group(number)[place - self._starts[number]].as_py()
-        yield _checked(text, self._column, where)
+        if not text:
+            raise _empty(self._column, where)
+        yield text
+
+    def blank(self) -> list[int]:
+        """Returns the numbers, from 1, of rows whose text is null or blank."""
+        if self._unpacked is not None:
+            return list(self._unpacked.blank)
+        found, done = [], 0
+        with _opened(self._path) as table:
+            batches = table.iter_batches(batch_size=TOGETHER, columns=[self._column])
+            while True:
+                with _named(self._path, done):
+                    batch = next(batches, None)
+                    if batch is None:
+                        return found
+                    batch.validate(full=True)  # that they are UTF-8
+                (texts,) = batch.columns
+                for number, text in enumerate(texts, start=done + 1):
+                    if not text.is_valid or _is_blank(text):
+                        found.append(number)
+                done += len(texts)
 
     def _read_group(self, number: int) -> Any:
         with _named(self._path):
@@ -125,6 +162,7 @@ class _Unpacked:
 
     file: Any
     ends: list[int]  # the byte where each text ends
+    blank: list[int]  # numbers from 1 of those of which nothing was written
 
     def pieces(self, place: int) -> Iterator[str]:
         at, end = self.ends[place - 1] if place else 0, self.ends[place]
@@ -158,20 +196,25 @@ def _unpacked(path: str | Path, column: str, size: int) -> _Unpacked:
             f"{path} is one block of {size / 1e9:.1f} GB, which has to be unpacked to be read, and "
             f"{folder} has {free / 1e9:.1f} GB left; make room, or set TMPDIR to another folder"
         )
-    file, ends, at = tempfile.TemporaryFile(), [], 0  # it lives as long as its texts
+    file, ends, blank, at = tempfile.TemporaryFile(), [], [], 0  # it lives as long as its texts
     for number, row in enumerate(_batches(path, [column]), start=1):
-        raw = _checked(row[column], column, f"{path} row {number}").encode()
+        raw = (row[column] or "").encode()
+        if len(raw) < BLANK and not raw.decode().strip():
+            raw = b""
+            blank.append(number)
         file.write(raw)
         at += len(raw)
         ends.append(at)
     file.flush()
-    return _Unpacked(file, ends)
+    return _Unpacked(file, ends, blank)
 
 
-def _checked(text: Any, column: str, where: str) -> str:
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"{where} has an empty {column!r}; remove the row")
-    return text
+def _is_blank(text: Any) -> bool:
+    return text.as_buffer().size < BLANK and not text.as_py().strip()
+
+
+def _empty(column: str, where: str) -> Fault:
+    return Fault(f"{where} has an empty {column!r}; remove the row", NO_TEXT)
 
 
 def _size(group: Any, column: str) -> int:
@@ -204,6 +247,9 @@ def _opened(path: str | Path) -> Iterator[pyarrow.parquet.ParquetFile]:
         with _named(path):
             # With a buffer a column is decoded as it comes in; without one, read as a whole.
             table = pyarrow.parquet.ParquetFile(file, buffer_size=sources.BLOCK, pre_buffer=False)
+            names = table.schema_arrow.names
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"{path} has two columns {twice!r}; keep one, or rename the other")
         yield table
 
 

@@ -13,6 +13,8 @@ programs.train; below: task_sources (what is read; what is made comes in as a fu
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 import grain
 import numpy as np
 
+from notepad_jax.data.array_records import in_memory
 from notepad_jax.data.rows import Pair
 from notepad_jax.data.task_sources import TaskSources, shares
 from notepad_jax.types import Task
@@ -65,10 +68,12 @@ class Records:
             raise ValueError(f"there is no ordinal {ordinal}; they are counted from 0")
         return self._keys[ordinal]
 
-    def check(self, saved: Mapping[str, Any]) -> None:
+    def check(self, saved: Mapping[str, Any], mended: bool = False) -> None:
         """Raises ValueError, saying how to mend it, if `saved` is another stream's identity.
 
-        Task files are the same if their bytes are, wherever they lie now.
+        Task files are the same if their bytes are, wherever they lie now; with `mended`, if the
+        tasks have the same ids in the same order, so that every ordinal draws the task that it
+        drew, whatever its words are by now.
         """
         drawn = [_KINDS["documents" in identity] for identity in (saved, self.identity)]
         if drawn[0] != drawn[1]:
@@ -80,14 +85,27 @@ class Records:
             theirs, ours = saved.get(name), self.identity.get(name)
             if name == "max_question":
                 continue  # it matters where it leaves something out, and `left_out` says so
-            if name == "files":
-                _check_files(ours, theirs)
+            if name == "tasks":
+                if mended and ours != theirs:
+                    raise ValueError(_other_tasks(ours, theirs))
+            elif name == "files":
+                _check_files(ours, theirs, mended)
             elif name == "left_out" and ours != theirs:
                 raise ValueError(
                     f"this data position was saved with questions of more than "
                     f"{saved.get('max_question')} tokens left out ({_counts(theirs)}), and the "
                     f"run leaves out those of more than {self.identity['max_question']} "
                     f"({_counts(ours)}); resume with the reading.max_question of the saved run"
+                )
+            elif name == "held_out_by" and theirs is None:
+                raise ValueError(
+                    "this data position was saved by a version that held tasks out in another "
+                    "way; begin a new run"
+                )
+            elif name == "held_out_by" and theirs != ours:
+                raise ValueError(
+                    f"this data position was saved with {theirs} held out, and the run holds out "
+                    f"{ours}; resume with validation.split_by={theirs}"
                 )
             elif name == "held_out" and theirs != ours:
                 raise ValueError(
@@ -168,9 +186,10 @@ def of_files(
         },
         "left_out": {name: n for name, n in sources.left_out.items() if name in drawn},
         "max_question": sources.max_question,
+        "tasks": {name: _told(sources.tasks[name]) for name in drawn},
     }
     if held_out := {name: n for name, n in sources.held_out.items() if name in drawn}:
-        identity["held_out"] = held_out
+        identity |= {"held_out": held_out, "held_out_by": sources.held_out_by}
     parts = [
         grain.MapDataset.range(len(sources.tasks[name]))[shard_index::shard_count]
         .seed(_own_seed(seed, name))
@@ -185,6 +204,14 @@ def of_files(
         identity,
         {name: len(sources.tasks[name]) for name in drawn},
     )
+
+
+def _told(pairs: Sequence[Pair]) -> list[Any]:
+    """Returns how many tasks a source has, and a digest of their ids; of records, how many."""
+    if not in_memory(pairs):
+        return [len(pairs)]
+    ids = hashlib.sha256(json.dumps([task.id for task, _ in pairs]).encode())
+    return [len(pairs), ids.hexdigest()[:32]]
 
 
 def _place(name: str, number: int) -> tuple[str, int]:
@@ -208,7 +235,29 @@ def _own_seed(seed: int, name: str) -> int:
 _KINDS = {True: "generated documents", False: "tasks out of files"}
 
 
-def _check_files(ours: Mapping[str, Sequence[Sequence[str]]], theirs: Any) -> None:
+def _other_tasks(ours: Mapping[str, Sequence[Any]], theirs: Any) -> str:
+    """Says why rows that were mended cannot be gone on with."""
+    if not isinstance(theirs, Mapping):
+        return (
+            "this data position was saved by a version that did not take down which tasks a file "
+            "has, so nobody can tell whether mended rows stand where they stood; begin a new run"
+        )
+    name = next(name for name in ours if ours[name] != theirs.get(name))
+    now, then = ours[name], theirs.get(name, [0])
+    same = now[0] == then[0]
+    what = (
+        f"{now[0]:,} tasks to draw from as before, and they are others or in another order"
+        if same
+        else f"{now[0]:,} tasks to draw from, and had {then[0]:,} when this data position was saved"
+    )
+    return (
+        f"source {name!r} has {what}; rows may be mended where they stand, under their ids, but "
+        f"none may come, go or change sides of validation.split; go on with the file as it was, "
+        f"or begin a new run"
+    )
+
+
+def _check_files(ours: Mapping[str, Sequence[Sequence[str]]], theirs: Any, mended: bool) -> None:
     """Compares the [path, digest] lists of all sources; ValueError naming the first difference."""
     if not isinstance(theirs, Mapping):
         raise ValueError(
@@ -229,12 +278,13 @@ def _check_files(ours: Mapping[str, Sequence[Sequence[str]]], theirs: Any) -> No
                 f"source {name!r} has {len(now)} files, and had {len(then)} when this data "
                 f"position was saved; resume with these: {paths}"
             )
-        else:
+        elif not mended:
             known = {digest for _, digest in then}
             changed = next(path for path, digest in now if digest not in known)
             raise ValueError(
                 f"{changed} (source {name!r}) is not what it was when this data position was "
-                f"saved: its bytes or its ids differ; resume with the file as it was ({paths})"
+                f"saved: its bytes or its ids differ; resume with the file as it was ({paths}), "
+                f"or, if its rows were mended where they stand, with --mended"
             )
 
 

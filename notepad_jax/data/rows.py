@@ -11,7 +11,7 @@ hand need a question, answers (one text, or several) and a document or context: 
 missing is the name of the file and the number of the row, the `source` the name of the file, and
 where no `metric` is named an answer is right that contains a gold one (`sub_em`), wherever it
 stands (`auto`). What only a reward of the user's looks at is `extra`. Above: jsonl and
-array_records; below: sources.
+array_records; below: admission, which says what may be wrong with one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from notepad_jax.data import sources
+from notepad_jax.data import admission, sources
+from notepad_jax.data.admission import NO_GOLD, NO_QUESTION, Fault, OnFault
 from notepad_jax.types import Document, Evidence, Note, Task
 
 Pair = tuple[Task, int]  # a task and its length in tokens
@@ -42,24 +43,44 @@ class Row:
 Convert = Callable[[Row, str, str], Pair]  # (row, "FILE row 7", its name where it has no id)
 
 
-def pairs(path: str | Path, name: str, found: Iterable[Row], convert: Convert) -> list[Pair]:
-    """Makes tasks of a file's rows, in their order.
+def pairs(
+    path: str | Path, name: str, found: Iterable[Row | Fault], convert: Convert,
+    on_fault: OnFault = admission.refuse,
+) -> list[Pair]:  # fmt: skip
+    """Makes tasks of a file's rows, in their order; `on_fault` is told of those left out.
 
     A row that has no id is called `name`:NUMBER. Raises ValueError for two tasks of one id, for
-    a file without rows, and what `convert` refuses.
+    a file without a row that can be used, and what `found` raises.
     """
     made: list[Pair] = []
     known: dict[str, int] = {}
-    for row in found:
-        where = f"{path} row {row.number}"
-        pair = convert(row, where, f"{name}:{row.number}")
+    left_out, first_fault = 0, None
+    for place, row in enumerate(found):
+        try:
+            if isinstance(row, Fault):
+                raise row
+            where = f"{path} row {row.number}"
+            pair = convert(row, where, f"{name}:{row.number}")
+            admission.check(pair[0], where)
+        except Fault as fault:
+            fault.place = place
+            on_fault(fault)
+            left_out, first_fault = left_out + 1, first_fault or fault
+            continue
         first = known.setdefault(pair[0].id, row.number)
         if first != row.number:
             raise ValueError(f"{where} has the id {pair[0].id!r} of row {first}; ids must differ")
         made.append(pair)
     if not made:
-        raise ValueError(f"{path} has no tasks")
+        raise nothing_left(path, left_out, first_fault)
     return made
+
+
+def nothing_left(path: str | Path, count: int, first: Fault | None) -> ValueError:
+    """Returns what is said of a file of whose `count` rows none can be used, the first for why."""
+    if first is None:
+        return ValueError(f"{path} has no tasks")
+    return ValueError(f"none of the {count:,} rows of {path} can be used: {first}")
 
 
 def written(task: Task, length: int) -> Iterator[bytes]:
@@ -96,25 +117,25 @@ def written(task: Task, length: int) -> Iterator[bytes]:
 
 
 def task_of(columns: dict[str, Any], document: Document, where: str, name: str) -> Pair:
-    """Makes a task from the columns of a row; ValueError saying what is wrong with which.
+    """Makes a task from the columns of a row; Fault saying what is wrong with which.
 
     `name` ("tasks.jsonl:7") is the task's id, and before the colon its source, if it has none.
     """
     usual = {"id": name, "source": source_of(name), "metric": METRIC}
     text = {key: _text({**usual, **columns}, key, where) for key in ("id", "source", "metric")}
-    question = _text(columns, "question", where)
+    question = _text(columns, "question", where, NO_QUESTION)
     answers = _answers(columns, where)
     length = columns.get("length", 0)
     if type(length) is not int or length < 0:
-        raise ValueError(f"{where}: 'length' must be a number of tokens, it is {length!r:.80}")
+        raise Fault(f"{where}: 'length' must be a number of tokens, it is {length!r:.80}")
     evidence = columns.get("evidence", [])
     if not isinstance(evidence, list) or not all(map(_is_evidence, evidence)):
-        raise ValueError(
+        raise Fault(
             f"{where}: 'evidence' must be a list of [text, place in 0..1], it is {evidence!r:.80}"
         )
     script = columns.get("note_script", [])
     if not isinstance(script, list) or not all(map(_is_note, script)):
-        raise ValueError(
+        raise Fault(
             f"{where}: 'note_script' must be a list of [sentence, notes], two texts, it is "
             f"{script!r:.80}"
         )
@@ -140,29 +161,31 @@ def source_of(name: str) -> str:
 def _answers(columns: dict[str, Any], where: str) -> tuple[str, ...]:
     key = "answers" if "answers" in columns or "answer" not in columns else "answer"
     if key not in columns:
-        raise ValueError(f"{where} has no column 'answers'; it has {sources.columns_of(columns)}")
+        has = sources.columns_of(columns)
+        raise Fault(f"{where} has no column 'answers'; it has {has}", NO_GOLD)
     answers = columns[key]
     if isinstance(answers, str) and answers:
         return (answers,)
     if not isinstance(answers, list) or not all(isinstance(gold, str) for gold in answers):
-        raise ValueError(f"{where}: {key!r} must be a list of strings, it is {answers!r:.80}")
+        why = admission.TYPE if answers else NO_GOLD
+        raise Fault(f"{where}: {key!r} must be a list of strings, it is {answers!r:.80}", why)
     if not answers:
-        raise ValueError(f"{where} has no gold answer; every task needs at least one")
+        raise Fault(f"{where} has no gold answer; every task needs at least one", NO_GOLD)
     return tuple(answers)
 
 
-def _text(columns: dict[str, Any], name: str, where: str) -> str:
+def _text(columns: dict[str, Any], name: str, where: str, why: str = admission.TYPE) -> str:
     if name not in columns:
-        raise ValueError(f"{where} has no column {name!r}; it has {sources.columns_of(columns)}")
+        raise Fault(f"{where} has no column {name!r}; it has {sources.columns_of(columns)}", why)
     if not isinstance(columns[name], str) or not columns[name]:
-        raise ValueError(f"{where}: {name!r} must be a text, it is {columns[name]!r:.80}")
+        raise Fault(f"{where}: {name!r} must be a text, it is {columns[name]!r:.80}", why)
     return columns[name]
 
 
 def _extra(columns: dict[str, Any], where: str) -> dict[str, Any]:
     extra = columns.get("extra", {})
     if not isinstance(extra, dict):
-        raise ValueError(f"{where}: 'extra' must be an object with columns, it is {extra!r:.80}")
+        raise Fault(f"{where}: 'extra' must be an object with columns, it is {extra!r:.80}")
     return extra
 
 
@@ -178,21 +201,12 @@ def _is_evidence(fact: Any) -> bool:
 
 
 def parsed(raw: bytes, where: str) -> dict[str, Any]:
-    """Returns a JSON object in which no column is given twice; ValueError for anything else."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise _Twice(f"{where} has two columns {twice!r}; keep one")
-        return found
-
+    """Returns a JSON object; Fault for a column given twice, ValueError for anything else."""
     try:
-        found = json.loads(raw.decode("utf-8"), object_pairs_hook=once)
+        found = json.loads(raw.decode("utf-8"), object_pairs_hook=sources.once(where))
     except UnicodeDecodeError:
         raise ValueError(f"{where} is not UTF-8; convert the file, e.g. with iconv") from None
-    except _Twice:
+    except Fault:
         raise
     except (ValueError, RecursionError) as problem:
         reason = "nested too deeply" if isinstance(problem, RecursionError) else problem
@@ -200,7 +214,3 @@ def parsed(raw: bytes, where: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{where} is {type(found).__name__}, not an object with named columns")
     return found
-
-
-class _Twice(ValueError):
-    """A column given twice; told apart from what json itself raises."""

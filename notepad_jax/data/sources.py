@@ -18,6 +18,8 @@ from typing import Any
 
 import tensorstore as ts
 
+from notepad_jax.data.admission import TWICE, Fault
+
 BLOCK = 1 << 20  # bytes of one read; a remote request costs a round trip, so not less
 LONGEST_ROW = 256 << 20  # bytes of one jsonl line or array element that is parsed whole
 LONGEST_FILE = 1 << 30  # bytes of a file that `read` holds
@@ -129,11 +131,30 @@ def decode(raw: bytes, path: str | Path, line: int, start: int) -> str:
 # ---------------------------------------------------------------- JSON
 
 
+def once(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """Returns what makes a JSON object of its pairs; that raises Fault for a column given twice."""
+
+    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise Fault(f"{where} has two columns {twice!r:.40}; keep one", TWICE)
+        return found
+
+    return made
+
+
 def parse(raw: bytes, path: str | Path, line: int, start: int) -> Any:
-    """Parses one line of JSON; ValueError naming the line if it is none or nested too deeply."""
+    """Parses one line of JSON; ValueError naming the line if it is none or nested too deeply.
+
+    Fault for an object with a column given twice.
+    """
     text = decode(raw, path, line, start)
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=once(f"{path} row {line}"))
+    except Fault:
+        raise
     except json.JSONDecodeError as problem:
         short = " (it ends early; is the file cut short?)" if problem.pos >= len(text) - 1 else ""
         raise ValueError(f"{path} line {line} is not JSON: {problem.msg}{short}") from None

@@ -12,13 +12,15 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from notepad_jax.data import array_records, formats, sources
+from notepad_jax.data import admission, formats, sources
+from notepad_jax.data.admission import BEFORE, Fault, OnFault
+from notepad_jax.data.array_records import Chosen
 from notepad_jax.data.rows import Pair
 from notepad_jax.telemetry.progress import Screen
 
@@ -31,6 +33,9 @@ class TaskFile:
 
     path: str
     digest: str  # sha256 of its bytes and its tasks' ids, the first 32 hexadecimal digits
+    size: int = 0  # bytes
+    rows: int = 0  # those left out included
+    left_out: tuple[int, ...] = ()  # places of rows with a fault, from 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +46,10 @@ class TaskSources:
     files: Mapping[str, tuple[TaskFile, ...]]  # by source: those that hold its tasks, in order
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by source, if any
     held_out: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by source, if any
+    held_out_by: str = ""  # documents or questions
+    shared: int = 0  # of those held out, how many are about a document of others
+    # By source, if any: not drawn, for they ask what is asked of a document that is held out.
+    withheld: Mapping[str, int] = dataclasses.field(default_factory=dict)
     max_question: int | None = None  # tokens; longer ones are left out. None: nobody looked
 
 
@@ -55,20 +64,28 @@ class LongQuestions:
     longest: int  # tokens
 
 
-def by_source(paths: Iterable[str | Path], screen: Screen) -> TaskSources:
+def by_source(
+    paths: Iterable[str | Path],
+    screen: Screen,
+    on_fault: OnFault = admission.refuse,
+    before: Sequence[Collection[int]] = (),
+) -> TaskSources:
     """Opens files of tasks, whoever wrote them, and sorts their tasks by `Task.source`.
 
-    An .array_record is one source, named after the file, since its records are only read
-    when they are drawn. Every file is read once, with a bar if that takes a while. Raises
-    ValueError for what `formats.read_any` refuses, for two ArrayRecord files of one name, and
-    for a task id that stands in two files.
+    `on_fault` is told of every row that is left out, which are those with a fault and, of the k-th
+    file, those that stand in the places before[k] (from 0), mended or not. An .array_record is one
+    source, named after the file, since its records are not held. Every file is read once, with a
+    bar if that takes a while, and what was found of a large one is remembered by its bytes. Raises
+    ValueError for what `formats.read_any` refuses, for two ArrayRecord files of one name, and for
+    a task id that stands in two files.
     """
     found: dict[str, Any] = {}
     files: dict[str, list[TaskFile]] = {}
     known: dict[str, str | Path] = {}
-    for path in paths:
-        pairs, file = _opened(path, screen)
-        if isinstance(pairs, array_records.ArrayRecords):
+    for number, path in enumerate(paths):
+        out = before[number] if number < len(before) else ()
+        pairs, file = _opened(path, screen, on_fault, frozenset(out))
+        if not isinstance(pairs, list):
             name = Path(path).stem
             if name in found:
                 raise ValueError(f"{path}: there is a source {name!r} already; rename the file")
@@ -90,22 +107,58 @@ def by_source(paths: Iterable[str | Path], screen: Screen) -> TaskSources:
     return TaskSources(found, {name: tuple(own) for name, own in files.items()})
 
 
-def _opened(path: str | Path, screen: Screen) -> tuple[Sequence[Pair], TaskFile]:
-    digest = hashlib.sha256()
+def _opened(
+    path: str | Path, screen: Screen, on_fault: OnFault, out: frozenset[int]
+) -> tuple[Sequence[Pair], TaskFile]:
+    digest, seen = hashlib.sha256(), 0
     known = not sources.is_remote(path) and Path(path).is_file()
     size = Path(path).stat().st_size if known else None
-    bar = _LateBar(screen, f"opening {Path(path).name}", size, "bytes")
+    bar = LateBar(screen, f"opening {Path(path).name}", size, "bytes")
 
     def on_block(block: bytes) -> None:
+        nonlocal seen
         digest.update(block)
+        seen += len(block)
         bar.advance(len(block))
 
-    pairs = formats.read_any(path, on_block)
+    def memo(find: Callable[[], Any]) -> Any:  # is asked when all bytes have been seen
+        kind = str(path).lower().rpartition(".")[2]
+        return remembered(kind, digest.hexdigest(), seen, find)
+
+    faulty: set[int] = set()
+
+    def leave_out(fault: Fault) -> None:
+        faulty.add(fault.place)
+        on_fault(fault)
+
+    pairs = formats.read_any(path, on_block, on_fault=leave_out, memo=memo)
     bar.finish()
+    rows = len(pairs) + len(faulty)
+    if mended := [place for place in sorted(out - faulty) if place < rows]:
+        there = [place for place in range(rows) if place not in faulty]
+        kept = [number for number, place in enumerate(there) if place not in out]
+        for place in mended:
+            faulty.add(place)
+            on_fault(Fault(f"{path} row {place + 1}, which a new run would draw", BEFORE))
+        pairs = _some(pairs, kept)
     if isinstance(pairs, list):  # ids that a path tells (RULER's) decide a reading's noise, too
         for task, _ in pairs:
             digest.update(json.dumps(task.id).encode())
-    return pairs, TaskFile(str(path), digest.hexdigest()[:32])
+    file = TaskFile(str(path), digest.hexdigest()[:32], seen, rows, tuple(sorted(faulty)))
+    return pairs, file
+
+
+def _some(pairs: Sequence[Pair], numbers: Sequence[int]) -> Sequence[Pair]:
+    if isinstance(pairs, list):
+        return [pairs[number] for number in numbers]
+    return Chosen(pairs, np.array(numbers, np.int64))
+
+
+def remembered(kind: str, digest: str, size: int, find: Callable[[], Any]) -> Any:
+    """As `admission.remembered`, of so many bytes; what of few is found is not written down."""
+    if size < admission.LARGE:
+        return find()
+    return admission.remembered(kind, digest, find)
 
 
 def shares(tasks: Mapping[str, Sequence[Any]], weights: Mapping[str, float]) -> dict[str, float]:
@@ -146,7 +199,7 @@ def without_long_questions(
     """
     tasks, left_out, report = dict(opened.tasks), {}, []
     for name in shares(opened.tasks, weights):
-        bar = _LateBar(screen, f"questions of {name}", len(tasks[name]), "tasks")
+        bar = LateBar(screen, f"questions of {name}", len(tasks[name]), "tasks")
         kept, long = _divided(name, tasks[name], count, limit, bar)
         if long is None:
             continue
@@ -163,7 +216,7 @@ def without_long_questions(
 
 
 def _divided(
-    name: str, pairs: Sequence[Pair], count: Callable[[str], int], limit: int, bar: _LateBar
+    name: str, pairs: Sequence[Pair], count: Callable[[str], int], limit: int, bar: LateBar
 ) -> tuple[Sequence[Pair], LongQuestions | None]:
     """Returns the pairs that stay (`pairs` itself if all do), and what is told of the others."""
     kept: list[int] = []
@@ -180,25 +233,10 @@ def _divided(
     if not longest:
         return pairs, None
     long = LongQuestions(name, len(pairs) - len(kept), len(pairs), longest_id, longest)
-    if isinstance(pairs, list):
-        return [pairs[number] for number in kept], long
-    return Chosen(pairs, np.array(kept, np.int64)), long
+    return _some(pairs, kept), long
 
 
-class Chosen(Sequence):
-    """Some of a file's tasks, read when they are asked for."""
-
-    def __init__(self, pairs: Sequence[Pair], numbers: np.ndarray) -> None:
-        self._pairs, self._numbers = pairs, numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: int) -> Pair:
-        return self._pairs[int(self._numbers[index])]
-
-
-class _LateBar:
+class LateBar:
     """A bar that shows itself only where its activity takes more than `PATIENCE` seconds."""
 
     def __init__(self, screen: Screen, label: str, total: int | None, unit: str) -> None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from ml_collections import ConfigDict
 
 from notepad_jax import waiting
 from notepad_jax.data import files, formats
+from notepad_jax.data.admission import Admission, Fault, OnFault
 from notepad_jax.data.foreign import golongrl
-from notepad_jax.data.rows import Pair
+from notepad_jax.data.rows import Pair, nothing_left
+from notepad_jax.data.sources import blocks
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item, measure
 from notepad_jax.eval.methods import NOTEPAD
@@ -89,11 +92,11 @@ def _run(
     if (config.evaluate.suite == GOLONGRL) != bool(rows):
         raise ValueError("the suite golongrl is made from --rows FILE, and no other suite is")
     if rows:
-        return convert(GOLONGRL, rows, _golongrl(rows), folder, form, screen)
+        return convert(GOLONGRL, rows, _golongrl, folder, form, screen)
     if reading_list.is_file(config.evaluate.suite):
         path = reading_list.existing(config.evaluate.suite)
         name = Path(path).stem
-        return convert(name, path, iter(formats.read_any(path)), folder, form, screen)
+        return convert(name, path, _any, folder, form, screen)
     if paragraphs and config.evaluate.suite != "ruler-qa":
         raise ValueError("--paragraphs is for the suite ruler-qa; give --lengths")
     sizes = [Size(length, TOKENS) for length in reading_list.lengths_of(config)]
@@ -179,43 +182,58 @@ def _made(
         bar.advance()
 
 
-def _golongrl(rows: str) -> Iterator[Pair]:
-    return ((task, 0) for task in golongrl.read(rows))
+def _golongrl(rows: str, on_fault: OnFault) -> Iterator[Pair]:
+    return ((task, 0) for task in golongrl.read(rows, on_fault))
+
+
+def _any(rows: str, on_fault: OnFault) -> Iterator[Pair]:
+    return iter(formats.read_any(rows, on_fault=on_fault))
 
 
 def convert(
-    name: str, rows: str, pairs: Iterator[Pair], folder: Path, form: str, screen: Screen
-) -> Built:
+    name: str, rows: str, read: Callable[[str, OnFault], Iterator[Pair]], folder: Path,
+    form: str, screen: Screen,
+) -> Built:  # fmt: skip
     """Writes the tasks made of the rows of a file to the task file `name`.
 
-    Rows whose own gold answer would score nothing (a broken table, a formula that cannot be
-    read) are left out and counted: nobody could earn their reward.
+    Left out and counted by their reasons are rows with a fault, and those whose own gold answer
+    would score nothing (a broken table, a formula that cannot be read): nobody could earn their
+    reward. Raises ValueError where no row is left.
     """
-    _settle(folder, {"suite": name, "rows": rows, "form": form})
+    digest = hashlib.sha256()
+    for block in blocks(rows):
+        digest.update(block)
+    said = {"suite": name, "rows": rows, "form": form, "sha256 of rows": digest.hexdigest()}
+    _settle(folder, said)
     path = folder / f"{name}.{form}"
     if path.exists():
         return Built(folder, (path,), 0, 0, {})
     bar = screen.bar(f"converting {rows}", None, "tasks")
-    left_out: collections.Counter[str] = collections.Counter()
+    admission = Admission()
     lengths: collections.deque[int] = collections.deque()
 
     def earnable() -> Iterator[Task]:
-        for task, length in pairs:
+        kept = 0
+        for task, length in read(rows, admission.leave_out):
             try:
                 metrics.check_gold(task.answers, task.metric)
             except ValueError as problem:
-                if not left_out[task.metric]:
-                    screen.say(f"{task.id} is left out: {problem}")
-                left_out[task.metric] += 1
+                why = f"gold answers that {task.metric} gives nothing for"
+                admission.leave_out(Fault(f"{task.id}: {problem}", why))
                 continue
             lengths.append(length)
             yield task
+            kept += 1
             bar.advance()
+        if not kept:
+            first = [Fault(one.first) for one in admission.left_out[:1]]
+            raise nothing_left(rows, admission.count, *(first or [None]))
 
     count = files.write(path, earnable(), iter(lengths.popleft, None))
     bar.finish()
-    told = {f"gold answers that {metric} gives nothing for": n for metric, n in left_out.items()}
-    return Built(folder, (path,), 1, count, told)
+    for line in admission.lines(count):
+        screen.warn(line)
+    return Built(folder, (path,), 1, count, {one.why: one.count for one in admission.left_out})
 
 
 def text(built: Built) -> str:

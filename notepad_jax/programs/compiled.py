@@ -22,6 +22,8 @@ from pathlib import Path
 import filelock
 import jax
 
+from notepad_jax.telemetry.identity import caches
+
 SWITCH = "NOTEPAD_JAX_CACHE"
 OFF = "off"
 # A program that takes 44 ms to compile, one operation on one array, takes 13 ms to read and 6 ms
@@ -112,10 +114,7 @@ def _folder(named: str) -> Path:
         raise OSError(f"{named} is not a local folder (JAX_COMPILATION_CACHE_DIR takes buckets)")
     if named:
         return Path(named).expanduser().absolute()
-    caches = os.environ.get("XDG_CACHE_HOME", "")  # must be absolute, says its specification
-    return (Path(caches) if Path(caches).is_absolute() else Path.home() / ".cache").joinpath(
-        "notepad_jax", "xla"
-    )
+    return caches() / "xla"
 
 
 def _opened(folder: Path) -> Path:

@@ -18,6 +18,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from notepad_jax.data import formats
+from notepad_jax.data.admission import Admission
 from notepad_jax.data.sources import is_remote
 from notepad_jax.eval import methods
 from notepad_jax.eval.lengths import format_length, parse_length
@@ -144,8 +145,13 @@ def _of_file(
 ) -> TasksByLength:
     e = config.evaluate
     bar = screen.bar(f"opening {Path(e.suite).name}", None, "rows")
-    found = file_suite.read(existing(e.suite), lengths, e.tasks, samples, count, bar.advance)
+    admission = Admission()
+    found = file_suite.read(
+        existing(e.suite), lengths, e.tasks, samples, count, bar.advance, admission.leave_out
+    )
     bar.finish()
+    for line in admission.lines(found.rows):
+        screen.warn(line)
     for problem in found.damaged:
         screen.warn(f"not read, and not asked for by --tasks: {problem}")
     if found.elsewhere:

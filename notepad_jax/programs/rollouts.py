@@ -205,10 +205,13 @@ class Rollouts:
         """Returns what a checkpoint keeps: the ledger, and which stream's it is."""
         return {"stream": dict(self.stream.records.identity), "ledger": spool.encode(ledger)}
 
-    def restored(self, saved: Mapping[str, Any]) -> Ledger:
-        """Returns the ledger that was saved; ValueError if it is another stream's."""
+    def restored(self, saved: Mapping[str, Any], mended: bool = False) -> Ledger:
+        """Returns the ledger that was saved; ValueError if it is another stream's.
+
+        With `mended` rows of its files may have other words by now (`Records.check`).
+        """
         records = self.stream.records
-        records.check(saved["stream"])
+        records.check(saved["stream"], mended)
 
         @functools.cache
         def stage(chunks: int) -> tuple[TaskStream, Reader]:

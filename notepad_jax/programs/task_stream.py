@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from notepad_jax.data import held_out, sources
+from notepad_jax.data.admission import Admission
 from notepad_jax.data.records import Records, generated, of_files
 from notepad_jax.data.rows import Pair
 from notepad_jax.data.task_sources import (
     LongQuestions,
+    TaskSources,
     by_source,
     shares,
     without_long_questions,
@@ -31,6 +34,7 @@ from notepad_jax.starter import vocabulary
 from notepad_jax.starter.mixed import make_tasks
 from notepad_jax.starter.synthetic import SENTENCE
 from notepad_jax.tasks import haystack, stories
+from notepad_jax.telemetry.identity import read_json, write_json
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.tokenizer import Tokenizer, counter
@@ -38,6 +42,8 @@ from notepad_jax.types import Task
 
 TRAINING_DOCUMENTS = range(2**30)  # document seeds; evaluation uses others
 SENTENCES = 15 / 16  # of a chunk that ends where a sentence does, the share that is filled
+ROWS = "rows.json"  # in a run's folder: what of its files is drawn, and what is not and why
+EMPTY: Mapping[str, Any] = types.MappingProxyType({})
 MOST_CHUNKS = "data/max_chunks"  # a metric: of the documents of a step, where there is a curriculum
 
 
@@ -51,6 +57,9 @@ class TaskStream:
     max_document: int | None  # tokens of a document; None: none is cut
     # Of the files, by source, and never drawn (`validation.split`).
     held_out: Mapping[str, Sequence[Pair]] = dataclasses.field(default_factory=dict)
+    sources: TaskSources | None = None  # of the files; None: documents are made
+    # What became of the rows of the files, as the run keeps it (`keep`); {}: documents are made.
+    admitted: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     curriculum: Curriculum = Curriculum()
     # Where documents are made: the same stream with documents of at most so many tokens.
     shorter: Callable[[int], Records] | None = None
@@ -75,8 +84,14 @@ class TaskStream:
         return Documents(tokenizer, chunk_size, self.max_document, chunk_ends)
 
 
-def opened(config: ConfigDict, tokenizer: Tokenizer, screen: Screen) -> TaskStream:
-    """Opens what the config names. Raises ValueError for files that cannot be drawn from."""
+def opened(
+    config: ConfigDict, tokenizer: Tokenizer, screen: Screen, before: Mapping[str, Any] = EMPTY
+) -> TaskStream:
+    """Opens what the config names. Raises ValueError for files that cannot be drawn from.
+
+    `before` is what a run that goes on has kept of its files: rows that were left out when it
+    began stay so, also where they were mended since, for every ordinal has its row.
+    """
     stages = curriculum.parsed(config.tasks.curriculum)
     if late := [begin for begin, _ in stages.stages if begin >= config.steps]:
         screen.say(
@@ -88,22 +103,36 @@ def opened(config: ConfigDict, tokenizer: Tokenizer, screen: Screen) -> TaskStre
     if not config.tasks.files:
         return _made(config, stages, screen)
     weights, limit = _weights(config.tasks.weights), config.reading.max_question
+    admission = Admission()
+    found = by_source(
+        config.tasks.files, screen, admission.leave_out, _out(config.tasks.files, before)
+    )
+    rows = sum(map(len, found.tasks.values()))
     sources, long = without_long_questions(
-        by_source(config.tasks.files, screen),
-        lambda question: len(tokenizer.encode(question)), limit, weights, screen,
-    )  # fmt: skip
+        found, lambda question: len(tokenizer.encode(question)), limit, weights, screen
+    )
+    share = config.validation.split if config.get("validation") else 0.0
+    held: dict[str, Sequence[Pair]] = {}
+    if share:
+        by = config.validation.split_by
+        sources, held = held_out.split(sources, share, weights, screen, by)
+    for line in admission.lines(rows):
+        screen.warn(line)
     if long:
         screen.say(_left_out(long, limit))
-    share = config.validation.split if config.get("validation") else 0.0
-    sources, held = held_out.split(sources, share, weights) if share else (sources, {})
+    balanced = _balanced(config, shares(sources.tasks, weights), screen)
+    if admission.count or long or held:
+        screen.say(_admitted(rows + admission.count, sources, weights))
     return TaskStream(
         records=of_files(sources, config.seed, weights),
         questions=1,
         left_out=sum(source.count for source in long),
         max_document=config.tasks.max_tokens or None,
         held_out=held,
+        sources=sources,
+        admitted=_kept(sources, admission, config.tasks.files, before),
         curriculum=stages,
-        balanced=_balanced(config, shares(sources.tasks, weights), screen),
+        balanced=balanced,
     )
 
 
@@ -234,6 +263,79 @@ def _left_out(long: Sequence[LongQuestions], limit: int) -> str:
         f"(the longest, task {worst.longest_id!r}, {worst.longest:,}); they are left out: raise "
         f"reading.max_question to keep them"
     )
+
+
+def _out(paths: Sequence[str], before: Mapping[str, Any]) -> list[list[int]]:
+    """Returns the places of the rows of each file that were left out before, wherever it lies."""
+    then = before.get("files", ())
+    by_path = {file["path"]: file for file in then}
+    by_name = {Path(file["path"]).name: file for file in then}
+    files = [by_path.get(str(path)) or by_name.get(Path(path).name) for path in paths]
+    return [[row - 1 for row in file["left_out"]] if file else [] for file in files]
+
+
+def _kept(
+    found: TaskSources, admission: Admission, paths: Sequence[str], before: Mapping[str, Any]
+) -> dict[str, Any]:
+    files = {file.path: file for own in found.files.values() for file in own}
+    return {
+        "files": [
+            {
+                "path": str(path),
+                "digest": files[str(path)].digest,
+                "rows": files[str(path)].rows,
+                "left_out": [place + 1 for place in files[str(path)].left_out],
+            }
+            for path in paths
+        ],
+        "left_out": [dataclasses.asdict(one) for one in admission.left_out],
+        "long_questions": dict(found.left_out),
+        "held_out": dict(found.held_out),
+        "withheld": dict(found.withheld),
+        "mended": list(before.get("mended", ())),
+    }
+
+
+def before(folder: Path) -> dict[str, Any]:
+    """Returns what a run has kept of its files; {} where it has not, or an older version had it."""
+    path = folder / ROWS
+    return read_json(path, "remove it: no row was left out, or begin anew") if path.exists() else {}
+
+
+def keep(
+    folder: Path, stream: TaskStream, before: Mapping[str, Any], step: int, screen: Screen
+) -> None:
+    """Writes down, beside a run's config, what became of the rows of its files.
+
+    Where they are no longer the bytes of `before`, they were mended, and the step tells when.
+    """
+    told = dict(stream.admitted)
+    if not told or told == before:
+        return
+    digests = {file["digest"] for file in before.get("files", ())}
+    new = [file["path"] for file in told["files"] if file["digest"] not in digests]
+    if before and new:
+        told["mended"] = [*told["mended"], {"step": step, "files": new}]
+        screen.say(f"from step {step + 1:,} on, rows of {', '.join(new)} are read as they are now")
+    write_json(folder / ROWS, told)
+
+
+def _admitted(rows: int, found: TaskSources, weights: Mapping[str, float]) -> str:
+    """Says in words what became of all rows of the files."""
+    names = list(shares(found.tasks, weights))
+    drawn = sum(len(found.tasks[name]) for name in names)
+    held, withheld = (sum(of.values()) for of in (found.held_out, found.withheld))
+    asleep = sum(len(tasks) for name, tasks in found.tasks.items() if name not in names)
+    left = rows - drawn - held - withheld - asleep
+    parts = [f"{drawn:,} to draw from"]
+    parts += [f"{held:,} held out"] if found.held_out else []
+    if found.shared:
+        parts[-1] += f" ({found.shared:,} of them about documents that are drawn, too)"
+    if without := [name for name in names if found.held_out and name not in found.held_out]:
+        parts[-1] += f" (none of {', '.join(without)})"
+    parts += [f"{withheld:,} withheld, which ask what is held out"] if withheld else []
+    parts += [f"{asleep:,} of weight 0"] if asleep else []
+    return f"tasks.files: {rows:,} rows, {', '.join(parts)}, {left:,} left out"
 
 
 def _weights(words: Sequence[str]) -> dict[str, float]:

@@ -89,11 +89,12 @@ class Diverged(ValueError):
 
 def train(
     config: ConfigDict, folder: Path, screen: Screen, resume: bool = False,
-    step: int | None = None, told: Sequence[Callback] = (),
+    step: int | None = None, told: Sequence[Callback] = (), mended: bool = False,
 ) -> Path | epath.Path:  # fmt: skip
     """Runs the training in the new folder `folder`, or continues one; returns its checkpoints.
 
-    With `resume` it goes on from the newest good checkpoint, or from `step`. `told` are called
+    With `resume` it goes on from the newest good checkpoint, or from `step`; with `mended` also
+    where rows of task files were mended since, as they stand. `told` are called
     after every step, and may end the run there (`callbacks`). Raises ValueError
     for a config that cannot work, a checkpoint that is damaged, a policy or task files that are
     not those that the run began with, and as `run_folder.opened` does. Whatever is refused,
@@ -102,16 +103,16 @@ def train(
     """
     stop = stopping.Stop()
     with telling.opened(folder, resume), stop.watching():
-        return waiting.run(_train(config, folder, screen, resume, step, stop, told))
+        return waiting.run(_train(config, folder, screen, resume, step, stop, told, mended))
 
 
 async def _train(
     config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None,
-    stop: stopping.Stop, callback: Sequence[Callback],
+    stop: stopping.Stop, callback: Sequence[Callback], mended: bool,
 ) -> Path | epath.Path:  # fmt: skip
     if not resume and hosts.first():  # so that a start that is killed can be resumed
         write_sealed(folder / CONFIG, configuration.plain(config))
-    run = prepare(config, folder, screen, resume, step, stop)
+    run = prepare(config, folder, screen, resume, step, stop, mended)
     told = telling.telling(
         _named(config, run), folder, screen, run.rollouts.reader, run.step, resume
     )
@@ -149,7 +150,9 @@ def _named(config: ConfigDict, run: Run) -> ConfigDict:
     return config.lock()
 
 
-def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> parts.Words:
+def check(
+    config: ConfigDict, folder: Path, resume: bool, step: int | None, mended: bool = False
+) -> parts.Words:
     """Raises ValueError for what is wrong and can be known before any weight is loaded.
 
     That is also whether checkpoints can be written where they are to lie.
@@ -163,6 +166,8 @@ def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> p
     rollouts.memory_scoring(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
+    if not resume and mended:
+        raise ValueError("--mended is for a run that goes on: say --resume as well")
     learner.check_start(config.grpo.lora, config.policy)
     words = parts.words(config.policy, config.dtype, parts.to_learn(config))
     task_stream.check_files(config, words.tokenizer)
@@ -185,15 +190,17 @@ def check(config: ConfigDict, folder: Path, resume: bool, step: int | None) -> p
 
 def prepare(
     config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None,
-    stop: stopping.Stop | None = None,
+    stop: stopping.Stop | None = None, mended: bool = False,
 ) -> Run:  # fmt: skip
     """Loads the policy and puts the parts together, where a checkpoint left them."""
-    words, asked = check(config, folder, resume, step), config  # before anything is changed
+    asked = config
+    words = check(config, folder, resume, step, mended)  # before anything is written or removed
     waiting.look()
     config = decided.kept(config, folder, words, resume, screen)
     where = place_of(folder, config.checkpoint.folder)
     checkpoints = Checkpoints(where, keep=config.checkpoint.keep)
-    stream = task_stream.opened(config, words.tokenizer, screen)
+    before = hosts.asked_of_first(lambda: task_stream.before(folder) if resume else {})
+    stream = task_stream.opened(config, words.tokenizer, screen, before)
     held_out = validation.items(config, stream, words.tokenizer, screen)
     waiting.look()
     policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config), screen.warn)
@@ -202,7 +209,8 @@ def prepare(
     reading = parts.rules(config.reading, policy.tokenizer)
     config = sizes.settled(config, template, reading)
     start, stored = starting_policy.content(policy), policy.stored
-    identity = {**configuration.plain(config), "start": start}
+    digests = [file["digest"] for file in stream.admitted.get("files", ())]
+    identity = {**configuration.plain(config), "start": start, "bytes of tasks.files": digests}
     begun = under_way.UnderWay(folder, identity, stop or stopping.Stop(), screen.warn)
     nobody = PolicySnapshot(-1, None)
     driver = parts.service(
@@ -227,13 +235,15 @@ def prepare(
         saved = checkpoints.restore(*learner.restore_target(learning), screen.warn, step)
         starting_policy.compare(saved.meta.get("start", {}), start, folder)
         checkpoints.keep_base(learner.base(learning, stored))
-        ledger = sampled.restored(saved.data)
+        ledger = sampled.restored(saved.data, mended)
         learner.resume(learning, saved)
         step = saved.step
         if held_out.restored(saved.data, screen):
             held_out.mark(checkpoints.folder)
         checkpoints.go_on_from(step)
     waiting.look()
+    if hosts.first():
+        task_stream.keep(folder, stream, before, step, screen)
     if resume:
         begun.take_up()
     run = Run(

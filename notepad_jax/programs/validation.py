@@ -27,6 +27,8 @@ from ml_collections import ConfigDict
 from notepad_jax.checkpoint import best
 from notepad_jax.checkpoint.best import Best
 from notepad_jax.data import formats, held_out
+from notepad_jax.data.admission import Admission
+from notepad_jax.data.rows import Pair
 from notepad_jax.eval import methods, readings, summary
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item, Progress, Result, check, measure
@@ -189,12 +191,14 @@ def opened(config: ConfigDict, wanted: Sequence[Item], reader: Reader) -> Valida
 
 def check_settings(config: ConfigDict, tokenizer: Tokenizer) -> None:
     """Raises ValueError for settings that cannot work, before any weight is loaded."""
-    v = config.get("validation")
+    v, ways = config.get("validation"), (held_out.DOCUMENTS, held_out.QUESTIONS)
     if v and v.suite not in ("", reading_list.SYNTHETIC, *suites.SUITES):
         raise ValueError(
             f"validation.suite is {v.suite!r}; use one of {reading_list.SYNTHETIC}, "
             f"{', '.join(suites.SUITES)}, or name task files (validation.files)"
         )
+    if v and v.split_by not in ways:  # a share is held out, also where nobody reads it
+        raise ValueError(f"validation.split_by is {v.split_by!r}; use {' or '.join(ways)}")
     if not v or not v.every:
         return
     named = [name for name in ("suite", "files", "split") if v[name]]
@@ -239,7 +243,7 @@ def _tasks(
         return reading_list.tasks_of(
             _asked(config), list(dict.fromkeys(map(parse_length, v.lengths))), count, screen
         )
-    sources = {path: formats.read_any(path) for path in v.files} if v.files else stream.held_out
+    sources = _of_files(v.files, stream, screen) if v.files else stream.held_out
     found: reading_list.TasksByLength = {}
     for pairs in sources.values():
         # In the order of their ranks, which chance decided: the first are as good as any.
@@ -251,6 +255,28 @@ def _tasks(
             length = length or sum(map(count, task.document.pieces()))
             task = rewards.judged(config.tasks.reward, task)
             found.setdefault(file_suite.power_of_two(length), []).append(task)
+    return found
+
+
+def _of_files(
+    paths: Sequence[str], stream: TaskStream, screen: Screen
+) -> dict[str, Sequence[Pair]]:
+    """Opens `validation.files`, and says what of them is left out, and what is trained on, too."""
+    admission = Admission()
+    found = {path: formats.read_any(path, on_fault=admission.leave_out) for path in paths}
+    tasks = [task for pairs in found.values() for task, _ in pairs]
+    for line in admission.lines(len(tasks)):
+        screen.warn(f"validation.files: {line}")
+    if stream.sources is None:
+        return found
+    drawn = stream.records.tasks
+    words, documents = held_out.shared(stream.sources, drawn, tasks, screen)
+    if words or documents:
+        screen.warn(
+            f"validation.files: of {len(tasks):,} tasks, {words:,} ask what a task of tasks.files "
+            f"asks, in its words, and {documents:,} are about a document of tasks.files; what "
+            f"they show is not only what was never trained on"
+        )
     return found
 
 

@@ -14,7 +14,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from notepad_jax.data import formats, sources
+from notepad_jax.data import admission, formats, sources
+from notepad_jax.data.admission import OnFault
 from notepad_jax.data.rows import Pair
 from notepad_jax.tasks.haystack import Count
 from notepad_jax.types import Task
@@ -41,6 +42,7 @@ def read(
     samples: int,
     count: Count,
     on_row: Callable[[], None] = lambda: None,
+    on_fault: OnFault = admission.refuse,
 ) -> FileSuite:
     """Returns the tasks of a file (local or gs://), or of all of a folder, by their length.
 
@@ -50,6 +52,7 @@ def read(
       samples: how many are taken of each task and length, the first ones; 0: all.
       count: tells the tokens of documents whose length nobody said.
       on_row: is told of every row that was read.
+      on_fault: is told of every row that is left out, whatever its task.
 
     Of a folder, a row without an id is named by its file, from the folder on, and its number.
     Raises ValueError if there is no file, no such task, a length without a row, two tasks of one
@@ -63,7 +66,7 @@ def read(
     damaged: list[str] = []
     for file in _files(path):
         try:
-            chosen, same = _chosen(path, file, wanted, count, on_row)
+            chosen, same = _chosen(path, file, wanted, count, on_row, on_fault)
         except ValueError as problem:
             if not wanted or _tells(file, wanted):
                 raise
@@ -114,11 +117,12 @@ class RecordDocument:
 
 
 def _chosen(
-    folder: str, file: str, wanted: Sequence[str], count: Count, on_row: Callable[[], None]
-) -> tuple[list[Pair], bool]:
+    folder: str, file: str, wanted: Sequence[str], count: Count, on_row: Callable[[], None],
+    on_fault: OnFault,
+) -> tuple[list[Pair], bool]:  # fmt: skip
     """Returns the wanted tasks of a file, measured, and whether all its rows say one length."""
     name = "" if file == folder else str(Path(file).relative_to(folder))
-    pairs = formats.read_any(file, name=name)
+    pairs = formats.read_any(file, name=name, on_fault=on_fault)
     said: set[int] = set()
     chosen: list[Pair] = []
     for number in range(len(pairs)):

@@ -55,6 +55,12 @@ def read_json(path: Path, mend: str) -> dict[str, Any]:
     return content
 
 
+def caches() -> Path:
+    """Returns the folder of this package among the user's caches; RuntimeError without a home."""
+    said = os.environ.get("XDG_CACHE_HOME", "")  # must be absolute, says its specification
+    return (Path(said) if Path(said).is_absolute() else Path.home() / ".cache") / "notepad_jax"
+
+
 def write_json(path: Path, content: Any) -> None:
     """Writes a JSON file at once or not at all; makes its folder. Other objects become text."""
     path.parent.mkdir(parents=True, exist_ok=True)

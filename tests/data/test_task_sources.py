@@ -7,6 +7,7 @@ import json
 import shutil
 
 import pytest
+from array_record.python import array_record_module
 
 from notepad_jax.data import files, formats, task_sources
 from notepad_jax.data.records import generated, of_files
@@ -219,3 +220,64 @@ def test_whoever_waits_sees_a_bar_and_nobody_else(tmp_path, monkeypatch, kind):
         [f"opening a.{kind}", size, "bytes", size],
         ["questions of a", 5, "tasks", 5],
     ]
+
+
+# ---------------------------------------------------------------- rows that were mended
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mended_rows_are_taken_where_somebody_says_so(tmp_path, kind):
+    path = written(tmp_path / f"a.{kind}", *tasks("a", 4))
+    state = saved(stream(path))
+    good = tasks("a", 4)
+    mend = dataclasses.replace(good[2], document=TextDocument("mended"), answers=("y",))
+    written(path, *good[:2], mend, good[3])
+    now = stream(path)
+    assert "if its rows were mended where they stand, with --mended" in refusal(now, state)
+    now.check(state, mended=True)
+    whole = {now.at(ordinal)[0].id: now.at(ordinal)[0] for ordinal in range(4)}
+    assert "".join(whole["a2"].document.pieces()) == "mended"
+    for other in ([*good, *tasks("a", 5)[4:]], good[:3]):
+        written(path, *other)
+        with pytest.raises(ValueError, match="none may come, go or change sides") as refused:
+            stream(path).check(state, mended=True)
+        assert f"{len(other)} tasks to draw from, and had 4" in str(refused.value)
+    written(path, good[1], good[0], *good[2:])
+    if kind == "jsonl":  # of records only their number is known
+        with pytest.raises(ValueError, match="they are others or in another order"):
+            stream(path).check(state, mended=True)
+    older = {name: value for name, value in state.items() if name != "tasks"}
+    with pytest.raises(ValueError, match="a version that did not take down which tasks"):
+        stream(path).check(older, mended=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_was_left_out_stays_so_when_it_is_mended(tmp_path, kind):
+    """Every ordinal keeps its row: with one row more the stream would be another."""
+    good = tasks("a", 5)
+    path = written(tmp_path / f"a.{kind}", *good)
+    whole = path.read_bytes()
+    faulty = whole.replace(b'"a1", "question": "why why"', b'"a1", "question": "       "')
+    assert faulty != whole or kind == "array_record"
+    if kind == "array_record":
+        path = written(tmp_path / "b.jsonl", *good)
+        rows = path.read_text().splitlines()
+        rows[1] = rows[1].replace("why why", "       ")
+        writer = array_record_module.ArrayRecordWriter(str(tmp_path / f"a.{kind}"), "group_size:1")
+        for row in rows:
+            writer.write(row.encode())
+        writer.close()
+        path = tmp_path / f"a.{kind}"
+    else:
+        path.write_bytes(faulty)
+    first = by_source([path], SilentScreen(), lambda fault: None)
+    (file,) = first.files["a"]
+    assert (file.rows, file.left_out) == (5, (1,))
+    state = saved(of_files(first, 3))
+    written(path, *good)
+    again = by_source([path], SilentScreen(), lambda fault: None, [file.left_out])
+    assert again.files["a"][0].left_out == (1,)
+    of_files(again, 3).check(state, mended=True)
+    drawn = [of_files(again, 3).at(ordinal)[0].id for ordinal in range(8)]
+    assert drawn == [of_files(first, 3).at(ordinal)[0].id for ordinal in range(8)]
+    assert "a1" not in drawn

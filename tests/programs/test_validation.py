@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import itertools
 import json
 import signal
 
@@ -11,14 +10,10 @@ import pytest
 from benchmarks import same_run
 from notepad_jax.checkpoint import best
 from notepad_jax.checkpoint.best import Best
-from notepad_jax.data import files, held_out
-from notepad_jax.data.records import of_files
-from notepad_jax.data.task_sources import by_source
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import configuration, policies, train, validation
 from notepad_jax.programs.stopping import Stop, Stopped
 from notepad_jax.programs.validation import SCORE, Validation
-from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import METRICS
 from notepad_jax.telemetry.progress import SilentScreen
 from tests import fakes
@@ -76,6 +71,7 @@ def test_what_the_lines_say_is_known(tmp_path):
         ((), "is 2, and nothing says on what; name one of validation.split"),
         (("suite=ruler", "split=0.1"), "suite and validation.split says on what; name one"),
         (("split=0.1",), "holds out a share of tasks.files, which is empty"),
+        (("split=0.1", "split_by=rows"), "split_by is 'rows'; use documents or questions"),
         (("suite=rulr",), "is 'rulr'; use one of synthetic, ruler, ruler-qa, memory"),
         (("files=nowhere.jsonl",), "there is no task file nowhere.jsonl"),
         (("suite=synthetic",), "validation.lengths is empty; name lengths"),
@@ -137,58 +133,6 @@ def test_other_tasks_or_another_sampling_begin_a_new_curve():
     assert same.restored(first.saved(), SilentScreen()) and same.found == first.found
     assert not other.restored(first.saved(), SilentScreen()) and other.begun_anew
     assert Validation(0, 9, 0).saved() == {}
-
-
-# ---------------------------------------------------------------- held out of the files
-
-
-@pytest.fixture
-def rows(tmp_path):
-    """Twenty rows, of which the last says the same as the first in another document."""
-    tasks = [make_tasks(seed, 512, 1)[0] for seed in range(19)]
-    twin = dataclasses.replace(tasks[0], id="twin", document=tasks[1].document)
-    files.write(tmp_path / "rows.jsonl", [*tasks, twin], itertools.repeat(512))
-    return tmp_path / "rows.jsonl"
-
-
-def ids(pairs) -> set[str]:
-    return {task.id for task, _ in pairs}
-
-
-def test_what_is_held_out_is_never_drawn_and_twins_stay_together(rows):
-    sources = by_source([rows], SilentScreen())
-    everything = {name: ids(pairs) for name, pairs in sources.tasks.items()}
-    for share in (0.05, 0.3, 0.6):
-        kept, held = held_out.split(sources, share, {})
-        for name, all_of_it in everything.items():
-            assert ids(kept.tasks[name]) | ids(held[name]) == all_of_it
-            assert not ids(kept.tasks[name]) & ids(held[name])
-            least = max(1, round(share * len(all_of_it)))
-            assert len(held[name]) in (least, least + 1) and kept.held_out[name] == len(held[name])
-            twins = {"twin", make_tasks(0, 512, 1)[0].id} & all_of_it
-            assert not twins or twins <= ids(held[name]) or not twins & ids(held[name])
-    drawn = of_files(kept, 0)
-    seen = {drawn.at(ordinal)[0].id for ordinal in range(30)}
-    assert not seen & set().union(*map(ids, held.values()))
-    with pytest.raises(ValueError, match="all of which would be held out; lower validation.split"):
-        held_out.split(sources, 1.0, {})
-
-
-def test_a_run_does_not_go_on_with_another_split(rows):
-    sources = by_source([rows], SilentScreen())
-    whole, parted = of_files(sources, 0), of_files(held_out.split(sources, 0.3, {})[0], 0)
-    parted.check(parted.identity)
-    for now, then in ((whole, parted), (parted, whole)):
-        with pytest.raises(ValueError, match="resume with the validation.split of the saved run"):
-            now.check(then.identity)
-
-
-def test_the_split_does_not_follow_the_name_of_a_file(rows, tmp_path):
-    rows.rename(tmp_path / "moved.jsonl")
-    first = held_out.split(by_source([tmp_path / "moved.jsonl"], SilentScreen()), 0.3, {})[1]
-    (tmp_path / "moved.jsonl").rename(rows)
-    second = held_out.split(by_source([rows], SilentScreen()), 0.3, {})[1]
-    assert {n: ids(p) for n, p in first.items()} == {n: ids(p) for n, p in second.items()}
 
 
 # ---------------------------------------------------------------- whole runs

@@ -11,7 +11,7 @@ others); of a list of such objects the last counts, as in their trainer.
 The user's messages are one text. The question is found in it (where it stands last), and
 the longer of the two sides is the document; what stands on the other side, usually how to
 answer, stays with the question, and so do system messages, in front. Where the question is
-not found word for word, the whole text is the document. Below: sources. Above: programs.build.
+not found word for word, the whole text is the document. Below: tables. Above: programs.build.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from notepad_jax.data import tables
+from notepad_jax.data import admission, tables
+from notepad_jax.data.admission import CONTRACT, METRIC, NO_GOLD, NO_TEXT, Fault, OnFault
 from notepad_jax.scoring.extraction import CONTRACTS
 from notepad_jax.types import Task, TextDocument
 
@@ -63,30 +64,37 @@ _LONGBENCH_PRO = {
 _TASK = re.compile(r"t(\d+\.\d+)\b")
 
 
-def read(path: str | Path) -> Iterator[Task]:
+def read(path: str | Path, on_fault: OnFault = admission.refuse) -> Iterator[Task]:
     """Yields the tasks of a .jsonl, .json or .parquet file, one row in memory at a time.
 
-    Parquet needs pyarrow. Raises ValueError naming file and row for a missing column, an
-    unknown reward, no gold answer, an empty document, a file cut short.
+    `on_fault` is told of rows with a missing column, an unknown reward, no gold answer, an empty
+    document. Raises ValueError naming file and row for a file cut short.
     """
     for number, row in tables.rows(path):
         stem = Path(str(path)).stem
-        yield task_of(row, f"golongrl-{stem}-{number}", f"{path} row {number}")
+        try:
+            task = task_of(row, f"golongrl-{stem}-{number}", f"{path} row {number}")
+        except Fault as fault:
+            on_fault(fault)
+            continue
+        yield task
 
 
 def task_of(row: Mapping[str, Any], name: str, where: str) -> Task:
-    """Makes the task `name` (its id) of a row; ValueError says what is wrong with it."""
+    """Makes the task `name` (its id) of a row; Fault says what is wrong with it."""
     data_source = _text(row.get("data_source"), "data_source", where)
     extra = row.get("extra_info")
     if not isinstance(extra, Mapping):
-        raise ValueError(f"{where} has no object 'extra_info'")
+        raise Fault(f"{where} has no object 'extra_info'")
     truth = row.get("reward_model")
     truth = truth.get("ground_truth") if isinstance(truth, Mapping) else None
     answers, metric = _gold(truth, _metric(data_source, extra, where), where)
     document, question = _split(row.get("prompt"), extra, where)
     contract = extra.get("contract") or "auto"
     if contract not in CONTRACTS:
-        raise ValueError(f"{where}: contract {contract!r:.40} is none of {', '.join(CONTRACTS)}")
+        raise Fault(
+            f"{where}: contract {contract!r:.40} is none of {', '.join(CONTRACTS)}", CONTRACT
+        )
     return Task(
         id=name,
         question=question,
@@ -114,9 +122,10 @@ def _metric(data_source: str, extra: Mapping[str, Any], where: str) -> str:
             return metric
     found = METRIC_OF.get(mode) or METRIC_OF.get(kind)
     if found is None:
-        raise ValueError(
+        raise Fault(
             f"{where} is rewarded by {mode[:60]!r} (data_source {data_source[:60]!r}), which is "
-            f"unknown; known are {', '.join(METRIC_OF)} and LongBench Pro's T1.1 to T11.2"
+            f"unknown; known are {', '.join(METRIC_OF)} and LongBench Pro's T1.1 to T11.2",
+            METRIC,
         )
     return found
 
@@ -134,10 +143,10 @@ def _gold(truth: Any, metric: str, where: str) -> tuple[tuple[str, ...], str]:
     if isinstance(truth, int | float):
         truth = [str(truth)]
     if not isinstance(truth, list) or not all(isinstance(gold, str) for gold in truth):
-        raise ValueError(f"{where}: 'ground_truth' must be text or texts, it is {truth!r:.80}")
+        raise Fault(f"{where}: 'ground_truth' must be text or texts, it is {truth!r:.80}")
     answers = tuple(gold.strip() for gold in truth if gold.strip())
     if not answers:
-        raise ValueError(f"{where} has no gold answer in 'reward_model'")
+        raise Fault(f"{where} has no gold answer in 'reward_model'", NO_GOLD)
     if metric == _ACCURACY:  # theirs looks at the first answer only
         answers = answers[:1]
         letter = len(answers[0]) == 1 and answers[0].isalpha()
@@ -162,7 +171,7 @@ def _split(prompt: Any, extra: Mapping[str, Any], where: str) -> tuple[str, str]
         else:
             document, around = after, before + asked
     if not document.strip():
-        raise ValueError(f"{where} has an empty document: its prompt is all question")
+        raise Fault(f"{where} has an empty document: its prompt is all question", NO_TEXT)
     return document.strip(), "\n\n".join(part for part in (system, around.strip()) if part)
 
 
@@ -174,11 +183,11 @@ def _messages(prompt: Any, where: str) -> tuple[str, str]:
         isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in prompt
     )
     if not ok:
-        raise ValueError(f"{where}: 'prompt' must be a list of messages with role and content")
+        raise Fault(f"{where}: 'prompt' must be a list of messages with role and content")
     said: dict[str, list[str]] = {"system": [], "user": []}
     for message in prompt:
         if message["role"] not in said:
-            raise ValueError(
+            raise Fault(
                 f"{where}: 'prompt' has a message of {message['role']!r:.40}; a task is one "
                 f"question, so only system and user messages are read"
             )
@@ -199,5 +208,5 @@ def _content(content: Any, where: str) -> str:
 
 def _text(value: Any, name: str, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{where}: {name!r} must be a text, it is {value!r:.80}")
+        raise Fault(f"{where}: {name!r} must be a text, it is {value!r:.80}")
     return value

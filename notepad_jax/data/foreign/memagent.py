@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from notepad_jax.data import rows, sources
+from notepad_jax.data.admission import NO_GOLD, NO_QUESTION, Fault
 from notepad_jax.data.rows import Pair, Row
 from notepad_jax.types import Task
 
@@ -34,7 +35,7 @@ def matches(columns: Mapping[str, Any]) -> bool:
 
 
 def task_of(row: Row, where: str, name: str) -> Pair:
-    """Makes the task `name` of a row; ValueError saying what is wrong with which column."""
+    """Makes the task `name` of a row; Fault saying what is wrong with which column."""
     columns = row.columns
     extra = _object(columns.get("extra_info"), "extra_info", where)
     metadata = _object(columns.get("metadata"), "metadata", where)
@@ -70,9 +71,10 @@ def _question(columns: Mapping[str, Any], extra: Mapping[str, Any], where: str) 
         said, column = _said(columns["prompt"]), "prompt"
         said = extra.get("question") if said is None else said
     if not isinstance(said, str) or not said.strip():
-        raise ValueError(
+        raise Fault(
             f"{where}: {column!r} must hold the question, as a text or a user's message; it is "
-            f"{columns[column]!r:.80}"
+            f"{columns[column]!r:.80}",
+            NO_QUESTION,
         )
     return said.strip()
 
@@ -99,19 +101,20 @@ def _answers(
     ):
         if column in holder and holder[column] is not None:
             return _texts(holder[column], column, where)
-    raise ValueError(
+    raise Fault(
         f"{where} has no gold answer: none of 'answers', 'reward_model', 'metadata' and 'label' "
-        f"holds one; it has {sources.columns_of(dict(columns))}"
+        f"holds one; it has {sources.columns_of(dict(columns))}",
+        NO_GOLD,
     )
 
 
 def _texts(gold: Any, column: str, where: str) -> tuple[str, ...]:
     found = gold if isinstance(gold, list) else [gold]
     if not all(isinstance(text, str | int | float) for text in found):
-        raise ValueError(f"{where}: {column!r} must be a text or texts, it is {gold!r:.80}")
+        raise Fault(f"{where}: {column!r} must be a text or texts, it is {gold!r:.80}")
     answers = tuple(str(text).strip() for text in found if str(text).strip())
     if not answers:
-        raise ValueError(f"{where} has no gold answer: {column!r} is empty")
+        raise Fault(f"{where} has no gold answer: {column!r} is empty", NO_GOLD)
     return answers
 
 
@@ -121,11 +124,11 @@ def _object(value: Any, column: str, where: str) -> Mapping[str, Any]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise ValueError(
+            raise Fault(
                 f"{where}: {column!r} must be an object or its JSON, it is {value!r:.80}"
             ) from None
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ValueError(f"{where}: {column!r} must be an object, it is {value!r:.80}")
+        raise Fault(f"{where}: {column!r} must be an object, it is {value!r:.80}")
     return value

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from notepad_jax.data import sources
+from notepad_jax.data import admission, rows, sources
+from notepad_jax.data.admission import NO_GOLD, NO_QUESTION, NO_TEXT, Fault, OnFault
 from notepad_jax.types import Task
 
 FAMILIES = ("niah", "vt", "cwe", "fwe", "qa")
@@ -35,6 +36,7 @@ def read(
     length: int = 0,
     on_block: sources.OnBlock | None = None,
     name: str = "",
+    on_fault: OnFault = admission.refuse,
 ) -> list[tuple[Task, int]]:
     """Returns the tasks of a file with their lengths in tokens, in the file's order.
 
@@ -42,19 +44,26 @@ def read(
     writes .../8192/data/niah_single_1/validation.jsonl. Where no folder names a length it is
     the row's own. A task is known by its row, `name`:NUMBER (`source`-`length` if not given),
     for RULER's `index` repeats: `niah.py` writes the place of the answer there. Texts are not
-    kept: a document reads its row again. Raises ValueError naming file and row for a missing
-    column, a wrong type, an empty input or no outputs.
+    kept: a document reads its row again. `on_fault` is told of rows with a missing column, a
+    wrong type, an empty input or no outputs. Raises ValueError for a file without another row.
     """
     source = source or f"ruler/{_task_name(path)}"
     metric = "ruler_part" if source.rpartition("/")[2].startswith("qa") else "ruler_all"
     folder = _length_of(path)
     tasks: list[tuple[Task, int]] = []
+    left_out, first_fault = 0, None
     for number, start, line in sources.open_lines(path, LONGEST_ROW, on_block):
         if not line.strip():
             continue
         where = f"{path} row {number}"
-        row = _checked(sources.parse(line, path, number, start), where)
-        _, question = split(row["input"], where)
+        try:
+            row = _checked(sources.parse(line, path, number, start), where)
+            _, question = split(row["input"], where)
+        except Fault as fault:
+            fault.place = len(tasks) + left_out
+            on_fault(fault)
+            left_out, first_fault = left_out + 1, first_fault or fault
+            continue
         prefix = str(row.get("answer_prefix") or "").strip()
         # A folder of another number, such as a year, is no length.
         aimed = length or max(folder, row["length"])
@@ -68,7 +77,7 @@ def read(
         )
         tasks.append((task, aimed))
     if not tasks:
-        raise ValueError(f"{path} has no rows")
+        raise rows.nothing_left(path, left_out, first_fault)
     return tasks
 
 
@@ -93,12 +102,15 @@ def split(text: str, where: str) -> tuple[str, str]:
     """Splits an input into (document, question); ValueError if it has only one line."""
     document, _, question = text.rstrip().rpartition("\n")
     if not document.strip():
-        raise ValueError(f"{where}: 'input' has no line break, so its question cannot be told")
+        raise Fault(
+            f"{where}: 'input' has no line break, so its question cannot be told", NO_QUESTION
+        )
     question = _QUESTION.sub("", question.strip(), count=1)
     if _MARKERS.search(question) or question.lower() in ("answer:", "assistant"):
-        raise ValueError(
+        raise Fault(
             f"{where}: 'input' ends in a chat template's markers, not in its question; generate "
-            "the file with RULER's template `base`"
+            "the file with RULER's template `base`",
+            NO_QUESTION,
         )
     return document.rstrip("\n"), question
 
@@ -109,17 +121,17 @@ def _checked(row: Any, where: str) -> dict[str, Any]:
         raise ValueError(f"{where} is {type(row).__name__}, not an object with named columns")
     for name in ("input", "outputs"):
         if name not in row:
-            raise ValueError(f"{where} has no column {name!r}; it has {sources.columns_of(row)}")
+            raise Fault(f"{where} has no column {name!r}; it has {sources.columns_of(row)}")
     if not isinstance(row["input"], str) or not row["input"].strip():
-        raise ValueError(f"{where} has an empty 'input'; generate the file again")
+        raise Fault(f"{where} has an empty 'input'; generate the file again", NO_TEXT)
     outputs = row["outputs"] if isinstance(row["outputs"], list) else [row["outputs"]]
     if not outputs:
-        raise ValueError(f"{where} has no gold answer: 'outputs' is empty")
+        raise Fault(f"{where} has no gold answer: 'outputs' is empty", NO_GOLD)
     if not all(isinstance(gold, str | int | float) and str(gold).strip() for gold in outputs):
-        raise ValueError(f"{where}: 'outputs' must be a list of texts, it is {outputs!r:.80}")
+        raise Fault(f"{where}: 'outputs' must be a list of texts, it is {outputs!r:.80}", NO_GOLD)
     length = row.get("length", 0)
     if type(length) is not int or length < 0:
-        raise ValueError(f"{where}: 'length' must be a number of tokens, it is {length!r:.80}")
+        raise Fault(f"{where}: 'length' must be a number of tokens, it is {length!r:.80}")
     return {**row, "outputs": [str(gold) for gold in outputs], "length": length}
 
 
