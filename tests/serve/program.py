@@ -20,12 +20,12 @@ SIZES = (
 
 
 @contextlib.contextmanager
-def program(policy: Path, folder: Path, *more: str, kill: bool = False):
+def program(policy: Path, folder: Path, *more: str, kill: bool = False, sizes=SIZES):
     """`notepad-jax serve`, and its address; ended by Ctrl-C, or killed.
 
     What it says is in `folder / "said"`.
     """
-    words = ["-m", "notepad_jax", "serve", "--policy", str(policy), "--port", "0", *more, *SIZES]
+    words = ["-m", "notepad_jax", "serve", "--policy", str(policy), "--port", "0", *more, *sizes]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     with (folder / "said").open("w+") as said:
         # A shell may have had Ctrl-C ignored here, and what is ignored is inherited.
