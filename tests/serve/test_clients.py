@@ -9,7 +9,6 @@ import concurrent.futures
 import http.client
 import json
 import re
-import shutil
 import socket
 import subprocess
 import time
