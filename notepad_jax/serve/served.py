@@ -35,6 +35,9 @@ class Served:
     sampling: TurnSampling  # of readings that do not say otherwise
     seat: Callable[[], contextlib.AbstractContextManager[Streamer]]  # a place at an engine
     alive: Callable[[], Awaitable[None]]  # returns when every engine's loop has answered
+    missing: Callable[
+        [], str
+    ]  # what is to be done before requests are answered at once; "": nothing
     version: Callable[[], int]  # that new turns start on
     fingerprint: Callable[[], str]  # of the weights
     slots: int  # completions that are made at the same time

@@ -16,6 +16,7 @@ SIZES = (
     "--config.engine.row_tokens=0", "--config.reading.chunk_size=48",
     "--config.evaluate.chunk_size=48", "--config.reading.max_question=24",
     "--config.reading.max_memory=12", "--config.reading.max_answer=12",
+    "--config.serve.warm_up=False",
 )  # fmt: skip
 
 
