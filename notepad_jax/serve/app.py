@@ -68,7 +68,7 @@ class App:
     ) -> None:  # fmt: skip
         self.served, self.desk, self.gate = served, desk, gate
         self.files = files or Files()
-        self._joined = Joined()
+        self._joined, self._memories = Joined(), notepad.Memories()
         self.readings = Readings(served, self.files, desk, self._seat)
         handled = told(self._count)
         routes = [
@@ -232,7 +232,8 @@ class App:
         return await self._answered(request, reply, deltas, count)
 
     async def _reading(self, request: Request, chat: Chat, body: bytes) -> Response:
-        question = await asyncio.to_thread(notepad.asked, self.served, self.files, chat)
+        about = self.served, self.files, self._memories, chat
+        question = await asyncio.to_thread(notepad.asked, *about)
         otherwise = secrets.randbits(62)
 
         def courses(seat: Streamer) -> list[AsyncGenerator[Delta]]:

@@ -40,7 +40,7 @@ BAD_OF_CHATS = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
      "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
-    ({"messages": [{"role": "user", "content": "x", "name": "ann"}]}, "messages[0].name"),
+    ({"messages": [{"role": "user", "content": "x", "name": 3}]}, "messages[0].name"),
     ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"), ({"logprobs": 3}, "logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"prompt": "x"}, "prompt"),
@@ -101,6 +101,11 @@ def test_a_reply_can_be_sent_back_as_it_came():
     said = {"role": "assistant", "content": "red", "refusal": None, "tool_calls": [], "audio": None}
     messages = asked.chat(CHAT | {"messages": [*HELLO, said, *HELLO]}).messages
     assert [m.text for m in messages] == ["who is ann ?", "red", "who is ann ?"]
+
+
+def test_a_message_may_have_a_name():
+    (message,) = asked.chat(CHAT | {"messages": [HELLO[0] | {"name": "ann"}]}).messages
+    assert message == asked.chat(CHAT).messages[0]
 
 
 def test_choices_have_noise_of_their_own_and_a_request_always_the_same():

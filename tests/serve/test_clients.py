@@ -225,6 +225,7 @@ def printed(block: str) -> str:
     return "\n".join(re.findall(r"^# => (.*)$", block, re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_servers_page(tmp_path, capsys):
     """Every block does what the page says that it does, over the policy that the page names; the
     page's part about JetStream is tried in tests/programs/test_jetstream.py."""
@@ -236,7 +237,9 @@ def test_the_commands_of_the_servers_page(tmp_path, capsys):
     command, *options = start.split()[:-2]
     assert [command, *options[:2]] == ["notepad-jax", "serve", "--policy"]
     assert start.split()[-2:] == ["--port", "8000"]
-    with program(ROOT / options[2], tmp_path, *options[3:], sizes=()) as url:
+    with program(
+        ROOT / options[2], tmp_path, *options[3:], sizes=("--config.serve.warm_up=False",)
+    ) as url:
         replies = [
             subprocess.run(
                 ["bash", "-c", curl.replace("http://localhost:8000", url)], cwd=tmp_path,
