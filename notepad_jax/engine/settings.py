@@ -26,11 +26,15 @@ class EngineSettings:
     row_tokens: int  # tail tokens packed behind one copy of a prefix, per launch
     cache_dtype: str = "float32"
     top_logprobs: int = 0  # likeliest tokens that anybody may ask for beside each sampled one
+    mask_words: int = 0  # int32 words of a bit for each id, for who asks by a grammar; 0: nobody
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name != "top_logprobs" and isinstance(value, int) and value < 1:
+            value, optional = (
+                getattr(self, field.name),
+                field.name in ("top_logprobs", "mask_words"),
+            )
+            if not optional and isinstance(value, int) and value < 1:
                 raise ValueError(f"engine.{field.name} is {value}; it must be at least 1")
         if not 0 <= self.top_logprobs <= MOST_TOP_LOGPROBS:
             raise ValueError(
