@@ -11,6 +11,7 @@ from notepad_jax.types import MOST_TOP_LOGPROBS
 from pallas_kernels import CACHE_DTYPES
 
 STOP_IDS = 8  # the most stop ids of a completion: they are a fixed width of every decode launch
+MAY_BE_NONE = ("top_logprobs", "mask_words")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +31,8 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, optional = (
-                getattr(self, field.name),
-                field.name in ("top_logprobs", "mask_words"),
-            )
-            if not optional and isinstance(value, int) and value < 1:
+            value = getattr(self, field.name)
+            if field.name not in MAY_BE_NONE and isinstance(value, int) and value < 1:
                 raise ValueError(f"engine.{field.name} is {value}; it must be at least 1")
         if not 0 <= self.top_logprobs <= MOST_TOP_LOGPROBS:
             raise ValueError(

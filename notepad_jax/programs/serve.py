@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
-import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -229,6 +229,10 @@ def opened(
         parts.rules(config.reading, policy.tokenizer), chunk_size=config.evaluate.chunk_size
     )
     settings = engine_settings(config, policy.config, rules, subject.template)
+    grammars = schemas(policy)
+    if grammars is not None:
+        words = -(-policy.config.vocab_size // 32)
+        settings = dataclasses.replace(settings, mask_words=words)
     snapshot = PolicySnapshot(0, policy.params)
     made = parts.service(
         config.engine, policy, rules, subject.template, snapshot, settings=settings
@@ -254,6 +258,7 @@ def opened(
         seat=made.seat,
         alive=alive,
         missing=programs.missing,
+        grammar=None if grammars is None else grammars.json,
         version=lambda: made.version,
         fingerprint=lambda: weights.fingerprint,
         slots=settings.slots * made.count,
@@ -262,6 +267,13 @@ def opened(
         most_stops=STOP_IDS,
     )
     return made, served
+
+
+def schemas(policy: parts.LoadedPolicy) -> Any | None:
+    """What compiles JSON schemas for the policy's tokenizer; None where it is not installed."""
+    if importlib.util.find_spec("llguidance") is None:
+        return None
+    return importlib.import_module("notepad_jax.text.grammar").Grammars(policy.tokenizer)
 
 
 def conversations(policy: parts.LoadedPolicy) -> Conversations | None:

@@ -46,7 +46,7 @@ from notepad_jax.serve.views import Views
 from notepad_jax.serve.visitors import Visitors
 from notepad_jax.serve.web import GONE, Door, Events, answer, body_of, event, refused, told
 from notepad_jax.serve.web import unless_gone as unless_client_gone
-from notepad_jax.types import Prompt, SamplingParams, Streamer, Tokens, tokens
+from notepad_jax.types import Grammar, Prompt, SamplingParams, Streamer, Tokens, tokens
 
 USUAL = 16  # tokens of a completion without a limit, as OpenAI has it; chats have all there are
 
@@ -208,13 +208,14 @@ class App:
             raise bad("max_tokens", f"max_tokens is {limit} and may be {served.max_completion}")
         stops = served.stops(usual_stops, how.stop_token_ids)
         otherwise = secrets.randbits(62)
+        grammar = await asyncio.to_thread(served.grammar_of, how.schema)
 
         def courses(seat: Streamer) -> list[AsyncGenerator[Delta]]:
             made = []
             for index in range(len(prompts) * how.n):
                 ids = prompts[index // how.n]
                 seed = how.seed_of(index, otherwise)
-                params = self._sampling(how, limit, stops, seed)
+                params = self._sampling(how, limit, stops, seed, grammar)
                 prompt = Prompt(tokens(ids[:-1].copy()), tokens(ids[-1:].copy()))
                 saying = Saying(served.tokenizer.decode, how.stop)
                 made.append(choice(seat, prompt, params, saying, index))
@@ -254,10 +255,13 @@ class App:
         return await self._answered(request, reply, deltas, count)
 
     @staticmethod
-    def _sampling(how: How, limit: int, stops: tuple[int, ...], seed: int) -> SamplingParams:
+    def _sampling(
+        how: How, limit: int, stops: tuple[int, ...], seed: int, grammar: Grammar | None
+    ) -> SamplingParams:
         temperature = 1.0 if how.temperature is None else how.temperature
         top_p = 1.0 if how.top_p is None else how.top_p
-        return SamplingParams(temperature, top_p, limit, stops, seed, how.top_logprobs)
+        top = how.top_logprobs
+        return SamplingParams(temperature, top_p, limit, stops, seed, top, grammar=grammar)
 
     async def generate(self, request: Request) -> Response:
         given = generation(asked.parsed(await body_of(request)), self.served.name)

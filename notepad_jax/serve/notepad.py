@@ -32,6 +32,7 @@ from notepad_jax.types import (
     NO_TOKENS,
     Completion,
     Finish,
+    Grammar,
     MemoryState,
     Prompt,
     SamplingParams,
@@ -75,6 +76,7 @@ class Question:
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     top_logprobs: int = 0
+    grammar: Grammar | None = None
 
 
 def asked(served: Served, files: Files, memories: Memories, request: Chat) -> Question:
@@ -85,10 +87,13 @@ def asked(served: Served, files: Files, memories: Memories, request: Chat) -> Qu
     if request.messages[0].role in dialogue.SYSTEM:
         mend += ", or leave the system message out, which stands before it"
     reads, ids = (question_tokens(served, one, "messages", mend) for one in (said.reads, said.asks))
-    if (how.max_tokens or 0) > rules.longest_answer:
+    grammar = served.grammar_of(how.schema)
+    # What a schema wants is written in one context.
+    most = rules.longest_answer if grammar is None else rules.max_answer
+    if (how.max_tokens or 0) > most:
         raise bad(
-            "max_tokens", f"max_tokens is {how.max_tokens} and an answer may have "
-            f"{rules.longest_answer} tokens",
+            "max_tokens", f"max_tokens is {how.max_tokens} and an answer may have {most} tokens"
+            f"{'' if grammar is None else ' by a schema'}",
         )  # fmt: skip
     found = [
         part if isinstance(part, str) else part.text or files.document(part.id, part.where)
@@ -104,11 +109,11 @@ def asked(served: Served, files: Files, memories: Memories, request: Chat) -> Qu
         elif known is None:  # it was read again, and what it was asked first stands in the request
             memories.keep(read, said.answer, what)
 
-    rules = rules.within(how.max_tokens or rules.longest_answer)
+    rules = rules.within(how.max_tokens or most)
     sampled = sampling(served, how.temperature, how.top_p)
     stops = served.stops(sampled.stop_ids, how.stop_token_ids)
     about = said.asks, ids, reads, known, remember, chunks
-    return Question(*about, rules, sampled, how.stop, stops, how.top_logprobs)
+    return Question(*about, rules, sampled, how.stop, stops, how.top_logprobs, grammar)
 
 
 def question_tokens(served: Served, question: str, param: str, mend: str) -> Tokens:
@@ -213,8 +218,9 @@ class Aloud:
         """Returns the completion of one context; one that a stop string cut ends there."""
         asked = self._question
         sampling = dataclasses.replace(
-            sampling, stop_ids=asked.stop_ids, top_logprobs=asked.top_logprobs
-        )
+            sampling, stop_ids=asked.stop_ids, top_logprobs=asked.top_logprobs,
+            grammar=asked.grammar,
+        )  # fmt: skip
         self._counted.turn(prompt)
         course = choice(self._streamer, prompt, sampling, self._saying, self._index, more=True)
         return await completed(course, self._told)

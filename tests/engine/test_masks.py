@@ -14,8 +14,9 @@ from notepad_jax.engine.service import EngineService
 from notepad_jax.types import Finish, PolicySnapshot, Prompt, SamplingParams, tokens
 
 WORDS = -(-tiny.CONFIG.vocab_size // 32)
-SETTINGS = dataclasses.replace(tiny.SETTINGS, mask_words=WORDS)
-PROMPTS = tiny.prompts()
+PLAIN = dataclasses.replace(tiny.SETTINGS, slots=4, row_tokens=96)
+SETTINGS = dataclasses.replace(PLAIN, mask_words=WORDS)
+PROMPTS = tiny.prompts()[:6]
 LEAST = 4  # tokens before a stop
 
 
@@ -100,7 +101,7 @@ def test_what_is_drawn_is_allowed_and_reported_as_the_trainer_computes_it(compan
 def test_who_has_no_grammar_gets_what_he_gets_alone(company):
     samples, done = company
     free = range(0, len(PROMPTS), 2)
-    alone = run([PROMPTS[n] for n in free], [samples[n] for n in free], tiny.SETTINGS)
+    alone = run([PROMPTS[n] for n in free], [samples[n] for n in free], PLAIN)
     for n, one in zip(free, alone, strict=True):
         assert one.tokens.tolist() == done[n].tokens.tolist()
 
@@ -134,7 +135,7 @@ def test_top_p_is_a_share_of_what_may_be_drawn():
     shares = np.log([0.5, 0.2, 0.15, 0.1, 0.05]).astype(np.float32)
     logits = jnp.tile(jnp.asarray(shares), (200, 1))
     masks = jnp.asarray([[0b11100]], jnp.int32)
-    seeds = np.stack([np.zeros(200), np.arange(200)], 1).astype(np.uint32)
+    seeds = jnp.stack([jnp.zeros(200, jnp.uint32), jnp.arange(200, dtype=jnp.uint32)], 1)
     ones, zeros = jnp.ones(200), jnp.zeros(200, jnp.int32)
     drawn, logps = sampler.sample(logits, ones, ones * 0.45, seeds, zeros, masks, zeros)
     assert {*drawn.tolist()} == {2}  # 0.15 of 0.3
@@ -148,6 +149,6 @@ def test_top_p_is_a_share_of_what_may_be_drawn():
 
 def test_an_engine_without_masks_refuses_a_grammar():
     with pytest.raises(ValueError, match="built without masks"):
-        run([PROMPTS[0]], [bounded(0)], tiny.SETTINGS)
+        run([PROMPTS[0]], [bounded(0)], PLAIN)
     with pytest.raises(ValueError, match="needs stop_ids"):
         bounded(0, stop_ids=())

@@ -112,8 +112,8 @@ def served(streamer: Arithmetic, chat: bool = True, **changes) -> Served:
         conversations=Conversations(ChatTemplate(pathlib.Path("fake"), CHATML, {}), TOKENIZER)
         if chat else None,
         sampling=TurnSampling(0.0, 1.0, template.stop_ids, 0), seat=streamer.seat, alive=alive,
-        missing=lambda: "", version=lambda: 7, fingerprint=lambda: "np-7", slots=streamer.slots,
-        max_prompt=400, max_completion=64, most_stops=8,
+        missing=lambda: "", grammar=None, version=lambda: 7, fingerprint=lambda: "np-7",
+        slots=streamer.slots, max_prompt=400, max_completion=64, most_stops=8,
     )  # fmt: skip
     return Served(**about | changes)
 

@@ -27,7 +27,8 @@ def program(policy: Path, folder: Path, *more: str, kill: bool = False, sizes=SI
     What it says is in `folder / "said"`.
     """
     words = ["-m", "notepad_jax", "serve", "--policy", str(policy), "--port", "0", *more, *sizes]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
     with (folder / "said").open("w+") as said:
         # A shell may have had Ctrl-C ignored here, and what is ignored is inherited.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
