@@ -81,8 +81,8 @@ def served(streams: int, clock: Clock, limit: int) -> Served:
         rules=Rules(8, 256, 8, 4, "overwrite"),
         sampling=TurnSampling(0.0, 1.0, template.stop_ids, 0),
         seat=lambda: contextlib.nullcontext(clock), alive=alive, version=lambda: 0,
-        fingerprint=lambda: "clock", slots=streams, max_prompt=64, max_completion=limit,
-        most_stops=8,
+        fingerprint=lambda: "clock", missing=lambda: "", grammar=None, slots=streams, max_prompt=64,
+        max_completion=limit, most_stops=8,
     )  # fmt: skip
 
 

@@ -253,6 +253,8 @@ def get_config() -> ConfigDict:
             header_seconds=10.0,  # that the head of a request may take
             body_seconds=30.0,  # that a body may fall behind 1,024 bytes a second
             body_bytes=2**28,  # of all bodies in memory that are not complete
+            warm_up=True,  # compile all programs at the start, beside serving
+            cors=(),  # origins whose web pages may ask, such as "https://chat.example.org"
         )
     )
 

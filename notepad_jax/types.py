@@ -154,6 +154,24 @@ COLDEST, HOTTEST = 1e-4, 1e4  # logits divided by these stay finite in float32, 
 LEAST_TOP_P = float(np.finfo(np.float32).tiny)  # below, it is 0 on a device and keeps no token
 
 
+class Matcher(Protocol):
+    """What may follow, token after token of one completion."""
+
+    def allowed(self) -> np.ndarray:
+        """Returns a bit for every id, int32 [words], the lowest first; one of them at least."""
+
+    def take(self, token: int) -> None:
+        """Goes on with a token that was allowed."""
+
+
+@runtime_checkable
+class Grammar(Protocol):
+    """What a completion may be: hashable; equal ones allow the same."""
+
+    def matcher(self, stop_ids: tuple[int, ...]) -> Matcher:
+        """Returns what one completion is made by, which ends with one of these."""
+
+
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
     """How to sample one completion. Two calls with the same seed share their noise.
@@ -169,6 +187,8 @@ class SamplingParams:
     top_logprobs: int = 0  # likeliest tokens to tell of beside each sampled one, to `stream`
     # Nothing is drawn: the completion is the prompt's draft, and `stream` tells its logprobs.
     scored: bool = False
+    # What may be drawn. Logprobs stay those of all tokens, as with top_p: what a trainer computes.
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if self.temperature != 0 and not COLDEST <= self.temperature <= HOTTEST:
@@ -191,6 +211,8 @@ class SamplingParams:
             )
         if self.scored and self.stop_ids:
             raise ValueError("a completion that is scored is given whole; leave stop_ids out")
+        if self.grammar is not None and (self.scored or not self.stop_ids):
+            raise ValueError("a grammar needs stop_ids, and tokens to draw; leave scored out")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from notepad_jax.engine import launches, layout
+from notepad_jax.engine import launches, layout, masks
 from notepad_jax.engine.launches import PrefixArrays, SlotArrays, TailArrays
 from notepad_jax.engine.pages import CachedPrefix
 from notepad_jax.engine.scheduler import Context
@@ -106,6 +106,7 @@ class Device:
         self.config, self.settings = config, settings
         self.mesh = meshes.one() if mesh is None else mesh
         self.pages: Pages | None = self._empty()
+        self._masks = masks.Placed(settings, self.mesh)
 
     def rest(self) -> None:
         """Lets the cache go until the next launch; what it held is lost."""
@@ -132,8 +133,9 @@ class Device:
     def start_tails(self, params: Params, row: TailArrays, wanted: int) -> Sequence[jax.Array]:
         with meshes.within(self.mesh):
             self.pages, *out = launches.start_tails(
-                self.config, params, self._cache(), row, **_likeliest(self.settings, wanted)
-            )
+                self.config, params, self._cache(), self._masks.placed(row),
+                **_likeliest(self.settings, wanted),
+            )  # fmt: skip
         return out
 
     def generate(
@@ -141,7 +143,7 @@ class Device:
     ) -> Sequence[jax.Array]:
         with meshes.within(self.mesh):
             self.pages, *out = launches.generate(
-                self.config, params, self._cache(), tables, slots,
+                self.config, params, self._cache(), tables, self._masks.placed(slots),
                 self.settings.steps_per_launch, **_likeliest(self.settings, wanted),
             )  # fmt: skip
         return out
@@ -214,7 +216,7 @@ class Executor:
             return []
         shape = decode_shape(self.settings, tuple(map(len, layout.by_prefix(contexts))))
         tables = layout.decode_tables(self.settings, contexts, shape)
-        slots = layout.slot_arrays(contexts, shape.slots)
+        slots = layout.slot_arrays(self.settings, contexts, shape.slots)
         self._count(shape)
         out = self.device.generate(params, tables, slots, _wanted(contexts))
         new, logps, made, *likeliest = jax.device_get(out)
@@ -308,9 +310,9 @@ def arguments_of(
         nothing = SamplingParams(0.0, 1.0, 1, (), 0)
         nobody = Context(nothing, NO_TOKENS, tokens([0]), NO_TOKENS, NO_TOKENS, pages=(0,))
         row, _ = layout.tail_row(settings, [nobody], [0], shape.tokens)
-        return launches.start_tails, (*before, row)
+        return launches.start_tails, (*before, masks.abstract(settings, mesh, row))
     tables = layout.decode_tables(settings, [], shape)
-    slots = layout.slot_arrays([], shape.slots)
+    slots = masks.abstract(settings, mesh, layout.slot_arrays(settings, [], shape.slots))
     return launches.generate, (*before, tables, slots, settings.steps_per_launch)
 
 

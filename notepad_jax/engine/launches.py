@@ -39,6 +39,7 @@ class Draws:
     top_p: Any  # float [X]
     seed: Any  # uint32 [X, 2]
     index: Any  # int32 [X]: tokens of the completion that come before
+    mask: Any = None  # int32 [X]: which of a launch's masks; below 0: none. None: no launch has any
 
 
 @jax.tree_util.register_dataclass
@@ -64,6 +65,7 @@ class SlotArrays:
     stop_ids: Any  # int32 [B, E]: -1 padded
     draws: Draws
     copies: Copies  # of up to B pages, before anything is decoded
+    masks: Any = None  # int32 [slots, W]: a bit for each token that may be drawn
 
 
 @jax.tree_util.register_dataclass
@@ -92,6 +94,7 @@ class TailArrays:
     sample_at: Any  # int32 [T]: after which tokens to sample, the first `samples`
     samples: Any  # int32
     draws: Draws  # of those T
+    masks: Any = None  # int32 [slots, W], as `SlotArrays` has them
 
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnames="pages")
@@ -154,7 +157,7 @@ def _sample_after(
         cut = lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size)  # noqa: E731
         d = jax.tree.map(cut, draws)
         logits_XV = logprobs.logits(config, params, hidden_TD[cut(sample_at)])
-        new = sample(logits_XV, d.temperature, d.top_p, d.seed, d.index)
+        new = sample(logits_XV, d.temperature, d.top_p, d.seed, d.index, row.masks, d.mask)
         if most:
             next_X = jnp.roll(row.tokens[0], -1)[cut(sample_at)]
             following = logprob_of(logits_XV, d.temperature, next_X)
@@ -232,7 +235,8 @@ def generate(
         draws = slots.draws
         logits_BV = logprobs.logits(config, params, hidden_B1D[:, 0])
         drawn = sample(
-            logits_BV, draws.temperature, draws.top_p, draws.seed, draws.index + made
+            logits_BV, draws.temperature, draws.top_p, draws.seed, draws.index + made,
+            slots.masks, draws.mask,
         )  # fmt: skip
         new, more_of_it = drawn[0], ()
         if most:

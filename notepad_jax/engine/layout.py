@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from notepad_jax import packing
-from notepad_jax.engine import launches
+from notepad_jax.engine import launches, masks
+from notepad_jax.engine.masks import Masks
 from notepad_jax.engine.pages import CachedPrefix
 from notepad_jax.engine.scheduler import Context
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
@@ -101,6 +102,8 @@ def tail_row(
     target = np.full(width, settings.pages * Z, np.int32)
     sample_at = np.zeros(width, np.int32)
     entries: list[tuple[SamplingParams, int]] = []
+    which: list[int] = []  # mask of each entry
+    found = masks.found(settings, contexts)
     copies: list[tuple[int, int, int]] = []
     spans: list[slice] = []
     if prefix is not None:
@@ -118,6 +121,7 @@ def tail_row(
         spans.append(slice(len(entries), len(entries) + n))
         sample_at[spans[-1]] = at[len(context.tail) - 1 :]
         entries += [(context.sampling, made) for made in range(n)]
+        which += [found.which[len(spans) - 1]] * n
         before = context
     arrays = launches.TailArrays(
         table=table,
@@ -129,7 +133,8 @@ def tail_row(
         copies=_copies(copies, width),
         sample_at=sample_at,
         samples=np.int32(len(entries)),
-        draws=_draws(entries, width),
+        draws=_draws(entries, width, found, which),
+        masks=found.bits,
     )
     return arrays, spans
 
@@ -216,8 +221,13 @@ def decode_tables(
     return PageTables(table, lens, members, place, private)
 
 
-def slot_arrays(contexts: Sequence[Context], slots: int) -> launches.SlotArrays:
-    """The state of running turns; one without a token begins with its prefix's last page."""
+def slot_arrays(
+    settings: EngineSettings, contexts: Sequence[Context], slots: int
+) -> launches.SlotArrays:
+    """The state of running turns; one without a token begins with its prefix's last page.
+
+    One with a grammar gets one token: what may follow it is not known yet.
+    """
     token, position, private_len, remaining = np.zeros((4, slots), np.int32)
     stops = np.full((slots, STOP_IDS), -1, np.int32)
     begun = [
@@ -225,15 +235,19 @@ def slot_arrays(contexts: Sequence[Context], slots: int) -> launches.SlotArrays:
     ]
     for b, c in enumerate(contexts):
         token[b], position[b] = c.newest, c.position
-        private_len[b], remaining[b] = c.private_len, c.remaining
+        private_len[b] = c.private_len
+        remaining[b] = c.remaining if c.matcher is None else min(c.remaining, 1)
         stops[b, : len(c.sampling.stop_ids)] = c.sampling.stop_ids
-    draws = _draws([(c.sampling, c.made) for c in contexts], slots)
+    found = masks.found(settings, contexts)
+    draws = _draws([(c.sampling, c.made) for c in contexts], slots, found, found.which)
     return launches.SlotArrays(
-        token, position, private_len, remaining, stops, draws, _copies(begun, slots)
+        token, position, private_len, remaining, stops, draws, _copies(begun, slots), found.bits
     )
 
 
-def _draws(entries: Sequence[tuple[SamplingParams, int]], size: int) -> launches.Draws:
+def _draws(
+    entries: Sequence[tuple[SamplingParams, int]], size: int, found: Masks, which: Sequence[int]
+) -> launches.Draws:
     """Packs (sampling, tokens made so far) of each position, padded to `size` greedy ones."""
     temperature, top_p = np.zeros(size, np.float32), np.ones(size, np.float32)
     seed, index = np.zeros((size, 2), np.uint32), np.zeros(size, np.int32)
@@ -241,4 +255,8 @@ def _draws(entries: Sequence[tuple[SamplingParams, int]], size: int) -> launches
         temperature[x], top_p[x] = sampling.temperature, sampling.top_p
         seed[x] = sampling.seed >> 32 & 0xFFFFFFFF, sampling.seed & 0xFFFFFFFF
         index[x] = made
-    return launches.Draws(temperature, top_p, seed, index)
+    mask = None
+    if found.bits is not None:
+        mask = np.full(size, -1, np.int32)
+        mask[: len(which)] = which
+    return launches.Draws(temperature, top_p, seed, index, mask)

@@ -5,8 +5,10 @@ else: not of the slot, the batch, the launch, or whether the token was verified 
 decoded. That is what makes a rollout reproducible under continuous batching, and what lets
 a draft be checked exactly, not only in distribution.
 
-Reported logprobs are those of softmax(logits / temperature) in float32, before top_p cuts
-the tail: the same quantity the trainer computes. Greedy sampling reports temperature 1.
+Reported logprobs are those of softmax(logits / temperature) in float32, before a mask forbids
+tokens and top_p cuts the tail: the same quantity the trainer computes. Under a mask they are
+therefore not those of the distribution that was drawn from, and a forced token may have a very
+low one. Greedy sampling reports temperature 1.
 """
 
 from __future__ import annotations
@@ -41,6 +43,14 @@ def _nucleus(logits_XV: Array, top_p_X: Array) -> Array:
     # 1 is the whole vocabulary, whoever shares the launch: sums are rounded, and may reach it.
     stays_XV = (probability_XV >= as_float(least_X)) | (top_p_X[:, None] >= 1)
     return jnp.where(stays_XV, logits_XV, -jnp.inf)
+
+
+def _masked(logits_XV: Array, masks_MW: Array, mask_X: Array) -> Array:
+    """Masks what the bits of each row's mask forbid; a row below 0 has none."""
+    words_XW = masks_MW[jnp.maximum(mask_X, 0)]
+    bits_XW32 = words_XW[:, :, None] >> jnp.arange(32) & 1
+    bits_XV = bits_XW32.reshape(len(mask_X), -1)[:, : logits_XV.shape[1]]
+    return jnp.where((bits_XV == 1) | (mask_X < 0)[:, None], logits_XV, -jnp.inf)
 
 
 def _argmax(x_XV: Array) -> Array:
@@ -97,6 +107,8 @@ def sample(
     top_p_X: Float[Array, " X"],
     seed_X2: UInt32[Array, "X 2"],
     index_X: Int[Array, " X"],
+    masks_MW: Int[Array, "M W"] | None = None,
+    mask_X: Int[Array, " X"] | None = None,
 ) -> tuple[Int[Array, " X"], Float[Array, " X"]]:
     """Draws one token per row by the Gumbel-max rule.
 
@@ -104,14 +116,19 @@ def sample(
       logits_XV: float32 at temperature 1; -inf where no token exists.
       temperature_X: 0 is greedy.
       index_X: how many tokens of the completion came before this one.
+      masks_MW, mask_X: a bit for each token that may be drawn, and which of these masks a row
+        has; below 0: none. top_p is a share of what may be drawn.
     Returns:
       (token int32, logprob float32).
     """
     greedy_X = temperature_X == 0
     scaled_XV = logits_XV / jnp.where(greedy_X, 1.0, temperature_X)[:, None]
-    cut_XV = jax.lax.cond(
-        jnp.any(top_p_X < 1), lambda: _nucleus(scaled_XV, top_p_X), lambda: scaled_XV
-    )
+    free_XV = scaled_XV
+    if masks_MW is not None:
+        free_XV = jax.lax.cond(
+            jnp.any(mask_X >= 0), lambda: _masked(scaled_XV, masks_MW, mask_X), lambda: scaled_XV
+        )
+    cut_XV = jax.lax.cond(jnp.any(top_p_X < 1), lambda: _nucleus(free_XV, top_p_X), lambda: free_XV)
     noisy_XV = jax.lax.cond(
         jnp.all(greedy_X),
         lambda: cut_XV,

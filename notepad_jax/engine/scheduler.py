@@ -20,7 +20,15 @@ from collections.abc import Sequence
 
 from notepad_jax.engine.pages import CachedPrefix, PagePool, PrefixCache
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
-from notepad_jax.types import NO_TOKENS, Alternatives, Finish, Prompt, SamplingParams, Tokens
+from notepad_jax.types import (
+    NO_TOKENS,
+    Alternatives,
+    Finish,
+    Matcher,
+    Prompt,
+    SamplingParams,
+    Tokens,
+)
 
 
 class PromptTooLong(ValueError):
@@ -57,6 +65,7 @@ class Context:
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     top: list[Alternatives] = dataclasses.field(default_factory=list)  # if any are asked for
+    matcher: Matcher | None = None  # what its grammar allows next
 
     @property
     def made(self) -> int:
@@ -152,10 +161,13 @@ class Scheduler:
                 f"{sampling.max_new_tokens}, a packed row has room for {room}; score less at once"
             )
         draft = likely if self._drafts or sampling.scored else NO_TOKENS
+        matcher = None
+        if sampling.grammar is not None:  # the host says what may follow each token: one at a time
+            draft, matcher = NO_TOKENS, sampling.grammar.matcher(sampling.stop_ids)
         ahead = prompt.ahead if len(prompt.ahead) <= self.settings.max_prompt else NO_TOKENS
         # Of what is scored, each token's successor is looked up in the row: it stands alone.
         shares = self._share and not sampling.scored
-        context = Context(sampling, shared, tail, draft, ahead, shares)
+        context = Context(sampling, shared, tail, draft, ahead, shares, matcher=matcher)
         self._waiting.append(context)
         return context
 
@@ -208,6 +220,9 @@ class Scheduler:
     ) -> None:  # fmt: skip
         """Writes down what was sampled for a running turn; one that has ended is released."""
         assert context.stage is Stage.RUNNING, f"tokens for a turn that is {context.stage.value}"
+        if context.matcher is not None:
+            for token in tokens:
+                context.matcher.take(token)
         context.tokens += tokens
         context.logprobs += logprobs
         context.top += top
@@ -238,6 +253,8 @@ class Scheduler:
                 f"top_logprobs is {sampling.top_logprobs} and this engine tells of "
                 f"{s.top_logprobs}; it was built for fewer"
             )
+        if sampling.grammar is not None and not s.mask_words:
+            raise ValueError("this engine was built without masks, which a grammar needs")
         if sampling.scored and not s.top_logprobs:
             raise ValueError("this engine was built to sample, and scores nothing that is given")
 

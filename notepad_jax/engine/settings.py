@@ -11,6 +11,7 @@ from notepad_jax.types import MOST_TOP_LOGPROBS
 from pallas_kernels import CACHE_DTYPES
 
 STOP_IDS = 8  # the most stop ids of a completion: they are a fixed width of every decode launch
+MAY_BE_NONE = ("top_logprobs", "mask_words")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +27,12 @@ class EngineSettings:
     row_tokens: int  # tail tokens packed behind one copy of a prefix, per launch
     cache_dtype: str = "float32"
     top_logprobs: int = 0  # likeliest tokens that anybody may ask for beside each sampled one
+    mask_words: int = 0  # int32 words of a bit for each id, for who asks by a grammar; 0: nobody
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name != "top_logprobs" and isinstance(value, int) and value < 1:
+            if field.name not in MAY_BE_NONE and isinstance(value, int) and value < 1:
                 raise ValueError(f"engine.{field.name} is {value}; it must be at least 1")
         if not 0 <= self.top_logprobs <= MOST_TOP_LOGPROBS:
             raise ValueError(

@@ -12,12 +12,14 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
-import importlib
+import importlib.util
 import json
 import logging
 import os
+import re
 import socket
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
 from notepad_jax.model.config import PolicyConfig
-from notepad_jax.programs import evaluate, memory, pages, parts, stopping, subjects
+from notepad_jax.programs import evaluate, memory, pages, parts, stopping, subjects, warm_up
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.serve.conversations import Conversations
 from notepad_jax.serve.loopback import is_local
@@ -40,6 +42,7 @@ from notepad_jax.text.prompts import Template
 from notepad_jax.types import MOST_TOP_LOGPROBS, PolicySnapshot
 
 KEY, CONTROL_KEY = "NOTEPAD_API_KEY", "NOTEPAD_CONTROL_KEY"
+_ORIGIN = re.compile(r"https?://[a-z0-9.\-_]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
 FAREWELL = 5  # seconds that replies have to end when the server is stopped
 
 
@@ -74,6 +77,7 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
     limits = bounded(config, connections, screen)
     key = key_of(address, address.key_variable)
     control_key = key_of(address, CONTROL_KEY) if address.trainers else None
+    origins = pages_of(config.serve.cors, key)
     folder = Path(address.files) if address.files else None
     views, named = pages.views(address.runs), places.Places(address.documents)
     with taken(address) as place, files.Files(folder, named) as kept:
@@ -85,10 +89,15 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
         config = fitted(config, words, screen)  # before any weight
         policy = parts.load_policy(config.policy, config.dtype, where, screen.warn)
         weights = Weights(config, policy, screen)
-        engines, served = opened(config, policy, name or served_name(policy.name), weights)
+        programs = warm_up.Programs(screen)
+        engines, served = opened(
+            config, policy, name or served_name(policy.name), weights, programs
+        )
         gate = app.Gate(lambda *what: weights.adopted(engines, *what)) if address.trainers else None
         desk = desks.Desk(served.slots, config.serve.queue, config.serve.queue_tokens)
-        asgi = app.App(served, desk, key, gate, control_key, kept, views, limits.body_bytes).asgi
+        asgi = app.App(
+            served, desk, key, gate, control_key, kept, views, limits.body_bytes, origins
+        ).asgi
         server = connections.Server(asgi, limits, desk.counts.dropped.inc, FAREWELL)
         log.limit_rate()
 
@@ -102,7 +111,7 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
                 place.listen()  # whoever comes from now on is answered
                 said = f"a page to read with: {url.removesuffix('v1')}; Ctrl-C ends"
                 screen.say(f"serving {served.ids[0]} and {served.ids[1]} at {url} ({said})")
-                with stop.patiently():
+                with stop.patiently(), programs.compiling():
                     await _served(server, place, stop)
 
         with stop.watching():
@@ -163,6 +172,22 @@ def key_of(address: Address, variable: str) -> str | None:
     return key or None
 
 
+def pages_of(cors: Sequence[str], key: str | None) -> tuple[str, ...]:
+    """Returns the origins whose web pages may ask; ValueError for what is no origin."""
+    for origin in cors:
+        if origin == "*" and key is None:
+            raise ValueError(
+                f"serve.cors is *, and without a key every web page could ask; put a key into "
+                f"{KEY}, or name the origins"
+            )
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"serve.cors has {origin!r}; an origin is a scheme and a host, with a port if it "
+                f"is not the usual one, and nothing behind it: https://chat.example.org"
+            )
+    return tuple(cors)
+
+
 def taken(address: Address) -> socket.socket:
     """Returns a socket at the address that nobody listens at yet."""
     if not 0 <= address.port < 65536:
@@ -196,18 +221,25 @@ def served_name(policy: str) -> str:
 
 
 def opened(
-    config: ConfigDict, policy: parts.LoadedPolicy, name: str, weights: Weights
-) -> tuple[Engines, Served]:
+    config: ConfigDict, policy: parts.LoadedPolicy, name: str, weights: Weights,
+    programs: warm_up.Programs,
+) -> tuple[Engines, Served]:  # fmt: skip
     """Returns engines that are not running yet, and the policy as the server sees it."""
     subject = subjects.engine(config, policy, SilentScreen())
     rules = dataclasses.replace(
         parts.rules(config.reading, policy.tokenizer), chunk_size=config.evaluate.chunk_size
     )
     settings = engine_settings(config, policy.config, rules, subject.template)
+    grammars = schemas(policy)
+    if grammars is not None:
+        words = -(-policy.config.vocab_size // 32)
+        settings = dataclasses.replace(settings, mask_words=words)
     snapshot = PolicySnapshot(0, policy.params)
     made = parts.service(
         config.engine, policy, rules, subject.template, snapshot, settings=settings
     )
+    if config.serve.warm_up:
+        programs.plan(config.engine, policy, settings)
     if isinstance(made, EngineService):
         made = Engines([made], parts.engines_mesh(config.engine))
 
@@ -226,6 +258,8 @@ def opened(
         sampling=evaluate.sampling(config, subject),
         seat=made.seat,
         alive=alive,
+        missing=programs.missing,
+        grammar=None if grammars is None else grammars.json,
         version=lambda: made.version,
         fingerprint=lambda: weights.fingerprint,
         slots=settings.slots * made.count,
@@ -234,6 +268,13 @@ def opened(
         most_stops=STOP_IDS,
     )
     return made, served
+
+
+def schemas(policy: parts.LoadedPolicy) -> Any | None:
+    """What compiles JSON schemas for the policy's tokenizer; None where it is not installed."""
+    if importlib.util.find_spec("llguidance") is None:
+        return None
+    return importlib.import_module("notepad_jax.text.grammar").Grammars(policy.tokenizer)
 
 
 def conversations(policy: parts.LoadedPolicy) -> Conversations | None:

@@ -24,7 +24,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from notepad_jax import __version__
 from notepad_jax.serve import asked, notepad, scored, web
 from notepad_jax.serve.asked import Chat, Continue, How
 from notepad_jax.serve.choices import Delta, Whole, choice, together
@@ -33,6 +32,7 @@ from notepad_jax.serve.control import Gate, Generated, generation
 from notepad_jax.serve.desk import Desk, Spent
 from notepad_jax.serve.documents import Documents
 from notepad_jax.serve.files import Files
+from notepad_jax.serve.health import Health
 from notepad_jax.serve.joined import Joined, likeness
 from notepad_jax.serve.pages import Pages
 from notepad_jax.serve.readers import Readers
@@ -46,10 +46,9 @@ from notepad_jax.serve.views import Views
 from notepad_jax.serve.visitors import Visitors
 from notepad_jax.serve.web import GONE, Door, Events, answer, body_of, event, refused, told
 from notepad_jax.serve.web import unless_gone as unless_client_gone
-from notepad_jax.types import Prompt, SamplingParams, Streamer, Tokens, tokens
+from notepad_jax.types import Grammar, Prompt, SamplingParams, Streamer, Tokens, tokens
 
 USUAL = 16  # tokens of a completion without a limit, as OpenAI has it; chats have all there are
-PATIENCE = 5.0  # seconds in which the engines' loops have to answer /health
 
 Courses = Callable[[Streamer], Sequence[AsyncGenerator[Delta]]]
 
@@ -59,22 +58,21 @@ class App:
 
     With a gate trainers are served, too; `control_key` is theirs. `files`: where documents are
     kept; without, they end with the application. `views`: what browsers are shown, if anything.
-    `body_bytes`: of all bodies in memory that are not complete.
+    `body_bytes`: of all bodies in memory that are not complete. Web pages of `origins` may ask.
     """
 
     def __init__(
         self, served: Served, desk: Desk, key: str | None, gate: Gate | None = None,
         control_key: str | None = None, files: Files | None = None, views: Views | None = None,
-        body_bytes: int = Limits.body_bytes,
+        body_bytes: int = Limits.body_bytes, origins: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.served, self.desk, self.gate = served, desk, gate
         self.files = files or Files()
-        self._joined = Joined()
+        self._joined, self._memories = Joined(), notepad.Memories()
         self.readings = Readings(served, self.files, desk, self._seat)
         handled = told(self._count)
         routes = [
-            Route("/health", handled(self.health)),
-            Route("/version", handled(self.version)),
+            *Health(served).routes(handled),
             Route("/metrics", handled(self.metrics)),
             Route("/v1/models", handled(self.models)),
             Route("/v1/models/{model:path}", handled(self.model)),
@@ -98,7 +96,7 @@ class App:
         handlers = {HTTPException: _not_there}
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
         app.state.bodies = web.Bodies(body_bytes)
-        self.asgi = Door(app, key, control_key or key, PATHS, visitors)
+        self.asgi = Door(app, key, control_key or key, PATHS, visitors, origins)
 
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncGenerator[None]:
@@ -121,19 +119,6 @@ class App:
             self.desk.counts.gone.inc()
 
     # ------------------------------------------------------------ about the server
-
-    async def health(self, request: Request) -> Response:
-        try:
-            await asyncio.wait_for(self.served.alive(), PATIENCE)
-        except TimeoutError:
-            message = f"the engine has not answered for {PATIENCE:g} s; it may be compiling"
-            raise Refusal(503, message, None, "not_ready", "server_error") from None
-        except Exception as error:
-            raise Refusal(503, refused(error).error["message"], kind="server_error") from error
-        return Response(b"")
-
-    async def version(self, request: Request) -> Response:
-        return answer({"version": __version__})
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.desk.counts.text(), media_type="text/plain; version=0.0.4")
@@ -223,13 +208,14 @@ class App:
             raise bad("max_tokens", f"max_tokens is {limit} and may be {served.max_completion}")
         stops = served.stops(usual_stops, how.stop_token_ids)
         otherwise = secrets.randbits(62)
+        grammar = await asyncio.to_thread(served.grammar_of, how.schema)
 
         def courses(seat: Streamer) -> list[AsyncGenerator[Delta]]:
             made = []
             for index in range(len(prompts) * how.n):
                 ids = prompts[index // how.n]
                 seed = how.seed_of(index, otherwise)
-                params = self._sampling(how, limit, stops, seed)
+                params = self._sampling(how, limit, stops, seed, grammar)
                 prompt = Prompt(tokens(ids[:-1].copy()), tokens(ids[-1:].copy()))
                 saying = Saying(served.tokenizer.decode, how.stop)
                 made.append(choice(seat, prompt, params, saying, index))
@@ -247,7 +233,8 @@ class App:
         return await self._answered(request, reply, deltas, count)
 
     async def _reading(self, request: Request, chat: Chat, body: bytes) -> Response:
-        question = await asyncio.to_thread(notepad.asked, self.served, self.files, chat)
+        about = self.served, self.files, self._memories, chat
+        question = await asyncio.to_thread(notepad.asked, *about)
         otherwise = secrets.randbits(62)
 
         def courses(seat: Streamer) -> list[AsyncGenerator[Delta]]:
@@ -268,10 +255,13 @@ class App:
         return await self._answered(request, reply, deltas, count)
 
     @staticmethod
-    def _sampling(how: How, limit: int, stops: tuple[int, ...], seed: int) -> SamplingParams:
+    def _sampling(
+        how: How, limit: int, stops: tuple[int, ...], seed: int, grammar: Grammar | None
+    ) -> SamplingParams:
         temperature = 1.0 if how.temperature is None else how.temperature
         top_p = 1.0 if how.top_p is None else how.top_p
-        return SamplingParams(temperature, top_p, limit, stops, seed, how.top_logprobs)
+        top = how.top_logprobs
+        return SamplingParams(temperature, top_p, limit, stops, seed, top, grammar=grammar)
 
     async def generate(self, request: Request) -> Response:
         given = generation(asked.parsed(await body_of(request)), self.served.name)

@@ -24,6 +24,7 @@ Body = Mapping[str, Any]
 MOST_CHOICES = 128
 MOST_STOPS = 16
 LONGEST_STOP = 256  # characters
+LARGEST_SCHEMA = 1 << 16  # characters
 SEEDS = 2**63
 
 # They say who asks or what may be cached, and change no answer.
@@ -38,7 +39,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,), "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,), "add_special_tokens": (True, False),
     "add_generation_prompt": (True,), "continue_final_message": (False,), "chat_template": (),
-    "chat_template_kwargs": ({},), "response_format": ({"type": "text"},), "tools": ([],),
+    "chat_template_kwargs": ({},), "tools": ([],),
     "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
     "modalities": (["text"],), "audio": (), "prediction": (), "store": (False,),
     "metadata": ({},), "service_tier": ("auto", "default"), "reasoning_effort": (),
@@ -50,6 +51,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
 _SHARED = (
     "model", "max_tokens", "temperature", "top_p", "n", "seed", "stop", "stop_token_ids",
     "logprobs", "stream", "stream_options", "return_token_ids", "return_tokens_as_token_ids",
+    "response_format",
 )  # fmt: skip
 CHAT = (*_SHARED, "messages", "max_completion_tokens", "top_logprobs", "notepad")
 COMPLETION = (*_SHARED, "prompt", "prompt_logprobs")
@@ -77,6 +79,7 @@ class How:
     token_ids: bool  # beside the text
     tokens_as_ids: bool  # "token_id:17" in the place of a token's text
     memories: str | None = None  # of a reading: how its stream tells of them, one of MEMORIES
+    schema: str | None = None  # of JSON, as JSON: what a reply must be
     prompt_logprobs: int | None = None  # the likeliest tokens to tell of beside each of a prompt's
 
     def seed_of(self, index: int, otherwise: int) -> int:
@@ -229,6 +232,7 @@ def _how(body: Body, limit: int | None, logprobs: bool, top: int) -> How:
         token_ids=flag(body, "return_token_ids"),
         tokens_as_ids=flag(body, "return_tokens_as_token_ids"),
         memories=MEMORIES[0] if memories else None,
+        schema=_schema(body),
     )
 
 
@@ -270,6 +274,38 @@ def flag(body: Body, name: str, within: str = "") -> bool:
     if value is not None and not isinstance(value, bool):
         raise bad(within + name, f"{within}{name} is {shown(value)}; it must be true or false")
     return bool(value)
+
+
+def _schema(body: Body) -> str | None:
+    """Returns the schema of `response_format`; None where it asks for a text."""
+    given, where = body.get("response_format"), "response_format"
+    if given is None:
+        return None
+    kinds = {"text": (), "json_object": (), "json_schema": ("json_schema",)}
+    kind = given.get("type") if isinstance(given, dict) else None
+    if not isinstance(kind, str) or kind not in kinds:
+        raise bad(where, f"{where} is {shown(given)}; its type must be one of {', '.join(kinds)}")
+    for name in given:
+        if name != "type" and name not in kinds[kind]:
+            name = f"{where}.{shown(name)[1:-1]}"
+            raise bad(name, f"there is no {name} here; leave it out")
+    if kind != "json_schema":
+        return None if kind == "text" else json.dumps({"type": "object"})
+    where = f"{where}.json_schema"
+    about = given.get("json_schema")
+    if not isinstance(about, dict) or not isinstance(about.get("schema"), dict):
+        raise bad(
+            where, f'{where} is {shown(about)}; it must be {{"name": NAME, "schema": SCHEMA}}'
+        )
+    for name in about:
+        if name not in ("name", "description", "schema", "strict"):
+            name = f"{where}.{shown(name)[1:-1]}"
+            raise bad(name, f"there is no {name} here; leave it out")
+    schema = json.dumps(about["schema"])
+    if len(schema) > LARGEST_SCHEMA:
+        raise bad(f"{where}.schema", f"the schema has {len(schema):,} characters and may have "
+                  f"{LARGEST_SCHEMA:,}")  # fmt: skip
+    return schema
 
 
 def _stops(body: Body) -> tuple[str, ...]:

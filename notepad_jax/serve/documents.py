@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from notepad_jax.serve import asked, multipart, uploads
-from notepad_jax.serve.files import LARGEST, PURPOSE, Files, name_of, put_name
+from notepad_jax.serve.files import LARGEST, PURPOSES, Files, name_of, put_name
 from notepad_jax.serve.refusal import Refusal, bad, shown
 from notepad_jax.serve.uploads import Uploads
 from notepad_jax.serve.web import Opened, answer, body_of
@@ -62,8 +62,9 @@ class Documents:
                 if name != "purpose":
                     name = shown(name)[1:-1]
                     raise bad(name, f"{name} is not supported; leave it out")
-            _check_purpose(form.fields.get("purpose"))
-            stored = self.files.keep(coming, name_of(form.filename or "", "file"))
+            purpose = _purpose(form.fields.get("purpose"))
+            name = name_of(form.filename or "", "file")
+            stored = self.files.keep(coming, name, purpose=purpose)
         return answer(stored.card())
 
     async def put(self, request: Request) -> Response:
@@ -86,7 +87,9 @@ class Documents:
         whole = limit.isascii() and limit.isdigit() and len(limit) < 9
         if not whole or not 1 <= int(limit) <= MOST_LISTED:
             raise bad("limit", f"limit is {shown(limit)}; it must be from 1 to {MOST_LISTED}")
-        found = self.files.all() if query.get("purpose", PURPOSE) == PURPOSE else []
+        found, purpose = self.files.all(), query.get("purpose")
+        if purpose is not None:
+            found = [one for one in found if one.purpose == purpose]
         found = found[::-1] if order == "asc" else found
         if "after" in query:
             last = self.files.get(query["after"])
@@ -115,12 +118,13 @@ class Documents:
     async def begin(self, request: Request) -> Response:
         body = asked.parsed(await body_of(request))
         asked.check_names(body, ("filename", "purpose", "bytes", "mime_type"))
-        _check_purpose(body.get("purpose"))
+        purpose = _purpose(body.get("purpose"))
         size = asked.whole(body, "bytes", 0, 2**63)
         if size is None:
             raise bad("bytes", "bytes is missing; say how long the file will be")
         name = name_of(_text(body, "filename"), "filename")
-        upload = self.uploads.begin(name, size, _text(body, "mime_type", "text/plain"))
+        kind = _text(body, "mime_type", "text/plain")
+        upload = self.uploads.begin(name, size, kind, purpose)
         # Nobody else need come for its parts to go.
         asyncio.get_running_loop().call_later(uploads.LIFETIME + 1, self.uploads.expire)
         return answer(upload.card())
@@ -152,10 +156,11 @@ class Documents:
         return answer(upload.card())
 
 
-def _check_purpose(purpose: Any) -> None:
-    if purpose != PURPOSE:
+def _purpose(purpose: Any) -> str:
+    if purpose not in PURPOSES:
         what = "is missing" if purpose is None else f"is {shown(purpose)}"
-        raise bad("purpose", f"purpose {what}; files are documents here: use {PURPOSE}")
+        raise bad("purpose", f"purpose {what}; files are documents here: use {PURPOSES[0]}")
+    return purpose
 
 
 def _text(body: asked.Body, name: str, usual: str | None = None) -> str:

@@ -35,7 +35,7 @@ from notepad_jax.serve.texts import Decoding, FileText, NotText, unreadable
 LARGEST = 8 << 30  # bytes of a file
 BLOCK = 1 << 20  # bytes that are written, and read, at a time
 LONGEST_NAME = 200  # characters
-PURPOSE = "user_data"
+PURPOSES = ("user_data", "assistants")  # clients name either; all files are documents
 OURS = "file-"  # ids that the server gives begin so
 _CARD = re.compile(r"[0-9a-f]{32}\.json")
 _MADE = re.compile(r"[0-9a-f]{32}\.(json|data|part)")  # names that we give
@@ -55,12 +55,13 @@ class Stored:
     digest: str  # of the bytes
     data: str  # the name under which they lie
     flaw: str | None
+    purpose: str = PURPOSES[0]
 
     def card(self) -> dict[str, Any]:
         """Returns OpenAI's file object."""
         return {
             "id": self.id, "object": "file", "bytes": self.bytes, "created_at": self.created_at,
-            "filename": self.filename, "purpose": PURPOSE, "status": "processed",
+            "filename": self.filename, "purpose": self.purpose, "status": "processed",
             "status_details": self.flaw,
         }  # fmt: skip
 
@@ -226,7 +227,9 @@ class Files:
                 raise full(f"{said:,} bytes are announced and {free:,} are free")
             return Arriving(self._files / f"{secrets.token_hex(16)}.part", most)
 
-    def keep(self, coming: Arriving, filename: str, id: str | None = None) -> Stored:
+    def keep(
+        self, coming: Arriving, filename: str, id: str | None = None, purpose: str = PURPOSES[0]
+    ) -> Stored:
         """Makes a file of what has come, all of it, under `id` or one of the server's own.
 
         Another one that had the id is gone then.
@@ -234,7 +237,7 @@ class Files:
         id = id or OURS + secrets.token_hex(12)
         one = Stored(
             id, filename, coming.size, int(time.time()), coming.digest,
-            f"{secrets.token_hex(16)}.data", coming.flaw,
+            f"{secrets.token_hex(16)}.data", coming.flaw, purpose,
         )  # fmt: skip
         before = self._known.get(id)
         card, beside = self._card(id), self._card(id).with_suffix(".part")

@@ -55,6 +55,7 @@ class Course:
     memory: str = ""
     answer: str | None = None
     finish_reason: str | None = None
+    evidence: Mapping[str, Any] | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
@@ -65,6 +66,7 @@ class Course:
             self.memory = data["memory"]
         elif name == "answer":
             self.answer, self.finish_reason = data["answer"], data["finish_reason"]
+            self.evidence = data.get("evidence")
         elif name == "turn":
             self.turns, self.of, self.seconds = data["turn"] + 1, data["of"], data["seconds"]
             self.chunk = data["chunk"] + (data["kind"] == TurnKind.UPDATE.value)
@@ -138,6 +140,7 @@ class Reading:
             found.append({
                 "question": question, "sample": sample, "chunk": one.chunk, "of": one.of,
                 "memory": one.memory, "answer": one.answer, "finish_reason": one.finish_reason,
+                "evidence": one.evidence,
                 "usage": {name: getattr(one, name) for name in USAGE},
             })  # fmt: skip
         return self.card() | {"readings": found, "usage": self.usage()}

@@ -6,11 +6,15 @@ conversation and a reading make of them.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 from notepad_jax.serve.refusal import bad, shown
+from notepad_jax.serve.texts import Decoding, FileText, NotText, unreadable
 from notepad_jax.text.token_blocks import well_formed
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -18,10 +22,11 @@ ROLES = ("system", "developer", "user", "assistant")
 
 @dataclasses.dataclass(frozen=True)
 class FilePart:
-    """A file that was sent before, in the place of its text."""
+    """A file in the place of its text: one that was sent before, or comes with the message."""
 
     id: str
     where: str  # in the body
+    text: FileText | None = None  # what came with the message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +61,11 @@ def _message(value: Any, where: str) -> Message:
     if role not in ROLES:
         raise bad(f"{where}.role", f"{where}.role is {shown(role)}; use one of {', '.join(ROLES)}")
     for name, said in value.items():
-        # What clients send back of an earlier reply, or leave empty.
+        # What clients send back of an earlier reply, or leave empty; and a name, which tells
+        # people of one role apart, and which the templates of models do not know.
         if name in ("role", "content") or said in (None, "", []):
+            continue
+        if name == "name" and isinstance(said, str):
             continue
         name = f"{where}.{shown(name)[1:-1]}"
         raise bad(name, f"{name} is not supported; a message has a role and texts as content")
@@ -85,10 +93,30 @@ def _part(part: Any, where: str) -> str | FilePart:
 def _file(file: Any, where: str) -> FilePart:
     given = file if isinstance(file, dict) else {}
     if given.get("file_data") is not None:
-        mend = "send it to /v1/files and give its file_id"
-        raise bad(f"{where}.file.file_data", f"file_data is not read; {mend}")
+        return _inline(given, f"{where}.file.file_data")
     id = given.get("file_id")
     if not isinstance(id, str):
         raise bad(f"{where}.file.file_id", f'{where} has no file_id; use {{"type": "file", '
                   f'"file": {{"file_id": ID}}}}')  # fmt: skip
     return FilePart(well_formed(id), f"{where}.file.file_id")
+
+
+def _inline(file: Mapping[str, Any], where: str) -> FilePart:
+    """A file whose bytes come with the message: base64, as a data URL or without its head."""
+    name, data = file.get("filename"), file["file_data"]
+    name = well_formed(name) if isinstance(name, str) and name else "file_data"
+    if not isinstance(data, str):
+        raise bad(where, f"{where} is {shown(data)}; it must be a text, base64")
+    head, comma, rest = data.partition(",")
+    if comma and not (head.startswith("data:") and head.endswith(";base64")):
+        raise bad(where, f"{where} begins with {shown(head)}; use data:text/plain;base64,")
+    try:
+        raw = base64.b64decode(rest if comma else data, validate=True)
+    except (binascii.Error, ValueError):
+        raise bad(where, f"{where} is not base64; or send the file to /v1/files") from None
+    try:
+        Decoding().add(raw, final=True)
+    except NotText as why:
+        raise unreadable(name, str(why), where) from None
+    digest = hashlib.blake2b(raw, digest_size=16).hexdigest()
+    return FilePart(name, where, FileText(name, digest, lambda: iter((raw,))))

@@ -1,43 +1,44 @@
 """NAME:notepad: a conversation as a document and a question, read by the memory agent.
 
-The last part of the message is the question; the parts before it, texts and files, are the
-document, in their order. Files are read from disk as the reading comes to them, so a document may
-have any length. The agent is that of `ask`, evaluation and training; its answer is told token by
-token, and ends where the request says. Above: `app` and `readings`; below: reading.memory_agent
-and `choices`.
+`dialogue` says what is which. Files are read from disk as the reading comes to them, so a document
+may have any length. The agent is that of `ask`, evaluation and training; its answer is told token
+by token, and ends where the request says. What is asked afterwards is answered from the memory
+that there is, and nothing is read twice. Above: `app` and `readings`; below: reading.memory_agent,
+`evidence` and `choices`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules, State, TurnSampling
+from notepad_jax.serve import dialogue
 from notepad_jax.serve.asked import Chat
 from notepad_jax.serve.choices import REASONS, Delta, choice, completed, told
+from notepad_jax.serve.evidence import Origins, evidence
 from notepad_jax.serve.files import Files, in_thread
-from notepad_jax.serve.messages import FilePart
+from notepad_jax.serve.read_ahead import Parts, ReadAhead
 from notepad_jax.serve.refusal import bad
 from notepad_jax.serve.saying import Saying
 from notepad_jax.serve.served import Served
-from notepad_jax.serve.texts import FileText
-from notepad_jax.text.chunks import ChunkedDocument, sentence_pieces
 from notepad_jax.types import (
     NO_TOKENS,
     Completion,
+    Finish,
+    Grammar,
+    MemoryState,
     Prompt,
     SamplingParams,
     Streamer,
     Tokens,
     Turn,
-    TurnKind,
 )
 
 FORM = (
@@ -46,56 +47,28 @@ FORM = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """A document in parts; a file stands in lines of its own."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Known:
+    """What a reading came to: it may answer again."""
 
-    parts: tuple[str | FileText, ...]
-
-    def pieces(self) -> Iterator[str]:
-        """Yields the parts' text; Refusal if a file was deleted meanwhile."""
-        beside_file = False
-        for number, part in enumerate(self.parts):
-            is_file = isinstance(part, FileText)
-            if number and (is_file or beside_file):
-                yield "\n"
-            if is_file:
-                yield from part.pieces()
-            else:
-                yield part
-            beside_file = is_file
+    memory: Tokens
+    next_chunk: int
+    origins: Origins
+    chunks: ReadAhead
 
 
-class ReadAhead(ChunkedDocument):
-    """Chunks that threads read and tokenise before a turn wants them, one thread at a time.
-
-    A disk or a bucket may be slow, and nobody else shall wait for it.
-    """
-
-    def __init__(self, served: Served, document: Parts, rules: Rules) -> None:
-        pieces = sentence_pieces(served.tokenizer, rules.chunk_ends)
-        super().__init__(served.tokenizer, document, rules.chunk_size, pieces=pieces)
-        self._one = asyncio.Lock()
-
-    async def reach(self, k: int) -> None:
-        """Returns when a turn over chunk `k` has all it asks for: that, and the one behind it.
-
-        Raises what reading them raises.
-        """
-        if self.total_chunks is None:
-            async with self._one:
-                await in_thread(self._touch, k)
-
-    def _touch(self, k: int) -> None:
-        with contextlib.suppress(IndexError):  # the document ends before
-            self[k], self[k + 1]
+Memories = dialogue.Memories[Known]
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
     """A question about a document, as all choices of a request share it."""
 
+    text: str
     tokens: Tokens
+    reads: Tokens  # the question that the document is read with, if it is not known
+    known: Known | None
+    remember: Callable[[str, Known], None]  # by what it was answered
     chunks: ReadAhead
     rules: Rules
     sampling: TurnSampling  # its seed is each choice's
@@ -103,33 +76,44 @@ class Question:
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     top_logprobs: int = 0
+    grammar: Grammar | None = None
 
 
-def asked(served: Served, files: Files, request: Chat) -> Question:
+def asked(served: Served, files: Files, memories: Memories, request: Chat) -> Question:
     """Returns what a request asks; Refusal for what a reading has no way to do."""
-    how = request.how
-    if len(request.messages) != 1 or request.messages[0].role != "user":
-        raise bad("messages", "a reading takes one message, of the user's; leave the others out")
-    *document, question = request.messages[0].parts
-    if isinstance(question, FilePart):
-        raise bad(question.where, "the last part of the message must be the question, a text; "
-                  "put the file before it")  # fmt: skip
+    how, said = request.how, dialogue.dialogue(request.messages)
     rules = lowered(served.rules, request.limits)
-    ids = question_tokens(served, question, "messages", "ask a shorter one" if document else FORM)
-    if (how.max_tokens or 0) > rules.longest_answer:
+    mend = "ask a shorter one" if said.document else FORM
+    if request.messages[0].role in dialogue.SYSTEM:
+        mend += ", or leave the system message out, which stands before it"
+    reads, ids = (question_tokens(served, one, "messages", mend) for one in (said.reads, said.asks))
+    grammar = served.grammar_of(how.schema)
+    # What a schema wants is written in one context.
+    most = rules.longest_answer if grammar is None else rules.max_answer
+    if (how.max_tokens or 0) > most:
         raise bad(
-            "max_tokens", f"max_tokens is {how.max_tokens} and an answer may have "
-            f"{rules.longest_answer} tokens",
+            "max_tokens", f"max_tokens is {how.max_tokens} and an answer may have {most} tokens"
+            f"{'' if grammar is None else ' by a schema'}",
         )  # fmt: skip
     found = [
-        files.document(part.id, part.where) if isinstance(part, FilePart) else part
-        for part in document
+        part if isinstance(part, str) else part.text or files.document(part.id, part.where)
+        for part in said.document
     ]
-    chunks = ReadAhead(served, Parts(tuple(found)), rules)
-    rules = rules.within(how.max_tokens or rules.longest_answer)
+    read = dialogue.digest(found, said.reads, request.limits)
+    known = None if said.answer is None else memories.get(read, said.answer)
+    chunks = known.chunks if known else ReadAhead(served, Parts(tuple(found)), rules)
+
+    def remember(answer: str, what: Known) -> None:
+        if said.answer is None:
+            memories.keep(read, answer, what)
+        elif known is None:  # it was read again, and what it was asked first stands in the request
+            memories.keep(read, said.answer, what)
+
+    rules = rules.within(how.max_tokens or most)
     sampled = sampling(served, how.temperature, how.top_p)
     stops = served.stops(sampled.stop_ids, how.stop_token_ids)
-    return Question(ids, chunks, rules, sampled, how.stop, stops, how.top_logprobs)
+    about = said.asks, ids, reads, known, remember, chunks
+    return Question(*about, rules, sampled, how.stop, stops, how.top_logprobs, grammar)
 
 
 def question_tokens(served: Served, question: str, param: str, mend: str) -> Tokens:
@@ -194,7 +178,7 @@ class Watch:
 class Counted:
     """Turns and tokens of a reading so far, those under way among them."""
 
-    chunks: ReadAhead
+    chunks: ReadAhead | None  # None: nothing is read
     turns: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -210,7 +194,10 @@ class Counted:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "notepad": {"turns": self.turns, "document_tokens": self.chunks.tokens_read},
+            "notepad": {
+                "turns": self.turns,
+                "document_tokens": self.chunks.tokens_read if self.chunks else 0,
+            },
         }
 
 
@@ -231,8 +218,9 @@ class Aloud:
         """Returns the completion of one context; one that a stop string cut ends there."""
         asked = self._question
         sampling = dataclasses.replace(
-            sampling, stop_ids=asked.stop_ids, top_logprobs=asked.top_logprobs
-        )
+            sampling, stop_ids=asked.stop_ids, top_logprobs=asked.top_logprobs,
+            grammar=asked.grammar,
+        )  # fmt: skip
         self._counted.turn(prompt)
         course = choice(self._streamer, prompt, sampling, self._saying, self._index, more=True)
         return await completed(course, self._told)
@@ -253,27 +241,68 @@ def reading(
     If it is watched, a change of its memory is a delta, too.
     """
     sampling = dataclasses.replace(question.sampling, seed=seed)
-    counted = Counted(question.chunks)
+    counted = Counted(None if question.known else question.chunks)
     saying = Saying(served.tokenizer.decode, question.stop)
+    said: list[str] = []
 
     async def read(tell: Callable[[Delta], None]) -> None:
-        watch = Watch(served, question.chunks)
-        aloud = Aloud(streamer, question, saying, index, counted, tell)
-        state: State = memory_agent.start(question.tokens, question.chunks)
-        await question.chunks.reach(state.next_chunk)
-        course = memory_agent.read(
-            streamer, served.template, question.rules, state, sampling, aloud
-        )
-        async for turn, state in course:
-            made = turn.completion
-            if turn.kind is TurnKind.UPDATE:
-                counted.turn(turn.prompt, len(made.tokens))
-                if watched and (change := watch.change(turn, state)):
-                    memory = Delta(index, "", (), (), (), None, made.policy_version, memory=change)
-                    tell(dataclasses.replace(memory, notes=counted.notes()))
-            await question.chunks.reach(state.next_chunk)
+        def aloud(delta: Delta) -> None:
+            said.append(delta.text)
+            tell(delta)
+
+        def turned(turn: Turn, change: Mapping[str, Any] | None) -> None:
+            counted.turn(turn.prompt, len(turn.completion.tokens))
+            if watched and change:
+                version = turn.completion.policy_version
+                memory = Delta(index, "", (), (), (), None, version, counted.notes(), memory=change)
+                tell(memory)
+
+        known = question.known
+        if known is None:
+            known, made = await _read(streamer, served, question, sampling, turned)
+        if known is not None:
+            # With no chunk left, what comes next is the answer.
+            state = MemoryState(question.tokens, (), known.memory, known.next_chunk)
+            answering = Aloud(streamer, question, saying, index, counted, aloud)
+            about = served.template, question.rules, state, sampling, answering
+            async for turn, _ in memory_agent.read(streamer, *about):
+                made = turn.completion
         rest = saying.rest()
         finish = "stop" if saying.stopped else REASONS[made.finish]
-        tell(Delta(index, rest, (), (), (), finish, made.policy_version, counted.notes()))
+        notes = counted.notes()
+        if made.finish is not Finish.CANCELLED:
+            answer = "".join([*said, rest])
+            question.remember(answer, known)
+            about = known.origins, known.chunks, served.tokenizer.decode, question.text, answer
+            notes["evidence"] = await in_thread(evidence, *about)
+        tell(Delta(index, rest, (), (), (), finish, made.policy_version, notes))
 
     return told(read)
+
+
+async def _read(
+    streamer: Streamer, served: Served, question: Question, sampling: TurnSampling,
+    turned: Callable[[Turn, Mapping[str, Any] | None], None],
+) -> tuple[Known | None, Completion | None]:  # fmt: skip
+    """Reads all chunks; returns what that came to, or if a turn was cancelled, None and that turn.
+
+    `turned` is told of each turn, and how it changed the memory.
+    """
+    chunks, origins = question.chunks, Origins()
+    watch = Watch(served, chunks)
+    state: State = memory_agent.start(question.reads, chunks)
+    about = served.template, question.rules, state, sampling
+    made = None
+    async with contextlib.aclosing(memory_agent.read(streamer, *about)) as course:
+        await chunks.reach(state.next_chunk)
+        while chunks.has(state.next_chunk):
+            turn, state = await anext(course)
+            made = turn.completion
+            change = watch.change(turn, state)
+            turned(turn, change)
+            if made.finish is Finish.CANCELLED:
+                return None, made
+            if change:
+                origins.update(turn.chunk, change["memory"])
+            await chunks.reach(state.next_chunk)
+    return Known(state.memory_tokens, state.next_chunk, origins, chunks), made

@@ -28,9 +28,11 @@ from notepad_jax.reading.memory_agent import Rules, State, TurnSampling, hashed_
 from notepad_jax.serve import notepad
 from notepad_jax.serve.choices import REASONS
 from notepad_jax.serve.desk import Desk
-from notepad_jax.serve.files import Files, disk
+from notepad_jax.serve.evidence import Origins, evidence
+from notepad_jax.serve.files import Files, disk, in_thread
 from notepad_jax.serve.journal import Happened
 from notepad_jax.serve.kept import Asked, Reading
+from notepad_jax.serve.read_ahead import Parts, ReadAhead
 from notepad_jax.serve.refusal import Refusal, shown
 from notepad_jax.serve.served import Served
 from notepad_jax.serve.web import refused
@@ -201,14 +203,14 @@ class Readings:
         left = [k for k, course in enumerate(reading.courses) if course.answer is None]
         # In one thread, and before any of them reads on: chunks are made by one at a time.
         states = await asyncio.to_thread(
-            lambda: [self._state(reading, number, chunks) for number in left]
+            lambda: [self._so_far(reading, number, chunks) for number in left]
         )
         free = asyncio.Semaphore(self._width(asked))
         with self._seat() as seat:
 
-            async def one(number: int, state: State) -> None:
+            async def one(number: int, so_far: tuple[State, Origins]) -> None:
                 async with free:
-                    await self._read(reading, number, seat, state, chunks)
+                    await self._read(reading, number, seat, *so_far, chunks)
 
             every = zip(left, states, strict=True)
             running = [asyncio.ensure_future(one(*about)) for about in every]
@@ -219,7 +221,7 @@ class Readings:
                     task.cancel()
                 await asyncio.gather(*running, return_exceptions=True)
 
-    def chunks(self, asked: Asked) -> notepad.ReadAhead:
+    def chunks(self, asked: Asked) -> ReadAhead:
         """Returns the chunks that all questions share.
 
         Refusal if the file is gone (404), or whoever reads is not who read it (409).
@@ -230,11 +232,12 @@ class Readings:
                 "limits; begin it again", None, "reading_changed",
             )  # fmt: skip
         text = self._files.document(asked.file_id, "file_id")
-        return notepad.ReadAhead(self._served, notepad.Parts((text,)), self._known_rules(asked))
+        return ReadAhead(self._served, Parts((text,)), self._known_rules(asked))
 
     async def _read(
-        self, reading: Reading, number: int, seat: Streamer, state: State, chunks: notepad.ReadAhead
-    ) -> None:
+        self, reading: Reading, number: int, seat: Streamer, state: State, origins: Origins,
+        chunks: ReadAhead,
+    ) -> None:  # fmt: skip
         asked, served, course = reading.asked, self._served, reading.courses[number]
         rules, sampling = self._known_rules(asked), self._sampling(asked, number)
         watch = notepad.Watch(served, chunks, state.memory_tokens, course.seconds)
@@ -246,10 +249,14 @@ class Readings:
                     if turn.completion.finish is Finish.CANCELLED:
                         await asyncio.sleep(AGAIN)  # the same turn once more, by the same seed
                         break
-                    state = after
-                    over = memory_agent.is_over(rules, state, turn.completion)
+                    state, made = after, turn.completion
+                    over = memory_agent.is_over(rules, state, made)
                     self._count(turn, over)
-                    await reading.tell(self._told(reading, number, turn, state, watch, over))
+                    about = reading, number, state, made, origins, chunks
+                    happened = self._told(reading, number, turn, state, watch, origins)
+                    if over:
+                        happened.append(await self._answer(*about))
+                    await reading.tell(happened)
                     if reading.stopping:
                         break
                     await chunks.reach(state.next_chunk)
@@ -263,7 +270,7 @@ class Readings:
 
     def _told(
         self, reading: Reading, number: int, turn: Turn, state: State, watch: notepad.Watch,
-        over: bool,
+        origins: Origins,
     ) -> list[Happened]:  # fmt: skip
         made = turn.completion
         about: dict[str, Any] = {
@@ -276,15 +283,21 @@ class Readings:
         }  # fmt: skip
         happened: list[Happened] = [("turn", about)]
         if change := watch.change(turn, state):
+            origins.update(turn.chunk, change["memory"])
             happened.append(("memory", {"reading": number, **change}))
-        if over:
-            question, sample = reading.asked.of(number)
-            text = self._served.tokenizer.decode(memory_agent.answered(state))
-            happened.append(("answer", {
-                "reading": number, "question": question, "sample": sample, "answer": text,
-                "finish_reason": REASONS[made.finish],
-            }))  # fmt: skip
         return happened
+
+    async def _answer(
+        self, reading: Reading, number: int, state: State, made: Completion, origins: Origins,
+        chunks: ReadAhead,
+    ) -> Happened:  # fmt: skip
+        decode, (question, sample) = self._served.tokenizer.decode, reading.asked.of(number)
+        text = decode(memory_agent.answered(state))
+        found = await in_thread(evidence, origins, chunks, decode, question, text)
+        return "answer", {
+            "reading": number, "question": question, "sample": sample, "answer": text,
+            "finish_reason": REASONS[made.finish], "evidence": found,
+        }  # fmt: skip
 
     def _sampling(self, asked: Asked, number: int) -> TurnSampling:
         usual = notepad.sampling(self._served, asked.temperature, asked.top_p)
@@ -293,18 +306,18 @@ class Readings:
 
     # ------------------------------------------------------------ again
 
-    def _state(self, reading: Reading, number: int, chunks: notepad.ReadAhead) -> State:
-        state = self._first(reading, number, chunks)
-        for _, after in self.again(reading, number, chunks):
-            state = after
-        return state
+    def _so_far(self, reading: Reading, number: int, chunks: ReadAhead) -> tuple[State, Origins]:
+        state, origins = self._first(reading, number, chunks), Origins()
+        for turn, state in self.again(reading, number, chunks):
+            origins.update(turn.chunk, self._served.tokenizer.decode(state.memory_tokens))
+        return state, origins
 
-    def _first(self, reading: Reading, number: int, chunks: notepad.ReadAhead) -> State:
+    def _first(self, reading: Reading, number: int, chunks: ReadAhead) -> State:
         question, _ = reading.asked.of(number)
         return memory_agent.start(self._served.tokenizer.encode(question), chunks)
 
     def again(
-        self, reading: Reading, number: int, chunks: notepad.ReadAhead
+        self, reading: Reading, number: int, chunks: ReadAhead
     ) -> Iterator[tuple[Turn, State]]:
         """Yields the turns of one reading as they were, from the journal, and the states after."""
         template, rules = self._served.template, self._known_rules(reading.asked)

@@ -131,6 +131,7 @@ class Reply(abc.ABC):
             "finish_reason": delta.finish,
             "policy_version": delta.version,
             **({"token_ids": list(delta.tokens)} if self.how.token_ids else {}),
+            **({"notepad": {"evidence": found}} if (found := delta.notes.get("evidence")) else {}),
         }
 
     def _prompt_ids(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from notepad_jax.serve.conversations import Conversations
 from notepad_jax.serve.refusal import Refusal, bad, shown
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
-from notepad_jax.types import Streamer, Tokens, tokens
+from notepad_jax.types import Grammar, Streamer, Tokens, tokens
 
 NOTEPAD = ":notepad"
 
@@ -35,6 +35,10 @@ class Served:
     sampling: TurnSampling  # of readings that do not say otherwise
     seat: Callable[[], contextlib.AbstractContextManager[Streamer]]  # a place at an engine
     alive: Callable[[], Awaitable[None]]  # returns when every engine's loop has answered
+    missing: Callable[
+        [], str
+    ]  # what is to be done before requests are answered at once; "": nothing
+    grammar: Callable[[str], Grammar] | None  # of a JSON schema; ValueError. None: not installed
     version: Callable[[], int]  # that new turns start on
     fingerprint: Callable[[], str]  # of the weights
     slots: int  # completions that are made at the same time
@@ -54,6 +58,21 @@ class Served:
     @property
     def ids(self) -> tuple[str, str]:
         return self.name, self.name + NOTEPAD
+
+    def grammar_of(self, schema: str | None) -> Grammar | None:
+        """Returns what a reply must be, by a schema of JSON; Refusal for one that cannot be
+        followed, and for any where that is not installed."""
+        if schema is None:
+            return None
+        param = "response_format"
+        if self.grammar is None:
+            raise bad(param, "this server writes no JSON by a schema, since llguidance is not "
+                      "installed; its operator can: pip install 'notepad-jax[structured]'",
+                      "unsupported_parameter")  # fmt: skip
+        try:
+            return self.grammar(schema)
+        except ValueError as error:
+            raise bad(param, f"the schema cannot be followed: {shown(str(error))[1:-1]}") from None
 
     def known(self, ids: Sequence[int], param: str) -> Tokens:
         """Returns a request's ids; Refusal, which names `param`, for one that no token has."""

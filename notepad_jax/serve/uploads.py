@@ -17,7 +17,6 @@ from typing import Any
 from notepad_jax.serve.files import (
     BLOCK,
     LARGEST,
-    PURPOSE,
     Arriving,
     Files,
     Stored,
@@ -41,6 +40,7 @@ class Upload:
     filename: str
     bytes: int  # that all parts have together
     mime_type: str
+    purpose: str
     created_at: int
     status: str = "pending"
     parts: dict[str, Arriving] = dataclasses.field(default_factory=dict)
@@ -50,7 +50,7 @@ class Upload:
         """Returns OpenAI's upload object."""
         file = {"file": self.file.card()} if self.file else {}
         return {
-            "id": self.id, "object": "upload", "bytes": self.bytes, "purpose": PURPOSE,
+            "id": self.id, "object": "upload", "bytes": self.bytes, "purpose": self.purpose,
             "filename": self.filename, "created_at": self.created_at, "status": self.status,
             "expires_at": self.created_at + LIFETIME,
         } | file  # fmt: skip
@@ -70,7 +70,7 @@ class Uploads:
         self._files = files
         self._known: dict[str, Upload] = {}
 
-    def begin(self, filename: str, size: int, mime_type: str) -> Upload:
+    def begin(self, filename: str, size: int, mime_type: str, purpose: str) -> Upload:
         """Begins one; Refusal where it is too large, or too many are under way."""
         self.expire()
         if size > LARGEST:
@@ -84,7 +84,7 @@ class Uploads:
                     "rate_limit_error", {"Retry-After": "60"},
                 )  # fmt: skip
             del self._known[ended.id]
-        one = Upload(f"upload_{secrets.token_hex(12)}", filename, size, mime_type,
+        one = Upload(f"upload_{secrets.token_hex(12)}", filename, size, mime_type, purpose,
                      int(time.time()))  # fmt: skip
         self._known[one.id] = one
         return one
@@ -140,7 +140,7 @@ class Uploads:
                 await whole.end()
                 if md5 is not None and md5.lower() != found.hexdigest():
                     raise bad("md5", f"the file's MD5 is {found.hexdigest()}, not {shown(md5)}")
-                upload.file = self._files.keep(whole, upload.filename)
+                upload.file = self._files.keep(whole, upload.filename, purpose=upload.purpose)
         except BaseException:
             upload.status = "pending"
             raise

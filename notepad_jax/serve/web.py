@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, TypeVar
 
 import h11
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,7 +34,10 @@ HEARTBEAT = 10.0  # seconds of silence after which a stream says that it lives
 GONE = 499  # what nobody reads: the client hung up
 # Ends of lines for clients that use splitlines, though not for events: no JSON need have them.
 LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
-OPEN = ("/health",)  # paths that need no key
+METHODS = ("GET", "POST", "PUT", "DELETE")  # of pages of other sites that the operator names
+HEADERS = ("*",)
+EXPOSED = ("X-Request-Id", "Location", "Retry-After")  # what these pages may read of a reply's
+OPEN = ("/health", "/ready")  # paths that need no key
 
 T = TypeVar("T")
 log = logging.getLogger("notepad_jax.serve")
@@ -236,11 +240,13 @@ class Door:
 
     def __init__(
         self, app: ASGIApp, key: str | None, other: str | None, others: Sequence[str],
-        visitors: Visitors | None = None,
+        visitors: Visitors | None = None, origins: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """`other` is the key of the paths in `others`; `visitors` says what browsers may see."""
+        """`other` is the key of the paths in `others`; `visitors` says what browsers may see;
+        web pages of `origins` may ask, too."""
         self._app, self._keys = app, dict.fromkeys(others, other)
         self._key, self._visitors = key, visitors
+        self._origins = tuple(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
@@ -251,6 +257,8 @@ class Door:
                 app = self._refusal(request, problem)
             if problem is not None or not self._known(request):
                 send = _at_once(send)
+            if self._origins:  # also around a refusal: the page shall read what it says
+                app = CORSMiddleware(app, self._origins, METHODS, HEADERS, expose_headers=EXPOSED)
         try:
             await app(scope, receive, send)
         except h11.LocalProtocolError:
@@ -276,11 +284,19 @@ class Door:
         same = hmac.compare_digest(given.strip().encode(), self._key_of(request).encode())
         return scheme.lower() == "bearer" and same
 
+    def _welcome(self, request: Request) -> bool:
+        """Says whether a page of one of the origins asks."""
+        origin = request.headers.get("origin")
+        return origin in self._origins or (origin is not None and "*" in self._origins)
+
     def _problem(self, request: Request) -> Refusal | None:
+        if request.method == "OPTIONS" and self._welcome(request):
+            return None  # a browser asks what it may send, and has no key to send with that
         if self._key_of(request) is None:
             # A web page may send its visitor's browser here; the browser says who it is for.
             host = request.headers.get("host", "")
-            if own(request) and (not host or is_local(host)):
+            page = own(request) or self._welcome(request)
+            if page and (not host or is_local(host)):
                 return None
             message = ("a server without a key answers this machine alone, by the name localhost, "
                        "and of web pages its own")  # fmt: skip

@@ -52,7 +52,8 @@ class HuggingFaceTokenizer:
         }
         ordinary = _without(spec, self.controls)
         lost = _unwritable(ordinary, self.path)
-        borders = BYTE_LEVEL_BORDERS if _is_byte_level(ordinary) else (KEEPING_BORDER,)
+        self.byte_level = _is_byte_level(ordinary)
+        borders = BYTE_LEVEL_BORDERS if self.byte_level else (KEEPING_BORDER,)
         if lost.any():
             instead = "?" if lost[0xFFFD] else "\ufffd"
             say(_loss(ordinary, instead, self.path))
@@ -91,6 +92,13 @@ class HuggingFaceTokenizer:
         for i in map(int, ids):
             runs[-1].append(i) if i in self._known else runs.append([])
         return "\ufffd".join(self._template.decode(run, skip_special_tokens=True) for run in runs)
+
+    def pieces(self) -> list[str]:
+        """Returns what each id is called in the vocabulary; "" where there is none."""
+        found = [""] * self.vocab_size
+        for piece, i in self._template.get_vocab(with_added_tokens=True).items():
+            found[i] = piece
+        return found
 
     def control_id(self, name: str) -> int:
         """Returns the id of the control piece `name`; ValueError if there is none."""
@@ -221,14 +229,18 @@ MOST_RANGES = 10_000  # in one class of a pattern of Oniguruma, by which tokeniz
 _NEEDED = "".join(map(chr, range(0x20, 0x7F))) + "\t\n"  # what any text may hold: never replaced
 
 
+def byte_alphabet() -> dict[str, int]:
+    """Returns GPT-2's alphabet: a byte is its own Latin-1 character where that is seen in print,
+    and the others are numbered from U+0100 on."""
+    alone = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted({*range(256)} - {*alone})
+    return {chr(b): b for b in alone} | {chr(256 + n): b for n, b in enumerate(others)}
+
+
 def _missing_bytes(spec: Mapping[str, Any]) -> list[int]:
     """The bytes that no piece of the vocabulary writes; some of them never occur in UTF-8."""
     if _is_byte_level(spec):
-        # GPT-2's alphabet: a byte is its own Latin-1 character where that is seen in print,
-        # and the others are numbered from U+0100 on.
-        alone = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-        others = {byte: 256 + n for n, byte in enumerate(sorted({*range(256)} - alone))}
-        pieces = [chr(others.get(byte, byte)) for byte in range(256)]
+        pieces = sorted(byte_alphabet(), key=byte_alphabet().get)
     else:
         pieces = [f"<0x{byte:02X}>" for byte in range(256)]
     return [byte for byte, piece in enumerate(pieces) if piece not in spec["model"]["vocab"]]

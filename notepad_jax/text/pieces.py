@@ -1,11 +1,17 @@
-"""Which text each token is, by itself: for traces, and to see where a sentence ends.
+"""Which text each token is, by itself: for traces, and to see where a sentence ends; as bytes, for
+grammars.
 
-Above: chunks and reading.turns; below: tokenizer.
+Above: chunks, grammar and reading.turns; below: tokenizer.
 """
 
 from __future__ import annotations
 
+import re
+
+from notepad_jax.text.bpe_tokenizer import byte_alphabet
 from notepad_jax.text.tokenizer import Tokenizer
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Pieces:
@@ -26,3 +32,20 @@ class Pieces:
             after = self._tokenizer.decode([*self._before, token])
             self._known[token] = after[self._cut :]
         return self._known[token]
+
+
+def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
+    """Returns what each id writes in the middle of a text; nothing for control pieces."""
+    alphabet = byte_alphabet() if tokenizer.byte_level else {}
+    found = [_bytes(piece, alphabet) for piece in tokenizer.pieces()]
+    for i in tokenizer.controls.values():
+        found[i] = b""
+    return found
+
+
+def _bytes(piece: str, alphabet: dict[str, int]) -> bytes:
+    if alphabet:
+        known = all(one in alphabet for one in piece)  # else it was added, as it is written
+        return bytes(alphabet[one] for one in piece) if known else piece.encode()
+    byte = _BYTE.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()

@@ -43,7 +43,7 @@ class SentencePieceTokenizer:
         self._control_split = re.compile(
             "(" + "|".join(sorted(map(re.escape, self.controls), reverse=True)) + ")"
         )
-        self.path = pathlib.Path(path)
+        self.path, self.byte_level = pathlib.Path(path), False
         self.vocab_size: int = len(model.pieces)
         stops = usual_stops(self.controls)
         if not stops:
@@ -77,6 +77,10 @@ class SentencePieceTokenizer:
         """Returns the text of `ids`; special tokens vanish, ids outside the model are unknown."""
         known = (int(i) if 0 <= i < self.vocab_size else self._whole.unk_id() for i in ids)
         return self._whole.decode(list(known))
+
+    def pieces(self) -> list[str]:
+        """Returns what each id is called in the vocabulary."""
+        return [self._whole.id_to_piece(i) for i in range(self.vocab_size)]
 
     def control_id(self, name: str) -> int:
         """Returns the id of the control piece `name`; ValueError if there is none."""

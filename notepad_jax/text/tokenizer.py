@@ -41,6 +41,7 @@ class Tokenizer(Protocol):
     vocab_size: int  # ids at or above this exist in no text; the policy must mask them
     stop_ids: tuple[int, ...]  # a completion ends with any of these; the first is the usual one
     controls: Mapping[str, int]  # the pieces that no document can become
+    byte_level: bool  # pieces are written in GPT-2's alphabet of bytes, else with U+2581 and <0xNN>
 
     def encode(self, text: str) -> Tokens:
         """Returns the ordinary pieces of `text`, int32 [n]; never a control piece."""
@@ -50,6 +51,9 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of any ids; control pieces vanish."""
+
+    def pieces(self) -> list[str]:
+        """Returns what each id is called in the vocabulary; "" where there is none."""
 
     def control_id(self, name: str) -> int:
         """Returns the id of the control piece `name`; ValueError if there is none."""

@@ -185,4 +185,5 @@ def test_the_commands_of_its_section_of_the_servers_page(tmp_path, capsys):
     assert commands[2].startswith("notepad-jax serve --policy") and "--jetstream" in commands[2]
     with program(STARTER, tmp_path, "--jetstream") as place:
         exec(compile(python.replace("localhost:9000", place), "server.md", "exec"), {})
-    assert capsys.readouterr().out.split()
+    said = re.findall(r"^# => (.*)$", python, re.MULTILINE)
+    assert [capsys.readouterr().out] == said != []

@@ -112,8 +112,8 @@ def served(streamer: Arithmetic, chat: bool = True, **changes) -> Served:
         conversations=Conversations(ChatTemplate(pathlib.Path("fake"), CHATML, {}), TOKENIZER)
         if chat else None,
         sampling=TurnSampling(0.0, 1.0, template.stop_ids, 0), seat=streamer.seat, alive=alive,
-        version=lambda: 7, fingerprint=lambda: "np-7", slots=streamer.slots, max_prompt=400,
-        max_completion=64, most_stops=8,
+        missing=lambda: "", grammar=None, version=lambda: 7, fingerprint=lambda: "np-7",
+        slots=streamer.slots, max_prompt=400, max_completion=64, most_stops=8,
     )  # fmt: skip
     return Served(**about | changes)
 
@@ -123,7 +123,7 @@ def running(
     policy: Served, waiting: int = 8, queued_tokens: int = 0, key: str | None = None,
     trainers: Adopt | None = None, control_key: str | None = None,
     folder: pathlib.Path | None = None, views: Views | None = None, port: int = 0,
-    documents: Sequence[str] = (), limits: Limits | None = None,
+    documents: Sequence[str] = (), limits: Limits | None = None, origins: Sequence[str] = (),
 ) -> Iterator[str]:  # fmt: skip
     """Serves in a thread, with files in `folder` and `documents` elsewhere; yields the server's
     address."""
@@ -136,7 +136,7 @@ def running(
     place.bind(("127.0.0.1", port))
     named = Places(documents)
     with place, Files(folder, named) as files, contextlib.ExitStack() as stack:
-        app = App(policy, desk, key, gate, control_key, files, views, limits.body_bytes)
+        app = App(policy, desk, key, gate, control_key, files, views, limits.body_bytes, origins)
         server = Server(app.asgi, limits, desk.counts.dropped.inc, farewell=1)
         stack.enter_context(listening(server, place))
         yield f"http://127.0.0.1:{place.getsockname()[1]}"

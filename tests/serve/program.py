@@ -16,17 +16,19 @@ SIZES = (
     "--config.engine.row_tokens=0", "--config.reading.chunk_size=48",
     "--config.evaluate.chunk_size=48", "--config.reading.max_question=24",
     "--config.reading.max_memory=12", "--config.reading.max_answer=12",
+    "--config.serve.warm_up=False",
 )  # fmt: skip
 
 
 @contextlib.contextmanager
-def program(policy: Path, folder: Path, *more: str, kill: bool = False):
+def program(policy: Path, folder: Path, *more: str, kill: bool = False, sizes=SIZES):
     """`notepad-jax serve`, and its address; ended by Ctrl-C, or killed.
 
     What it says is in `folder / "said"`.
     """
-    words = ["-m", "notepad_jax", "serve", "--policy", str(policy), "--port", "0", *more, *SIZES]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    words = ["-m", "notepad_jax", "serve", "--policy", str(policy), "--port", "0", *more, *sizes]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
     with (folder / "said").open("w+") as said:
         # A shell may have had Ctrl-C ignored here, and what is ignored is inherited.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)

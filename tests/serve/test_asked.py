@@ -27,7 +27,18 @@ BAD_OF_BOTH = [
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     ({"top_k": 40}, "top_k"), ({"presence_penalty": 0.5}, "presence_penalty"),
     ({"logit_bias": {"5": 1}}, "logit_bias"), ({"tools": [{}]}, "tools"),
-    ({"response_format": {"type": "json_object"}}, "response_format"), ({"best_of": 2}, "best_of"),
+    ({"response_format": {"type": "xml"}}, "response_format"), ({"best_of": 2}, "best_of"),
+    ({"response_format": "json"}, "response_format"), ({"response_format": []}, "response_format"),
+    ({"response_format": {"type": []}}, "response_format"),
+    ({"response_format": {"type": "text", "x": 1}}, "response_format.x"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}},
+     "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}}},
+     "response_format.json_schema.x"),
+    ({"response_format": {"type": "json_schema",
+                          "json_schema": {"schema": {"title": "x" * 70_000}}}},
+     "response_format.json_schema.schema"),
     ({"echo": True}, "echo"), ({"chat_template": "{{ 1 }}"}, "chat_template"),
     ({"ignore_eos": 0}, "ignore_eos"), ({"temprature": 1}, "temprature"), ({"": 1}, ""),
 ]  # fmt: skip
@@ -40,7 +51,7 @@ BAD_OF_CHATS = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
      "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
-    ({"messages": [{"role": "user", "content": "x", "name": "ann"}]}, "messages[0].name"),
+    ({"messages": [{"role": "user", "content": "x", "name": 3}]}, "messages[0].name"),
     ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"), ({"logprobs": 3}, "logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"prompt": "x"}, "prompt"),
@@ -101,6 +112,21 @@ def test_a_reply_can_be_sent_back_as_it_came():
     said = {"role": "assistant", "content": "red", "refusal": None, "tool_calls": [], "audio": None}
     messages = asked.chat(CHAT | {"messages": [*HELLO, said, *HELLO]}).messages
     assert [m.text for m in messages] == ["who is ann ?", "red", "who is ann ?"]
+
+
+def test_a_reply_may_be_asked_for_by_a_schema():
+    schema = {"name": "code", "strict": True, "schema": {"type": "string"}}
+    wanted = {"response_format": {"type": "json_schema", "json_schema": schema}}
+    assert asked.chat(CHAT | wanted).how.schema == '{"type": "string"}'
+    assert asked.completion(TEXT | wanted).how.schema == '{"type": "string"}'
+    plain = {"response_format": {"type": "json_object"}}
+    assert asked.chat(CHAT | plain).how.schema == '{"type": "object"}'
+    assert asked.chat(CHAT | {"response_format": {"type": "text"}}) == asked.chat(CHAT)
+
+
+def test_a_message_may_have_a_name():
+    (message,) = asked.chat(CHAT | {"messages": [HELLO[0] | {"name": "ann"}]}).messages
+    assert message == asked.chat(CHAT).messages[0]
 
 
 def test_choices_have_noise_of_their_own_and_a_request_always_the_same():

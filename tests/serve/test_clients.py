@@ -9,7 +9,6 @@ import concurrent.futures
 import http.client
 import json
 import re
-import shutil
 import socket
 import subprocess
 import time
@@ -221,30 +220,45 @@ def test_weights_change_between_two_completions(chats, tmp_path):
     assert prints[0] == prints[2] != prints[1]
 
 
+def printed(block: str) -> str:
+    """What a block of the page says that it prints."""
+    return "\n".join(re.findall(r"^# => (.*)$", block, re.MULTILINE))
+
+
 @pytest.mark.slow
-def test_the_commands_of_the_servers_page(tmp_path):
-    """curl and openai as the page has them, over the starter policy; JetStream's part is tried in
-    tests/programs/test_jetstream.py."""
+def test_the_commands_of_the_servers_page(tmp_path, capsys):
+    """Every block does what the page says that it does, over the policy that the page names; the
+    page's part about JetStream is tried in tests/programs/test_jetstream.py."""
     page, _ = (ROOT / "docs" / "server.md").read_text(encoding="utf-8").split("\n## Behind Jet")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     start, *curls = [block for kind, block in blocks if not kind]
     pythons = [block for kind, block in blocks if kind == "python"]
-    assert start.startswith("notepad-jax serve --policy") and "--served-name reader" in start
-    with program(ROOT / "data" / "starter", tmp_path, "--served-name", "reader") as url:
-        if shutil.which("curl"):
-            asked, *others = [
-                subprocess.run(
-                    ["bash", "-c", curl.replace("http://localhost:8000", url)], cwd=tmp_path,
-                    capture_output=True, text=True, timeout=200,
-                ).stdout
-                for curl in curls
-            ]  # fmt: skip
-            assert json.loads(asked)["choices"][0]["message"]["content"]
-            assert len(others) == 1 and '"status":"processed"' in others[0]
-            assert '"status":"in_progress"' in others[0]
+    assert len(blocks) == 1 + len(curls) + len(pythons) and len(curls) == 2
+    command, *options = start.split()[:-2]
+    assert [command, *options[:2]] == ["notepad-jax", "serve", "--policy"]
+    assert start.split()[-2:] == ["--port", "8000"]
+    with program(
+        ROOT / options[2], tmp_path, *options[3:], sizes=("--config.serve.warm_up=False",)
+    ) as url:
+        replies = [
+            subprocess.run(
+                ["bash", "-c", curl.replace("http://localhost:8000", url)], cwd=tmp_path,
+                capture_output=True, text=True, timeout=200, check=True,
+            ).stdout
+            for curl in curls
+        ]  # fmt: skip
+        said = json.loads(replies[0])["choices"][0]["message"]["content"]
+        assert said == "amber" and "answers `amber`" in page
+        sent, _, begun = replies[1].partition("}{")
+        assert '"status":"processed"' in sent
+        there = f"{url}/v1/readings/{json.loads('{' + begun)['id']}"
+        until(lambda: httpx2.get(there).json()["status"] == "completed", 200)
+        answers = [one["answer"] for one in httpx2.get(there).json()["readings"]]
+        assert answers == ["amber", "falcon"] and "answers are `amber` and `falcon`" in page
         names: dict = {}
         for python in pythons:
             exec(compile(python.replace("http://localhost:8000", url), "server.md", "exec"), names)
+            assert capsys.readouterr().out.rstrip("\n") == printed(python) != ""
 
 
 @pytest.mark.slow

@@ -288,7 +288,7 @@ def test_what_is_no_text_is_refused_by_name(url):
 
 REFUSED = [
     ([file_part("nobody"), QUESTION], 404, "messages[0].content[0].file.file_id"),
-    ([QUESTION, file_part("nobody")], 400, "messages[0].content[1].file.file_id"),
+    ([QUESTION, file_part("nobody")], 404, "messages[0].content[1].file.file_id"),
     ([{"type": "file"}, QUESTION], 400, "messages[0].content[0].file.file_id"),
     ([{"type": "file", "file": {"file_data": "x"}}, QUESTION], 400,
      "messages[0].content[0].file.file_data"),
@@ -321,12 +321,12 @@ def test_uploads_that_have_ended_make_room_for_others(tmp_path, monkeypatch):
     monkeypatch.setattr(uploads, "MOST", 3)
     with Files(tmp_path) as files:
         every = uploads.Uploads(files)
-        known = [every.begin("x", 1, "text/plain") for _ in range(3)]
+        known = [every.begin("x", 1, "text/plain", "user_data") for _ in range(3)]
         with pytest.raises(Refusal) as refused:
-            every.begin("x", 1, "text/plain")
+            every.begin("x", 1, "text/plain", "user_data")
         assert refused.value.status == 429 and "complete or cancel" in str(refused.value)
         known[1].end("cancelled")
-        known.append(every.begin("x", 1, "text/plain"))
+        known.append(every.begin("x", 1, "text/plain", "user_data"))
         assert [every.get(one.id) for one in (known[0], *known[2:])] == [known[0], *known[2:]]
         with pytest.raises(Refusal):
             every.get(known[1].id)
@@ -344,7 +344,7 @@ def test_parts_of_an_upload_that_nobody_completes_go_with_the_server(tmp_path):
 def test_an_upload_that_is_an_hour_old_goes_unless_it_is_put_together(tmp_path, monkeypatch):
     with Files(tmp_path) as kept:
         every = uploads.Uploads(kept)
-        old, busy = (every.begin("x", 4, "text/plain") for _ in range(2))
+        old, busy = (every.begin("x", 4, "text/plain", "user_data") for _ in range(2))
         for one in (old, busy):
             every.add(one, kept.arriving())
         busy.status = "completing"

@@ -1,0 +1,69 @@
+"""Masks of grammars: a bit for each id that a turn may draw next, from the host into a launch.
+
+What may follow a token depends on the token, so a turn with a grammar makes one in a launch, while
+others beside it make several. A launch has as many masks as the engine has slots, whether anybody
+uses them or not: its shape stays. Above: `layout` and `executor`; below: the context's matcher.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from notepad_jax.engine.scheduler import Context
+from notepad_jax.engine.settings import EngineSettings
+from notepad_jax.parallel import place
+
+
+class Masks(NamedTuple):
+    """What grammars allow next: `bits` int32 [n, W], and which of them each context has."""
+
+    bits: np.ndarray | None  # None: of an engine that has none
+    which: list[int]  # -1: none
+
+
+def found(settings: EngineSettings, contexts: Sequence[Context]) -> Masks:
+    """Returns the masks of those contexts that have a grammar."""
+    words, bits, which = settings.mask_words, [], []
+    for context in contexts:
+        which.append(-1 if context.matcher is None else len(bits))
+        if context.matcher is not None:
+            # The policy may have more ids than the tokenizer: nobody may draw those.
+            allowed = context.matcher.allowed()[:words]
+            bits.append(np.pad(allowed, (0, words - len(allowed))))
+    return Masks(np.array(bits, np.int32).reshape(-1, words) if words else None, which)
+
+
+class Placed:
+    """The masks of launches on an engine's devices, where those lie that forbid nothing."""
+
+    def __init__(self, settings: EngineSettings, mesh: Mesh) -> None:
+        self._shape = settings.slots, settings.mask_words
+        self._where = place.replicated(mesh)
+        self._none = self._whole(()) if settings.mask_words else None
+
+    def placed(self, arrays: Any) -> Any:
+        """Returns a launch's host arrays with its masks on the devices, copied if there are any."""
+        if arrays.masks is None:
+            return arrays
+        masks = self._whole(arrays.masks) if len(arrays.masks) else self._none
+        return dataclasses.replace(arrays, masks=masks)
+
+    def _whole(self, bits: Sequence[np.ndarray]) -> jax.Array:
+        whole = np.zeros(self._shape, np.int32)
+        whole[: len(bits)] = bits if len(bits) else 0
+        return place.commit(whole, self._where)
+
+
+def abstract(settings: EngineSettings, mesh: Mesh, arrays: Any) -> Any:
+    """Returns a launch's arrays with masks that hold nothing, as `Placed.placed` places them."""
+    if arrays.masks is None:
+        return arrays
+    shape, where = (settings.slots, settings.mask_words), place.replicated(mesh)
+    masks = jax.ShapeDtypeStruct(shape, np.int32, sharding=where)
+    return dataclasses.replace(arrays, masks=masks)

@@ -1,0 +1,71 @@
+"""Probes: whether the server lives, whether requests are answered at once, and its version.
+
+Alive and ready are two questions. Who asks the first ends a server that says no, so an engine that
+compiles is alive; who asks the second sends requests elsewhere meanwhile. Above: `app`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from notepad_jax import __version__
+from notepad_jax.serve.refusal import Refusal
+from notepad_jax.serve.served import Served
+from notepad_jax.serve.web import answer, refused
+
+SOON = 0.5  # seconds in which a probe of /health is answered: most wait for one
+PATIENCE = 5.0  # seconds in which the engines' loops have to answer /ready
+SILENT = 1800.0  # and /health, in all: no program takes longer to compile
+
+Handler = Callable[..., Awaitable[Response]]
+
+
+class Health:
+    """The addresses of probes. Remembers when all engines answered last."""
+
+    def __init__(self, served: Served) -> None:
+        self._served, self._heard = served, time.monotonic()
+
+    def routes(self, handled: Callable[[Handler], Handler]) -> list[Route]:
+        """Returns the addresses of this page."""
+        return [
+            Route("/health", handled(self.alive)),
+            Route("/ready", handled(self.ready)),
+            Route("/version", handled(self.version)),
+        ]
+
+    async def alive(self, request: Request) -> Response:
+        if not await self._answers(SOON) and time.monotonic() - self._heard > SILENT:
+            raise _no(f"the engine has not answered for {SILENT:g} s", "not_alive")
+        return Response(b"")
+
+    async def ready(self, request: Request) -> Response:
+        if missing := self._served.missing():
+            raise _no(missing)
+        if not await self._answers(PATIENCE):
+            raise _no(f"the engine has not answered for {PATIENCE:g} s; it may be compiling")
+        return Response(b"")
+
+    async def version(self, request: Request) -> Response:
+        return answer({"version": __version__})
+
+    async def _answers(self, seconds: float) -> bool:
+        """Says whether all engines answer in time; Refusal if one has failed."""
+        try:
+            await asyncio.wait_for(self._served.alive(), seconds)
+        except TimeoutError:
+            return False
+        except Exception as error:
+            raise _no(refused(error).error["message"], "engine_failed") from error
+        self._heard = time.monotonic()
+        return True
+
+
+def _no(why: str, code: str = "not_ready") -> Refusal:
+    return Refusal(503, why, None, code, "server_error")
