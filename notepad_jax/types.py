@@ -163,6 +163,7 @@ class SamplingParams:
     top_logprobs: int = 0  # likeliest tokens to tell of beside each sampled one, to `stream`
     # Nothing is drawn: the completion is the prompt's draft, and `stream` tells its logprobs.
     scored: bool = False
+    adapters: int = 0  # of an engine with those of several policies: 1 is the first; 0: the base
 
     def __post_init__(self) -> None:
         if self.temperature != 0 and not COLDEST <= self.temperature <= HOTTEST:

@@ -43,7 +43,10 @@ def prefix_row(
     table = np.full((1, width // Z), settings.pages, np.int32)
     used = [page for prefix in prefixes for page in prefix.pages]
     table[0, : len(used)] = used
-    return launches.PrefixArrays(rows.tokens, rows.positions, rows.kv_end, table)
+    adapters = np.zeros((1, width), np.int32)
+    whose = np.repeat([p.adapters for p in prefixes], list(map(len, whole)))
+    adapters[0, : len(whose)] = whose
+    return launches.PrefixArrays(rows.tokens, rows.positions, rows.kv_end, table, adapters)
 
 
 def alike(
@@ -130,6 +133,7 @@ def tail_row(
         sample_at=sample_at,
         samples=np.int32(len(entries)),
         draws=_draws(entries, width),
+        adapters=np.full((1, 1), contexts[0].sampling.adapters, np.int32),
     )
     return arrays, spans
 
@@ -183,10 +187,10 @@ def accepted(sampled: np.ndarray, context: Context) -> int:
 
 
 def by_prefix(contexts: Sequence[Context]) -> list[list[int]]:
-    """Which contexts read the same prefix, in order of first appearance."""
-    groups: dict[int, list[int]] = {}
+    """Which contexts read the same prefix by the same adapters, in order of first appearance."""
+    groups: dict[tuple[int, int], list[int]] = {}
     for b, context in enumerate(contexts):
-        groups.setdefault(id(context.prefix), []).append(b)
+        groups.setdefault((id(context.prefix), context.sampling.adapters), []).append(b)
     return list(groups.values())
 
 
@@ -218,7 +222,7 @@ def decode_tables(
 
 def slot_arrays(contexts: Sequence[Context], slots: int) -> launches.SlotArrays:
     """The state of running turns; one without a token begins with its prefix's last page."""
-    token, position, private_len, remaining = np.zeros((4, slots), np.int32)
+    token, position, private_len, remaining, adapters = np.zeros((5, slots), np.int32)
     stops = np.full((slots, STOP_IDS), -1, np.int32)
     begun = [
         (c.prefix.pages[-1], c.pages[0], c.ragged) for c in contexts if c.ragged and not c.tokens
@@ -226,10 +230,11 @@ def slot_arrays(contexts: Sequence[Context], slots: int) -> launches.SlotArrays:
     for b, c in enumerate(contexts):
         token[b], position[b] = c.newest, c.position
         private_len[b], remaining[b] = c.private_len, c.remaining
+        adapters[b] = c.sampling.adapters
         stops[b, : len(c.sampling.stop_ids)] = c.sampling.stop_ids
     draws = _draws([(c.sampling, c.made) for c in contexts], slots)
     return launches.SlotArrays(
-        token, position, private_len, remaining, stops, draws, _copies(begun, slots)
+        token, position, private_len, remaining, stops, adapters, draws, _copies(begun, slots)
     )
 
 
