@@ -199,7 +199,8 @@ def decode_layout(
     draws = launches.Draws(every(1, np.float32), every(1, np.float32), seeds_B2, every(0))
     slots = launches.SlotArrays(
         token=slot_B, position=every(sizes.context), private_len=every(own),
-        remaining=every(sizes.steps), stop_ids=np.full((batch, 1), -1, np.int32), draws=draws, adapters=every(0),
+        remaining=every(sizes.steps), stop_ids=np.full((batch, 1), -1, np.int32), draws=draws,
+        adapters=every(0),
         copies=launches.Copies(every(0), every(0), every(0), np.int32(0)),
     )  # fmt: skip
     return rows * P + batch * Q, tables, slots

@@ -2,9 +2,9 @@
 
 `PrefixCache` remembers which prompt prefixes are in the cache, so that the G members of a
 group (and all questions about a document, where the template allows it) pay for a chunk
-once. Prefixes are keyed by policy version and adapters: the keys of another policy are never read. A
-prefix that somebody reads stays; one that nobody reads stays until its pages are needed,
-oldest first.
+once. Prefixes are keyed by policy version and adapters: the keys of another policy are never
+read. A prefix that somebody reads stays; one that nobody reads stays until its pages are
+needed, oldest first.
 
 Host bookkeeping only; the arrays themselves are `pallas_kernels.Pages`. Above: `scheduler`,
 which never asks for more than there is.

@@ -36,6 +36,7 @@ from notepad_jax.parallel import place, rules
 # Matrices that can be adapted.
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 _IN, _OUT, _SCALE = "{}_lora_in", "{}_lora_out", "lora_scale"
+_RANKS = {_IN: -1, _OUT: 1}  # which axis they are
 _WHOSE, CHOSEN = "lora_whose", "lora_chosen"  # of several: whose each rank is; whose a token wants
 
 
@@ -180,8 +181,8 @@ def adapted(config: PolicyConfig, base: Params, lora: Lora, adapters: Params) ->
 def several(base: Params, policies: Sequence[Params]) -> Params:
     """Returns `base` with the adapters of several policies side by side, as one of all their ranks.
 
-    Tokens choose among them (`chosen`). Of `policies`, on the mesh of `base`, only the adapters
-    are looked at; one without any is the base.
+    Tokens choose (`chosen`). Of `policies`, on the mesh of `base`, only the adapters are looked
+    at; one without any is the base.
     """
     layers, ours = dict(plain(base)["layers"]), [policy["layers"] for policy in policies]
     scaled = [own[_SCALE] for own in ours if _SCALE in own]
@@ -189,22 +190,15 @@ def several(base: Params, policies: Sequence[Params]) -> Params:
         return base
     count, everywhere = len(scaled[0]), place.replicated(meshes.of(base))
     ranks = [found.rank if (found := of(policy)) else 0 for policy in policies]
-    for name in TARGETS:
-        for way, axis in ((_IN.format(name), -1), (_OUT.format(name), 1)):
-            if not any(way in own for own in ours):
-                continue
-            like = next(own[way] for own in ours if way in own)
-
-            def part(own: Params, rank: int, way: str = way, like: Array = like) -> Array:
-                shape = list(like.shape)
-                shape[1 if way.endswith("out") else -1] = rank
-                return own[way] if way in own else jnp.zeros(shape, like.dtype)
-
-            parts = [part(own, rank) for own, rank in zip(ours, ranks, strict=True)]
-            layers[way] = place.commit(jnp.concatenate(parts, axis), like.sharding)
+    for way, axis in ((way.format(name), at) for name in TARGETS for way, at in _RANKS.items()):
+        if theirs := [own[way] for own in ours if way in own]:
+            narrow = jnp.zeros_like(theirs[0]).take(jnp.array([0]), axis)
+            nothing = [narrow.repeat(rank, axis) for rank in ranks]
+            parts = [own.get(way, none) for own, none in zip(ours, nothing, strict=True)]
+            layers[way] = place.commit(jnp.concatenate(parts, axis), theirs[0].sharding)
     whose = np.repeat(np.arange(1, len(ranks) + 1, dtype=np.int32), ranks)
-    nothing = np.zeros(count, np.float32)
-    scales = [nothing, *(np.asarray(own.get(_SCALE, nothing)) for own in ours)]  # device to host
+    none = np.zeros(count, np.float32)
+    scales = [none, *(np.asarray(own.get(_SCALE, none)) for own in ours)]  # device to host
     layers[_SCALE] = place.commit(np.stack(scales, 1), everywhere)
     layers[_WHOSE] = place.commit(np.tile(whose, (count, 1)), everywhere)
     return {**base, "layers": layers}
@@ -323,6 +317,11 @@ def factors(params: Params) -> Params:
     """Returns the part of a policy's tree that `init` makes; without adapters it has no leaves."""
     layers = params["layers"]
     return {"layers": {n: leaf for n, leaf in layers.items() if "lora_" in n and n != _SCALE}}
+
+
+def alone(params: Params) -> Params:
+    """Returns what `several` looks at of a policy: adapters and their scale, without the base."""
+    return frozen(factors(params), params["layers"][_SCALE])
 
 
 def merged(params: Params) -> Params:
