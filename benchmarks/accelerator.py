@@ -200,6 +200,7 @@ def decode_layout(
     slots = launches.SlotArrays(
         token=slot_B, position=every(sizes.context), private_len=every(own),
         remaining=every(sizes.steps), stop_ids=np.full((batch, 1), -1, np.int32), draws=draws,
+        adapters=every(0),
         copies=launches.Copies(every(0), every(0), every(0), np.int32(0)),
     )  # fmt: skip
     return rows * P + batch * Q, tables, slots

@@ -216,7 +216,7 @@ def _serve(
 ) -> tuple[Any, str]:
     address = serve.Address(
         arguments.host, arguments.port, arguments.key_variable, arguments.rl, arguments.files,
-        arguments.runs, tuple(arguments.documents),
+        arguments.runs, tuple(arguments.documents), tuple(arguments.adapters),
     )  # fmt: skip
     program = jetstream if arguments.jetstream else serve
     ended = program.run(config, address, arguments.served_name, screen)
@@ -498,6 +498,9 @@ def build_parser() -> Parser:
     sub.add_argument("--host", default="127.0.0.1", help="the address to listen on (127.0.0.1)")
     sub.add_argument("--port", type=int, default=8000, help="0 takes a free one (8000)")
     sub.add_argument("--served-name", metavar="NAME", help="of the model (the policy's)")
+    sub.add_argument("--adapters", action="append", default=[], metavar="NAME=POLICY",
+                     help="serve another run's or folder's adapters beside the same base (none); "
+                     "also several times")  # fmt: skip
     folder = functools.partial(sub.add_argument, metavar="FOLDER")
     folder("--files", help="keep documents and readings here (a folder that ends with the server)")
     folder("--runs", help="show the runs in this folder, turn by turn, under /traces (none)")

@@ -189,6 +189,7 @@ class SamplingParams:
     scored: bool = False
     # What may be drawn. Logprobs stay those of all tokens, as with top_p: what a trainer computes.
     grammar: Grammar | None = None
+    adapters: int = 0  # of an engine with those of several policies: 1 is the first; 0: the base
 
     def __post_init__(self) -> None:
         if self.temperature != 0 and not COLDEST <= self.temperature <= HOTTEST:

@@ -83,15 +83,16 @@ class Engines:
         return [task.result() for task in tasks]
 
     @contextlib.contextmanager
-    def seat(self) -> Iterator[Seat]:
+    def seat(self, adapters: int = 0) -> Iterator[Seat]:
         """A place at the engine that has fewest of them: a `types.Streamer`, for any event loop.
 
-        Who reads on after a turn keeps its seat: there lies what was read already.
+        Who reads on after a turn keeps its seat: there lies what was read already. All its turns
+        are of the same `adapters` (`SamplingParams`).
         """
         number = self._seated.index(min(self._seated))
         self._seated[number] += 1
         try:
-            yield Seat(self._loops[number], self._services[number])
+            yield Seat(self._loops[number], self._services[number], adapters)
         finally:
             self._seated[number] -= 1
 
@@ -129,15 +130,17 @@ class Seat:
     Its thread makes tokens while the caller's does other things. Failures are `EngineService`'s.
     """
 
-    def __init__(self, loop: Loop, service: EngineService) -> None:
-        self._loop, self._service = loop, service
+    def __init__(self, loop: Loop, service: EngineService, adapters: int) -> None:
+        self._loop, self._service, self._adapters = loop, service, adapters
 
     async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion:
         """As `EngineService.complete`."""
+        sampling = dataclasses.replace(sampling, adapters=self._adapters)
         return await self._loop.awaited(self._service.complete(prompt, sampling))
 
     async def stream(self, prompt: Prompt, sampling: SamplingParams) -> AsyncIterator[Piece]:
         """As `EngineService.stream`; when the iterator is closed, slot and pages are free."""
+        sampling = dataclasses.replace(sampling, adapters=self._adapters)
         caller = asyncio.get_running_loop()
         told: asyncio.Queue[Piece | Exception] = asyncio.Queue()
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from notepad_jax.engine.sampler import likeliest, logprob_of, sample
-from notepad_jax.model import attention, logprobs, policy
+from notepad_jax.model import attention, logprobs, lora, policy
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import Params
 from pallas_kernels import Pages, PageTables
@@ -63,6 +63,7 @@ class SlotArrays:
     private_len: Any  # int32 [B]: private tokens in the cache
     remaining: Any  # int32 [B]: tokens that may still be sampled; 0 is an idle slot
     stop_ids: Any  # int32 [B, E]: -1 padded
+    adapters: Any  # int32 [B]: of several policies' (`lora.several`)
     draws: Draws
     copies: Copies  # of up to B pages, before anything is decoded
     masks: Any = None  # int32 [slots, W]: a bit for each token that may be drawn
@@ -77,6 +78,7 @@ class PrefixArrays:
     positions: Any  # int32 [1, T]
     kv_end: Any  # int32 [1, T]
     table: Any  # int32 [1, T / Z]: the page of each Z tokens; one past the cache's end for none
+    adapters: Any  # int32 [1, T]: each prefix's own
 
 
 @jax.tree_util.register_dataclass
@@ -94,6 +96,7 @@ class TailArrays:
     sample_at: Any  # int32 [T]: after which tokens to sample, the first `samples`
     samples: Any  # int32
     draws: Draws  # of those T
+    adapters: Any  # int32 [1, 1]: all tails'
     masks: Any = None  # int32 [slots, W], as `SlotArrays` has them
 
 
@@ -101,7 +104,8 @@ class TailArrays:
 def read_prefixes(config: PolicyConfig, params: Params, pages: Pages, row: PrefixArrays) -> Pages:
     """Fills whole pages with the keys and values of prefixes that start a context."""
     attend = attention.packed(config, row.kv_end, row.positions)
-    k, v = policy.Policy(config, params).cache_entries(row.tokens, row.positions, attend)
+    adapted = lora.chosen(params, row.adapters)
+    k, v = policy.Policy(config, adapted).cache_entries(row.tokens, row.positions, attend)
     return attention.write_pages(pages, k, v, row.table)
 
 
@@ -126,7 +130,8 @@ def start_tails(
     attend = attention.packed_after_prefix(
         config, pages, row.table, row.length, row.kv_end, row.positions
     )
-    hidden_1TD, _, (k, v) = policy.forward(config, params, row.tokens, row.positions, attend)
+    adapted = lora.chosen(params, row.adapters)
+    hidden_1TD, _, (k, v) = policy.forward(config, adapted, row.tokens, row.positions, attend)
     pages = attention.write_tokens(pages, k, v, row.target)
     pages = _copied(pages, row.copies)
     return pages, *_sample_after(config, params, hidden_1TD[0], row, wanted, most)
@@ -219,6 +224,7 @@ def generate(
     """
     B = slots.token.shape[0]
     pages = _copied(pages, slots.copies)
+    adapted = lora.chosen(params, slots.adapters[:, None])
 
     def more(state: tuple) -> Array:
         step, _, _, remaining, *_ = state
@@ -230,7 +236,7 @@ def generate(
         lens = tables.shared_lens_B + slots.private_len + made + 1
         attend = attention.paged(config, tables, jnp.where(active, lens, 0))
         hidden_B1D, pages, _ = policy.forward(
-            config, params, token[:, None], (slots.position + made)[:, None], attend, pages
+            config, adapted, token[:, None], (slots.position + made)[:, None], attend, pages
         )
         draws = slots.draws
         logits_BV = logprobs.logits(config, params, hidden_B1D[:, 0])

@@ -44,7 +44,10 @@ def prefix_row(
     table = np.full((1, width // Z), settings.pages, np.int32)
     used = [page for prefix in prefixes for page in prefix.pages]
     table[0, : len(used)] = used
-    return launches.PrefixArrays(rows.tokens, rows.positions, rows.kv_end, table)
+    adapters = np.zeros((1, width), np.int32)
+    whose = np.repeat([p.adapters for p in prefixes], list(map(len, whole)))
+    adapters[0, : len(whose)] = whose
+    return launches.PrefixArrays(rows.tokens, rows.positions, rows.kv_end, table, adapters)
 
 
 def alike(
@@ -134,6 +137,7 @@ def tail_row(
         sample_at=sample_at,
         samples=np.int32(len(entries)),
         draws=_draws(entries, width, found, which),
+        adapters=np.full((1, 1), contexts[0].sampling.adapters, np.int32),
         masks=found.bits,
     )
     return arrays, spans
@@ -188,10 +192,10 @@ def accepted(sampled: np.ndarray, context: Context) -> int:
 
 
 def by_prefix(contexts: Sequence[Context]) -> list[list[int]]:
-    """Which contexts read the same prefix, in order of first appearance."""
-    groups: dict[int, list[int]] = {}
+    """Which contexts read the same prefix by the same adapters, in order of first appearance."""
+    groups: dict[tuple[int, int], list[int]] = {}
     for b, context in enumerate(contexts):
-        groups.setdefault(id(context.prefix), []).append(b)
+        groups.setdefault((id(context.prefix), context.sampling.adapters), []).append(b)
     return list(groups.values())
 
 
@@ -228,7 +232,7 @@ def slot_arrays(
 
     One with a grammar gets one token: what may follow it is not known yet.
     """
-    token, position, private_len, remaining = np.zeros((4, slots), np.int32)
+    token, position, private_len, remaining, adapters = np.zeros((5, slots), np.int32)
     stops = np.full((slots, STOP_IDS), -1, np.int32)
     begun = [
         (c.prefix.pages[-1], c.pages[0], c.ragged) for c in contexts if c.ragged and not c.tokens
@@ -237,11 +241,20 @@ def slot_arrays(
         token[b], position[b] = c.newest, c.position
         private_len[b] = c.private_len
         remaining[b] = c.remaining if c.matcher is None else min(c.remaining, 1)
+        adapters[b] = c.sampling.adapters
         stops[b, : len(c.sampling.stop_ids)] = c.sampling.stop_ids
     found = masks.found(settings, contexts)
     draws = _draws([(c.sampling, c.made) for c in contexts], slots, found, found.which)
     return launches.SlotArrays(
-        token, position, private_len, remaining, stops, draws, _copies(begun, slots), found.bits
+        token,
+        position,
+        private_len,
+        remaining,
+        stops,
+        adapters,
+        draws,
+        _copies(begun, slots),
+        found.bits,
     )
 
 

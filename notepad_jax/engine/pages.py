@@ -2,9 +2,9 @@
 
 `PrefixCache` remembers which prompt prefixes are in the cache, so that the G members of a
 group (and all questions about a document, where the template allows it) pay for a chunk
-once. Prefixes are keyed by policy version: the keys of another policy are never read. A
-prefix that somebody reads stays; one that nobody reads stays until its pages are needed,
-oldest first.
+once. Prefixes are keyed by policy version and adapters: the keys of another policy are never
+read. A prefix that somebody reads stays; one that nobody reads stays until its pages are
+needed, oldest first.
 
 Host bookkeeping only; the arrays themselves are `pallas_kernels.Pages`. Above: `scheduler`,
 which never asks for more than there is.
@@ -20,7 +20,7 @@ import numpy as np
 
 from notepad_jax.types import Tokens
 
-Key = tuple[int, bytes]  # policy version, the tokens' bytes
+Key = tuple[int, int, bytes]  # policy version, which of its adapters, the tokens' bytes
 
 
 class PagePool:
@@ -66,12 +66,16 @@ class CachedPrefix:
         return self.key[0]
 
     @property
+    def adapters(self) -> int:
+        return self.key[1]
+
+    @property
     def tokens(self) -> Tokens:
-        return np.frombuffer(self.key[1], np.int32)
+        return np.frombuffer(self.key[2], np.int32)
 
 
 class PrefixCache:
-    """Prefixes by (policy version, tokens), least recently used first."""
+    """Prefixes by (policy version, adapters, tokens), least recently used first."""
 
     def __init__(self, pool: PagePool, page_size: int):
         self._pool = pool
@@ -86,8 +90,8 @@ class PrefixCache:
         return iter(self._entries.values())
 
     @staticmethod
-    def key(version: int, prefix: Tokens) -> Key:
-        return version, prefix.tobytes()
+    def key(version: int, adapters: int, prefix: Tokens) -> Key:
+        return version, adapters, prefix.tobytes()
 
     def find(self, key: Key) -> CachedPrefix | None:
         return self._entries.get(key)

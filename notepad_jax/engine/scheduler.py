@@ -18,7 +18,7 @@ import dataclasses
 import enum
 from collections.abc import Sequence
 
-from notepad_jax.engine.pages import CachedPrefix, PagePool, PrefixCache
+from notepad_jax.engine.pages import CachedPrefix, Key, PagePool, PrefixCache
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
 from notepad_jax.types import (
     NO_TOKENS,
@@ -277,7 +277,7 @@ class Scheduler:
         context.ragged = len(shared) % s.page_size
         private = s.pages_for(context.ragged + len(context.tail) + context.sampling.max_new_tokens)
         if len(shared):
-            key = self.prefixes.key(self.version, shared)
+            key = self._key(context, shared)
             prefix = self.prefixes.find(key)
             wanted = s.pages_for(len(shared)) if prefix is None else 0
         held = len(prefix.pages) if prefix is not None and not prefix.users else 0
@@ -295,16 +295,19 @@ class Scheduler:
         self.running.append(context)
         return True
 
+    def _key(self, context: Context, prefix: Tokens) -> Key:
+        return self.prefixes.key(self.version, context.sampling.adapters, prefix)
+
     def _look_ahead(self, admitted: list[Context], new: list[CachedPrefix]) -> None:
         """Reads what the admitted will ask for next, with pages that nobody else wants."""
         s = self.settings
-        wanted = {self.prefixes.key(self.version, context.shared) for context in self._waiting}
+        wanted = {self._key(context, context.shared) for context in self._waiting}
         kept = [e for e in self.prefixes if e.key in wanted]
         for entry in kept:
             self.prefixes.use(entry)
         for context in admitted:
             ahead = context.ahead
-            key = self.prefixes.key(self.version, ahead)
+            key = self._key(context, ahead)
             if len(ahead) < s.page_size or self.prefixes.find(key) is not None:
                 continue
             if s.pages_for(len(ahead)) > self.pool.free + self.prefixes.unused:

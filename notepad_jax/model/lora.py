@@ -9,7 +9,8 @@ away. So gradients, optimizer state, checkpoints and hand-offs are of the adapte
 adds them up, in float32, for those who train all weights on from there. A tree without adapters
 passes through unchanged, so nobody else has to know whether there are any. A tree that has some
 already (`adapted`: a policy that was read with them) says by itself which they are (`of`), and
-`partition` goes on with them.
+`partition` goes on with them. An engine may have those of `several` policies beside one base, and
+every token chooses (`chosen`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,6 +36,8 @@ from notepad_jax.parallel import place, rules
 # Matrices that can be adapted.
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 _IN, _OUT, _SCALE = "{}_lora_in", "{}_lora_out", "lora_scale"
+_RANKS = {_IN: -1, _OUT: 1}  # which axis they are
+_WHOSE, CHOSEN = "lora_whose", "lora_chosen"  # of several: whose each rank is; whose a token wants
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,6 +178,40 @@ def adapted(config: PolicyConfig, base: Params, lora: Lora, adapters: Params) ->
     return join(frozen(base, _scale(config, lora, base)), adapters)
 
 
+def several(base: Params, policies: Sequence[Params]) -> Params:
+    """Returns `base` with the adapters of several policies side by side, as one of all their ranks.
+
+    Tokens choose (`chosen`). Of `policies`, on the mesh of `base`, only the adapters are looked
+    at; one without any is the base.
+    """
+    layers, ours = dict(plain(base)["layers"]), [policy["layers"] for policy in policies]
+    scaled = [own[_SCALE] for own in ours if _SCALE in own]
+    if not scaled:
+        return base
+    count, everywhere = len(scaled[0]), place.replicated(meshes.of(base))
+    ranks = [found.rank if (found := of(policy)) else 0 for policy in policies]
+    for way, axis in ((way.format(name), at) for name in TARGETS for way, at in _RANKS.items()):
+        if theirs := [own[way] for own in ours if way in own]:
+            narrow = jnp.zeros_like(theirs[0]).take(jnp.array([0]), axis)
+            nothing = [narrow.repeat(rank, axis) for rank in ranks]
+            parts = [own.get(way, none) for own, none in zip(ours, nothing, strict=True)]
+            layers[way] = place.commit(jnp.concatenate(parts, axis), theirs[0].sharding)
+    whose = np.repeat(np.arange(1, len(ranks) + 1, dtype=np.int32), ranks)
+    none = np.zeros(count, np.float32)
+    scales = [none, *(np.asarray(own.get(_SCALE, none)) for own in ours)]  # device to host
+    layers[_SCALE] = place.commit(np.stack(scales, 1), everywhere)
+    layers[_WHOSE] = place.commit(np.tile(whose, (count, 1)), everywhere)
+    return {**base, "layers": layers}
+
+
+def chosen(params: Params, whose_BT: Array) -> Params:
+    """Returns `several` as tokens see them who choose: 0 is the base, 1 the first policy.
+
+    Shapes [1, T], [B, 1] and [B, T] will do. A policy that is alone stays as it is.
+    """
+    return {**params, CHOSEN: whose_BT} if _WHOSE in params["layers"] else params
+
+
 def _scale(config: PolicyConfig, lora: Lora, base: Params) -> Array:
     scale = jnp.full((config.layers,), lora.alpha / lora.rank, jnp.float32)
     return place.commit(scale, place.replicated(meshes.of(base)))
@@ -232,13 +269,19 @@ def axes(declared: Mapping[str, Spec]) -> dict[str, tuple[str | None, ...]]:
     return found
 
 
-def beside(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns one layer's parameters with every adapter in its matrix's place (`Adapted`)."""
-    found = plain(layer)
+def beside(layer: Mapping[str, Any], whose_BT: Array | None = None) -> dict[str, Any]:
+    """Returns one layer's parameters with every adapter in its matrix's place (`Adapted`).
+
+    `whose_BT`: what tokens chose of `several`; the base where nobody did.
+    """
+    found, scale, own = plain(layer), layer.get(_SCALE), None
+    if _WHOSE in layer:
+        whose_BT = jnp.zeros((1, 1), jnp.int32) if whose_BT is None else whose_BT
+        scale, own = scale[whose_BT], layer[_WHOSE] == whose_BT[..., None]
     for name in TARGETS:
         if _IN.format(name) in layer:
             a, b = layer[_IN.format(name)], layer[_OUT.format(name)]
-            found[name] = Adapted(layer[name], a, b, layer[_SCALE])
+            found[name] = Adapted(layer[name], a, b, scale, own)
     return found
 
 
@@ -274,6 +317,11 @@ def factors(params: Params) -> Params:
     """Returns the part of a policy's tree that `init` makes; without adapters it has no leaves."""
     layers = params["layers"]
     return {"layers": {n: leaf for n, leaf in layers.items() if "lora_" in n and n != _SCALE}}
+
+
+def alone(params: Params) -> Params:
+    """Returns what `several` looks at of a policy: adapters and their scale, without the base."""
+    return frozen(factors(params), params["layers"][_SCALE])
 
 
 def merged(params: Params) -> Params:

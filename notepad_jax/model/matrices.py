@@ -41,7 +41,8 @@ class Adapted:
     matrix: Any  # [*inputs, *outputs]: an array, `Quantized` or `OfLayer`
     a: Any  # [*inputs, r]
     b: Any  # [r, *outputs]
-    scale: Any  # float32 scalar
+    scale: Any  # float32: a scalar, or [B, T] where tokens have adapters of their own
+    own: Any = None  # bool [B, T, r]: which of r belong to a token's adapters; None: all do
 
 
 @jax.tree_util.register_dataclass
@@ -138,9 +139,13 @@ def delta(x: Array, adapted: Adapted, inputs: int = 1) -> Array:
 
     In bfloat16 W + AB rounds AB away: a step of 1e-5 is less than half a unit in the last
     place of most weights. Beside W it keeps its own 8 bits, and float32 until it is added.
+    Where several policies' adapters lie side by side a token sees none but its own.
     """
     low = _product(x, adapted.a, inputs).astype(x.dtype)
-    return _product(low, adapted.b, 1) * adapted.scale
+    if adapted.own is None:
+        return _product(low, adapted.b, 1) * adapted.scale
+    product = _product(jnp.where(adapted.own, low, 0), adapted.b, 1)
+    return product * jnp.expand_dims(adapted.scale, range(adapted.scale.ndim, product.ndim))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -38,6 +38,7 @@ class Policy(nnx.Module):
         self.embed = nnx.Param(params["embed"])
         self.final_norm = nnx.Param(params["final_norm"])
         self.layers = nnx.data({name: nnx.Param(leaf) for name, leaf in params["layers"].items()})
+        self.whose_BT = nnx.data(params.get(lora.CHOSEN))
 
     def __call__(
         self,
@@ -56,7 +57,7 @@ class Policy(nnx.Module):
         def body(state: tuple[Array, Any], xs: tuple[Any, Array]) -> tuple[Any, Any]:
             hidden_BTD, carry = state
             params, index = xs
-            layer = DecoderLayer(c, _seen(c, params))
+            layer = DecoderLayer(c, _seen(c, params, self.whose_BT))
             normed_BTD = layer.before_attention(hidden_BTD)
             with jax.named_scope("attention"):
                 q_BTNH = layer.attention.queries(normed_BTD, cos_sin)
@@ -87,7 +88,7 @@ class Policy(nnx.Module):
 
         def body(hidden_BTD: Array, xs: tuple[Any, Array]) -> tuple[Array, Any]:
             params, index = xs
-            layer = DecoderLayer(c, _seen(c, params))
+            layer = DecoderLayer(c, _seen(c, params, self.whose_BT))
             normed_BTD = layer.before_attention(hidden_BTD)
             k_BTKH, v_BTKH = layer.attention.keys_values(normed_BTD, cos_sin)
 
@@ -115,7 +116,7 @@ class Policy(nnx.Module):
         return jax.lax.scan(one, state, (stacked, jnp.arange(self.config.layers)))
 
 
-def _seen(config: PolicyConfig, layer: Params) -> Params:
+def _seen(config: PolicyConfig, layer: Params, whose_BT: Array | None) -> Params:
     """One layer's parameters as activations of `config.dtype` meet them, adapters in place."""
     declared = specs(config)["layers"]
     axes = {name: spec.axes[1:] for name, spec in declared.items()} | lora.axes(declared)
@@ -123,7 +124,8 @@ def _seen(config: PolicyConfig, layer: Params) -> Params:
         {
             name: seen(leaf, axes[name], config.dtype) if name in axes else leaf
             for name, leaf in layer.items()  # what has no axes is the adapters' scale, a number
-        }
+        },
+        whose_BT,
     )
 
 

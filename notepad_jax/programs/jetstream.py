@@ -40,7 +40,7 @@ def run(
     cannot be served, and where JetStream is not installed.
     """
     options = {"rl": address.trainers, "files": address.files, "runs": address.runs,
-               "documents": address.documents}  # fmt: skip
+               "documents": address.documents, "adapters": address.adapters}  # fmt: skip
     for option, given in options.items():
         if given:
             raise ValueError(

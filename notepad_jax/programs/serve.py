@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
+import functools
+import importlib
 import importlib.util
-import json
 import logging
 import os
 import re
@@ -26,12 +26,22 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from notepad_jax import waiting
-from notepad_jax.checkpoint import checksums
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
 from notepad_jax.model.config import PolicyConfig
-from notepad_jax.programs import evaluate, memory, pages, parts, stopping, subjects, warm_up
+from notepad_jax.programs import (
+    beside,
+    evaluate,
+    memory,
+    pages,
+    parts,
+    policies,
+    stopping,
+    subjects,
+    warm_up,
+)
+from notepad_jax.programs.beside import Beside, fingerprint_of
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.serve.conversations import Conversations
 from notepad_jax.serve.loopback import is_local
@@ -57,6 +67,7 @@ class Address:
     files: str | None = None  # the folder of documents and readings; None: one that ends with it
     runs: str | None = None  # the folder of runs that browsers are shown; None: none are
     documents: tuple[str, ...] = ()  # folders and buckets below which clients may name documents
+    adapters: tuple[str, ...] = ()  # NAME=POLICY, of others on the policy's base
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +84,8 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
     Raises ValueError for an address that cannot be taken, or not without a key, and for a policy
     that cannot be served.
     """
+    if address.adapters and address.trainers:
+        raise ValueError("--rl changes the weights of one policy; leave --adapters out")
     app, desks, files, places, connections, log = _web()
     limits = bounded(config, connections, screen)
     key = key_of(address, address.key_variable)
@@ -84,15 +97,17 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
         url = f"http://{bracketed(address.host)}:{place.getsockname()[1]}/v1"
         if not config.policy:
             raise ValueError("there is nothing to serve; give --policy FOLDER")
+        found = policies.resolved(config.policy, lambda line: None, ())
+        name = name or served_name(found.name)
+        others = beside.named(config, address.adapters, name)
         where = parts.to_read(config.engine)
         words = parts.words(config.policy, config.dtype, where)
-        config = fitted(config, words, screen)  # before any weight
+        config = fitted(config, words, screen, [one.config for one in others])  # before any weight
         policy = parts.load_policy(config.policy, config.dtype, where, screen.warn)
         weights = Weights(config, policy, screen)
         programs = warm_up.Programs(screen)
-        engines, served = opened(
-            config, policy, name or served_name(policy.name), weights, programs
-        )
+        policy, others = beside.adapted(config, policy, others, screen)
+        engines, served = opened(config, policy, name, weights, programs, others)
         gate = app.Gate(lambda *what: weights.adopted(engines, *what)) if address.trainers else None
         desk = desks.Desk(served.slots, config.serve.queue, config.serve.queue_tokens)
         asgi = app.App(
@@ -110,7 +125,8 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
             async with engines:
                 place.listen()  # whoever comes from now on is answered
                 said = f"a page to read with: {url.removesuffix('v1')}; Ctrl-C ends"
-                screen.say(f"serving {served.ids[0]} and {served.ids[1]} at {url} ({said})")
+                models = [id for one in (served, *served.beside) for id in one.ids]
+                screen.say(f"serving {' and '.join(models)} at {url} ({said})")
                 with stop.patiently(), programs.compiling():
                     await _served(server, place, stop)
 
@@ -222,24 +238,25 @@ def served_name(policy: str) -> str:
 
 def opened(
     config: ConfigDict, policy: parts.LoadedPolicy, name: str, weights: Weights,
-    programs: warm_up.Programs,
+    programs: warm_up.Programs, others: Sequence[Beside] = (),
 ) -> tuple[Engines, Served]:  # fmt: skip
-    """Returns engines that are not running yet, and the policy as the server sees it."""
-    subject = subjects.engine(config, policy, SilentScreen())
-    rules = dataclasses.replace(
-        parts.rules(config.reading, policy.tokenizer), chunk_size=config.evaluate.chunk_size
-    )
-    settings = engine_settings(config, policy.config, rules, subject.template)
+    """Returns engines that are not running yet, and the policy as the server sees it.
+
+    `others` have their adapters among the policy's parameters, in order behind its own.
+    """
+    subject, rules = subjects.engine(config, policy, SilentScreen()), rules_of(config, policy)
+    sizes = engine_settings(config, policy.config, rules, subject.template)
+    for one in others:
+        template = parts.template(one.config.reading, one.policy)
+        theirs = rules_of(one.config, one.policy)
+        sizes = larger(sizes, engine_settings(one.config, policy.config, theirs, template))
     grammars = schemas(policy)
     if grammars is not None:
-        words = -(-policy.config.vocab_size // 32)
-        settings = dataclasses.replace(settings, mask_words=words)
+        sizes = dataclasses.replace(sizes, mask_words=-(-policy.config.vocab_size // 32))
     snapshot = PolicySnapshot(0, policy.params)
-    made = parts.service(
-        config.engine, policy, rules, subject.template, snapshot, settings=settings
-    )
+    made = parts.service(config.engine, policy, rules, subject.template, snapshot, settings=sizes)
     if config.serve.warm_up:
-        programs.plan(config.engine, policy, settings)
+        programs.plan(config.engine, policy, sizes)
     if isinstance(made, EngineService):
         made = Engines([made], parts.engines_mesh(config.engine))
 
@@ -256,18 +273,42 @@ def opened(
         template=subject.template,
         rules=rules,
         sampling=evaluate.sampling(config, subject),
-        seat=made.seat,
+        seat=functools.partial(made.seat, adapters=1 if others else 0),
         alive=alive,
         missing=programs.missing,
         grammar=None if grammars is None else grammars.json,
         version=lambda: made.version,
         fingerprint=lambda: weights.fingerprint,
-        slots=settings.slots * made.count,
-        max_prompt=settings.max_prompt,
-        max_completion=settings.max_new_tokens,
+        slots=sizes.slots * made.count,
+        max_prompt=sizes.max_prompt,
+        max_completion=sizes.max_new_tokens,
         most_stops=STOP_IDS,
     )
-    return made, served
+
+    def its(number: int, one: Beside) -> Served:
+        its_own = subjects.engine(one.config, one.policy, SilentScreen())
+        return dataclasses.replace(
+            served, name=one.name, tokenizer=one.policy.tokenizer,
+            conversations=conversations(one.policy), template=its_own.template,
+            rules=rules_of(one.config, one.policy), sampling=evaluate.sampling(one.config, its_own),
+            seat=functools.partial(made.seat, adapters=number), fingerprint=lambda: one.fingerprint,
+        )  # fmt: skip
+
+    every = tuple(its(number, one) for number, one in enumerate(others, 2))
+    return made, dataclasses.replace(served, beside=every)
+
+
+def rules_of(config: ConfigDict, policy: parts.LoadedPolicy | parts.Words) -> Rules:
+    """The limits of a reading, whose chunks are those of an evaluation."""
+    rules = parts.rules(config.reading, policy.tokenizer)
+    return dataclasses.replace(rules, chunk_size=config.evaluate.chunk_size)
+
+
+def larger(sizes: EngineSettings, others: EngineSettings) -> EngineSettings:
+    """Returns the sizes of an engine that is large enough for both."""
+    names = ("max_prompt", "max_new_tokens", "pages", "row_tokens")
+    most = {name: max(getattr(sizes, name), getattr(others, name)) for name in names}
+    return dataclasses.replace(sizes, **most)
 
 
 def schemas(policy: parts.LoadedPolicy) -> Any | None:
@@ -306,14 +347,19 @@ def engine_settings(
     )
 
 
-def fitted(config: ConfigDict, words: parts.Words, screen: Screen) -> ConfigDict:
-    """Returns the config with pages that fit the machine; ValueError where nothing does."""
-    template = parts.template(config.reading, words)
-    rules = dataclasses.replace(
-        parts.rules(config.reading, words.tokenizer), chunk_size=config.evaluate.chunk_size
-    )
-    settings = engine_settings(config, words.config, rules, template)
-    return memory.to_read(config, words, template, rules, screen.say, settings)
+def fitted(
+    config: ConfigDict, words: parts.Words, screen: Screen, others: Sequence[ConfigDict] = ()
+) -> ConfigDict:
+    """Returns the config with pages that fit the machine; ValueError where nothing does.
+
+    `others` are how policies on the same base read, which the engines are to be large enough for.
+    """
+    template, rules = parts.template(config.reading, words), rules_of(config, words)
+    sizes = engine_settings(config, words.config, rules, template)
+    for one in others:
+        own = parts.template(one.reading, words)
+        sizes = larger(sizes, engine_settings(one, words.config, rules_of(one, words), own))
+    return memory.to_read(config, words, template, rules, screen.say, sizes)
 
 
 class Weights:
@@ -340,9 +386,3 @@ class Weights:
             version = engines.version + 1 if version is None else version
             await engines.adopt(PolicySnapshot(version, policy.params))
             self.fingerprint = fingerprint
-
-
-def fingerprint_of(policy: parts.LoadedPolicy) -> str:
-    """A checksum of all weights, short enough to be read."""
-    sums = json.dumps(checksums.leaf_checksums(policy.params), sort_keys=True)
-    return f"np-{hashlib.blake2b(sums.encode(), digest_size=8).hexdigest()}"

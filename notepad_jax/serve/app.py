@@ -69,7 +69,7 @@ class App:
         self.served, self.desk, self.gate = served, desk, gate
         self.files = files or Files()
         self._joined, self._memories = Joined(), notepad.Memories()
-        self.readings = Readings(served, self.files, desk, self._seat)
+        self.readings = Readings(served, self.files, desk, lambda: self._seat(served))
         handled = told(self._count)
         routes = [
             *Health(served).routes(handled),
@@ -108,8 +108,8 @@ class App:
         if self._pages is not None:
             await self._pages.close()
 
-    def _seat(self) -> contextlib.AbstractContextManager[Streamer]:
-        seat = self.served.seat
+    def _seat(self, served: Served) -> contextlib.AbstractContextManager[Streamer]:
+        seat = served.seat
         return seat() if self.gate is None else self.gate.seat(seat)
 
     def _count(self, status: int) -> None:
@@ -124,10 +124,12 @@ class App:
         return Response(self.desk.counts.text(), media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Response:
-        return answer({"object": "list", "data": [self.served.card(m) for m in self.served.ids]})
+        every = (self.served, *self.served.beside)
+        return answer({"object": "list", "data": [one.card(m) for one in every for m in one.ids]})
 
     async def model(self, request: Request) -> Response:
-        return answer(self.served.card(request.path_params["model"]))
+        model = request.path_params["model"]
+        return answer(self.served.named(model).card(model))
 
     # ------------------------------------------------------------ words and ids
 
@@ -135,7 +137,7 @@ class App:
         body = asked.parsed(await body_of(request))
         asked.check_names(body, ("model", "prompt", "messages"))
         if "messages" in body:
-            ids = await self._conversation(asked.messages(body))
+            ids = await self._conversation(self.served, asked.messages(body))
         elif isinstance(body.get("prompt"), str):
             text = asked.well_formed(body["prompt"])
             ids = await asyncio.to_thread(self.served.tokenizer.encode, text)
@@ -156,18 +158,19 @@ class App:
     async def chat(self, request: Request) -> Response:
         body = await body_of(request)
         chat = asked.chat(asked.parsed(body))
-        if self.served.resolved(chat.model):
-            return await self._reading(request, chat, body)
+        served = self.served.named(chat.model)
+        if served.resolved(chat.model):
+            return await self._reading(request, served, chat, body)
         if chat.limits or chat.how.memories:
-            raise bad("notepad", f"{chat.model} has no notepad; {self.served.ids[1]} has")
-        ids = await self._conversation(chat.messages)
-        stops = self.served.conversations.stop_ids
+            raise bad("notepad", f"{chat.model} has no notepad; {served.ids[1]} has")
+        ids = await self._conversation(served, chat.messages)
+        stops = served.conversations.stop_ids
         return await self._continued(request, Chats, chat, [ids], stops, "messages")
 
     async def completions(self, request: Request) -> Response:
         given = asked.completion(asked.parsed(await body_of(request)))
         if self.served.resolved(given.model):
-            mend = f"POST /v1/chat/completions, or use {self.served.name}"
+            mend = f"POST /v1/chat/completions, or use {self.served.named(given.model).name}"
             raise bad("model", f"{given.model} reads documents, as a chat does; {mend}")
         return await self._texts(request, Completions, given)
 
@@ -181,19 +184,19 @@ class App:
         stops = self.served.tokenizer.stop_ids
         return await self._continued(request, kind, given, prompts, stops, "prompt")
 
-    async def _conversation(self, messages: Sequence[asked.Message]) -> Tokens:
-        if self.served.conversations is None:
+    async def _conversation(self, served: Served, messages: Sequence[asked.Message]) -> Tokens:
+        if served.conversations is None:
             raise bad(
-                "messages", f"{self.served.name} has no chat template, so it takes no messages; "
-                f"use /v1/completions, or {self.served.ids[1]} for a document and a question",
+                "messages", f"{served.name} has no chat template, so it takes no messages; "
+                f"use /v1/completions, or {served.ids[1]} for a document and a question",
             )  # fmt: skip
-        return await self.served.conversations.tokens(messages)
+        return await served.conversations.tokens(messages)
 
     async def _continued(
         self, request: Request, kind: type[Reply], given: Chat | Continue,
         prompts: Sequence[Tokens], usual_stops: Sequence[int], param: str,
     ) -> Response:  # fmt: skip
-        served, how = self.served, given.how
+        served, how = self.served.named(given.model), given.how
         for ids in prompts:
             if not len(ids):
                 raise bad(param, "a prompt is empty; there is nothing to continue")
@@ -229,28 +232,28 @@ class App:
         count, size = len(prompts) * how.n, how.n * sum(len(ids) + limit for ids in prompts)
         scores = len(prompts) if how.prompt_logprobs is not None else 0
         size += sum(map(len, prompts[:scores]))
-        deltas = self._made(courses, reply, self.desk.admitted(count + scores, size))
+        deltas = self._made(served, courses, reply, self.desk.admitted(count + scores, size))
         return await self._answered(request, reply, deltas, count)
 
-    async def _reading(self, request: Request, chat: Chat, body: bytes) -> Response:
-        about = self.served, self.files, self._memories, chat
+    async def _reading(self, request: Request, served: Served, chat: Chat, body: bytes) -> Response:
+        about = served, self.files, self._memories, chat
         question = await asyncio.to_thread(notepad.asked, *about)
         otherwise = secrets.randbits(62)
 
         def courses(seat: Streamer) -> list[AsyncGenerator[Delta]]:
             seeds = [chat.how.seed_of(index, otherwise) for index in range(chat.how.n)]
             return [
-                notepad.reading(seat, self.served, question, seed, index, watched)
+                notepad.reading(seat, served, question, seed, index, watched)
                 for index, seed in enumerate(seeds)
             ]
 
-        served, count, watched = self.served, chat.how.n, chat.how.memories is not None
+        count, watched = chat.how.n, chat.how.memories is not None
         reply = Chats(chat.model, served.fingerprint(), chat.how, served.tokenizer, [])
         size = count * (served.max_prompt + served.max_completion)
         certain = chat.how.seed is not None or not question.sampling.temperature
         deltas = self._joined.follow(
             likeness(request, body, chat.how.stream, certain),
-            lambda: self._made(courses, reply, self.desk.admitted(count, size)),
+            lambda: self._made(served, courses, reply, self.desk.admitted(count, size)),
         )
         return await self._answered(request, reply, deltas, count)
 
@@ -292,12 +295,13 @@ class App:
         return Response(b"", GONE) if whole is None else answer(whole, headers=headers)
 
     async def _made(
-        self, courses: Courses, reply: Reply, place: contextlib.AbstractContextManager[None]
-    ) -> AsyncGenerator[Delta | None]:
+        self, served: Served, courses: Courses, reply: Reply,
+        place: contextlib.AbstractContextManager[None],
+    ) -> AsyncGenerator[Delta | None]:  # fmt: skip
         """Yields None when the request was admitted, then what is made of its choices."""
         counts, began, first = self.desk.counts, time.monotonic(), True
         spent = Spent(counts)
-        with place, self._seat() as seat:
+        with place, self._seat(served) as seat:
             counts.prompt_tokens.inc(sum(map(len, reply.prompts)))
             yield None
             async with contextlib.aclosing(together(courses(seat))) as deltas:

@@ -99,12 +99,14 @@ class Memories(Generic[T]):
             self._known.popitem(last=False)
 
 
-def digest(document: Sequence[str | FileText], reads: str, limits: Mapping[str, int]) -> str:
-    """Returns what a reading is known by: its document's bytes, its question, its limits."""
+def digest(
+    who: str, document: Sequence[str | FileText], reads: str, limits: Mapping[str, int]
+) -> str:
+    """Returns what a reading is known by: whose it is, document's bytes, question, limits."""
     parts = [
         hashlib.blake2b(part.encode("utf-8", "replace"), digest_size=16).hexdigest()
         if isinstance(part, str) else [part.id, part.digest]
         for part in document
     ]  # fmt: skip
-    about = json.dumps([parts, reads, sorted(limits.items())])
+    about = json.dumps([who, parts, reads, sorted(limits.items())])
     return hashlib.blake2b(about.encode(), digest_size=16).hexdigest()

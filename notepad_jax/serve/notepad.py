@@ -99,7 +99,7 @@ def asked(served: Served, files: Files, memories: Memories, request: Chat) -> Qu
         part if isinstance(part, str) else part.text or files.document(part.id, part.where)
         for part in said.document
     ]
-    read = dialogue.digest(found, said.reads, request.limits)
+    read = dialogue.digest(served.name, found, said.reads, request.limits)
     known = None if said.answer is None else memories.get(read, said.answer)
     chunks = known.chunks if known else ReadAhead(served, Parts(tuple(found)), rules)
 

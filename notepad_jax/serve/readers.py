@@ -146,7 +146,9 @@ class Readers:
     def _asked(self, body: bodies.Body) -> Asked:
         bodies.check_names(body, NAMES)
         model = body.get("model", self._served.ids[1])
-        if not isinstance(model, str) or not self._served.resolved(model):
+        if isinstance(model, str):
+            self._served.named(model)  # or it is refused as nobody's
+        if model != self._served.ids[1]:
             raise bad("model", f"readings are of the model {self._served.ids[1]}; leave it out")
         file_id = body.get("file_id")
         if not isinstance(file_id, str):

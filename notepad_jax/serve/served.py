@@ -2,7 +2,8 @@
 
 The room is on the word side of the house: it knows no arrays, and tests give it a fake. A policy
 is served under two ids: NAME continues prompts and conversations, NAME:notepad is the memory
-agent over the same policy (`notepad`). Above: `app`; below: reading and text.
+agent over the same policy (`notepad`). Several policies on one base are served beside each other,
+each under two ids of its own. Above: `app`; below: reading and text.
 """
 
 from __future__ import annotations
@@ -46,14 +47,21 @@ class Served:
     max_completion: int
     most_stops: int  # stop ids of a completion
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+    beside: tuple[Served, ...] = ()  # the others on the same base, at the same engines
+
+    def named(self, model: str) -> Served:
+        """Returns whose model id it is, of this policy and those beside it; Refusal if nobody's."""
+        every = (self, *self.beside)
+        for one in every:
+            if model in one.ids:
+                return one
+        known = " and ".join(id for one in every for id in one.ids)
+        message = f"there is no model {shown(model)}; this server has {known}"
+        raise Refusal(404, message, "model", "model_not_found")
 
     def resolved(self, model: str) -> bool:
-        """Says whether a model id is the memory agent's; Refusal if it is nobody's."""
-        if model not in self.ids:
-            known = " and ".join(self.ids)
-            message = f"there is no model {shown(model)}; this server has {known}"
-            raise Refusal(404, message, "model", "model_not_found")
-        return model != self.name
+        """Says whether a model id is a memory agent's; Refusal if it is nobody's."""
+        return model != self.named(model).name
 
     @property
     def ids(self) -> tuple[str, str]:

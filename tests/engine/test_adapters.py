@@ -133,6 +133,37 @@ def test_new_adapters_are_another_version_to_the_prefix_cache():
     assert ids(one_after_the_other[0]) != ids(one_after_the_other[1])
 
 
+def test_several_policies_share_a_base_an_engine_and_its_launches():
+    """Each request is sampled by the policy that it names, as it would be in an engine alone."""
+    base = tiny.params()
+    fewer = lora.Lora(3, 6.0, ("q", "o", "down"))
+    first, second = (
+        parameters.join(*trained(base, chosen, seed=seed))
+        for seed, chosen in enumerate((CHOSEN, fewer), 1)
+    )
+    params = lora.several(base, [first, second])
+    assert params["layers"]["k"] is base["layers"]["k"]  # one base, whoever reads with it
+
+    async def together():
+        engine = tiny.executor()
+        async with EngineService(engine, PolicySnapshot(0, params)) as service:
+            calls = [
+                service.complete(prompt, dataclasses.replace(sample, adapters=number))
+                for prompt, sample in zip(PROMPTS, SAMPLES, strict=True)
+                for number in range(3)
+            ]
+            done = await asyncio.gather(*calls)
+        return [done[number::3] for number in range(3)], sum(engine.seen.values())
+
+    found, launches = asyncio.run(together())
+    for number, policy in enumerate((base, first, second)):
+        (alone,) = completed(tiny.CONFIG, policy)
+        assert ids(found[number]) == ids(alone)
+        assert worst_gap(policy, found[number]) < 1e-5
+    assert len({str(ids(one)) for one in found}) == 3
+    assert launches < 20  # three engines make more than 30: prefixes and slots of all are together
+
+
 def products(params):
     """Matrix products in the text of each launch of an engine."""
     for shape in shapes.shapes(tiny.SETTINGS)[::4]:

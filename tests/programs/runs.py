@@ -37,7 +37,7 @@ def run(
     return read_metrics(folder)
 
 
-def policy_folder(config, folder: Path) -> Path:
+def policy_folder(config, folder: Path, seed: int = 0) -> Path:
     """A policy of other sizes that knows the starter's words."""
     beside = huggingface.companions(ROOT / "data" / "starter")
-    return huggingface.export_params(config, tiny.params(0, config), folder, beside)
+    return huggingface.export_params(config, tiny.params(seed, config), folder, beside)

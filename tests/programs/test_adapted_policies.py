@@ -1,5 +1,6 @@
 """A folder of adapters is a policy: found, read, trained on and exported, its base elsewhere."""
 
+import asyncio
 import dataclasses
 import json
 import shutil
@@ -13,8 +14,19 @@ from notepad_jax.checkpoint import stored
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.hf.adapters import export_adapters
 from notepad_jax.model import lora, parameters
-from notepad_jax.programs import configuration, convert, learner, parts, planned, policies, train
+from notepad_jax.programs import (
+    beside,
+    configuration,
+    convert,
+    learner,
+    parts,
+    planned,
+    policies,
+    serve,
+    train,
+)
 from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.types import Prompt, SamplingParams, tokens
 from tests import tiny
 from tests.programs.runs import SMALL, policy_folder, run
 
@@ -316,3 +328,78 @@ def test_adapters_trained_on_a_runs_weights_name_no_other_base(here):
     assert cli.main(["export-hf", "runs/one", "first", "--dtype", "float32"]) == 0
     convert.export_adapters("runs/two", "out", SCREEN, base="first")
     same(parts.load_policy("out").params, parts.load_policy("runs/two").params)
+
+
+# ---------------------------------------------------------------- many on one base
+
+SERVED = (
+    "--config.policy=policies/base", "--config.engine.slots=8", "--config.engine.row_tokens=0",
+    "--config.engine.pages=64", "--config.engine.replicas=1", "--config.engine.per_cpu=1",
+    "--config.serve.max_prompt=64", "--config.serve.max_completion=8",
+)  # fmt: skip
+
+
+def opened(*adapters):
+    """What `serve` opens of the base with `adapters` beside it."""
+    config = configuration.load("quickstart", SERVED)
+    others = beside.named(config, adapters, "base")
+    policy = parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
+    weights = serve.Weights(config, policy, SCREEN)
+    policy, others = beside.adapted(config, policy, others, SCREEN)
+    return policy, *serve.opened(config, policy, "base", weights, others)
+
+
+def test_several_are_served_from_one_base_and_each_says_what_it_says_alone(here):
+    fewer = lora.Lora(3, 6.0, ("o",))
+    export_adapters(CONFIG, fewer, some(1, fewer), "policies/base", here / "data" / "fewer")
+    prompt = Prompt(tokens(range(10, 30)), tokens([7]))
+    sampling = SamplingParams(0.0, 1.0, 8, (), 0)
+
+    async def said(engines, served):
+        async with engines:
+            done = []
+            for one in served:
+                with one.seat() as seat:
+                    done.append(seat.complete(prompt, sampling))
+            return [(c.tokens.tolist(), c.behaviour_logprobs) for c in await asyncio.gather(*done)]
+
+    policy, engines, served = opened("habits=data/habits", "fewer=data/fewer")
+    every = (served, *served.beside)
+    assert [one.ids[1] for one in every] == ["base:notepad", "habits:notepad", "fewer:notepad"]
+    together = asyncio.run(said(engines, every))
+    base = parts.load_policy("policies/base").params
+    held = sum(x.nbytes for x in jax.tree.leaves(policy.params))
+    assert held < 1.5 * sum(x.nbytes for x in jax.tree.leaves(base))
+    for one, found, place in zip(
+        every, together, ("policies/base", "data/habits", "data/fewer"), strict=True
+    ):
+        config = configuration.load("quickstart", (*SERVED[1:], f"--config.policy={place}"))
+        alone = parts.load_policy(place)
+        assert one.fingerprint() == beside.fingerprint_of(alone)
+        weights = serve.Weights(config, alone, SCREEN)
+        ids, logprobs = asyncio.run(said(*_first(serve.opened(config, alone, "x", weights))))[0]
+        assert found[0] == ids
+        np.testing.assert_allclose(found[1], logprobs, atol=1e-5)
+    assert len({str(ids) for ids, _ in together}) == 3
+
+
+def _first(pair):
+    engines, served = pair
+    return engines, [served]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["habits"], "--adapters habits: write NAME=POLICY"),
+        (["base=data/habits"], "there is another model base"),
+        (["a=data/habits", "a=data/habits"], "there is another model a"),
+        (["a=policies/mine"], "policies/mine has no adapters"),
+        (["a=data/other"], "data/other has its adapters on another base than policies/base"),
+    ],
+)
+def test_what_cannot_lie_beside_a_policy_is_one_line(here, words, says):
+    policy_folder(CONFIG, here / "policies" / "other", seed=5)
+    export_adapters(CONFIG, CHOSEN, some(), "policies/other", here / "data" / "other")
+    with pytest.raises(ValueError, match=says):
+        opened(*words)

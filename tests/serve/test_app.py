@@ -46,6 +46,28 @@ def rotated(first: int, count: int) -> str:
     return " ".join(words)
 
 
+def test_policies_beside_one_another_are_models_of_their_own():
+    one, two = Arithmetic(), Arithmetic()
+    with running(served(one, beside=(served(two, name="other"),))) as url:
+        listed = [card["id"] for card in CLIENT.get(f"{url}/v1/models").json()["data"]]
+        assert listed == [NAME, f"{NAME}:notepad", "other", "other:notepad"]
+        assert CLIENT.get(f"{url}/v1/models/other:notepad").json()["root"] == "other"
+        for body in (TEXT, CHAT, CHAT | {"model": f"{NAME}:notepad"}):
+            path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
+            own, its = body, body | {"model": body["model"].replace(NAME, "other")}
+            for asked, streamer in ((own, one), (its, two)):
+                before = len(one.asked), len(two.asked)
+                reply = post(url, path, **asked).json()
+                assert reply["model"] == asked["model"], reply
+                after = len(one.asked), len(two.asked)
+                moved = [later - sooner for sooner, later in zip(before, after, strict=True)]
+                assert moved[streamer is two] and not moved[streamer is one]
+        refused = post(url, **TEXT | {"model": "third"}).json()["error"]
+        assert refused["code"] == "model_not_found" and "other:notepad" in refused["message"]
+        for model, code in (("other:notepad", 400), ("third", 404)):
+            assert post(url, "/v1/readings", model=model).status_code == code
+
+
 def test_a_completion_by_hand(url):
     reply = post(url, **TEXT, logprobs=2, return_token_ids=True, n=2).json()
     assert reply["usage"].pop("prompt_tokens_details")

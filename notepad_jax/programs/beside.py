@@ -1,0 +1,92 @@
+"""Several policies on one base: adapters of runs and folders, read beside a policy's own.
+
+An engine multiplies by the base once, whoever asked, and by the adapters that a request names.
+Above: `serve`; below: `parts`, and `model.lora`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from notepad_jax.checkpoint import checksums
+from notepad_jax.model import lora
+from notepad_jax.programs import configuration, parts, policies, settings
+from notepad_jax.telemetry.progress import Screen
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """Another policy on the same base: its name, how it reads, and, once it was read, itself."""
+
+    name: str
+    config: ConfigDict
+    policy: parts.LoadedPolicy | None = None  # of its weights the adapters alone
+    fingerprint: str = ""
+
+
+def named(config: ConfigDict, words: Sequence[str], first: str) -> list[Beside]:
+    """Returns the policies, NAME=POLICY in `words`, to be served beside `first`, none read yet.
+
+    Each reads as its run did, or as the config says. Raises ValueError for what names none.
+    """
+    found: list[Beside] = []
+    for said in words:
+        own, _, place = said.partition("=")
+        if not own or not place:
+            raise ValueError(f"--adapters {said}: write NAME=POLICY, as mine=runs/mine")
+        if own in (first, *(one.name for one in found)):
+            raise ValueError(f"--adapters {said}: there is another model {own}; choose a NAME")
+        reads = policies.reads_as(place)
+        lent = {key: reads[key] for key in ("reading", "evaluate") if key in reads}
+        theirs = configuration.changed(config, settings.overrides({**lent, "policy": place}))
+        found.append(Beside(own, theirs))
+    return found
+
+
+def adapted(
+    config: ConfigDict, policy: parts.LoadedPolicy, others: Sequence[Beside], screen: Screen
+) -> tuple[parts.LoadedPolicy, list[Beside]]:
+    """Reads the adapters of `others`; returns the policy with all of them beside its own.
+
+    Each is read whole, and its base let go once it was found to be the policy's: for that long,
+    and for one at a time, there are two. Raises ValueError where it is another, or nothing is
+    adapted.
+    """
+    read = []
+    for one in others:
+        place, where = one.config.policy, parts.to_read(config.engine)
+        found = parts.load_policy(place, config.dtype, where, screen.warn)
+        if lora.of(found.params) is None:
+            raise ValueError(f"{place} has no adapters; serve it as a --policy of its own")
+        if found.config != policy.config or not _alike(found.params, policy.params):
+            raise ValueError(
+                f"{place} has its adapters on another base than {config.policy}; serve it as a "
+                f"--policy of its own"
+            )
+        fingerprint, kept = fingerprint_of(found), lora.alone(found.params)
+        found = dataclasses.replace(found, params=kept)
+        read.append(dataclasses.replace(one, policy=found, fingerprint=fingerprint))
+    if read:
+        every = [policy.params, *(one.policy.params for one in read)]
+        policy = dataclasses.replace(policy, params=lora.several(policy.params, every))
+    return policy, read
+
+
+def _alike(params: Any, others: Any) -> bool:
+    """Whether two policies have the same base."""
+    bases = (jax.tree.leaves(lora.plain(one)) for one in (params, others))
+    return all(bool(jnp.array_equal(a, b)) for a, b in zip(*bases, strict=True))
+
+
+def fingerprint_of(policy: parts.LoadedPolicy) -> str:
+    """A checksum of all weights, short enough to be read."""
+    sums = json.dumps(checksums.leaf_checksums(policy.params), sort_keys=True)
+    return f"np-{hashlib.blake2b(sums.encode(), digest_size=8).hexdigest()}"
