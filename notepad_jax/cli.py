@@ -101,6 +101,7 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
                 words = shorthand(arguments, name) + overrides
                 config = configuration.load(name, words, saved)
                 configuration.check_use(config, arguments.command)
+                check_reader(arguments, config)
                 if lent := habits(arguments, config):
                     config = configuration.load(name, words, saved, lent)
             machine.prepared(config)
@@ -149,7 +150,8 @@ def parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.error(f"there is no command {argv[0]!r}; {hint}")
     arguments, words = parser.parse_known_args(configuration.joined(argv))
     overrides = [word for word in words if word.startswith(configuration.FLAG)]
-    unknown = [word for word in words if not word.startswith(configuration.FLAG)]
+    configured = "config" in arguments and arguments.usual is not None
+    unknown = [word for word in words if word not in overrides or not configured]
     if unknown:
         of_command = arguments.parser
         of_command.error(
@@ -250,11 +252,19 @@ def habits(arguments: argparse.Namespace, config: ConfigDict) -> dict[str, Any]:
     return policies.reads_as(config.policy)
 
 
+def check_reader(arguments: argparse.Namespace, config: ConfigDict) -> None:
+    """Raises ValueError for options that say who reads and would be looked at by nobody."""
+    said, served = vars(arguments), bool(config.get("endpoint") and config.endpoint.url)
+    if served and said.get("policy"):
+        raise ValueError("--policy and --endpoint both say who reads; say one of them")
+    of_servers = [f"--{name}" for name in ("model", "tokenizer") if said.get(name)]
+    if of_servers and not served and arguments.command in ("ask", "eval"):
+        raise ValueError(f"{of_servers[0]} is of --endpoint; say that, too, or leave it out")
+
+
 def shorthand(arguments: argparse.Namespace, name: str) -> list[str]:
     """Options that stand for a key of the config `name`, as overrides of it."""
     said = vars(arguments)
-    if said.get("policy") and said.get("endpoint"):
-        raise ValueError("--policy and --endpoint both say who reads; say one of them")
     given = {option: key for option, key in SHORTHAND.items() if said.get(option) is not None}
     known = configuration.flat(configuration.load(name)) if given else {}
     for option, key in given.items():

@@ -23,7 +23,7 @@ import pytest
 import notepad_jax as nj
 from notepad_jax import cli
 from notepad_jax.programs import configuration, parts, subjects
-from notepad_jax.telemetry.identity import write_sealed
+from notepad_jax.telemetry.identity import read_sealed, write_sealed
 from tests import fakes, limits
 
 ROOT = Path(__file__).parents[1]
@@ -171,6 +171,8 @@ def test_no_bit_of_the_settings_flips_unnoticed(here, capsys):
     path = Path("runs/mine/config.json")
     config = configuration.load("quickstart", [f"{configuration.FLAG}policy={STARTER}"])
     write_sealed(path, configuration.plain(config))
+    again = configuration.load("quickstart", (), read_sealed(path, ""))
+    assert again.to_dict() == config.to_dict()
     whole, draw = path.read_bytes(), random.Random(0)
     edited = whole.replace(b'"steps": 36', b'"steps": 37')
     changed = [edited, whole.replace(b"optimizer", b"optImizer")]

@@ -91,6 +91,11 @@ def _run(
         raise ValueError(f"there is no form {form!r}; use {' or '.join(files.FORMS)}")
     if (config.evaluate.suite == GOLONGRL) != bool(rows):
         raise ValueError("the suite golongrl is made from --rows FILE, and no other suite is")
+    e, converted = config.evaluate, bool(rows) or reading_list.is_file(config.evaluate.suite)
+    said = {"--lengths": e.lengths, "--samples": e.samples, "--tasks": e.tasks,
+            "--paragraphs": paragraphs, "--drop-known": drop_known}  # fmt: skip
+    if converted and (without := [option for option, value in said.items() if value]):
+        raise ValueError(f"rows are converted as they are, all of them: leave out {without[0]}")
     if rows:
         return convert(GOLONGRL, rows, _golongrl, folder, form, screen)
     if reading_list.is_file(config.evaluate.suite):
