@@ -50,7 +50,7 @@ async def later(step, metrics):
     pass
 
 
-def half(answer, row):
+def half(reading):
     return 0.5
 
 
@@ -145,7 +145,7 @@ def test_files_are_taken_as_they_are_and_names_are_numbered(trained, tmp_path):
     [
         ({"dataset": [*ROWS, 5]}, "row 4 of the dataset is of type int"),
         ({"dataset": 5}, "the dataset is of type int"),
-        ({"reward": 5}, r"reward is 5; give a function of \(answer, row\), the name of a metric"),
+        ({"reward": 5}, "reward is 5; give a function of a reading, the name of a metric"),
         ({"reward": [half]}, "give a function of .* or a list of .weight, one of these"),
         ({"reward": [(1, 5)]}, "5 is no function; give one that can be called"),
         ({"memory_update": 5}, "5 is no function"),
@@ -156,7 +156,7 @@ def test_files_are_taken_as_they_are_and_names_are_numbered(trained, tmp_path):
         ({"dataset": []}, r"\[\] has no rows; give rows, or the paths of task files, or leave it"),
         ({"validation": ()}, r"\(\) has no rows"),
         ({"dataset": iter(())}, "no rows|no row"),
-        ({"reward": []}, r"reward is \[\]; give a function of \(answer, row\)"),
+        ({"reward": []}, r"reward is \[\]; give a function of a reading"),
         ({"callbacks": half}, "callbacks is <function half .*; give a list"),
         ({"callbacks": [5]}, "the callback 5 is no function"),
         ({"callbacks": [later]}, "the callback .*:later is a coroutine function, which nobody"),
@@ -170,13 +170,26 @@ def test_what_is_wrong_is_one_line_and_leaves_no_folder(trained, given, says):
     assert not Path("runs").exists() and not trained
 
 
+def old(answer, row):
+    return 1.0
+
+
+@pytest.mark.parametrize("key", ["reward", "memory_reward"])
+def test_a_reward_that_cannot_be_called_is_one_line_before_step_0(key, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"tasks.{key} is '.*:old', which cannot be") as said:
+        nj.train(dataset=ROWS, name="mine", policy=STARTER, quiet=True, **{key: old})
+    assert "\n" not in str(said.value) and not Path("runs/mine").exists()
+
+
 def test_how_an_evaluation_is_asked_for(trained, monkeypatch):
     seen = []
     monkeypatch.setattr(api.subjects, "named", lambda config, screen, suite: "somebody")
     monkeypatch.setattr(api.evaluation, "run", lambda *what: seen.append(what))
     nj.evaluate(STARTER, name="own", quiet=True)
     nj.evaluate(STARTER, dataset=ROWS, name="rows", changes={"evaluate.lengths": "512"}, quiet=True)
-    nj.evaluate("http://localhost:1/v1", dataset="mine.jsonl", quiet=True)
+    judged = {"dataset": "mine.jsonl", "reward": [(3, half), (1, "em")]}
+    nj.evaluate("http://localhost:1/v1", **judged, quiet=True)
     with pytest.raises(ValueError, match=r"\[\] has no rows"):
         nj.evaluate(STARTER, dataset=[], quiet=True)
     own, rows, served = (what[0] for what in seen)
@@ -186,6 +199,7 @@ def test_how_an_evaluation_is_asked_for(trained, monkeypatch):
     assert rows.reading == usual.reading and rows.engine.slots == usual.engine.slots
     assert rows.evaluate.chunk_size == usual.evaluate.chunk_size
     assert served.endpoint.url == "http://localhost:1/v1"
+    assert served.evaluate.reward == f"{__name__}:half=3.0,em=1.0" and own.evaluate.reward == ""
     assert served.reading == configuration.load("ruler").reading
     assert [what[2] for what in seen] == [Path("runs/own"), Path("runs/rows"), Path("runs/eval")]
 

@@ -16,7 +16,12 @@ SAYS = {
     "read": ["after chunk 4: Lakeside obeys Fulk", "right: ('Fulk',)", "worth 1.0"],
     "many_questions": ["Selma: saffron", "Hanna: quartz"],
     "train_on_rows": ["reward [", "20 questions at 512 tokens: ", "runs/train/exported"],
-    "own_functions": ["step 1: reward ", "step 2: reward ", "ruler of Paula ? "],
+    "own_functions": [
+        "step 1: reward ",
+        "step 2: reward ",
+        "ruler of Paula ? ",
+        "right and short: ",
+    ],
 }
 
 
