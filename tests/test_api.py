@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from notepad_jax import api, functions
 from notepad_jax.data import files
 from notepad_jax.engine.replay import Replay
 from notepad_jax.programs import configuration, stopping
-from notepad_jax.telemetry.metrics import METRICS
+from notepad_jax.telemetry.metrics import LEDGER, METRICS
 
 ROOT = Path(__file__).parents[1]
 STARTER = str(ROOT / "data" / "starter")
@@ -269,3 +270,37 @@ def test_the_stop_button_keeps_what_was_begun_and_the_run_goes_on(tmp_path, monk
     assert [step for step, _ in reading] == [2, 3]
     whole, mine = (Path("runs", name, METRICS).read_bytes() for name in ("whole", "mine"))
     assert whole == mine
+
+
+def worth(reading):
+    """One number a turn: what was noted, and whether the answer is right."""
+    noted = [memory.tokens / (1 + memory.written) for memory in reading.memories]
+    return [*noted, nj.score(reading.answer, reading.row["answers"])]
+
+
+async def worth_in_time(reading):
+    """The same, by judges that overtake one another."""
+    for _ in range(random.randrange(50)):
+        await asyncio.sleep(0)
+    return worth(reading)
+
+
+@pytest.mark.slow
+def test_a_run_is_the_same_whoever_of_its_judges_answers_first_also_when_it_goes_on(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    how = {**HOW, "rollout": {"documents": 2, "group_size": 4, "max_staleness": 1}}
+    told = {"dataset": ROWS, "validation": ROWS, "changes": how, "quiet": True}
+    nj.train(name="whole", reward=worth, **told)
+    stopping_at = [lambda step, metrics: step < 2]
+    nj.train(name="mine", reward=worth_in_time, callbacks=stopping_at, **told)
+    nj.train(name="mine", resume=True, reward=worth_in_time, quiet=True)
+    for file in (METRICS, LEDGER):
+        whole, mine = (Path("runs", name, file).read_bytes() for name in ("whole", "mine"))
+        assert whole == mine
+    measured = [
+        nj.evaluate("runs/whole", dataset=ROWS, reward=one, quiet=True).by_length[0].accuracy.mean
+        for one in (worth, worth_in_time)
+    ]
+    assert measured[0] == measured[1]
