@@ -73,6 +73,7 @@ def get_config() -> ConfigDict:
             balanced=False,  # equal numbers of each source in a batch, whichever are informative
             # Instead of each task's own: a metric ("memagent" is that of memory agents), a
             # function of yours (module:function), or several (my_rewards:early=0.9,em=0.1).
+            # Held-out rows are judged by it, too.
             reward="",
             # What each memory on the way is worth, said in the same way: its turn learns from it.
             memory_reward="",
@@ -271,6 +272,7 @@ def get_config() -> ConfigDict:
             at_once=256,  # readings under way
             archive_turns=0,  # readings of each method and length kept with every turn; the
             # prompts of a reading are as long as its document, 6 bytes a token
+            reward="",  # by which answers are judged, as tasks.reward; empty: each task's own
             questions=256,  # per length
             questions_per_document=32,
             questions_longest=256,  # at 1m tokens and beyond

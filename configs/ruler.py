@@ -70,6 +70,9 @@ def get_config() -> ConfigDict:
             context=32768,  # document tokens that a method without a memory may show at once
             at_once=32,  # readings under way: they end about together, and a kill loses them
             archive_turns=0,  # readings of each method and length kept with every turn
+            # By which answers are judged: a metric, a function of yours (module:function), or
+            # several (my_rewards:early=0.9,em=0.1). Empty: each task's own metric.
+            reward="",
             temperature=0.7,
             top_p=0.95,
         )

@@ -1,4 +1,4 @@
-"""A reward, a memory rule and a callback of one's own.
+"""Rewards, a memory rule and a callback of one's own.
 
 python examples/own_functions.py
 
@@ -10,10 +10,51 @@ from rows import SMALL, rows
 import notepad_jax as nj
 
 
-def brief(answer: str, row: dict) -> float:
+def brief(reading: nj.ReadingRecord) -> float:
     """Full marks for the right word alone, half for one among others."""
-    right = any(gold in answer.split() for gold in row["answers"])
-    return right * (1.0 if len(answer.split()) == 1 else 0.5)
+    words = reading.answer.split()
+    right = any(gold in words for gold in reading.row["answers"])
+    return right * (1.0 if len(words) == 1 else 0.5)
+
+
+def compressed(reading: nj.ReadingRecord) -> float:
+    """A penalty for memories that compress little, as Mem-alpha and Memory-R2 have one.
+
+    A right answer is worth half if each memory is as long as the chunk that was read for it.
+    """
+    right = nj.score(reading.answer, reading.row["answers"])
+    kept = [min(1.0, memory.tokens / memory.chunk_tokens) for memory in reading.memories]
+    return right * (1 - 0.5 * sum(kept) / max(1, len(kept)))
+
+
+def recalled(reading: nj.ReadingRecord) -> list[float]:
+    """One number a turn: how many of the facts each memory holds, and whether the answer is right.
+
+    Where nobody wrote down what the facts are (`evidence`), the gold answer is the only one.
+    """
+    golds = reading.row["answers"]
+    worth = [
+        sum(memory.held) / len(memory.held) if memory.held else nj.score(memory.text, golds)
+        for memory in reading.memories
+    ]
+    return [*worth, nj.score(reading.answer, golds)]
+
+
+async def asked(reading: nj.ReadingRecord) -> float:
+    """A judge that takes its time: many are asked at once, for what `await` waits for."""
+    return await judge(reading.row["question"], reading.answer)
+
+
+async def judge(question: str, answer: str) -> float:
+    """Stands for a client of a model behind an API."""
+    return float(len(answer) < len(question))
+
+
+@nj.reward(batch=True, at_once=1, seconds=300)
+def shortest(readings: list[nj.ReadingRecord]) -> list[float]:
+    """All readings of a question side by side, as a model that ranks them is asked."""
+    fewest = min(reading.answer_tokens for reading in readings)
+    return [fewest / reading.answer_tokens for reading in readings]
 
 
 def never_forget(memory: nj.Note, written: nj.Note) -> nj.Note:
@@ -27,9 +68,10 @@ def enough(step: int, metrics: dict[str, float]) -> bool:
 
 
 if __name__ == "__main__":
+    rewards = [brief, compressed, recalled, asked, shortest, "em"]
     run = nj.train(
         dataset=rows(0, 20),
-        reward=[(0.9, brief), (0.1, "em")],
+        reward=[(1 / len(rewards), one) for one in rewards],
         memory_update=never_forget,
         callbacks=[enough],
         changes={**SMALL, "steps": 10},
@@ -38,3 +80,5 @@ if __name__ == "__main__":
         story = rows(2, 1)[0]
         reading = reader.read(nj.TextDocument(story["document"]), story["question"])
         print(story["question"], reading.answer)
+    found = nj.evaluate(run.name, dataset=rows(0, 4), reward=compressed, memory_update=never_forget)
+    print(f"right and short: {found.by_length[0].accuracy.mean:.2f}")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from notepad_jax.programs.callbacks import Stop
     from notepad_jax.reader import Reader
     from notepad_jax.reading.memory_rules import Note
+    from notepad_jax.scoring.own_calls import reward
+    from notepad_jax.scoring.reading_record import MemoryRecord, ReadingRecord
     from notepad_jax.scoring.score import score
     from notepad_jax.types import Task, TextDocument
 
@@ -34,6 +36,9 @@ _HOMES = {
     "Trained": "notepad_jax.api",
     "evaluate": "notepad_jax.api",
     "export_hf": "notepad_jax.api",
+    "reward": "notepad_jax.scoring.own_calls",
+    "ReadingRecord": "notepad_jax.scoring.reading_record",
+    "MemoryRecord": "notepad_jax.scoring.reading_record",
     "score": "notepad_jax.scoring.score",
     "Stop": "notepad_jax.programs.callbacks",
     "Note": "notepad_jax.reading.memory_rules",
@@ -43,15 +48,18 @@ _HOMES = {
 __all__ = [
     "Answer",
     "Memory",
+    "MemoryRecord",
     "Note",
     "Progress",
     "Reader",
+    "ReadingRecord",
     "Stop",
     "Task",
     "TextDocument",
     "Trained",
     "evaluate",
     "export_hf",
+    "reward",
     "score",
     "train",
 ]

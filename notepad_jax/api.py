@@ -80,10 +80,12 @@ def train(
       config: a config by name ("chat") or file; "" is "quickstart", or, with `resume`, nothing
         but the run's own settings.
       dataset: rows to train on (`data.datasets.write` says which), or paths of task files.
-      reward: what an answer is worth: the name of a metric, a function of (answer, row) that
-        returns a number from 0 to 1, "module:function", or (weight, one of these) several times.
-      memory_reward: what each memory on the way is worth, said as `reward` is; its turn learns
-        from it, beside what the answer was worth. None: nothing.
+      reward: what an answer is worth: the name of a metric, a function of a `ReadingRecord` that
+        returns a number from 0 to 1 or one for each turn (`scoring.own`), "module:function", or
+        (weight, one of these) several times. Validation rows are judged by it, too.
+      memory_reward: what each memory on the way is worth, said as `reward` is, but that a function
+        returns a number for each memory; its turn learns from it, beside what the answer was
+        worth. None: nothing.
       memory_update: what becomes the memory: a name of the config's, a function of (memory,
         written) as `reading.memory_rules` says, or "module:function".
       validation: held-out rows, or paths, to read every `validation.every` steps (where the
@@ -135,6 +137,7 @@ def evaluate(
     *,
     dataset: Any = None,
     step: int | str | None = None,
+    reward: settings.Rewards | None = None,
     memory_update: settings.MemoryRule | None = None,
     config: settings.Config = "",
     name: str | None = None,
@@ -147,6 +150,7 @@ def evaluate(
     Args:
       source, step: who reads, as in `Reader.load`.
       dataset: rows with answers, or the path of a task file; None reads the suite of the config.
+      reward: what an answer is worth, as in `train`; None: by the metric of its row.
       memory_update: as in `train`; a run that was trained with a function of a module has it.
       config: how it is read; "" takes what suits `source`.
       name: of the folder in runs/ where readings and report lie; None takes eval, eval-2, ...
@@ -158,7 +162,8 @@ def evaluate(
     _named(name, resume)
     with contextlib.ExitStack() as stack:
         folder = _opened(stack, name, "eval", resume)
-        said = settings.changes_of(changes) | settings.lent(stack, None, memory_update)
+        lent = settings.lent(stack, reward, memory_update, key=evaluation.REWARD)
+        said = settings.changes_of(changes) | lent
         paths = _files(dataset, "paths", folder, DATASET, resume).get("paths", ())
         if len(paths) > 1:
             raise ValueError(f"one file or folder is evaluated at a time, and here are {paths}")

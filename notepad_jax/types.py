@@ -97,7 +97,7 @@ class Task:
     contract: str = "plain"  # where in the completion the answer stands: scoring.extraction
     evidence: tuple[Evidence, ...] = ()  # where the facts are known, in the document's order
     script: tuple[Note, ...] = ()  # where good notes are known, in the document's order
-    # JSON values that only a reward of the user's looks at (scoring.own).
+    # JSON values that only a reward of the user's looks at (scoring.reading_record).
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -328,6 +328,7 @@ class Reading:
     turns: tuple[Turn, ...] = dataclasses.field(repr=False)  # asyncio.run repr()s its result
     answer: str  # all that its answer turns wrote, joined
     status: Status
+    chunks: tuple[int, ...] = ()  # tokens of each that was read; (): nobody who is asked looks
 
     @property
     def cut(self) -> tuple[bool, ...]:
@@ -350,7 +351,7 @@ class Trajectory:
     judged: float  # what the answer is worth
     reward_parts: Mapping[str, float]
     shaping: float = 0.0  # what is added to it for learning alone: lengths, a KL
-    memory_rewards: tuple[float, ...] = ()  # what each memory on the way is worth; (): not asked
+    memory_rewards: tuple[float, ...] = ()  # what each memory on the way is worth; (): unknown
 
     @property
     def reward(self) -> float:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from notepad_jax import api, functions
 from notepad_jax.data import files
 from notepad_jax.engine.replay import Replay
 from notepad_jax.programs import configuration, stopping
-from notepad_jax.telemetry.metrics import METRICS
+from notepad_jax.telemetry.metrics import LEDGER, METRICS
 
 ROOT = Path(__file__).parents[1]
 STARTER = str(ROOT / "data" / "starter")
@@ -50,7 +51,7 @@ async def later(step, metrics):
     pass
 
 
-def half(answer, row):
+def half(reading):
     return 0.5
 
 
@@ -145,7 +146,7 @@ def test_files_are_taken_as_they_are_and_names_are_numbered(trained, tmp_path):
     [
         ({"dataset": [*ROWS, 5]}, "row 4 of the dataset is of type int"),
         ({"dataset": 5}, "the dataset is of type int"),
-        ({"reward": 5}, r"reward is 5; give a function of \(answer, row\), the name of a metric"),
+        ({"reward": 5}, "reward is 5; give a function of a reading, the name of a metric"),
         ({"reward": [half]}, "give a function of .* or a list of .weight, one of these"),
         ({"reward": [(1, 5)]}, "5 is no function; give one that can be called"),
         ({"memory_update": 5}, "5 is no function"),
@@ -156,7 +157,7 @@ def test_files_are_taken_as_they_are_and_names_are_numbered(trained, tmp_path):
         ({"dataset": []}, r"\[\] has no rows; give rows, or the paths of task files, or leave it"),
         ({"validation": ()}, r"\(\) has no rows"),
         ({"dataset": iter(())}, "no rows|no row"),
-        ({"reward": []}, r"reward is \[\]; give a function of \(answer, row\)"),
+        ({"reward": []}, r"reward is \[\]; give a function of a reading"),
         ({"callbacks": half}, "callbacks is <function half .*; give a list"),
         ({"callbacks": [5]}, "the callback 5 is no function"),
         ({"callbacks": [later]}, "the callback .*:later is a coroutine function, which nobody"),
@@ -170,6 +171,18 @@ def test_what_is_wrong_is_one_line_and_leaves_no_folder(trained, given, says):
     assert not Path("runs").exists() and not trained
 
 
+def old(answer, row):
+    return 1.0
+
+
+@pytest.mark.parametrize("key", ["reward", "memory_reward"])
+def test_a_reward_that_cannot_be_called_is_one_line_before_step_0(key, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"tasks.{key} is '.*:old', which cannot be") as said:
+        nj.train(dataset=ROWS, name="mine", policy=STARTER, quiet=True, **{key: old})
+    assert "\n" not in str(said.value) and not Path("runs/mine").exists()
+
+
 def test_how_an_evaluation_is_asked_for(trained, monkeypatch):
     seen = []
     monkeypatch.setattr(api.subjects, "named", lambda config, screen, suite: "somebody")
@@ -177,7 +190,8 @@ def test_how_an_evaluation_is_asked_for(trained, monkeypatch):
     Path("mine.jsonl").touch()
     nj.evaluate(STARTER, name="own", quiet=True)
     nj.evaluate(STARTER, dataset=ROWS, name="rows", changes={"evaluate.lengths": "512"}, quiet=True)
-    nj.evaluate("http://localhost:1/v1", dataset="mine.jsonl", quiet=True)
+    judged = {"dataset": "mine.jsonl", "reward": [(3, half), (1, "em")]}
+    nj.evaluate("http://localhost:1/v1", **judged, quiet=True)
     with pytest.raises(ValueError, match=r"\[\] has no rows"):
         nj.evaluate(STARTER, dataset=[], quiet=True)
     own, rows, served = (what[0] for what in seen)
@@ -187,6 +201,7 @@ def test_how_an_evaluation_is_asked_for(trained, monkeypatch):
     assert rows.reading == usual.reading and rows.engine.slots == usual.engine.slots
     assert rows.evaluate.chunk_size == usual.evaluate.chunk_size
     assert served.endpoint.url == "http://localhost:1/v1"
+    assert served.evaluate.reward == f"{__name__}:half=3.0,em=1.0" and own.evaluate.reward == ""
     assert served.reading == configuration.load("ruler").reading
     assert [what[2] for what in seen] == [Path("runs/own"), Path("runs/rows"), Path("runs/eval")]
 
@@ -256,3 +271,37 @@ def test_the_stop_button_keeps_what_was_begun_and_the_run_goes_on(tmp_path, monk
     assert [step for step, _ in reading] == [2, 3]
     whole, mine = (Path("runs", name, METRICS).read_bytes() for name in ("whole", "mine"))
     assert whole == mine
+
+
+def worth(reading):
+    """One number a turn: what was noted, and whether the answer is right."""
+    noted = [memory.tokens / (1 + memory.written) for memory in reading.memories]
+    return [*noted, nj.score(reading.answer, reading.row["answers"])]
+
+
+async def worth_in_time(reading):
+    """The same, by judges that overtake one another."""
+    for _ in range(random.randrange(50)):
+        await asyncio.sleep(0)
+    return worth(reading)
+
+
+@pytest.mark.slow
+def test_a_run_is_the_same_whoever_of_its_judges_answers_first_also_when_it_goes_on(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    how = {**HOW, "rollout": {"documents": 2, "group_size": 4, "max_staleness": 1}}
+    told = {"dataset": ROWS, "validation": ROWS, "changes": how, "quiet": True}
+    nj.train(name="whole", reward=worth, **told)
+    stopping_at = [lambda step, metrics: step < 2]
+    nj.train(name="mine", reward=worth_in_time, callbacks=stopping_at, **told)
+    nj.train(name="mine", resume=True, reward=worth_in_time, quiet=True)
+    for file in (METRICS, LEDGER):
+        whole, mine = (Path("runs", name, file).read_bytes() for name in ("whole", "mine"))
+        assert whole == mine
+    measured = [
+        nj.evaluate("runs/whole", dataset=ROWS, reward=one, quiet=True).by_length[0].accuracy.mean
+        for one in (worth, worth_in_time)
+    ]
+    assert measured[0] == measured[1]

@@ -10,13 +10,20 @@ from pathlib import Path
 
 import pytest
 
+import notepad_jax as nj
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 SAYS = {
     "read": ["after chunk 4: Lakeside obeys Fulk", "right: ('Fulk',)", "worth 1.0"],
     "many_questions": ["Selma: saffron", "Hanna: quartz"],
     "train_on_rows": ["reward [", "20 questions at 512 tokens: ", "runs/train/exported"],
-    "own_functions": ["step 1: reward ", "step 2: reward ", "ruler of Paula ? "],
+    "own_functions": [
+        "step 1: reward ",
+        "step 2: reward ",
+        "ruler of Paula ? ",
+        "right and short: ",
+    ],
 }
 
 
@@ -37,6 +44,27 @@ def test_no_example_is_forgotten_and_the_one_of_rows_is_as_short_as_it_is_said_t
     code = ast.parse((EXAMPLES / "train_on_rows.py").read_text())
     lines = {number for node in ast.walk(code) if (number := getattr(node, "lineno", 0))}
     assert len(lines) < 25
+
+
+def test_the_rewards_of_the_example_are_worth_what_they_say(folder):
+    """A recall reward and a penalty for memories that compress little are ten lines of a user's."""
+    mine = runpy.run_path("examples/own_functions.py")
+    row = {"question": "code of Ada ?", "answers": ["amber"]}
+
+    def reading(answer, *memories, facts=2):
+        made = [
+            nj.MemoryRecord(text, size, size + 1, False, 8, held) for text, size, held in memories
+        ]
+        return nj.ReadingRecord(answer, row, tuple(made), 2, "answered", ("x",) * facts, 0)
+
+    facts = reading("amber", ("amber", 2, (True, False)), ("amber Basil", 4, (True, True)))
+    plain = reading("jade", ("amber", 2, ()), ("jade", 4, ()), facts=0)
+    assert mine["recalled"](facts) == [0.5, 1.0, 1.0]
+    assert mine["recalled"](plain) == [1.0, 0.0, 0.0]
+    assert mine["compressed"](facts) == 1 - 0.5 * (2 / 8 + 4 / 8) / 2
+    assert mine["compressed"](plain) == 0.0 and mine["compressed"](reading("amber")) == 1.0
+    assert mine["brief"](facts) == 1.0 and mine["shortest"]([facts, plain]) == [1.0, 1.0]
+    assert asyncio.run(mine["asked"](facts)) == 1.0
 
 
 @pytest.mark.slow

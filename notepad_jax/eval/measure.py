@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
 
 from notepad_jax.eval import methods
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Ended, Job, Reader, read_all
 from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.scoring import extraction, metrics
+from notepad_jax.scoring.reading_record import ReadingRecord, Recorder
 from notepad_jax.scoring.recall import Recall
 from notepad_jax.text.tokenizer import Tokenizer
-from notepad_jax.types import Finish, Task, Tokens, Turn, TurnKind
+from notepad_jax.types import Finish, Status, Task, Tokens, Turn, TurnKind
 
 TWO_WAY = "sub_em_two_way"  # for comparison with published figures only
 REPORTED = ("em", "normalised_em", "token_f1", "sub_em", TWO_WAY)  # beside a task's own metric
@@ -60,7 +61,7 @@ class Result:
     gold: tuple[str, ...]
     metric: str  # the task's own; it says whether one gold answer is wanted or all
     answer: str
-    correct: float  # the score by the task's own metric, in [0, 1]
+    correct: float  # by the task's own metric, or the reward that judged it, in [0, 1]
     problem: str  # why a reading failed or an answer could not be scored; empty if neither
     scores: Mapping[str, float]  # by every metric of REPORTED
     finish: Finish  # of the last answer turn; CANCELLED where there is no answer
@@ -79,6 +80,10 @@ class Result:
     @property
     def key(self) -> Key:
         return (self.method, self.length, self.task_id, self.repeat)
+
+
+# What an answer is worth in the place of the task's metric, from 0 to 1; may take its time.
+Judge = Callable[[Task, ReadingRecord], Coroutine[Any, Any, float]]
 
 
 class Trace(Protocol):
@@ -107,13 +112,15 @@ async def measure(
     trace_of: Callable[[Item], Trace] | None = None,
     on_result: Callable[[Result], None] = lambda result: None,
     on_failure: Callable[[Exception], None] = lambda failure: None,
+    judge: Judge | None = None,
 ) -> list[Result]:
     """Makes all readings, `reader.at_once` at a time; results come in the order of items.
 
     The noise of a reading depends on `reader.sampling.seed` and its item alone, so neither the
     order nor `at_once` changes an answer. `excerpts` is for the methods of one turn.
-    `on_result` is called as each reading ends. A reading that fails counts as wrong and says
-    why; `on_failure` is told. A completer that is broken itself ends everything
+    `on_result` is called as each reading ends, and has been judged: by its task's metric, or by
+    `judge`, while others are read. A reading that fails counts as wrong and says why; `on_failure`
+    is told. A completer that is broken itself ends everything
     (CompleterFailed). What is wrong with the items themselves is raised before anything is
     read (`check`).
     """
@@ -127,7 +134,13 @@ async def measure(
 
     def watch(index: int) -> _Course:
         item = items[index]
-        return _Course(item, reader.tokenizer, trace_of(item) if trace_of else None, turned)
+        trace = trace_of(item) if trace_of else None
+        recorder = Recorder(item.task, reader.tokenizer.decode) if judge else None
+        return _Course(item, reader.tokenizer, trace, turned, recorder)
+
+    async def judged(index: int, course: _Course, end: Ended) -> None:
+        if judge is not None and end.finish is not Finish.CANCELLED:
+            course.worth = await judge(items[index].task, course.record(end))
 
     def ended(index: int, course: _Course, end: Ended) -> Result:
         nonlocal now
@@ -140,7 +153,7 @@ async def measure(
         return result
 
     jobs = [_job(item, reader.sampling.seed, excerpts) for item in items]
-    return await read_all(jobs, reader, watch, ended)
+    return await read_all(jobs, reader, watch, ended, judged)
 
 
 def _job(item: Item, seed: int, excerpts: methods.Excerpts | None) -> Job:
@@ -187,8 +200,11 @@ class _Course:
     """Watches one reading: what its memory went through, and what came of it."""
 
     def __init__(
-        self, item: Item, tokenizer: Tokenizer, trace: Trace | None, turned: Callable[[], None]
-    ) -> None:
+        self, item: Item, tokenizer: Tokenizer, trace: Trace | None, turned: Callable[[], None],
+        recorder: Recorder | None = None,
+    ) -> None:  # fmt: skip
+        self.worth: float | None = None  # of the answer, where somebody judges it
+        self._recorder = recorder  # for who judges: all memories, which nobody else keeps
         self._item, self._tokenizer, self._trace, self._turned = item, tokenizer, trace, turned
         self._clock, self._began = time.time(), time.perf_counter()
         self._recall = Recall(item.task.evidence if item.method == methods.NOTEPAD else ())
@@ -204,6 +220,8 @@ class _Course:
         self._answers += turn.kind is TurnKind.ANSWER
         if self._trace is not None:
             self._trace.turn(turn)
+        if self._recorder is not None:
+            self._recorder.turn(turn, memory)
         if memory.tobytes() != self._memory:  # of one dtype, always
             self._memory = memory.tobytes()
             text = self._tokenizer.decode(memory)
@@ -215,11 +233,18 @@ class _Course:
                 )
         self._turned()
 
+    def record(self, end: Ended) -> ReadingRecord:
+        """Returns what somebody who judges sees."""
+        status = Status.ANSWERED if end.finish is Finish.STOP else Status.TRUNCATED
+        return self._recorder.record(self._item.repeat, end.answer, status.value, end.chunks)
+
     def result(self, end: Ended) -> Result:
-        """Scores the answer."""
+        """Scores the answer, unless it is judged."""
         item, task, answered = self._item, self._item.task, end.finish is not Finish.CANCELLED
         score = metrics.score(end.answer, task.answers, task.metric, task.contract)
         correct = score.value if answered else 0.0
+        if self.worth is not None:
+            correct, score = self.worth, metrics.Score(self.worth, "")
         return Result(
             task_id=task.id,
             source=task.source,

@@ -33,6 +33,7 @@ from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.report import evaluation_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
+from notepad_jax.rollout import rewards
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json, write_sealed
 from notepad_jax.telemetry.metrics import CONFIG
@@ -41,7 +42,7 @@ from notepad_jax.text.chunks import Documents
 from notepad_jax.text.pieces import Pieces
 from notepad_jax.text.tokenizer import counter
 
-REPORT = "report.json"
+REPORT, REWARD = "report.json", "evaluate.reward"
 FEW = 4  # lengths of which it is told what they lack
 HOPELESS = 256  # readings, all failed, after which an evaluation stops before its end
 
@@ -120,6 +121,7 @@ async def _read(
             failures.append(failure)
 
     update = parts.rules(config.reading, subject.tokenizer).memory_update
+    judge = rewards.of(e.reward, REWARD).worth if e.reward else None
     for limits, group in itertools.groupby(left, lambda pair: pair[0].rules):
         rules = dataclasses.replace(limits, memory_update=update)
         async with subject.opened(rules) as completer:
@@ -139,6 +141,7 @@ async def _read(
                         readings.trace_of,
                         readings.add,
                         on_failure,
+                        judge,
                     )
                 _give_up(readings, failures, HOPELESS)
     _give_up(readings, failures, 1)

@@ -22,7 +22,6 @@ from ml_collections import ConfigDict
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import parts, task_stream, traces
 from notepad_jax.programs.task_stream import TaskStream
-from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.reading.trace import Trace
@@ -40,10 +39,11 @@ from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
 from notepad_jax.rollout.groups import ages
 from notepad_jax.rollout.ledger import PASSED, Ledger, Outcome, Place
 from notepad_jax.rollout.overlong import Overlong
+from notepad_jax.rollout.rewards import Scoring
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
-from notepad_jax.types import Chunks, Completer, Draw, Group, Reading, Task, TurnKind
+from notepad_jax.types import Chunks, Completer, Draw, Group, Task
 
 
 class ReadingsFailed(ValueError):
@@ -56,8 +56,8 @@ class Rollouts:
 
     stream: TaskStream
     reader: Reader
-    score: rewards.Score
-    probe: rewards.Score  # of an answer alone, from a memory that was written again
+    scoring: Scoring
+    probe: Scoring  # of an answer alone, as from a memory that was written again
     wanted: Wanted
     group_size: int
     seed: int
@@ -168,9 +168,9 @@ class Rollouts:
         own = ordinals[hosts.index() :: hosts.count()]
         draws = [Draw(ordinal, stage.records.at(ordinal), stage.chunks) for ordinal in own]
         if self.teacher:
-            read = imitation.collect(draws, reader, self.teacher, version, self.score)
+            read = await imitation.collect(draws, reader, self.teacher, version, self.scoring)
         else:
-            read = await collector.collect(draws, reader, self.group_size, self.seed, self.score)
+            read = await collector.collect(draws, reader, self.group_size, self.seed, self.scoring)
         return read if hosts.count() == 1 else self._shared(stage, reader, *read)
 
     def _shared(
@@ -188,7 +188,6 @@ class Rollouts:
                 others = spool.told(
                     json.loads(said),
                     lambda place, chunks: (draws(place[0])[place[1]], reader),  # all of one stage
-                    self.score,
                 )
                 groups, failed = groups + others[0], failed + others[1]
         return tuple(sorted(found, key=lambda one: one.place) for found in (groups, failed))
@@ -222,7 +221,7 @@ class Rollouts:
             (ordinal, question), (of, reader) = place, stage(chunks)
             return of.records.at(ordinal)[question], reader
 
-        return spool.decode(saved["ledger"], again, self.score)
+        return spool.decode(saved["ledger"], again)
 
 
 def rollouts(
@@ -230,14 +229,8 @@ def rollouts(
     template: Template, rules: Rules,
 ) -> Rollouts:  # fmt: skip
     """Returns how a run samples. Raises ValueError for a config that cannot work."""
-    r, score = config.rollout, scoring(config)
-    memory = memory_scoring(config)
-
-    def told(reading: Reading) -> list[str]:
-        after = memory_agent.memories(rules, template, reading.turns)
-        pairs = zip(reading.turns, after, strict=True)
-        return [tokenizer.decode(one) for turn, one in pairs if turn.kind is TurnKind.UPDATE]
-
+    r = config.rollout
+    answers = scoring(config, rewards.Shown(tokenizer, template, rules))
     return Rollouts(
         stream=stream,
         reader=Reader(
@@ -245,8 +238,8 @@ def rollouts(
             TurnSampling(r.temperature, r.top_p, template.stop_ids, 0),
             stream.documents(tokenizer, rules.chunk_size, rules.chunk_ends),
         ),
-        score=rewards.with_memories(score, memory, told) if memory else score,
-        probe=score,
+        scoring=rewards.with_memories(answers, config.tasks.memory_reward),
+        probe=answers,
         wanted=Wanted(
             r.documents, stream.questions, r.max_rounds, r.max_staleness, stream.balanced
         ),
@@ -276,27 +269,25 @@ def _teacher(said: str) -> imitation.Teacher | None:
     return teacher
 
 
-def scoring(config: ConfigDict) -> rewards.Score:
-    """Returns how a run rewards a reading. Raises ValueError for what does not go together."""
-    score, g = rewards.of(config.tasks.reward), config.grpo
+def check(config: ConfigDict) -> None:
+    """Raises ValueError for rewards that there are not, cannot be called, or do not go together."""
+    rewards.with_memories(scoring(config), config.tasks.memory_reward)
+
+
+def scoring(config: ConfigDict, shown: rewards.Shown | None = None) -> Scoring:
+    """Returns how a run rewards an answer. Raises ValueError for what does not go together."""
+    found, g = rewards.of(config.tasks.reward, shown=shown), config.grpo
     if not g.overlong_window:
-        return score
+        return found
     if g.mask_truncated:
         raise ValueError(
             f"grpo.overlong_window is {g.overlong_window} and grpo.mask_truncated is true: the "
             f"first punishes turns that were cut and the second does not learn from them; use one"
         )
     rules = parts.rules(config.reading)
-    return overlong.shaped(
-        score,
-        Overlong(g.overlong_window, g.overlong_weight, rules.max_memory, rules.longest_answer),
-    )
-
-
-def memory_scoring(config: ConfigDict) -> rewards.Score | None:
-    """Returns how a run judges memories; None where it does not. ValueError for an unknown name."""
-    said = config.tasks.memory_reward
-    return rewards.of(said, rewards.MEMORY_KEY) if said else None
+    limits = rules.max_memory, rules.longest_answer
+    how = Overlong(g.overlong_window, g.overlong_weight, *limits)
+    return dataclasses.replace(found, score=overlong.shaped(found.score, how))
 
 
 def idle(config: ConfigDict) -> Iterator[str]:

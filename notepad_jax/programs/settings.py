@@ -21,7 +21,8 @@ from notepad_jax.reading.memory_rules import Note, Returned
 from notepad_jax.rollout import rewards
 
 OURS, PUBLISHED, SUITES = "quickstart", "chat", "ruler"  # configs of who has none
-Reward = str | Callable[[str, dict[str, Any]], float]
+# Of one reading, or of a batch; awaitable or not; a number, or one a turn (scoring.own).
+Reward = str | Callable[[Any], Any]
 Rewards = Reward | Sequence[tuple[float, Reward]]
 MemoryRule = str | Callable[[Note, Note], Returned]
 Config = str | os.PathLike[str] | ConfigDict
@@ -164,17 +165,20 @@ def lent(
     reward: Rewards | None,
     memory_update: MemoryRule | None,
     memory_reward: Rewards | None = None,
+    key: str = rewards.KEY,
 ) -> dict[str, str]:
     """Lends functions until the stack closes; returns the config keys, and what they hold now.
+
+    `key` is where the reward belongs.
 
     Raises ValueError for what is neither a function nor a name.
     """
     said = {}
     if memory_update is not None:
         said["reading.memory_update"] = _name(stack, memory_update)
-    for key, one in ((rewards.KEY, reward), (rewards.MEMORY_KEY, memory_reward)):
+    for where, one in ((key, reward), (rewards.MEMORY_KEY, memory_reward)):
         if one is not None:
-            said[key] = _reward(stack, one, key.partition(".")[2])
+            said[where] = _reward(stack, one, where.partition(".")[2])
     return said
 
 
@@ -187,7 +191,7 @@ def _reward(stack: contextlib.ExitStack, reward: Rewards, what: str) -> str:
         parts = []
     if not parts:
         raise ValueError(
-            f"{what} is {reward!r:.80}; give a function of (answer, row), the name of a "
+            f"{what} is {reward!r:.80}; give a function of a reading, the name of a "
             f"metric, or a list of (weight, one of these)"
         )
     return ",".join(f"{_name(stack, one)}={weight!r}" for weight, one in parts)

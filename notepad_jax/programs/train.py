@@ -162,8 +162,7 @@ def check(
     there = parts.trainers_mesh(config)
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
     parts.engines_mesh(config.engine)
-    rollouts.scoring(config)
-    rollouts.memory_scoring(config)
+    rollouts.check(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
     if not resume and mended:
@@ -218,7 +217,7 @@ def prepare(
         lambda executor: begun.around(Metered(executor, screen.work)),
     )  # fmt: skip
     sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
-    held_out = validation.opened(config, held_out, sampled.reader)
+    held_out = validation.opened(config, held_out, sampled.reader, sampled.probe)
     learning = learner.prepare(config, policy.config, policy.params)
     said = algorithm.idle(learning.plan, learning.settings, config.rollout.max_staleness)
     for idle in (*said, *rollouts.idle(config)):

@@ -31,7 +31,7 @@ from notepad_jax.data.admission import Admission
 from notepad_jax.data.rows import Pair
 from notepad_jax.eval import methods, readings, summary
 from notepad_jax.eval.lengths import format_length, parse_length
-from notepad_jax.eval.measure import Item, Progress, Result, check, measure
+from notepad_jax.eval.measure import Item, Judge, Progress, Result, check, measure
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import reading_list, task_stream
 from notepad_jax.programs.stopping import Stop
@@ -39,6 +39,7 @@ from notepad_jax.programs.task_stream import TaskStream
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.rollout import rewards
+from notepad_jax.rollout.rewards import Scoring
 from notepad_jax.tasks import file_suite, suites
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.chunks import Documents
@@ -57,6 +58,8 @@ class Validation:
     patience: int  # validations without a better one, after which a run ends; 0: none
     items: Sequence[Item] = ()
     reader: Reader | None = None
+    judge: Judge | None = None  # of an answer; None: each task's metric
+    reward: str = ""  # by which it judges, as a config says it
     found: list[Best] = dataclasses.field(default_factory=list)  # by step
     begun_anew: bool = False  # what an earlier process found was of other tasks
 
@@ -91,7 +94,7 @@ class Validation:
         """Reads all items with what the engine holds; raises Stopped if somebody asked for it."""
         own = self.items[hosts.index() :: hosts.count()]
         with _progress(step, len(own), screen) as on_progress:
-            measuring = await stop.until(measure(own, self.reader, on_progress))
+            measuring = await stop.until(measure(own, self.reader, on_progress, judge=self.judge))
         stop.check_all(f"in the validation of step {step}, which is made again")
         said = json.dumps([readings.told(result) for result in measuring.result()]).encode()
         results = [
@@ -133,6 +136,7 @@ class Validation:
         """Tells apart what is read and how; scores of one digest may be compared."""
         told = [self.reader.sampling.temperature, self.reader.sampling.top_p]
         told += [(item.key, item.task.question, item.task.answers) for item in self.items]
+        told += [self.reward] if self.reward else []
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
 
 
@@ -172,8 +176,13 @@ def items(
     return found
 
 
-def opened(config: ConfigDict, wanted: Sequence[Item], reader: Reader) -> Validation:
-    """Returns the validations of a run, by the reader of its rollouts."""
+def opened(
+    config: ConfigDict, wanted: Sequence[Item], reader: Reader, scoring: Scoring = rewards.PLAIN
+) -> Validation:
+    """Returns the validations of a run, by the reader of its rollouts.
+
+    Rows are judged as the run rewards answers (`scoring`); a suite has metrics of its own.
+    """
     v = config.get("validation")
     if not v or not v.every:
         return Validation(0, config.steps, 0)
@@ -186,7 +195,9 @@ def opened(config: ConfigDict, wanted: Sequence[Item], reader: Reader) -> Valida
         ),
         at_once=config.engine.slots,
     )
-    return Validation(v.every, config.steps, v.patience, wanted, reads)
+    reward = "" if v.suite or rewards.is_metric(config.tasks.reward) else config.tasks.reward
+    judge = scoring.worth if reward else None
+    return Validation(v.every, config.steps, v.patience, wanted, reads, judge, reward)
 
 
 def check_settings(config: ConfigDict, tokenizer: Tokenizer) -> None:

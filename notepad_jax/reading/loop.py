@@ -19,8 +19,8 @@ import contextlib
 import dataclasses
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from notepad_jax.reading import answer, memory_agent
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
@@ -102,6 +102,7 @@ class Ended:
     finish: Finish  # of the last answer turn; CANCELLED where there is no answer
     tokens: int  # of the document that were shown to the policy
     failure: Exception | None = None
+    chunks: tuple[int, ...] = ()  # tokens of each, where the document was read in chunks
 
 
 W = TypeVar("W", bound=Watcher)
@@ -113,12 +114,14 @@ async def read_all(
     reader: Reader,
     watch: Callable[[int], W],
     ended: Callable[[int, W, Ended], R],
+    judge: Callable[[int, W, Ended], Coroutine[Any, Any, None]] | None = None,
 ) -> list[R]:
     """Makes all readings, at most `reader.at_once` at a time.
 
     `watch` is called with a job's index as its reading begins, `ended` as it ends; what that
-    returns of each job is returned, in the order of jobs. Raises CompleterFailed, and whatever
-    `watch`, the watchers and `ended` raise.
+    returns of each job is returned, in the order of jobs. `judge` is awaited before `ended`, for
+    what takes time and is nobody's turn: others read on, and others are judged, meanwhile. Raises
+    CompleterFailed, and whatever `watch`, the watchers, `judge` and `ended` raise.
     """
     # All chunks are made now: readings of one document share them however far apart they run.
     chunks = [reader.chunks_of(job.task) if job.whole else () for job in jobs]
@@ -133,6 +136,8 @@ async def read_all(
                     watcher = watch(index)
                 end = await _follow(jobs[index], chunks[index], reader, completer, watcher, alone)
             chunks[index] = ()  # the last reading of a document lets it go
+            if judge is not None:
+                await judge(index, watcher, end)
             with alone:
                 return ended(index, watcher, end)
 
@@ -194,7 +199,8 @@ async def _follow(
             if turn.kind is TurnKind.UPDATE:  # written again, and nothing was asked of it
                 return Ended("", Finish.CANCELLED, read.tokens)
             said = reader.tokenizer.decode(memory_agent.answered(state))
-            return Ended(said, turn.completion.finish, read.tokens)
+            sizes = tuple(read.sizes)
+            return Ended(said, turn.completion.finish, read.tokens, chunks=sizes)
         except CompleterFailed:
             raise  # nothing that this reading did: everybody's fails, with one cause
         except Exception as failure:
@@ -236,11 +242,12 @@ class _Counted:
     """The chunks of a reading; counts the tokens it went through."""
 
     def __init__(self, chunks: Chunks) -> None:
-        self._chunks, self._seen, self.tokens = chunks, -1, 0
+        self._chunks, self.tokens = chunks, 0
+        self.sizes: list[int] = []
 
     def __getitem__(self, k: int) -> Tokens:
         chunk = self._chunks[k]
-        if k > self._seen:
-            self._seen = k
+        if k == len(self.sizes):  # they are asked for in their order
+            self.sizes.append(len(chunk))
             self.tokens += len(chunk)
         return chunk

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Ended, Job, Reader, read_all
 from notepad_jax.rollout import rewards
-from notepad_jax.scoring.own import RewardFailed
+from notepad_jax.rollout.rewards import Scoring
 from notepad_jax.types import (
     Draw,
     Finish,
@@ -62,13 +62,14 @@ async def collect(
     reader: Reader,
     group_size: int,
     run_seed: int,
-    score: rewards.Score = rewards.score,
+    scoring: Scoring = rewards.PLAIN,
 ) -> tuple[list[Group], list[Failed]]:
     """Reads every question of every draw `group_size` times.
 
     Returns (groups, failed groups), both in the order of the draws. Tasks that share a document
-    object share its chunks. Raises ValueError naming a task that cannot be scored, and
-    CompleterFailed if nobody is answered any more.
+    object share its chunks. A group is judged when the last of its readings has ended, while
+    others read on. Raises ValueError naming a task that cannot be scored, and CompleterFailed if
+    nobody is answered any more.
     """
     if group_size < 1:
         raise ValueError(f"group_size is {group_size}; it must be at least 1")
@@ -79,36 +80,33 @@ async def collect(
         for sample in range(group_size)
     ]
     kept: dict[bytes, Tokens] = {}
+    read: list[list[Reading | Exception | None]] = [[None] * group_size for _ in asked]
+    scored: list[list[Trajectory]] = [[] for _ in asked]
 
-    def ended(index: int, turns: _Turns, end: Ended) -> Trajectory | Exception:
-        if end.failure is not None:
-            return end.failure
-        return scored(jobs[index].task, index % group_size, turns.turns, end, score)
+    async def judge(index: int, turns: _Turns, end: Ended) -> None:
+        number, sample = divmod(index, group_size)
+        task, members = jobs[index].task, read[number]
+        members[sample] = end.failure or reading(task, sample, turns.turns, end)
+        if all(isinstance(one, Reading) for one in members):
+            scored[number] = await scoring.of_group(members, task)
 
-    read = await read_all(jobs, reader, lambda index: _Turns(kept), ended)
+    await read_all(jobs, reader, lambda index: _Turns(kept), lambda *end: None, judge)
     groups: list[Group] = []
     failed: list[Failed] = []
     for number, (task, draw, question) in enumerate(asked):
-        members = read[number * group_size : (number + 1) * group_size]
-        broken = [(k, one) for k, one in enumerate(members) if isinstance(one, Exception)]
+        broken = [(k, one) for k, one in enumerate(read[number]) if isinstance(one, Exception)]
         if broken:
             failed.append(Failed(task, draw.ordinal, question, *broken[0]))
         else:
-            groups.append(Group(task, tuple(members), draw.ordinal, question, draw.chunks))
+            members = tuple(scored[number])
+            groups.append(Group(task, members, draw.ordinal, question, draw.chunks))
     return groups, failed
 
 
-def scored(
-    task: Task, sample: int, turns: Sequence[Turn], end: Ended, score: rewards.Score
-) -> Trajectory:
-    """Returns a reading that ended with an answer, scored; ValueError naming a task that fails."""
+def reading(task: Task, sample: int, turns: Sequence[Turn], end: Ended) -> Reading:
+    """Returns a reading that ended with an answer."""
     status = Status.ANSWERED if end.finish is Finish.STOP else Status.TRUNCATED
-    try:
-        return score(Reading(task.id, sample, tuple(turns), end.answer, status), task)
-    except RewardFailed:  # which names the row itself
-        raise
-    except ValueError as error:  # of the task, not of what was said
-        raise ValueError(f"task {task.id!r}: {error}") from error
+    return Reading(task.id, sample, tuple(turns), end.answer, status, end.chunks)
 
 
 class _Turns:

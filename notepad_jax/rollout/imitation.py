@@ -11,6 +11,7 @@ it. Above: programs.rollouts; beside: collector; below: memory_agent.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -20,8 +21,8 @@ import numpy as np
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Ended, Reader
 from notepad_jax.reading.trace import Trace
-from notepad_jax.rollout import rewards
-from notepad_jax.rollout.collector import Failed, scored, shared_once
+from notepad_jax.rollout.collector import Failed, reading, shared_once
+from notepad_jax.rollout.rewards import Scoring
 from notepad_jax.types import (
     NO_TOKENS,
     Completion,
@@ -29,6 +30,7 @@ from notepad_jax.types import (
     Finish,
     Group,
     MemoryState,
+    Reading,
     Task,
     Tokens,
     Turn,
@@ -129,15 +131,15 @@ def answer(task: Task) -> str:
 # ---------------------------------------------------------------- readings
 
 
-def collect(
-    draws: Sequence[Draw], reader: Reader, teacher: Teacher, version: int, score: rewards.Score
+async def collect(
+    draws: Sequence[Draw], reader: Reader, teacher: Teacher, version: int, scoring: Scoring
 ) -> tuple[list[Group], list[Failed]]:
     """Returns the teacher's reading of every question as a group of one, and those that failed.
 
     Questions of which the teacher knows nothing are passed over. `version` is that of the policy
     that learns. Raises ValueError as the teacher does, and naming a task that cannot be scored.
     """
-    groups: list[Group] = []
+    made: list[tuple[Task, Draw, int, Reading]] = []
     failed: list[Failed] = []
     kept: dict[bytes, Tokens] = {}
     for draw in draws:
@@ -150,9 +152,15 @@ def collect(
                 failed.append(Failed(task, draw.ordinal, question, 0, failure))
                 continue
             said = memory_agent.written(turns[-1].completion)
-            end = Ended(reader.tokenizer.decode(said), Finish.STOP, 0)
-            trajectory = scored(task, 0, turns, end, score)
-            groups.append(Group(task, (trajectory,), draw.ordinal, question, draw.chunks))
+            chunks = reader.chunks_of(task)
+            sizes = tuple(len(chunks[k]) for k in range(len(turns) - 1))
+            end = Ended(reader.tokenizer.decode(said), Finish.STOP, sum(sizes), chunks=sizes)
+            made.append((task, draw, question, reading(task, 0, turns, end)))
+    judged = await asyncio.gather(*(scoring.of_group([read], task) for task, *_, read in made))
+    groups = [
+        Group(task, tuple(scored), draw.ordinal, question, draw.chunks)
+        for (task, draw, question, _), scored in zip(made, judged, strict=True)
+    ]
     return groups, failed
 
 

@@ -26,9 +26,9 @@ import numpy as np
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Again, Ended, Job, Reader, read_all
 from notepad_jax.reading.memory_agent import hashed_seed
-from notepad_jax.rollout import rewards
-from notepad_jax.rollout.collector import scored
+from notepad_jax.rollout import collector, rewards
 from notepad_jax.rollout.ledger import Place
+from notepad_jax.rollout.rewards import Scoring
 from notepad_jax.scoring.recall import Recall
 from notepad_jax.types import (
     NO_TOKENS,
@@ -135,7 +135,7 @@ async def write_again(
     reader: Reader,
     samples: int,
     run_seed: int,
-    score: rewards.Score = rewards.score,
+    scoring: Scoring = rewards.PLAIN,
 ) -> list[tuple[Sample, ...]]:
     """Completes the prompt of every turn `samples` times; returns each turn's set, scored.
 
@@ -152,12 +152,14 @@ async def write_again(
         for k in range(samples)
     ]
 
-    def ended(index: int, seen: _Seen, end: Ended) -> Sample:
-        if end.failure is not None:
-            return None
-        return _scored(chosen[index // samples], index % samples, seen, end, reader, score)
+    made: list[Sample] = [None] * len(jobs)
 
-    made = await read_all(jobs, reader, lambda index: _Seen(), ended)
+    async def judge(index: int, seen: _Seen, end: Ended) -> None:
+        if end.failure is None:
+            number, sample = divmod(index, samples)
+            made[index] = await _scored(chosen[number], sample, seen, end, reader, scoring)
+
+    await read_all(jobs, reader, lambda index: _Seen(), lambda *end: None, judge)
     return [tuple(made[at : at + samples]) for at in range(0, len(made), samples)]
 
 
@@ -211,13 +213,13 @@ def _memory_before(one: Chosen, reader: Reader) -> Tokens:
     return memories[-1] if memories else NO_TOKENS
 
 
-def _scored(
-    one: Chosen, sample: int, seen: _Seen, end: Ended, reader: Reader, score: rewards.Score
+async def _scored(
+    one: Chosen, sample: int, seen: _Seen, end: Ended, reader: Reader, scoring: Scoring
 ) -> Trajectory:
     task, completion = one.group.task, seen.turns[0].completion
     if not task.evidence:
-        worth = scored(task, sample, seen.turns, end, score)
-        said = worth.reading
+        said = collector.reading(task, sample, seen.turns, end)
+        (worth,) = await scoring.of_group([said], task, [_until(one, said)])
         return trajectory(one, sample, completion, worth.reward, said.answer, said.status)
     try:
         recall = Recall(task.evidence)
@@ -225,6 +227,13 @@ def _scored(
         raise ValueError(f"task {task.id!r}: {error}") from error
     recall.see(reader.tokenizer.decode(seen.memory))
     return trajectory(one, sample, completion, recall.final, "", Status.ANSWERED)
+
+
+def _until(one: Chosen, said: Reading) -> Reading:
+    """Returns the whole reading that ends with a turn written again and the answer from it."""
+    whole = one.group.trajectories[one.trajectory].reading
+    turns = (*whole.turns[: one.turn], *said.turns)
+    return dataclasses.replace(said, turns=turns, chunks=whole.chunks[: one.turn + 1])
 
 
 class _Seen:

@@ -57,11 +57,11 @@ class Overlong:
 def shaped(score: rewards.Score, how: Overlong) -> rewards.Score:
     """Returns `score` with what the lengths of its turns cost added, and named in its parts."""
 
-    def scored(reading: Reading, task: Task) -> Trajectory:
-        judged = score(reading, task)
+    def scored(reading: Reading, task: Task, said: rewards.Said = rewards.NOTHING) -> Trajectory:
+        judged = score(reading, task, said)
         costs = how.penalties(reading.turns)
         added = how.weight * sum(costs) / max(1, len(costs))
         parts = {**judged.reward_parts, PART: added}
-        return Trajectory(reading, judged.judged, parts, judged.shaping + added)
+        return dataclasses.replace(judged, reward_parts=parts, shaping=judged.shaping + added)
 
     return scored

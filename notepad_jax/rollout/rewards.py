@@ -2,66 +2,187 @@
 
 The reward is the task's own metric on the final answer, found by the task's contract, or what a
 run's config names instead: a metric, a function of the user's, or several of these by weight.
-What the memory said on the way earns nothing, unless a config names a reward for memories, too
-(`with_memories`): then a turn learns from what its own was worth. A truncated answer is scored as
-it is, a malformed one scores 0, and both are counted. Used by the collector; below:
-scoring.metrics and scoring.own.
+What the memory said on the way earns nothing, unless a config names a reward for memories, too,
+or a function says a number for each turn: then a turn learns from what its own was worth. A
+truncated answer is scored as it is, a malformed one scores 0, and both are counted.
+
+A `Score` is pure and at once. What functions of the user's say (`scoring.own`), which may take
+its time, is asked before, for all readings of a group together, and handed to it: that is
+`Scoring`. Used by the collector; below: reading.memory_agent, scoring.metrics and scoring.own.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
+from notepad_jax.reading import memory_agent
+from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.scoring import metrics, own, published
-from notepad_jax.types import Reading, Status, Task, Trajectory
+from notepad_jax.scoring.own import Own, RewardFailed, Worth
+from notepad_jax.scoring.reading_record import ReadingRecord, Recorder
+from notepad_jax.text.prompts import Template
+from notepad_jax.text.tokenizer import Tokenizer
+from notepad_jax.types import Reading, Status, Task, Tokens, Trajectory, Turn, TurnKind
 
-Score = Callable[[Reading, Task], Trajectory]
+Said = Mapping[Own, Worth]  # what each function says of one reading
+Score = Callable[[Reading, Task, Said], Trajectory]
+NOTHING: Said = MappingProxyType({})
 PUBLISHED = "published"  # instead of a metric: what others published under each task's own
 KEY = "tasks.reward"  # of a config: "boxed", "rewards:mine", or "rewards:mine=0.8,boxed=0.2"
 MEMORY_KEY = "tasks.memory_reward"  # the same of memories; "": none
 MEMORIES = "memories"  # of `Trajectory.reward_parts`: what they were worth on average
 
 
-def of(said: str, key: str = KEY) -> Score:
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """What judges see of a reading beside its answer, made by playing it again."""
+
+    tokenizer: Tokenizer
+    template: Template
+    rules: Rules
+
+    def texts(self, reading: Reading) -> list[str]:
+        """Returns the memory after each update turn."""
+        pairs = self._played(reading)
+        return [self.tokenizer.decode(one) for turn, one in pairs if turn.kind is TurnKind.UPDATE]
+
+    def record(self, reading: Reading, task: Task) -> ReadingRecord:
+        recorder = Recorder(task, self.tokenizer.decode)
+        for turn, memory in self._played(reading):
+            recorder.turn(turn, memory)
+        status = reading.status.value
+        return recorder.record(reading.sample, reading.answer, status, reading.chunks)
+
+    def _played(self, reading: Reading) -> Iterator[tuple[Turn, Tokens]]:
+        after = memory_agent.memories(self.rules, self.template, reading.turns)
+        return zip(reading.turns, after, strict=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    """How readings are rewarded."""
+
+    score: Score
+    functions: tuple[Own, ...] = ()  # what it wants to hear of each reading
+    shown: Shown | None = None  # None: nobody is judged, and it is only seen that all is there
+
+    async def of_group(
+        self, readings: Sequence[Reading], task: Task, whole: Sequence[Reading] | None = None
+    ) -> list[Trajectory]:
+        """Returns readings of one task, scored, in their order; `whole` are shown in their place.
+
+        Raises ValueError naming a task that cannot be scored, and RewardFailed.
+        """
+        if not self.functions:
+            return self._scored(readings, task, [NOTHING] * len(readings))
+        with _naming(task):
+            records = [self.shown.record(one, task) for one in whole or readings]
+        return await self.of_records(readings, records, task)
+
+    async def of_records(
+        self, readings: Sequence[Reading], records: Sequence[ReadingRecord], task: Task
+    ) -> list[Trajectory]:
+        """As `of_group`, of readings of which somebody has the records."""
+        every = await asyncio.gather(*(function.judge(records) for function in self.functions))
+        said = [dict(zip(self.functions, worth, strict=True)) for worth in zip(*every, strict=True)]
+        return self._scored(readings, task, said or [NOTHING] * len(readings))
+
+    async def worth(self, task: Task, record: ReadingRecord) -> float:
+        """Returns what an answer is worth, unshaped: how validation and evaluation judge."""
+        status = Status(record.status)
+        reading = Reading(task.id, record.sample, (), record.answer, status)
+        (found,) = await self.of_records([reading], [record], task)
+        return found.judged
+
+    def _scored(
+        self, readings: Sequence[Reading], task: Task, said: Sequence[Said]
+    ) -> list[Trajectory]:
+        with _naming(task):
+            pairs = zip(readings, said, strict=True)
+            return [self.score(one, task, of_one) for one, of_one in pairs]
+
+
+@contextlib.contextmanager
+def _naming(task: Task) -> Iterator[None]:
+    try:
+        yield
+    except RewardFailed:  # which names the row itself
+        raise
+    except ValueError as error:  # of the task, not of what was said
+        raise ValueError(f"task {task.id!r}: {error}") from error
+
+
+def of(said: str, key: str = KEY, shown: Shown | None = None) -> Scoring:
     """Returns how a run rewards, by what its config says under `key`; functions start here.
 
     A name with a colon is a function (`scoring.own`), any other a metric (`by`). Of several the
-    reward is the mean by weight, and `reward_parts` holds each as reward/NAME. Raises
-    ValueError for a name or a weight that there is not.
+    reward is the mean by weight, and `reward_parts` holds each as reward/NAME; a function that
+    says nothing of memories says 0 of each. Raises ValueError for a name or a weight that there
+    is not.
     """
     weights = _weights(said, key)
-    judges = {name: _own(name, key) if ":" in name else by(name) for name in weights}
-    if len(judges) == 1:
-        return next(iter(judges.values()))
-    whole = sum(weights.values())
+    asked = {name: own.named(name, key) for name in weights if ":" in name}
+    judges = {name: _own(asked[name]) if name in asked else by(name) for name in weights}
 
-    def weighed(reading: Reading, task: Task) -> Trajectory:
+    def weighed(reading: Reading, task: Task, said: Said = NOTHING) -> Trajectory:
         base = score(reading, task)
-        worth = {name: judge(reading, task).judged for name, judge in judges.items()}
-        reward = sum(weights[name] * value for name, value in worth.items()) / whole
-        parts = {f"reward/{name}": value for name, value in worth.items()}
-        return Trajectory(reading, reward, {**base.reward_parts, **parts})
+        worth = {name: judge(reading, task, said) for name, judge in judges.items()}
+        (answer,) = _mean(weights, {name: (one.judged,) for name, one in worth.items()})
+        memories = _mean(weights, {name: one.memory_rewards for name, one in worth.items()})
+        parts = {f"reward/{name}": one.judged for name, one in worth.items()}
+        return _with(Trajectory(reading, answer, {**base.reward_parts, **parts}), memories)
 
-    return weighed
+    only = next(iter(judges.values())) if len(judges) == 1 else weighed
+    return Scoring(only, tuple(asked.values()), shown)
 
 
-def with_memories(answer: Score, memory: Score, told: Callable[[Reading], Sequence[str]]) -> Score:
-    """Returns `answer`, and beside it what each memory on the way is worth by `memory`.
+def with_memories(answers: Scoring, said: str) -> Scoring:
+    """Returns `answers`, and beside it what each memory on the way is worth by `said`; "": nothing.
 
-    That judges a memory as it would an answer that says it; `told` gives the memory after each
-    update turn, as a text.
+    A metric judges a memory as it would an answer that says it; a function says a number for
+    each. What `answers` says of memories is added. Raises as `of`.
     """
+    if not said:
+        return answers
+    weights = _weights(said, MEMORY_KEY)
+    asked = {name: own.named(name, MEMORY_KEY, True) for name in weights if ":" in name}
+    judges = {name: by(name) for name in weights if name not in asked}
 
-    def scored(reading: Reading, task: Task) -> Trajectory:
-        whole, said = answer(reading, task), told(reading)
-        worth = [memory(dataclasses.replace(reading, answer=one), task).judged for one in said]
-        mean = sum(worth) / max(1, len(worth))
-        parts = {**whole.reward_parts, MEMORIES: mean}
-        return dataclasses.replace(whole, reward_parts=parts, memory_rewards=tuple(worth))
+    def scored(reading: Reading, task: Task, said: Said = NOTHING) -> Trajectory:
+        found = answers.score(reading, task, said)
+        worth = {name: said[function] for name, function in asked.items()}
+        said_by = answers.shown.texts(reading) if judges else ()
+        texts = [dataclasses.replace(reading, answer=text) for text in said_by]
+        for name, judge in judges.items():
+            worth[name] = tuple(judge(text, task, NOTHING).judged for text in texts)
+        memories = _mean(weights, worth)
+        if found.memory_rewards:
+            memories = tuple(map(sum, zip(memories, found.memory_rewards, strict=True)))
+        return _with(found, memories)
 
-    return scored
+    return Scoring(scored, (*answers.functions, *asked.values()), answers.shown)
+
+
+def _mean(weights: Mapping[str, float], worth: Mapping[str, Worth]) -> Worth:
+    """Returns the mean by weight, place by place; silence is 0s, unless all are silent."""
+    whole, saying = sum(weights.values()), {name: said for name, said in worth.items() if said}
+    places = zip(*saying.values(), strict=True)
+    return tuple(
+        sum(weights[n] * x for n, x in zip(saying, at, strict=True)) / whole for at in places
+    )
+
+
+def _with(found: Trajectory, memories: Worth) -> Trajectory:
+    """Returns the trajectory with what its memories are worth, and their mean among its parts."""
+    if not memories:
+        return found
+    parts = {**found.reward_parts, MEMORIES: sum(memories) / len(memories)}
+    return dataclasses.replace(found, reward_parts=parts, memory_rewards=memories)
 
 
 def _weights(said: str, key: str) -> dict[str, float]:
@@ -79,19 +200,10 @@ def _weights(said: str, key: str) -> dict[str, float]:
     return weights
 
 
-def _own(name: str, key: str) -> Score:
-    judge = own.named(name, key)
-
-    def judged(reading: Reading, task: Task) -> Trajectory:
-        row = {
-            **task.extra,
-            "id": task.id,
-            "question": task.question,
-            "answers": list(task.answers),
-            "source": task.source,
-            "metric": task.metric,
-        }
-        return dataclasses.replace(score(reading, task), judged=judge(reading.answer, row))
+def _own(function: Own) -> Score:
+    def judged(reading: Reading, task: Task, said: Said = NOTHING) -> Trajectory:
+        *memories, answer = said[function]
+        return _with(dataclasses.replace(score(reading, task), judged=answer), tuple(memories))
 
     return judged
 
@@ -108,7 +220,12 @@ def by(metric: str) -> Score:
     if metric not in (PUBLISHED, *metrics.METRICS):
         known = ", ".join(metrics.METRICS)
         raise ValueError(f"there is no metric {metric!r}; use one of {known}, or {PUBLISHED}")
-    return lambda reading, task: score(reading, judged(metric, task))
+    return lambda reading, task, said=NOTHING: score(reading, judged(metric, task), said)
+
+
+def is_metric(said: str) -> bool:
+    """Whether a config's reward is one metric (or "", each task's own), by name alone."""
+    return said in ("", PUBLISHED, *metrics.METRICS)
 
 
 def judged(metric: str, task: Task) -> Task:
@@ -123,7 +240,7 @@ def judged(metric: str, task: Task) -> Task:
     return dataclasses.replace(task, metric=metric, contract="plain")
 
 
-def score(reading: Reading, task: Task) -> Trajectory:
+def score(reading: Reading, task: Task, said: Said = NOTHING) -> Trajectory:
     """Returns the scored reading; ValueError for a task's unknown metric or contract.
 
     Parts, each 0 or 1: `answered` (stopped by itself), `truncated`, `empty` (said nothing),
@@ -141,3 +258,6 @@ def score(reading: Reading, task: Task) -> Trajectory:
         "normalised_em": judge(metric="normalised_em").value,
     }
     return Trajectory(reading, worth.value, parts)
+
+
+PLAIN = Scoring(score)  # each task's own metric

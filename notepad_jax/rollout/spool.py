@@ -3,9 +3,10 @@
 Of a turn only what the policy said is written: ids and logprobs, bit by bit. Its prompt follows
 from the task and from what was said before, by the same pure functions that asked for it
 (`memory_agent`), and a digest of all prompts says whether they came out the same: a changed
-document, template or tokenizer is refused, not learnt from. Local turns are never waited with
-(`local`), and between processes they need no digest: each has their group. Above:
-programs.rollouts; below: memory_agent, ledger and local.
+document, template or tokenizer is refused, not learnt from. What a reading was worth is written,
+too: a judge need not say the same twice. Local turns are never waited with (`local`), and between
+processes they need no digest: each has their group. Above: programs.rollouts; below:
+memory_agent, ledger and local.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Reader
-from notepad_jax.rollout import local, pass_rates, rewards
+from notepad_jax.rollout import local, pass_rates
 from notepad_jax.rollout.collector import Failed, shared_once
 from notepad_jax.rollout.ledger import Ledger, Outcome, Place, Waiting
 from notepad_jax.rollout.local import Chosen, Sample
@@ -33,6 +34,7 @@ from notepad_jax.types import (
     Tokens,
     Trajectory,
     Turn,
+    TurnKind,
     tokens,
 )
 
@@ -52,18 +54,17 @@ def encode(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def decode(said: Mapping[str, Any], task_at: TaskAt, score: rewards.Score) -> Ledger:
+def decode(said: Mapping[str, Any], task_at: TaskAt) -> Ledger:
     """Returns the account that `encode` wrote, its waiting groups made again.
 
-    Raises ValueError for groups whose prompts cannot be made again as they were.
+    Raises ValueError for groups whose prompts cannot be made again as they were, and for those
+    of an earlier version, which did not keep what they were worth.
     """
     return Ledger(
         next=said["next"],
         groups=said["groups"],
         settled={Outcome(name): count for name, count in said["settled"].items()},
-        waiting=tuple(
-            Waiting(_group(one, task_at, score), one["share"]) for one in said["waiting"]
-        ),
+        waiting=tuple(Waiting(_group(one, task_at), one["share"]) for one in said["waiting"]),
         rates=pass_rates.decoded(said.get("rates", {})),
     )
 
@@ -79,11 +80,9 @@ def tell(groups: Sequence[Group], failed: Sequence[Failed]) -> dict[str, Any]:
     }
 
 
-def told(
-    said: Mapping[str, Any], task_at: TaskAt, score: rewards.Score
-) -> tuple[list[Group], list[Failed]]:
+def told(said: Mapping[str, Any], task_at: TaskAt) -> tuple[list[Group], list[Failed]]:
     """Returns what another process `tell`s, made again here; raises as `decode` does."""
-    groups = [_group(one, task_at, score) for one in said["groups"]]
+    groups = [_group(one, task_at) for one in said["groups"]]
     failed = [
         Failed(
             task_at((ordinal, question), 0)[0], ordinal, question, sample, FailedElsewhere(words)
@@ -137,7 +136,13 @@ def _told(group: Group) -> dict[str, Any]:
 
 
 def _said(trajectory: Trajectory) -> dict[str, Any]:
-    return {"prompts": _digest(trajectory.turns), **_completions(trajectory.turns)}
+    worth = {
+        "judged": trajectory.judged,
+        "shaping": trajectory.shaping,
+        "parts": dict(trajectory.reward_parts),
+        "memories": trajectory.memory_rewards,
+    }
+    return {"prompts": _digest(trajectory.turns), **_completions(trajectory.turns), "worth": worth}
 
 
 def _completions(turns: Sequence[Turn]) -> dict[str, Any]:
@@ -149,25 +154,39 @@ def _completions(turns: Sequence[Turn]) -> dict[str, Any]:
     }
 
 
-def _group(said: Mapping[str, Any], task_at: TaskAt, score: rewards.Score) -> Group:
+def _group(said: Mapping[str, Any], task_at: TaskAt) -> Group:
     (ordinal, question), chunks = said["place"], said.get("chunks", 0)
     (task, reader), kept = task_at((ordinal, question), chunks), {}
     members = [
-        score(_reading(one, task, sample, reader, kept), task)
+        _scored(one, _reading(one, task, sample, reader, kept))
         for sample, one in enumerate(said["readings"])
     ]
     return Group(task, tuple(members), ordinal, question, chunks)
+
+
+def _scored(said: Mapping[str, Any], reading: Reading) -> Trajectory:
+    """Returns the reading with what it was worth: judged once, and never again."""
+    if (worth := said.get("worth")) is None:
+        raise ValueError(
+            f"a reading of task {reading.task_id!r} waits in the checkpoint without what it was "
+            f"worth; go on with the version that wrote it, or from a step where none waits"
+        )
+    memories = tuple(worth["memories"])
+    return Trajectory(reading, worth["judged"], worth["parts"], worth["shaping"], memories)
 
 
 def _reading(
     said: Mapping[str, Any], task: Task, sample: int, reader: Reader, kept: dict[bytes, Tokens]
 ) -> Reading:
     turns: list[Turn] = []
+    sizes: list[int] = []
     asked = memory_agent.question_of(task, reader.tokenizer, reader.rules.max_question)
     state = memory_agent.start(asked, reader.chunks_of(task))
     ids, logprobs, at = _array(said["ids"], IDS), _array(said["logprobs"], LOGPROBS), 0
     for length, finish, version in said["turns"]:
         kind, prompt = memory_agent.prompt(reader.rules, reader.template, state)
+        if kind is TurnKind.UPDATE:
+            sizes.append(len(state.chunks[state.next_chunk]))
         here, at = slice(at, at + length), at + length
         completion = Completion(tokens(ids[here]), logprobs[here], Finish(finish), version)
         turns.append(Turn(kind, state.next_chunk, shared_once(prompt, kept), completion))
@@ -180,7 +199,7 @@ def _reading(
     last = turns[-1].completion
     status = Status.ANSWERED if last.finish is Finish.STOP else Status.TRUNCATED
     answer = reader.tokenizer.decode(memory_agent.answered(state))
-    return Reading(task.id, sample, tuple(turns), answer, status)
+    return Reading(task.id, sample, tuple(turns), answer, status, tuple(sizes))
 
 
 def _digest(turns: Sequence[Turn]) -> str:

@@ -1,103 +1,299 @@
-"""Rewards that a user wrote: a function of the answer and its row, worth a number from 0 to 1.
+"""Rewards that a user wrote: functions of a finished reading, worth numbers from 0 to 1.
 
-    def reward(answer: str, row: dict) -> float: ...
+    def reward(reading: nj.ReadingRecord) -> float: ...
 
-`row` has id, question, answers, source, metric and the row's own further columns. A function by
-name runs in a process of its own (`own_worker.py`, a `worker`); one that was lent as an object
-(`functions`) runs in a thread here. Either has `MAX_SECONDS` on the clock for an answer. Whatever
-is not a number from 0 to 1 ends in one line that names the function: a reward that fails is a
-mistake to mend, and no answer's fault. Above: rollout.rewards; below: worker and functions.
+A function returns one number, what the answer is worth, or one a turn: what each memory is worth,
+and then the answer. It may be a coroutine function, or take a batch (`own_calls.reward`). Many
+calls are under way at once, and what comes out is in the order of what was asked, whoever
+answers first. One by name runs in a process of its own (`own_worker.py`); one that was lent as an
+object (`functions`) in threads here, or in an event loop of its own.
+
+Time is kept by a loop that does nothing else: neither an engine that computes nor a function that
+blocks can hold it up. Whatever is not such a number ends in one line that names function and row:
+a reward that fails is a mistake to mend, and no answer's fault. Above: rollout.rewards; below:
+own_calls, worker and functions.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import dataclasses
 import functools
-import math
-import numbers
+import itertools
+import json
 import os
 import pathlib
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from notepad_jax import functions
-from notepad_jax.scoring import worker
+from notepad_jax.scoring import own_calls, worker
+from notepad_jax.scoring.own_calls import Calls, Outcome
+from notepad_jax.scoring.reading_record import ReadingRecord, told
+from notepad_jax.waiting import Loop
 
 WORKER = pathlib.Path(__file__).parent / "own_worker.py"
-MAX_SECONDS = 60.0  # on the clock, for one answer
 START = 300.0  # seconds in which a module has to be imported
 
-Judge = Callable[[str, Mapping[str, Any]], float]  # (answer, row) -> worth, from 0 to 1
+Worth = tuple[float, ...]  # of an answer alone, or of a reading's turns, or of its memories
 
 
 class RewardFailed(ValueError):
     """A reward that is no number from 0 to 1."""
 
 
-def named(name: str, key: str) -> Judge:
-    """Returns the reward of a name that `key` of a config holds, ready to judge.
+class _Way(Protocol):
+    """Where a function runs."""
 
-    Raises ValueError, in one line, where there is none. The judge raises RewardFailed.
+    calls: Calls
+
+    async def ready(self) -> None:
+        """Returns when it can be called. Raises _Broken."""
+
+    async def call(self, records: Sequence[ReadingRecord]) -> Outcome:
+        """One call: with a batch, or with the one record. Raises _Broken."""
+
+    def stop(self, seconds: float) -> str:
+        """Ends a call that took too long; returns what became of it, in words."""
+
+
+class Own:
+    """A user's reward, ready to judge."""
+
+    def __init__(self, name: str, way: _Way, memories: bool) -> None:
+        self.name, self._way, self._memories = name, way, memories
+        self._gate = asyncio.Semaphore(way.calls.at_once)
+
+    async def judge(self, records: Sequence[ReadingRecord]) -> list[Worth]:
+        """Returns what each reading of one question is worth, in their order.
+
+        That is (answer,), or a number for each memory and then the answer's; of a reward of
+        memories, a number for each. Raises RewardFailed, the first that came.
+        """
+        return await _clock(os.getpid()).awaited(self._judge(records))
+
+    async def _judge(self, records: Sequence[ReadingRecord]) -> list[Worth]:
+        if self._way.calls.batch:
+            return self._of_batch(records, await self._call(records))
+        try:
+            async with asyncio.TaskGroup() as group:
+                calls = [group.create_task(self._call([record])) for record in records]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures.exceptions[0].__cause__
+        pairs = zip(records, calls, strict=True)
+        return [self._worth(record, call.result().value, call.result()) for record, call in pairs]
+
+    async def _call(self, records: Sequence[ReadingRecord]) -> Outcome:
+        async with self._gate:
+            seconds = self._way.calls.seconds
+            try:
+                await self._way.ready()
+                async with asyncio.timeout(seconds):
+                    outcome = await self._way.call(records)
+            except TimeoutError:
+                late = f"had not answered after {seconds:g} s{self._way.stop(seconds)}"
+                raise self._failed(records, late) from None
+            except _Broken as broken:
+                raise self._failed(records, str(broken)) from None
+        if outcome.raised:
+            raise self._failed(records, f"raised {outcome.raised}") from outcome.problem
+        return outcome
+
+    def _of_batch(self, records: Sequence[ReadingRecord], outcome: Outcome) -> list[Worth]:
+        values = outcome.value
+        if not isinstance(values, list) or len(values) != len(records):
+            raise self._failed(
+                records,
+                f"returned {outcome.shown:.80} for a batch of {len(records)} readings; it returns "
+                f"a list with what each is worth",
+            )
+        pairs = zip(records, values, strict=True)
+        return [self._worth(record, value, outcome) for record, value in pairs]
+
+    def _worth(self, record: ReadingRecord, value: Any, outcome: Outcome) -> Worth:
+        wanted = len(record.memories) if self._memories else record.turns
+        if isinstance(value, float) and not self._memories:
+            value, wanted = [value], 1
+        if isinstance(value, list) and len(value) == wanted:
+            if all(isinstance(one, float) and 0 <= one <= 1 for one in value):  # nan is not
+                return tuple(value)
+        said = f"returned {outcome.shown:.80}"
+        if self._memories:
+            rule = f"it returns a number from 0 to 1 for each memory, here {wanted}"
+        else:
+            rule = f"a reward is a number from 0 to 1, or one a turn, here {record.turns}"
+        raise self._failed([record], f"{said}; {rule}")
+
+    def _failed(self, records: Sequence[ReadingRecord], what: str) -> RewardFailed:
+        where = f"row {records[0].row.get('id')!r}"
+        if len(records) == 1:
+            where += f", reading {records[0].sample}"
+        return RewardFailed(f"the reward {self.name} {' '.join(what.split())} ({where})")
+
+
+def named(name: str, key: str, memories: bool = False) -> Own:
+    """Returns the reward of a name that `key` of a config holds; of `memories`, or of readings.
+
+    Raises ValueError, in one line, where there is none, or it cannot be called.
     """
     function = functions.lent(name)
-    if function is not None:
-        return functools.partial(_here, name, function)
-    if name.startswith("__main__:"):
+    if function is None and name.startswith("__main__:"):
         functions.named(name, key)  # says where it can be found
-    process = worker.Worker([sys.executable, str(WORKER), name, os.getcwd()], START, quiet=False)
     try:
-        process.start()
-    except worker.DoesNotStart as problem:
+        return Own(name, _There(name) if function is None else _Here(function), memories)
+    except ValueError as problem:
         raise ValueError(f"{key} is {name!r}, {problem}") from None
-    return functools.partial(_there, name, process)
 
 
-def _here(name: str, function: functions.Function, answer: str, row: Mapping[str, Any]) -> float:
-    """Calls a function in a thread, which is left behind if it does not come back."""
-    found: list[Any] = []
+@functools.cache
+def _clock(process: int) -> Loop:
+    """The loop that asks and keeps time; a fork has one of its own."""
+    return Loop("rewards")
 
-    def call() -> None:
+
+class _Broken(Exception):
+    """A function that ended its process; its words say how."""
+
+
+# ---------------------------------------------------------------- lent objects
+
+
+class _Here:
+    """A function in this process: in threads, or coroutines in one loop, made when it is needed."""
+
+    def __init__(self, function: functions.Function) -> None:
+        if fault := own_calls.fault(function):
+            raise ValueError(fault)
+        self.calls, self._function = own_calls.calls_of(function), function
+
+    @functools.cached_property
+    def _loop(self) -> Loop:
+        loop = Loop("reward")
+        weakref.finalize(self, _let_go, loop)
+        return loop
+
+    async def ready(self) -> None:
+        pass
+
+    async def call(self, records: Sequence[ReadingRecord]) -> Outcome:
+        # Rows of its own: what it does to one, nobody else sees.
+        own = [dataclasses.replace(one, row=copy.deepcopy(dict(one.row))) for one in records]
+        calling = own_calls.called(self._function, own if self.calls.batch else own[0])
+        if not functions.is_coroutine(self._function):
+            return await calling
+        return await asyncio.wrap_future(self._loop.begun(calling))
+
+    def stop(self, seconds: float) -> str:
+        return ""  # a thread cannot be stopped, and a coroutine has been cancelled
+
+
+def _let_go(loop: Loop) -> None:
+    """Closes a loop without waiting for what blocks it."""
+    threading.Thread(target=loop.close, daemon=True).start()
+
+
+# ---------------------------------------------------------------- functions by name
+
+
+class _There:
+    """A function in a process of its own, which is begun anew when it has ended."""
+
+    def __init__(self, name: str) -> None:
+        self._command = [sys.executable, str(WORKER), name, os.getcwd()]
+        self._process, self._beginning = _Process(self._command), asyncio.Lock()
+        self.calls = Calls(**self._process.greeting)
+
+    async def ready(self) -> None:
+        async with self._beginning:
+            if self._process.over or self._process.owner != os.getpid():
+                try:
+                    self._process = await asyncio.to_thread(_Process, self._command)
+                except ValueError as problem:
+                    raise _Broken(f"cannot be called any more, {problem}") from None
+
+    async def call(self, records: Sequence[ReadingRecord]) -> Outcome:
+        return await self._process.ask([told(record) for record in records])
+
+    @property
+    def pid(self) -> int:
+        return self._process.popen.pid
+
+    def stop(self, seconds: float) -> str:
+        self._process.stop(f"was stopped: another call had not answered after {seconds:g} s")
+        return ", and was stopped"
+
+
+class _Process:
+    """The process and its pipes; every reply is found by its number. All but `__init__` is called
+    in the clock's loop."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.owner, self.over, self._why = os.getpid(), False, ""
+        self._numbers, self._asked = itertools.count(), {}
+        pipe = subprocess.PIPE
+        self.popen = subprocess.Popen(command, stdin=pipe, stdout=pipe)
         try:
-            found.append(function(answer, dict(row)))
-        except BaseException as problem:
-            found.append(_Raised(problem))
+            self.greeting = worker.greeting(self.popen, START)
+        except BaseException:
+            self.popen.kill()
+            self.popen.wait()
+            raise
+        # Not a method: the thread would hold on to the process, and so keep it running.
+        there = weakref.ref(self)
+        reading = self.popen.stdout, _clock(os.getpid()), there
+        threading.Thread(target=_listen, args=reading, daemon=True).start()
 
-    thread = threading.Thread(target=call, name=f"reward {name}", daemon=True)
-    thread.start()
-    thread.join(MAX_SECONDS)
-    if not found:
-        raise _failed(name, row, f"had not answered after {MAX_SECONDS:g} s")
-    if isinstance(found[0], _Raised):
-        problem = found[0].problem
-        raise _failed(name, row, f"raised {type(problem).__name__}: {problem}") from problem
-    return _checked(name, row, found[0], repr(found[0]))
+    async def ask(self, readings: Sequence[dict[str, Any]]) -> Outcome:
+        """Returns the reply. Raises _Broken where the process ends instead."""
+        if self.over:
+            raise self._broken()
+        number, reply = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._asked[number] = reply
+        question = json.dumps({"number": number, "readings": readings}).encode() + b"\n"
+        try:
+            self.popen.stdin.write(question)
+            self.popen.stdin.flush()
+        except BrokenPipeError:
+            pass  # then its end is on the way here
+        try:
+            return await reply
+        finally:
+            self._asked.pop(number, None)
+
+    def stop(self, why: str) -> None:
+        """Ends it; who else asked it is told why."""
+        self._why, self.over = self._why or why, True
+        self.popen.kill()
+
+    def heard(self, line: bytes) -> None:
+        """Takes a reply, or b"": its end."""
+        if line:
+            reply = json.loads(line)
+            asked = self._asked.get(reply.pop("number"))
+            if asked is not None and not asked.done():
+                asked.set_result(Outcome(**reply))
+            return
+        self.over = True
+        self.popen.wait()
+        for asked in [*self._asked.values()]:
+            if not asked.done():
+                asked.set_exception(self._broken())
+
+    def _broken(self) -> _Broken:
+        return _Broken(self._why or f"ended its process (code {self.popen.returncode})")
 
 
-def _there(name: str, process: worker.Worker, answer: str, row: Mapping[str, Any]) -> float:
-    """Asks the process, which is ended if it does not reply."""
-    try:
-        reply = process.ask({"answer": answer, "row": dict(row)}, MAX_SECONDS)
-    except TimeoutError:
-        late = f"had not answered after {MAX_SECONDS:g} s, and was stopped"
-        raise _failed(name, row, late) from None
-    except worker.Ended as end:
-        raise _failed(name, row, f"ended its process (code {end.code})") from None
-    if "raised" in reply:
-        raise _failed(name, row, f"raised {reply['raised']}")
-    return _checked(name, row, reply["value"], reply["shown"])
+def _listen(replies: Any, loop: Loop, there: weakref.ref[_Process]) -> None:
+    for line in itertools.chain(replies, [b""]):
+        loop.begun(_heard(there, line))
 
 
-class _Raised:
-    def __init__(self, problem: BaseException) -> None:
-        self.problem = problem
-
-
-def _checked(name: str, row: Mapping[str, Any], value: Any, shown: str) -> float:
-    if not isinstance(value, numbers.Real) or math.isnan(value) or not 0 <= value <= 1:
-        raise _failed(name, row, f"returned {shown:.80}; a reward is a number from 0 to 1")
-    return float(value)
-
-
-def _failed(name: str, row: Mapping[str, Any], what: str) -> RewardFailed:
-    return RewardFailed(f"the reward {name} {what} (row {row.get('id')!r})")
+async def _heard(there: weakref.ref[_Process], line: bytes) -> None:
+    process = there()
+    if process is not None:
+        process.heard(line)

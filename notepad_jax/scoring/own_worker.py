@@ -1,26 +1,29 @@
 """Calls a user's reward in a process of its own: run as a file, not imported.
 
 `own` starts it with the function's name and the working folder, then writes questions to its
-stdin, one JSON line each (`answer`, `row`), and reads one JSON line each from its stdout
-(`value` and `shown`, or `raised`). A first line says that it is ready, or why not. What the
-function prints goes to standard error. A thread ends the process when its stdin does: then
-nobody is left to read an answer, and `own` ends it when it takes too long.
+stdin, one JSON line each (`number`, `readings`), and reads replies from its stdout, one JSON line
+each as they come (`number`, and an Outcome's fields). A first line says how the function is
+called, or why it cannot be. What the function prints, and what it starts, goes to standard error.
+A thread ends the process when its stdin does: then nobody is left to read an answer, and `own`
+ends it when it takes too long.
 """
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import importlib
 import importlib.util
 import json
-import numbers
 import os
-import queue
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+HERE = Path(__file__).parents[2]  # where the package lies, which it may not be found without
 
 
 def found(name: str) -> Callable[..., Any]:
@@ -44,36 +47,52 @@ def found(name: str) -> Callable[..., Any]:
     return here
 
 
-def answered(function: Callable[..., Any], question: dict[str, Any]) -> dict[str, Any]:
-    try:
-        value = function(question["answer"], question["row"])
-    except BaseException as problem:
-        return {"raised": f"{type(problem).__name__}: {problem}"}
-    number = float(value) if isinstance(value, numbers.Real) else None
-    return {"value": number, "shown": repr(value)[:200]}
+async def answer(function: Callable[..., Any], line: bytes, replies: IO[str]) -> None:
+    question = json.loads(line)
+    readings = [reading_record.understood(fields) for fields in question["readings"]]
+    batch = own_calls.calls_of(function).batch
+    outcome = await own_calls.called(function, readings if batch else readings[0])
+    said = {"value": outcome.value, "shown": outcome.shown, "raised": outcome.raised}
+    print(json.dumps({"number": question["number"], **said}), file=replies, flush=True)
 
 
-def listen(questions: queue.SimpleQueue[bytes]) -> None:
-    for line in sys.stdin.buffer:
-        questions.put(line)
-    os._exit(0)
+async def serve(function: Callable[..., Any], replies: IO[str]) -> None:
+    loop, running = asyncio.get_running_loop(), set()
+
+    def begin(line: bytes) -> None:
+        task = loop.create_task(answer(function, line, replies))
+        running.add(task)  # a loop alone does not hold on to its tasks
+        task.add_done_callback(running.discard)
+
+    def listen() -> None:
+        for line in sys.stdin.buffer:
+            loop.call_soon_threadsafe(begin, line)
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    await asyncio.Event().wait()
 
 
 def main() -> None:
     name, folder = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
-    sys.path[0] = folder  # in the place of this file's own
-    replies, sys.stdout = sys.stdout, sys.stderr  # what the function prints is no reply
-    questions: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=listen, args=(questions,), daemon=True).start()
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     try:
-        function, greeting = found(name), {}
+        function = found(name)
+        if fault := own_calls.fault(function):
+            raise ValueError(fault)
+        greeting = dataclasses.asdict(own_calls.calls_of(function))
     except ValueError as problem:
         function, greeting = None, {"failure": str(problem)}
     print(json.dumps(greeting), file=replies, flush=True)
-    while True:
-        print(json.dumps(answered(function, json.loads(questions.get()))), file=replies, flush=True)
+    if function is not None:
+        asyncio.run(serve(function, replies))
 
 
 if __name__ == "__main__":
+    sys.path[0] = sys.argv[2]  # the working folder, in the place of this file's own
+    sys.path.append(str(HERE))
+    from notepad_jax.scoring import own_calls, reading_record
+
     main()

@@ -4,7 +4,7 @@ For code that may compute for ever: it runs in a program of its own, started whe
 question comes, used by all threads in turn, replaced when it ends. The program greets with a
 first line, `{}` or `{"failure": why}`. Asking blocks the caller, so that it works from any thread
 and under asyncio. The process ends with this one, however that goes: its stdin does. Above:
-symbolic and own.
+symbolic; `own` has a process that is asked many things at once, and takes the greeting from here.
 """
 
 from __future__ import annotations
@@ -100,15 +100,10 @@ class Worker:
             env={**os.environ, **environment},
         )
         try:
-            greeting = _line(self._process, seconds)
-        except TimeoutError:
-            greeting = {"failure": f"it said nothing for {seconds:g} seconds"}
+            greeting(self._process, seconds)
         except BaseException:
             self._stop()
             raise
-        if greeting is None or "failure" in greeting:
-            self._stop()
-            raise DoesNotStart((greeting or {}).get("failure", "no greeting"))
         return self._process
 
     def _stop(self) -> int | None:
@@ -122,6 +117,17 @@ class Worker:
             with contextlib.suppress(OSError):
                 pipe.close()
         return process.returncode
+
+
+def greeting(process: subprocess.Popen[bytes], seconds: float) -> dict[str, Any]:
+    """Returns a program's first line. Raises DoesNotStart where it has none, or a failure."""
+    try:
+        said = _line(process, seconds)
+    except TimeoutError:
+        said = {"failure": f"it said nothing for {seconds:g} seconds"}
+    if said is None or "failure" in said:
+        raise DoesNotStart((said or {}).get("failure", "no greeting"))
+    return said
 
 
 def _line(process: subprocess.Popen[bytes], seconds: float) -> dict | None:

@@ -32,6 +32,7 @@ def reader(completer, chunk_size: int = 2, at_once: int = 9) -> Reader:
 
 
 def read(planned, completer, on_progress=lambda progress: None, **more):
-    how = {name: more.pop(name) for name in ("trace_of", "on_result", "on_failure") if name in more}
+    names = ("trace_of", "on_result", "on_failure", "judge")
+    how = {name: more.pop(name) for name in names if name in more}
     shown = Excerpts(fakes.tokenizer(), 4)  # tokens that a method of one turn may show
     return asyncio.run(measure(planned, reader(completer, **more), on_progress, shown, **how))

@@ -254,3 +254,54 @@ def test_readings_at_uneven_pace_tokenise_their_document_once():
     asked = ("code of ann ?", "who ?", "code of bob ?")
     results = read_shared(document, asked, Uneven(), at_once=3, chunk_size=3000)
     assert {result.tokens for result in results} == {360_000} and document.opened == 1
+
+
+def test_a_judge_takes_the_place_of_the_metric_and_sees_the_whole_reading():
+    """Readings are judged together, in the order in which they end; results stay in theirs."""
+    evidence = (Evidence("red", 0.6),)
+    planned = items(task("a", "blue is blue of red ann red", evidence=evidence), repeats=2)
+    seen, both_there, ended = {}, asyncio.Event(), []
+
+    async def judge(one, record):
+        seen[record.sample] = record
+        if len(seen) == 2:
+            both_there.set()
+        await both_there.wait()
+        return 0.25 + record.sample / 2
+
+    results = read(planned, fakes.first_of_chunk(), on_result=ended.append, judge=judge)
+    assert [r.correct for r in results] == [0.25, 0.75] and len(ended) == 2
+    assert [r.scores["em"] for r in results] == [1.0, 1.0], "the metrics stay beside"
+    assert (seen[1].answer, seen[1].status, seen[1].row["id"]) == ("red", "answered", "a")
+    assert [(m.text, m.chunk_tokens, m.held) for m in seen[1].memories] == [
+        ("blue", 2, (False,)), ("blue", 2, (False,)), ("red", 2, (True,)), ("red", 1, (True,)),
+    ]  # fmt: skip
+
+
+def test_a_judge_sees_no_memory_where_a_method_has_none():
+    async def judge(one, record):
+        assert record.memories == () and record.turns == 1 and record.answer_tokens == 1
+        return 0.5
+
+    planned = items(task("a", "red is"), method="recent-only")
+    assert [r.correct for r in read(planned, fakes.empty(), judge=judge)] == [0.5]
+
+
+def test_a_reading_that_failed_is_not_judged_and_one_that_cannot_be_judged_ends_all():
+    class Broken(fakes.Scripted):
+        async def complete(self, prompt, sampling):
+            if not self.calls:
+                self.calls.append((prompt, sampling))
+                raise OSError("gone")
+            return await super().complete(prompt, sampling)
+
+    async def judge(one, record):
+        if one.id == "c":
+            raise ValueError("the reward mine raised")
+        return 0.5
+
+    two = items(task("a", "red is"), task("b", "red is"))
+    results = read(two, Broken(lambda prompt, sampling: [2]), judge=judge, at_once=1)
+    assert [(r.failed, r.correct) for r in results] == [(True, 0.0), (False, 0.5)]
+    with pytest.raises(ValueError, match="^the reward mine raised$"):
+        read([*two, *items(task("c", "red is"))], fakes.empty(), judge=judge)

@@ -42,9 +42,9 @@ WORDS = (
 )  # fmt: skip
 
 
-def spread(answer, row):
+def spread(reading):
     """A reward that a random policy is given, now and then."""
-    return len(answer) % 7 / 6
+    return len(reading.answer) % 7 / 6
 
 
 def some(seed=0, chosen=CHOSEN, config=CONFIG):

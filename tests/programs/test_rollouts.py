@@ -46,8 +46,8 @@ def rollouts(completer, wanted, staleness=0, documents=3) -> Rollouts:
     return Rollouts(
         stream=STREAM,
         reader=reader(completer),
-        score=rewards.score,
-        probe=rewards.score,
+        scoring=rewards.PLAIN,
+        probe=rewards.PLAIN,
         wanted=dynamic_sampling.Wanted(documents, 2, 2, staleness),
         group_size=4,
         seed=3,

@@ -8,12 +8,15 @@ import signal
 import pytest
 
 from benchmarks import same_run
+from notepad_jax import functions
 from notepad_jax.checkpoint import best
 from notepad_jax.checkpoint.best import Best
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import configuration, policies, train, validation
 from notepad_jax.programs.stopping import Stop, Stopped
 from notepad_jax.programs.validation import SCORE, Validation
+from notepad_jax.rollout import rewards
+from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import METRICS
 from notepad_jax.telemetry.progress import SilentScreen
 from tests import fakes
@@ -96,6 +99,35 @@ def measuring(temperature: float = 0.0) -> Validation:
     made = reader(fakes.first_of_chunk())
     sampling = dataclasses.replace(made.sampling, temperature=temperature)
     return Validation(1, 9, 0, read_at, dataclasses.replace(made, sampling=sampling))
+
+
+def by_length(reading):
+    """Worth more the later its question; of each reading, not of a metric."""
+    return 0.5 + len(reading.memories) / 16
+
+
+def test_rows_are_judged_as_the_run_rewards_and_a_suite_by_its_own_metrics():
+    """By a function, and by several by weight, as by a metric's name; scores say which it was."""
+    with functions.lending([by_length]) as (name,):
+        for said, of_suite, score in (
+            (name, False, 0.5 + 3 / 16),
+            (f"{name}=1,em=1", False, (0.5 + 3 / 16 + 2 / 5) / 2),
+            (name, True, 2 / 5),
+            ("em", False, 2 / 5),
+        ):
+            beside = ("suite=synthetic", "lengths=1k") if of_suite else ("files=mine.jsonl",)
+            words = [f"--config.validation.{word}" for word in ("every=1", *beside)]
+            words.append(f"--config.tasks.reward={said}")
+            plain = measuring()
+            made = validation.opened(
+                configuration.load("quickstart", [*SMALL, *words]),
+                plain.items, plain.reader, rewards.of(said),
+            )  # fmt: skip
+            made.reader = plain.reader  # by hand-made chunks
+            metrics = asyncio.run(made.measure(4, Stop(), SilentScreen()))
+            assert metrics[SCORE] == pytest.approx(score)
+            own = said != "em" and not of_suite
+            assert (made.digest() != plain.digest()) == own
 
 
 def test_a_validation_is_the_share_of_questions_right_by_length_and_over_all():

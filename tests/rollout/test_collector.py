@@ -2,15 +2,20 @@
 
 import asyncio
 import dataclasses
+import gc
 import hashlib
+import re
 
 import fakes
 import numpy as np
 import pytest
 
+from notepad_jax import functions
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.rollout import rewards
 from notepad_jax.rollout.collector import collect, trajectory_seed
+from notepad_jax.scoring.own import RewardFailed
 from notepad_jax.text.chunks import Documents
 from notepad_jax.types import CompleterFailed, Draw, Status, Task, TextDocument, TurnKind
 
@@ -170,3 +175,87 @@ def test_what_is_truncated_is_counted_and_nothing_is_without_a_limit():
 
 def test_no_draws_no_groups():
     assert run([], fakes.empty()) == ([], [])
+
+
+# ---------------------------------------------------------------- rewards of a user's own
+
+
+def judged(drawn, reward, completer=None):
+    """Groups of three, by a reward that is lent."""
+    how = reader(completer or fakes.coin("ann", "bob"))
+    with functions.lending([reward]) as (name,):
+        shown = rewards.Shown(how.tokenizer, how.template, how.rules)
+        scoring = rewards.of(name, shown=shown)
+    return asyncio.run(collect(drawn, how, 3, 1, scoring))
+
+
+def worth(reading):
+    return [memory.chunk_tokens / 4 for memory in reading.memories] + [
+        (reading.answer == "ann") / (1 + reading.sample)
+    ]
+
+
+def test_all_readings_are_judged_at_once_and_who_answers_first_changes_nothing():
+    """Nobody answers before all are asked; then the last that was asked is the first to answer."""
+    drawn = draws(task("a"), task("b", SHORT), task("c"))
+    waiting = []
+
+    async def slow(reading):
+        answered = asyncio.Event()
+        waiting.append(answered)
+        if len(waiting) == 9:
+            waiting[-1].set()
+        await answered.wait()
+        waiting.remove(answered)
+        if waiting:
+            waiting[-1].set()
+        return worth(reading)
+
+    for one, other in zip(judged(drawn, slow)[0], judged(drawn, worth)[0], strict=True):
+        assert one.place == other.place
+        for mine, theirs in zip(one.trajectories, other.trajectories, strict=True):
+            assert (mine.judged, mine.memory_rewards) == (theirs.judged, theirs.memory_rewards)
+            assert mine.reading.answer == theirs.reading.answer
+            assert mine.judged == (mine.reading.answer == "ann") / (1 + mine.reading.sample)
+            assert len(mine.memory_rewards) == len(mine.turns) - 1 == len(mine.reading.chunks)
+
+
+def test_others_read_on_while_a_group_is_judged():
+    """The short document's readings end long before the others; their judge waits for those."""
+    completer = fakes.oracle({"who ?": "ann"})
+    held = asyncio.Event()
+
+    async def slow(reading):
+        if reading.row["id"] == "short":
+            await held.wait()
+        held.set()
+        return 1.0
+
+    groups, failed = judged(draws(task("short", SHORT), task("long")), slow, completer)
+    assert [group.task.id for group in groups] == ["short", "long"] and not failed
+
+
+def test_a_group_of_which_a_reading_failed_is_not_judged():
+    seen = []
+
+    def reward(reading):
+        seen.append(reading.row["id"])
+        return 1.0
+
+    completer = Failing(lambda prompt, sampling: [2], pauses=3)
+    groups, failed = judged(draws(task("a"), task("b")), reward, completer)
+    assert seen == ["b"] * 3 and len(groups) == len(failed) == 1
+
+
+def test_a_reward_that_fails_is_one_line_and_nothing_is_said_of_exceptions(caplog):
+    """A reward that failed printed 30 lines of "Task exception was never retrieved", too."""
+
+    async def fails(reading):
+        raise KeyError("mine")
+
+    with pytest.raises(RewardFailed) as said:
+        judged(draws(task("a"), task("b"), task("c")), fails)
+    words = r"the reward .*fails raised KeyError: 'mine' \(row '[abc]', reading [012]\)"
+    assert re.fullmatch(words, str(said.value))
+    gc.collect()
+    assert caplog.text == ""

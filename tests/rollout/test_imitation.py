@@ -1,5 +1,6 @@
 """A teacher's readings: which turns a script and a trace write, and what is refused."""
 
+import asyncio
 import dataclasses
 
 import fakes
@@ -35,7 +36,9 @@ def reader(chunk_size=5, update="overwrite") -> Reader:
 
 
 def taught(one: Task, by: Reader, teacher=imitation.of_script, version=3):
-    groups, failed = imitation.collect([Draw(7, (one,))], by, teacher, version, rewards.score)
+    groups, failed = asyncio.run(
+        imitation.collect([Draw(7, (one,))], by, teacher, version, rewards.PLAIN)
+    )
     assert not failed
     (group,) = groups
     return group
@@ -116,7 +119,9 @@ def test_right_readings_of_a_trace_are_repeated_and_others_are_not(tmp_path):
     assert said(taught(task(), by, teacher), by) == [
         "nothing", "red", "red, blue", "red, blue", "red, blue",
     ]  # fmt: skip
-    groups, failed = imitation.collect([Draw(0, (task(),))], reader(7), teacher, 0, rewards.score)
+    groups, failed = asyncio.run(
+        imitation.collect([Draw(0, (task(),))], reader(7), teacher, 0, rewards.PLAIN)
+    )
     assert not groups and "has 3 chunks here, and its teacher read 4" in str(failed[0])
 
 
@@ -124,7 +129,7 @@ def test_what_cannot_be_taught_is_said():
     with pytest.raises(ValueError, match="task 't' has no script of good notes"):
         taught(task(script=()), reader())
     long = (Note("the code of ann is red .", "red " * 9),)
-    groups, failed = imitation.collect(
-        [Draw(0, (task(long),))], reader(), imitation.of_script, 0, rewards.score
+    groups, failed = asyncio.run(
+        imitation.collect([Draw(0, (task(long),))], reader(), imitation.of_script, 0, rewards.PLAIN)
     )
     assert not groups and "in a turn of at most 8" in str(failed[0])

@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pytest
 
+from notepad_jax import functions
+from notepad_jax.reading import memory_agent
 from notepad_jax.rollout import local, rewards, spool
 from notepad_jax.rollout.collector import collect
 from notepad_jax.rollout.local import Wanted
@@ -40,7 +42,7 @@ def read(*tasks, completer=None, seed=1):
 
 
 def again(chosen, completer, samples=4, seed=1):
-    made_again = local.write_again(chosen, reader(completer), samples, seed, rewards.score)
+    made_again = local.write_again(chosen, reader(completer), samples, seed)
     return asyncio.run(made_again)
 
 
@@ -261,3 +263,30 @@ def test_what_teaches_nothing_is_refused(numbers, says):
         return
     with pytest.raises(ValueError, match=says):
         Wanted(*numbers)
+
+
+def test_a_reward_sees_the_reading_up_to_the_turn_that_was_written_again():
+    """Its memories are those before, the new one, and no later one; then the answer from it."""
+    (group,) = read(task("a"))
+    chosen = [local.Chosen(group, 1, 2)]
+    before = memories(group.trajectories[1])[:2]
+    seen = []
+
+    def reward(reading):
+        seen.append([memory.text for memory in reading.memories])
+        assert [memory.chunk_tokens for memory in reading.memories] == [4, 4, 4]
+        return len(reading.memories[-1].text) / 100
+
+    how = reader(scribe())
+    with functions.lending([reward]) as (name,):
+        shown = rewards.Shown(how.tokenizer, how.template, how.rules)
+        scoring = rewards.of(name, shown=shown)
+    (made_again,) = asyncio.run(local.write_again(chosen, how, 4, 1, scoring))
+    texts = [written(one) for one in made_again]
+    assert sorted(seen) == sorted([*before, text] for text in texts)
+    assert [one.reward for one in made_again] == [len(text) / 100 for text in texts]
+
+
+def memories(trajectory) -> list[str]:
+    after = memory_agent.memories(fakes.rules(), fakes.template(), trajectory.turns)
+    return [text(memory) for memory in after]

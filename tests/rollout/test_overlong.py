@@ -49,7 +49,7 @@ def test_an_answer_in_contexts_is_as_long_as_all_of_them():
 
 
 def test_a_reading_costs_the_mean_of_its_turns_however_many_they_are():
-    right = lambda reading, task: Trajectory(reading, 1.0, {"em": 1.0})  # noqa: E731
+    right = lambda reading, task, said: Trajectory(reading, 1.0, {"em": 1.0})  # noqa: E731
     score = overlong.shaped(right, HOW)
 
     def of(*turns):
@@ -90,8 +90,8 @@ def config(*words):
 
 
 def test_off_it_is_the_score_itself_and_on_it_is_of_the_limits_of_a_run():
-    assert rollouts.scoring(config()) is rollouts.rewards.score
-    score = rollouts.scoring(config("--config.grpo.overlong_window=4"))  # memory 8, answer 4
+    assert rollouts.scoring(config()).score is rollouts.rewards.score
+    score = rollouts.scoring(config("--config.grpo.overlong_window=4")).score  # memory 8, answer 4
     turns = (turn(TurnKind.UPDATE, 6), turn(TurnKind.ANSWER, 2))
     found = score(Reading("t", 0, turns, "ann", Status.ANSWERED), made.task())
     assert (found.reward, found.reward_parts["em"]) == (0.5, 1.0)

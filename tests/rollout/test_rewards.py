@@ -1,11 +1,18 @@
 """The reward is the task's metric of the answer that its contract finds; the rest is counted."""
 
+import asyncio
+import dataclasses
+
+import fakes
 import pytest
 
+import notepad_jax as nj
 from notepad_jax import functions
 from notepad_jax.rollout import rewards
 from notepad_jax.rollout.rewards import score
-from notepad_jax.types import Reading, Status, Task, TextDocument
+from notepad_jax.scoring.reading_record import MemoryRecord, ReadingRecord, Recorder
+from notepad_jax.types import Evidence, Finish, Reading, Status, Task, TextDocument, TurnKind
+from tests.rollout import made
 
 
 def scored(answer, metric="em", contract="plain", status=Status.ANSWERED, answers=("ann",)):
@@ -61,16 +68,35 @@ def test_a_run_may_reward_all_tasks_by_one_metric():
         rewards.by("blue")
 
 
+class Shown:
+    """A reading of three chunks, without its turns."""
+
+    memories = ("nobody", "it was ann", "ann")
+
+    def texts(self, reading):
+        return list(self.memories)
+
+    def record(self, reading, task):
+        recorder = Recorder(task, lambda memory: str(memory[0]))
+        for text in self.memories:
+            recorder.turn(made.turn(TurnKind.UPDATE, "bob"), [text, 0])
+        return recorder.record(reading.sample, reading.answer, reading.status.value, (4, 4, 2))
+
+
+def of_group(scoring, task, *answers):
+    readings = [Reading("t", k, (), said, Status.ANSWERED) for k, said in enumerate(answers)]
+    return asyncio.run(scoring.of_group(readings, task))
+
+
 def test_memories_are_judged_as_answers_that_say_them():
     """By a metric of its own, by a function, or by both; the answer's own reward stays."""
     task = Task("t", "who ?", TextDocument("ann"), ("ann",), "test", "em", "boxed")
-    reading = Reading("t", 0, (), r"\boxed{bob}", Status.ANSWERED)
-    told = lambda reading: ["nobody", "it was ann", "ann"]  # noqa: E731
 
-    def short(memory, row):
-        assert row["answers"] == ["ann"]
-        return 1 / len(memory.split())
+    def short(reading):
+        assert reading.row["answers"] == ["ann"] and reading.document_tokens == 10
+        return [1 / len(memory.text.split()) for memory in reading.memories]
 
+    plain = rewards.Scoring(score, shown=Shown())
     with functions.lending([short]) as (name,):
         for said, worth in (
             ("sub_em", (0.0, 1.0, 1.0)),
@@ -78,14 +104,68 @@ def test_memories_are_judged_as_answers_that_say_them():
             (name, (1.0, 1 / 3, 1.0)),
             (f"{name}=3,em=1", (0.75, 0.25, 1.0)),
         ):
-            judge = rewards.of(said, rewards.MEMORY_KEY)
-            found = rewards.with_memories(score, judge, told)(reading, task)
+            (found,) = of_group(rewards.with_memories(plain, said), task, r"\boxed{bob}")
             assert found.memory_rewards == pytest.approx(worth)
             assert found.reward_parts["memories"] == pytest.approx(sum(worth) / 3)
-            assert (found.judged, found.reward) == (0.0, 0.0) == (score(reading, task).reward,) * 2
-    assert rewards.with_memories(score, score, lambda _: [])(reading, task).memory_rewards == ()
+            assert (found.judged, found.reward) == (0.0, 0.0)
+    assert rewards.with_memories(plain, "") is plain
     with pytest.raises(ValueError, match="tasks.memory_reward has 'em=0'; write NAME=WEIGHT"):
-        rewards.of("em=0", rewards.MEMORY_KEY)
+        rewards.with_memories(plain, "em=0")
+
+
+def test_a_reward_may_say_a_number_for_each_turn_and_weights_are_of_those():
+    task = Task("t", "who ?", TextDocument("ann"), ("ann",), "test", "em")
+
+    def each(reading):
+        return [0.25, 0.5, 1.0, 0.75]
+
+    with functions.lending([each]) as (name,):
+        for said, answer, worth in (
+            (name, 0.75, (0.25, 0.5, 1.0)),
+            (f"{name}=3,em=1", (3 * 0.75 + 1) / 4, (0.1875, 0.375, 0.75)),
+        ):
+            scoring = rewards.of(said, shown=Shown())
+            (found,) = of_group(scoring, task, "ann")
+            assert found.judged == answer and found.memory_rewards == pytest.approx(worth)
+            (both,) = of_group(rewards.with_memories(scoring, "em"), task, "ann")
+            assert both.memory_rewards == pytest.approx([*worth[:2], worth[2] + 1])
+
+
+def test_a_batch_is_the_readings_of_one_question_and_the_metric_stays_beside():
+    task = Task("t", "who ?", TextDocument("ann"), ("ann",), "test", "em")
+    seen = []
+
+    @nj.reward(batch=True)
+    def ranked(readings):
+        seen.append([(reading.sample, reading.answer) for reading in readings])
+        return [k / 10 for k in range(len(readings))]
+
+    with functions.lending([ranked]) as (name,):
+        found = of_group(rewards.of(name, shown=Shown()), task, "ann", "bob", "ann")
+    assert seen == [[(0, "ann"), (1, "bob"), (2, "ann")]]
+    assert [one.judged for one in found] == [0.0, 0.1, 0.2]
+    assert [one.reward_parts["em"] for one in found] == [1.0, 0.0, 1.0]
+
+
+def test_what_is_shown_is_played_again_memory_by_memory_with_the_facts_it_held():
+    evidence = (Evidence("red", 0.1), Evidence("blue", 0.5))
+    task = Task("t", "who ?", TextDocument("."), ("ann",), "test", "em", evidence=evidence)
+    task = dataclasses.replace(task, extra={"level": 3})
+    cut = made.turn(TurnKind.UPDATE, "blue says red", finish=Finish.LENGTH)
+    turns = (made.turn(TurnKind.UPDATE, "code red"), cut, made.turn(TurnKind.ANSWER, "ann"))
+    reading = Reading("t", 2, turns, "ann", Status.TRUNCATED, (4, 3))
+    shown = rewards.Shown(fakes.tokenizer(), fakes.template(), fakes.rules())
+    assert shown.texts(reading) == ["code red", "blue says red"]
+    assert shown.record(reading, task) == ReadingRecord(
+        "ann",
+        {"id": "t", "question": "who ?", "answers": ["ann"], "source": "test", "metric": "em",
+         "level": 3},
+        (
+            MemoryRecord("code red", 2, 3, False, 4, (True, False)),
+            MemoryRecord("blue says red", 3, 3, True, 3, (True, True)),
+        ),
+        2, "truncated", ("red", "blue"), 2,
+    )  # fmt: skip
 
 
 def test_a_task_that_wants_all_its_answers_keeps_its_metric():
@@ -106,17 +186,16 @@ def test_a_run_may_reward_by_what_was_published_under_each_name():
     assert reward("numeric", "auto", ("4",), r"\boxed{4.0}") == (1.0, 1.0)  # has no twin
 
 
-def by_length(answer, row):
-    return min(1.0, len(answer) / row["longest"])
+def by_length(reading):
+    return min(1.0, len(reading.answer) / reading.row["longest"])
 
 
 def test_functions_and_metrics_by_weight():
     task = Task("t", "who ?", TextDocument("ann"), ("ann",), "test", "em", extra={"longest": 6})
-    reading = Reading("t", 0, (), "ann", Status.ANSWERED)
     with functions.lending([by_length]) as (name,):
-        assert rewards.of(name)(reading, task).reward == 0.5
-        both = rewards.of(f"{name}=3, em=1")(reading, task)
-    assert both.reward == (3 * 0.5 + 1) / 4
+        (alone,) = of_group(rewards.of(name, shown=Shown()), task, "ann")
+        (both,) = of_group(rewards.of(f"{name}=3, em=1", shown=Shown()), task, "ann")
+    assert alone.reward == 0.5 and both.reward == (3 * 0.5 + 1) / 4
     assert both.reward_parts["reward/em"] == both.reward_parts["em"] == 1.0
     assert both.reward_parts[f"reward/{name}"] == 0.5
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from notepad_jax.rollout import rewards, spool
+from notepad_jax.rollout import spool
 from notepad_jax.rollout.collector import collect
 from notepad_jax.rollout.ledger import Ledger, Outcome, Waiting
 from notepad_jax.types import TextDocument
@@ -30,7 +30,26 @@ def ledger_of(document=None):
 def again(said, tasks):
     said = json.loads(json.dumps(said))
     task_at = lambda place, chunks: ({3: tasks}[place[0]][place[1]], reader(fakes.empty()))  # noqa: E731
-    return spool.decode(said, task_at, rewards.score)
+    return spool.decode(said, task_at)
+
+
+def test_what_waits_keeps_what_it_was_worth_and_nobody_is_asked_again():
+    ledger, tasks = ledger_of()
+    (first, *others) = ledger.waiting
+    worth = {"judged": 1 / 3, "shaping": -0.1, "memory_rewards": (0.7, 1 / 7)}
+    members = tuple(
+        dataclasses.replace(one, reward_parts={"reward/mine": 1 / 3}, **worth)
+        for one in first.group.trajectories
+    )
+    group = dataclasses.replace(first.group, trajectories=members)
+    said = spool.encode(dataclasses.replace(ledger, waiting=(Waiting(group, 0.5), *others)))
+    found = again(said, tasks).waiting[0].group.trajectories
+    for one in found:
+        assert (one.judged, one.shaping, one.memory_rewards) == tuple(worth.values())
+        assert one.reward_parts == {"reward/mine": 1 / 3}
+    del said["waiting"][0]["readings"][1]["worth"]
+    with pytest.raises(ValueError, match="task 'a' waits in the checkpoint without what it was"):
+        again(said, tasks)
 
 
 def test_what_waits_comes_back_bit_by_bit():
