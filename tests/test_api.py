@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -255,3 +256,16 @@ def test_the_stop_button_keeps_what_was_begun_and_the_run_goes_on(tmp_path, monk
     assert [step for step, _ in reading] == [2, 3]
     whole, mine = (Path("runs", name, METRICS).read_bytes() for name in ("whole", "mine"))
     assert whole == mine
+
+
+@pytest.mark.slow
+def test_runs_in_two_threads_are_those_that_each_is_alone(tmp_path, monkeypatch):
+    """One of two used to be lost: orbax counts its operations in the process."""
+    monkeypatch.chdir(tmp_path)
+    names = ("whole", "one", "two")
+    nj.train(name="whole", changes=HOW, quiet=True)
+    with ThreadPoolExecutor(2) as pool:
+        made = pool.map(lambda name: nj.train(name=name, changes=HOW, quiet=True), names[1:])
+        assert [run.folder.name for run in made] == ["one", "two"]
+    whole, *others = (Path("runs", name, METRICS).read_bytes() for name in names)
+    assert others == [whole, whole]
