@@ -2,14 +2,17 @@
 
     python -m benchmarks.kills                                   # 100 kills, half an hour
     python -m benchmarks.kills --kills 6 --settings plain,files  # a few minutes
+    python -m benchmarks.kills --kills 40 --settings plain,bucket,pod --jobs 2
 
 For each setting (`kill_settings`: plain; LoRA with KL, bfloat16 and hand-off in memory; task
 files with groups that wait; the guards of tasks; checkpoints in a bucket; two processes) it makes
 a run nobody disturbs, as users start it, in a folder of its own, and the same once more: both
 must be equal, and the second says how long a run takes when its programs are compiled. Then it
-starts runs and kills them, process group and all, at moments drawn from the clock or aimed at tender places (`kill_moments`), or asks them
-to stop (SIGTERM), goes on with each by `--resume` after every kill until it ends, and begins
-another while kills are left. Every run that ends is compared with the undisturbed one
+starts runs and kills them, process group and all, at moments drawn from the clock or aimed at
+tender places (`kill_moments`), or asks them to stop (SIGTERM), goes on with each by `--resume`
+after every kill until it ends, and begins another while kills are left. Of several processes one
+is ended, and the others have `WITH_IT` seconds. Every run that ends is compared with the
+undisturbed one
 (`same_run`): metrics, ledger and trajectories byte for byte, params and optimizer state bit for
 bit, the account of draws and the step's meta, the steps that were timed and those on disk, with
 nothing left over beside them.

@@ -61,8 +61,13 @@ def differences(whole: Path, other: Path) -> list[str]:
 def leaves(step: Path, item: str) -> dict[str, np.ndarray]:
     """Returns the arrays of a step's `params` or `opt` by path. Raises ValueError, OSError."""
     with steps.context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # orbax: that it lays the leaves out as they were saved
-        tree = ocp.load_checkpointables(step.absolute(), {item: None})[item]
+        warnings.simplefilter("ignore")  # orbax: what it thinks of other devices than they were on
+        saved = ocp.checkpointables_metadata(step.absolute()).metadata[item]
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        target = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), saved
+        )
+        tree = ocp.load_checkpointables(step.absolute(), {item: target})[item]
     return jax.device_get(named_leaves(tree))
 
 

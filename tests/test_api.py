@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -305,3 +306,16 @@ def test_a_run_is_the_same_whoever_of_its_judges_answers_first_also_when_it_goes
         for one in (worth, worth_in_time)
     ]
     assert measured[0] == measured[1]
+
+
+@pytest.mark.slow
+def test_runs_in_two_threads_are_those_that_each_is_alone(tmp_path, monkeypatch):
+    """One of two used to be lost: orbax counts its operations in the process."""
+    monkeypatch.chdir(tmp_path)
+    names = ("whole", "one", "two")
+    nj.train(name="whole", changes=HOW, quiet=True)
+    with ThreadPoolExecutor(2) as pool:
+        made = pool.map(lambda name: nj.train(name=name, changes=HOW, quiet=True), names[1:])
+        assert [run.folder.name for run in made] == ["one", "two"]
+    whole, *others = (Path("runs", name, METRICS).read_bytes() for name in names)
+    assert others == [whole, whole]

@@ -68,6 +68,8 @@ def joined(where: str, ends: Callable[[str], object]) -> Iterator[None]:
         else:
             there, devices = [found[1], *map(int, found.groups()[1:])], None
         them = _meet(*there, lost)
+        # It would take SIGTERM for itself, in C++: a run that is told to stop would not know.
+        jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(
             them.coordinator, them.count, them.index, devices, initialization_timeout=WAIT,
             coordinator_bind_address=them.coordinator,

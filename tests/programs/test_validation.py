@@ -16,7 +16,6 @@ from notepad_jax.programs import configuration, policies, train, validation
 from notepad_jax.programs.stopping import Stop, Stopped
 from notepad_jax.programs.validation import SCORE, Validation
 from notepad_jax.rollout import rewards
-from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import METRICS
 from notepad_jax.telemetry.progress import SilentScreen
 from tests import fakes
