@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 import pallas_kernels
 from notepad_jax.programs import compiled
+from pallas_kernels import aot
 
 CHIPS = ("/dev/accel*", "/dev/vfio/[0-9]*")  # what a TPU's driver shows
 
@@ -41,5 +42,6 @@ def prepared(config: ConfigDict) -> None:
     """
     quiet()
     without_chips()
+    aot.keep_small_tiles()
     compiled.keep()
     pallas_kernels.use(config.get("kernels", "auto"))

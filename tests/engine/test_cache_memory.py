@@ -1,4 +1,4 @@
-"""Launches update the cache where it lies: compiled for a TPU, none makes a second one.
+"""Launches use cache and weights where they lie: compiled for a TPU, none makes a second one.
 
 XLA chooses a layout for every array; a scatter or a gather that it would rather have turned
 round costs a copy of the whole cache, twice, and nothing but the compiler says so. The cache is
@@ -9,15 +9,17 @@ is not looked at.
 import dataclasses
 
 import jax
+import numpy as np
 import pytest
 
 import pallas_kernels
 from configs.models import MODELS
+from notepad_jax.checkpoint.targets import placed
 from notepad_jax.engine import executor
 from notepad_jax.engine.settings import EngineSettings
-from notepad_jax.engine.shapes import TailRow
+from notepad_jax.engine.shapes import Decode, TailRow, shapes
 from notepad_jax.model import parameters
-from notepad_jax.parallel import mesh
+from notepad_jax.parallel import mesh, rules
 from pallas_kernels import aot
 
 pytestmark = [
@@ -55,3 +57,23 @@ def test_temporaries_are_small_beside_the_cache(dtype: str) -> None:
     assert memory.alias_size_in_bytes >= cache
     # Less than half of one layer of it: what there is are the row's own arrays.
     assert memory.temp_size_in_bytes < cache / LAYERS / 2
+
+
+def test_weights_lie_as_the_compiler_wants_them_on_tpu7x() -> None:
+    """A decode launch holds no copy of the stacked weights; it had one of nearly all of them."""
+    config = dataclasses.replace(
+        MODELS["Qwen2.5-7B-Instruct"], layers=2, vocab_size=4096, valid_vocab=4096
+    )
+    settings = dataclasses.replace(SETTINGS, pages=64, cache_dtype="bfloat16")
+    chips = np.array(aot.host_of("tpu7x:2x2x1")[:4]).reshape(1, 4)
+    there = jax.sharding.Mesh(chips, mesh.AXES)
+    params = placed(
+        parameters.abstract_params(config, "bfloat16"),
+        parameters.shardings(config, there, rules.SERVING),
+    )
+    shape = next(one for one in reversed(shapes(settings)) if isinstance(one, Decode))
+    with pallas_kernels.using("pallas"), aot.nothing_kept():
+        made = executor.lowered(config, settings, params, shape, there).compile()
+    layer = sum(x.size * 2 for x in jax.tree.leaves(params["layers"])) / config.layers / 4
+    # Queries' and outputs' matrices are turned round still, a quarter of a layer at most.
+    assert made.memory_analysis().temp_size_in_bytes < layer

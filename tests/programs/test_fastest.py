@@ -91,6 +91,14 @@ def test_shipped_configs_fit_the_slices_that_they_name(name, slices):
         assert made.fits and max(phase.peak for phase in made.phases) < 0.9 * made.hbm
 
 
+def test_a_mixture_of_30b_fits_64_chips_of_v6e():
+    """Issue 28: its hand-off alone took 46.9 of 33.6 GB a chip."""
+    config = configuration.load("qwen3_30b_a3b")
+    made = plan.run(config, "v6e:8x8", SilentScreen(), None, plan.ESTIMATE)
+    peaks = {phase.name: phase.peak for phase in made.phases}
+    assert made.fits and peaks["hand-off"] < 23e9 < peaks["rollout"] < made.hbm
+
+
 def test_parts_that_are_counted_apart_add_up_to_the_whole():
     """Updates and engines are planned one beside the other's first; their sum is the plan's."""
     config = shipped(BEFORE)

@@ -1,6 +1,8 @@
 """Plans by the real TPU compiler: what a large run launches lowers, a small one compiles whole."""
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,32 @@ def test_what_a_large_run_launches_most_lowers(model, slice_name, tensor, engine
     assert len(names) == 6 and len(made.programs) > 20
     held = made.residents[planned.UPDATE]
     assert held["masters"] < 4.2 * parameters.count(made.policy) / devices or "frozen" in held
+
+
+SMALL = {
+    "layers": 2, "width": 512, "heads": 4, "kv_heads": 4, "feed_forward": 1024,
+    "vocab_size": 4096, "valid_vocab": 4096,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("slice_name", "smaller"), [("v5p:2x2x1", SMALL), ("v5p:2x4x4", {})])
+def test_no_gradient_is_summed_over_devices_in_bfloat16(slice_name, smaller):
+    """All that devices add up of a bfloat16 policy's update, cut over fsdp alone; the second is
+    configs/qwen2_5_7b.py as it is."""
+    devices = aot.slice_of(slice_name)
+    words = [f"--config.grpo.micro_batch_rows={len(devices)}"]
+    config = configuration.load("qwen2_5_7b", words)
+    policy = planned.policy_of(config, "tpu")
+    policy = dataclasses.replace(policy, config=dataclasses.replace(policy.config, **smaller))
+    assert policy.config.dtype == "bfloat16" and config.parallel.tensor == 1
+    made = planned.plan_of(config, devices, aot.host_of(slice_name), policy)
+    (accumulate,) = (program for program in made.programs if program.name == "accumulate")
+    with pallas_kernels.using("pallas"), aot.nothing_kept():
+        text = accumulate.lower().compile().as_text()
+    summed = re.findall(r" = (\([^=]*\)|\S+) (?:all-reduce|reduce-scatter)(?:-start)?\(", text)
+    assert not [one for one in summed if "bf16[" in one]
+    # All leaves: norms and biases by the layer, matrices in whatever parts the compiler chose.
+    assert len(re.findall(r"f32\[[\d,]{3,}\]", " ".join(summed))) >= 12
 
 
 def test_the_starter_is_planned_whole(capsys):
