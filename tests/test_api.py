@@ -35,7 +35,7 @@ def trained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     calls = []
 
-    def train(config, folder, screen, resume, step, told):
+    def train(config, folder, screen, resume, step, told, mended):
         calls.append((config, folder, resume, step, told))
         (folder / "checkpoints" / "0").mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(configuration.plain(config)))
@@ -127,11 +127,17 @@ def test_a_run_goes_on_with_its_own_settings_and_the_same_rows(trained):
     assert third.validation.every == 3
     with pytest.raises(ValueError, match="row 2 is not the one that .*given/dataset.jsonl holds"):
         nj.train(dataset=[ROWS[0]] * 3, name="mine", resume=True, quiet=True)
+    nj.train(
+        dataset=[{**ROWS[0], "answers": ["mended"]}, *ROWS[1:]],
+        name="mine", resume=True, mended=True, quiet=True,
+    )  # fmt: skip
+    given = Path(third.tasks.files[0]).read_text()
+    assert '"answers": ["mended"]' in given
     with pytest.raises(ValueError, match="there is no run runs/yours to resume"):
         nj.train(name="yours", resume=True, quiet=True)
     with pytest.raises(ValueError, match="which run goes on"):
         nj.train(resume=True, quiet=True)
-    assert len(trained) == 3
+    assert len(trained) == 4
 
 
 def test_files_are_taken_as_they_are_and_names_are_numbered(trained, tmp_path):

@@ -206,7 +206,7 @@ def test_damaged_settings_are_named_and_may_be_said_again(
     for place in ("train.train", "quickstart.run", "subjects.named"):
         monkeypatch.setattr(
             f"notepad_jax.programs.{place}",
-            lambda config, *arguments: (
+            lambda config, *arguments, **options: (
                 seen.append(config) or (_ for _ in ()).throw(ValueError("x"))
             ),
         )
@@ -249,7 +249,7 @@ def test_a_full_disk_leaves_policies_and_task_files_as_they_were(tmp_path, capfd
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
-    def interrupted(config, folder, screen, resume, step):
+    def interrupted(config, folder, screen, resume, step, mended):
         (folder / "checkpoints" / "0").mkdir(parents=True)
         raise KeyboardInterrupt
 
@@ -318,7 +318,7 @@ def test_a_resumed_run_keeps_its_settings(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
         "notepad_jax.programs.train.train",
-        lambda config, folder, screen, resume, step: seen.append(config) or folder,
+        lambda config, folder, screen, resume, step, mended: seen.append(config) or folder,
     )
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
