@@ -40,6 +40,13 @@ JSONS: tuple[tuple[str, str, dict[str, Any]], ...] = (
      "notepad": {"chunk_size": 3, "max_memory": 3}}),
     ("POST", "/v1/chat/completions", {"model": NOTEPAD, "messages": _PARTS, "stream": True,
      "stream_options": {"include_notepad": True}, "notepad": {"as": "chunks"}}),
+    ("POST", "/v1/chat/completions", {"model": NOTEPAD, "seed": 3, "messages": [
+        {"role": "system", "content": "red"}, {"role": "user", "content": f"{WORDS}\nwho ?"},
+        {"role": "assistant", "content": "ann"}, {"role": "user", "content": "who ?"}]}),
+    ("POST", "/v1/chat/completions", {"model": NOTEPAD, "messages": [{"role": "user", "content": [
+        {"type": "file", "file": {"filename": "b", "file_data": "data:text/plain;base64,cmVk"}},
+        {"type": "text", "text": "who ?"}]}],
+     "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "string"}}}}),
     ("POST", "/v1/completions", {"model": NAME, "prompt": WORDS, **_SAMPLED}),
     ("POST", "/v1/completions", {"model": NAME, "prompt": [[20, 21, 22], [23]], "stream": True,
      "logprobs": 2, "max_tokens": 4, "return_tokens_as_token_ids": True}),

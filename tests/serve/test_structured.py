@@ -77,8 +77,11 @@ def test_where_it_is_not_installed_and_where_it_cannot_be_followed_a_line_says_s
 def test_a_policy_writes_what_the_schema_allows_streamed_or_not(tmp_path):
     """The starter has never seen JSON."""
     starter = ROOT / "data" / "starter"
-    sizes = ("--config.reading.max_answer=40", "--config.serve.max_completion=40",
-             "--config.serve.warm_up=False")  # fmt: skip
+    few = {"engine.slots": 4, "engine.max_prompt": 96, "engine.pages": 40, "engine.page_size": 16,
+           "engine.row_tokens": 64, "evaluate.chunk_size": 32, "reading.chunk_size": 32,
+           "reading.max_memory": 12, "reading.max_answer": 40, "serve.max_completion": 40,
+           "serve.warm_up": False}  # fmt: skip
+    sizes = [f"--config.{key}={value}" for key, value in few.items()]
     with program(starter, tmp_path, "--served-name", "reader", sizes=sizes) as url:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="EMPTY", max_retries=0) as client:
             document = "the secret code of Ada is amber . the secret code of Hugo is falcon ."
