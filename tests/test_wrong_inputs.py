@@ -122,9 +122,9 @@ def test_a_process_ends_as_its_main_function_does(here):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
 
     def ended(case):
-        code, given, said = case
+        words = [*shlex.split(filled(case[1])), *(["--json"] if case[0] == 1 else [])]
         return case, subprocess.run(
-            [sys.executable, "-m", "notepad_jax", *shlex.split(filled(given))],
+            [sys.executable, "-m", "notepad_jax", *words],
             capture_output=True, text=True, timeout=300, env=environment,
         )  # fmt: skip
 
