@@ -112,10 +112,9 @@ def opened(
         found, lambda question: len(tokenizer.encode(question)), limit, weights, screen
     )
     share = config.validation.split if config.get("validation") else 0.0
-    held: dict[str, Sequence[Pair]] = {}
+    held: Mapping[str, Sequence[Pair]] = {}
     if share:
-        by = config.validation.split_by
-        sources, held = held_out.split(sources, share, weights, screen, by)
+        sources, held = held_out.split(sources, share, weights, screen, config.validation.split_by)
     for line in admission.lines(rows):
         screen.warn(line)
     if long:
@@ -280,14 +279,14 @@ def _kept(
     files = {file.path: file for own in found.files.values() for file in own}
     return {
         "files": [
-            {
-                "path": str(path),
-                "digest": files[str(path)].digest,
-                "rows": files[str(path)].rows,
-                "left_out": [place + 1 for place in files[str(path)].left_out],
-            }
-            for path in paths
-        ],
+            dict(
+                path=file.path,
+                digest=file.digest,
+                rows=file.rows,
+                left_out=[place + 1 for place in file.left_out],
+            )
+            for file in (files[str(path)] for path in paths)
+        ],  # fmt: skip
         "left_out": [dataclasses.asdict(one) for one in admission.left_out],
         "long_questions": dict(found.left_out),
         "held_out": dict(found.held_out),
@@ -327,8 +326,7 @@ def _admitted(rows: int, found: TaskSources, weights: Mapping[str, float]) -> st
     held, withheld = (sum(of.values()) for of in (found.held_out, found.withheld))
     asleep = sum(len(tasks) for name, tasks in found.tasks.items() if name not in names)
     left = rows - drawn - held - withheld - asleep
-    parts = [f"{drawn:,} to draw from"]
-    parts += [f"{held:,} held out"] if found.held_out else []
+    parts = [f"{drawn:,} to draw from", *([f"{held:,} held out"] if found.held_out else [])]
     if found.shared:
         parts[-1] += f" ({found.shared:,} of them about documents that are drawn, too)"
     if without := [name for name in names if found.held_out and name not in found.held_out]:
