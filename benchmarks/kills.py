@@ -12,10 +12,9 @@ starts runs and kills them, process group and all, at moments drawn from the clo
 tender places (`kill_moments`), or asks them to stop (SIGTERM), goes on with each by `--resume`
 after every kill until it ends, and begins another while kills are left. Of several processes one
 is ended, and the others have `WITH_IT` seconds. Every run that ends is compared with the
-undisturbed one
-(`same_run`): metrics, ledger and trajectories byte for byte, params and optimizer state bit for
-bit, the account of draws and the step's meta, the steps that were timed and those on disk, with
-nothing left over beside them.
+undisturbed one (`same_run`): metrics, ledger and trajectories byte for byte, params and optimizer
+state bit for bit, the account of draws and the step's meta, the steps that were timed and those on
+disk, with nothing left over beside them.
 
 A difference, a resume that fails and one that never ends are told with the run, its kills and
 the first differing place; the run's folder stays, and the exit code is 1. The moments are drawn

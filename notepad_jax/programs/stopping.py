@@ -36,6 +36,7 @@ from notepad_jax.parallel import hosts
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 NOTED = b"\nnotepad-jax: stopping, and keeping what was begun; once more, and it stops at once\n"
 
+TOGETHER = 0.2  # seconds within which two SIGTERMs are one: `timeout` sends it to the group as well
 GRACE = 5.0  # seconds in which a program that is not patient has to look
 
 T = TypeVar("T")
@@ -81,6 +82,7 @@ class Stop:
         self.noticed = asyncio.Event()
         self.keep: Callable[[], None] | None = None  # called when the signal comes
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._asked_at = 0.0
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -135,11 +137,14 @@ class Stop:
 
     def _asked(self, number: int, _: FrameType | None) -> None:
         _seen.append(number)
+        again = number == self.number == signal.SIGTERM
+        if again and time.monotonic() - self._asked_at < TOGETHER:
+            return
         if self.number is not None or waiting.interrupted():
             if not _watching:  # who watches ends the process
                 raise Stopped(number)
             return
-        self.number = number
+        self.number, self._asked_at = number, time.monotonic()
         if self._loop is None:
             waiting.interrupt(Stopped(number))
             return
@@ -181,7 +186,7 @@ def _watched(ends: Ends | None) -> Iterator[None]:
 
 def _watch(heard: int, ends: Ends) -> None:
     """Reads the numbers of signals until the pipe is closed."""
-    first, due = None, None
+    first, due, same = None, None, 0.0
     while True:
         left = None if due is None else max(0.0, due - time.monotonic())
         if not select.select([heard], [], [], left)[0]:
@@ -194,9 +199,11 @@ def _watch(heard: int, ends: Ends) -> None:
             os.close(heard)
             return
         if number in SIGNALS:
-            if first is not None:
+            now = time.monotonic()
+            if first is not None and not (number == first == signal.SIGTERM and now < same):
                 ends(number)
-            first, due = number, time.monotonic() + GRACE
+            if first is None:
+                first, due, same = number, now + GRACE, now + TOGETHER
 
 
 @contextlib.contextmanager

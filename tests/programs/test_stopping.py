@@ -461,6 +461,25 @@ def test_a_second_signal_waits_for_nothing(monkeypatch):
     assert told == [signal.SIGINT]
 
 
+def test_sigterm_that_timeout_sends_twice_is_one(monkeypatch):
+    """To the process, and to its group."""
+    monkeypatch.setattr(stopping, "TOGETHER", 60.0)
+    told, stop = [], Stop()
+
+    async def patient():
+        with stop.patiently():
+            for number in (signal.SIGTERM, signal.SIGTERM):
+                signal.raise_signal(number)
+                await asyncio.to_thread(threading.Event().wait, 0.05)
+            assert stop.number == signal.SIGTERM and not told
+
+    with stopping.told_apart(told.append), stop.watching():
+        waiting.run(patient())
+    with stop.watching():
+        waiting.run(patient())  # in somebody else's program
+    assert told == []
+
+
 def test_work_under_way_is_cancelled_and_nothing_else_raises():
     """A bar that moves in another task meets nothing: that task is cancelled with the rest."""
     seen = []
