@@ -3,7 +3,7 @@
     notepad-jax warmup --config starter_mix
     notepad-jax train --config mix
 
-Expected: 2 to 3 CPU minutes; the held-out score, sampled, rises from .47 to .91. For comparing
+Expected: 1 to 2 CPU minutes; the held-out score, sampled, rises from .5 to .97. For comparing
 algorithms, therefore small. What the kinds are: notepad_jax/starter/mixed.py. `python -m
 benchmarks.ablation` trains on it with one algorithm after another: docs/results.md.
 """

@@ -11,7 +11,8 @@ own. Not taken: a reward for each session (ours: one question a document), a pen
 of the memory over what was read (0.2 in the launcher, 0.3 in README and paper: their memory has no
 limit, ours `reading.max_memory`), its share of sessions (here at most one turn a group), its mean
 of KL and entropy over tokens (here weighed as the rest of the loss), and the parts of a rollout,
-which follow from its sessions. Measured here: no gain on config `mix` (docs/results.md).
+which follow from its sessions. Measured here: no gain beyond the spread of seeds on config
+`mix` (docs/results.md).
 """
 
 from ml_collections import ConfigDict
