@@ -17,6 +17,7 @@ own_calls, worker and functions.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -243,6 +244,8 @@ class _Process:
             self.popen.kill()
             self.popen.wait()
             raise
+        # A Popen that is let go while its process runs is kept by subprocess, pipes and all.
+        weakref.finalize(self, _close, self.popen.stdin)
         # Not a method: the thread would hold on to the process, and so keep it running.
         there = weakref.ref(self)
         reading = self.popen.stdout, _clock(os.getpid()), there
@@ -255,11 +258,9 @@ class _Process:
         number, reply = next(self._numbers), asyncio.get_running_loop().create_future()
         self._asked[number] = reply
         question = json.dumps({"number": number, "readings": readings}).encode() + b"\n"
-        try:
+        with contextlib.suppress(BrokenPipeError):  # then its end is on the way here
             self.popen.stdin.write(question)
             self.popen.stdin.flush()
-        except BrokenPipeError:
-            pass  # then its end is on the way here
         try:
             return await reply
         finally:
@@ -286,6 +287,12 @@ class _Process:
 
     def _broken(self) -> _Broken:
         return _Broken(self._why or f"ended its process (code {self.popen.returncode})")
+
+
+def _close(questions: Any) -> None:
+    """Closes what a process listens to, which ends it."""
+    with contextlib.suppress(OSError):
+        questions.close()
 
 
 def _listen(replies: Any, loop: Loop, there: weakref.ref[_Process]) -> None:

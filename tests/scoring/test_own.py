@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import os
 import threading
 
@@ -243,6 +244,16 @@ def test_a_process_that_died_or_hung_is_named_and_the_next_answer_judged(rewards
         judged(judge, "ann")
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_process_ends_with_the_reward_that_it_was_begun_for(rewards):
+    """It ran on for as long as the one that began it: two of them for each run of a notebook."""
+    judge = own.named(f"{rewards}:right", "tasks.reward")
+    assert judged(judge, "ann") == [(1.0,)]
+    process = judge._way._process.popen
+    del judge
+    gc.collect()
+    assert process.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("where", ["process", "here"])
