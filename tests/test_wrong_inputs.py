@@ -176,13 +176,13 @@ def test_no_bit_of_the_settings_flips_unnoticed(here, capsys):
     whole, draw = path.read_bytes(), random.Random(0)
     edited = whole.replace(b'"steps": 36', b'"steps": 37')
     changed = [edited, whole.replace(b"optimizer", b"optImizer")]
-    for _ in range(FLIPS):
+    while len(changed) < FLIPS + 2:
         place = draw.randrange(len(whole))
         byte = whole[place] ^ (1 << draw.randrange(8))
         flipped = whole[:place] + bytes([byte]) + whole[place + 1 :]
         if not chr(byte).isspace() or not chr(whole[place]).isspace():
             changed.append(flipped)
-    assert edited != whole and len(changed) > FLIPS
+    assert whole not in changed
     for content in changed:
         path.write_bytes(content)
         refused(["train", "--json", "--name", "mine", "--resume"], 1, "config.json", capsys)

@@ -125,7 +125,8 @@ def test_one_row_for_all_that_is_left_where_more_would_have_as_many_tokens():
 @pytest.mark.parametrize("words", [0, 2], ids=["plain", "masks"])
 def test_an_engine_that_was_compiled_ahead_compiles_nothing(words):
     """Abstract parameters are enough; what comes back names every shape."""
-    least = dataclasses.replace(LITTLE, slots=1, row_tokens=32, pages=15, mask_words=words)
+    # Of other sizes each: what is compiled for one must not be found by the other.
+    least = dataclasses.replace(LITTLE, slots=1, row_tokens=32, pages=15 + words, mask_words=words)
     params, compiled = tiny.params(), []
     runner = tiny.executor(least)
 

@@ -32,6 +32,7 @@ from pallas_kernels import aot, estimate
 
 ROOT = Path(__file__).parents[2]
 STARTER = f"--config.policy={ROOT / 'data' / 'starter'}"
+STORED = ("--config.checkpoint.handoff=storage", "--config.checkpoint.every=1")
 needs_libtpu = pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler())
 
 
@@ -111,7 +112,7 @@ def test_a_plan_needs_no_weights_and_cuts_what_it_cuts():
     assert kept.residents[planned.UPDATE] == held | engines
     arriving = made.residents[planned.HANDOFF]["arriving weights"]
     assert arriving == 2 * count + 2 * 152_064 * 3584  # the copy; no two layers are as large
-    stored = planned_here(*words, "--config.checkpoint.handoff=storage", name="qwen2_5_7b")
+    stored = planned_here(*words, *STORED, name="qwen2_5_7b")
     arriving = stored.residents[planned.HANDOFF]["arriving weights"]
     assert arriving == 4 * count + 4 * 28 * 3584 * 18_944
 

@@ -20,6 +20,7 @@ from notepad_jax import cli
 from notepad_jax.checkpoint import steps
 from notepad_jax.grpo import algorithm
 from notepad_jax.programs import configuration, learner, parts, record, train, trained
+from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.progress import SilentScreen
 from tests import limits
@@ -184,7 +185,7 @@ def test_a_run_whose_steps_lie_elsewhere_is_known_by_them(
     said(*resume, place, code=0)
     assert (folder / "metrics.jsonl").read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
     settings = json.loads((elsewhere / "mine" / "checkpoints" / record.BESIDE).read_text())
-    assert settings["config.json"] == json.loads((folder / "config.json").read_text())
+    assert settings["config.json"] == read_sealed(folder / "config.json", "")
     shutil.rmtree(folder)
     said(*resume, place, "--json", code=0)  # with its machine's decisions, and nothing left to do
     assert json.loads((folder / "machine.json").read_text()) == settings["machine.json"]

@@ -52,7 +52,9 @@ def two_questions(ordinal: int) -> tuple[Task, Task]:
     )
 
 
-RECORDS = types.SimpleNamespace(at=two_questions, identity={"seed": 0}, check=lambda saved: None)
+RECORDS = types.SimpleNamespace(
+    at=two_questions, identity={"seed": 0}, check=lambda saved, mended: None
+)
 
 
 @dataclasses.dataclass(frozen=True)
