@@ -75,5 +75,5 @@ def test_weights_lie_as_the_compiler_wants_them_on_tpu7x() -> None:
     with pallas_kernels.using("pallas"), aot.nothing_kept():
         made = executor.lowered(config, settings, params, shape, there).compile()
     layer = sum(x.size * 2 for x in jax.tree.leaves(params["layers"])) / config.layers / 4
-    # Queries' and outputs' matrices are turned round still, a quarter of a layer at most.
-    assert made.memory_analysis().temp_size_in_bytes < layer
+    # Of two layers it was 227 MB, and is 3.
+    assert made.memory_analysis().temp_size_in_bytes < layer / 4
