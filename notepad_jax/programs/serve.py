@@ -107,7 +107,7 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
         weights = Weights(config, policy, screen)
         programs = warm_up.Programs(screen)
         policy, others = beside.adapted(config, policy, others, screen)
-        engines, served = opened(config, policy, name, weights, programs, others)
+        engines, served = opened(config, policy, name, weights, others, programs)
         gate = app.Gate(lambda *what: weights.adopted(engines, *what)) if address.trainers else None
         desk = desks.Desk(served.slots, config.serve.queue, config.serve.queue_tokens)
         asgi = app.App(
@@ -238,12 +238,14 @@ def served_name(policy: str) -> str:
 
 def opened(
     config: ConfigDict, policy: parts.LoadedPolicy, name: str, weights: Weights,
-    programs: warm_up.Programs, others: Sequence[Beside] = (),
+    others: Sequence[Beside] = (), programs: warm_up.Programs | None = None,
 ) -> tuple[Engines, Served]:  # fmt: skip
     """Returns engines that are not running yet, and the policy as the server sees it.
 
-    `others` have their adapters among the policy's parameters, in order behind its own.
+    `others` have their adapters among the policy's parameters, in order behind its own;
+    `programs` is told what whoever runs the server may compile before it is asked for.
     """
+    programs = programs or warm_up.Programs(SilentScreen())
     subject, rules = subjects.engine(config, policy, SilentScreen()), rules_of(config, policy)
     sizes = engine_settings(config, policy.config, rules, subject.template)
     for one in others:

@@ -24,7 +24,6 @@ from notepad_jax.programs import (
     policies,
     serve,
     train,
-    warm_up,
 )
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.types import Prompt, SamplingParams, tokens
@@ -347,8 +346,7 @@ def opened(*adapters):
     policy = parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
     weights = serve.Weights(config, policy, SCREEN)
     policy, others = beside.adapted(config, policy, others, SCREEN)
-    programs = warm_up.Programs(SCREEN)
-    return policy, *serve.opened(config, policy, "base", weights, programs, others)
+    return policy, *serve.opened(config, policy, "base", weights, others)
 
 
 def test_several_are_served_from_one_base_and_each_says_what_it_says_alone(here):
