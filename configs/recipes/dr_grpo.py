@@ -6,7 +6,7 @@ Liu et al. 2025 (arXiv 2503.20783) and its released code: the denominator is wha
 have in tokens, here what a trajectory may: all its memories and the answer (of files, name
 `tasks.max_tokens`, or `data.tokens` stands for it). It learns from a rollout of 128 questions,
 read 8 times each, in batches of 128 answers. No KL and no dual clip. Measured here: as `dr_grpo`
-with `token_mean` (docs/results.md, config `mix`).
+with `token_mean` and one update (docs/results.md, config `mix`).
 """
 
 from ml_collections import ConfigDict

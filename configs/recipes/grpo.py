@@ -4,8 +4,8 @@
 
 DeepSeekMath, Shao et al. 2024 (arXiv 2402.03300), whose code was not released. It clips ratios and
 never says by how much, so the clips stay the config's; with its single update a rollout no ratio
-leaves 1. Measured here: on config `mix` 6 points behind at eight times the length, one seed; the
-KL is to a policy with bad habits (docs/results.md).
+leaves 1. Measured here: on config `mix` 5 points behind the same without its KL at eight times the
+length; it is to a policy with bad habits (docs/results.md).
 """
 
 from ml_collections import ConfigDict

@@ -5,7 +5,7 @@
 MemAgent, Yu et al. 2025 (arXiv 2507.02259), as its released launcher has it: no division by the
 spread of a group. Its token mean is each device's, averaged; ours is over the whole step. The
 whole of it, with lengths, batch and optimizer, is config memagent. Measured here: as `dr_grpo`
-without a KL (docs/results.md, config `mix`).
+without a KL, within the spread of three seeds (docs/results.md, config `mix`).
 """
 
 from ml_collections import ConfigDict

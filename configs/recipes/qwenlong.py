@@ -7,8 +7,8 @@ launcher. It takes one update a rollout, so nothing is clipped, and divides by t
 question's group, in so many words (DAPO, which it names, has the same formula and code that
 divides by a batch's). Its batches have equal numbers of each kind of task (`tasks.balanced`, for a
 `rollout.documents` that they divide), and its entropy gate is `grpo.entropy_high` and
-`entropy_low`; the bounds it does not say, so they are yours. Measured here: as `dr_grpo` within a
-point, on a mix of four rewards (docs/results.md).
+`entropy_low`; the bounds it does not say, so they are yours. Measured here: as `dr_grpo`,
+within the spread of three seeds, on a mix of four rewards (docs/results.md).
 """
 
 from ml_collections import ConfigDict

@@ -6,7 +6,8 @@ Khatri et al. 2025 (arXiv 2510.13786), whose trainer was not released: CISPO (Mi
 2506.13585). It tried caps of 4, 5 and 8 without a difference and names none as its own; 5 is that
 of TRL's account of it. Groups that teach nothing are dropped and not replaced, and questions that
 are answered well are drawn no more. Its data are some steps old; here several optimizer steps a
-rollout let the cap act. Measured here: as `dr_grpo` within a point (docs/results.md, config `mix`).
+rollout let the cap act. Measured here: as `dr_grpo`, within
+the spread of three seeds, for three quarters of the CPU seconds (docs/results.md, config `mix`).
 """
 
 from ml_collections import ConfigDict
