@@ -3,8 +3,8 @@
     notepad-jax train --recipe gspo
 
 Zheng et al. 2025 (arXiv 2507.18071): its formulas, and the constants of its section 5.1 as verl's
-example has them. Measured here: on config `mix` with so narrow a clip it learns more slowly at each of
-three rates (docs/results.md).
+example has them. Measured here: on config `mix` with so narrow a clip it learns more slowly at
+each of three rates (docs/results.md).
 """
 
 from ml_collections import ConfigDict
