@@ -202,11 +202,11 @@ def test_killed_around_a_validation_it_is_the_run_that_was_not(validated, tmp_pa
     """Stopped in the one of step 2; then killed when its line is written and nothing else."""
     folder, measure, mark = tmp_path / "run", validation.measure, best.mark
 
-    async def interrupted(items, reader, on_progress):
+    async def interrupted(items, reader, on_progress, **how):
         if reader.completer.version == 2:
             signal.raise_signal(signal.SIGTERM)
             await asyncio.sleep(60)
-        return await measure(items, reader, on_progress)
+        return await measure(items, reader, on_progress, **how)
 
     def killed(checkpoints, one):
         if one is not None and len(steps_of(folder)) == 4:  # two steps and two validations
