@@ -16,8 +16,8 @@ SIZES = (
     "--config.engine.row_tokens=0", "--config.reading.chunk_size=48",
     "--config.evaluate.chunk_size=48", "--config.reading.max_question=24",
     "--config.reading.max_memory=12", "--config.reading.max_answer=12",
-    "--config.serve.warm_up=False",
 )  # fmt: skip
+QUIET = "--config.serve.warm_up=False"  # what is compiled beside the first answers slows them
 
 
 @contextlib.contextmanager
@@ -26,7 +26,18 @@ def program(policy: Path, folder: Path, *more: str, kill: bool = False, sizes=SI
 
     What it says is in `folder / "said"`.
     """
-    words = ["-m", "notepad_jax", "serve", "--policy", str(policy), "--port", "0", *more, *sizes]
+    words = [
+        "-m",
+        "notepad_jax",
+        "serve",
+        "--policy",
+        str(policy),
+        "--port",
+        "0",
+        *more,
+        *sizes,
+        QUIET,
+    ]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
     with (folder / "said").open("w+") as said:

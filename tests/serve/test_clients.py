@@ -231,15 +231,15 @@ def test_the_commands_of_the_servers_page(tmp_path, capsys):
     page's part about JetStream is tried in tests/programs/test_jetstream.py."""
     page, _ = (ROOT / "docs" / "server.md").read_text(encoding="utf-8").split("\n## Behind Jet")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    # Runs beside one base: tests/programs/test_adapted_policies.py.
+    blocks = [(kind, block) for kind, block in blocks if "--adapters" not in block]
     start, *curls = [block for kind, block in blocks if not kind]
     pythons = [block for kind, block in blocks if kind == "python"]
     assert len(blocks) == 1 + len(curls) + len(pythons) and len(curls) == 2
     command, *options = start.split()[:-2]
     assert [command, *options[:2]] == ["notepad-jax", "serve", "--policy"]
     assert start.split()[-2:] == ["--port", "8000"]
-    with program(
-        ROOT / options[2], tmp_path, *options[3:], sizes=("--config.serve.warm_up=False",)
-    ) as url:
+    with program(ROOT / options[2], tmp_path, *options[3:], sizes=()) as url:
         replies = [
             subprocess.run(
                 ["bash", "-c", curl.replace("http://localhost:8000", url)], cwd=tmp_path,
