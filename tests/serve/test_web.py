@@ -95,7 +95,8 @@ def test_programs_are_compiled_at_the_start_and_then_no_request_compiles(tmp_pat
     cache = tmp_path / "cache"
     few = {"engine.slots": 1, "engine.max_prompt": 48, "engine.pages": 9, "engine.page_size": 16,
            "engine.row_tokens": 0, "evaluate.chunk_size": 16, "reading.chunk_size": 16,
-           "reading.max_question": 8, "reading.max_memory": 4, "reading.max_answer": 4}  # fmt: skip
+           "reading.max_question": 8, "reading.max_memory": 4, "reading.max_answer": 4,
+           "serve.warm_up": True}  # fmt: skip
     sizes = [f"--config.{key}={value}" for key, value in few.items()]
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(cache))
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
