@@ -35,8 +35,8 @@ def program(policy: Path, folder: Path, *more: str, kill: bool = False, sizes=SI
         "--port",
         "0",
         *more,
-        *sizes,
         QUIET,
+        *sizes,
     ]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
