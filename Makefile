@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 # Tests compile far more than they compute: without LLVM's optimisation a quarter less CPU time.
 TEST_FLAGS := --xla_backend_optimization_level=0
+# A test process that dies ends the tests by the name of its test; replaced, it leaves pytest-xdist
+# waiting for ever (its issues 784 and 1378).
+DEATHS := --max-worker-restart 0
 # JetStream without its dependencies: they would bring TensorFlow (see engine/jetstream/compat.py).
 JETSTREAM := $(shell sed -n 's/^\(google-jetstream==[0-9.]*\).*/\1/p' constraints.txt)
 
@@ -73,11 +76,11 @@ $(VENV)/slow: $(VENV)/tests
 
 test: export XLA_FLAGS := $(TEST_FLAGS)
 test: install ## the default tests: no network, no accelerator
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest $(DEATHS) --numprocesses $(JOBS) --dist loadfile
 
 test-slow: export XLA_FLAGS := $(TEST_FLAGS)
 test-slow: $(VENV)/slow $(SMOLLM_FILE) ## the tests marked slow, compiling for TPUs and LangChain among them
-	$(BIN)/python -m pytest -m slow --numprocesses $(JOBS) --dist load
+	$(BIN)/python -m pytest $(DEATHS) -m slow --numprocesses $(JOBS) --dist load
 
 lint: install ## style and the floors of the architecture
 	$(BIN)/ruff check .

@@ -1,7 +1,11 @@
 """Settings that every test shares: annotations are executed, nothing compiles for long."""
 
+import gc
 import os
 import pathlib
+import sys
+
+import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -26,3 +30,18 @@ jaxtyping.install_import_hook(
     ],
     "beartype.beartype",
 )
+
+# Each compiled program takes some 16 memory maps, and Linux gives a process 65,530 of them
+# (vm.max_map_count). At the end of a run of all tests jaxlib asked for one more and died.
+MAPS = pathlib.Path("/proc/self/maps")
+MAPS_KEPT = 20_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs_of_earlier_files_are_let_go():
+    """The programs of the files before are dropped when their memory maps have become many."""
+    jax = sys.modules.get("jax")
+    if jax and MAPS.exists() and MAPS.read_bytes().count(b"\n") > MAPS_KEPT:
+        jax.clear_caches()
+        gc.collect()
+    yield
