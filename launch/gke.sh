@@ -107,7 +107,7 @@ $(node_selector)
                     - containerPort: 8000
                   readinessProbe:
                     httpGet:
-                      path: /health
+                      path: /ready
                       port: 8000
                     periodSeconds: 10
                     timeoutSeconds: 10

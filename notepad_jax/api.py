@@ -169,7 +169,7 @@ def evaluate(
             raise ValueError(f"one file or folder is evaluated at a time, and here are {paths}")
         said |= {"evaluate.suite": paths[0]} if paths else {}
         wanted = settings.to_measure(source, step, config, said)
-        evaluation.check_amounts(wanted)
+        evaluation.check_meant(wanted)
         machine.prepared(wanted)
         screen = stack.enter_context(choose(quiet=quiet))
         reader = subjects.named(wanted, screen, wanted.evaluate.suite)

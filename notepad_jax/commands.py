@@ -155,7 +155,7 @@ def _warmup(
 def _eval(
     arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
-    evaluate.check_amounts(config)  # before anybody is asked to read
+    evaluate.check_meant(config)  # before anybody is asked to read
     reader = subjects.named(config, screen, config.evaluate.suite)
     outcome = evaluate.run(config, reader, folder, screen)
     return outcome, evaluate.text(outcome)

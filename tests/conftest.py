@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import signal
 import sys
 
 import pytest
@@ -16,6 +17,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax" / _WORKER))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+# A shell starts `make test &` with Ctrl-C ignored, and then nobody below can be interrupted.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jaxtyping  # noqa: E402
 

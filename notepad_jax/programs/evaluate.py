@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from notepad_jax import waiting
 from notepad_jax.eval import methods, summary
 from notepad_jax.eval.lengths import format_length, parse_length
-from notepad_jax.eval.measure import Progress, Result, check, measure
+from notepad_jax.eval.measure import Judge, Progress, Result, check, measure
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import configuration, parts, provenance, reading_list
 from notepad_jax.programs.reading_list import SYNTHETIC, Job
@@ -121,7 +121,7 @@ async def _read(
             failures.append(failure)
 
     update = parts.rules(config.reading, subject.tokenizer).memory_update
-    judge = rewards.of(e.reward, REWARD).worth if e.reward else None
+    judge = judge_of(config)
     for limits, group in itertools.groupby(left, lambda pair: pair[0].rules):
         rules = dataclasses.replace(limits, memory_update=update)
         async with subject.opened(rules) as completer:
@@ -145,6 +145,12 @@ async def _read(
                     )
                 _give_up(readings, failures, HOPELESS)
     _give_up(readings, failures, 1)
+
+
+def judge_of(config: ConfigDict) -> Judge | None:
+    """Returns who judges answers in a metric's place; ValueError for a name that there is not."""
+    said = config.evaluate.reward
+    return rewards.of(said, REWARD).worth if said else None
 
 
 def _give_up(readings: Readings, failures: Sequence[Exception], after: int) -> None:
@@ -193,7 +199,7 @@ def run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Ou
 
 def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Outcome:
     e = config.evaluate
-    check_amounts(config)
+    check_meant(config)
     lengths = reading_list.lengths_of(config)
     planned = reading_list.jobs(
         config, reading_list.tasks_of(config, lengths, counter(reader.tokenizer), screen)
@@ -223,9 +229,10 @@ def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> O
     return Outcome(folder, page, list(outcome.by_length), list(outcome.by_task), failed)
 
 
-def check_amounts(config: ConfigDict) -> None:
-    """Raises ValueError for a config that leaves nothing to read, or nothing to read it with."""
+def check_meant(config: ConfigDict) -> None:
+    """Raises ValueError for a config that leaves nothing to read or nobody to judge it."""
     e = config.evaluate
+    judge_of(config)
     if e.repeats > 1 and e.temperature == 0:
         raise ValueError(
             f"{e.repeats} repeats at temperature 0 would all be the same; raise "

@@ -24,6 +24,7 @@ from notepad_jax.eval.lengths import parse_length
 from notepad_jax.grpo.optimizer import OptimizerSettings
 from notepad_jax.model.lora import Lora
 from notepad_jax.programs import curriculum, parts
+from notepad_jax.reading.memory_agent import MOST_TOKENS
 from notepad_jax.rollout import local
 from notepad_jax.starter import mixed
 from notepad_jax.text.chunks import CHUNK_ENDS
@@ -134,8 +135,8 @@ RANGES: dict[str, Range] = {
     "evaluate.samples": whole(0),
     "evaluate.usual_samples": whole(1),
     "evaluate.repeats": whole(1),
-    "evaluate.chunk_size": whole(1),
-    "evaluate.context": whole(1),
+    "evaluate.chunk_size": whole(1, MOST_TOKENS),
+    "evaluate.context": whole(1, MOST_TOKENS),
     "evaluate.at_once": whole(1),
     "evaluate.archive_turns": whole(0),
     "evaluate.questions": whole(1),

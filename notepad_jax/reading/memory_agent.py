@@ -39,6 +39,7 @@ from notepad_jax.types import (
 )
 
 MEMORY_UPDATES = ("overwrite", "overwrite_or_keep")
+MOST_TOKENS = 2**24  # of a part of a context: sizes are found out by building the longest one
 
 State = MemoryState | AnswerState  # a reading in progress
 
@@ -67,8 +68,11 @@ class Rules:
 
     def __post_init__(self) -> None:
         for name in ("max_question", "chunk_size", "max_memory", "max_answer"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1 token")
+            if not 1 <= getattr(self, name) <= MOST_TOKENS:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; it must be at least 1 token and at most "
+                    f"{MOST_TOKENS}"
+                )
         if self.answer_chunks < 1:
             raise ValueError(
                 f"answer_chunks is {self.answer_chunks}; an answer takes at least 1 context"

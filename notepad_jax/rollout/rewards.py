@@ -127,7 +127,7 @@ def of(said: str, key: str = KEY, shown: Shown | None = None) -> Scoring:
     """
     weights = _weights(said, key)
     asked = {name: own.named(name, key) for name in weights if ":" in name}
-    judges = {name: _own(asked[name]) if name in asked else by(name) for name in weights}
+    judges = {name: _own(asked[name]) if name in asked else by(name, key) for name in weights}
 
     def weighed(reading: Reading, task: Task, said: Said = NOTHING) -> Trajectory:
         base = score(reading, task)
@@ -151,7 +151,7 @@ def with_memories(answers: Scoring, said: str) -> Scoring:
         return answers
     weights = _weights(said, MEMORY_KEY)
     asked = {name: own.named(name, MEMORY_KEY, True) for name in weights if ":" in name}
-    judges = {name: by(name) for name in weights if name not in asked}
+    judges = {name: by(name, MEMORY_KEY) for name in weights if name not in asked}
 
     def scored(reading: Reading, task: Task, said: Said = NOTHING) -> Trajectory:
         found = answers.score(reading, task, said)
@@ -208,18 +208,20 @@ def _own(function: Own) -> Score:
     return judged
 
 
-def by(metric: str) -> Score:
+def by(metric: str, key: str = KEY) -> Score:
     """Returns how a run rewards: by one metric on the whole answer, or "" by each task's own.
 
     Tasks that want all of their answers keep their own: any one of them would do for most
     other metrics. PUBLISHED takes the published twin of each task's own metric, where it has
-    one. Raises ValueError for a metric that there is not.
+    one. Raises ValueError, naming the config's key, for a metric that there is not.
     """
     if not metric:
         return score
     if metric not in (PUBLISHED, *metrics.METRICS):
         known = ", ".join(metrics.METRICS)
-        raise ValueError(f"there is no metric {metric!r}; use one of {known}, or {PUBLISHED}")
+        raise ValueError(
+            f"{key}: there is no metric {metric!r}; use one of {known}, or {PUBLISHED}"
+        )
     return lambda reading, task, said=NOTHING: score(reading, judged(metric, task), said)
 
 
