@@ -20,7 +20,7 @@ SMOLLM_ADAPTERS := --adapters --dtype bfloat16 --base policies/smollm2
 TEXT ?= data/smollm2/example.txt
 QUESTION ?= What number belongs to humble-teapot? Answer with the number alone.
 
-.PHONY: help install quickstart smollm smollm-train test test-slow lint clean
+.PHONY: help install quickstart smollm smollm-train test test-slow lint docs clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -86,6 +86,9 @@ lint: install ## style and the floors of the architecture
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+
+docs: install ## write the pages that are made from code again
+	$(BIN)/python -m tests.module_map
 
 clean: ## remove the environment, caches and runs
 	rm -rf $(VENV) .cache runs build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021): a partition of the policy's tree.
+"""Low-rank adapters (Hu and others, 2021): a partition of the policy's tree.
 
 A target matrix W [inputs, outputs] becomes W + alpha / rank * A B with A [inputs, rank] and B
 [rank, outputs]; B starts at zero, so training starts at the policy itself. `partition` splits

@@ -10,6 +10,7 @@ import pytest
 
 from notepad_jax import cli, commands
 from notepad_jax.programs import configuration
+from tests import module_map
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -20,18 +21,14 @@ PAGES = [
 ]
 
 
-def test_the_module_map_has_a_line_for_every_file_and_no_other():
-    kinds = (".py", ".txt", ".html", ".css", ".svg", ".js")
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    told = re.findall(r"^- `([\w/]+\.(?:py|txt|html|css|svg|js))`: \S", page, re.MULTILINE)
-    there = {
-        str(path.relative_to(ROOT))
-        for folder in ("notepad_jax", "pallas_kernels")
-        for path in (ROOT / folder).rglob("*")
-        if path.suffix in kinds and path.name != "__init__.py"
-    }
-    assert len(told) == len(set(told))
-    assert set(told) == there
+def test_the_page_of_modules_is_what_the_files_say():
+    assert module_map.PAGE.read_text(encoding="utf-8") == module_map.page(), "say make docs"
+
+
+def test_a_file_that_does_not_say_what_it_is_is_named(tmp_path):
+    (tmp_path / "silent.py").write_text("x = 1\n")
+    with pytest.raises(ValueError, match=r"silent\.py does not begin with a sentence"):
+        module_map.first_sentence(tmp_path / "silent.py")
 
 
 def test_every_test_file_that_is_said_to_hold_a_promise_exists():
