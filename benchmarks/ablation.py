@@ -32,10 +32,12 @@ from ml_collections import ConfigDict
 
 from benchmarks import ablation_page
 from notepad_jax.eval.summary import Summary
-from notepad_jax.programs import configuration, evaluate, machine, subjects, train, validation
+from notepad_jax.programs import evaluate, subjects
+from notepad_jax.setup import configuration, machine
 from notepad_jax.telemetry.identity import read_json, write_json
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.progress import LineScreen
+from notepad_jax.training import train, validation
 
 LIMIT = 2 * 3600  # seconds of one run: a machine that hangs ends here
 RESULT, STARTER = "result.json", "starter"

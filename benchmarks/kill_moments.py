@@ -25,9 +25,9 @@ from subprocess import Popen
 from notepad_jax import __main__
 from notepad_jax.checkpoint import best
 from notepad_jax.checkpoint.steps import BASE, steps_in
-from notepad_jax.programs import record, under_way
 from notepad_jax.rollout import archive
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, TIMINGS
+from notepad_jax.training import record, under_way
 
 CLOCK, STOP, START, COLLECTION = "clock", "stop", "start", "collection"
 ASKED = (STOP, START, COLLECTION)  # which ask, and let the run end itself

@@ -47,7 +47,7 @@ from typing import Any
 from benchmarks import kill_moments, same_run
 from benchmarks.kill_moments import AIMS, PLACES, Moment, Watch
 from benchmarks.kill_settings import ROOT, SETTINGS, Setting, write_tasks
-from notepad_jax.programs.compiled import SWITCH
+from notepad_jax.setup.compiled import SWITCH
 from notepad_jax.telemetry.metrics import METRICS
 from tests.checkpoint.fake_bucket import cloud
 

@@ -22,9 +22,9 @@ from orbax.checkpoint import v1 as ocp
 
 from notepad_jax.checkpoint import best, steps
 from notepad_jax.checkpoint.checksums import named_leaves
-from notepad_jax.programs import record, under_way
 from notepad_jax.rollout import archive
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, TIMINGS, read_metrics
+from notepad_jax.training import record, under_way
 
 WRITTEN = (METRICS, LEDGER, archive.FILE)  # byte for byte
 TREES, JSONS = ("params", "opt"), ("data", "meta")  # of a step

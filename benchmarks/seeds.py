@@ -26,8 +26,9 @@ from notepad_jax.eval import degradation, summary
 from notepad_jax.eval.lengths import format_length
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
-from notepad_jax.programs import configuration, evaluate
+from notepad_jax.programs import evaluate
 from notepad_jax.programs.quickstart import STEP
+from notepad_jax.setup import configuration
 from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import CONFIG
 

@@ -43,10 +43,11 @@ import numpy as np
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
-from notepad_jax.programs import configuration, machine, parts, serve
+from notepad_jax.programs import serve
 from notepad_jax.serve.app import App
 from notepad_jax.serve.connections import Limits, Server
 from notepad_jax.serve.desk import Desk
+from notepad_jax.setup import configuration, machine, parts
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.text.tokenizer import FILES, open_tokenizer
 from notepad_jax.types import Prompt, SamplingParams, tokens

@@ -3,7 +3,7 @@
 # What there is of a launch, in all zones and of both ways, and what it costs an hour.
 #
 # Not to pay unawares comes first: so the project is asked, and not the settings, which may have
-# changed since something was made. Prices are those of notepad_jax/programs/prices.txt, which `plan`
+# changed since something was made. Prices are those of notepad_jax/planner/prices.txt, which `plan`
 # reads, too, or PRICE. Above: slices.sh and the scripts. Below: gcloud.sh, tpus.sh.
 
 # Sets FOUND to a line WAY,NAME,ZONE,STATE,KIND,LAUNCH,COUNT for each queued resource and each labelled
@@ -66,7 +66,7 @@ add_up() {
 
 # Prints dollars for a chip of $1 and an hour, or nothing where that is not known.
 price_of() {
-    local table=$HERE/../notepad_jax/programs/prices.txt column=2
+    local table=$HERE/../notepad_jax/planner/prices.txt column=2
     if [[ -n $PRICE && $1 == "$GENERATION" ]]; then
         echo "$PRICE"
     elif [[ -r $table ]]; then

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from notepad_jax.api import Trained, evaluate, export_hf, train
     from notepad_jax.programs.ask import Answer, Memory, Progress
-    from notepad_jax.programs.callbacks import Stop
     from notepad_jax.reader import Reader
     from notepad_jax.reading.memory_rules import Note
     from notepad_jax.scoring.own_calls import reward
     from notepad_jax.scoring.reading_record import MemoryRecord, ReadingRecord
     from notepad_jax.scoring.score import score
+    from notepad_jax.training.callbacks import Stop
     from notepad_jax.types import Task, TextDocument
 
 __version__ = "0.1.0"
@@ -40,7 +40,7 @@ _HOMES = {
     "ReadingRecord": "notepad_jax.scoring.reading_record",
     "MemoryRecord": "notepad_jax.scoring.reading_record",
     "score": "notepad_jax.scoring.score",
-    "Stop": "notepad_jax.programs.callbacks",
+    "Stop": "notepad_jax.training.callbacks",
     "Note": "notepad_jax.reading.memory_rules",
     "Task": "notepad_jax.types",
     "TextDocument": "notepad_jax.types",

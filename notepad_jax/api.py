@@ -3,7 +3,7 @@
 Each calls the program of the command with that name and adds nothing that it cannot do: what is
 given as an object is put where the command line would look for it. Rows become a task file in the
 run's folder (`data.datasets`), functions are lent under the names that the config holds
-(`functions`), changes are overrides (`programs.settings`). So a run that was begun here is gone
+(`functions`), changes are overrides (`setup.settings`). So a run that was begun here is gone
 on with there, and the other way round. Everything works inside a running event loop, too.
 Above: whoever imports notepad_jax; below: programs.
 """
@@ -22,22 +22,16 @@ from ml_collections import ConfigDict
 
 from notepad_jax.data import datasets
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import (
-    convert,
-    machine,
-    record,
-    settings,
-    subjects,
-    telling,
-    trained,
-)
+from notepad_jax.programs import convert, subjects
 from notepad_jax.programs import evaluate as evaluation
-from notepad_jax.programs import train as training
-from notepad_jax.programs.callbacks import Callback, checked
+from notepad_jax.setup import machine, settings
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import choose
+from notepad_jax.training import record, telling, trained
+from notepad_jax.training import train as training
+from notepad_jax.training.callbacks import Callback, checked
 
 RUNS = Path("runs")
 VALIDATIONS = 10  # of a run whose config has no wish of its own

@@ -27,21 +27,13 @@ from ml_collections import ConfigDict
 
 from notepad_jax import commands
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import (
-    compiled,
-    configuration,
-    machine,
-    policies,
-    reading_list,
-    record,
-    stopping,
-    telling,
-)
+from notepad_jax.setup import compiled, configuration, machine, policies, reading_list, stopping
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import choose
 from notepad_jax.telemetry.words import harmless
+from notepad_jax.training import record, telling
 from notepad_jax.types import CompleterFailed
 
 # No room, by the words of the system: what is written in C++ has wrapped the number in them.

@@ -21,28 +21,23 @@ from ml_collections import ConfigDict
 from notepad_jax import __version__
 from notepad_jax.data import files
 from notepad_jax.eval import methods
+from notepad_jax.planner import facts, fastest, plan, plan_table
 from notepad_jax.programs import (
     ask,
     build,
-    check,
-    configuration,
     convert,
     evaluate,
-    facts,
-    fastest,
     jetstream,
-    plan,
-    plan_table,
     quickstart,
     serve,
     subjects,
     traces,
-    train,
-    trained,
     warmup,
 )
 from notepad_jax.reader import Reader
+from notepad_jax.setup import configuration
 from notepad_jax.telemetry.progress import Screen
+from notepad_jax.training import check, train, trained
 from pallas_kernels import aot
 
 EXIT_CODES = "exit codes: 0 done, 1 bad input, 2 bad command line, 130 Ctrl-C, 143 SIGTERM"

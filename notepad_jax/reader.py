@@ -22,16 +22,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from notepad_jax import waiting
-from notepad_jax.programs import (
-    ask,
-    configuration,
-    evaluate,
-    machine,
-    parts,
-    settings,
-    subjects,
-)
+from notepad_jax.programs import ask, evaluate, subjects
 from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.setup import configuration, machine, parts, settings
 from notepad_jax.telemetry.progress import Screen, SilentScreen
 from notepad_jax.types import Completer, Document
 

@@ -15,7 +15,8 @@ PAGE = ROOT / "docs" / "modules.md"
 # From the ground floor up, as in docs/architecture.md.
 ROOMS = (
     *("scoring", "telemetry", "parallel", "text", "data", "starter", "model", "reading", "tasks"),
-    *("engine", "checkpoint", "grpo", "rollout", "eval", "report", "serve", "programs"),
+    *("engine", "checkpoint", "grpo", "rollout", "eval", "report", "serve"),
+    *("setup", "planner", "training", "programs"),
 )
 KINDS = (".py", ".txt", ".html", ".css", ".svg", ".js", ".sh", ".example")
 # A file of data alone cannot say what it is.

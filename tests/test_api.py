@@ -17,7 +17,7 @@ import notepad_jax as nj
 from notepad_jax import api, functions
 from notepad_jax.data import files
 from notepad_jax.engine.replay import Replay
-from notepad_jax.programs import configuration, stopping
+from notepad_jax.setup import configuration, stopping
 from notepad_jax.telemetry.metrics import LEDGER, METRICS
 
 ROOT = Path(__file__).parents[1]

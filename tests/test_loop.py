@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from notepad_jax.grpo.settings import UpdateSettings
-from notepad_jax.programs import configuration, train
+from notepad_jax.setup import configuration
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.training import train
 
 ROOT = Path(__file__).parents[1]
 MOST_LINES = 300

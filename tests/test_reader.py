@@ -12,13 +12,14 @@ import pytest
 
 import notepad_jax as nj
 from notepad_jax import cli, waiting
-from notepad_jax.programs import configuration, subjects
+from notepad_jax.programs import subjects
 from notepad_jax.programs.ask import CannotRead
 from notepad_jax.reader import Reader
 from notepad_jax.reading.trace import Trace
+from notepad_jax.setup import configuration
 from tests import fakes
-from tests.programs.runs import ROOT
 from tests.reading.http_server import Server, good
+from tests.runs import ROOT
 
 SMALL = (
     "--config.reading.max_memory=6",

@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from notepad_jax import waiting
-from notepad_jax.programs.stopping import Stopped
+from notepad_jax.setup.stopping import Stopped
 
 
 async def doubled(number: int) -> int:

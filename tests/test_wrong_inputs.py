@@ -22,7 +22,8 @@ import pytest
 
 import notepad_jax as nj
 from notepad_jax import cli
-from notepad_jax.programs import configuration, parts, subjects
+from notepad_jax.programs import subjects
+from notepad_jax.setup import configuration, parts
 from notepad_jax.telemetry.identity import read_sealed, write_sealed
 from tests import fakes, limits
 

@@ -7,8 +7,8 @@ order of files, nor their names, nor rows that are added change it, and every ru
 holds out the same. A task that asks, of another document, what a held-out one asks, in the same
 words and with the same answers, is withheld: neither drawn nor read. Where there are too few
 documents for that, the hash of a task's words may decide instead (QUESTIONS), and how many of those
-held out share their document with others is counted. Above: programs.task_stream and
-programs.validation; below: task_sources.
+held out share their document with others is counted. Above: setup.task_stream and
+training.validation; below: task_sources.
 """
 
 from __future__ import annotations

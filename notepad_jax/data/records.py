@@ -7,7 +7,7 @@ ordinal: a machine that is told a number has the sample, and a run that knows wh
 is done with goes on with the very next one after a restart. Grain shuffles, shards, mixes and
 repeats numbers in this process (no workers: making or reading a document is cheap, and a worker
 would be one more thing to kill). Grain imports jax for itself; nothing here uses it. Above:
-programs.train; below: task_sources (what is read; what is made comes in as a function).
+training.train; below: task_sources (what is read; what is made comes in as a function).
 """
 
 from __future__ import annotations

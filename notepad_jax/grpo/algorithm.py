@@ -8,7 +8,7 @@
 Each is a pure function in a table, so every combination is an algorithm; what does not go
 together is refused when the config is read (`Algorithm`), and what cannot act says so
 (`idle`). Which published algorithm is which choice: docs/algorithms.md. Above:
-programs.learner, which reads a config and takes the steps; below: `batch`.
+setup.learner, which reads a config and takes the steps; below: `batch`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ One forward pass over packed rows that gathers the hidden states which predict a
 nothing of size [B, T, V] ever exists. Inside an optimizer step it is differentiated (`run`);
 alone, before one, it gives numbers on the host (`told`): proximal and reference logprobs, the
 ratio of whole trajectories, and the entropy that a gate looks at. Above: `update`, and
-programs.learner, which asks before the first step on a rollout.
+setup.learner, which asks before the first step on a rollout.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Taken from the batches as they are learnt from, so that scales, normaliser, masks and gates are in
 it: a kind of task with a large share pulls the policy its way, and one with none is not trained,
-whatever its reward is. Pure numpy. Above: programs.learner; beside: `batch`, which makes them.
+whatever its reward is. Pure numpy. Above: setup.learner; beside: `batch`, which makes them.
 """
 
 from __future__ import annotations

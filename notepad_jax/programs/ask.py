@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from notepad_jax.eval.readings import UnderWay
-from notepad_jax.programs import compiled
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
@@ -29,6 +28,7 @@ from notepad_jax.reading.trace import MemoryChange, TraceFile, check
 from notepad_jax.reading.turns import Turns
 from notepad_jax.serve.choices import Delta, choice, completed
 from notepad_jax.serve.saying import Saying
+from notepad_jax.setup import compiled
 from notepad_jax.telemetry.progress import Screen, Transcript
 from notepad_jax.text.chunks import ChunkedDocument, sentence_pieces
 from notepad_jax.text.pieces import Pieces

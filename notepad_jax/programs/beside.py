@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint import checksums
 from notepad_jax.model import lora
-from notepad_jax.programs import configuration, parts, policies, settings
+from notepad_jax.setup import configuration, parts, policies, settings
 from notepad_jax.telemetry.progress import Screen
 
 

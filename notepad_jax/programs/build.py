@@ -31,9 +31,10 @@ from notepad_jax.data.sources import blocks
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item, measure
 from notepad_jax.eval.methods import NOTEPAD
-from notepad_jax.programs import configuration, evaluate, parts, reading_list, subjects
+from notepad_jax.programs import evaluate, subjects
 from notepad_jax.reading.loop import Reader
 from notepad_jax.scoring import metrics
+from notepad_jax.setup import configuration, parts, reading_list
 from notepad_jax.tasks import suites
 from notepad_jax.tasks.recipe import Unreachable
 from notepad_jax.telemetry.identity import settle, write_json

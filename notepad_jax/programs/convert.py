@@ -34,7 +34,7 @@ from notepad_jax.checkpoint.targets import placed
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh, rules
-from notepad_jax.programs import habits, policies
+from notepad_jax.setup import habits, policies
 from notepad_jax.telemetry.progress import Bar, Screen
 
 DTYPES = ("bfloat16", "float32")

@@ -25,8 +25,6 @@ from notepad_jax.eval import methods, summary
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Judge, Progress, Result, check, measure
 from notepad_jax.eval.readings import Readings
-from notepad_jax.programs import configuration, parts, provenance, reading_list
-from notepad_jax.programs.reading_list import SYNTHETIC, Job
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
@@ -34,6 +32,8 @@ from notepad_jax.report import evaluation_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
 from notepad_jax.rollout import rewards
+from notepad_jax.setup import configuration, parts, provenance, reading_list
+from notepad_jax.setup.reading_list import SYNTHETIC, Job
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json, write_sealed
 from notepad_jax.telemetry.metrics import CONFIG

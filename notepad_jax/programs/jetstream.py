@@ -22,9 +22,10 @@ from ml_collections import ConfigDict
 
 from notepad_jax import waiting
 from notepad_jax.engine.settings import EngineSettings
-from notepad_jax.programs import parts, serve, stopping
+from notepad_jax.programs import serve
 from notepad_jax.reading.memory_agent import hashed_seed
 from notepad_jax.serve.saying import Saying
+from notepad_jax.setup import parts, stopping
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import SamplingParams
 

@@ -2,7 +2,7 @@
 
 Brings two rooms together that do not know one another. What is shown of a folder of runs are the
 trace files below its own subfolders; a link that leads out of it is not followed. Above:
-`serve`, the program; below: report.server_pages, report.trace_page, and `traces` (which files).
+`serve`, the program; below: report.server_pages, report.trace_page, and setup.trace_files.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from notepad_jax.programs import traces
 from notepad_jax.reading.trace import Trace
 from notepad_jax.report import server_pages, trace_page
 from notepad_jax.report.trace_page import Source
 from notepad_jax.serve.views import Files, Put, Views
+from notepad_jax.setup import trace_files
 
 
 def views(folder: str | None) -> Views:
@@ -29,7 +29,7 @@ def views(folder: str | None) -> Views:
         raise ValueError(
             f"there is no folder {folder} with runs to show; mend --runs or leave it out"
         )
-    if runs is not None and any((runs / name).is_file() for name in traces.NAMES):
+    if runs is not None and any((runs / name).is_file() for name in trace_files.NAMES):
         raise ValueError(
             f"{folder} is a run itself; name the folder that it lies in: --runs {runs.parent}"
         )
@@ -58,8 +58,8 @@ def files(runs: Path, name: str) -> Files:
     if name not in os.listdir(runs) or not _is_run(run, runs):
         return {}
     try:
-        found = traces.files(run, several=False)
-    except traces.NothingRead:
+        found = trace_files.files(run, several=False)
+    except trace_files.NothingRead:
         return {}
     return {path: label for path, label in found.items() if _inside(path, run)}
 

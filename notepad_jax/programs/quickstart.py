@@ -23,27 +23,16 @@ from ml_collections import ConfigDict
 from notepad_jax.eval import lengths, summary
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
-from notepad_jax.programs import (
-    compiled,
-    configuration,
-    convert,
-    decided,
-    evaluate,
-    parts,
-    provenance,
-    reading_list,
-    record,
-    sickness,
-    subjects,
-    train,
-)
+from notepad_jax.programs import convert, evaluate, subjects
 from notepad_jax.report import numerals, quickstart_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
+from notepad_jax.setup import compiled, configuration, parts, provenance, reading_list
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_sealed
 from notepad_jax.telemetry.metrics import CONFIG, TIMINGS, read_metrics
 from notepad_jax.telemetry.progress import Screen
+from notepad_jax.training import decided, record, sickness, train
 
 STEP = "readings/step_{}"  # where the readings of the policy after that many steps lie
 BEFORE, AFTER = "before RL", "after RL"  # who read

@@ -30,22 +30,14 @@ from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
 from notepad_jax.model.config import PolicyConfig
-from notepad_jax.programs import (
-    beside,
-    evaluate,
-    memory,
-    pages,
-    parts,
-    policies,
-    stopping,
-    subjects,
-    warm_up,
-)
+from notepad_jax.planner import memory
+from notepad_jax.programs import beside, evaluate, pages, subjects, warm_up
 from notepad_jax.programs.beside import Beside, fingerprint_of
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.serve.conversations import Conversations
 from notepad_jax.serve.loopback import is_local
 from notepad_jax.serve.served import Served
+from notepad_jax.setup import parts, policies, stopping
 from notepad_jax.telemetry.progress import Screen, SilentScreen
 from notepad_jax.text import chat
 from notepad_jax.text.prompts import Template

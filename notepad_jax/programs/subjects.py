@@ -15,10 +15,11 @@ from ml_collections import ConfigDict
 from notepad_jax import waiting
 from notepad_jax.engine.metered import Metered
 from notepad_jax.eval import methods
-from notepad_jax.programs import memory, parts, task_stream
-from notepad_jax.programs.reading_list import SYNTHETIC
+from notepad_jax.planner import memory
 from notepad_jax.reading.endpoint import EndpointCompleter, bare_turn
 from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.setup import parts, task_stream
+from notepad_jax.setup.reading_list import SYNTHETIC
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.approximate import ApproximateTokenizer
 from notepad_jax.text.prompts import Template

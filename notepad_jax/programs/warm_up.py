@@ -21,7 +21,7 @@ from notepad_jax.engine import executor
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.engine.shapes import Shape, shapes
 from notepad_jax.parallel import mesh as meshes
-from notepad_jax.programs import parts
+from notepad_jax.setup import parts
 from notepad_jax.telemetry.progress import Screen
 
 

@@ -1,6 +1,6 @@
 """Where the numbers of a page come from: when, from which code, on what, and what to do next.
 
-Every page has one below its title (`templates/frame.html`); `programs.provenance` makes it.
+Every page has one below its title (`templates/frame.html`); `setup.provenance` makes it.
 It is no part of report.json, which says the same whenever it is written.
 """
 

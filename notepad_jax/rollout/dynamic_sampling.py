@@ -6,7 +6,7 @@ of groups that were informative in this step, at most a first round's, for a bou
 rounds. What is informative and finds no room waits for the next step, if it may be that old by
 then; nothing is dropped without a name (`ledger.Outcome`). Where a batch has equal numbers of
 each kind of task, every kind has room, missing groups and a share of its own. Above:
-programs.train; `collect` comes in as a function; below: drawing.
+training.train; `collect` comes in as a function; below: drawing.
 """
 
 from __future__ import annotations

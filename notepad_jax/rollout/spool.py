@@ -5,7 +5,7 @@ from the task and from what was said before, by the same pure functions that ask
 (`memory_agent`), and a digest of all prompts says whether they came out the same: a changed
 document, template or tokenizer is refused, not learnt from. What a reading was worth is written,
 too: a judge need not say the same twice. Local turns are never waited with (`local`), and between
-processes they need no digest: each has their group. Above: programs.rollouts; below:
+processes they need no digest: each has their group. Above: training.rollouts; below:
 memory_agent, ledger and local.
 """
 

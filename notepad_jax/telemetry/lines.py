@@ -4,7 +4,7 @@
 covers what stands before it. A file in which places count names the place there as well
 (`"digest": "12:1c0f..."`, line 12 counted from 0), so that a line which is missing is known, too.
 Lines of earlier versions have none and are read as they are, up to the first that has one.
-Above: metrics, reading.trace, programs.record and programs.check.
+Above: metrics, reading.trace, training.record and training.check.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import ablation, ablation_page
-from notepad_jax.programs import configuration
+from notepad_jax.setup import configuration
 from notepad_jax.telemetry.identity import write_json
 
 ROOT = Path(__file__).parents[2]

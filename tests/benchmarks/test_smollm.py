@@ -7,8 +7,8 @@ import pytest
 from benchmarks import marks, smollm
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import READINGS, told
-from notepad_jax.programs import configuration
 from notepad_jax.reading.trace import Spool, TraceFile
+from notepad_jax.setup import configuration
 from notepad_jax.tasks import stories
 from notepad_jax.types import Finish
 

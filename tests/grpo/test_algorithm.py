@@ -9,7 +9,7 @@ from notepad_jax.grpo import advantages, algorithm, ratios
 from notepad_jax.grpo.algorithm import Algorithm
 from notepad_jax.grpo.ratios import Limits
 from notepad_jax.grpo.settings import UpdateSettings
-from notepad_jax.programs import configuration
+from notepad_jax.setup import configuration
 
 HOW = Algorithm(
     advantage="dr_grpo", normaliser="token_mean", constant=0.0, mask_truncated=False, kl_weight=0.0,

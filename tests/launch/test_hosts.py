@@ -1,7 +1,7 @@
 """One run of several hosts: who is who, who writes what, and what comes back after a loss.
 
 The programs are stand-ins (fake_python.sh) that do on the disk and in the bucket what training
-does there; two real processes are one run in tests/programs/test_pod.py.
+does there; two real processes are one run in tests/training/test_pod.py.
 """
 
 import os

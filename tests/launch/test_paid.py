@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from notepad_jax.programs import fastest
+from notepad_jax.planner import fastest
 from tests.launch.conftest import LAUNCH, ROOT
 from tests.launch.test_slices import AT, GROUPS, MULTI, QUEUED
 

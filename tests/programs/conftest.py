@@ -4,15 +4,6 @@ import pytest
 import tiny
 
 from notepad_jax.checkpoint.hf import huggingface
-from tests.programs.runs import run
-
-
-@pytest.fixture(scope="session")
-def uninterrupted(tmp_path_factory):
-    """A small run from its beginning to its end; nobody writes into its folder."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    run(folder)
-    return folder
 
 
 @pytest.fixture

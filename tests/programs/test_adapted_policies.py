@@ -14,21 +14,14 @@ from notepad_jax.checkpoint import stored
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.hf.adapters import export_adapters
 from notepad_jax.model import lora, parameters
-from notepad_jax.programs import (
-    beside,
-    configuration,
-    convert,
-    learner,
-    parts,
-    planned,
-    policies,
-    serve,
-    train,
-)
+from notepad_jax.planner import planned
+from notepad_jax.programs import beside, convert, serve
+from notepad_jax.setup import configuration, learner, parts, policies
 from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.training import train
 from notepad_jax.types import Prompt, SamplingParams, tokens
 from tests import tiny
-from tests.programs.runs import SMALL, policy_folder, run
+from tests.runs import SMALL, policy_folder, run
 
 CONFIG = dataclasses.replace(
     tiny.CONFIG, vocab_size=608, valid_vocab=600, layers=1, tied_embeddings=True

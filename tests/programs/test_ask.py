@@ -14,10 +14,11 @@ import notepad_jax as nj
 from notepad_jax import cli
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
-from notepad_jax.programs import ask, configuration, subjects
+from notepad_jax.programs import ask, subjects
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reader import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.setup import configuration
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.types import TurnKind
 from tests import fakes, slots

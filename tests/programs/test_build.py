@@ -8,8 +8,9 @@ import pytest
 
 from notepad_jax import cli
 from notepad_jax.data import formats
-from notepad_jax.programs import build, configuration, reading_list, subjects
+from notepad_jax.programs import build, subjects
 from notepad_jax.reading.endpoint import bare_turn
+from notepad_jax.setup import configuration, reading_list
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.text import approximate
 from notepad_jax.text.prompts import Template

@@ -10,10 +10,12 @@ import pytest
 
 from notepad_jax import cli
 from notepad_jax.engine import launches
-from notepad_jax.programs import configuration, quickstart, train
+from notepad_jax.programs import quickstart
+from notepad_jax.setup import configuration
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.training import train
 from tests import limits
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +173,7 @@ def test_a_start_that_failed_leaves_nothing(tmp_path, capsys, monkeypatch, comma
 
     monkeypatch.chdir(tmp_path)
     place = {"train": "load_policy", "quickstart": "service", "eval": "load_policy"}[command]
-    monkeypatch.setattr(f"notepad_jax.programs.parts.{place}", fails)
+    monkeypatch.setattr(f"notepad_jax.setup.parts.{place}", fails)
     assert cli.main([command, "--json", "--name", "mine", *POLICY_KEY]) in (1, 130)
     assert "--resume" not in one_line(capsys)
     assert list(tmp_path.iterdir()) == []
@@ -203,9 +205,9 @@ def test_damaged_settings_are_named_and_may_be_said_again(
     assert f"runs/mine/config.json {says}; say --config again" in one_line(capsys)
     assert limits.content(folder) == before
     seen = []
-    for place in ("train.train", "quickstart.run", "subjects.named"):
+    for place in ("training.train.train", "programs.quickstart.run", "programs.subjects.named"):
         monkeypatch.setattr(
-            f"notepad_jax.programs.{place}",
+            f"notepad_jax.{place}",
             lambda config, *arguments, **options: (
                 seen.append(config) or (_ for _ in ()).throw(ValueError("x"))
             ),
@@ -254,7 +256,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("notepad_jax.programs.train.train", interrupted)
+    monkeypatch.setattr("notepad_jax.training.train.train", interrupted)
     assert cli.main(["train", "--json", "--name", "mine"]) == 130
     assert "train --name mine --resume" in one_line(capsys)
 
@@ -317,7 +319,7 @@ def test_a_resumed_run_keeps_its_settings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     seen = []
     monkeypatch.setattr(
-        "notepad_jax.programs.train.train",
+        "notepad_jax.training.train.train",
         lambda config, folder, screen, resume, step, mended: seen.append(config) or folder,
     )
     folder = tmp_path / "runs" / "mine"

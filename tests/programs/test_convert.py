@@ -20,7 +20,8 @@ from notepad_jax.checkpoint.hf.storage import StoreProblem
 from notepad_jax.checkpoint.steps import load_params, write
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.model import lora, parameters
-from notepad_jax.programs import configuration, convert, learner
+from notepad_jax.programs import convert
+from notepad_jax.setup import configuration, learner
 from notepad_jax.telemetry.progress import LineScreen, SilentScreen
 
 SCREEN = SilentScreen()

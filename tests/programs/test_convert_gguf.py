@@ -11,7 +11,8 @@ import tiny_gguf
 
 import notepad_jax.checkpoint.gguf
 from notepad_jax import cli
-from notepad_jax.programs import convert, parts
+from notepad_jax.programs import convert
+from notepad_jax.setup import parts
 from notepad_jax.telemetry.progress import SilentScreen
 
 SCREEN = SilentScreen()

@@ -17,7 +17,8 @@ from notepad_jax.checkpoint.checksums import leaf_checksums
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.steps import load_params, write
 from notepad_jax.checkpoint.training_state import Checkpoints
-from notepad_jax.programs import configuration, convert, learner, parts
+from notepad_jax.programs import convert
+from notepad_jax.setup import configuration, learner, parts
 from notepad_jax.telemetry.progress import LineScreen, SilentScreen
 
 SCREEN = SilentScreen()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from notepad_jax import cli, commands
-from notepad_jax.programs import configuration
+from notepad_jax.setup import configuration
 from tests import module_map
 
 ROOT = Path(__file__).parents[2]

@@ -10,15 +10,11 @@ import pytest
 
 from configs.models import MODELS
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.programs import (
-    configuration,
-    evaluate,
-    parts,
-    planned,
-    starting_policy,
-    subjects,
-)
+from notepad_jax.planner import planned
+from notepad_jax.programs import evaluate, subjects
+from notepad_jax.setup import configuration, parts
 from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.training import starting_policy
 from pallas_kernels import aot
 from tests import fakes, tiny
 

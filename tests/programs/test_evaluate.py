@@ -13,9 +13,10 @@ import tiny_bpe
 
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.eval import summary
-from notepad_jax.programs import configuration, evaluate, reading_list, subjects
+from notepad_jax.programs import evaluate, subjects
 from notepad_jax.reading.endpoint import bare_turn
 from notepad_jax.scoring import metrics
+from notepad_jax.setup import configuration, reading_list
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.text.approximate import ApproximateTokenizer
 from notepad_jax.text.prompts import Template

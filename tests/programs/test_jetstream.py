@@ -19,7 +19,7 @@ from jetstream.core.proto import jetstream_pb2, jetstream_pb2_grpc
 from notepad_jax import cli
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.programs import jetstream
-from tests.programs import chat_models
+from tests import chat_models
 
 ROOT = Path(__file__).parents[2]
 STARTER = ROOT / "data" / "starter"

@@ -5,10 +5,11 @@ import pytest
 
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.eval.readings import Readings
-from notepad_jax.programs import configuration, evaluate, parts, quickstart, reading_list
+from notepad_jax.programs import evaluate, quickstart
+from notepad_jax.setup import configuration, parts, reading_list
 from notepad_jax.telemetry.progress import SilentScreen
-from tests.programs import runs
-from tests.programs.runs import ROOT
+from tests import runs
+from tests.runs import ROOT
 
 SMALL = (
     *runs.SMALL,  # the programs that these tests compile, other tests have compiled

@@ -12,8 +12,9 @@ import tiny_bpe
 
 from notepad_jax import cli
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.programs import configuration, evaluate, subjects
+from notepad_jax.programs import evaluate, subjects
 from notepad_jax.reading.endpoint import bare_turn
+from notepad_jax.setup import configuration
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.text.approximate import ApproximateTokenizer

@@ -15,7 +15,8 @@ from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.model import attention, policy
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import init_params
-from notepad_jax.programs import configuration, warmup
+from notepad_jax.programs import warmup
+from notepad_jax.setup import configuration
 from notepad_jax.starter import lessons, mixed_lessons, vocabulary
 from notepad_jax.telemetry.progress import choose
 from notepad_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from notepad_jax.grpo import advantages
-from notepad_jax.programs import configuration, rollouts
 from notepad_jax.rollout import groups, overlong
 from notepad_jax.rollout.overlong import Overlong
+from notepad_jax.setup import configuration
+from notepad_jax.training import rollouts
 from notepad_jax.types import Finish, Reading, Status, Trajectory, TurnKind
-from tests.programs.runs import SMALL
 from tests.rollout import made
+from tests.runs import SMALL
 
 HOW = Overlong(window=4, weight=0.5, max_memory=10, max_answer=6)
 

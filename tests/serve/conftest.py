@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.programs import chat_models
+from tests import chat_models
 from tests.serve.program import program
 
 

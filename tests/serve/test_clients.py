@@ -20,7 +20,7 @@ import pytest
 from notepad_jax import cli
 from notepad_jax.reading.endpoint import EndpointCompleter
 from notepad_jax.types import Finish, Prompt, SamplingParams, tokens
-from tests.programs import chat_models
+from tests import chat_models
 from tests.serve.fake import NAME, TOKENIZER, Arithmetic, running, served, until
 from tests.serve.program import ROOT, SIZES, command, program
 

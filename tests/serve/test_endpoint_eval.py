@@ -16,8 +16,7 @@ import pytest
 from notepad_jax import cli
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.text.tokenizer import open_tokenizer
-from tests import tiny, tiny_bpe
-from tests.programs import chat_models
+from tests import chat_models, tiny, tiny_bpe
 from tests.serve.program import SIZES, program
 from tests.text.test_chat import CHATML
 

@@ -13,9 +13,10 @@ import httpx2
 import pytest
 
 from notepad_jax.engine.executor import Executor
-from notepad_jax.programs import configuration, parts, serve
+from notepad_jax.programs import serve
+from notepad_jax.setup import configuration, parts
 from notepad_jax.telemetry.progress import SilentScreen
-from tests.programs import chat_models
+from tests import chat_models
 from tests.serve.fake import running, until
 from tests.serve.test_training import CONFIG
 

@@ -10,8 +10,9 @@ import pytest
 
 from notepad_jax.grpo import update
 from notepad_jax.grpo.batch import pack
-from notepad_jax.programs import configuration, parts, serve
+from notepad_jax.programs import serve
 from notepad_jax.serve.asked import chat
+from notepad_jax.setup import configuration, parts
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.types import (
     Completion,
@@ -28,9 +29,8 @@ from notepad_jax.types import (
     TurnKind,
     tokens,
 )
-from tests import tiny
+from tests import chat_models, tiny
 from tests.grpo.test_update import SETTINGS
-from tests.programs import chat_models
 from tests.serve.fake import running
 
 CONFIG = [

@@ -13,7 +13,7 @@ pytest.importorskip("llguidance")
 from notepad_jax.text.grammar import Grammars  # noqa: E402
 from notepad_jax.text.pieces import token_bytes  # noqa: E402
 from notepad_jax.text.tokenizer import open_tokenizer  # noqa: E402
-from tests.programs import chat_models  # noqa: E402
+from tests import chat_models  # noqa: E402
 from tests.serve.program import ROOT  # noqa: E402
 
 SCHEMA = {

@@ -1,7 +1,7 @@
 """A model of the Hugging Face Hub by its id, `Qwen/Qwen2.5-0.5B-Instruct`: fetched once.
 
 It lies in the Hub's own cache (HF_HOME) afterwards, where it is found without a network, too.
-Above: programs.policies.
+Above: setup.policies.
 """
 
 from __future__ import annotations

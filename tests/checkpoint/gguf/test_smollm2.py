@@ -19,7 +19,8 @@ from notepad_jax.engine.executor import Device, Executor
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import attention, logprobs, policy
-from notepad_jax.programs import convert, parts
+from notepad_jax.programs import convert
+from notepad_jax.setup import parts
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.text import chat
 from notepad_jax.types import PolicySnapshot, Prompt, SamplingParams, tokens

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from notepad_jax.checkpoint.hf import hub
-from notepad_jax.programs import policies
+from notepad_jax.setup import policies
 
 STARTER = Path(__file__).parents[3] / "data" / "starter"
 COMMIT = "c0ffee" + "0" * 34

@@ -1,0 +1,448 @@
+"""Which settings make a step fastest, and which cheapest, of those that leave its numbers alone.
+
+`search` tries row length, rows of a micro-batch, recomputation, devices to a row, devices to an
+engine and slices: hundreds of plans by arithmetic (`arithmetic`), a few milliseconds each. What
+an update needs and what engines need are counted apart and added, since neither knows the other's
+settings. Of the best, one of each family (slice, devices to a row, recomputation) at a time, the
+programs are then compiled, where libtpu is there: what it says of a family's memory corrects the
+estimates of the rest of it, and only a compiled plan that fits is found. Every point is told when
+it is known. Above: `plan`'s command; below: `plan`, whose numbers for a point are these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import operator
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from notepad_jax.planner import plan, planned
+from notepad_jax.planner.facts import Read
+from notepad_jax.planner.plan import DoesNotFit, Plan
+from notepad_jax.planner.planned import HANDOFF, PHASES, ROLLOUT, UPDATE, Policy
+from notepad_jax.setup import configuration, parts, sizes
+from notepad_jax.telemetry.progress import Screen, SilentScreen
+from pallas_kernels import aot
+
+TRAINERS = ("parallel.tensor", "grpo.micro_batch_rows", "grpo.row_length", "grpo.remat")
+ENGINES = ("engine.tensor", "engine.replicas")
+_PRICES = pathlib.Path(__file__).with_name("prices.txt").read_text(encoding="utf-8").splitlines()
+# Dollars for a chip and an hour, on demand; launch/ reads the same file.
+PRICES = {
+    chip: float(price)
+    for chip, price, _ in (line.split() for line in _PRICES if not line.startswith("#"))
+}
+MOST_CHIPS = 256  # of the slices that a chip's name alone stands for
+CUTS = 8  # most rows that a group's tails are cut into
+ROWS = (1, 2)  # of a micro-batch on a device
+MEMORY = 0.01  # of a step's seconds that all of a device's memory is worth
+BETTER = 0.99  # of the seconds of what is found: less is not worth a compilation
+SHOWN = 3  # estimates that are told of each slice
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """Some settings on a slice, planned; what a line of the table says."""
+
+    slice: str
+    sets: Mapping[str, Any]  # keys of the config and their values; {}: as it is
+    compiled: bool  # or counted by arithmetic
+    fits: bool
+    seconds: float  # of a step, at least
+    dollars: float | None  # of a step; None without a price
+    peaks: Mapping[str, int]  # of each phase, bytes of a device
+    hbm: int
+    fill: float  # share of computed tokens that are real
+    computed_tokens: int  # of an update, all its optimizer steps
+    verdict: str
+
+    @property
+    def overrides(self) -> list[str]:
+        return [f"--config.{key}={_word(value)}" for key, value in self.sets.items()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What is searched."""
+
+    config: ConfigDict
+    slices: Sequence[str]
+    prices: Mapping[str, float]
+    tries: int  # compilations, beside that of the config as it is; 0: none
+
+
+@dataclasses.dataclass(frozen=True)
+class _Guess:
+    """Settings that might be found, by arithmetic."""
+
+    slice: str
+    sets: Mapping[str, Any]
+    seconds: float
+    dollars: float | None
+    stays: Mapping[str, int]  # bytes of each phase
+    beside: Mapping[str, int]  # the largest program's of each phase
+    hbm: int
+
+    @property
+    def family(self) -> tuple[str, Any, Any]:
+        return self.slice, self.sets["parallel.tensor"], self.sets["grpo.remat"]
+
+    @property
+    def burden(self) -> float:
+        """To multiply seconds or dollars with: of equals the one that needs less is better."""
+        peak = max(self.stays[phase] + self.beside[phase] for phase in PHASES)
+        return 1 + MEMORY * peak / self.hbm
+
+    def fits(self, larger: Mapping[tuple[str, Any, Any], float]) -> bool:
+        """`larger` says how much more of a family's updates is needed than was counted."""
+        factor = {UPDATE: larger.get(self.family, 1.0)}
+        return all(self.stays[p] + self.beside[p] * factor.get(p, 1.0) <= self.hbm for p in PHASES)
+
+
+def slices(said: str) -> tuple[str, ...]:
+    """Returns the slices that `--tpu` names: some, by comma, a chip alone for all of its slices.
+
+    Raises ValueError for what there is not.
+    """
+    names: list[str] = []
+    for word in said.split(","):
+        chip = word.strip()
+        if chip not in aot.SLICES:
+            aot.chips_of(chip)
+            names.append(chip)
+            continue
+        cubes = ("4x4x4", "4x4x8", "4x8x8") if chip in aot.MOST_CHIPS else ()
+        every = [f"{chip}:{sides}" for sides in (*aot.SLICES[chip], *cubes)]
+        names += [name for name in every if aot.chips_of(name) <= MOST_CHIPS]
+    return tuple(dict.fromkeys(names))
+
+
+def prices(said: Sequence[str]) -> Mapping[str, float]:
+    """Returns dollars for a chip and an hour by chip, with those said as `v5p=2.1`.
+
+    Raises ValueError for one that cannot be read.
+    """
+    found = dict(PRICES)
+    for word in said:
+        chip, _, price = word.partition("=")
+        if chip not in aot.SLICES or not _is_price(price):
+            raise ValueError(
+                f"--price {word!r} is not CHIP=DOLLARS for an hour of one, as v5p=2.94, where CHIP "
+                f"is one of {', '.join(aot.SLICES)}"
+            )
+        found[chip] = float(price)
+    return found
+
+
+def _is_price(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
+
+
+def search(
+    asked: Asked, screen: Screen, told: Callable[[Point], None], known: dict[str, Read]
+) -> list[Point]:
+    """Returns the points that were planned, in order; `told` is given each when it is there.
+
+    `known` is as for `plan.run`. Raises ValueError where no setting can run on any of the slices.
+    """
+    points: list[Point] = []
+
+    def tell(point: Point) -> Point:
+        points.append(point)
+        told(point)
+        return point
+
+    policy = planned.policy_of(asked.config, "tpu")
+    pool: list[_Guess] = []
+    for name in asked.slices:
+        if made := _plan(asked, name, {}, policy):
+            tell(_point(made, {}, asked))
+        guesses = _guesses(asked, name, policy)
+        pool += guesses
+        for guess in itertools.islice(_best_of_families(guesses), SHOWN):
+            tell(_point(_plan(asked, name, guess.sets, policy), guess.sets, asked))
+    if not pool:
+        raise ValueError(
+            f"by arithmetic no row length, recomputation or mesh fits {', '.join(asked.slices)}; "
+            f"name larger slices, or plan one of them to read what it lacks"
+        )
+    if asked.tries:
+        _compile(asked, pool, screen, tell, known)
+    return points
+
+
+def winners(points: Sequence[Point]) -> tuple[Point, Point | None]:
+    """(the fastest, the cheapest) of those that fit; of compiled ones where there are any.
+
+    The latter is None where no price is known. Raises ValueError where nothing fits.
+    """
+    compiled = [point for point in points if point.compiled]
+    found = [point for point in compiled or points if point.fits]
+    if not found:
+        how = "compiled" if compiled else "counted"
+        raise ValueError(f"nothing that was {how} fits; raise --tries, or name larger slices")
+    priced = [point for point in found if point.dollars is not None]
+    fastest = min(found, key=lambda point: point.seconds)
+    return fastest, min(priced, key=lambda point: point.dollars, default=None)
+
+
+# ---------------------------------------------------------------- compiled
+
+
+def _compile(
+    asked: Asked,
+    pool: Sequence[_Guess],
+    screen: Screen,
+    tell: Callable[[Point], Point],
+    known: dict[str, Read],
+) -> None:
+    if len(asked.slices) == 1 and _runs(asked, asked.slices[0], {}):
+        if point := _compiled(asked, asked.slices[0], {}, screen, known):
+            tell(point)
+    larger: dict[tuple[str, Any, Any], float] = {}
+    left, found = list(pool), []
+    aims = [operator.attrgetter("seconds")]
+    if len({guess.slice for guess in pool}) > 1 and any(guess.dollars for guess in pool):
+        aims.append(operator.attrgetter("dollars"))
+    for aim in itertools.islice(itertools.cycle(aims), asked.tries):
+        left = [guess for guess in left if guess.fits(larger)]
+        aimed = [guess for guess in left if aim(guess)]  # what has a price, if that is the aim
+        best = min((aim(point) for point in found if aim(point)), default=math.inf)
+        guess = min(aimed, key=functools.partial(_burdened, aim), default=None)
+        if guess is None or aim(guess) > BETTER * best:
+            continue
+        point = _compiled(asked, guess.slice, guess.sets, screen, known)
+        left.remove(guess)
+        if point is None:
+            continue
+        if tell(point).fits:
+            found.append(point)
+            left = [other for other in left if other.family != guess.family]
+            continue
+        needed = (point.peaks[UPDATE] - guess.stays[UPDATE]) / max(1, guess.beside[UPDATE])
+        larger[guess.family] = max(needed, larger.get(guess.family, 1.0))
+
+
+def _burdened(aim: Callable[[Any], float], guess: _Guess) -> float:
+    return aim(guess) * guess.burden
+
+
+def _compiled(
+    asked: Asked, name: str, sets: Mapping[str, Any], screen: Screen, known: dict[str, Read]
+) -> Point | None:
+    """None, and a line, for what a kernel or a program refuses before anything is compiled."""
+    config = _changed(asked.config, sets)
+    try:
+        made = plan.run(config, name, screen, known, plan.LARGEST)
+    except DoesNotFit as problem:
+        made = problem.plan
+    except ValueError as problem:
+        screen.warn(f"{name}, {sets or 'as it is'}: {problem}")
+        return None
+    return _point(made, sets, asked)
+
+
+# ---------------------------------------------------------------- by arithmetic
+
+
+def _guesses(asked: Asked, name: str, policy: Policy) -> list[_Guess]:
+    """Returns what fits the slice `name` by arithmetic, the fastest first."""
+    trainers, engines = _trainers(asked.config, name, policy), _engines(asked.config, name, policy)
+    tried = ([(t, _plan(asked, name, t | e, policy)) for t in trainers] for e in engines)
+    learnt = next((found for some in tried if (found := [one for one in some if one[1]])), [])
+    if not learnt:
+        return []
+    lead, base = learnt[0]
+    read = [(e, made) for e in engines if (made := _plan(asked, name, lead | e, policy))]
+    stay = functools.partial(_stays, base)
+    guesses = []
+    for (t, learns), (e, reads) in itertools.product(learnt, read):
+        phases = {ROLLOUT: _phase(reads, ROLLOUT), UPDATE: _phase(learns, UPDATE)}
+        phases[HANDOFF] = _phase(reads, HANDOFF)
+        seconds = sum(phase.seconds for phase in phases.values())
+        guess = _Guess(
+            slice=name,
+            sets=t | e,
+            seconds=seconds,
+            dollars=_dollars(asked, name, seconds),
+            stays={p: stay(learns, p) + stay(reads, p) + stay(base, p) for p in PHASES},
+            beside={p: phase.peak - sum(phase.residents.values()) for p, phase in phases.items()},
+            hbm=base.hbm,
+        )
+        if guess.fits({}):
+            guesses.append(guess)
+    return sorted(guesses, key=lambda guess: guess.seconds * guess.burden)
+
+
+def _stays(base: Plan, made: Plan, phase: str) -> int:
+    """What stays of `made` beyond what stays of `base`; all of it for `base` itself."""
+    own = sum(_phase(made, phase).residents.values())
+    return own - (0 if made is base else sum(_phase(base, phase).residents.values()))
+
+
+def _phase(made: Plan, name: str) -> plan.Phase:
+    return made.phases[PHASES.index(name)]
+
+
+def _best_of_families(guesses: Sequence[_Guess]) -> Iterator[_Guess]:
+    seen = set()
+    for guess in guesses:
+        if guess.family not in seen:
+            seen.add(guess.family)
+            yield guess
+
+
+def _trainers(config: ConfigDict, name: str, policy: Policy) -> list[Mapping[str, Any]]:
+    """Every mesh, row length and micro-batch that is worth a try; some cannot run."""
+    devices = config.parallel.devices or len(aot.sketch_of(name))
+    heads, lengths = policy.config.kv_heads, row_lengths(config, policy)
+    found = []
+    for tensor in (n for n in range(1, devices + 1) if devices % n == heads % n == 0):
+        parts_of_it = devices // tensor
+        rows = {parts_of_it * n for n in ROWS}
+        if config.grpo.micro_batch_rows % parts_of_it == 0:
+            rows.add(config.grpo.micro_batch_rows)
+        every = itertools.product([tensor], sorted(rows), lengths, (True, False))
+        found += [dict(zip(TRAINERS, values, strict=True)) for values in every]
+    return found
+
+
+def row_lengths(config: ConfigDict, policy: Policy) -> list[int]:
+    """Returns lengths of rows that hold whole groups, or a prefix and an even cut of its tails.
+
+    Also one with room for a group and its share of answers, which lie in any row; and the config's.
+    """
+    turns = sizes.turns(policy.template, parts.rules(config.reading))
+    members, turn = config.rollout.group_size, turns.update
+    tail, prefix = turn.private + turn.completion - turn.common, turn.shared + turn.common
+    whole = prefix + members * tail
+    found = {prefix + math.ceil(members / cuts) * tail for cuts in range(1, CUTS + 1)}
+    found |= {2 * whole, 4 * whole}
+    reading = planned.workload.readings(config, policy.template)
+    answers = sum(one.private + one.completion for one in turns.answers)
+    found.add(whole + math.ceil(members / reading.chunks) * answers)
+    longest = max(one.whole for one in turns.all)
+    found = {_rounded(length) for length in found if length >= longest}
+    if config.grpo.row_length:
+        found.add(config.grpo.row_length)
+    return sorted(found)
+
+
+def _rounded(length: int) -> int:
+    """Up to what attention's kernel walks anyway: its blocks, in long rows of 512 or more."""
+    block = 128 if length <= 8 * 1024 else 512
+    return block * math.ceil(length / block)
+
+
+def _engines(config: ConfigDict, name: str, policy: Policy) -> list[Mapping[str, Any]]:
+    there = aot.sketch_of(name)
+    host = sum(device.process_index == 0 for device in there)
+    heads = policy.config.kv_heads
+    tensors = [n for n in range(host, 0, -1) if host % n == heads % n == 0]
+    # As many engines as there is room for; fewer leave devices without work.
+    return [dict(zip(ENGINES, (tensor, 0), strict=True)) for tensor in tensors]
+
+
+# ---------------------------------------------------------------- one point
+
+
+def _plan(asked: Asked, name: str, sets: Mapping[str, Any], policy: Policy) -> Plan | None:
+    """A plan by arithmetic, whether it fits or not; None for what cannot run there."""
+    try:
+        config = _changed(asked.config, sets)
+        return plan.run(config, name, SilentScreen(), programs=plan.ESTIMATE, policy=policy)
+    except DoesNotFit as problem:
+        return problem.plan
+    except ValueError:
+        return None
+
+
+def _runs(asked: Asked, name: str, sets: Mapping[str, Any]) -> bool:
+    return _plan(asked, name, sets, planned.policy_of(asked.config, "tpu")) is not None
+
+
+def _changed(config: ConfigDict, sets: Mapping[str, Any]) -> ConfigDict:
+    overrides = [f"--config.{key}={_word(value)}" for key, value in sets.items()]
+    return configuration.changed(config, overrides)
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _point(made: Plan, sets: Mapping[str, Any], asked: Asked) -> Point:
+    known = configuration.flat(asked.config)
+    return Point(
+        slice=made.slice,
+        sets={key: value for key, value in sets.items() if known[key] != value},
+        compiled=made.compiled,
+        fits=made.fits,
+        seconds=made.seconds,
+        dollars=_dollars(asked, made.slice, made.seconds),
+        peaks={phase.name: phase.peak for phase in made.phases},
+        hbm=made.hbm,
+        fill=made.step["fill"],
+        computed_tokens=int(made.step["computed_tokens"]),
+        verdict=made.verdict,
+    )
+
+
+def _dollars(asked: Asked, name: str, seconds: float) -> float | None:
+    price = asked.prices.get(name.partition(":")[0])
+    return None if price is None else price * aot.chips_of(name) * seconds / 3600
+
+
+# ---------------------------------------------------------------- as text
+
+HEAD = (
+    f"{'slice':14}{'by':>9}{'s a step':>10}{'$ a step':>10}{'GB':>8}{'of':>7}{'real':>7}"
+    "  what is changed"
+)
+
+
+def line(point: Point) -> str:
+    """A row of the table under `HEAD`."""
+    dollars = "" if point.dollars is None else f"{point.dollars:.2f}"
+    peak = max(point.peaks.values()) / 1e9
+    changed = " ".join(point.overrides) or "nothing"
+    return (
+        f"{point.slice:14}{'compiler' if point.compiled else 'estimate':>9}{point.seconds:10.1f}"
+        f"{dollars:>10}{peak:8.1f}{point.hbm / 1e9:7.1f}{point.fill:7.1%}  {changed}"
+        + ("" if point.fits else "  DOES NOT FIT")
+    )
+
+
+def text(points: Sequence[Point]) -> str:
+    """The whole table, and what was found; what is below a step's real seconds is a floor."""
+    said = [HEAD, *map(line, points), ""]
+    try:
+        fastest, cheapest = winners(points)
+    except ValueError as problem:
+        return "\n".join([*said, str(problem)])
+    said.append(f"fastest: {_won(fastest, points)}")
+    if cheapest is not None and cheapest is not fastest:
+        said.append(f"cheapest: {_won(cheapest, points)}")
+    if not fastest.compiled:
+        said.append("by arithmetic alone: plan it with the compiler before it is relied on")
+    return "\n".join(said)
+
+
+def _won(point: Point, points: Sequence[Point]) -> str:
+    words = " ".join(["--tpu", point.slice, *point.overrides])
+    dollars = "" if point.dollars is None else f", ${point.dollars:.2f}"
+    before = [
+        other.seconds
+        for other in points
+        if (other.slice, other.compiled) == (point.slice, point.compiled) and not other.sets
+    ]
+    less = f", {1 - point.seconds / before[0]:.0%} less than as it is" if before else ""
+    return f"at least {point.seconds:.1f} s a step{dollars}{less}: {words}"

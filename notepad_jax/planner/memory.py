@@ -1,0 +1,353 @@
+"""Whether a command fits the memory that is there, and how much of it a cache may take.
+
+An engine's cache is most of what a command holds, and a config cannot know the machine. So
+before a weight is loaded everything is added up in bytes: what stays (weights, masters and
+moments, cache: exact, from shapes) and what a program needs beside it while it runs (an upper
+bound, from the shapes of launch and update). `engine.pages=0` becomes as many pages as all
+slots need, at most half of the whole memory and no more than is free; a number that somebody
+stated and that does not fit is refused, with all numbers and the mend. Fewer pages make turns
+wait, never fail. Above: subjects, serve, jetstream, train; below: planned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from notepad_jax.checkpoint.targets import placed
+from notepad_jax.engine import executor, launches, shapes
+from notepad_jax.engine.settings import EngineSettings
+from notepad_jax.grpo.update import BESIDE
+from notepad_jax.model import lora, parameters
+from notepad_jax.model.config import PolicyConfig
+from notepad_jax.parallel import mesh as meshes
+from notepad_jax.planner import planned
+from notepad_jax.planner.planned import ROLLOUT, UPDATE, Planned
+from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.setup import parts
+from notepad_jax.text.prompts import Template
+from pallas_kernels.dispatch import logprob_block
+
+SHARE = 0.5  # of a device's whole memory, that a derived cache may take
+PROCESS = 1_200_000_000  # bytes of a process beside its arrays: interpreter, compiler, programs
+READING = "reading"  # the only phase of who does not train
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of a device; of a CPU, those of the machine or of the cgroup that bounds it."""
+
+    total: int
+    free: int
+
+
+Look = Callable[[jax.Device], Memory | None]
+
+
+def look(device: jax.Device) -> Memory | None:
+    """Returns what a device has; None where it does not say (one that is only compiled for)."""
+    if device.platform == parts.CPU:
+        return of_machine()
+    try:
+        found = device.memory_stats() or {}
+    except (NotImplementedError, RuntimeError):  # jax raises the second for what it has not
+        return None
+    if "bytes_limit" not in found:
+        return None
+    return Memory(found["bytes_limit"], found["bytes_limit"] - found.get("bytes_in_use", 0))
+
+
+# ---------------------------------------------------------------- a machine's memory
+
+
+def of_machine(root: Path = Path("/")) -> Memory | None:
+    """Returns the memory of the machine whose files lie under `root`; None where none tell.
+
+    The least of Linux' own figures and of those of all cgroups around this process, v1 or v2.
+    Swap is not counted: a cache there would be read at every token.
+    """
+    told = dict(_lines(root / "proc/meminfo"))
+    if "MemTotal" not in told:
+        return _of_others() if root == Path("/") else None
+    total = 1024 * told["MemTotal"]
+    found = [Memory(total, 1024 * told.get("MemAvailable", told.get("MemFree", 0)))]
+    for limit, used in _cgroups(root):
+        if limit < total:
+            found.append(Memory(limit, max(0, limit - used)))
+    return Memory(min(m.total for m in found), min(m.free for m in found))
+
+
+def _of_others() -> Memory | None:
+    """macOS says how much there is and not what is free; elsewhere nobody knows."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+    return Memory(total, total) if total > 0 else None
+
+
+def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
+    """Yields (limit, used) of every cgroup from this process's up; pages of files can be had."""
+    own = [line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines()]
+    for _, controllers, path in (line for line in own if len(line) == 3):
+        second = not controllers
+        if not second and "memory" not in controllers.split(","):
+            continue
+        place = root / "sys/fs/cgroup" / ("" if second else "memory")
+        limit, usage, files = (
+            ("memory.max", "memory.current", "inactive_file")
+            if second
+            else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        )
+        inside = PurePosixPath(path.lstrip("/"))
+        for folder in dict.fromkeys((inside, *inside.parents)):
+            most, used = (_number(_text(place / folder / name)) for name in (limit, usage))
+            if most is not None:
+                cached = dict(_lines(place / folder / "memory.stat")).get(files, 0)
+                yield most, max(0, (used or 0) - cached)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> int | None:
+    """None for a file that is not there, and for "max"."""
+    return int(text) if text.strip().isdecimal() else None
+
+
+def _lines(path: Path) -> Iterator[tuple[str, int]]:
+    for line in _text(path).splitlines():
+        name, number, *_ = (*line.replace(":", " ").split(), "", "")
+        if number.isdecimal():
+            yield name, int(number)
+
+
+# ---------------------------------------------------------------- what is held
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Bytes of a device by phase and name, without the cache, and where the cache lies too."""
+
+    phases: Mapping[str, Mapping[str, int]]
+    cached: frozenset[str]  # phases
+    page: int  # bytes of one page of every engine on the device
+
+
+def of_engines(policy: PolicyConfig, engine: ConfigDict, settings: EngineSettings,
+               stored: str, adapters: lora.Lora | None) -> Held:  # fmt: skip
+    """What engines hold that nobody trains; `stored` is the dtype that the weights lie in."""
+    there = parts.engines_mesh(engine)
+    base = placed(parameters.abstract_params(policy, stored), parts.to_read(engine)(policy))
+    weights = planned.bytes_of(base)
+    if adapters is not None:
+        weights += planned.bytes_of(lora.abstract(policy, adapters, base)[1])
+    sharing = parts.engines(engine) // there.shape["fsdp"]
+    held = {"weights": weights, "launches": sharing * launch(policy, settings)}
+    return Held(
+        {READING: held | _process(there.devices.flat[0])},
+        frozenset({READING}),
+        sharing * _page(policy, settings, meshes.row(there, 0)),
+    )
+
+
+def of_training(config: ConfigDict, made: Planned, settings: EngineSettings) -> Held:
+    """What trainer and engines of a run hold."""
+    there, host = made.trainer.devices.flat[0], parts.engines_mesh(config.engine)
+    sharing = parts.engines(config.engine) // host.shape["fsdp"]
+    beside = BESIDE if made.trainer.size == 1 and there.platform == parts.CPU else 1
+    phases = {
+        name: {what: size for what, size in held.items() if what != "cache"} | _process(there)
+        for name, held in made.residents.items()
+    }
+    phases[ROLLOUT]["launches"] = sharing * launch(made.policy, settings)
+    masters = phases[UPDATE]["masters"]
+    # Each of the totals that grow beside each other, and the gradient that is added to it; or
+    # the step itself: the mean gradient, the update, new masters and how far they moved.
+    phases[UPDATE]["gradient"] = max(4 * beside, 11) * masters // 2
+    phases[UPDATE]["its programs"] = beside * update(config, made)
+    cached = {name for name, held in made.residents.items() if "cache" in held}
+    page = sharing * _page(made.policy, settings, made.engine)
+    return Held(phases, frozenset(cached), page)
+
+
+def _process(device: jax.Device) -> dict[str, int]:
+    return {"the process": PROCESS} if device.platform == parts.CPU else {}
+
+
+def _page(policy: PolicyConfig, settings: EngineSettings, row: jax.sharding.Mesh) -> int:
+    one = dataclasses.replace(settings, pages=settings.pages_for(_longest(settings)))
+    return executor.cache_bytes(policy, one, row) // one.pages
+
+
+def _longest(settings: EngineSettings) -> int:
+    return settings.max_prompt + settings.max_new_tokens
+
+
+def launch(policy: PolicyConfig, settings: EngineSettings) -> int:
+    """An upper bound for what a launch of an engine takes beside its arguments, in bytes.
+
+    Keys and values of its tokens in all layers, and one layer's activations or the logits of
+    what is sampled at once with what sampling makes of them. Held against the compiler's own
+    figures in tests/planner/test_memory.py.
+    """
+    tokens = max(shapes.prefix_widths(settings)[-1], shapes.tail_widths(settings)[-1])
+    sampled = max(launches.SAMPLED, shapes.decode_shapes(settings)[-1].slots)
+    size = jnp.dtype(policy.dtype).itemsize
+    kept = 2 * policy.layers * policy.kv_heads * policy.head_size * size * tokens
+    return kept + max(_layer(policy, tokens), 6 * 4 * sampled * policy.vocab_size)
+
+
+def update(config: ConfigDict, made: Planned) -> int:
+    """An upper bound for what a micro-batch takes beside masters and gradient, in bytes.
+
+    What layers keep for the way back (with `grpo.remat` their inputs alone), one layer's way
+    back, and a block of logits four times: itself, its exponentials, and their gradients.
+    """
+    policy, rows = made.policy, config.grpo.micro_batch_rows // made.trainer.shape["fsdp"]
+    tokens, tensor = rows * config.grpo.row_length, made.trainer.shape["tensor"]
+    if config.grpo.remat:
+        kept = 4 * policy.layers * policy.width * tokens
+    else:
+        kept = policy.layers * _layer(policy, tokens) // tensor
+    block = min(logprob_block(policy.vocab_size // tensor), max(1, made.update.most))
+    logits = 4 * 4 * block * policy.vocab_size // tensor
+    return kept + 2 * _layer(policy, tokens) // tensor + logits
+
+
+def _layer(policy: PolicyConfig, tokens: int) -> int:
+    moe = policy.experts
+    wide = moe.feed_forward * moe.per_token if moe else policy.feed_forward
+    heads = policy.heads * policy.head_size
+    return 4 * tokens * (4 * wide + 8 * policy.width + 8 * heads)
+
+
+# ---------------------------------------------------------------- what fits
+
+
+def to_read(
+    config: ConfigDict, words: parts.Words, template: Template, rules: Rules,
+    say: Callable[[str], None], settings: EngineSettings | None = None, see: Look = look,
+) -> ConfigDict:  # fmt: skip
+    """Returns the config with as many `engine.pages` as engines that only read may have.
+
+    `rules` are those of the longest readings, and `settings` sizes other than theirs
+    (`serve`'s). `say` is told where memory that is short has made them fewer. Raises ValueError,
+    in one line, for what does not fit.
+    """
+    wanted = settings or parts.engine_settings(config.engine, words.config, rules, template)
+    device = parts.engines_mesh(config.engine).devices.flat[0]
+    stored = parts.widened(words.config, device.platform) or words.stored
+    held = of_engines(words.config, config.engine, wanted, stored, words.adapters)
+    return _with_pages(config, wanted, held, see(device), say, words)
+
+
+def to_train(
+    config: ConfigDict, words: parts.Words, template: Template, rules: Rules,
+    say: Callable[[str], None], see: Look = look,
+) -> ConfigDict:  # fmt: skip
+    """As `to_read`, for a run that learns, whose `config` has its rows settled (`sizes`)."""
+    wanted = parts.engine_settings(config.engine, words.config, rules, template)
+    device = parts.trainers_mesh(config).devices.flat[0]
+    stored = parts.widened(words.config, device.platform) or words.stored
+    policy = planned.Policy(str(words.folder), "", words.config, stored, template)
+    made = planned.plan_of(config, jax.devices(), jax.local_devices(), policy)
+    held = of_training(config, made, wanted)
+    return _with_pages(config, wanted, held, see(device), say, words)
+
+
+def least_pages(settings: EngineSettings) -> int:
+    """Pages with which every turn runs when it is alone, its prefix shared: that has a last page
+    of its own, of which the turn has a copy."""
+    private = settings.page_size + 1 + settings.max_new_tokens
+    return settings.pages_for(settings.max_prompt) + settings.pages_for(private)
+
+
+def _with_pages(
+    config: ConfigDict, wanted: EngineSettings, held: Held, memory: Memory | None,
+    say: Callable[[str], None], words: parts.Words,
+) -> ConfigDict:  # fmt: skip
+    said, number, least = config.engine.pages, wanted.pages, least_pages(wanted)
+    if memory is not None:
+        number = pages(said, wanted.pages, least, held, memory)
+        if number < 0:
+            raise ValueError(_refusal(config, least, held, memory, words.folder.name))
+        if not said and number < min(wanted.pages, share(held, memory)):
+            say(
+                f"the cache has {number:,} pages of the {wanted.pages:,} that all engine.slots "
+                f"would fill: {_gb(memory.free)} of {_gb(memory.total)} GB of memory are free"
+            )
+    config = config.copy_and_resolve_references().unlock()
+    config.engine.pages = number
+    return config.lock()
+
+
+def share(held: Held, memory: Memory) -> int:
+    """Pages of a derived cache, at most: it depends on the machine and not on the moment."""
+    return int(SHARE * memory.total) // held.page
+
+
+def pages(said: int, wanted: int, least: int, held: Held, memory: Memory) -> int:
+    """Returns the pages of every engine; -1 where what is `said`, or even the `least`, is too much.
+
+    `said` 0 derives them: what is `wanted`, at most `SHARE` of the memory and what is free.
+    """
+    room = room_of(held, memory)
+    if room < (said or least):
+        return -1
+    return said or max(least, min(wanted, share(held, memory), room))
+
+
+def room_of(held: Held, memory: Memory) -> int:
+    """How many pages are free beside what is held; -1 where that alone is too much."""
+    free = {name: memory.free - sum(one.values()) for name, one in held.phases.items()}
+    if min(free.values()) < 0:
+        return -1
+    return min(free[name] for name in held.cached) // held.page
+
+
+def _refusal(config: ConfigDict, least: int, held: Held, memory: Memory, policy: str) -> str:
+    number, room = config.engine.pages or least, room_of(held, memory)
+    every = {
+        name: {**one, f"cache ({number:,} pages)": number * held.page}
+        if name in held.cached
+        else dict(one)
+        for name, one in held.phases.items()
+    }
+    phase, worst = max(every.items(), key=lambda item: sum(item[1].values()))
+    parts_of_it = ", ".join(
+        f"{name} {_gb(size)}" for name, size in sorted(worst.items(), key=lambda x: -x[1]) if size
+    )
+    return (
+        f"{policy} does not fit: {_gb(sum(worst.values()))} GB in the {phase} ({parts_of_it}), and "
+        f"{_gb(memory.free)} of {_gb(memory.total)} GB of memory are free; "
+        f"{_mend(config, least, room)}"
+    )
+
+
+def _mend(config: ConfigDict, least: int, room: int) -> str:
+    if room >= least:
+        return f"use --config.engine.pages={room} or fewer"
+    ways = []
+    if "grpo" in config:
+        g = config.grpo
+        ways += [] if g.lora.rank else ["--config.grpo.lora.rank=16 (adapters)"]
+        ways += [] if g.remat else ["--config.grpo.remat=true"]
+        ways += [] if g.micro_batch_rows == 1 else ["a smaller grpo.micro_batch_rows"]
+    ways += [] if config.engine.per_cpu == 1 else ["--config.engine.per_cpu=1"]
+    ways += ["shorter readings (reading.chunk_size, evaluate.chunk_size)", "a smaller policy"]
+    return f"free some, or try {', '.join(ways)}"
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f}"

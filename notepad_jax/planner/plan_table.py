@@ -1,0 +1,122 @@
+"""A plan as text: every section says whether it is compiled, exact or estimated. Above: `plan`'s
+command; `--json` prints the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from notepad_jax.planner.advice import ROUNDED, SAME, Change
+from notepad_jax.planner.plan import Plan
+
+GB = 1e9
+
+
+def text(plan: Plan, changed: Sequence[Change] = ()) -> str:
+    """Returns the whole report, the verdict last; `changed` is what made it fit."""
+    parts = (_head, _residents, _programs, _collectives, _times, _advice)
+    lines = [line for part in parts for line in part(plan)]
+    words = " ".join(change.words for change in changed)
+    return "\n".join([*lines, "", plan.verdict + (f", with {words}" if words else "")])
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    s = plan.step
+    yield (
+        f"{plan.model}, {plan.parameters / 1e9:.2f} billion parameters, on {plan.slice}: "
+        f"{plan.devices} devices, {plan.hosts} host(s)"
+    )
+    yield (
+        f"learns on {plan.trainer} (fsdp x tensor), reads with {plan.engines} engine(s) of "
+        f"{plan.engine_tensor} device(s); prompts counted by {plan.prompts_counted_by}"
+    )
+    yield (
+        f"a step at its limits (estimate: nobody ends early): {s['readings']:,} readings of "
+        f"{s['turns_of_a_reading']:,} turns of {s['prompt_tokens_of_a_turn']:,} tokens, "
+        f"{s['completion_tokens_of_a_reading']:,} written each; {s['rows']:,} rows, "
+        f"{s['micro_batches']:,} micro-batches, {s['optimizer_steps']:,} optimizer steps"
+    )
+    yield (
+        f"an update computes {s['computed_tokens']:,} tokens, {s['fill']:.1%} of them real "
+        f"({s['packed_tokens']:,}), the rest padding; a shared prefix is written "
+        f"{s['prefix_copies']:.2f} times (packed as a run packs, from lengths)"
+    )
+
+
+def _residents(plan: Plan) -> Iterator[str]:
+    yield from ("", "what stays on a device, GB (exact: shapes and shardings)")
+    names = list(dict.fromkeys(name for phase in plan.phases for name in phase.residents))
+    yield _row("", [phase.name for phase in plan.phases])
+    for name in names:
+        held = [phase.residents.get(name, 0) for phase in plan.phases]
+        yield _row(name, [f"{size / GB:.2f}" if size else "" for size in held])
+    sums = [sum(phase.residents.values()) for phase in plan.phases]
+    yield _row("in all", [f"{size / GB:.2f}" for size in sums])
+    yield _row("largest program", [phase.largest for phase in plan.phases])
+    yield _row("peak with it", [f"{phase.peak / GB:.2f}" for phase in plan.phases])
+    yield _row("of HBM", [f"{plan.hbm / GB:.2f}" for _ in plan.phases])
+
+
+def _row(name: str, cells: list[str]) -> str:
+    return (f"  {name:20}" + "".join(f"{cell:>24}" for cell in cells)).rstrip()
+
+
+def _programs(plan: Plan) -> Iterator[str]:
+    how = "compiled; seconds and limit: estimate" if plan.compiled else "estimate, by arithmetic"
+    yield from ("", f"programs, a launch on a device ({how})")
+    if plan.left_out and not plan.compiled:
+        yield "  the largest of each kind"
+    elif plan.left_out:
+        yield f"  the largest of each kind: {plan.left_out} narrower ones were not compiled"
+    yield (
+        f"  {'':24}{'arguments':>10}{'beside':>9}{'peak':>9}{'TFLOP':>10}{'moved':>10}"
+        f"{'sent':>9}{'ms':>10}  limit     launches a step"
+    )
+    for fact in plan.programs:
+        if fact.failed:
+            yield f"  {fact.name:24}not compiled: {fact.failed}"
+            continue
+        if fact.refused:
+            yield f"  {fact.name:24}refused by the compiler: {fact.refused}"
+            continue
+        launches = f"{fact.launches:,.0f}" if fact.launches else "-"
+        yield (
+            f"  {fact.name:24}{fact.arguments / GB:10.2f}{fact.beside / GB:9.2f}"
+            f"{fact.peak / GB:9.2f}{fact.flops / 1e12:10.2f}{fact.moved / GB:10.2f}"
+            f"{sum(fact.sent.values()) / GB:9.2f}{1e3 * fact.seconds:10.2f}  {fact.limit:10}"
+            f"{launches}"
+        )
+
+
+def _collectives(plan: Plan) -> Iterator[str]:
+    sending = [fact for fact in plan.programs if fact.launches and fact.sent]
+    if not sending:
+        return
+    how = "compiled" if plan.compiled else "estimate"
+    yield from ("", f"sent by a device in a launch, GB ({how})")
+    for fact in sending:
+        told = ", ".join(f"{kind} {size / GB:.3f}" for kind, size in fact.sent.items())
+        yield f"  {fact.name:24}{told}"
+
+
+def _times(plan: Plan) -> Iterator[str]:
+    yield from ("", "a step (estimate: peaks and bandwidths as published, every turn at its limit)")
+    for phase in plan.phases:
+        if phase.limit:
+            yield (
+                f"  {phase.name:10} at least {phase.seconds:10.1f} s, "
+                f"{phase.flops / 1e12:12,.0f} TFLOP a device; most in {phase.limit}"
+            )
+    yield f"  {'in all':10} at least {plan.seconds:10.1f} s"
+
+
+def _advice(plan: Plan) -> Iterator[str]:
+    if not plan.advice:
+        return
+    yield from ("", "what to change (estimate; plan again to be sure)")
+    for change in plan.advice:
+        alone = "alone enough" if change.enough else ""
+        kept = {SAME: "same result; ", ROUNDED: "rounds; "}.get(change.result, "")
+        yield (
+            f"  {change.words:48}{change.saves / GB:7.1f} GB less  {alone:14}"
+            f"{kept}{change.consequence}"
+        )

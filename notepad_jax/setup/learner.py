@@ -1,0 +1,305 @@
+"""What learns in a training run: from a config and a policy to updates, weights and checkpoints.
+
+A policy's tree is split into what is trained and what is frozen (`partition`); from there on
+nothing knows which it was. The trained leaves become float32 masters (`grpo.state`), and every
+rollout is learnt from in `minibatches` x `epochs` optimizer steps. What others see of it are the
+two parts: the frozen one once (`base`), the masters after every rollout. Above: train, which
+decides when; below: grpo.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from notepad_jax.checkpoint.targets import abstract
+from notepad_jax.checkpoint.training_state import Saved
+from notepad_jax.grpo import (
+    advantages,
+    algorithm,
+    batch,
+    entropy_gate,
+    forward,
+    shares,
+    update,
+)
+from notepad_jax.grpo.algorithm import Algorithm
+from notepad_jax.grpo.entropy_gate import Gate
+from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer, schedule
+from notepad_jax.grpo.settings import UpdateSettings
+from notepad_jax.grpo.state import TrainState, start
+from notepad_jax.model import lora, parameters
+from notepad_jax.model.config import PolicyConfig
+from notepad_jax.parallel import place
+from notepad_jax.setup import policies
+from notepad_jax.types import Group, TrainBatch
+
+GATE, SCALES = "entropy_gate", "scales"  # keys of a checkpoint's data
+
+
+@dataclasses.dataclass
+class Learner:
+    """The trainer's side of a run; `state` is replaced by every update."""
+
+    config: PolicyConfig
+    plan: Algorithm
+    settings: UpdateSettings
+    optimizer: Any
+    rate: Callable[[int], Any]  # the share of the rates, by rollouts learnt from
+    peak: float  # the learning rate that it is a share of
+    state: TrainState
+    frozen: Any  # leaves that are not trained; empty where all are
+    reference: Any  # the starting policy, for KL; empty where none is asked for
+    told: int = 0  # groups of a rollout of which `proximal` tells
+    # The trainer's logprobs of each of their turns, before the last rollout was learnt from.
+    proximal: Sequence[np.ndarray] = ()
+    gate: Gate = entropy_gate.OPEN  # on failures of turns that are unsure already
+    # Of kinds of tasks, over rollouts; empty where `plan.scale_memory` is 0 or cannot act.
+    scales: advantages.Scales = dataclasses.field(default_factory=dict)
+
+
+def settings_of(config: ConfigDict) -> tuple[Algorithm, UpdateSettings, OptimizerSettings]:
+    """Reads the sections `grpo` and `optimizer`; ValueError for what cannot work."""
+    g, r = config.grpo, config.rollout
+    if r.group_size < 2 and g.advantage != advantages.imitation.__name__:
+        raise ValueError(
+            f"rollout.group_size is {r.group_size}; an advantage compares the "
+            f"readings of a group, so use at least 2"
+        )
+    if r.teacher and g.advantage != advantages.imitation.__name__:
+        raise ValueError(
+            f"rollout.teacher is {r.teacher!r}, whose readings are learnt as they are, and "
+            f"grpo.advantage={g.advantage!r} compares readings of a group; use --recipe imitate"
+        )
+    if r.top_p != 1:
+        raise ValueError(
+            f"rollout.top_p is {r.top_p}; the ratio compares whole distributions, and a "
+            f"nucleus is not one: train with rollout.top_p=1 (evaluate.top_p is free)"
+        )
+    named = {field.name for field in dataclasses.fields(Algorithm)} - {"local_weight"}
+    plan = Algorithm(**{name: g[name] for name in named}, local_weight=r.local.weight)
+    settings = UpdateSettings(
+        ratio=g.ratio,
+        clip_low=g.clip_low,
+        clip_high=g.clip_high,
+        dual_clip=g.dual_clip,
+        cap=g.cap,
+        proximal=g.proximal,
+        tis_cap=g.tis_cap,
+        tis_low=g.tis_low,
+        tis_veto=g.tis_veto,
+        off_policy_at=g.off_policy_at,
+        kl=g.kl,
+        kl_weight=g.kl_weight if g.kl_in == "loss" else 0.0,
+        entropy_weight=g.entropy_weight,
+        temperature=r.temperature,
+        micro_batch_rows=g.micro_batch_rows,
+        remat=g.remat,
+    )
+    for problem in algorithm.problems(plan, settings):
+        raise ValueError(problem)
+    return plan, settings, OptimizerSettings(**config.optimizer)
+
+
+def prepare(config: ConfigDict, policy: PolicyConfig, params: Any) -> Learner:
+    """Returns the learner before its first step; `params` are taken over."""
+    plan, settings, optimizer_settings = settings_of(config)
+    optimizer = make_optimizer(optimizer_settings)
+    frozen, trained = partition(config.grpo.lora, policy, params, config.seed)
+    reference = {}
+    if plan.kl_weight:
+        # The state below takes `trained` over and its updates donate it: this is a copy.
+        reference = parameters.join(frozen, _cast_copy(trained, dtype=policy.dtype))
+    rate, peak = schedule(optimizer_settings), optimizer_settings.learning_rate
+    state = start(trained, optimizer)
+    told = config.rollout.archive_turns
+    return Learner(policy, plan, settings, optimizer, rate, peak, state, frozen, reference, told)
+
+
+def partition(
+    settings: ConfigDict, policy: PolicyConfig, params: Any, seed: int
+) -> tuple[Any, Any]:
+    """Returns (frozen, trained): all is trained, or adapters of rank `settings.rank` are.
+
+    A policy that has adapters goes on with them; where all is trained they are added in. Raises
+    ValueError where they are others than `settings` has.
+    """
+    chosen = adapters(settings)
+    if chosen is None:
+        return {}, lora.in_place(params)
+    return lora.partition(policy, params, chosen, jax.random.key(seed))
+
+
+def adapters(settings: ConfigDict) -> lora.Lora | None:
+    """Returns the adapters that the section `grpo.lora` asks for; None for none."""
+    if not settings.rank:
+        return None
+    return lora.Lora(settings.rank, settings.alpha, tuple(settings.targets))
+
+
+def check_start(settings: ConfigDict, policy: str) -> None:
+    """Raises ValueError where `policy` has other adapters than `settings`; reads no weight."""
+    chosen = adapters(settings)
+    if chosen is not None:
+        lora.check(policies.adapted(policy), chosen)
+
+
+def base(learner: Learner, stored: Any) -> Any:
+    """Returns the frozen leaves in the dtypes that they are `stored` in, for those who keep them.
+
+    `stored` is a tree of shapes and dtypes (`parts.LoadedPolicy`). The learner may have widened
+    them: what is kept is small, and the same on every machine.
+    """
+    narrow = lambda x, like: x.astype(like.dtype)  # noqa: E731
+    known = parameters.without(stored, parameters.without(stored, learner.frozen))
+    ours = parameters.without(learner.frozen, parameters.without(learner.frozen, known))
+    return parameters.join(learner.frozen, jax.tree.map(narrow, ours, known))
+
+
+def seen(learner: Learner, adopted: Any) -> dict[str, float]:
+    """Returns how much of what adapters learnt an engine samples with, as a metric.
+
+    `adopted` is the policy that it was handed. Nothing before they learnt anything, and where
+    all weights are trained.
+    """
+    ours, theirs = (lora.factors(tree) for tree in (learner.state.masters, adopted))
+    laid = jax.tree.map(lambda x, like: place.laid(x, like.sharding), ours, theirs)
+    share = lora.seen(laid, theirs)
+    return {} if share is None else {"rollout/delta_seen": share}
+
+
+# ---------------------------------------------------------------- learning
+
+
+def learn(
+    learner: Learner, groups: Sequence[Group], share: float, version: int,
+    named: Mapping[str, str],
+) -> tuple[dict[str, float], int]:  # fmt: skip
+    """Learns from a rollout; returns (metrics, tokens that were packed).
+
+    `share` of the groups that these were chosen from were informative; `version` is that of the
+    policy as it is, the rollouts before this one, by which rates rise and fall; `named` says what
+    the source of a task is called in metrics.
+    """
+    plan, rate = learner.plan, float(learner.rate(version))
+    policy = parameters.join(learner.frozen, learner.state.masters)
+    scales, entropies = None, []
+    if plan.remembers:
+        scales = advantages.remembered(plan.advantage, groups, learner.scales, plan.scale_memory)
+
+    def now(one: TrainBatch) -> np.ndarray:
+        told = _told(learner, policy, one)
+        entropies.append(told.entropy)
+        return told.logprobs
+
+    batches, stats = algorithm.batches(
+        plan, learner.settings, groups, now,
+        reference=lambda one: _told(learner, learner.reference, one).logprobs, version=version,
+        scales=scales,
+    )  # fmt: skip
+    there = [one for one in batches if one is not None]
+    before = plan.needs_proximal(learner.settings) and bool(there)
+    learner.proximal = _to_look_at(learner, groups, batches) if before else ()
+    effective = algorithm.effective_share(there) if before else 1.0
+    scale = plan.rate_scale(share, effective)
+    gate, guarded, taught = learner.gate, {}, batches
+    if plan.entropy_high and there:
+        taught, gate, guarded = algorithm.gated(plan, gate, batches, entropies)
+    learner.state, learnt = update.learn(
+        learner.config, learner.optimizer, learner.settings, learner.state, learner.frozen,
+        [one for one in taught if one is not None] * plan.epochs, rate * scale,
+        moved=not before and any(one.age.any() for one in there),
+    )  # fmt: skip
+    if learnt["update/skipped"] < learnt["update/optimizer_steps"] or not any(taught):
+        learner.gate = gate  # a step that is not kept has changed nothing
+        learner.scales = learner.scales if scales is None else scales
+    learnt |= guarded
+    if before:
+        learnt |= _sampler_gap(there) | {"update/effective_share": effective}
+    learnt |= shares.metrics(taught, algorithm.parts_with_local(plan, groups), named)
+    tokens = sum(s.packed_tokens for s in stats)
+    places = sum(s.rows * s.row_length for s in stats)
+    return learnt | {
+        "update/learning_rate": rate * learner.peak,  # of all of these optimizer steps
+        "update/rate_scale": scale,
+        "update/packed_tokens": tokens,
+        "update/prefix_tokens_saved": sum(s.prefix_tokens_saved for s in stats),
+        "update/fill": tokens / max(1, places),
+    }, tokens
+
+
+def _to_look_at(
+    learner: Learner, groups: Sequence[Group], batches: Sequence[TrainBatch | None]
+) -> list[np.ndarray]:
+    """Returns the proximal logprobs of each turn of the first groups, for people to look at."""
+    found: list[np.ndarray] = []
+    cut = algorithm.parts_of(len(groups), learner.plan.minibatches)
+    for part, one in zip(cut, batches, strict=True):
+        first = groups[part.start : min(part.stop, learner.told)]
+        if first:
+            found += batch.proximal_of(one, first, learner.plan.mask_truncated)
+    return found
+
+
+def _sampler_gap(batches: Sequence[TrainBatch]) -> dict[str, float]:
+    """How far sampler and trainer are apart before the first step; later ones move the policy."""
+    gap_N = np.concatenate(
+        [np.abs(b.proximal_logprobs - b.behaviour_logprobs)[b.weights > 0] for b in batches]
+    )
+    return {"logprob_gap_mean": float(gap_N.mean()), "logprob_gap_max": float(gap_N.max())}
+
+
+def _told(learner: Learner, params: Any, one: TrainBatch) -> forward.Told:
+    s = learner.settings
+    return forward.told(learner.config, params, one, s.temperature, s.micro_batch_rows)
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def saved(learner: Learner) -> tuple[Any, Any]:
+    """Returns (params, opt) as a checkpoint keeps them: the masters, and the optimizer's state."""
+    return learner.state.masters, {"optimizer": learner.state.opt_state}
+
+
+def saved_data(learner: Learner) -> dict[str, Any]:
+    """Returns what a checkpoint keeps beside the ledger, in values that JSON holds.
+
+    Of the gate and of scales, where the algorithm has them.
+    """
+    plan, found = learner.plan, {}
+    if plan.entropy_high:
+        found[GATE] = sorted(learner.gate)
+    if plan.remembers:
+        found[SCALES] = {"advantage": plan.advantage, "kinds": dict(learner.scales)}
+    return found
+
+
+def restore_target(learner: Learner) -> tuple[Any, Any]:
+    """Returns shapes, dtypes and places of (params, opt) for `Checkpoints.restore`."""
+    params, opt = saved(learner)
+    return abstract(params), abstract(opt)
+
+
+def resume(learner: Learner, saved: Saved) -> None:
+    """Puts the learner where a checkpoint left it."""
+    learner.state = TrainState(
+        step=place.commit(np.int32(saved.meta["optimizer_steps"]), learner.state.step.sharding),
+        masters=saved.params,
+        opt_state=saved.opt["optimizer"],
+    )
+    data = saved.data or {}
+    learner.gate = frozenset(data.get(GATE, ()))
+    scales = data.get(SCALES, {}) if learner.plan.remembers else {}
+    if scales.get("advantage") == learner.plan.advantage:  # another's are in other units
+        learner.scales = {kind: tuple(moments) for kind, moments in scales["kinds"].items()}
+
+
+def _cast_copy(tree: Any, dtype: str) -> Any:
+    return jax.tree.map(lambda x: jnp.array(x, dtype, copy=True), tree)

@@ -1,0 +1,47 @@
+"""What a program needs of its process before it begins, however it was called.
+
+Above: cli, `api` and `reader`; below: `compiled` and the kernels.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+from importlib.metadata import entry_points
+
+import jax
+from ml_collections import ConfigDict
+
+import pallas_kernels
+from notepad_jax.setup import compiled
+from pallas_kernels import aot
+
+CHIPS = ("/dev/accel*", "/dev/vfio/[0-9]*")  # what a TPU's driver shows
+
+
+def without_chips() -> None:
+    """Where nothing but CPUs can be found, jax looks for nothing else.
+
+    The extra `[aot]` brings libtpu to compile for TPUs that are not here; asked for chips, it
+    prints what it misses in five lines. jax has asked for TPUs by name where it saw one.
+    """
+    chosen = jax.config.jax_platforms
+    if not chosen and not entry_points(group="jax_plugins") and not any(map(glob.glob, CHIPS)):
+        jax.config.update("jax_platforms", "cpu")
+
+
+def quiet() -> None:
+    """orbax and grain talk at every step; what they log as an error they raise as well."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+
+
+def prepared(config: ConfigDict) -> None:
+    """Compiled programs are kept, and the kernels are those of the config.
+
+    Raises ValueError for kernels that there are not.
+    """
+    quiet()
+    without_chips()
+    aot.keep_small_tiles()
+    compiled.keep()
+    pallas_kernels.use(config.get("kernels", "auto"))

@@ -1,0 +1,84 @@
+"""What a run left to its machine and the machine decided: dtypes, and pages of the cache.
+
+A config says "" and 0 of them, and every machine has its own answer. A run has one: other pages
+are other batches, and another dtype rounds otherwise, so a run that goes on with other ones does
+not repeat bit by bit. So the answers of its beginning lie in machine.json beside the run's
+config.json, which keeps what was asked; whoever reads with the run later (`ask`, `eval`) takes
+the config's, and so what suits the machine they stand at. Above: train; below: memory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from notepad_jax.parallel import hosts
+from notepad_jax.planner import memory
+from notepad_jax.setup import parts, sizes
+from notepad_jax.telemetry.identity import read_json, write_json
+from notepad_jax.telemetry.progress import Screen
+
+FILE = "machine.json"
+DTYPE, CACHE, PAGES = "dtype", "engine.cache_dtype", "engine.pages"
+
+
+def kept(
+    config: ConfigDict, folder: Path, words: parts.Words, resume: bool, screen: Screen,
+    see: memory.Look = memory.look,
+) -> ConfigDict:  # fmt: skip
+    """Returns the config with what the machine decides, as the run in `folder` began with it.
+
+    A new run decides here and writes it down; one that goes on keeps it, but for what its config
+    says by now. Raises ValueError for what does not fit, and for a file that is damaged.
+    """
+    path = folder / FILE
+    found = hosts.asked_of_first(lambda: _read(path) if resume else {})
+    here = {DTYPE: words.config.dtype, CACHE: config.engine.cache_dtype or words.config.dtype}
+    asked = {DTYPE: config.dtype, CACHE: config.engine.cache_dtype}
+    other = [key for key in here if not asked[key] and found.get(key, here[key]) != here[key]]
+    if other:
+        ways = " ".join(f"--config.{key}={here[key]}" for key in other)
+        screen.say(
+            f"this run began with {' and '.join(f'{key}={found[key]}' for key in other)} and goes "
+            f"on so; what suits this machine is {ways}"
+        )
+    config = _filled(config, found)
+    words = parts.words(config.policy, config.dtype, parts.to_learn(config))
+    config = fitted(config, words, screen, see)
+    ours = {
+        DTYPE: words.config.dtype,
+        CACHE: config.engine.cache_dtype or words.config.dtype,
+        PAGES: config.engine.pages,
+    }
+    # The engines of all hosts are alike, whatever is free on each.
+    ours = hosts.asked_of_first(lambda: ours)
+    if hosts.first() and not found:
+        write_json(path, ours)
+    return _filled(config, ours)
+
+
+def fitted(
+    config: ConfigDict, words: parts.Words, screen: Screen, see: memory.Look = memory.look
+) -> ConfigDict:
+    """Returns a training config with pages that fit; ValueError where nothing does."""
+    template = parts.template(config.reading, words)
+    rules = parts.rules(config.reading, words.tokenizer)
+    settled = sizes.settled(config, template, rules)
+    fitting = memory.to_train(settled, words, template, rules, screen.say, see)
+    return _filled(config, {PAGES: fitting.engine.pages})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """{} for a run that was stopped before it had decided."""
+    return read_json(path, "remove it, and the machine decides anew") if path.is_file() else {}
+
+
+def _filled(config: ConfigDict, found: dict[str, Any]) -> ConfigDict:
+    """The config, with values of `found` where it says nothing."""
+    config = config.copy_and_resolve_references().unlock()
+    config.dtype = config.dtype or found.get(DTYPE, "")
+    config.engine.cache_dtype = config.engine.cache_dtype or found.get(CACHE, "")
+    config.engine.pages = config.engine.pages or found.get(PAGES, 0)
+    return config.lock()

@@ -1,0 +1,197 @@
+"""What a run was asked to do, and what of that was changed on the way.
+
+`history.jsonl` in the run's folder is only ever appended to: its first line has the config that the
+run began with, and every `--resume` that changes one adds what it was and what it is by now.
+config.json has the present alone; what it should say follows from here. Where a run's steps lie
+elsewhere (`checkpoint.folder`), its settings lie beside them, too (`run.json`): whoever finds the
+steps knows which run they are, and can go on with it, also when the run's folder is gone. Above:
+train, telling, trained, check and cli.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from notepad_jax.checkpoint.steps import Folder, place_of, steps_in
+from notepad_jax.parallel import hosts
+from notepad_jax.report import origin
+from notepad_jax.setup import configuration, provenance
+from notepad_jax.telemetry import lines
+from notepad_jax.telemetry.identity import read_json, write_json, write_sealed
+from notepad_jax.telemetry.metrics import CONFIG
+from notepad_jax.training import decided
+
+FILE = "history.jsonl"
+BESIDE = "run.json"  # among the steps that lie elsewhere
+GONE = None  # the value of a key that there is no more, or was not yet: no setting is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What a run was gone on with."""
+
+    step: int  # done by then
+    date: str
+    commit: str  # of the code
+    changed: Mapping[str, tuple[Any, Any]]  # key: what it was, what it is from then on
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """What is known of a run's settings; a run of an earlier version has no beginning."""
+
+    begun: Mapping[str, Any] | None  # by key
+    changes: tuple[Change, ...]
+    machine: Mapping[str, Any]  # what the machine decided of them (`decided`)
+
+    @property
+    def now(self) -> Mapping[str, Any] | None:
+        """The settings that follow."""
+        if self.begun is None:
+            return None
+        after = {key: new for one in self.changes for key, (_, new) in one.changed.items()}
+        return {key: value for key, value in {**self.begun, **after}.items() if value is not GONE}
+
+
+def begin(folder: Path, config: ConfigDict) -> None:
+    """Writes down what a run begins with; from here on it can be gone on with."""
+    if hosts.first() and not (folder / FILE).exists():
+        said = {"config": _flat(config), "machine": _machine(folder)}
+        _append(folder, {"step": 0, **_here(), **said})
+
+
+def change(folder: Path, step: int, config: ConfigDict, said: Mapping[str, Any]) -> None:
+    """Writes down what differs by now, after `step` steps; `said` is what config.json said.
+
+    The first process does this.
+    """
+    before, now = read(folder).now, _flat(config)
+    before = configuration.flat(said) if before is None else before
+    changed = {
+        key: [before.get(key, GONE), now.get(key, GONE)]
+        for key in sorted({*before, *now})
+        if before.get(key, GONE) != now.get(key, GONE)
+    }
+    if changed and before:
+        _append(folder, {"step": step, **_here(), "changed": changed})
+
+
+def read(folder: Path) -> History:
+    """Returns what history.jsonl says. Raises ValueError naming a line that is damaged."""
+    begun, changes, machine = None, [], {}
+    for number, _, found in lines.lines(folder / FILE):
+        try:
+            if "config" in found:
+                begun, machine = dict(found["config"]), dict(found["machine"])
+                continue
+            changed = {key: (was, now) for key, (was, now) in found["changed"].items()}
+            changes.append(Change(found["step"], found["at"], found["code"], changed))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ValueError(
+                f"line {number} of {folder / FILE} is damaged, which says what the run was asked "
+                f"to do; take it out: the run goes on without it"
+            ) from None
+    return History(begun, tuple(changes), machine)
+
+
+def shown(folder: Path) -> list[origin.Change]:
+    """Returns the changes as a page has them."""
+
+    def told(value: Any) -> str:
+        return "(no such key)" if value is GONE else json.dumps(value)
+
+    return [
+        origin.Change(
+            one.step, one.date, one.commit,
+            [(key, told(was), told(now)) for key, (was, now) in one.changed.items()],
+        )
+        for one in read(folder).changes
+    ]  # fmt: skip
+
+
+def _append(folder: Path, values: Mapping[str, Any]) -> None:
+    path = folder / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.read_bytes() if path.exists() else b""
+    cut = whole[whole.rfind(b"\n") + 1 :]  # by a kill
+    with path.open("r+b" if whole else "wb") as file:
+        file.seek(len(whole) - len(cut))
+        file.truncate()
+        file.write(lines.sealed(values))
+
+
+def _here() -> dict[str, str]:
+    now = datetime.datetime.now(datetime.UTC)
+    return {"at": f"{now:%Y-%m-%d %H:%M} UTC", "code": provenance.commit()}
+
+
+def _machine(folder: Path) -> dict[str, Any]:
+    path = folder / decided.FILE
+    return read_json(path, "remove it, and the machine decides anew") if path.is_file() else {}
+
+
+def _flat(config: ConfigDict) -> dict[str, Any]:
+    return json.loads(json.dumps(configuration.flat(configuration.plain(config)), default=str))
+
+
+# ---------------------------------------------------------------- beside steps that lie elsewhere
+
+
+def put_beside(folder: Path, config: ConfigDict) -> None:
+    """Writes the run's settings beside its steps, if those lie elsewhere."""
+    if not config.checkpoint.folder or not hosts.first():
+        return
+    content = {CONFIG: configuration.plain(config), decided.FILE: _machine(folder)}
+    where = place_of(folder, config.checkpoint.folder)
+    where.mkdir(parents=True, exist_ok=True)
+    (where / BESIDE).write_text(json.dumps(content, indent=1, default=str) + "\n")
+
+
+def beside(where: Folder) -> dict[str, Any] | None:
+    """Returns what lies beside the steps in `where`; None where it is missing, or damaged."""
+    try:
+        content = json.loads((where / BESIDE).read_text())
+        return {name: dict(content[name]) for name in (CONFIG, decided.FILE)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def how_to_go_on(elsewhere: str, where: Folder) -> str:
+    """Says how to go on with the run whose steps lie in `where`; nothing where nobody can."""
+    if elsewhere and beside(where) is not None:
+        return f"go on with it (--resume --config.checkpoint.folder={elsewhere}), "
+    return ""
+
+
+def bring_back(folder: Path, elsewhere: str) -> None:
+    """Makes the folder of a run that goes on and is not there, from what lies beside its steps.
+
+    Raises ValueError where no steps are there, or nothing beside them.
+    """
+    if folder.is_dir():
+        return
+    if not elsewhere:
+        raise ValueError(
+            f"there is no run {folder} to resume; see the folder {folder.parent}/, or say where "
+            f"its checkpoints lie, if that is elsewhere (--config.checkpoint.folder)"
+        )
+    where = place_of(folder, elsewhere)
+    if not steps_in(where):
+        raise ValueError(f"there is no run {folder} to resume, and {where} has no steps of it")
+    found = beside(where)
+    if found is None:
+        raise ValueError(
+            f"there is no run {folder} to resume; {where} has steps of one, but not its settings "
+            f"({BESIDE}): bring back the run's folder, or begin another run"
+        )
+    for name, content in found.items():
+        if content:
+            write = write_sealed if name == CONFIG else write_json
+            write(folder / name, content)

@@ -1,0 +1,323 @@
+"""The rollouts of a training run: what a step draws, reads and counts.
+
+Where a run has several processes, each has an engine and reads its share of a round's draws,
+every so-many-th ordinal; then all tell all what came of them. So every process goes on from the
+same groups, in the same order, and the account is the same everywhere. Only what was said
+travels: prompts are made again from the task (`spool`).
+
+Above: train, which learns from it; below: task_stream and rollout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from notepad_jax.parallel import hosts
+from notepad_jax.reading.loop import Reader
+from notepad_jax.reading.memory_agent import Rules, TurnSampling
+from notepad_jax.reading.trace import Trace
+from notepad_jax.rollout import (
+    collector,
+    dynamic_sampling,
+    imitation,
+    local,
+    overlong,
+    rewards,
+    spool,
+)
+from notepad_jax.rollout.drawing import Stream
+from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
+from notepad_jax.rollout.groups import ages
+from notepad_jax.rollout.ledger import PASSED, Ledger, Outcome, Place
+from notepad_jax.rollout.overlong import Overlong
+from notepad_jax.rollout.rewards import Scoring
+from notepad_jax.setup import parts, task_stream, trace_files
+from notepad_jax.setup.task_stream import TaskStream
+from notepad_jax.text.chunks import Documents
+from notepad_jax.text.prompts import Template
+from notepad_jax.text.tokenizer import Tokenizer
+from notepad_jax.types import Chunks, Completer, Draw, Group, Task
+
+
+class ReadingsFailed(ValueError):
+    """More readings of a step failed than the config lets pass."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollouts:
+    """Draws and reads; what it remembers is in the ledgers that it is given and returns."""
+
+    stream: TaskStream
+    reader: Reader
+    scoring: Scoring
+    probe: Scoring  # of an answer alone, as from a memory that was written again
+    wanted: Wanted
+    group_size: int
+    seed: int
+    max_failed_share: float
+    local: local.Wanted
+    shaped: bool = False  # by the lengths of turns
+    retire_at: float = 0.0  # pass rate at which a task is drawn no more; 0: none is
+    teacher: imitation.Teacher | None = None  # who writes the turns; None: the policy itself
+
+    async def step(self, ledger: Ledger, version: int) -> tuple[Rollout, dict[str, float]]:
+        """Returns what policy `version` has to learn from, and metrics of how it came about.
+
+        Raises ReadingsFailed where more of the groups failed than `max_failed_share`.
+        """
+        chunks = self.stream.curriculum.at(version)
+        stage = self.stream.stage(chunks, self.reader.rules.chunk_size)
+        documents = self._documents(stage)
+        homes = {} if self.local.samples else None  # only local turns come back
+        reader = dataclasses.replace(self.reader, chunks_of=_held(documents), homes=homes)
+        readers: dict[int, int] = {}  # of this step's draws: which process read it
+        read: list[Group] = []
+
+        async def collect(ordinals: Sequence[int]) -> tuple[list[Group], list[collector.Failed]]:
+            readers.update((one, k % hosts.count()) for k, one in enumerate(ordinals))
+            groups, failed = await self._read(stage, reader, ordinals, version)
+            read.extend(groups)
+            return groups, failed
+
+        rollout = await dynamic_sampling.collect_informative(
+            ledger, collect, self.wanted, version, self._stream(ledger)
+        )
+        self._check(rollout)
+        if self.retire_at:
+            rollout = self._with_rates(rollout, read)
+        asked_for = self._asked_for(chunks, rollout) | ages(rollout.batch, version)
+        if self.local.samples:
+            rollout, counted = await self._with_local(reader, rollout, readers)
+            asked_for |= counted
+        return rollout, rollout.stats.metrics() | asked_for | {
+            "data/draws": rollout.ledger.next,
+            "data/questions_left_out": self.stream.left_out,
+            "data/truncated_documents": documents.truncated_documents,
+            "data/truncated_tokens": documents.truncated_tokens,
+        }
+
+    async def _with_local(
+        self, reader: Reader, rollout: Rollout, readers: Mapping[int, int]
+    ) -> tuple[Rollout, dict[str, float]]:
+        """Returns the rollout with local turns of some of its groups, and their metrics.
+
+        Several processes choose the same turns; each samples those of the draws that it read,
+        whose chunks its engine may still have, and of the groups that waited, its share.
+        """
+        chosen = local.choose(rollout.batch, self.local.share, self.seed)
+        count = hosts.count()
+        theirs: list[list[local.Chosen]] = [[] for _ in range(count)]
+        for one in chosen:
+            ordinal = one.group.ordinal
+            theirs[readers.get(ordinal, ordinal % count)].append(one)
+        own = theirs[hosts.index()]
+        sets = await local.write_again(own, reader, self.local.samples, self.seed, self.probe)
+        made = {one.group.place: found for one, found in zip(own, sets, strict=True)}
+        if count > 1:
+            every = hosts.gather(json.dumps(spool.tell_local(sets)).encode())
+            for turns, said in zip(theirs, every, strict=True):
+                found = spool.told_local(json.loads(said), turns)
+                made |= {one.group.place: each for one, each in zip(turns, found, strict=True)}
+        batch, stats = local.joined(rollout.batch, made)
+        return dataclasses.replace(rollout, batch=batch), stats.metrics()
+
+    def _stream(self, ledger: Ledger) -> Stream:
+        records = self.stream.records
+        retired = ledger.rates.retired if self.retire_at else frozenset()
+        return Stream(
+            kind=lambda ordinal: records.task(ordinal)[0],
+            retired=lambda ordinal: bool(retired) and records.task(ordinal) in retired,
+        )
+
+    def _with_rates(self, rollout: Rollout, read: Sequence[Group]) -> Rollout:
+        """Returns the rollout with what its readings say of their tasks in the ledger."""
+        records = self.stream.records
+        keyed = [(records.task(group.ordinal), group) for group in read]
+        rates = rollout.ledger.rates.after(keyed, self.retire_at, records.tasks)
+        return dataclasses.replace(rollout, ledger=dataclasses.replace(rollout.ledger, rates=rates))
+
+    def _asked_for(self, chunks: int, rollout: Rollout) -> dict[str, float]:
+        """Returns the metrics of what is off in other runs."""
+        found: dict[str, float] = {}
+        passed = {name: len(rollout.settled.get(name, ())) for name in PASSED}
+        if self.stream.curriculum.stages:
+            found[task_stream.MOST_CHUNKS] = chunks
+        if self.shaped:
+            found["rollout/overlong"] = rollout.stats.overlong
+        if self.wanted.kinds:
+            found["groups/passed_no_room"] = passed[Outcome.NO_ROOM]
+        if self.retire_at:
+            found["groups/passed_retired"] = passed[Outcome.RETIRED]
+            found["tasks/retired"] = len(rollout.ledger.rates.retired)
+        return found
+
+    def _documents(self, stage: TaskStream) -> Documents:
+        rules = self.reader.rules
+        return stage.documents(self.reader.tokenizer, rules.chunk_size, rules.chunk_ends)
+
+    async def _read(
+        self, stage: TaskStream, reader: Reader, ordinals: Sequence[int], version: int
+    ) -> tuple[list[Group], list[collector.Failed]]:
+        own = ordinals[hosts.index() :: hosts.count()]
+        draws = [Draw(ordinal, stage.records.at(ordinal), stage.chunks) for ordinal in own]
+        if self.teacher:
+            read = await imitation.collect(draws, reader, self.teacher, version, self.scoring)
+        else:
+            read = await collector.collect(draws, reader, self.group_size, self.seed, self.scoring)
+        return read if hosts.count() == 1 else self._shared(stage, reader, *read)
+
+    def _shared(
+        self,
+        stage: TaskStream,
+        reader: Reader,
+        groups: list[Group],
+        failed: list[collector.Failed],
+    ) -> tuple[list[Group], list[collector.Failed]]:
+        """Tells the other processes what was read here, and returns what all have read."""
+        every = hosts.gather(json.dumps(spool.tell(groups, failed)).encode())
+        draws = functools.cache(lambda ordinal: stage.records.at(ordinal))
+        for number, said in enumerate(every):
+            if number != hosts.index():
+                others = spool.told(
+                    json.loads(said),
+                    lambda place, chunks: (draws(place[0])[place[1]], reader),  # all of one stage
+                )
+                groups, failed = groups + others[0], failed + others[1]
+        return tuple(sorted(found, key=lambda one: one.place) for found in (groups, failed))
+
+    def _check(self, rollout: Rollout) -> None:
+        failed, sampled = rollout.failed, rollout.stats.groups_sampled
+        if failed and len(failed) > self.max_failed_share * sampled:
+            raise ReadingsFailed(
+                f"readings failed in {len(failed)} of the {sampled} groups of a step "
+                f"(rollout.max_failed_share is {self.max_failed_share}); the first: {failed[0]}"
+            ) from failed[0].failure
+
+    def saved(self, ledger: Ledger) -> dict[str, Any]:
+        """Returns what a checkpoint keeps: the ledger, and which stream's it is."""
+        return {"stream": dict(self.stream.records.identity), "ledger": spool.encode(ledger)}
+
+    def restored(self, saved: Mapping[str, Any], mended: bool = False) -> Ledger:
+        """Returns the ledger that was saved; ValueError if it is another stream's.
+
+        With `mended` rows of its files may have other words by now (`Records.check`).
+        """
+        records = self.stream.records
+        records.check(saved["stream"], mended)
+
+        @functools.cache
+        def stage(chunks: int) -> tuple[TaskStream, Reader]:
+            of = self.stream.stage(chunks, self.reader.rules.chunk_size)
+            return of, dataclasses.replace(self.reader, chunks_of=self._documents(of))
+
+        def again(place: Place, chunks: int) -> tuple[Task, Reader]:
+            (ordinal, question), (of, reader) = place, stage(chunks)
+            return of.records.at(ordinal)[question], reader
+
+        return spool.decode(saved["ledger"], again)
+
+
+def rollouts(
+    config: ConfigDict, stream: TaskStream, completer: Completer, tokenizer: Tokenizer,
+    template: Template, rules: Rules,
+) -> Rollouts:  # fmt: skip
+    """Returns how a run samples. Raises ValueError for a config that cannot work."""
+    r = config.rollout
+    answers = scoring(config, rewards.Shown(tokenizer, template, rules))
+    return Rollouts(
+        stream=stream,
+        reader=Reader(
+            completer, tokenizer, template, rules,
+            TurnSampling(r.temperature, r.top_p, template.stop_ids, 0),
+            stream.documents(tokenizer, rules.chunk_size, rules.chunk_ends),
+        ),
+        scoring=rewards.with_memories(answers, config.tasks.memory_reward),
+        probe=answers,
+        wanted=Wanted(
+            r.documents, stream.questions, r.max_rounds, r.max_staleness, stream.balanced
+        ),
+        group_size=r.group_size,
+        seed=config.seed,
+        max_failed_share=r.max_failed_share,
+        local=local.Wanted(**r.local),
+        shaped=bool(config.grpo.overlong_window),
+        retire_at=config.tasks.retire_at if stream.records.tasks else 0.0,
+        teacher=_teacher(r.teacher),
+    )  # fmt: skip
+
+
+def _teacher(said: str) -> imitation.Teacher | None:
+    """Returns whom a run imitates. Raises ValueError for a run that has no right reading."""
+    if not said:
+        return None
+    if said == imitation.SCRIPT:
+        return imitation.of_script
+    with contextlib.ExitStack() as stack:
+        found = [
+            stack.enter_context(Trace(file))
+            for file in trace_files.files(trace_files.existing(said), False)
+        ]
+        teacher, tasks = imitation.of_readings(found)
+    if not tasks:
+        raise ValueError(f"{said} has no reading that was right, so there is nothing to imitate")
+    return teacher
+
+
+def check(config: ConfigDict) -> None:
+    """Raises ValueError for rewards that there are not, cannot be called, or do not go together."""
+    rewards.with_memories(scoring(config), config.tasks.memory_reward)
+
+
+def scoring(config: ConfigDict, shown: rewards.Shown | None = None) -> Scoring:
+    """Returns how a run rewards an answer. Raises ValueError for what does not go together."""
+    found, g = rewards.of(config.tasks.reward, shown=shown), config.grpo
+    if not g.overlong_window:
+        return found
+    if g.mask_truncated:
+        raise ValueError(
+            f"grpo.overlong_window is {g.overlong_window} and grpo.mask_truncated is true: the "
+            f"first punishes turns that were cut and the second does not learn from them; use one"
+        )
+    rules = parts.rules(config.reading)
+    limits = rules.max_memory, rules.longest_answer
+    how = Overlong(g.overlong_window, g.overlong_weight, *limits)
+    return dataclasses.replace(found, score=overlong.shaped(found.score, how))
+
+
+def idle(config: ConfigDict) -> Iterator[str]:
+    """Yields, in words, what was chosen of rewards and draws and cannot act."""
+    g = config.grpo
+    if g.overlong_window and not g.overlong_weight:
+        yield f"grpo.overlong_window={g.overlong_window} cannot act: grpo.overlong_weight is 0"
+    if config.tasks.retire_at and config.tasks.curriculum:
+        yield (
+            "tasks.retire_at counts readings of every stage of tasks.curriculum: a task that "
+            "retires while its document is short does not come back when it is whole"
+        )
+
+
+def account(before: Ledger, rollout: Rollout) -> dict[str, Any]:
+    """Returns a step's line of ledger.jsonl: what was drawn, and what became of what."""
+    return {
+        "drawn": [before.next, rollout.ledger.next],  # the second is the next step's first
+        **{outcome.value: places for outcome, places in rollout.settled.items()},
+        "waiting": [one.group.place for one in rollout.ledger.waiting],
+    }
+
+
+def _held(documents: Callable[[Task], Chunks]) -> Callable[[Task], Chunks]:
+    """Holds on to all chunks: a document drawn again in a step is not tokenised again."""
+    held: list[Chunks] = []
+
+    def chunks_of(task: Task) -> Chunks:
+        held.append(documents(task))
+        return held[-1]
+
+    return chunks_of

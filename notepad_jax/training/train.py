@@ -1,0 +1,421 @@
+"""`notepad-jax train`: rollout, reward, update, hand-off, again.
+
+One step reads like this: draw documents; read every question G times with the engine;
+replace groups that teach nothing; learn from the others (`learner`); save a checkpoint; the
+engine adopts the new parameters. Every random number is a function of (seed, ordinal of the
+draw, question, sample, turn), and the account of all draws, with the groups that wait, is part
+of the checkpoint, so a run that was killed continues with the same batches, noise and metrics;
+one that is told to stop (`stopping`) keeps the turns of the rollout under way, too (`under_way`).
+Longer than most files, because a run is read here from its beginning to its end. Above: cli and
+quickstart; below: everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+from ml_collections import ConfigDict
+
+from notepad_jax import waiting
+from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
+from notepad_jax.checkpoint.steps import check_place, place_of, steps_in
+from notepad_jax.checkpoint.training_state import Checkpoints
+from notepad_jax.engine.engines import Engines
+from notepad_jax.engine.metered import Metered
+from notepad_jax.engine.service import EngineService
+from notepad_jax.grpo import algorithm, micro_batches
+from notepad_jax.parallel import hosts
+from notepad_jax.rollout import dynamic_sampling, groups
+from notepad_jax.rollout.dynamic_sampling import Rollout
+from notepad_jax.rollout.ledger import Ledger
+from notepad_jax.setup import compiled, configuration, learner, parts, sizes, stopping, task_stream
+from notepad_jax.setup.learner import Learner
+from notepad_jax.telemetry import sinks
+from notepad_jax.telemetry.identity import write_sealed
+from notepad_jax.telemetry.metrics import CONFIG, read_metrics
+from notepad_jax.telemetry.progress import Screen
+from notepad_jax.training import (
+    callbacks,
+    decided,
+    record,
+    rollouts,
+    starting_policy,
+    telling,
+    under_way,
+    validation,
+)
+from notepad_jax.training.callbacks import Callback
+from notepad_jax.training.rollouts import Rollouts
+from notepad_jax.training.telling import Tell
+from notepad_jax.training.validation import Validation
+from notepad_jax.types import PolicySnapshot
+
+
+@dataclasses.dataclass
+class Run:
+    """What lives as long as a training run."""
+
+    config: ConfigDict
+    rollouts: Rollouts
+    driver: EngineService | Engines
+    ledger: Ledger
+    learner: Learner
+    start: Mapping[str, str]  # the policy that it began with, by content
+    checkpoints: Checkpoints
+    handoff: Handoff
+    under_way: under_way.UnderWay
+    validation: Validation
+    screen: Screen
+    step: int  # steps done
+    good: int  # the last step whose update was finite, or that had none
+    saved: int | None  # the last step on disk
+    seen: Mapping[str, float]  # what of the policy the engine samples with (`learner.seen`)
+
+
+class Diverged(ValueError):
+    """Updates that are not finite, several in a row."""
+
+
+def train(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool = False,
+    step: int | None = None, told: Sequence[Callback] = (), mended: bool = False,
+) -> Path | epath.Path:  # fmt: skip
+    """Runs the training in the new folder `folder`, or continues one; returns its checkpoints.
+
+    With `resume` it goes on from the newest good checkpoint, or from `step`; with `mended` also
+    where rows of task files were mended since, as they stand. `told` are called
+    after every step, and may end the run there (`callbacks`). Raises ValueError
+    for a config that cannot work, a checkpoint that is damaged, a policy or task files that are
+    not those that the run began with, and as `run_folder.opened` does. Whatever is refused,
+    nothing that was in the folder has changed. On Ctrl-C and SIGTERM it keeps what was begun
+    and raises `stopping.Stopped`.
+    """
+    stop = stopping.Stop()
+    with telling.opened(folder, resume), stop.watching():
+        return waiting.run(_train(config, folder, screen, resume, step, stop, told, mended))
+
+
+async def _train(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None,
+    stop: stopping.Stop, callback: Sequence[Callback], mended: bool,
+) -> Path | epath.Path:  # fmt: skip
+    if not resume and hosts.first():  # so that a start that is killed can be resumed
+        write_sealed(folder / CONFIG, configuration.plain(config))
+    run = prepare(config, folder, screen, resume, step, stop, mended)
+    told = telling.telling(
+        _named(config, run), folder, screen, run.rollouts.reader, run.step, resume
+    )
+    with stop.patiently(), hosts.keeping(run.under_way.keep), told as tell:
+        async with run.driver:
+            await validate(run, tell, folder, stop)
+            while run.step < config.steps and not run.validation.exhausted:
+                before = run.ledger
+                try:
+                    metrics, timings, rollout = await one_step(run)
+                except stopping.Stopped as stopped:
+                    # Others may be in the middle of something, and saving is done by all together.
+                    if stopped.patient and hosts.count() == 1:
+                        _end_here(run)
+                    raise
+                done = tell.step(run.step, metrics, timings, before, rollout)
+                if _skipped(metrics):
+                    await _keep_last_good(run, before)
+                else:
+                    await save_and_hand_over(run)
+                done()
+                run.under_way.done(run.saved)
+                stop.check_all(f"after step {run.step}", lambda: _end_here(run))
+                validated = await validate(run, tell, folder, stop)
+                if not callbacks.go_on(callback, run.step, {**metrics, **validated}):
+                    _end_here(run)
+                    break
+    return run.checkpoints.folder
+
+
+def _named(config: ConfigDict, run: Run) -> ConfigDict:
+    """Returns the config with the step of a run that it began with: it may have newer ones."""
+    config = config.copy_and_resolve_references().unlock()
+    config.policy = run.start["folder"]
+    return config.lock()
+
+
+def check(
+    config: ConfigDict, folder: Path, resume: bool, step: int | None, mended: bool = False
+) -> parts.Words:
+    """Raises ValueError for what is wrong and can be known before any weight is loaded.
+
+    That is also whether checkpoints can be written where they are to lie.
+    """
+    hosts.asked_of_first(lambda: sinks.check(config.get("sinks", ())))
+    _, settings, _ = learner.settings_of(config)
+    there = parts.trainers_mesh(config)
+    micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
+    parts.engines_mesh(config.engine)
+    rollouts.check(config)
+    if not resume and step is not None:
+        raise ValueError(f"step {step} is where a run goes on: say --resume as well")
+    if not resume and mended:
+        raise ValueError("--mended is for a run that goes on: say --resume as well")
+    learner.check_start(config.grpo.lora, config.policy)
+    words = parts.words(config.policy, config.dtype, parts.to_learn(config))
+    task_stream.check_files(config, words.tokenizer)
+    validation.check_settings(config, words.tokenizer)
+    reading = parts.rules(config.reading, words.tokenizer)
+    template = parts.template(config.reading, words)
+    sizes.settled(config, template, reading)
+    parts.engine_settings(config.engine, words.config, reading, template)
+    where = place_of(folder, config.checkpoint.folder)
+    if config.checkpoint.folder or hosts.count() > 1:
+        check_place(where)
+    if not resume and (there := hosts.asked_of_first(lambda: steps_in(where))):
+        raise ValueError(
+            f"{where} has steps of an earlier run ({there[-1]} is the last); "
+            f"{record.how_to_go_on(config.checkpoint.folder, where)}choose another name (--name), "
+            f"or remove them"
+        )
+    return words
+
+
+def prepare(
+    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None,
+    stop: stopping.Stop | None = None, mended: bool = False,
+) -> Run:  # fmt: skip
+    """Loads the policy and puts the parts together, where a checkpoint left them."""
+    asked = config
+    words = check(config, folder, resume, step, mended)  # before anything is written or removed
+    waiting.look()
+    config = decided.kept(config, folder, words, resume, screen)
+    where = place_of(folder, config.checkpoint.folder)
+    checkpoints = Checkpoints(where, keep=config.checkpoint.keep)
+    before = hosts.asked_of_first(lambda: task_stream.before(folder) if resume else {})
+    stream = task_stream.opened(config, words.tokenizer, screen, before)
+    held_out = validation.items(config, stream, words.tokenizer, screen)
+    waiting.look()
+    policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config), screen.warn)
+    waiting.look()
+    template = parts.template(config.reading, policy)
+    reading = parts.rules(config.reading, policy.tokenizer)
+    config = sizes.settled(config, template, reading)
+    start, stored = starting_policy.content(policy), policy.stored
+    digests = [file["digest"] for file in stream.admitted.get("files", ())]
+    identity = {**configuration.plain(config), "start": start, "bytes of tasks.files": digests}
+    begun = under_way.UnderWay(folder, identity, stop or stopping.Stop(), screen.warn)
+    nobody = PolicySnapshot(-1, None)
+    driver = parts.service(
+        config.engine, policy, reading, template, nobody,
+        lambda executor: begun.around(Metered(executor, screen.work)),
+    )  # fmt: skip
+    sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
+    held_out = validation.opened(config, held_out, sampled.reader, sampled.probe)
+    learning = learner.prepare(config, policy.config, policy.params)
+    said = algorithm.idle(learning.plan, learning.settings, config.rollout.max_staleness)
+    for idle in (*said, *rollouts.idle(config)):
+        screen.say(idle)
+    waiting.look()
+    wanted = parts.adopted(config, policy.config, learner.adapters(config.grpo.lora))
+    handoff = _handoff(config.checkpoint, where, wanted, learning.frozen)
+    del policy  # the starting weights live on in the learner alone
+
+    ledger, fresh = Ledger(), step is None and not (resume and checkpoints.steps())
+    if fresh:
+        step = 0
+    else:
+        saved = checkpoints.restore(*learner.restore_target(learning), screen.warn, step)
+        starting_policy.compare(saved.meta.get("start", {}), start, folder)
+        checkpoints.keep_base(learner.base(learning, stored))
+        ledger = sampled.restored(saved.data, mended)
+        learner.resume(learning, saved)
+        step = saved.step
+        if held_out.restored(saved.data, screen):
+            held_out.mark(checkpoints.folder)
+        checkpoints.go_on_from(step)
+    waiting.look()
+    if hosts.first():
+        task_stream.keep(folder, stream, before, step, screen)
+    if resume:
+        begun.take_up()
+    run = Run(
+        config=config,
+        rollouts=sampled,
+        driver=driver,
+        ledger=ledger,
+        learner=learning,
+        start=start,
+        checkpoints=checkpoints,
+        handoff=handoff,
+        under_way=begun,
+        validation=held_out,
+        screen=screen,
+        step=step,
+        good=step,
+        saved=None if fresh else step,
+        seen={},
+    )
+    if fresh:
+        named = _named(asked, run)
+        record.put_beside(folder, named)  # before there is a step that nobody knows
+        checkpoints.keep_base(learner.base(learning, stored))
+        _save(run, ledger)
+        record.begin(folder, named)
+    run.driver.start_with(_published(run, step))
+    return run
+
+
+def _handoff(
+    checkpoint: ConfigDict, folder: Path | epath.Path, wanted: Any, frozen: Any
+) -> Handoff:
+    """Returns the bridge to the engine, which asks for `wanted`; `frozen` is handed over once."""
+    if checkpoint.handoff == "memory":
+        return InProcess(wanted, frozen)
+    return ThroughStorage(folder, wanted)
+
+
+# ---------------------------------------------------------------- one step
+
+
+async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollout]:
+    """Rollout and update; returns (metrics, timings, what was sampled)."""
+    began, before, compiling = time.perf_counter(), run.ledger, compiled.watched()
+    compiled_before, version = compiling.seconds, run.driver.version
+    rollout, metrics = await run.under_way.rolled(
+        run.step + 1, version, before.next, run.rollouts.step(before, version)
+    )
+    rolled, compiled_then = time.perf_counter(), compiling.seconds
+    if run.config.engine.give_back:
+        run.driver.rest(weights=True)
+    engine = run.driver.take_stats()
+    counted = hosts.added(
+        {
+            "rollout/prefix_tokens": engine.prefix_tokens,
+            "rollout/prefix_tokens_saved": engine.prefix_tokens_saved,
+            "rollout/tail_tokens": engine.tail_tokens,
+            "rollout/draft_tokens": engine.draft_tokens,
+            "rollout/decode_tokens": engine.decode_tokens,
+        }
+    )
+    metrics |= counted | run.seen
+    packed_tokens = 0
+    if rollout.batch:
+        learnt, packed_tokens = learner.learn(
+            run.learner, rollout.batch, rollout.share, version,
+            groups.by_task(rollout.stats.tasks, rollout.batch),
+        )  # fmt: skip
+        metrics |= learnt
+        if _skipped(metrics):
+            rollout = dynamic_sampling.without_update(rollout, before)
+        rollout = dataclasses.replace(rollout, proximal=run.learner.proximal)
+    run.step, run.ledger = run.step + 1, rollout.ledger
+    ended = time.perf_counter()
+    sampled = sum(counted[f"rollout/{kind}_tokens"] for kind in ("prefix", "tail", "decode"))
+    timings = {
+        "rollout_seconds": rolled - began,
+        "update_seconds": ended - rolled,
+        "rollout_compile_seconds": compiled_then - compiled_before,
+        "update_compile_seconds": compiling.seconds - compiled_then,
+        "rollout_tokens_per_second": sampled / (rolled - began),
+        "update_tokens_per_second": packed_tokens / (ended - rolled),
+        "replayed_turns": run.under_way.replayed,  # of a rollout that was stopped
+    }
+    return metrics, timings, rollout
+
+
+async def validate(run: Run, tell: Tell, folder: Path, stop: stopping.Stop) -> dict[str, float]:
+    """Validates the step that the engine holds, if it is due and was not skipped.
+
+    Returns what was found; nothing where nothing was read.
+    """
+    held_out, step = run.validation, run.step
+    if not held_out.due(step) or step != run.good or any(b.step == step for b in held_out.found):
+        return {}
+    began = time.perf_counter()
+    metrics = hosts.asked_of_first(lambda: validation.told(read_metrics(folder), step))
+    if metrics is None or held_out.begun_anew:
+        metrics = await held_out.measure(step, stop, run.screen)
+        run.driver.rest()  # nothing that it read is there when the next rollout begins
+        run.driver.take_stats()
+        tell.validated(step, metrics)
+    held_out.add(step, metrics)
+    held_out.mark(run.checkpoints.folder)
+    for line in validation.lines(held_out, metrics, began):
+        run.screen.say(line)
+    return metrics
+
+
+# ---------------------------------------------------------------- checkpoint and hand-off
+
+
+async def save_and_hand_over(run: Run) -> None:
+    """Saves the step if it is due; the engine adopts its parameters either way.
+
+    What it read with is let go by then, or, without `engine.give_back`, when it has adopted.
+    """
+    run.good, last = run.step, run.step == run.config.steps
+    if run.step % run.config.checkpoint.every == 0 or last or run.validation.due(run.step):
+        _save(run, run.ledger)
+    await run.driver.adopt(_published(run, run.step), drain=True)
+
+
+def _end_here(run: Run) -> None:
+    """Saves what was learnt since the last step that was due: the run ends here, or stops."""
+    if run.saved != run.good:
+        _save(run, run.ledger, step=run.good)
+    run.under_way.done(run.saved)
+
+
+def _skipped(metrics: dict[str, float]) -> bool:
+    """Whether the step learnt nothing because none of its updates was finite."""
+    return 0 < metrics.get("update/skipped", 0) == metrics["update/optimizer_steps"]
+
+
+async def _keep_last_good(run: Run, before: Ledger) -> None:
+    """After a skipped step: the last good one is on disk, and nothing newer ever hides it.
+
+    The weights are still that step's: there is nothing to hand over, but to an engine that gave
+    them back. `before` is the account before the step; a resumed run draws again what it drew.
+    """
+    if run.saved != run.good:
+        _save(run, before, step=run.good)
+    in_a_row, most = run.step - run.good, run.learner.plan.max_skipped
+    if in_a_row >= most:
+        raise Diverged(
+            f"no update of the last {in_a_row} rollouts was finite; they were skipped "
+            f"(grpo.max_skipped is {most}); the last good step is {run.good}, kept in "
+            f"{run.checkpoints.folder}: go on from it with a lower optimizer.learning_rate, or "
+            f"look at what those steps read"
+        )
+    if run.config.engine.give_back:
+        await run.driver.adopt(_published(run, run.good))
+
+
+def _save(run: Run, ledger: Ledger, step: int | None = None) -> None:
+    """Saves the learner as it is, as `step` (the current one), with the account `ledger`."""
+    learning, step = run.learner, run.step if step is None else step
+    meta = {
+        "seed": run.config.seed,
+        "optimizer_steps": int(learning.state.step),
+        "policy": dataclasses.asdict(learning.config),
+        "start": run.start,
+    }
+    params, opt = learner.saved(learning)
+    data = {
+        **run.rollouts.saved(ledger),
+        **run.validation.saved(),
+        **learner.saved_data(learning),
+    }
+    run.checkpoints.save(step, params, opt, data, meta)
+    run.saved = step
+
+
+def _published(run: Run, step: int) -> PolicySnapshot:
+    """Hands what is trained, step `step`, to the engine, in its dtype; returns the whole."""
+    run.handoff.publish(PolicySnapshot(step, run.learner.state.masters))
+    snapshot = run.handoff.adopt()
+    if snapshot.version != step:
+        raise RuntimeError(f"step {step} was published and step {snapshot.version} arrived")
+    run.seen = learner.seen(run.learner, snapshot.params)
+    return snapshot

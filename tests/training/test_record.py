@@ -1,0 +1,57 @@
+"""What a run was asked to do stands in a file that is only appended to."""
+
+import json
+
+import pytest
+
+from notepad_jax.setup import configuration
+from notepad_jax.training import record
+from notepad_jax.training.record import Change
+
+CONFIG = configuration.load("quickstart")
+
+
+def test_changes_are_added_to_what_it_began_with(tmp_path):
+    folder = tmp_path / "run"
+    record.begin(folder, CONFIG)
+    begun = (folder / record.FILE).read_bytes()
+    record.begin(folder, configuration.load("quickstart", ["--config.steps=9"]))  # it has begun
+    record.change(folder, 0, CONFIG, {})
+    assert (folder / record.FILE).read_bytes() == begun
+    other = configuration.changed(CONFIG, ["--config.steps=9", "--config.sinks=mlflow"])
+    record.change(folder, 3, other, {"steps": 1000})  # by an editor: it goes on with 9
+    record.change(folder, 5, CONFIG, configuration.plain(other))
+    assert (folder / record.FILE).read_bytes().startswith(begun)
+    history = record.read(folder)
+    first, second = history.changes
+    assert (first.step, second.step) == (3, 5) and first.date.endswith("UTC") and first.commit
+    assert first.changed == {"sinks": ([], ["mlflow"]), "steps": (CONFIG.steps, 9)}
+    assert second.changed == {"sinks": (["mlflow"], []), "steps": (9, CONFIG.steps)}
+    assert (
+        history.now
+        == history.begun
+        == json.loads(json.dumps(configuration.flat(configuration.plain(CONFIG))))
+    )
+
+
+def test_a_run_of_an_earlier_version_has_no_beginning(tmp_path):
+    said = configuration.plain(configuration.changed(CONFIG, ["--config.steps=9"]))
+    record.change(tmp_path, 3, CONFIG, said)
+    history = record.read(tmp_path)
+    assert history.begun is None and history.now is None
+    assert [one.changed for one in history.changes] == [{"steps": (9, CONFIG.steps)}]
+    assert record.read(tmp_path / "nowhere") == record.History(None, (), {})
+
+
+def test_a_line_that_a_kill_cut_is_written_over_and_a_damaged_one_is_named(tmp_path):
+    record.begin(tmp_path, CONFIG)
+    path = tmp_path / record.FILE
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"step": 3, "at')
+    other = configuration.changed(CONFIG, ["--config.steps=9"])
+    record.change(tmp_path, 3, other, {})
+    (change,) = record.read(tmp_path).changes
+    assert isinstance(change, Change) and change.changed["steps"][1] == 9
+    path.write_bytes(path.read_bytes().replace(b'"steps": [', b'"stops": ['))
+    with pytest.raises(ValueError, match="line 2 of .*history.jsonl is damaged, .* take it out"):
+        record.read(tmp_path)
