@@ -9,7 +9,6 @@ same command goes on.
 """
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -23,6 +22,7 @@ import pytest
 
 from notepad_jax import cli
 from notepad_jax.parallel import hosts
+from notepad_jax.telemetry.metrics import read_metrics
 from tests.checkpoint.fake_bucket import cloud
 
 ROOT = Path(__file__).parents[2]
@@ -84,8 +84,7 @@ def ended(process: subprocess.Popen) -> tuple[int, str]:
 
 
 def metrics(work: Path, name: str) -> list[dict]:
-    file = work / "runs" / name / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return read_metrics(work / "runs" / name)
 
 
 @pytest.mark.slow
