@@ -101,7 +101,7 @@ def test_prices_are_those_that_plan_knows(world):
     guide = (LAUNCH / "README.md").read_text()
     rows = dict(re.findall(r"^\| (v\w+) \| ([0-9.]+) \|", guide, re.M))
     assert {chip: float(price) for chip, price in rows.items()} == fastest.PRICES
-    file = (ROOT / "notepad_jax" / "programs" / "prices.txt").read_text()
+    file = (ROOT / "notepad_jax" / "planner" / "prices.txt").read_text()
     spot = dict(re.findall(r"^\| (v\w+) \| [0-9.]+ \| ([0-9.]+) \|", guide, re.M))
     assert all(re.search(rf"^{chip} \S+ {price}$", file, re.M) for chip, price in spot.items())
 
