@@ -178,7 +178,12 @@ def test_a_group_that_somebody_else_makes_at_the_same_moment(world):
 def test_two_at_once_are_one_run(world, host):
     world.put("on_create", "PROVISIONING", "PROVISIONING", "ACTIVE")
     ends = []
-    callers = [threading.Thread(target=lambda: ends.append(world.call("run.sh"))) for _ in "ab"]
+    # While one sets the code up, the other has none to start: it tries for as long as that takes
+    # (here 10 s, by default 5 minutes).
+    callers = [
+        threading.Thread(target=lambda: ends.append(world.call("run.sh", TRIES="100")))
+        for _ in "ab"
+    ]
     for caller in callers:
         caller.start()
     for caller in callers:
