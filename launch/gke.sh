@@ -208,7 +208,7 @@ $(node_selector)
                       cd "\$HOME"
                       $INSTALL
                       export HOST_INDEX=\$((SLICE * $HOSTS + JOB_COMPLETION_INDEX))
-                      export ${WORK% bash *}
+                      export ${WORK% flock *}
                       exec bash notepad/code/launch/host_run.sh work${WORDS[*]:+ }${WORDS[*]} > >(tee -a notepad/logs/$RUN.log) 2>&1
 YAML
 }

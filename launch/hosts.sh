@@ -18,7 +18,9 @@ host_lines() {
     WORK="ROOT=$ROOT RUN=$RUN COMMAND=$COMMAND CONFIG=$CONFIG SYNC_SECONDS=$SYNC_SECONDS"
     WORK+=" HOSTS=$HOSTS ALL_HOSTS=$ALL_HOSTS"
     [[ -z $FIRST ]] || WORK+=" FIRST=$FIRST"
-    WORK+=" bash notepad/code/launch/host_run.sh"
+    # Whoever installs takes the code away for a moment: not while a run is begun here, nor the other
+    # way round. What is left running behind does not hold this lock.
+    WORK+=" flock --shared --close notepad/setup.lock bash notepad/code/launch/host_run.sh"
 }
 
 # Runs the shell command $3 on every host at once, with HOST_INDEX=0, 1, ... before it; it may take $2

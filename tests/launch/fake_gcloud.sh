@@ -187,7 +187,9 @@ storage() { # verb from to
             return
         fi
         mkdir -p "$(dirname "$to")"
-        if [[ $2 == - ]]; then cat >"$to"; else cp "$2" "$to"; fi
+        # An object is there whole or not at all, whoever else writes it or reads it.
+        if [[ $2 == - ]]; then cat >"$to.$$"; else cp "$2" "$to.$$"; fi
+        mv "$to.$$" "$to"
         ;;
     cat)
         from=$(place "$2")
@@ -203,7 +205,6 @@ storage() { # verb from to
         from=$(realpath "$(place "$2")") to=$(realpath -m "$(place "$3")")
         [[ -z $(option exclude) ]] || without=(-not -regex "[.]/$(option exclude | tr -d '^')")
         (cd "$from" && find . -type d "${without[@]}" -printf '%P\n') | while read -r path; do mkdir -p "$to/$path"; done
-        # An object is there whole or not at all, whenever a host is lost.
         (cd "$from" && find . -type f "${without[@]}" -printf '%P\n') | while read -r path; do
             cp -a "$from/$path" "$to/$path.part"
             mv "$to/$path.part" "$to/$path"

@@ -57,7 +57,8 @@ def test_what_is_sent_to_the_host_argument_by_argument(world):
     )
     assert start[-1] == (
         "--command=HOST_INDEX=0 ROOT=gs://my-bucket/note RUN=first COMMAND=train CONFIG=quickstart "
-        "SYNC_SECONDS=300 HOSTS=1 ALL_HOSTS=1 bash notepad/code/launch/host_run.sh start "
+        "SYNC_SECONDS=300 HOSTS=1 ALL_HOSTS=1 flock --shared --close "
+        "notepad/setup.lock bash notepad/code/launch/host_run.sh start "
         "--config.steps=20 --config.seed=1; echo answered $?"
     )
 
