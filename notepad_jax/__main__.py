@@ -14,12 +14,15 @@ import sys
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from notepad_jax import cli
-from notepad_jax.parallel import hosts
+from notepad_jax.commands.parser import named
 
 
 def main() -> None:
     """Runs the command line and ends the process with its exit code."""
+    named(sys.argv[1:])  # --help, --version and what is no command are answered here, at once
+    from notepad_jax import cli
+    from notepad_jax.parallel import hosts
+
     code = cli.main(alone=True)
     if code > 128 or (code and hosts.count() > 1):
         sys.stderr.flush()

@@ -4,7 +4,7 @@ Progress goes to standard error and results to standard output, as text or with 
 one JSON object. Exit codes: 0 done; 1 something about the input is wrong (one line says
 what); 2 the command line is wrong; 130 stopped with Ctrl-C, 143 with SIGTERM (a run goes on).
 
-What the commands are stands in `commands`; here is what they have in common.
+What each command is stands in `commands`; here is what they have in common.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from notepad_jax import commands
+from notepad_jax.commands.parser import BY_SUITE, Refused, build_parser, named
 from notepad_jax.parallel import hosts
 from notepad_jax.setup import compiled, configuration, machine, policies, reading_list, stopping
 from notepad_jax.telemetry import run_folder
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
             refused = None
             try:
                 result, text = arguments.run(arguments, config, folder, screen)
-            except commands.Refused as error:
+            except Refused as error:
                 result, text, refused = error.result, error.text, error
         if hosts.first() and not (arguments.json and result is None):  # it has printed its lines
             _print(
@@ -134,12 +134,7 @@ def parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
     Exits with code 2 for what is not known, which names what comes near it.
     """
-    parser = commands.build_parser()
-    known = parser.get_default("commands")
-    if argv and not argv[0].startswith("-") and argv[0] not in known:
-        near = difflib.get_close_matches(argv[0], known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-        parser.error(f"there is no command {argv[0]!r}; {hint}")
+    parser = build_parser(named(argv))
     arguments, words = parser.parse_known_args(configuration.joined(argv))
     overrides = [word for word in words if word.startswith(configuration.FLAG)]
     configured = "config" in arguments and arguments.usual is not None
@@ -158,7 +153,7 @@ def near_miss(arguments: argparse.Namespace, unknown: Sequence[str]) -> str:
     near = []
     if name := arguments.config or arguments.usual:
         with contextlib.suppress(configuration.ConfigProblem):
-            config = configuration.load("quickstart" if name == commands.BY_SUITE else name)
+            config = configuration.load("quickstart" if name == BY_SUITE else name)
             key = said.removeprefix("--").replace("-", "_")
             for known in configuration.flat(config):
                 if key in (known, known.rpartition(".")[2]):
@@ -227,7 +222,7 @@ def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str 
         and policies.chats(arguments.policy)
     ):
         return "chat"
-    if arguments.usual != commands.BY_SUITE:
+    if arguments.usual != BY_SUITE:
         return arguments.usual
     known = configuration.flat(saved).get("evaluate.suite", reading_list.SYNTHETIC)
     suite = arguments.suite or known

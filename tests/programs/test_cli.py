@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from notepad_jax import cli
+from notepad_jax.commands import parser
 from notepad_jax.engine import launches
 from notepad_jax.programs import quickstart
 from notepad_jax.setup import configuration
@@ -270,6 +272,30 @@ def test_the_command_line_itself(capsys):
         cli.main(["ask", "--help"])
     assert stopped.value.code == 0
     assert "story.txt" in capsys.readouterr().out
+
+
+def test_every_command_has_its_file():
+    files = {path.stem for path in Path(parser.__file__).parent.glob("*.py")}
+    assert files - {"__init__", "parser", "options"} == {
+        name.replace("-", "_") for name in parser.COMMANDS
+    }
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["tarin"], []])
+def test_what_needs_no_command_does_not_wait_for_jax(words):
+    program = (
+        "import sys; from notepad_jax import __main__\n"
+        "try: __main__.main()\n"
+        "except SystemExit as end: code = end.code\n"
+        "assert not {'jax', 'numpy', 'ml_collections'} & set(sys.modules)\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == (0 if words and words[0].startswith("-") else 2)
+    assert "train" in done.stdout + done.stderr or words == ["--version"] or not words
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from notepad_jax import cli, commands
+from notepad_jax import cli
+from notepad_jax.commands.parser import build_parser
 from notepad_jax.setup import configuration
 from tests import module_map
 
@@ -100,7 +101,7 @@ def test_commands_of_a_page_have_options_and_keys_that_there_are(
     for line in lines:
         program, *words = shlex.split(line)
         assert program == "notepad-jax"
-        arguments, rest = commands.build_parser().parse_known_args(words)
+        arguments, rest = build_parser(words[0]).parse_known_args(words)
         overrides = [word for word in rest if word.startswith(configuration.FLAG)]
         assert rest == overrides, line
         name = cli.config_name(arguments, {})

@@ -1,0 +1,141 @@
+"""`notepad-jax plan`: whether a config fits a slice, and with which settings it is fastest."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from notepad_jax.commands.options import recipe_option
+from notepad_jax.commands.parser import Parser, Refused
+from notepad_jax.planner import facts, fastest, plan, plan_table
+from notepad_jax.telemetry.progress import Screen
+from pallas_kernels import aot
+
+CONFIG = "qwen2_5_7b"
+TRIES = 4  # settings that --fastest compiles at most
+LONG = """\
+Compiles every program of a training run with the TPU compiler (no TPU is needed) and
+says what it needs of each chip's memory, what the chips send each other, how long a
+step would take at least, and what to change where it does not fit: exit code 1 then.
+`policy` may be a published model whose weights are not here.
+
+--fastest looks for the row length, rows at once, recomputation, devices to a row,
+devices to an engine and, where --tpu names several, the slice with which a step takes
+the fewest seconds, and the fewest dollars; its numbers stay what they are. Hundreds of
+settings are counted by arithmetic, the best compiled. Without libtpu, or with
+--estimate, arithmetic is all. With --json it prints a line for each when it is known.
+
+examples: notepad-jax plan --config configs/qwen2_5_7b.py --tpu v5p:2x4x4
+          notepad-jax plan --config configs/qwen2_5_7b.py --tpu v5p:2x4x4 --fastest
+          notepad-jax plan --config configs/qwen2_5_7b.py --tpu v5p,v6e --fastest \\
+              --estimate --price v5p=2.94"""
+
+
+def options(parser: Parser) -> None:
+    recipe_option(parser)
+    parser.add_argument(
+        "--tpu", required=True, metavar="CHIP:SIDES", help="a slice, as v5p:2x4x4 or v6e:8x8; "
+        "with --fastest several, by comma, or a chip: all of its slices up to "
+        f"{fastest.MOST_CHIPS} chips",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fit", action="store_true", help="change the config until it fits, and say how"
+    )
+    parser.add_argument(
+        "--largest", action="store_true",
+        help="compile only the largest program of each kind, what full turns launch: half the time",
+    )  # fmt: skip
+    parser.add_argument(
+        "--estimate",
+        action="store_true",
+        help="compile nothing: arithmetic alone, in a second and without libtpu",
+    )
+    parser.add_argument(
+        "--fastest",
+        action="store_true",
+        help="search for the settings that make a step fastest and cheapest",
+    )
+    parser.add_argument(
+        "--tries",
+        type=int,
+        help="with --fastest: how many of the best are compiled "
+        f"at most ({TRIES}), each a few minutes of two cores",
+    )
+    listed = ", ".join(f"{chip} {price:.2f}" for chip, price in fastest.PRICES.items())
+    parser.add_argument("--price", action="append", default=[], metavar="CHIP=DOLLARS",
+                     help=f"of a chip for an hour, also several times ({listed})")  # fmt: skip
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="append what is compiled and found to FILE as "
+        "it comes, as lines of JSON; what it holds is not compiled again",
+    )
+
+
+def run(
+    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
+) -> tuple[Any, str]:
+    if not arguments.fastest and (arguments.price or arguments.tries is not None):
+        raise ValueError("--price and --tries are of --fastest; say that, too, or leave them out")
+    if arguments.estimate and arguments.largest:
+        raise ValueError("--estimate compiles nothing, and --largest the largest: leave one out")
+    known = facts.Kept(Path(arguments.out)) if arguments.out else {}
+    if arguments.fastest:
+        return _fastest(arguments, config, screen, known)
+    changed: list[Any] = []
+    programs = plan.LARGEST if arguments.largest else plan.ALL
+    programs = plan.ESTIMATE if arguments.estimate else programs
+    try:
+        if arguments.fit:
+            made, changed = plan.fit(config, arguments.tpu, screen, programs, known)
+        else:
+            made = plan.run(config, arguments.tpu, screen, known, programs)
+    except plan.DoesNotFit as problem:
+        raise Refused(problem.plan, plan_table.text(problem.plan), str(problem)) from problem
+    return dataclasses.asdict(made) | {"changed": changed}, plan_table.text(made, changed)
+
+
+def _fastest(
+    arguments: argparse.Namespace, config: ConfigDict, screen: Screen, known: dict[str, Any]
+) -> tuple[Any, str]:
+    """Tells every point when it is there, as JSON or on the screen; Ctrl-C keeps the table."""
+    points: list[fastest.Point] = []
+
+    def told(point: fastest.Point) -> None:
+        if not points and not arguments.json:
+            screen.say(fastest.HEAD)
+        points.append(point)
+        line = {"point": dataclasses.asdict(point)}
+        if isinstance(known, facts.Kept):
+            known.add(line)
+        if arguments.json:
+            print(json.dumps(line), flush=True)
+        else:
+            screen.say(fastest.line(point))
+
+    tries = TRIES if arguments.tries is None else arguments.tries
+    if arguments.fit:
+        raise ValueError("--fastest finds what fits by itself: leave out --fit")
+    if tries < 0:
+        raise ValueError(f"--tries is {tries}; use 0 (nothing is compiled) or more")
+    if arguments.estimate or aot.missing_compiler():
+        tries = 0
+    names = fastest.slices(arguments.tpu)
+    asked = fastest.Asked(config, names, fastest.prices(arguments.price), tries)
+    try:
+        fastest.search(asked, screen, told, known)
+    except KeyboardInterrupt:
+        if points and not arguments.json:
+            print(fastest.text(points), flush=True)
+        raise
+    fast, cheap = fastest.winners(points)
+    if arguments.json:
+        print(json.dumps({"fastest": dataclasses.asdict(fast)}), flush=True)
+        cheapest = None if cheap is None else dataclasses.asdict(cheap)
+        print(json.dumps({"cheapest": cheapest}), flush=True)
+    return None, fastest.text(points)

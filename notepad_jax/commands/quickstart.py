@@ -1,0 +1,30 @@
+"""`notepad-jax quickstart`: the whole claim at laptop scale."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from notepad_jax.commands.options import training_options
+from notepad_jax.commands.parser import Parser
+from notepad_jax.programs import quickstart
+from notepad_jax.telemetry.progress import Screen
+
+CONFIG = "quickstart"
+LONG = """\
+Measures the starter policy by document length, trains it with GRPO on short documents,
+measures it again up to 3.5 million tokens, exports it, and writes a report with plots."""
+
+
+def options(parser: Parser) -> None:
+    training_options(parser)
+
+
+def run(
+    arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
+) -> tuple[Any, str]:
+    outcome = quickstart.run(config, folder, screen, arguments.resume, arguments.step)
+    return outcome, quickstart.text(outcome)

@@ -1,0 +1,49 @@
+"""`notepad-jax train`: reinforcement learning on the final answer."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from notepad_jax.commands.options import training_options
+from notepad_jax.commands.parser import Parser
+from notepad_jax.telemetry.progress import Screen
+from notepad_jax.training import train, trained
+
+CONFIG = "quickstart"
+LONG = """\
+Rollout, reward, update, hand-off, again. Everything goes to runs/NAME: config.json,
+metrics.jsonl and TensorBoard events, ledger.jsonl, checkpoints/, trajectories.jsonl,
+report.html. Held-out tasks are read every --config.validation.every steps.
+Ctrl-C or SIGTERM keeps the finished turns of the rollout, too, and --resume goes on.
+
+examples: notepad-jax train --name mine --config.steps=40 --config.seed=1
+          notepad-jax train --name clipped --recipe dapo --config.grpo.minibatches=4
+          notepad-jax train --config chat --name mine \\
+              --config.policy=path/to/Qwen2.5-0.5B-Instruct \\
+              --config.tasks.files=questions.jsonl"""
+
+
+def options(parser: Parser) -> None:
+    training_options(parser)
+    parser.add_argument("--mended", action="store_true", help="with --resume: rows of tasks.files "
+                     "were mended since, where they stand; those left out stay so")  # fmt: skip
+    parser.add_argument("--policy", help="what training begins with (the config's)")
+    parser.add_argument(
+        "--hosts",
+        metavar="WHERE",
+        help="one run of several processes, started alike "
+        "on all hosts: auto (TPU pods, SLURM), or HOST:PORT,COUNT,INDEX; the first "
+        "has runs/NAME, and checkpoint.folder a bucket or a disk of all",
+    )
+
+
+def run(
+    arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
+) -> tuple[Any, str]:
+    train.train(config, folder, screen, arguments.resume, arguments.step, mended=arguments.mended)
+    outcome = trained.outcome(config, folder)
+    return outcome, trained.text(outcome)
