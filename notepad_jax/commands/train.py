@@ -45,5 +45,5 @@ def run(
     arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
     train.train(config, folder, screen, arguments.resume, arguments.step, mended=arguments.mended)
-    outcome = trained.outcome(config, folder)
-    return outcome, trained.text(outcome)
+    made = trained.outcome(config, folder)
+    return made, trained.text(made)
