@@ -33,7 +33,7 @@ from ml_collections import ConfigDict
 from benchmarks import ablation_page
 from notepad_jax.eval.summary import Summary
 from notepad_jax.programs import evaluate, subjects
-from notepad_jax.setup import configuration, machine
+from notepad_jax.setup import configuration, process
 from notepad_jax.telemetry.identity import read_json, write_json
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.progress import LineScreen
@@ -186,7 +186,7 @@ def one(run: Run, starter: Path) -> None:
     """Trains and measures a run, or goes on with it; writes its result."""
     screen = LineScreen(sys.stderr)
     config = config_of(run, str(starter))
-    machine.prepared(config)
+    process.prepared(config)
     trained = run.folder / "run"
     resumed = trained.is_dir()
     train.train(config, trained, screen, resume=resumed)

@@ -27,7 +27,7 @@ from notepad_jax.checkpoint import best
 from notepad_jax.checkpoint.steps import BASE, steps_in
 from notepad_jax.rollout import archive
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, TIMINGS
-from notepad_jax.training import record, under_way
+from notepad_jax.training import partial_rollout, record
 
 CLOCK, STOP, START, COLLECTION = "clock", "stop", "start", "collection"
 ASKED = (STOP, START, COLLECTION)  # which ask, and let the run end itself
@@ -227,7 +227,7 @@ def see(folder: Path) -> Seen:
         {name: found.count(b"\n") for name, found in text.items()},
         tuple(name for name, found in text.items() if found and not found.endswith(b"\n")),
         tuple(_when(folder / name) for name in FILES),
-        _when(folder / under_way.FILE),
+        _when(folder / partial_rollout.FILE),
     )
 
 

@@ -24,7 +24,7 @@ from notepad_jax.checkpoint import best, steps
 from notepad_jax.checkpoint.checksums import named_leaves
 from notepad_jax.rollout import archive
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, TIMINGS, read_metrics
-from notepad_jax.training import record, under_way
+from notepad_jax.training import partial_rollout, record
 
 WRITTEN = (METRICS, LEDGER, archive.FILE)  # byte for byte
 TREES, JSONS = ("params", "opt"), ("data", "meta")  # of a step
@@ -39,8 +39,8 @@ def differences(whole: Path, other: Path) -> list[str]:
     """
     found = [_of_bytes(whole / name, other / name) for name in WRITTEN]
     found.append(_of_timings(whole, other))
-    for left in sorted(other.glob(under_way.OTHERS.format("*")), key=str) + [
-        other / under_way.FILE
+    for left in sorted(other.glob(partial_rollout.OTHERS.format("*")), key=str) + [
+        other / partial_rollout.FILE
     ]:
         if left.exists():
             found.append(f"{left.name} was left behind")

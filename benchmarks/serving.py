@@ -45,9 +45,9 @@ from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.programs import serve
 from notepad_jax.serve.app import App
-from notepad_jax.serve.connections import Limits, Server
-from notepad_jax.serve.desk import Desk
-from notepad_jax.setup import configuration, machine, parts
+from notepad_jax.serve.completions.admission import RequestQueue
+from notepad_jax.serve.http.connections import Limits, Server
+from notepad_jax.setup import builders, configuration, process
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.text.tokenizer import FILES, open_tokenizer
 from notepad_jax.types import Prompt, SamplingParams, tokens
@@ -121,8 +121,8 @@ async def ours(folder: Path, clients: Sequence[int], work: Work) -> Speeds:
     room = f"--config.serve.max_completion={work.made}"
     config = configuration.load("quickstart", [longest, room, f"--config.policy={folder}",
                                                "--config.engine.pages=2048"])  # fmt: skip
-    machine.prepared(config)
-    policy = parts.load_policy(folder, config.dtype, parts.to_read(config.engine))
+    process.prepared(config)
+    policy = builders.load_policy(folder, config.dtype, builders.to_read(config.engine))
     weights = serve.Weights(config, policy, SilentScreen())
     engines, served = serve.opened(config, policy, NAME, weights)
     stops = served.tokenizer.stop_ids
@@ -153,7 +153,7 @@ async def ours(folder: Path, clients: Sequence[int], work: Work) -> Speeds:
             return await completed(seat, client, request)
 
     async with engines:
-        app = App(served, Desk(served.slots, max(clients), 0), None)
+        app = App(served, RequestQueue(served.slots, max(clients), 0), None)
         with listening(app.asgi) as url:
             async with httpx2.AsyncClient(timeout=600, limits=httpx2.Limits()) as client:
                 for count in clients:

@@ -27,8 +27,8 @@ import numpy as np
 from benchmarks.serving import NAME, STARTER, listening
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.serve.app import App
-from notepad_jax.serve.desk import Desk
-from notepad_jax.serve.served import Served
+from notepad_jax.serve.completions.admission import RequestQueue
+from notepad_jax.serve.completions.model_card import Served
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import open_tokenizer
 from notepad_jax.types import Completion, Finish, Piece, Prompt, SamplingParams, tokens
@@ -90,7 +90,7 @@ def serve(line: Connection, streams: int, limit: int, pause: float, per_launch: 
     """The server's process: tells its address, then the seconds of CPU that it has had."""
     words = open_tokenizer(STARTER).encode(PROMPT).tolist()
     policy = served(streams, Clock(pause, per_launch, words), limit)
-    with listening(App(policy, Desk(streams, streams, 0), None).asgi) as url:
+    with listening(App(policy, RequestQueue(streams, streams, 0), None).asgi) as url:
         line.send(url)
         while line.recv():
             line.send(time.process_time())

@@ -24,12 +24,12 @@ from notepad_jax.data import datasets
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import convert, subjects
 from notepad_jax.programs import evaluate as evaluation
-from notepad_jax.setup import machine, settings
+from notepad_jax.setup import process, settings
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import choose
-from notepad_jax.training import record, telling, trained
+from notepad_jax.training import outcome, record, run_log
 from notepad_jax.training import train as training
 from notepad_jax.training.callbacks import Callback, checked
 
@@ -118,10 +118,10 @@ def train(
         if validation is not None and not wanted.validation.every:
             every = {"validation.every": max(1, wanted.steps // VALIDATIONS)}
             wanted = settings.loaded(wanted, every)
-        machine.prepared(wanted)
+        process.prepared(wanted)
         screen = stack.enter_context(choose(quiet=quiet or not hosts.first()))
         training.train(wanted, folder, screen, resume, step, callbacks, mended)
-        found = trained.outcome(wanted, folder)
+        found = outcome.outcome(wanted, folder)
     best = None if found.best is None else found.best.step
     return Trained(str(folder), folder, best, found.report, read_metrics(folder))
 
@@ -164,7 +164,7 @@ def evaluate(
         said |= {"evaluate.suite": paths[0]} if paths else {}
         wanted = settings.to_measure(source, step, config, said)
         evaluation.check_meant(wanted)
-        machine.prepared(wanted)
+        process.prepared(wanted)
         screen = stack.enter_context(choose(quiet=quiet))
         reader = subjects.named(wanted, screen, wanted.evaluate.suite)
         return evaluation.run(wanted, reader, folder, screen)
@@ -204,7 +204,7 @@ def _named(name: str | None, resume: bool) -> None:
 def _opened(stack: contextlib.ExitStack, name: str | None, usual: str, resume: bool) -> Path:
     if name is None:
         return stack.enter_context(run_folder.numbered(RUNS / usual))
-    return stack.enter_context(telling.opened(RUNS / run_folder.plain_name(name), resume))
+    return stack.enter_context(run_log.opened(RUNS / run_folder.plain_name(name), resume))
 
 
 def _saved(folder: Path, config: settings.Config) -> Mapping[str, Any]:
@@ -232,7 +232,7 @@ def _files(
     path = folder / run_folder.GIVEN / file
     settle = functools.partial(datasets.settle, mended=mended)
     write = settle if resume else datasets.write
-    hosts.asked_of_first(lambda: write(dataset, path))
+    hosts.broadcast(lambda: write(dataset, path))
     return {key: (str(path),)}
 
 

@@ -27,13 +27,13 @@ from ml_collections import ConfigDict
 
 from notepad_jax.commands.parser import BY_SUITE, Refused, build_parser, named
 from notepad_jax.parallel import hosts
-from notepad_jax.setup import compiled, configuration, machine, policies, reading_list, stopping
+from notepad_jax.setup import compiled, configuration, eval_jobs, policies, process, stopping
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.progress import choose
 from notepad_jax.telemetry.words import harmless
-from notepad_jax.training import record, telling
+from notepad_jax.training import record, run_log
 from notepad_jax.types import CompleterFailed
 
 # No room, by the words of the system: what is written in C++ has wrapped the number in them.
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
 
     `alone`: the process is there for this, and a signal that cannot wait ends it.
     """
-    machine.quiet()
+    process.quiet()
     arguments, overrides = parsed(sys.argv[1:] if argv is None else argv)
     folder = None
 
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
                 check_reader(arguments, config)
                 if lent := habits(arguments, config):
                     config = configuration.load(name, words, saved, lent)
-            machine.prepared(config)
+            process.prepared(config)
             refused = None
             try:
                 result, text = arguments.run(arguments, config, folder, screen)
@@ -180,7 +180,7 @@ def again(arguments: argparse.Namespace, folder: Path | None) -> str:
 
 def follow_the_first(arguments: argparse.Namespace) -> None:
     """Whether a run goes on, the first process decides: it alone has the run's folder at hand."""
-    told = hosts.asked_of_first(lambda: [arguments.resume, arguments.step, arguments.mended])
+    told = hosts.broadcast(lambda: [arguments.resume, arguments.step, arguments.mended])
     arguments.resume, arguments.step, arguments.mended = told
 
 
@@ -193,9 +193,9 @@ def opened_folder(
     folder = Path("runs") / name
     if arguments.resume and hasattr(arguments, "step"):  # of those that train
         elsewhere = checkpoint_folder(arguments, overrides)
-        hosts.asked_of_first(lambda: record.bring_back(folder, elsewhere))
+        hosts.broadcast(lambda: record.bring_back(folder, elsewhere))
     if named or arguments.resume:
-        return telling.opened(folder, arguments.resume)
+        return run_log.opened(folder, arguments.resume)
     if hosts.count() > 1:
         raise ValueError("several processes need one name for their run; say --name")
     return run_folder.numbered(folder)
@@ -224,9 +224,9 @@ def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str 
         return "chat"
     if arguments.usual != BY_SUITE:
         return arguments.usual
-    known = configuration.flat(saved).get("evaluate.suite", reading_list.SYNTHETIC)
+    known = configuration.flat(saved).get("evaluate.suite", eval_jobs.SYNTHETIC)
     suite = arguments.suite or known
-    elsewhere = suite != reading_list.SYNTHETIC or getattr(arguments, "endpoint", None)
+    elsewhere = suite != eval_jobs.SYNTHETIC or getattr(arguments, "endpoint", None)
     return "ruler" if elsewhere else "quickstart"
 
 
@@ -270,7 +270,7 @@ def saved_config(arguments: argparse.Namespace, folder: Path | None) -> dict[str
         return {}
     mend = "say --config again, with all that was changed, and --resume goes on"
     try:
-        return hosts.asked_of_first(lambda: read_sealed(folder / CONFIG, mend))
+        return hosts.broadcast(lambda: read_sealed(folder / CONFIG, mend))
     except ValueError:
         if arguments.config:
             return {}

@@ -3,7 +3,7 @@
 Configs hold texts, and a run is gone on with by its config; so a function is known by its name
 there, like everything else. What is given to the Python API as an object is `lent` under its
 name for the time of the call; every other name is imported, from the working folder first.
-Above: scoring.own (rewards), setup.parts (memory rules) and `api`.
+Above: scoring.own (rewards), setup.builders (memory rules) and `api`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from notepad_jax import waiting
 from notepad_jax.programs import ask, evaluate, subjects
 from notepad_jax.reading.memory_agent import Rules
-from notepad_jax.setup import configuration, machine, parts, settings
+from notepad_jax.setup import builders, configuration, process, settings
 from notepad_jax.telemetry.progress import Screen, SilentScreen
 from notepad_jax.types import Completer, Document
 
@@ -36,13 +36,13 @@ class Reader:
         """Loads what the config names; `load` finds a config. Raises as it does."""
         self._screen = SilentScreen() if screen is None else screen
         configuration.check_use(config, "ask")
-        machine.prepared(config)
+        process.prepared(config)
         # A document is read by one engine: the policy's other copies would have nothing to do.
         one = [f"{configuration.FLAG}engine.{name}=1" for name in ("replicas", "per_cpu")]
         config = configuration.changed(config, one)
         self._subject = subjects.named(config, self._screen)
         self._rules = dataclasses.replace(
-            parts.rules(config.reading, self._subject.tokenizer),
+            builders.rules(config.reading, self._subject.tokenizer),
             chunk_size=config.evaluate.chunk_size,
         )
         self._sampling = evaluate.sampling(config, self._subject)

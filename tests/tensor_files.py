@@ -7,9 +7,9 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from notepad_jax.checkpoint.hf import placing, storage, writing
+from notepad_jax.checkpoint.hf import sharded_loading, storage, writing
 from notepad_jax.checkpoint.hf.headers import Safetensors
-from notepad_jax.checkpoint.hf.placing import Layout
+from notepad_jax.checkpoint.hf.sharded_loading import Layout
 from notepad_jax.checkpoint.hf.writing import Planned
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -77,4 +77,4 @@ def contents(folder):
 def whole(found, layout, dtype=None):
     """A parameter on one device, as numpy."""
     first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return np.asarray(placing.place(found, layout, first, dtype))
+    return np.asarray(sharded_loading.place(found, layout, first, dtype))

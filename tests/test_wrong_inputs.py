@@ -23,7 +23,7 @@ import pytest
 import notepad_jax as nj
 from notepad_jax import cli
 from notepad_jax.programs import subjects
-from notepad_jax.setup import configuration, parts
+from notepad_jax.setup import builders, configuration
 from notepad_jax.telemetry.identity import read_sealed, write_sealed
 from tests import fakes, limits
 
@@ -58,7 +58,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "given").mkdir()
     (tmp_path / "given" / "story.txt").write_text(STORY)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(parts, "load_policy", taken)
+    monkeypatch.setattr(builders, "load_policy", taken)
     for variable in ("NOTEPAD_API_KEY", "NOTEPAD_CONTROL_KEY"):
         monkeypatch.delenv(variable, raising=False)
     return tmp_path

@@ -6,7 +6,7 @@ with its own dependencies and credentials, so `path` registers this one: the sam
 driver, which knows a TPU host's service account. (Where TensorFlow is installed, etils goes
 through that instead.) A bucket has objects, whole or not there at all, and no folders: a folder is
 what some object's name begins with, making one does nothing, and there is no renaming.
-Neighbour above: `shelves`, which says what a step is there.
+Neighbour above: `commit`, which says what a step is there.
 """
 
 from __future__ import annotations

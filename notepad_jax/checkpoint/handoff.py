@@ -16,7 +16,7 @@ storage with the one that was recorded at publication, before it is cast to the 
 or quantised; in memory with that of what left, which was cast before. They cover every
 weight, so an adoption does not hash the files of `params` as well: that would be a second
 reading of all weights at every step.
-Below: `steps` (orbax), `targets` (what the engine asks for), `checksums`.
+Below: `steps` (orbax), `abstract_trees` (what the engine asks for), `checksums`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 from notepad_jax.checkpoint import bucket
+from notepad_jax.checkpoint.abstract_trees import as_published, carry, check_shapes, placed, share
 from notepad_jax.checkpoint.checksums import (
     HandoffError,
     checksum,
@@ -40,7 +41,6 @@ from notepad_jax.checkpoint.steps import (
     steps_in,
     write,
 )
-from notepad_jax.checkpoint.targets import as_published, carry, check_shapes, placed, share
 from notepad_jax.model.parameters import join, without
 from notepad_jax.parallel import hosts
 from notepad_jax.types import PolicySnapshot
@@ -50,7 +50,7 @@ from notepad_jax.types import PolicySnapshot
 class Handoff(Protocol):
     """Carries the newest policy from a trainer to an engine.
 
-    Built with a target, a tree as `targets` describes it: every snapshot is adopted in its
+    Built with a target, a tree as `abstract_trees` describes it: every snapshot is adopted in its
     shapes, dtypes and places.
     """
 
@@ -74,7 +74,7 @@ class InProcess:
     """Trainer and engine in one process: to publish is to make the engine's copy.
 
     The copy is made layer by layer, straight into the engine's dtypes and places
-    (`targets.carry`): beside what the trainer and the engine hold already, a hand-off takes
+    (`abstract_trees.carry`): beside what the trainer and the engine hold already, a hand-off takes
     the new copy and a few layers of one leaf. `adopt` gives that copy away, once: what lets
     go of it has its memory.
 
@@ -145,7 +145,7 @@ class ThroughStorage:
         return found[-1] if found else None
 
     def _steps(self) -> list[int]:
-        return hosts.asked_of_first(lambda: steps_in(self.folder))
+        return hosts.broadcast(lambda: steps_in(self.folder))
 
     def adopt(self) -> PolicySnapshot:
         version = self.newest()

@@ -33,10 +33,10 @@ Place = Path | epath.Path  # as `bucket.path` gives it
 
 def made(folder: Place) -> bytes:
     """Returns the manifest of all files under `folder`; all processes ask, and share the work."""
-    names = hosts.asked_of_first(lambda: _files(folder))
+    names = hosts.broadcast(lambda: _files(folder))
     ours = names[hosts.index() :: hosts.count()]
     files: dict[str, Any] = {}
-    for told in hosts.told_by_all(lambda: _measured(folder, ours)):
+    for told in hosts.all_gather(lambda: _measured(folder, ours)):
         files |= told
     return _spelt(files)
 

@@ -1,7 +1,7 @@
 """A folder of orbax steps: written whole or not at all, looked through for damage, read.
 
 The folder is on a disk or in a bucket (gs://); how a step begins to count there, and ceases to,
-stands in `shelves`. Whatever a kill leaves does not count and is swept up by the next save. So
+stands in `commit`. Whatever a kill leaves does not count and is swept up by the next save. So
 retention is ours and not orbax's, which would delete an old step before the new one has its
 manifest.
 An engine, an evaluation or a resumed run reads `params` through `load_params`, each device its
@@ -31,7 +31,8 @@ import jax
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from notepad_jax.checkpoint import best, bucket, manifest, shelves
+from notepad_jax.checkpoint import best, bucket, commit, manifest
+from notepad_jax.checkpoint.abstract_trees import as_published, cast, check_shapes, placed
 from notepad_jax.checkpoint.checksums import (
     HandoffError,
     combine,
@@ -40,7 +41,6 @@ from notepad_jax.checkpoint.checksums import (
     named_leaves,
 )
 from notepad_jax.checkpoint.hf.storage import first_line
-from notepad_jax.checkpoint.targets import as_published, cast, check_shapes, placed
 from notepad_jax.model.parameters import join, without
 from notepad_jax.parallel import hosts
 
@@ -63,7 +63,7 @@ def context(in_flight: int | None = None) -> Iterator[None]:
     """Around what orbax does, one thread at a time; `data` and `meta` are readable JSON files.
 
     Large leaves that are stacked over layers are written a layer at a time, so that an
-    export (`stored`) can read them so. `in_flight` is as in `write`.
+    export (`lazy_arrays`) can read them so. `in_flight` is as in `write`.
     """
     registry = ocp.handlers.local_registry()
     for name in ("data", "meta"):
@@ -95,7 +95,7 @@ def place_of(run: Path, elsewhere: str) -> Path | epath.Path:
 
 def steps_in(folder: Folder) -> list[int]:
     """Returns the steps under `folder`, ascending; a save that was cut off is not among them."""
-    return shelves.at(folder).steps()
+    return commit.at(folder).steps()
 
 
 # ---------------------------------------------------------------- written
@@ -107,7 +107,7 @@ def check_place(folder: Folder, seconds: float = 60.0) -> None:
     Each writes a small file there, for which it has so many `seconds`, looks for those of the
     others and removes its own.
     """
-    token = hosts.asked_of_first(lambda: uuid.uuid4().hex)
+    token = hosts.broadcast(lambda: uuid.uuid4().hex)
     ours = f".{token}-{hosts.index()}.seen"
 
     def wrote() -> None:
@@ -132,9 +132,9 @@ def check_place(folder: Folder, seconds: float = 60.0) -> None:
                 f"(gs://...), or on a disk that all hosts see"
             )
 
-    hosts.told_by_all(wrote)
+    hosts.all_gather(wrote)
     try:
-        hosts.told_by_all(looked)
+        hosts.all_gather(looked)
     finally:
         bucket.kvstore(folder).write(ours, None).result(timeout=seconds)
 
@@ -152,13 +152,13 @@ def write(
     bytes of leaves wait to be there, more than the largest leaf has; without it all of them may,
     compressed, in memory.
     """
-    shelf = shelves.at(folder)
-    hosts.asked_of_first(lambda: shelf.begin(step))
+    shelf = commit.at(folder)
+    hosts.broadcast(lambda: shelf.begin(step))
     try:
         with context(in_flight), _alone(Path(folder), in_flight is not None):
             ocp.save_checkpointables(shelf.under_way(step), dict(parts))
         content = manifest.made(shelf.under_way(step))
-        hosts.asked_of_first(lambda: shelf.finish(step, content))
+        hosts.broadcast(lambda: shelf.finish(step, content))
     except BaseException:
         _wait_for_threads()
         raise
@@ -189,7 +189,7 @@ def write_base(folder: Folder, base: Any, named: str | None) -> str:
     def found() -> str | None:
         return base_in(folder) if manifest.damage(place / "0") is None else None
 
-    if hosts.asked_of_first(found) != ours:
+    if hosts.broadcast(found) != ours:
         meta = {"step": 0, "checksum": ours, "leaf_checksums": leaves}
         write(place, 0, {"params": base, "meta": meta}, keep=1)
     return ours
@@ -204,7 +204,7 @@ def base_in(folder: Folder) -> str | None:
 
 def retain(folder: Folder, keep: int, keep_every: int | None = None) -> None:
     """Deletes leftovers, and steps but the newest `keep`, multiples of `keep_every`, the best."""
-    shelf = shelves.at(folder)
+    shelf = commit.at(folder)
     shelf.sweep(aside=False)
     kept = best.read(folder)
     for old in shelf.steps()[:-keep]:
@@ -217,7 +217,7 @@ def set_aside(folder: Folder, after: int) -> None:
 
     Whoever looks does not see them, and the next save deletes them.
     """
-    shelf = shelves.at(folder)
+    shelf = commit.at(folder)
     for later in reversed([found for found in shelf.steps() if found > after]):
         shelf.set_aside(later)
 

@@ -20,9 +20,9 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from notepad_jax.checkpoint import bucket, steps
+from notepad_jax.checkpoint.abstract_trees import check_shapes, placed
 from notepad_jax.checkpoint.checksums import combine, leaf_checksums
 from notepad_jax.checkpoint.steps import CheckpointError
-from notepad_jax.checkpoint.targets import check_shapes, placed
 from notepad_jax.parallel import hosts
 
 
@@ -71,7 +71,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Returns the steps, ascending, as the first process sees them."""
-        return hosts.asked_of_first(lambda: steps.steps_in(self.folder))
+        return hosts.broadcast(lambda: steps.steps_in(self.folder))
 
     def restore(
         self, abstract_params: Any, abstract_opt: Any, say: Callable[[str], None],
@@ -85,7 +85,7 @@ class Checkpoints:
         in one line.
         """
         asked = step
-        step = hosts.asked_of_first(lambda: steps.choose(self.folder, asked, say))
+        step = hosts.broadcast(lambda: steps.choose(self.folder, asked, say))
         params, meta = steps.load_own(self.folder, step, abstract_params)
         self._base = {name: said for name, said in meta.items() if name == steps.BASE}
         path = self.folder / str(step)
@@ -98,7 +98,7 @@ class Checkpoints:
 
     def go_on_from(self, step: int) -> None:
         """Sets later steps aside (`steps.set_aside`); ends what a killed save began to delete."""
-        hosts.asked_of_first(lambda: self._go_on_from(step))
+        hosts.broadcast(lambda: self._go_on_from(step))
 
     def _go_on_from(self, step: int) -> None:
         steps.set_aside(self.folder, step)

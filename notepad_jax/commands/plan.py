@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.commands.options import recipe_option
 from notepad_jax.commands.parser import Parser, Refused
-from notepad_jax.planner import facts, fastest, plan, plan_table
+from notepad_jax.planner import cost_analysis, fastest, plan, plan_table
 from notepad_jax.telemetry.progress import Screen
 from pallas_kernels import aot
 
@@ -84,7 +84,7 @@ def run(
         raise ValueError("--price and --tries are of --fastest; say that, too, or leave them out")
     if arguments.estimate and arguments.largest:
         raise ValueError("--estimate compiles nothing, and --largest the largest: leave one out")
-    known = facts.Kept(Path(arguments.out)) if arguments.out else {}
+    known = cost_analysis.Kept(Path(arguments.out)) if arguments.out else {}
     if arguments.fastest:
         return _fastest(arguments, config, screen, known)
     changed: list[Any] = []
@@ -111,7 +111,7 @@ def _fastest(
             screen.say(fastest.HEAD)
         points.append(point)
         line = {"point": dataclasses.asdict(point)}
-        if isinstance(known, facts.Kept):
+        if isinstance(known, cost_analysis.Kept):
             known.add(line)
         if arguments.json:
             print(json.dumps(line), flush=True)

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from notepad_jax.commands.options import training_options
 from notepad_jax.commands.parser import Parser
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.training import train, trained
+from notepad_jax.training import outcome, train
 
 CONFIG = "quickstart"
 LONG = """\
@@ -45,5 +45,5 @@ def run(
     arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
     train.train(config, folder, screen, arguments.resume, arguments.step, mended=arguments.mended)
-    made = trained.outcome(config, folder)
-    return made, trained.text(made)
+    made = outcome.outcome(config, folder)
+    return made, outcome.text(made)

@@ -3,7 +3,7 @@
 A name below the prefix is a key and nothing else: no part of it is ever read as a URL. A block is
 asked for while the one before it is used, so whoever reads on seldom waits. An object is known by
 its generation, which the bucket changes with every write, and every block is compared with it.
-Above: serve.places; beside: `sources`, for files that a user names on his own machine.
+Above: serve.documents.roots; beside: `sources`, for files that a user names on his own machine.
 """
 
 from __future__ import annotations

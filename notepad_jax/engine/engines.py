@@ -7,7 +7,7 @@ another is. So each repeats bit by bit, as it would in a process of its own.
 
 A policy is adopted on the mesh of all of them, a copy in each row, laid out once; every engine
 takes its row's, which copies nothing. Engines may share a row: CPUs run what several threads
-launch on one device at the same time. Above: setup.parts; below: `service` and `waiting.Loop`.
+launch on one device at the same time. Above: setup.builders; below: `service` and `waiting.Loop`.
 """
 
 from __future__ import annotations

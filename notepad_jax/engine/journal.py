@@ -2,8 +2,8 @@
 
 The first line says whose turns they are and how many, the last one has the SHA-256 of all before
 it; between them each turn has a line, its ids and logprobs bit by bit. The file takes its name
-when all of it is on disk, and one that was cut or changed since is refused whole. Lines are
-made and read one at a time: a rollout has tens of thousands. Above: training.under_way; below:
+when all of it is on disk, and one that was cut or changed since is refused whole. Lines are made
+and read one at a time: a rollout has tens of thousands. Above: training.partial_rollout; below:
 `replay`, whose turns they are.
 """
 

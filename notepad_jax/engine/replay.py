@@ -11,7 +11,7 @@ up in another order, and the last bits of a logprob are others.
 So a turn that had not ended at the stop is begun again, in the launches it was in: nothing of
 the cache is kept. Prefixes are read again as they were, since anybody may still need them.
 A turn is known by the seed of its noise, which no other turn of a run has, if prompt and
-sampling are the same. Above: training.under_way, and `journal`, which keeps turns in a file;
+sampling are the same. Above: training.partial_rollout, and `journal`, which keeps turns in a file;
 below: executor.
 """
 

@@ -70,10 +70,10 @@ def run(
     def local(routes_LBTA: Array, before_X: Array, weights_X: Array) -> Array:
         B, T = routes_LBTA.shape[1:3]
         trained_BT = (jnp.zeros(B * T).at[before_X].add(weights_X) > 0).reshape(B, T)
-        return shards.total(moe.load(routes_LBTA, trained_BT, experts(config)), "fsdp")
+        return shards.psum(moe.load(routes_LBTA, trained_BT, experts(config)), "fsdp")
 
     routes = PartitionSpec(None, "fsdp")
-    load_LE = shards.each(local, (routes, ROWS, ROWS), WHOLE)(
+    load_LE = shards.shard_map(local, (routes, ROWS, ROWS), WHOLE)(
         routes_LBTA, micro.before, micro.weights
     )
     return logprob_X, entropy_X, load_LE
@@ -89,4 +89,4 @@ def of_micro_batch(
 ) -> tuple[Float[Array, " X"], Float[Array, " X"]]:
     """(logprob, entropy) of the micro-batch's trained tokens, whole on every device."""
     logprob_X, entropy_X, _ = run(params, micro, config, temperature, remat=False)
-    return shards.whole((logprob_X, entropy_X))
+    return shards.all_gather((logprob_X, entropy_X))

@@ -305,7 +305,7 @@ def _over_turns(x_X: Float[Array, " X"], turn_X: Array) -> Float[Array, " X"]:
         count_X = nothing_X.at[turn_X].add(1.0)
         return (nothing_X.at[turn_X].add(x_X) / jnp.maximum(count_X, 1.0))[turn_X]
 
-    return shards.each(local, (ROWS, ROWS), ROWS)(x_X, turn_X)
+    return shards.shard_map(local, (ROWS, ROWS), ROWS)(x_X, turn_X)
 
 
 @functools.partial(jax.jit, static_argnames=("optimizer", "cut"), donate_argnames="state")

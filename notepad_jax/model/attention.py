@@ -4,7 +4,7 @@
 `packed_after_prefix` is prefill: the same mask, but the first keys of each row come out of
 the paged cache. `paged` is decoding: one new token a slot, written into the cache first.
 All three go through the one dispatch of `pallas_kernels`, and on a mesh each device calls it
-on the rows and heads that it holds (`shards.each`): rows of a batch are cut over "fsdp", heads
+on the rows and heads that it holds (`shards.shard_map`): rows of a batch are cut over "fsdp", heads
 and the cache's kv heads over "tensor". An engine's mesh has one row of devices.
 """
 
@@ -69,8 +69,8 @@ def packed(
         own = _of_layer(config, layer, jax.tree.map(lambda x: x[0], schedules))
         return pallas_kernels.packed_attention(q, k, v, own)[0]
 
-    schedules = shards.each(listed, (ROWS, ROWS), ROWS)(kv_end_BT, positions_BT)
-    call = shards.each(local, (WHOLE, HEADS, HEADS, HEADS, ROWS), HEADS)
+    schedules = shards.shard_map(listed, (ROWS, ROWS), ROWS)(kv_end_BT, positions_BT)
+    call = shards.shard_map(local, (WHOLE, HEADS, HEADS, HEADS, ROWS), HEADS)
 
     def attend(layer: Array, q: Array, k: Array, v: Array, carry: Any) -> tuple[Array, Any, Any]:
         return call(layer, q, k, v, schedules), carry, ()
@@ -116,7 +116,7 @@ def packed_after_prefix(
         return pallas_kernels.packed_attention(q, k_BS, v_BS, own)[0]
 
     specs = (WHOLE, HEADS, HEADS, HEADS, PAGES, WHOLE, WHOLE, WHOLE)
-    call = shards.each(local, specs, HEADS)
+    call = shards.shard_map(local, specs, HEADS)
 
     def attend(layer: Array, q: Array, k: Array, v: Array, carry: Any) -> tuple[Array, Any, Any]:
         out = call(layer, q, k, v, pages, prefix_table_BP, in_prefix_BS, schedules)
@@ -141,7 +141,7 @@ def packed_after_dense(
         own = _of_layer(config, layer, schedules)
         return pallas_kernels.packed_attention(q, k, v, own)[0]
 
-    call = shards.each(local, (WHOLE, HEADS, HEADS, HEADS, STACKED, WHOLE), HEADS)
+    call = shards.shard_map(local, (WHOLE, HEADS, HEADS, HEADS, STACKED, WHOLE), HEADS)
 
     def attend(layer: Array, q: Array, k: Array, v: Array, carry: Any) -> tuple[Array, Any, Any]:
         return call(layer, q, k, v, kv_before or (), schedules), carry, ()
@@ -168,7 +168,7 @@ def paged(
         return out_BNH[:, None], pages
 
     specs = (WHOLE, HEADS, HEADS, HEADS, PAGES, WHOLE, WHOLE)
-    call = shards.each(local, specs, (HEADS, PAGES))
+    call = shards.shard_map(local, specs, (HEADS, PAGES))
 
     def attend(layer: Array, q: Array, k: Array, v: Array, pages: Any) -> tuple[Array, Any, Any]:
         out, pages = call(layer, q, k, v, pages, tables, kv_lens_B)
@@ -182,7 +182,7 @@ def write_pages(
 ) -> pallas_kernels.Pages:
     """`Pages.write_pages`, each device the heads that it holds."""
     specs = (PAGES, STACKED, STACKED, WHOLE)
-    return shards.each(pallas_kernels.Pages.write_pages, specs, PAGES)(
+    return shards.shard_map(pallas_kernels.Pages.write_pages, specs, PAGES)(
         pages, k_LBTKH, v_LBTKH, table_BP
     )
 
@@ -195,7 +195,7 @@ def write_tokens(
     def local(pages: pallas_kernels.Pages, k: Array, v: Array, index_X: Array) -> Any:
         return pages.write_tokens(k[:, 0], v[:, 0], jnp.arange(k.shape[0]), index_X)
 
-    return shards.each(local, (PAGES, STACKED, STACKED, WHOLE), PAGES)(
+    return shards.shard_map(local, (PAGES, STACKED, STACKED, WHOLE), PAGES)(
         pages, k_L1XKH, v_L1XKH, index_X
     )
 
@@ -207,6 +207,6 @@ def copy_page(
     tokens: Int[Array, ""],
 ) -> pallas_kernels.Pages:
     """`Pages.copy_page`, each device the heads that it holds."""
-    return shards.each(pallas_kernels.Pages.copy_page, (PAGES, WHOLE, WHOLE, WHOLE), PAGES)(
+    return shards.shard_map(pallas_kernels.Pages.copy_page, (PAGES, WHOLE, WHOLE, WHOLE), PAGES)(
         pages, source, target, tokens
     )

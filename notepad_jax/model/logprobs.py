@@ -66,5 +66,5 @@ def token_logprobs(
     cut = PartitionSpec("tensor", None) if tied else PartitionSpec(None, "tensor")
     # Typed, results must be proved equal over "tensor": the collectives do, where it is cut.
     typed = shards.name("tensor") is not None
-    call = shards.each(local, (ROWS, cut, ROWS, ROWS), ROWS, typed)
+    call = shards.shard_map(local, (ROWS, cut, ROWS, ROWS), ROWS, typed)
     return call(hidden_BTD, matrix, places_X, labels_X)

@@ -144,7 +144,7 @@ class RoutedSwiGLU(nnx.Module):
         matrices = tuple(
             w.get_value() for w in (self.expert_gate, self.expert_up, self.expert_down)
         )
-        call = shards.each(_computed, (ROWS, ROWS, ROWS, EXPERTS), ROWS)
+        call = shards.shard_map(_computed, (ROWS, ROWS, ROWS, EXPERTS), ROWS)
         return call(x_BTD, chosen_BTA, weights_BTA, matrices), chosen_BTA
 
 
@@ -179,7 +179,7 @@ def _computed(
     # A gather by the inverse permutation: a scatter-add would sum in no fixed order.
     out_BTAD = out_MD[jnp.argsort(order_M)].reshape(B, T, A, D)
     out_BTD = jnp.einsum("btad,bta->btd", out_BTAD.astype(jnp.float32), weights_BTA)
-    return shards.total(out_BTD, "tensor").astype(x_BTD.dtype)
+    return shards.psum(out_BTD, "tensor").astype(x_BTD.dtype)
 
 
 # ---------------------------------------------------------------- load statistics

@@ -146,12 +146,12 @@ def gather(said: bytes) -> list[bytes]:
     return [every[i, : sizes[i]].tobytes() for i in range(count())]
 
 
-def wait() -> None:
+def barrier() -> None:
     """Returns when every process has come here."""
     gather(b"")
 
 
-def asked_of_first(work: Callable[[], Any]) -> Any:
+def broadcast(work: Callable[[], Any]) -> Any:
     """Returns on every process what `work`, run by the first one alone, returned: JSON values.
 
     What it raises is raised there, and as a ValueError in the same words by the others.
@@ -161,7 +161,7 @@ def asked_of_first(work: Callable[[], Any]) -> Any:
     return _all_said(work if first() else lambda: None)[0]
 
 
-def told_by_all(work: Callable[[], Any]) -> list[Any]:
+def all_gather(work: Callable[[], Any]) -> list[Any]:
     """Returns on every process what `work` returned on each, by number: JSON values.
 
     What it raises anywhere is raised there, and as a ValueError in the same words by the others.
@@ -184,7 +184,7 @@ def _all_said(work: Callable[[], Any]) -> list[Any]:
     return [one["value"] for one in told]
 
 
-def added(numbers: Mapping[str, float]) -> dict[str, float]:
+def all_sum(numbers: Mapping[str, float]) -> dict[str, float]:
     """Returns the sums over all processes; each gives the same names."""
     if count() == 1:
         return dict(numbers)

@@ -1,7 +1,7 @@
 """Code that every device runs on its own shard: what XLA cannot cut, and what it cuts badly.
 
 A Pallas kernel is opaque to the partitioner, and a gather at flat places knows nothing of
-rows. `each` runs such a function once a device, on the rows, heads or pages that lie there,
+rows. `shard_map` runs such a function once a device, on the rows, heads or pages that lie there,
 under `jax.shard_map` over the mesh that the program is traced within (`mesh.within`). On one
 device, and where there is no mesh, a shard is the whole and the function is simply called.
 
@@ -27,7 +27,7 @@ PAGES = PartitionSpec(None, None, "tensor")  # a paged cache: [pages, 2, kv head
 WHOLE = PartitionSpec()
 
 
-def each(
+def shard_map(
     function: Callable[..., Any], in_specs: Any, out_specs: Any, typed: bool = False
 ) -> Callable[..., Any]:
     """Returns `function` as every device runs it, on shards cut as the specs say.
@@ -87,7 +87,7 @@ def _laid(x: Array, axes: tuple[str | None, ...], table: Mapping[str, str | None
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*names))
 
 
-def whole(x: Any) -> Any:
+def all_gather(x: Any) -> Any:
     """Gives every device all of `x`, for a host to read."""
     if _mesh() is None:
         return x
@@ -95,17 +95,17 @@ def whole(x: Any) -> Any:
 
 
 def name(axis: str) -> str | None:
-    """The axis' name for a collective within `each`, or None where it is not cut."""
+    """The axis' name for a collective within `shard_map`, or None where it is not cut."""
     return axis if _size(axis) > 1 else None
 
 
 def number(axis: str) -> Any:
-    """Which shard along `axis` this device has, within `each`."""
+    """Which shard along `axis` this device has, within `shard_map`."""
     return jax.lax.axis_index(axis) if _size(axis) > 1 else 0
 
 
-def total(x: Any, axis: str) -> Any:
-    """The sum of `x` over the shards along `axis`, within `each`."""
+def psum(x: Any, axis: str) -> Any:
+    """The sum of `x` over the shards along `axis`, within `shard_map`."""
     return jax.lax.psum(x, axis) if _size(axis) > 1 else x
 
 

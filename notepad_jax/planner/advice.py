@@ -16,8 +16,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from notepad_jax.planner import arithmetic
-from notepad_jax.planner.planned import HANDOFF, ROLLOUT, UPDATE, Planned
-from notepad_jax.setup import parts
+from notepad_jax.planner.lowering import HANDOFF, ROLLOUT, UPDATE, Planned
+from notepad_jax.setup import builders
 from pallas_kernels import aot
 
 EVERYWHERE = (ROLLOUT, UPDATE, HANDOFF)
@@ -158,7 +158,7 @@ def _of_engine(config: ConfigDict, made: Planned, found: Found) -> Iterator[OnTh
             for phase in EVERYWHERE
         }
         yield {"engine.tensor": wider[-1]}, "one engine over more devices of a host", saved
-    dtype = parts.rollout_dtype(config, made.policy)
+    dtype = builders.rollout_dtype(config, made.policy)
     smaller = {"float32": "bfloat16", "bfloat16": "int8"}.get(dtype)
     if smaller:
         share = 0.5 if smaller != "int8" else 0.45

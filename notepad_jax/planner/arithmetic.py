@@ -1,11 +1,11 @@
 """What a program would need and how long it would take, by arithmetic: no compiler, no libtpu.
 
-The fields are those that `facts` reads out of compiled programs, so a plan made of these is a
-plan like any other, made in milliseconds: enough to search among hundreds (`fastest`) and to plan
-on a machine without libtpu. FLOPs and what devices send follow from shapes; temporaries and
+The fields are those that `cost_analysis` reads out of compiled programs, so a plan made of these
+is a plan like any other, made in milliseconds: enough to search among hundreds (`fastest`) and to
+plan on a machine without libtpu. FLOPs and what devices send follow from shapes; temporaries and
 traffic are counted in arrays of an activation's size whose numbers were fitted to what libtpu
 0.0.42 made of Qwen2.5-7B on v5p (the constants below; how far off they are on others stands in
-docs/performance.md). Above: `plan` and `advice`; below: `planned`.
+docs/performance.md). Above: `plan` and `advice`; below: `lowering`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import jax.numpy as jnp
 
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
-from notepad_jax.planner import facts, planned
-from notepad_jax.planner.facts import Facts, Read
-from notepad_jax.planner.planned import Planned, Program, Work
+from notepad_jax.planner import cost_analysis, lowering
+from notepad_jax.planner.cost_analysis import Facts, Read
+from notepad_jax.planner.lowering import Planned, Program, Work
 from pallas_kernels.estimate import Chip
 
 
@@ -61,13 +61,13 @@ SAMPLED_AT_ONCE = 6  # arrays of logits alive in a launch
 
 
 def estimated(made: Planned, chip: Chip, wanted: Sequence[Program]) -> tuple[Facts, ...]:
-    """Returns what `facts.compiled` would of the `wanted` programs, by arithmetic."""
-    return tuple(facts.placed(one, read(one, made, chip), made, chip) for one in wanted)
+    """Returns what `cost_analysis.compiled` would of the `wanted` programs, by arithmetic."""
+    return tuple(cost_analysis.placed(one, read(one, made, chip), made, chip) for one in wanted)
 
 
 def read(program: Program, made: Planned, chip: Chip) -> Read:
     """Returns the figures of one launch on a device; attention's kernels are not in it."""
-    if program.phase == planned.ROLLOUT:
+    if program.phase == lowering.ROLLOUT:
         return _reading(program, made, chip)
     one = {"accumulate": _accumulate, "apply": _apply, "logprobs": _logprobs}[program.name]
     return one(program, made, chip)
@@ -125,7 +125,7 @@ def _logprobs(program: Program, made: Planned, chip: Chip) -> Read:
 
 
 def _apply(program: Program, made: Planned, chip: Chip) -> Read:
-    trained = made.residents[planned.UPDATE]["masters"] / 4
+    trained = made.residents[lowering.UPDATE]["masters"] / 4
     return _read(ADAM_ALIVE * trained, 0, 0, ADAM * trained, {}, chip)
 
 
@@ -154,11 +154,11 @@ def _read(
     beside: float, flops: float, weights: float, moved: float, sent: dict[str, float], chip: Chip
 ) -> Read:
     """`weights` are bytes that matrix products read, `moved` those of everything else."""
-    compute, memory = facts.seconds(flops, weights, chip)
+    compute, memory = cost_analysis.seconds(flops, weights, chip)
     return Read(
         arguments=0, beside=int(beside), refused="", failed="", whole=False, flops=flops,
         moved=weights + moved, sent={kind: size for kind, size in sent.items() if size},
-        compute_seconds=compute, memory_seconds=memory + facts.seconds(0, moved, chip)[1],
+        compute_seconds=compute, memory_seconds=memory + cost_analysis.seconds(0, moved, chip)[1],
     )  # fmt: skip
 
 

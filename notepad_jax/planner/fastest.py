@@ -22,11 +22,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from notepad_jax.planner import plan, planned
-from notepad_jax.planner.facts import Read
+from notepad_jax.planner import lowering, plan
+from notepad_jax.planner.cost_analysis import Read
+from notepad_jax.planner.lowering import HANDOFF, PHASES, ROLLOUT, UPDATE, Policy
 from notepad_jax.planner.plan import DoesNotFit, Plan
-from notepad_jax.planner.planned import HANDOFF, PHASES, ROLLOUT, UPDATE, Policy
-from notepad_jax.setup import configuration, parts, sizes
+from notepad_jax.setup import builders, configuration, sizes
 from notepad_jax.telemetry.progress import Screen, SilentScreen
 from pallas_kernels import aot
 
@@ -161,7 +161,7 @@ def search(
         told(point)
         return point
 
-    policy = planned.policy_of(asked.config, "tpu")
+    policy = lowering.policy_of(asked.config, "tpu")
     pool: list[_Guess] = []
     for name in asked.slices:
         if made := _plan(asked, name, {}, policy):
@@ -321,13 +321,13 @@ def row_lengths(config: ConfigDict, policy: Policy) -> list[int]:
 
     Also one with room for a group and its share of answers, which lie in any row; and the config's.
     """
-    turns = sizes.turns(policy.template, parts.rules(config.reading))
+    turns = sizes.turns(policy.template, builders.rules(config.reading))
     members, turn = config.rollout.group_size, turns.update
     tail, prefix = turn.private + turn.completion - turn.common, turn.shared + turn.common
     whole = prefix + members * tail
     found = {prefix + math.ceil(members / cuts) * tail for cuts in range(1, CUTS + 1)}
     found |= {2 * whole, 4 * whole}
-    reading = planned.workload.readings(config, policy.template)
+    reading = lowering.workload.readings(config, policy.template)
     answers = sum(one.private + one.completion for one in turns.answers)
     found.add(whole + math.ceil(members / reading.chunks) * answers)
     longest = max(one.whole for one in turns.all)
@@ -367,7 +367,7 @@ def _plan(asked: Asked, name: str, sets: Mapping[str, Any], policy: Policy) -> P
 
 
 def _runs(asked: Asked, name: str, sets: Mapping[str, Any]) -> bool:
-    return _plan(asked, name, sets, planned.policy_of(asked.config, "tpu")) is not None
+    return _plan(asked, name, sets, lowering.policy_of(asked.config, "tpu")) is not None
 
 
 def _changed(config: ConfigDict, sets: Mapping[str, Any]) -> ConfigDict:

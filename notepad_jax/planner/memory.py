@@ -6,7 +6,7 @@ moments, cache: exact, from shapes) and what a program needs beside it while it 
 bound, from the shapes of launch and update). `engine.pages=0` becomes as many pages as all
 slots need, at most half of the whole memory and no more than is free; a number that somebody
 stated and that does not fit is refused, with all numbers and the mend. Fewer pages make turns
-wait, never fail. Above: subjects, serve, jetstream, train; below: planned.
+wait, never fail. Above: subjects, serve, jetstream, train; below: lowering.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from notepad_jax.checkpoint.targets import placed
+from notepad_jax.checkpoint.abstract_trees import placed
 from notepad_jax.engine import executor, launches, shapes
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo.update import BESIDE
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh as meshes
-from notepad_jax.planner import planned
-from notepad_jax.planner.planned import ROLLOUT, UPDATE, Planned
+from notepad_jax.planner import lowering
+from notepad_jax.planner.lowering import ROLLOUT, UPDATE, Planned
 from notepad_jax.reading.memory_agent import Rules
-from notepad_jax.setup import parts
+from notepad_jax.setup import builders
 from notepad_jax.text.prompts import Template
 from pallas_kernels.dispatch import logprob_block
 
@@ -52,7 +52,7 @@ Look = Callable[[jax.Device], Memory | None]
 
 def look(device: jax.Device) -> Memory | None:
     """Returns what a device has; None where it does not say (one that is only compiled for)."""
-    if device.platform == parts.CPU:
+    if device.platform == builders.CPU:
         return of_machine()
     try:
         found = device.memory_stats() or {}
@@ -147,12 +147,12 @@ class Held:
 def of_engines(policy: PolicyConfig, engine: ConfigDict, settings: EngineSettings,
                stored: str, adapters: lora.Lora | None) -> Held:  # fmt: skip
     """What engines hold that nobody trains; `stored` is the dtype that the weights lie in."""
-    there = parts.engines_mesh(engine)
-    base = placed(parameters.abstract_params(policy, stored), parts.to_read(engine)(policy))
-    weights = planned.bytes_of(base)
+    there = builders.engines_mesh(engine)
+    base = placed(parameters.abstract_params(policy, stored), builders.to_read(engine)(policy))
+    weights = lowering.bytes_of(base)
     if adapters is not None:
-        weights += planned.bytes_of(lora.abstract(policy, adapters, base)[1])
-    sharing = parts.engines(engine) // there.shape["fsdp"]
+        weights += lowering.bytes_of(lora.abstract(policy, adapters, base)[1])
+    sharing = builders.engines(engine) // there.shape["fsdp"]
     held = {"weights": weights, "launches": sharing * launch(policy, settings)}
     return Held(
         {READING: held | _process(there.devices.flat[0])},
@@ -163,9 +163,9 @@ def of_engines(policy: PolicyConfig, engine: ConfigDict, settings: EngineSetting
 
 def of_training(config: ConfigDict, made: Planned, settings: EngineSettings) -> Held:
     """What trainer and engines of a run hold."""
-    there, host = made.trainer.devices.flat[0], parts.engines_mesh(config.engine)
-    sharing = parts.engines(config.engine) // host.shape["fsdp"]
-    beside = BESIDE if made.trainer.size == 1 and there.platform == parts.CPU else 1
+    there, host = made.trainer.devices.flat[0], builders.engines_mesh(config.engine)
+    sharing = builders.engines(config.engine) // host.shape["fsdp"]
+    beside = BESIDE if made.trainer.size == 1 and there.platform == builders.CPU else 1
     phases = {
         name: {what: size for what, size in held.items() if what != "cache"} | _process(there)
         for name, held in made.residents.items()
@@ -182,7 +182,7 @@ def of_training(config: ConfigDict, made: Planned, settings: EngineSettings) -> 
 
 
 def _process(device: jax.Device) -> dict[str, int]:
-    return {"the process": PROCESS} if device.platform == parts.CPU else {}
+    return {"the process": PROCESS} if device.platform == builders.CPU else {}
 
 
 def _page(policy: PolicyConfig, settings: EngineSettings, row: jax.sharding.Mesh) -> int:
@@ -236,7 +236,7 @@ def _layer(policy: PolicyConfig, tokens: int) -> int:
 
 
 def to_read(
-    config: ConfigDict, words: parts.Words, template: Template, rules: Rules,
+    config: ConfigDict, words: builders.Words, template: Template, rules: Rules,
     say: Callable[[str], None], settings: EngineSettings | None = None, see: Look = look,
 ) -> ConfigDict:  # fmt: skip
     """Returns the config with as many `engine.pages` as engines that only read may have.
@@ -245,23 +245,23 @@ def to_read(
     (`serve`'s). `say` is told where memory that is short has made them fewer. Raises ValueError,
     in one line, for what does not fit.
     """
-    wanted = settings or parts.engine_settings(config.engine, words.config, rules, template)
-    device = parts.engines_mesh(config.engine).devices.flat[0]
-    stored = parts.widened(words.config, device.platform) or words.stored
+    wanted = settings or builders.engine_settings(config.engine, words.config, rules, template)
+    device = builders.engines_mesh(config.engine).devices.flat[0]
+    stored = builders.widened(words.config, device.platform) or words.stored
     held = of_engines(words.config, config.engine, wanted, stored, words.adapters)
     return _with_pages(config, wanted, held, see(device), say, words)
 
 
 def to_train(
-    config: ConfigDict, words: parts.Words, template: Template, rules: Rules,
+    config: ConfigDict, words: builders.Words, template: Template, rules: Rules,
     say: Callable[[str], None], see: Look = look,
 ) -> ConfigDict:  # fmt: skip
     """As `to_read`, for a run that learns, whose `config` has its rows settled (`sizes`)."""
-    wanted = parts.engine_settings(config.engine, words.config, rules, template)
-    device = parts.trainers_mesh(config).devices.flat[0]
-    stored = parts.widened(words.config, device.platform) or words.stored
-    policy = planned.Policy(str(words.folder), "", words.config, stored, template)
-    made = planned.plan_of(config, jax.devices(), jax.local_devices(), policy)
+    wanted = builders.engine_settings(config.engine, words.config, rules, template)
+    device = builders.trainers_mesh(config).devices.flat[0]
+    stored = builders.widened(words.config, device.platform) or words.stored
+    policy = lowering.Policy(str(words.folder), "", words.config, stored, template)
+    made = lowering.plan_of(config, jax.devices(), jax.local_devices(), policy)
     held = of_training(config, made, wanted)
     return _with_pages(config, wanted, held, see(device), say, words)
 
@@ -275,7 +275,7 @@ def least_pages(settings: EngineSettings) -> int:
 
 def _with_pages(
     config: ConfigDict, wanted: EngineSettings, held: Held, memory: Memory | None,
-    say: Callable[[str], None], words: parts.Words,
+    say: Callable[[str], None], words: builders.Words,
 ) -> ConfigDict:  # fmt: skip
     said, number, least = config.engine.pages, wanted.pages, least_pages(wanted)
     if memory is not None:

@@ -1,10 +1,10 @@
 """`notepad-jax plan`: does a config fit a slice that is not here, and what would a step take?
 
-Every program of the run is compiled by the real TPU compiler (`planned` lists them, `facts`
-reads them). Together with what stays on a device this gives a verdict for each phase. What comes
-out of the compiler is called compiled; arithmetic over shapes and shardings is called exact; times
-are estimates, a floor. `fit` changes a config by its own advice until it fits. Above: the
-command; below: `planned`, `facts`, `advice` (what to change).
+Every program of the run is compiled by the real TPU compiler (`lowering` lists them,
+`cost_analysis` reads them). Together with what stays on a device this gives a verdict for each
+phase. What comes out of the compiler is called compiled; arithmetic over shapes and shardings is
+called exact; times are estimates, a floor. `fit` changes a config by its own advice until it fits.
+Above: the command; below: `lowering`, `cost_analysis`, `advice` (what to change).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from ml_collections import ConfigDict
 
 from notepad_jax.model import parameters
-from notepad_jax.planner import advice, arithmetic, facts, planned
-from notepad_jax.planner.facts import Facts, Read
-from notepad_jax.planner.planned import PHASES, Planned
+from notepad_jax.planner import advice, arithmetic, cost_analysis, lowering
+from notepad_jax.planner.cost_analysis import Facts, Read
+from notepad_jax.planner.lowering import PHASES, Planned
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.progress import Screen
 from pallas_kernels import aot, estimate
@@ -112,7 +112,7 @@ def run(
     screen: Screen,
     known: dict[str, Read] | None = None,
     programs: str = ALL,
-    policy: planned.Policy | None = None,
+    policy: lowering.Policy | None = None,
 ) -> Plan:
     """Plans `config` for a slice such as "v5p:2x4x4".
 
@@ -122,7 +122,7 @@ def run(
     slice that does not exist, a config that cannot run on it, or where libtpu is missed, and
     `DoesNotFit`.
     """
-    source = facts.Source(config, slice_name)
+    source = cost_analysis.Source(config, slice_name)
     if programs == ESTIMATE:
         made = source.sketch(policy)
         launched = [program for program in made.programs if program.launches]
@@ -165,7 +165,7 @@ def run(
 
 
 def _compiled(
-    source: facts.Source, screen: Screen, known: dict[str, Read], programs: str
+    source: cost_analysis.Source, screen: Screen, known: dict[str, Read], programs: str
 ) -> tuple[Planned, tuple[Facts, ...]]:
     try:
         made = source.made()
@@ -176,7 +176,7 @@ def _compiled(
         for item, program in enumerate(made.programs)
         if programs == ALL or (programs == LARGEST and program.launches)
     ]
-    return made, facts.compiled(source, made, wanted, screen, known)
+    return made, cost_analysis.compiled(source, made, wanted, screen, known)
 
 
 # ---------------------------------------------------------------- the verdict
@@ -212,7 +212,7 @@ def _changes(
     hbm: int,
     name: str,
 ) -> tuple[advice.Change, ...]:
-    beside = max((fact.beside for fact in found if fact.phase == planned.UPDATE), default=0)
+    beside = max((fact.beside for fact in found if fact.phase == lowering.UPDATE), default=0)
     peaks = {phase.name: phase.peak for phase in phases}
     return advice.changes(config, made, advice.Found(peaks, beside, hbm), name)
 

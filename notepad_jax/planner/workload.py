@@ -5,7 +5,7 @@ longer than `tasks.curriculum` ever lets it be, every question, memory and answe
 no draft is accepted, and nobody's turn ends early; groups that a rollout replaces are not in it,
 and local turns are as many as are expected. Rows of the update are packed by the packer that a
 run uses, from these lengths; what different groups have in common (an instruction, a document
-of several questions) is counted with each. Above: `planned`.
+of several questions) is counted with each. Above: `lowering`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from notepad_jax import packing
 from notepad_jax.engine import shapes
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.packing import Piece
-from notepad_jax.setup import curriculum, parts, sizes
+from notepad_jax.setup import builders, curriculum, sizes
 from notepad_jax.setup.sizes import Turn
 from notepad_jax.text.prompts import Template
 
@@ -86,7 +86,7 @@ class Update:
 
 def readings(config: ConfigDict, template: Template) -> Readings:
     """Returns what a step reads, every turn at its limits."""
-    turns, local = sizes.turns(template, parts.rules(config.reading)), config.rollout.local
+    turns, local = sizes.turns(template, builders.rules(config.reading)), config.rollout.local
     files = bool(config.tasks.files)
     document = (config.tasks.max_tokens if files else 0) or config.data.tokens
     groups = config.rollout.documents * (1 if files else config.data.questions)

@@ -5,7 +5,7 @@ what it writes is told while it is written (`Progress`), memory and answer, wher
 streams; where it does not, as an endpoint, turn by turn. Telling changes no token. The memory
 agent and the completer are those of training and evaluation. Above: `reader`, which keeps the
 completer open; below: reading.memory_agent, and the server's way to text from tokens
-(serve.choices).
+(serve.completions.choices).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
 from notepad_jax.reading.trace import MemoryChange, TraceFile, check
 from notepad_jax.reading.turns import Turns
-from notepad_jax.serve.choices import Delta, choice, completed
-from notepad_jax.serve.saying import Saying
+from notepad_jax.serve.completions.choices import Delta, choice, completed
+from notepad_jax.serve.completions.detokenizer import Saying
 from notepad_jax.setup import compiled
 from notepad_jax.telemetry.progress import Screen, Transcript
 from notepad_jax.text.chunks import ChunkedDocument, sentence_pieces

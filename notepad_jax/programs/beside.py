@@ -1,7 +1,7 @@
 """Several policies on one base: adapters of runs and folders, read beside a policy's own.
 
 An engine multiplies by the base once, whoever asked, and by the adapters that a request names.
-Above: `serve`; below: `parts`, and `model.lora`.
+Above: `serve`; below: `builders`, and `model.lora`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint import checksums
 from notepad_jax.model import lora
-from notepad_jax.setup import configuration, parts, policies, settings
+from notepad_jax.setup import builders, configuration, policies, settings
 from notepad_jax.telemetry.progress import Screen
 
 
@@ -28,7 +28,7 @@ class Beside:
 
     name: str
     config: ConfigDict
-    policy: parts.LoadedPolicy | None = None  # of its weights the adapters alone
+    policy: builders.LoadedPolicy | None = None  # of its weights the adapters alone
     fingerprint: str = ""
 
 
@@ -52,8 +52,8 @@ def named(config: ConfigDict, words: Sequence[str], first: str) -> list[Beside]:
 
 
 def adapted(
-    config: ConfigDict, policy: parts.LoadedPolicy, others: Sequence[Beside], screen: Screen
-) -> tuple[parts.LoadedPolicy, list[Beside]]:
+    config: ConfigDict, policy: builders.LoadedPolicy, others: Sequence[Beside], screen: Screen
+) -> tuple[builders.LoadedPolicy, list[Beside]]:
     """Reads the adapters of `others`; returns the policy with all of them beside its own.
 
     Each is read whole, and its base let go once it was found to be the policy's: for that long,
@@ -62,8 +62,8 @@ def adapted(
     """
     read = []
     for one in others:
-        place, where = one.config.policy, parts.to_read(config.engine)
-        found = parts.load_policy(place, config.dtype, where, screen.warn)
+        place, where = one.config.policy, builders.to_read(config.engine)
+        found = builders.load_policy(place, config.dtype, where, screen.warn)
         if lora.of(found.params) is None:
             raise ValueError(f"{place} has no adapters; serve it as a --policy of its own")
         if found.config != policy.config or not _alike(found.params, policy.params):
@@ -86,7 +86,7 @@ def _alike(params: Any, others: Any) -> bool:
     return all(bool(jnp.array_equal(a, b)) for a, b in zip(*bases, strict=True))
 
 
-def fingerprint_of(policy: parts.LoadedPolicy) -> str:
+def fingerprint_of(policy: builders.LoadedPolicy) -> str:
     """A checksum of all weights, short enough to be read."""
     sums = json.dumps(checksums.leaf_checksums(policy.params), sort_keys=True)
     return f"np-{hashlib.blake2b(sums.encode(), digest_size=8).hexdigest()}"

@@ -34,7 +34,7 @@ from notepad_jax.eval.methods import NOTEPAD
 from notepad_jax.programs import evaluate, subjects
 from notepad_jax.reading.loop import Reader
 from notepad_jax.scoring import metrics
-from notepad_jax.setup import configuration, parts, reading_list
+from notepad_jax.setup import builders, configuration, eval_jobs
 from notepad_jax.tasks import suites
 from notepad_jax.tasks.recipe import Unreachable
 from notepad_jax.telemetry.identity import settle, write_json
@@ -92,20 +92,20 @@ def _run(
         raise ValueError(f"there is no form {form!r}; use {' or '.join(files.FORMS)}")
     if (config.evaluate.suite == GOLONGRL) != bool(rows):
         raise ValueError("the suite golongrl is made from --rows FILE, and no other suite is")
-    e, converted = config.evaluate, bool(rows) or reading_list.is_file(config.evaluate.suite)
+    e, converted = config.evaluate, bool(rows) or eval_jobs.is_file(config.evaluate.suite)
     said = {"--lengths": e.lengths, "--samples": e.samples, "--tasks": e.tasks,
             "--paragraphs": paragraphs, "--drop-known": drop_known}  # fmt: skip
     if converted and (without := [option for option, value in said.items() if value]):
         raise ValueError(f"rows are converted as they are, all of them: leave out {without[0]}")
     if rows:
         return convert(GOLONGRL, rows, _golongrl, folder, form, screen)
-    if reading_list.is_file(config.evaluate.suite):
-        path = reading_list.existing(config.evaluate.suite)
+    if eval_jobs.is_file(config.evaluate.suite):
+        path = eval_jobs.existing(config.evaluate.suite)
         name = Path(path).stem
         return convert(name, path, _any, folder, form, screen)
     if paragraphs and config.evaluate.suite != "ruler-qa":
         raise ValueError("--paragraphs is for the suite ruler-qa; give --lengths")
-    sizes = [Size(length, TOKENS) for length in reading_list.lengths_of(config)]
+    sizes = [Size(length, TOKENS) for length in eval_jobs.lengths_of(config)]
     if paragraphs:
         sizes = [Size(_whole(number), PARAGRAPHS) for number in paragraphs.split(",")]
     reader = subjects.named(config, screen) if drop_known else None
@@ -125,7 +125,7 @@ def build(
     A task that a length does not suit is left out there, with a warning. Raises ValueError if
     the folder holds another build, or no task can have any of the lengths.
     """
-    e, samples = config.evaluate, reading_list.samples_of(config)
+    e, samples = config.evaluate, eval_jobs.samples_of(config)
     count = approximate.count
     if config.endpoint.tokenizer:
         count = counter(open_tokenizer(config.endpoint.tokenizer, screen.warn))
@@ -266,7 +266,7 @@ def _settings(config: ConfigDict, form: str, reader: subjects.Subject | None) ->
     e = config.evaluate
     return {
         "suite": e.suite,
-        "samples": reading_list.samples_of(config),
+        "samples": eval_jobs.samples_of(config),
         "seed": config.seed,
         "form": form,
         "tokenizer": config.endpoint.tokenizer,
@@ -332,8 +332,8 @@ async def unknown(
     Each is asked `evaluate.repeats` times; one right answer and it is known. ValueError if
     the questions come to an end before there are as many samples, or a request fails.
     """
-    e, rules = config.evaluate, parts.rules(config.reading)
-    samples = reading_list.samples_of(config)
+    e, rules = config.evaluate, builders.rules(config.reading)
+    samples = eval_jobs.samples_of(config)
     found: list[int] = []
     bar = screen.bar(f"asking {subject.name} without a document", samples, "unknown")
     async with subject.opened(rules) as completer:

@@ -23,14 +23,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from notepad_jax.checkpoint import steps, stored
+from notepad_jax.checkpoint import lazy_arrays, steps
+from notepad_jax.checkpoint.abstract_trees import placed
 from notepad_jax.checkpoint.checksums import combine, leaf_checksums
 from notepad_jax.checkpoint.hf import adapters, huggingface, storage
 from notepad_jax.checkpoint.hf.folder_swap import new_folder
 from notepad_jax.checkpoint.hf.rounding import Rounding, compared
 from notepad_jax.checkpoint.hf.writing import PART_BYTES, Written
 from notepad_jax.checkpoint.steps import read_meta, write
-from notepad_jax.checkpoint.targets import placed
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh, rules
@@ -254,12 +254,12 @@ def _streamed(found: policies.Named, config: PolicyConfig, rounding: Rounding) -
         params = huggingface.open_tree(*huggingface.open_policy(found.home))
     else:
         base = steps.base_of(found.steps, found.step)
-        own = stored.open_tree(f"{found.steps}/{found.step}")
+        own = lazy_arrays.open_tree(f"{found.steps}/{found.step}")
         if base is not None:
             mend = "resume the run, which saves it again, or export --adapters, which need it not"
             steps.require(base, 0, ("params",), mend)
             chosen = policies.trained_with(found.home)
-            return adapters.added(stored.open_tree(f"{base}/0"), chosen, own, rounding)
+            return adapters.added(lazy_arrays.open_tree(f"{base}/0"), chosen, own, rounding)
         params = own
     if not found.adapters:
         return params
@@ -308,7 +308,7 @@ def export_adapters(
                 f"{found.steps}/{found.step} has its adapters added in (an earlier version saved "
                 f"it); export the policy, without --adapters"
             )
-        adapted = stored.open_tree(f"{found.steps}/{found.step}")
+        adapted = lazy_arrays.open_tree(f"{found.steps}/{found.step}")
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(adapted))
     bar = screen.bar("export", _megabytes(size * np.dtype(dtype).itemsize), "MB")
     written = adapters.export_adapters(

@@ -1,10 +1,10 @@
 """`notepad-jax eval`: how well a policy reads documents of growing length.
 
-A suite gives the tasks (`reading_list`), a method says how a document is put before the
+A suite gives the tasks (`eval_jobs`), a method says how a document is put before the
 reader, and the reader is an engine of ours or somebody's endpoint (`subjects`): the memory
 agent and its prompts are those of training either way. Every reading is on disk as soon as
 it ends, so a killed evaluation goes on where it stood and reports the same numbers.
-Above: cli and quickstart; below: reading_list, subjects, eval and report.
+Above: cli and quickstart; below: eval_jobs, subjects, eval and report.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from notepad_jax.report import evaluation_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
 from notepad_jax.rollout import rewards
-from notepad_jax.setup import configuration, parts, provenance, reading_list
-from notepad_jax.setup.reading_list import SYNTHETIC, Job
+from notepad_jax.setup import builders, configuration, eval_jobs, provenance
+from notepad_jax.setup.eval_jobs import SYNTHETIC, Job
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json, write_sealed
 from notepad_jax.telemetry.metrics import CONFIG
@@ -120,7 +120,7 @@ async def _read(
         if not failures:
             failures.append(failure)
 
-    update = parts.rules(config.reading, subject.tokenizer).memory_update
+    update = builders.rules(config.reading, subject.tokenizer).memory_update
     judge = judge_of(config)
     for limits, group in itertools.groupby(left, lambda pair: pair[0].rules):
         rules = dataclasses.replace(limits, memory_update=update)
@@ -200,9 +200,9 @@ def run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Ou
 def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Outcome:
     e = config.evaluate
     check_meant(config)
-    lengths = reading_list.lengths_of(config)
-    planned = reading_list.jobs(
-        config, reading_list.tasks_of(config, lengths, counter(reader.tokenizer), screen)
+    lengths = eval_jobs.lengths_of(config)
+    planned = eval_jobs.jobs(
+        config, eval_jobs.tasks_of(config, lengths, counter(reader.tokenizer), screen)
     )
     everything = [item for job in planned for item in job.items]
     check(everything, reader.tokenizer, config.reading.max_question)
@@ -238,11 +238,11 @@ def check_meant(config: ConfigDict) -> None:
             f"{e.repeats} repeats at temperature 0 would all be the same; raise "
             "evaluate.temperature, or read once"
         )
-    if reading_list.is_file(e.suite):
-        reading_list.existing(e.suite)
+    if eval_jobs.is_file(e.suite):
+        eval_jobs.existing(e.suite)
     if not e.methods:
         raise ValueError("evaluate.methods is empty; name at least one")
-    if not reading_list.lengths_of(config) and not reading_list.is_file(e.suite):
+    if not eval_jobs.lengths_of(config) and not eval_jobs.is_file(e.suite):
         raise ValueError("evaluate.lengths is empty; name at least one")
     if e.suite == SYNTHETIC and "data" not in config:
         raise ValueError(

@@ -24,8 +24,8 @@ from notepad_jax import waiting
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.programs import serve
 from notepad_jax.reading.memory_agent import hashed_seed
-from notepad_jax.serve.saying import Saying
-from notepad_jax.setup import parts, stopping
+from notepad_jax.serve.completions.detokenizer import Saying
+from notepad_jax.setup import builders, stopping
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import SamplingParams
 
@@ -59,13 +59,13 @@ def run(
         host, port = place.getsockname()[:2]
         if not config.policy:
             raise ValueError("there is nothing to serve; give --policy FOLDER")
-        where = parts.to_read(config.engine)
-        words = parts.words(config.policy, config.dtype, where)
+        where = builders.to_read(config.engine)
+        words = builders.words(config.policy, config.dtype, where)
         config = serve.fitted(config, words, screen)  # before any weight
-        template = parts.template(config.reading, words)
-        policy = parts.load_policy(config.policy, config.dtype, where, screen.warn)
+        template = builders.template(config.reading, words)
+        policy = builders.load_policy(config.policy, config.dtype, where, screen.warn)
         rules = dataclasses.replace(
-            parts.rules(config.reading, policy.tokenizer), chunk_size=config.evaluate.chunk_size
+            builders.rules(config.reading, policy.tokenizer), chunk_size=config.evaluate.chunk_size
         )
         settings = alone(serve.engine_settings(config, policy.config, rules, template))
     # The stock server opens a socket of its own; nobody was there, so it finds the place free.
@@ -102,13 +102,13 @@ def alone(settings: EngineSettings) -> EngineSettings:
 
 
 def _opened(
-    room: types.ModuleType, config: ConfigDict, policy: parts.LoadedPolicy,
+    room: types.ModuleType, config: ConfigDict, policy: builders.LoadedPolicy,
     settings: EngineSettings, key: str | None, host: str, port: int,
 ) -> Any:  # fmt: skip
     """Returns the server, listening but not started."""
     tokenizer = policy.tokenizer
     usual = SamplingParams(1.0, 1.0, settings.max_new_tokens, tokenizer.stop_ids, 0)
-    engine = room.PagedEngine(policy.config, settings, usual, parts.engines_mesh(config.engine))
+    engine = room.PagedEngine(policy.config, settings, usual, builders.engines_mesh(config.engine))
     limits = room.Limits(
         vocabulary=tokenizer.vocab_size,
         max_prompt=settings.max_prompt,

@@ -15,11 +15,11 @@ from pathlib import Path
 from notepad_jax.reading.trace import Trace
 from notepad_jax.report import server_pages, trace_page
 from notepad_jax.report.trace_page import Source
-from notepad_jax.serve.views import Files, Put, Views
+from notepad_jax.serve.browser.renderers import Files, Put, Renderers
 from notepad_jax.setup import trace_files
 
 
-def views(folder: str | None) -> Views:
+def views(folder: str | None) -> Renderers:
     """Returns the pages of a server that shows the runs of `folder`; None: no runs.
 
     Raises ValueError if there is no such folder, or if it is a run itself.
@@ -33,7 +33,7 @@ def views(folder: str | None) -> Views:
         raise ValueError(
             f"{folder} is a run itself; name the folder that it lies in: --runs {runs.parent}"
         )
-    return Views(
+    return Renderers(
         reading=server_pages.reading(),
         listing=server_pages.listing,
         notice=server_pages.notice,
@@ -78,7 +78,7 @@ def _inside(path: Path, folder: Path) -> bool:
 def make_trace(
     put: Put, title: str, files: Files, advance: Callable[[int, int], None], data: str
 ) -> None:
-    """Makes the page of some trace files; see `serve.views.MakeTrace`."""
+    """Makes the page of some trace files; see `serve.browser.renderers.MakeTrace`."""
     with contextlib.ExitStack() as stack:
         sources = [Source(label, stack.enter_context(Trace(path))) for path, label in files.items()]
         total, done = sum(len(source.trace) for source in sources), 0

@@ -4,7 +4,7 @@ Measure the starter by length; teach it with GRPO on short documents, handing ev
 policy to the engine through an orbax checkpoint; measure again up to 3.5 million tokens;
 export to Hugging Face layout; print the table and where the report lies. The starter is a
 tiny network whose habits were spoilt on purpose: this shows that the machinery learns, not
-how good a language model gets. Above: cli; below: train, evaluate, reading_list
+how good a language model gets. Above: cli; below: train, evaluate, eval_jobs
 and report.report.
 """
 
@@ -27,12 +27,12 @@ from notepad_jax.programs import convert, evaluate, subjects
 from notepad_jax.report import numerals, quickstart_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
-from notepad_jax.setup import compiled, configuration, parts, provenance, reading_list
+from notepad_jax.setup import builders, compiled, configuration, eval_jobs, provenance
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_sealed
 from notepad_jax.telemetry.metrics import CONFIG, TIMINGS, read_metrics
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.training import decided, record, sickness, train
+from notepad_jax.training import decided, health, record, train
 
 STEP = "readings/step_{}"  # where the readings of the policy after that many steps lie
 BEFORE, AFTER = "before RL", "after RL"  # who read
@@ -85,14 +85,14 @@ def _run(
         timings[name] = time.perf_counter() - began - spent
         return result
 
-    if config.evaluate.suite != reading_list.SYNTHETIC:
+    if config.evaluate.suite != eval_jobs.SYNTHETIC:
         raise ValueError(
             f"evaluate.suite is {config.evaluate.suite!r}, and the quick start measures on "
-            f"{reading_list.SYNTHETIC}; measure its policy with eval afterwards"
+            f"{eval_jobs.SYNTHETIC}; measure its policy with eval afterwards"
         )
     words = train.check(config, folder, resume, step)  # before the first measurement
     decided.fitted(config, words, screen)
-    policy = parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
+    policy = builders.load_policy(config.policy, config.dtype, builders.to_read(config.engine))
     e = config.evaluate
     if not resume:  # then training says it, once nothing has refused the settings
         write_sealed(folder / CONFIG, configuration.plain(config))
@@ -110,7 +110,7 @@ def _run(
 
     screen.phase("3/4  the trained policy")
     # As any other reader of the run would have it: from storage.
-    last = parts.load_policy(folder, config.dtype, parts.to_read(config.engine), screen.warn)
+    last = builders.load_policy(folder, config.dtype, builders.to_read(config.engine), screen.warn)
     trained = dataclasses.replace(policy, params=last.params)
     after, read = timed(
         "measuring after",
@@ -158,7 +158,7 @@ def _apart(timings: Mapping[str, float], steps: Sequence[Mapping[str, float]]) -
 
 def measured(
     config: ConfigDict,
-    policy: parts.LoadedPolicy,
+    policy: builders.LoadedPolicy,
     names: Sequence[str],
     label: str,
     folder: Path,
@@ -166,8 +166,8 @@ def measured(
 ) -> tuple[list[Result], list[Example]]:
     """Reads at the lengths `names` ("2k", "3.5m"); the readings stay in `folder`."""
     subject = subjects.engine(config, policy, screen)
-    tasks = {n: reading_list.tasks_of_length(config, n) for n in map(lengths.parse_length, names)}
-    planned = reading_list.jobs(config, tasks)
+    tasks = {n: eval_jobs.tasks_of_length(config, n) for n in map(lengths.parse_length, names)}
+    planned = eval_jobs.jobs(config, tasks)
     with Readings(folder, evaluate.identity(config)) as readings:
         results = evaluate.read(config, subject, planned, label, readings, screen)
         return results, examples(results, readings)
@@ -222,7 +222,7 @@ def _report(config: ConfigDict, outcome: Outcome) -> None:
     train_length = config.data.tokens
     last = outcome.after[-1]
     metrics = read_metrics(outcome.folder)
-    lines = sickness.lines_of(metrics)
+    lines = health.lines_of(metrics)
     quickstart_page.write(
         outcome.folder,
         quickstart_page.Report(
@@ -237,7 +237,7 @@ def _report(config: ConfigDict, outcome: Outcome) -> None:
             train_length=train_length,
             before=outcome.before,
             after=outcome.after,
-            warnings=[str(one) for one in sickness.course(lines, sickness.limits_of(config))],
+            warnings=[str(one) for one in health.course(lines, health.limits_of(config))],
             metrics=metrics,
             examples=outcome.pairs,
             config=configuration.flat(configuration.plain(config)),

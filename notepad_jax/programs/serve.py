@@ -1,7 +1,7 @@
 """The server: a policy on our engine behind OpenAI's API, until somebody ends it.
 
 The address is taken first and the weights are read then, so that a wrong port costs no minutes.
-The engines run in threads of their own; this one answers HTTP. Above: commands; below: parts,
+The engines run in threads of their own; this one answers HTTP. Above: commands; below: builders,
 and `serve`, the room, whose application is only imported when it is needed: starlette and
 uvicorn are an extra.
 """
@@ -34,10 +34,10 @@ from notepad_jax.planner import memory
 from notepad_jax.programs import beside, evaluate, pages, subjects, warm_up
 from notepad_jax.programs.beside import Beside, fingerprint_of
 from notepad_jax.reading.memory_agent import Rules
-from notepad_jax.serve.conversations import Conversations
-from notepad_jax.serve.loopback import is_local
-from notepad_jax.serve.served import Served
-from notepad_jax.setup import parts, policies, stopping
+from notepad_jax.serve.completions.conversations import Conversations
+from notepad_jax.serve.completions.model_card import Served
+from notepad_jax.serve.http.loopback import is_local
+from notepad_jax.setup import builders, policies, stopping
 from notepad_jax.telemetry.progress import Screen, SilentScreen
 from notepad_jax.text import chat
 from notepad_jax.text.prompts import Template
@@ -78,34 +78,34 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
     """
     if address.adapters and address.trainers:
         raise ValueError("--rl changes the weights of one policy; leave --adapters out")
-    app, desks, files, places, connections, log = _web()
+    app, admission, store, roots, connections, log = _web()
     limits = bounded(config, connections, screen)
     key = key_of(address, address.key_variable)
     control_key = key_of(address, CONTROL_KEY) if address.trainers else None
     origins = pages_of(config.serve.cors, key)
     folder = Path(address.files) if address.files else None
-    views, named = pages.views(address.runs), places.Places(address.documents)
-    with taken(address) as place, files.Files(folder, named) as kept:
+    views, named = pages.views(address.runs), roots.DocumentRoots(address.documents)
+    with taken(address) as place, store.Files(folder, named) as kept:
         url = f"http://{bracketed(address.host)}:{place.getsockname()[1]}/v1"
         if not config.policy:
             raise ValueError("there is nothing to serve; give --policy FOLDER")
         found = policies.resolved(config.policy, lambda line: None, ())
         name = name or served_name(found.name)
         others = beside.named(config, address.adapters, name)
-        where = parts.to_read(config.engine)
-        words = parts.words(config.policy, config.dtype, where)
+        where = builders.to_read(config.engine)
+        words = builders.words(config.policy, config.dtype, where)
         config = fitted(config, words, screen, [one.config for one in others])  # before any weight
-        policy = parts.load_policy(config.policy, config.dtype, where, screen.warn)
+        policy = builders.load_policy(config.policy, config.dtype, where, screen.warn)
         weights = Weights(config, policy, screen)
         programs = warm_up.Programs(screen)
         policy, others = beside.adapted(config, policy, others, screen)
         engines, served = opened(config, policy, name, weights, others, programs)
         gate = app.Gate(lambda *what: weights.adopted(engines, *what)) if address.trainers else None
-        desk = desks.Desk(served.slots, config.serve.queue, config.serve.queue_tokens)
+        queue = admission.RequestQueue(served.slots, config.serve.queue, config.serve.queue_tokens)
         asgi = app.App(
-            served, desk, key, gate, control_key, kept, views, limits.body_bytes, origins
+            served, queue, key, gate, control_key, kept, views, limits.body_bytes, origins
         ).asgi
-        server = connections.Server(asgi, limits, desk.counts.dropped.inc, FAREWELL)
+        server = connections.Server(asgi, limits, queue.counts.dropped.inc, FAREWELL)
         log.limit_rate()
 
         server.capture_signals = contextlib.nullcontext  # they come to `stop`
@@ -142,10 +142,13 @@ async def _served(server: Any, place: socket.socket, stop: stopping.Stop) -> Non
 
 
 def _web() -> tuple[types.ModuleType, ...]:
-    rooms = ("app", "desk", "files", "places", "connections", "log")
+    rooms = (
+        "app", "completions.admission", "documents.store", "documents.roots", "http.connections",
+        "http.log",
+    )  # fmt: skip
     try:
         return tuple(importlib.import_module(f"notepad_jax.serve.{name}") for name in rooms)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ValueError(
             f"the server needs {error.name}, which is not installed; "
             f"pip install 'notepad-jax[serve]'"
@@ -229,7 +232,7 @@ def served_name(policy: str) -> str:
 
 
 def opened(
-    config: ConfigDict, policy: parts.LoadedPolicy, name: str, weights: Weights,
+    config: ConfigDict, policy: builders.LoadedPolicy, name: str, weights: Weights,
     others: Sequence[Beside] = (), programs: warm_up.Programs | None = None,
 ) -> tuple[Engines, Served]:  # fmt: skip
     """Returns engines that are not running yet, and the policy as the server sees it.
@@ -241,18 +244,20 @@ def opened(
     subject, rules = subjects.engine(config, policy, SilentScreen()), rules_of(config, policy)
     sizes = engine_settings(config, policy.config, rules, subject.template)
     for one in others:
-        template = parts.template(one.config.reading, one.policy)
+        template = builders.template(one.config.reading, one.policy)
         theirs = rules_of(one.config, one.policy)
         sizes = larger(sizes, engine_settings(one.config, policy.config, theirs, template))
     grammars = schemas(policy)
     if grammars is not None:
         sizes = dataclasses.replace(sizes, mask_words=-(-policy.config.vocab_size // 32))
     snapshot = PolicySnapshot(0, policy.params)
-    made = parts.service(config.engine, policy, rules, subject.template, snapshot, settings=sizes)
+    made = builders.service(
+        config.engine, policy, rules, subject.template, snapshot, settings=sizes
+    )
     if config.serve.warm_up:
         programs.plan(config.engine, policy, sizes)
     if isinstance(made, EngineService):
-        made = Engines([made], parts.engines_mesh(config.engine))
+        made = Engines([made], builders.engines_mesh(config.engine))
 
     async def answers(number: int, service: EngineService) -> None:
         service.check_alive()
@@ -292,9 +297,9 @@ def opened(
     return made, dataclasses.replace(served, beside=every)
 
 
-def rules_of(config: ConfigDict, policy: parts.LoadedPolicy | parts.Words) -> Rules:
+def rules_of(config: ConfigDict, policy: builders.LoadedPolicy | builders.Words) -> Rules:
     """The limits of a reading, whose chunks are those of an evaluation."""
-    rules = parts.rules(config.reading, policy.tokenizer)
+    rules = builders.rules(config.reading, policy.tokenizer)
     return dataclasses.replace(rules, chunk_size=config.evaluate.chunk_size)
 
 
@@ -305,14 +310,14 @@ def larger(sizes: EngineSettings, others: EngineSettings) -> EngineSettings:
     return dataclasses.replace(sizes, **most)
 
 
-def schemas(policy: parts.LoadedPolicy) -> Any | None:
+def schemas(policy: builders.LoadedPolicy) -> Any | None:
     """What compiles JSON schemas for the policy's tokenizer; None where it is not installed."""
     if importlib.util.find_spec("llguidance") is None:
         return None
     return importlib.import_module("notepad_jax.text.grammar").Grammars(policy.tokenizer)
 
 
-def conversations(policy: parts.LoadedPolicy) -> Conversations | None:
+def conversations(policy: builders.LoadedPolicy) -> Conversations | None:
     """The model's own chat template, if it has one."""
     if not chat.has_template(policy.folder):
         return None
@@ -327,7 +332,7 @@ def engine_settings(
     A prompt of any client is a prefix, so that all its choices share it: the cache holds the
     longest one beside a completion.
     """
-    turn = parts.engine_settings(config.engine, policy, rules, template)
+    turn = builders.engine_settings(config.engine, policy, rules, template)
     prompt = max(config.serve.max_prompt, turn.max_prompt)
     completion = max(config.serve.max_completion, turn.max_new_tokens)
     whole = turn.pages_for(prompt) + turn.pages_for(turn.page_size + 1 + completion)
@@ -342,16 +347,16 @@ def engine_settings(
 
 
 def fitted(
-    config: ConfigDict, words: parts.Words, screen: Screen, others: Sequence[ConfigDict] = ()
+    config: ConfigDict, words: builders.Words, screen: Screen, others: Sequence[ConfigDict] = ()
 ) -> ConfigDict:
     """Returns the config with pages that fit the machine; ValueError where nothing does.
 
     `others` are how policies on the same base read, which the engines are to be large enough for.
     """
-    template, rules = parts.template(config.reading, words), rules_of(config, words)
+    template, rules = builders.template(config.reading, words), rules_of(config, words)
     sizes = engine_settings(config, words.config, rules, template)
     for one in others:
-        own = parts.template(one.reading, words)
+        own = builders.template(one.reading, words)
         sizes = larger(sizes, engine_settings(one, words.config, rules_of(one, words), own))
     return memory.to_read(config, words, template, rules, screen.say, sizes)
 
@@ -359,7 +364,7 @@ def fitted(
 class Weights:
     """Which weights are served, and how others take their place."""
 
-    def __init__(self, config: ConfigDict, policy: parts.LoadedPolicy, screen: Screen) -> None:
+    def __init__(self, config: ConfigDict, policy: builders.LoadedPolicy, screen: Screen) -> None:
         self._config, self._policy, self._screen = config, policy.config, screen
         self.fingerprint = fingerprint_of(policy)
         self._one = asyncio.Lock()
@@ -370,9 +375,9 @@ class Weights:
         Raises ValueError for weights of another policy, or that are not what was written there.
         """
         async with self._one:
-            where = parts.to_read(self._config.engine)
+            where = builders.to_read(self._config.engine)
             policy = await asyncio.to_thread(
-                parts.load_policy, name, self._config.dtype, where, self._screen.warn
+                builders.load_policy, name, self._config.dtype, where, self._screen.warn
             )
             if policy.config != self._policy:
                 raise ValueError(f"{name} has another shape than the policy that is served")

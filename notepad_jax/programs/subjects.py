@@ -1,7 +1,7 @@
 """Who reads in an evaluation: our engine over a policy, or somebody's endpoint.
 
-Both are a completer behind the same memory agent, with the tokenizer that counts and the
-template that asks. Above: evaluate, build and quickstart; below: parts and reading.endpoint.
+Both are a completer behind the same memory agent, with the tokenizer that counts and the template
+that asks. Above: evaluate, build and quickstart; below: setup.builders and reading.endpoint.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from notepad_jax.eval import methods
 from notepad_jax.planner import memory
 from notepad_jax.reading.endpoint import EndpointCompleter, bare_turn
 from notepad_jax.reading.memory_agent import Rules
-from notepad_jax.setup import parts, task_stream
-from notepad_jax.setup.reading_list import SYNTHETIC
+from notepad_jax.setup import builders, task_stream
+from notepad_jax.setup.eval_jobs import SYNTHETIC
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.approximate import ApproximateTokenizer
 from notepad_jax.text.prompts import Template
@@ -39,15 +39,15 @@ class Subject:
     dtypes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def engine(config: ConfigDict, policy: parts.LoadedPolicy, screen: Screen) -> Subject:
+def engine(config: ConfigDict, policy: builders.LoadedPolicy, screen: Screen) -> Subject:
     """Our engine over a policy; `screen` is told of its work."""
-    template = parts.template(config.reading, policy)
+    template = builders.template(config.reading, policy)
     snapshot = PolicySnapshot(0, policy.params)
     return Subject(
         name=policy.name,
         tokenizer=policy.tokenizer,
         template=template,
-        opened=lambda rules: parts.service(
+        opened=lambda rules: builders.service(
             config.engine,
             policy,
             rules,
@@ -99,22 +99,24 @@ def named(config: ConfigDict, screen: Screen, suite: str = "") -> Subject:
         return endpoint(config, screen)
     if not config.policy:
         raise ValueError("there is nobody to read; give --policy FOLDER or --endpoint URL")
-    where = parts.to_read(config.engine)
-    words = parts.words(config.policy, config.dtype, where)  # what cannot be is said before loading
+    where = builders.to_read(config.engine)
+    words = builders.words(
+        config.policy, config.dtype, where
+    )  # what cannot be is said before loading
     if suite == SYNTHETIC and not task_stream.knows_starter(words.tokenizer):
         raise ValueError(
             f"the suite synthetic is in the starter's language, whose words {config.policy} does "
             f"not have; choose another --suite"
         )
-    template = parts.template(config.reading, words)
+    template = builders.template(config.reading, words)
     config = memory.to_read(config, words, template, _longest(config), screen.say)
-    policy = parts.load_policy(config.policy, config.dtype, where, screen.warn)
+    policy = builders.load_policy(config.policy, config.dtype, where, screen.warn)
     return engine(config, policy, screen)
 
 
 def _longest(config: ConfigDict) -> Rules:
     """The limits of the longest readings that the config may ask for."""
-    e, reading = config.evaluate, parts.rules(config.reading)
+    e, reading = config.evaluate, builders.rules(config.reading)
     chunks = {reading.chunk_size, e.chunk_size}
     if set(e.methods) - {methods.NOTEPAD}:
         chunks.add(e.context)

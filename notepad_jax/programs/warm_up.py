@@ -21,7 +21,7 @@ from notepad_jax.engine import executor
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.engine.shapes import Shape, shapes
 from notepad_jax.parallel import mesh as meshes
-from notepad_jax.setup import parts
+from notepad_jax.setup import builders
 from notepad_jax.telemetry.progress import Screen
 
 
@@ -34,10 +34,10 @@ class Programs:
         self._count, self._stopped, self._failure = 0, threading.Event(), ""
 
     def plan(
-        self, engine: ConfigDict, policy: parts.LoadedPolicy, settings: EngineSettings
+        self, engine: ConfigDict, policy: builders.LoadedPolicy, settings: EngineSettings
     ) -> None:
         """Notes all programs of the engines, on each row of devices that they run on."""
-        there = parts.engines_mesh(engine)
+        there = builders.engines_mesh(engine)
         rows = [meshes.row(there, row) for row in range(there.shape["fsdp"])]
 
         def one(shape: Shape, row: Mesh) -> Callable[[], object]:

@@ -28,8 +28,8 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
+from notepad_jax.checkpoint.abstract_trees import abstract
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.checkpoint.targets import abstract
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer, schedule
 from notepad_jax.model.config import PolicyConfig

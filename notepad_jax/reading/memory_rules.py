@@ -6,7 +6,7 @@ Either side may be looked at as text or as token ids. A `Note` that is returned 
 spliced into the next prompt as the ids that it has, never decoded and encoded again; a text is
 encoded, and can hold no special token. The rule is applied wherever a reading goes on: in
 training, when it is resumed or shown again, in evaluation and in `ask`. So it must give the same
-for the same. Above: setup.parts, which finds the function; below: the tokenizer. Used by
+for the same. Above: setup.builders, which finds the function; below: the tokenizer. Used by
 memory_agent through `Rules`.
 """
 

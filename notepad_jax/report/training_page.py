@@ -2,7 +2,7 @@
 
 Everything on it comes in as the plain values of `Report`; this file lays them out as
 `templates/training.html` shows them, and `write` leaves the picture beside the page. Above:
-training.trained; below: `render` and `training_plot`.
+training.outcome; below: `render` and `training_plot`.
 """
 
 from __future__ import annotations

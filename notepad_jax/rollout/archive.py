@@ -2,7 +2,7 @@
 
 A line of `trajectories.jsonl` has the question, the gold answers, the answer, the reward and what
 became of it, and how the memory changed on the way; of the first groups of a step also every turn,
-token by token. Above: training.telling; below: reading.trace and reading.turns.
+token by token. Above: training.run_log; below: reading.trace and reading.turns.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ of groups that were informative in this step, at most a first round's, for a bou
 rounds. What is informative and finds no room waits for the next step, if it may be that old by
 then; nothing is dropped without a name (`ledger.Outcome`). Where a batch has equal numbers of
 each kind of task, every kind has room, missing groups and a share of its own. Above:
-training.train; `collect` comes in as a function; below: drawing.
+training.train; `collect` comes in as a function; below: task_sampler.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import numpy as np
 
-from notepad_jax.rollout import drawing
+from notepad_jax.rollout import task_sampler
 from notepad_jax.rollout.collector import Failed
-from notepad_jax.rollout.drawing import ANY, EVERY, Stream
 from notepad_jax.rollout.groups import GroupStats, measure
 from notepad_jax.rollout.ledger import Ledger, Outcome, Place, Waiting
+from notepad_jax.rollout.task_sampler import ANY, EVERY, Stream
 from notepad_jax.types import Group
 
 Collect = Callable[[Sequence[int]], Awaitable[tuple[list[Group], list[Failed]]]]  # of ordinals
@@ -118,7 +118,7 @@ async def collect_informative(
         if max(missing.values()) <= 0:
             break
         counts = {name: wanted.draws(count, of_kind[name]) for name, count in missing.items()}
-        drawn = drawing.draw(first, counts, stream, wanted.questions)
+        drawn = task_sampler.draw(first, counts, stream, wanted.questions)
         groups, broken = await collect(drawn.read)
         first = drawn.next
         stats += dataclasses.replace(measure(groups, len(broken)), rounds=1)

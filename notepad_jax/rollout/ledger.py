@@ -6,7 +6,7 @@ question of a draw makes a group, and every group is settled exactly once: learn
 is passed over); until then it waits here. So the groups drawn are always the groups settled and
 the groups waiting, whatever was interrupted, and the position in the stream is one number. A
 `Ledger` is a value: a step makes the next one, and a step that is not kept is forgotten with it.
-Above: dynamic_sampling and train; beside: spool, which writes the waiting groups down.
+Above: dynamic_sampling and train; beside: serialization, which writes the waiting groups down.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The policy behind OpenAI's API; start with `served`, then `app`."""
+"""The policy behind OpenAI's API, a room for each kind of address; start with `app`."""

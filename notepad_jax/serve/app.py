@@ -1,11 +1,11 @@
 """The application: which address does what, from a body to a reply.
 
-    uvicorn -> Door (the key) -> a route -> asked (checked) -> Desk (429) -> choices -> replies
+    uvicorn -> Door (key) -> route -> requests (checked) -> RequestQueue -> choices -> responses
 
 A request is checked as far as it can be before it costs anything, and takes a seat at one engine,
 where all its choices share the prompt. Everything of one request runs in one coroutine, which is
 cancelled when its client hangs up. Above: programs.serve, which brings the policy; below: the
-rest of this room. `NAME:notepad` is handed to `notepad`.
+rest of this room. `NAME:notepad` is handed to `chat_model`.
 """
 
 from __future__ import annotations
@@ -24,28 +24,32 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from notepad_jax.serve import asked, notepad, scored, web
-from notepad_jax.serve.asked import Chat, Continue, How
-from notepad_jax.serve.choices import Delta, Whole, choice, together
-from notepad_jax.serve.connections import Limits
-from notepad_jax.serve.control import Gate, Generated, generation
-from notepad_jax.serve.desk import Desk, Spent
-from notepad_jax.serve.documents import Documents
-from notepad_jax.serve.files import Files
+from notepad_jax.serve.browser.renderers import Renderers
+from notepad_jax.serve.browser.routes import Pages
+from notepad_jax.serve.completions import prompt_logprobs, requests
+from notepad_jax.serve.completions.admission import RequestQueue, Spent
+from notepad_jax.serve.completions.choices import Delta, Whole, choice, together
+from notepad_jax.serve.completions.control import Gate, Generated, generation
+from notepad_jax.serve.completions.detokenizer import Saying
+from notepad_jax.serve.completions.messages import Message, messages
+from notepad_jax.serve.completions.model_card import Served
+from notepad_jax.serve.completions.requests import Chat, Continue, How
+from notepad_jax.serve.completions.responses import Chats, Completions, Reply
+from notepad_jax.serve.completions.trainers import PATHS, Trainers
+from notepad_jax.serve.documents.routes import Documents
+from notepad_jax.serve.documents.store import Files
 from notepad_jax.serve.health import Health
-from notepad_jax.serve.joined import Joined, likeness
-from notepad_jax.serve.pages import Pages
-from notepad_jax.serve.readers import Readers
-from notepad_jax.serve.readings import Readings
-from notepad_jax.serve.refusal import Refusal, bad
-from notepad_jax.serve.replies import Chats, Completions, Reply
-from notepad_jax.serve.saying import Saying
-from notepad_jax.serve.served import Served
-from notepad_jax.serve.trainers import PATHS, Trainers
-from notepad_jax.serve.views import Views
-from notepad_jax.serve.visitors import Visitors
-from notepad_jax.serve.web import GONE, Door, Events, answer, body_of, event, refused, told
-from notepad_jax.serve.web import unless_gone as unless_client_gone
+from notepad_jax.serve.http import bodies, web
+from notepad_jax.serve.http.connections import Limits
+from notepad_jax.serve.http.errors import Refusal, bad
+from notepad_jax.serve.http.sessions import Sessions
+from notepad_jax.serve.http.web import GONE, Door, Events, answer, body_of, event, refused, told
+from notepad_jax.serve.http.web import unless_gone as unless_client_gone
+from notepad_jax.serve.readings import chat_model
+from notepad_jax.serve.readings.jobs import Readings
+from notepad_jax.serve.readings.routes import Readers
+from notepad_jax.serve.readings.single_flight import SingleFlight, likeness
+from notepad_jax.text.token_blocks import well_formed
 from notepad_jax.types import Grammar, Prompt, SamplingParams, Streamer, Tokens, tokens
 
 USUAL = 16  # tokens of a completion without a limit, as OpenAI has it; chats have all there are
@@ -62,14 +66,14 @@ class App:
     """
 
     def __init__(
-        self, served: Served, desk: Desk, key: str | None, gate: Gate | None = None,
-        control_key: str | None = None, files: Files | None = None, views: Views | None = None,
+        self, served: Served, queue: RequestQueue, key: str | None, gate: Gate | None = None,
+        control_key: str | None = None, files: Files | None = None, views: Renderers | None = None,
         body_bytes: int = Limits.body_bytes, origins: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self.served, self.desk, self.gate = served, desk, gate
+        self.served, self.queue, self.gate = served, queue, gate
         self.files = files or Files()
-        self._joined, self._memories = Joined(), notepad.Memories()
-        self.readings = Readings(served, self.files, desk, lambda: self._seat(served))
+        self._joined, self._memories = SingleFlight(), chat_model.Memories()
+        self.readings = Readings(served, self.files, queue, lambda: self._seat(served))
         handled = told(self._count)
         routes = [
             *Health(served).routes(handled),
@@ -85,10 +89,10 @@ class App:
         routes += self._documents.routes(handled)
         readers = Readers(served, self.files, self.readings)
         routes += readers.routes(handled)
-        visitors = Visitors(key, views.entry) if key and views else None
+        sessions = Sessions(key, views.entry) if key and views else None
         self._pages = None
         if views is not None:
-            self._pages = Pages(views, self.readings, readers.write_page_trace, visitors)
+            self._pages = Pages(views, self.readings, readers.write_page_trace, sessions)
             routes += self._pages.routes(handled)
         if gate is not None:
             routes.append(Route("/generate", handled(self.generate), methods=["POST"]))
@@ -96,7 +100,7 @@ class App:
         handlers = {HTTPException: _not_there}
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
         app.state.bodies = web.Bodies(body_bytes)
-        self.asgi = Door(app, key, control_key or key, PATHS, visitors, origins)
+        self.asgi = Door(app, key, control_key or key, PATHS, sessions, origins)
 
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncGenerator[None]:
@@ -114,14 +118,14 @@ class App:
 
     def _count(self, status: int) -> None:
         if status >= 500:
-            self.desk.counts.failed.inc()
+            self.queue.counts.failed.inc()
         elif status == GONE:
-            self.desk.counts.gone.inc()
+            self.queue.counts.gone.inc()
 
     # ------------------------------------------------------------ about the server
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self.desk.counts.text(), media_type="text/plain; version=0.0.4")
+        return Response(self.queue.counts.text(), media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Response:
         every = (self.served, *self.served.beside)
@@ -134,12 +138,12 @@ class App:
     # ------------------------------------------------------------ words and ids
 
     async def tokenize(self, request: Request) -> Response:
-        body = asked.parsed(await body_of(request))
-        asked.check_names(body, ("model", "prompt", "messages"))
+        body = bodies.parsed(await body_of(request))
+        bodies.check_names(body, ("model", "prompt", "messages"))
         if "messages" in body:
-            ids = await self._conversation(self.served, asked.messages(body))
+            ids = await self._conversation(self.served, messages(body))
         elif isinstance(body.get("prompt"), str):
-            text = asked.well_formed(body["prompt"])
+            text = well_formed(body["prompt"])
             ids = await asyncio.to_thread(self.served.tokenizer.encode, text)
         else:
             raise bad("prompt", "give prompt, a text, or messages")
@@ -147,9 +151,9 @@ class App:
         return answer({"count": len(ids), "max_model_len": longest, "tokens": ids.tolist()})
 
     async def detokenize(self, request: Request) -> Response:
-        body = asked.parsed(await body_of(request))
-        asked.check_names(body, ("model", "tokens"))
-        ids = self.served.known(asked.token_ids(body.get("tokens"), "tokens"), "tokens")
+        body = bodies.parsed(await body_of(request))
+        bodies.check_names(body, ("model", "tokens"))
+        ids = self.served.known(requests.token_ids(body.get("tokens"), "tokens"), "tokens")
         text = await asyncio.to_thread(self.served.tokenizer.decode, ids.tolist())
         return answer({"prompt": text})
 
@@ -157,7 +161,7 @@ class App:
 
     async def chat(self, request: Request) -> Response:
         body = await body_of(request)
-        chat = asked.chat(asked.parsed(body))
+        chat = requests.chat(bodies.parsed(body))
         served = self.served.named(chat.model)
         if served.resolved(chat.model):
             return await self._reading(request, served, chat, body)
@@ -168,7 +172,7 @@ class App:
         return await self._continued(request, Chats, chat, [ids], stops, "messages")
 
     async def completions(self, request: Request) -> Response:
-        given = asked.completion(asked.parsed(await body_of(request)))
+        given = requests.completion(bodies.parsed(await body_of(request)))
         if self.served.resolved(given.model):
             mend = f"POST /v1/chat/completions, or use {self.served.named(given.model).name}"
             raise bad("model", f"{given.model} reads documents, as a chat does; {mend}")
@@ -184,7 +188,7 @@ class App:
         stops = self.served.tokenizer.stop_ids
         return await self._continued(request, kind, given, prompts, stops, "prompt")
 
-    async def _conversation(self, served: Served, messages: Sequence[asked.Message]) -> Tokens:
+    async def _conversation(self, served: Served, messages: Sequence[Message]) -> Tokens:
         if served.conversations is None:
             raise bad(
                 "messages", f"{served.name} has no chat template, so it takes no messages; "
@@ -225,25 +229,25 @@ class App:
             for number, ids in enumerate(prompts[:scores]):
                 tell = functools.partial(reply.scores.__setitem__, number)
                 about = params.temperature, how.prompt_logprobs, served.max_completion
-                made.append(scored.course(seat, ids, *about, tell))
+                made.append(prompt_logprobs.course(seat, ids, *about, tell))
             return made
 
         reply = kind(given.model, served.fingerprint(), how, served.tokenizer, prompts)
         count, size = len(prompts) * how.n, how.n * sum(len(ids) + limit for ids in prompts)
         scores = len(prompts) if how.prompt_logprobs is not None else 0
         size += sum(map(len, prompts[:scores]))
-        deltas = self._made(served, courses, reply, self.desk.admitted(count + scores, size))
+        deltas = self._made(served, courses, reply, self.queue.admitted(count + scores, size))
         return await self._answered(request, reply, deltas, count)
 
     async def _reading(self, request: Request, served: Served, chat: Chat, body: bytes) -> Response:
         about = served, self.files, self._memories, chat
-        question = await asyncio.to_thread(notepad.asked, *about)
+        question = await asyncio.to_thread(chat_model.asked, *about)
         otherwise = secrets.randbits(62)
 
         def courses(seat: Streamer) -> list[AsyncGenerator[Delta]]:
             seeds = [chat.how.seed_of(index, otherwise) for index in range(chat.how.n)]
             return [
-                notepad.reading(seat, served, question, seed, index, watched)
+                chat_model.reading(seat, served, question, seed, index, watched)
                 for index, seed in enumerate(seeds)
             ]
 
@@ -253,7 +257,7 @@ class App:
         certain = chat.how.seed is not None or not question.sampling.temperature
         deltas = self._joined.follow(
             likeness(request, body, chat.how.stream, certain),
-            lambda: self._made(served, courses, reply, self.desk.admitted(count, size)),
+            lambda: self._made(served, courses, reply, self.queue.admitted(count, size)),
         )
         return await self._answered(request, reply, deltas, count)
 
@@ -267,7 +271,7 @@ class App:
         return SamplingParams(temperature, top_p, limit, stops, seed, top, grammar=grammar)
 
     async def generate(self, request: Request) -> Response:
-        given = generation(asked.parsed(await body_of(request)), self.served.name)
+        given = generation(bodies.parsed(await body_of(request)), self.served.name)
         return await self._texts(request, Generated, given)
 
     # ------------------------------------------------------------ replies
@@ -299,7 +303,7 @@ class App:
         place: contextlib.AbstractContextManager[None],
     ) -> AsyncGenerator[Delta | None]:  # fmt: skip
         """Yields None when the request was admitted, then what is made of its choices."""
-        counts, began, first = self.desk.counts, time.monotonic(), True
+        counts, began, first = self.queue.counts, time.monotonic(), True
         spent = Spent(counts)
         with place, self._seat(served) as seat:
             counts.prompt_tokens.inc(sum(map(len, reply.prompts)))

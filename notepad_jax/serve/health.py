@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from notepad_jax import __version__
-from notepad_jax.serve.refusal import Refusal
-from notepad_jax.serve.served import Served
-from notepad_jax.serve.web import answer, refused
+from notepad_jax.serve.completions.model_card import Served
+from notepad_jax.serve.http.errors import Refusal
+from notepad_jax.serve.http.web import answer, refused
 
 SOON = 0.5  # seconds in which a probe of /health is answered: most wait for one
 PATIENCE = 5.0  # seconds in which the engines' loops have to answer /ready

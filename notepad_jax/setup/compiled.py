@@ -6,7 +6,7 @@ another folder, or says "off"; whoever has set jax's own JAX_COMPILATION_CACHE_D
 Nothing happens on import, and no problem with the folder stops a run. The key of an entry holds
 the program, the versions of jax and its compiler, and the devices with a CPU's features, so
 machines may share a home folder. `watched` says when jax compiles, for who waits, and how long it
-has. Above: cli, train, quickstart and `parts`.
+has. Above: cli, train, quickstart and `builders`.
 """
 
 from __future__ import annotations

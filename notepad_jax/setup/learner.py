@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from notepad_jax.checkpoint.targets import abstract
+from notepad_jax.checkpoint.abstract_trees import abstract
 from notepad_jax.checkpoint.training_state import Saved
 from notepad_jax.grpo import (
     advantages,
@@ -153,7 +153,7 @@ def check_start(settings: ConfigDict, policy: str) -> None:
 def base(learner: Learner, stored: Any) -> Any:
     """Returns the frozen leaves in the dtypes that they are `stored` in, for those who keep them.
 
-    `stored` is a tree of shapes and dtypes (`parts.LoadedPolicy`). The learner may have widened
+    `stored` is a tree of shapes and dtypes (`builders.LoadedPolicy`). The learner may have widened
     them: what is kept is small, and the same on every machine.
     """
     narrow = lambda x, like: x.astype(like.dtype)  # noqa: E731

@@ -10,7 +10,7 @@
 A run keeps weights alone, adapters with the base that they were trained on; config.json,
 tokenizer and chat template are those of the policy that it began with, which may be a run again,
 or adapters: then they are those of the adapters' base.
-`eval`, `ask`, `train` and `export-hf` all come here. Above: parts (which loads it) and convert
+`eval`, `ask`, `train` and `export-hf` all come here. Above: builders (which loads it) and convert
 (which writes it); below: checkpoint.steps and checkpoint.hf.
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from notepad_jax.checkpoint import best, shelves, steps
+from notepad_jax.checkpoint import best, commit, steps
 from notepad_jax.checkpoint.hf import adapters, hub, huggingface
 from notepad_jax.checkpoint.hf.storage import ADAPTER_CONFIG, quoted
 from notepad_jax.checkpoint.steps import CHECKPOINTS, Folder
@@ -239,7 +239,7 @@ def _cut(name: str) -> tuple[Path, int | str | None]:
     if at and Path(place).is_dir():
         if said == BEST:
             return Path(place), BEST
-        if shelves.STEP.fullmatch(said):
+        if commit.STEP.fullmatch(said):
             return Path(place), int(said)
         raise ValueError(
             f"{name}: behind {AT} stands a step ({place}{AT}40) or {BEST} ({place}{AT}{BEST})"

@@ -25,7 +25,7 @@ from notepad_jax.grpo.optimizer import OptimizerSettings
 from notepad_jax.model.lora import Lora
 from notepad_jax.reading.memory_agent import MOST_TOKENS
 from notepad_jax.rollout import local
-from notepad_jax.setup import curriculum, parts
+from notepad_jax.setup import builders, curriculum
 from notepad_jax.starter import mixed
 from notepad_jax.text.chunks import CHUNK_ENDS
 from notepad_jax.types import SamplingParams
@@ -206,7 +206,7 @@ def _adapters(lora: ConfigDict) -> Lora | None:
 
 # Sections whose values check themselves, and what makes the value.
 VALUES: dict[str, Callable[[ConfigDict], Any]] = {
-    "reading": parts.rules,
+    "reading": builders.rules,
     "tasks": lambda section: curriculum.parsed(section.curriculum),
     "rollout": _sampling,
     "rollout.local": lambda section: local.Wanted(**section),

@@ -18,7 +18,7 @@ from notepad_jax import functions
 from notepad_jax.reading.memory_rules import Note, Returned
 from notepad_jax.rollout import rewards
 from notepad_jax.setup import configuration, policies
-from notepad_jax.setup.reading_list import SYNTHETIC
+from notepad_jax.setup.eval_jobs import SYNTHETIC
 
 OURS, PUBLISHED, SUITES = "quickstart", "chat", "ruler"  # configs of who has none
 # Of one reading, or of a batch; awaitable or not; a number, or one a turn (scoring.own).

@@ -3,7 +3,7 @@
 A turn that does not fit would stop a run in the middle of a rollout, at the first memory that is
 long enough. So what a config says of `engine.row_tokens`, `engine.pages` and `grpo.row_length`
 is compared here, before anything is loaded, with the longest turn that template and rules allow;
-and where it says 0, the size is derived from it. Above: parts and train; below: text.prompts.
+and where it says 0, the size is derived from it. Above: builders and train; below: text.prompts.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Every row is read, unless somebody asks for less. Rows are grouped into bands of
 whose rows all say one length (what it was made for) is a band of that length; any other row
 belongs to the power of two that it does not exceed. Either way the band of a row is decided by its
 file alone, so a measurement that is gone on with, with more tasks or more samples, finds its
-readings again. Above: setup.reading_list; below: data.formats.
+readings again. Above: setup.eval_jobs; below: data.formats.
 """
 
 from __future__ import annotations

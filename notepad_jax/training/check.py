@@ -25,7 +25,7 @@ from notepad_jax.telemetry import lines, run_folder
 from notepad_jax.telemetry.identity import read_json
 from notepad_jax.telemetry.metrics import CONFIG, LEDGER, METRICS, TIMINGS
 from notepad_jax.telemetry.progress import Screen
-from notepad_jax.training import decided, record, under_way
+from notepad_jax.training import decided, partial_rollout, record
 from notepad_jax.training.validation import SCORE
 
 BY_STEP = (METRICS, LEDGER, TIMINGS)
@@ -204,7 +204,7 @@ class _Check:
 
     def turns(self) -> None:
         """Looks through the turns of a rollout under way."""
-        pattern = under_way.FILE.replace(".jsonl", "*.jsonl")
+        pattern = partial_rollout.FILE.replace(".jsonl", "*.jsonl")
         for path in sorted(self.folder.glob(pattern)):
             self.files += 1
             try:

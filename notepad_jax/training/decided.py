@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from notepad_jax.parallel import hosts
 from notepad_jax.planner import memory
-from notepad_jax.setup import parts, sizes
+from notepad_jax.setup import builders, sizes
 from notepad_jax.telemetry.identity import read_json, write_json
 from notepad_jax.telemetry.progress import Screen
 
@@ -25,7 +25,7 @@ DTYPE, CACHE, PAGES = "dtype", "engine.cache_dtype", "engine.pages"
 
 
 def kept(
-    config: ConfigDict, folder: Path, words: parts.Words, resume: bool, screen: Screen,
+    config: ConfigDict, folder: Path, words: builders.Words, resume: bool, screen: Screen,
     see: memory.Look = memory.look,
 ) -> ConfigDict:  # fmt: skip
     """Returns the config with what the machine decides, as the run in `folder` began with it.
@@ -34,7 +34,7 @@ def kept(
     says by now. Raises ValueError for what does not fit, and for a file that is damaged.
     """
     path = folder / FILE
-    found = hosts.asked_of_first(lambda: _read(path) if resume else {})
+    found = hosts.broadcast(lambda: _read(path) if resume else {})
     here = {DTYPE: words.config.dtype, CACHE: config.engine.cache_dtype or words.config.dtype}
     asked = {DTYPE: config.dtype, CACHE: config.engine.cache_dtype}
     other = [key for key in here if not asked[key] and found.get(key, here[key]) != here[key]]
@@ -45,7 +45,7 @@ def kept(
             f"on so; what suits this machine is {ways}"
         )
     config = _filled(config, found)
-    words = parts.words(config.policy, config.dtype, parts.to_learn(config))
+    words = builders.words(config.policy, config.dtype, builders.to_learn(config))
     config = fitted(config, words, screen, see)
     ours = {
         DTYPE: words.config.dtype,
@@ -53,18 +53,18 @@ def kept(
         PAGES: config.engine.pages,
     }
     # The engines of all hosts are alike, whatever is free on each.
-    ours = hosts.asked_of_first(lambda: ours)
+    ours = hosts.broadcast(lambda: ours)
     if hosts.first() and not found:
         write_json(path, ours)
     return _filled(config, ours)
 
 
 def fitted(
-    config: ConfigDict, words: parts.Words, screen: Screen, see: memory.Look = memory.look
+    config: ConfigDict, words: builders.Words, screen: Screen, see: memory.Look = memory.look
 ) -> ConfigDict:
     """Returns a training config with pages that fit; ValueError where nothing does."""
-    template = parts.template(config.reading, words)
-    rules = parts.rules(config.reading, words.tokenizer)
+    template = builders.template(config.reading, words)
+    rules = builders.rules(config.reading, words.tokenizer)
     settled = sizes.settled(config, template, rules)
     fitting = memory.to_train(settled, words, template, rules, screen.say, see)
     return _filled(config, {PAGES: fitting.engine.pages})

@@ -3,7 +3,7 @@
 Where a run has several processes, each has an engine and reads its share of a round's draws,
 every so-many-th ordinal; then all tell all what came of them. So every process goes on from the
 same groups, in the same order, and the account is the same everywhere. Only what was said
-travels: prompts are made again from the task (`spool`).
+travels: prompts are made again from the task (`serialization`).
 
 Above: train, which learns from it; below: task_stream and rollout.
 """
@@ -30,15 +30,15 @@ from notepad_jax.rollout import (
     local,
     overlong,
     rewards,
-    spool,
+    serialization,
 )
-from notepad_jax.rollout.drawing import Stream
 from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
 from notepad_jax.rollout.groups import ages
 from notepad_jax.rollout.ledger import PASSED, Ledger, Outcome, Place
 from notepad_jax.rollout.overlong import Overlong
 from notepad_jax.rollout.rewards import Scoring
-from notepad_jax.setup import parts, task_stream, trace_files
+from notepad_jax.rollout.task_sampler import Stream
+from notepad_jax.setup import builders, task_stream, trace_files
 from notepad_jax.setup.task_stream import TaskStream
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.prompts import Template
@@ -121,9 +121,9 @@ class Rollouts:
         sets = await local.write_again(own, reader, self.local.samples, self.seed, self.probe)
         made = {one.group.place: found for one, found in zip(own, sets, strict=True)}
         if count > 1:
-            every = hosts.gather(json.dumps(spool.tell_local(sets)).encode())
+            every = hosts.gather(json.dumps(serialization.tell_local(sets)).encode())
             for turns, said in zip(theirs, every, strict=True):
-                found = spool.told_local(json.loads(said), turns)
+                found = serialization.told_local(json.loads(said), turns)
                 made |= {one.group.place: each for one, each in zip(turns, found, strict=True)}
         batch, stats = local.joined(rollout.batch, made)
         return dataclasses.replace(rollout, batch=batch), stats.metrics()
@@ -181,11 +181,11 @@ class Rollouts:
         failed: list[collector.Failed],
     ) -> tuple[list[Group], list[collector.Failed]]:
         """Tells the other processes what was read here, and returns what all have read."""
-        every = hosts.gather(json.dumps(spool.tell(groups, failed)).encode())
+        every = hosts.gather(json.dumps(serialization.tell(groups, failed)).encode())
         draws = functools.cache(lambda ordinal: stage.records.at(ordinal))
         for number, said in enumerate(every):
             if number != hosts.index():
-                others = spool.told(
+                others = serialization.told(
                     json.loads(said),
                     lambda place, chunks: (draws(place[0])[place[1]], reader),  # all of one stage
                 )
@@ -202,7 +202,10 @@ class Rollouts:
 
     def saved(self, ledger: Ledger) -> dict[str, Any]:
         """Returns what a checkpoint keeps: the ledger, and which stream's it is."""
-        return {"stream": dict(self.stream.records.identity), "ledger": spool.encode(ledger)}
+        return {
+            "stream": dict(self.stream.records.identity),
+            "ledger": serialization.encode(ledger),
+        }
 
     def restored(self, saved: Mapping[str, Any], mended: bool = False) -> Ledger:
         """Returns the ledger that was saved; ValueError if it is another stream's.
@@ -221,7 +224,7 @@ class Rollouts:
             (ordinal, question), (of, reader) = place, stage(chunks)
             return of.records.at(ordinal)[question], reader
 
-        return spool.decode(saved["ledger"], again)
+        return serialization.decode(saved["ledger"], again)
 
 
 def rollouts(
@@ -285,7 +288,7 @@ def scoring(config: ConfigDict, shown: rewards.Shown | None = None) -> Scoring:
             f"grpo.overlong_window is {g.overlong_window} and grpo.mask_truncated is true: the "
             f"first punishes turns that were cut and the second does not learn from them; use one"
         )
-    rules = parts.rules(config.reading)
+    rules = builders.rules(config.reading)
     limits = rules.max_memory, rules.longest_answer
     how = Overlong(g.overlong_window, g.overlong_weight, *limits)
     return dataclasses.replace(found, score=overlong.shaped(found.score, how))

@@ -1,13 +1,13 @@
 """`notepad-jax train`: rollout, reward, update, hand-off, again.
 
-One step reads like this: draw documents; read every question G times with the engine;
-replace groups that teach nothing; learn from the others (`learner`); save a checkpoint; the
-engine adopts the new parameters. Every random number is a function of (seed, ordinal of the
-draw, question, sample, turn), and the account of all draws, with the groups that wait, is part
-of the checkpoint, so a run that was killed continues with the same batches, noise and metrics;
-one that is told to stop (`stopping`) keeps the turns of the rollout under way, too (`under_way`).
-Longer than most files, because a run is read here from its beginning to its end. Above: cli and
-quickstart; below: everything.
+One step reads like this: draw documents; read every question G times with the engine; replace
+groups that teach nothing; learn from the others (`learner`); save a checkpoint; the engine adopts
+the new parameters. Every random number is a function of (seed, ordinal of the draw, question,
+sample, turn), and the account of all draws, with the groups that wait, is part of the checkpoint,
+so a run that was killed continues with the same batches, noise and metrics; one that is told to
+stop (`stopping`) keeps the turns of the rollout under way, too (`partial_rollout`). Longer than
+most files, because a run is read here from its beginning to its end. Above: cli and quickstart;
+below: everything.
 """
 
 from __future__ import annotations
@@ -33,25 +33,33 @@ from notepad_jax.parallel import hosts
 from notepad_jax.rollout import dynamic_sampling, groups
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
-from notepad_jax.setup import compiled, configuration, learner, parts, sizes, stopping, task_stream
+from notepad_jax.setup import (
+    builders,
+    compiled,
+    configuration,
+    learner,
+    sizes,
+    stopping,
+    task_stream,
+)
 from notepad_jax.setup.learner import Learner
 from notepad_jax.telemetry import sinks
 from notepad_jax.telemetry.identity import write_sealed
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.training import (
+    base_fingerprint,
     callbacks,
     decided,
+    partial_rollout,
     record,
     rollouts,
-    starting_policy,
-    telling,
-    under_way,
+    run_log,
     validation,
 )
 from notepad_jax.training.callbacks import Callback
 from notepad_jax.training.rollouts import Rollouts
-from notepad_jax.training.telling import Tell
+from notepad_jax.training.run_log import Tell
 from notepad_jax.training.validation import Validation
 from notepad_jax.types import PolicySnapshot
 
@@ -68,7 +76,7 @@ class Run:
     start: Mapping[str, str]  # the policy that it began with, by content
     checkpoints: Checkpoints
     handoff: Handoff
-    under_way: under_way.UnderWay
+    under_way: partial_rollout.UnderWay
     validation: Validation
     screen: Screen
     step: int  # steps done
@@ -96,7 +104,7 @@ def train(
     and raises `stopping.Stopped`.
     """
     stop = stopping.Stop()
-    with telling.opened(folder, resume), stop.watching():
+    with run_log.opened(folder, resume), stop.watching():
         return waiting.run(_train(config, folder, screen, resume, step, stop, told, mended))
 
 
@@ -107,7 +115,7 @@ async def _train(
     if not resume and hosts.first():  # so that a start that is killed can be resumed
         write_sealed(folder / CONFIG, configuration.plain(config))
     run = prepare(config, folder, screen, resume, step, stop, mended)
-    told = telling.telling(
+    told = run_log.telling(
         _named(config, run), folder, screen, run.rollouts.reader, run.step, resume
     )
     with stop.patiently(), hosts.keeping(run.under_way.keep), told as tell:
@@ -146,33 +154,33 @@ def _named(config: ConfigDict, run: Run) -> ConfigDict:
 
 def check(
     config: ConfigDict, folder: Path, resume: bool, step: int | None, mended: bool = False
-) -> parts.Words:
+) -> builders.Words:
     """Raises ValueError for what is wrong and can be known before any weight is loaded.
 
     That is also whether checkpoints can be written where they are to lie.
     """
-    hosts.asked_of_first(lambda: sinks.check(config.get("sinks", ())))
+    hosts.broadcast(lambda: sinks.check(config.get("sinks", ())))
     _, settings, _ = learner.settings_of(config)
-    there = parts.trainers_mesh(config)
+    there = builders.trainers_mesh(config)
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
-    parts.engines_mesh(config.engine)
+    builders.engines_mesh(config.engine)
     rollouts.check(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
     if not resume and mended:
         raise ValueError("--mended is for a run that goes on: say --resume as well")
     learner.check_start(config.grpo.lora, config.policy)
-    words = parts.words(config.policy, config.dtype, parts.to_learn(config))
+    words = builders.words(config.policy, config.dtype, builders.to_learn(config))
     task_stream.check_files(config, words.tokenizer)
     validation.check_settings(config, words.tokenizer)
-    reading = parts.rules(config.reading, words.tokenizer)
-    template = parts.template(config.reading, words)
+    reading = builders.rules(config.reading, words.tokenizer)
+    template = builders.template(config.reading, words)
     sizes.settled(config, template, reading)
-    parts.engine_settings(config.engine, words.config, reading, template)
+    builders.engine_settings(config.engine, words.config, reading, template)
     where = place_of(folder, config.checkpoint.folder)
     if config.checkpoint.folder or hosts.count() > 1:
         check_place(where)
-    if not resume and (there := hosts.asked_of_first(lambda: steps_in(where))):
+    if not resume and (there := hosts.broadcast(lambda: steps_in(where))):
         raise ValueError(
             f"{where} has steps of an earlier run ({there[-1]} is the last); "
             f"{record.how_to_go_on(config.checkpoint.folder, where)}choose another name (--name), "
@@ -192,21 +200,23 @@ def prepare(
     config = decided.kept(config, folder, words, resume, screen)
     where = place_of(folder, config.checkpoint.folder)
     checkpoints = Checkpoints(where, keep=config.checkpoint.keep)
-    before = hosts.asked_of_first(lambda: task_stream.before(folder) if resume else {})
+    before = hosts.broadcast(lambda: task_stream.before(folder) if resume else {})
     stream = task_stream.opened(config, words.tokenizer, screen, before)
     held_out = validation.items(config, stream, words.tokenizer, screen)
     waiting.look()
-    policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config), screen.warn)
+    policy = builders.load_policy(
+        config.policy, config.dtype, builders.to_learn(config), screen.warn
+    )
     waiting.look()
-    template = parts.template(config.reading, policy)
-    reading = parts.rules(config.reading, policy.tokenizer)
+    template = builders.template(config.reading, policy)
+    reading = builders.rules(config.reading, policy.tokenizer)
     config = sizes.settled(config, template, reading)
-    start, stored = starting_policy.content(policy), policy.stored
+    start, stored = base_fingerprint.content(policy), policy.stored
     digests = [file["digest"] for file in stream.admitted.get("files", ())]
     identity = {**configuration.plain(config), "start": start, "bytes of tasks.files": digests}
-    begun = under_way.UnderWay(folder, identity, stop or stopping.Stop(), screen.warn)
+    begun = partial_rollout.UnderWay(folder, identity, stop or stopping.Stop(), screen.warn)
     nobody = PolicySnapshot(-1, None)
-    driver = parts.service(
+    driver = builders.service(
         config.engine, policy, reading, template, nobody,
         lambda executor: begun.around(Metered(executor, screen.work)),
     )  # fmt: skip
@@ -217,7 +227,7 @@ def prepare(
     for idle in (*said, *rollouts.idle(config)):
         screen.say(idle)
     waiting.look()
-    wanted = parts.adopted(config, policy.config, learner.adapters(config.grpo.lora))
+    wanted = builders.adopted(config, policy.config, learner.adapters(config.grpo.lora))
     handoff = _handoff(config.checkpoint, where, wanted, learning.frozen)
     del policy  # the starting weights live on in the learner alone
 
@@ -226,7 +236,7 @@ def prepare(
         step = 0
     else:
         saved = checkpoints.restore(*learner.restore_target(learning), screen.warn, step)
-        starting_policy.compare(saved.meta.get("start", {}), start, folder)
+        base_fingerprint.compare(saved.meta.get("start", {}), start, folder)
         checkpoints.keep_base(learner.base(learning, stored))
         ledger = sampled.restored(saved.data, mended)
         learner.resume(learning, saved)
@@ -289,7 +299,7 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
     if run.config.engine.give_back:
         run.driver.rest(weights=True)
     engine = run.driver.take_stats()
-    counted = hosts.added(
+    counted = hosts.all_sum(
         {
             "rollout/prefix_tokens": engine.prefix_tokens,
             "rollout/prefix_tokens_saved": engine.prefix_tokens_saved,
@@ -333,7 +343,7 @@ async def validate(run: Run, tell: Tell, folder: Path, stop: stopping.Stop) -> d
     if not held_out.due(step) or step != run.good or any(b.step == step for b in held_out.found):
         return {}
     began = time.perf_counter()
-    metrics = hosts.asked_of_first(lambda: validation.told(read_metrics(folder), step))
+    metrics = hosts.broadcast(lambda: validation.told(read_metrics(folder), step))
     if metrics is None or held_out.begun_anew:
         metrics = await held_out.measure(step, stop, run.screen)
         run.driver.rest()  # nothing that it read is there when the next rollout begins

@@ -8,7 +8,7 @@ one that does not. Several processes take a share each.
 
 What was found is a line of metrics.jsonl, and part of the next checkpoint: a run that goes on
 knows it, and makes only a validation that was cut off anew. The best step is marked beside the
-checkpoints (`checkpoint.best`). Above: train; below: reading_list, task_stream and eval.
+checkpoints (`checkpoint.best`). Above: train; below: eval_jobs, task_stream and eval.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.rollout import rewards
 from notepad_jax.rollout.rewards import Scoring
-from notepad_jax.setup import reading_list, task_stream
+from notepad_jax.setup import eval_jobs, task_stream
 from notepad_jax.setup.stopping import Stop
 from notepad_jax.setup.task_stream import TaskStream
 from notepad_jax.tasks import file_suite, suites
@@ -109,7 +109,7 @@ class Validation:
 
     def mark(self, checkpoints: Path) -> None:
         """Marks the best step so far in a run's folder of steps."""
-        hosts.asked_of_first(lambda: best.mark(checkpoints, self.best))
+        hosts.broadcast(lambda: best.mark(checkpoints, self.best))
 
     # ------------------------------------------------------------ in a checkpoint
 
@@ -203,9 +203,9 @@ def opened(
 def check_settings(config: ConfigDict, tokenizer: Tokenizer) -> None:
     """Raises ValueError for settings that cannot work, before any weight is loaded."""
     v, ways = config.get("validation"), (held_out.DOCUMENTS, held_out.QUESTIONS)
-    if v and v.suite not in ("", reading_list.SYNTHETIC, *suites.SUITES):
+    if v and v.suite not in ("", eval_jobs.SYNTHETIC, *suites.SUITES):
         raise ValueError(
-            f"validation.suite is {v.suite!r}; use one of {reading_list.SYNTHETIC}, "
+            f"validation.suite is {v.suite!r}; use one of {eval_jobs.SYNTHETIC}, "
             f"{', '.join(suites.SUITES)}, or name task files (validation.files)"
         )
     if v and v.split_by not in ways:  # a share is held out, also where nobody reads it
@@ -225,7 +225,7 @@ def check_settings(config: ConfigDict, tokenizer: Tokenizer) -> None:
             "validation.split holds out a share of tasks.files, which is empty; name a "
             "validation.suite instead (synthetic, with validation.lengths)"
         )
-    if v.suite == reading_list.SYNTHETIC and not task_stream.knows_starter(tokenizer):
+    if v.suite == eval_jobs.SYNTHETIC and not task_stream.knows_starter(tokenizer):
         raise ValueError(
             f"validation.suite is {v.suite}, which is in the starter's language, whose words "
             f"{tokenizer.path} does not have; use one of {', '.join(suites.SUITES)}, or another "
@@ -248,14 +248,14 @@ def check_settings(config: ConfigDict, tokenizer: Tokenizer) -> None:
 
 def _tasks(
     config: ConfigDict, stream: TaskStream, count: Any, screen: Screen
-) -> reading_list.TasksByLength:
+) -> eval_jobs.TasksByLength:
     v = config.validation
     if v.suite:
-        return reading_list.tasks_of(
+        return eval_jobs.tasks_of(
             _asked(config), list(dict.fromkeys(map(parse_length, v.lengths))), count, screen
         )
     sources = _of_files(v.files, stream, screen) if v.files else stream.held_out
-    found: reading_list.TasksByLength = {}
+    found: eval_jobs.TasksByLength = {}
     for pairs in sources.values():
         # In the order of their ranks, which chance decided: the first are as good as any.
         order = range(len(pairs))
@@ -292,7 +292,7 @@ def _of_files(
 
 
 def _asked(config: ConfigDict) -> ConfigDict:
-    """Returns what `reading_list` asks of a config, for other questions than an evaluation's."""
+    """Returns what `eval_jobs` asks of a config, for other questions than an evaluation's."""
     v = config.validation
     asked = dict(
         suite=v.suite, tasks=v.tasks, samples=v.samples, questions=v.samples,

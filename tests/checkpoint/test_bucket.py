@@ -11,8 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-from notepad_jax.checkpoint import checksums, handoff, steps, stored, training_state
-from notepad_jax.checkpoint.targets import abstract
+from notepad_jax.checkpoint import checksums, handoff, lazy_arrays, steps, training_state
+from notepad_jax.checkpoint.abstract_trees import abstract
 from notepad_jax.types import PolicySnapshot
 from tests.checkpoint.fake_bucket import cloud
 
@@ -143,7 +143,7 @@ def test_a_policy_is_handed_over_and_exported_through_a_bucket(there):
     assert checksums.checksum(adopted.params) == checksums.checksum(expected)
     bridge.publish(PolicySnapshot(8, state(8)[0]))
     assert bridge.newest() == 8
-    tree = stored.open_tree(f"{WHERE}/8")
+    tree = lazy_arrays.open_tree(f"{WHERE}/8")
     np.testing.assert_array_equal(tree["embed"][()], state(8)[0]["embed"])
 
 

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 from notepad_jax.checkpoint import handoff, manifest, steps, training_state
-from notepad_jax.checkpoint.targets import abstract
+from notepad_jax.checkpoint.abstract_trees import abstract
 
 OLDER, NEWEST = 35, 40
 

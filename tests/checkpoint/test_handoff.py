@@ -14,11 +14,11 @@ import optax
 import pytest
 
 from notepad_jax.checkpoint import (
+    abstract_trees,
     checksums,
     handoff,
     manifest,
     steps,
-    targets,
     training_state,
 )
 from notepad_jax.model.matrices import Quantized
@@ -106,7 +106,7 @@ def test_what_was_read_is_let_go_leaf_by_leaf(tmp_path, monkeypatch):
     target = Quantized(
         jax.ShapeDtypeStruct((4, 256, 256), jnp.int8), jax.ShapeDtypeStruct((4, 1, 256), "float32")
     )
-    wanted, held, formed = {"layers": dict.fromkeys("abcd", target)}, [], targets._formed
+    wanted, held, formed = {"layers": dict.fromkeys("abcd", target)}, [], abstract_trees._formed
     bridge = handoff.ThroughStorage(tmp_path, wanted)
     bridge.publish(PolicySnapshot(0, {"layers": matrices}))
     del matrices
@@ -116,7 +116,7 @@ def test_what_was_read_is_let_go_leaf_by_leaf(tmp_path, monkeypatch):
         return formed(leaf, *how)
 
     before = sum(x.shape == (4, 256, 256) for x in jax.live_arrays())
-    monkeypatch.setattr(targets, "_formed", counted)
+    monkeypatch.setattr(abstract_trees, "_formed", counted)
     bridge.adopt()
     assert [count - before for count in held] == [4, 3, 2, 1]
 
@@ -147,14 +147,14 @@ def test_a_handoff_holds_the_engines_copy_and_one_layer(dtype, monkeypatch, noth
         scales = {n: jax.ShapeDtypeStruct((len(x), 1, 256), "float32") for n, x in params.items()}
         engine = {name: Quantized(engine[name], scales[name]) for name in params}
     copy = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(engine))
-    layer, told, laid = params["b"][0].nbytes, [], targets.place.laid
+    layer, told, laid = params["b"][0].nbytes, [], abstract_trees.place.laid
 
     def counted(part, sharding):  # it was cast, and has not arrived
         told.append(held_bytes())
         return laid(part, sharding)
 
-    monkeypatch.setattr(targets.place, "laid", counted)
-    monkeypatch.setattr(targets, "AT_ONCE", layer)
+    monkeypatch.setattr(abstract_trees.place, "laid", counted)
+    monkeypatch.setattr(abstract_trees, "AT_ONCE", layer)
     bridge, adopted, trainer = handoff.InProcess(engine), None, held_bytes()
     for version in range(2):
         before = held_bytes()
@@ -258,7 +258,11 @@ def test_a_published_policy_survives_donation(dtype):
 
 def test_a_layer_that_arrives_changed_is_refused(monkeypatch):
     """The second layer of the second leaf, by the least that a number of its dtype can change."""
-    target, travelled, laid = targets.placed(abstract(small(), "bfloat16")), [], targets.place.laid
+    target, travelled, laid = (
+        abstract_trees.placed(abstract(small(), "bfloat16")),
+        [],
+        abstract_trees.place.laid,
+    )
 
     def damaged(part, sharding):
         travelled.append(part.shape)
@@ -267,10 +271,10 @@ def test_a_layer_that_arrives_changed_is_refused(monkeypatch):
             return there
         return there.at[0, 3, 4].set(jnp.nextafter(there[0, 3, 4], jnp.bfloat16(9)))
 
-    monkeypatch.setattr(targets, "AT_ONCE", 1)
-    monkeypatch.setattr(targets.place, "laid", damaged)
+    monkeypatch.setattr(abstract_trees, "AT_ONCE", 1)
+    monkeypatch.setattr(abstract_trees.place, "laid", damaged)
     with pytest.raises(ValueError, match="version 3: leaf 'layers/q' was published as bfloat16"):
-        targets.carry(small(), target, "policy version 3")
+        abstract_trees.carry(small(), target, "policy version 3")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
@@ -281,8 +285,8 @@ def test_layers_that_travel_apart_arrive_as_the_whole_does(dtype, monkeypatch):
         target["q"] = Quantized(target["q"], jax.ShapeDtypeStruct((6, 1, 4), "float32"))
     whole = handed_over(handoff.InProcess(target), {"q": matrices})
     for layers, most in ((1, 1), (2, 2 * 128), (2, 2.9 * 128), (3, 5.9 * 128), (6, 6 * 128)):
-        monkeypatch.setattr(targets, "AT_ONCE", int(most))
-        assert targets.at_once(matrices) == layers
+        monkeypatch.setattr(abstract_trees, "AT_ONCE", int(most))
+        assert abstract_trees.at_once(matrices) == layers
         apart = handed_over(handoff.InProcess(target), {"q": matrices})
         assert checksums.checksum(apart) == checksums.checksum(whole)
 

@@ -17,7 +17,7 @@ import optax
 import pytest
 
 from notepad_jax.checkpoint import checksums, training_state
-from notepad_jax.checkpoint.targets import abstract
+from notepad_jax.checkpoint.abstract_trees import abstract
 
 
 def state(seed: int = 0):

@@ -14,7 +14,7 @@ import pytest
 
 import pallas_kernels
 from configs.models import MODELS
-from notepad_jax.checkpoint.targets import placed
+from notepad_jax.checkpoint.abstract_trees import placed
 from notepad_jax.engine import executor
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.engine.shapes import Decode, TailRow, shapes

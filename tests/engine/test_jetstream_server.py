@@ -23,7 +23,7 @@ from notepad_jax.engine.jetstream.engine import DecodeState, PagedEngine, Prefix
 from notepad_jax.engine.pages import PagePool
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
-from notepad_jax.serve.saying import Saying
+from notepad_jax.serve.completions.detokenizer import Saying
 from notepad_jax.types import PolicySnapshot, Prompt, tokens
 from notepad_jax.waiting import run
 

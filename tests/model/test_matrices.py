@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import pallas_kernels
 from configs.models import MODELS
-from notepad_jax.checkpoint import targets
+from notepad_jax.checkpoint import abstract_trees
 from notepad_jax.model import attention, moe, parameters, policy
 from notepad_jax.model.config import Experts
 from notepad_jax.model.matrices import Quantized, apply, quantize
@@ -29,7 +29,9 @@ TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 60, (2, 16)), jnp.int3
 
 def int8(config, params):
     """`params` as an engine with int8 weights keeps them."""
-    return targets.cast(params, targets.placed(parameters.rollout_target(config, params, "int8")))
+    return abstract_trees.cast(
+        params, abstract_trees.placed(parameters.rollout_target(config, params, "int8"))
+    )
 
 
 # ---------------------------------------------------------------- rounding

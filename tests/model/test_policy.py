@@ -12,7 +12,7 @@ import tiny
 from jax.extend.core import jaxprs_in_params
 
 import pallas_kernels
-from notepad_jax.checkpoint import targets
+from notepad_jax.checkpoint import abstract_trees
 from notepad_jax.model import attention, layers, parameters, policy
 from notepad_jax.model.config import Experts, PolicyConfig
 from notepad_jax.model.matrices import Unstacked
@@ -192,7 +192,7 @@ def test_a_stack_that_is_cast_or_int8_stays_one():
     """What is written anew for every product gains nothing by lying apart."""
     params = tiny.params()
     for dtype in ("int8", "bfloat16"):
-        kept = targets.cast(params, parameters.rollout_target(tiny.CONFIG, params, dtype))
+        kept = abstract_trees.cast(params, parameters.rollout_target(tiny.CONFIG, params, dtype))
         layers = parameters.unstacked(tiny.CONFIG, kept)["layers"]
         assert not any(isinstance(leaf, Unstacked) for leaf in layers.values())
 

@@ -11,7 +11,7 @@ import json
 import pytest
 
 from notepad_jax import cli
-from notepad_jax.planner import arithmetic, facts, fastest, plan, planned
+from notepad_jax.planner import arithmetic, cost_analysis, fastest, lowering, plan
 from notepad_jax.planner.fastest import Asked
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.progress import SilentScreen
@@ -104,9 +104,9 @@ def test_parts_that_are_counted_apart_add_up_to_the_whole():
     """Updates and engines are planned one beside the other's first; their sum is the plan's."""
     config = shipped(BEFORE)
     asked = Asked(config, (SLICE,), fastest.PRICES, 0)
-    guesses = fastest._guesses(asked, SLICE, planned.policy_of(config, "tpu"))
+    guesses = fastest._guesses(asked, SLICE, lowering.policy_of(config, "tpu"))
     for guess in guesses[:: len(guesses) // 6]:
-        made = fastest._plan(asked, SLICE, guess.sets, planned.policy_of(config, "tpu"))
+        made = fastest._plan(asked, SLICE, guess.sets, lowering.policy_of(config, "tpu"))
         assert guess.seconds == pytest.approx(made.seconds)
         for phase in made.phases:
             assert guess.stays[phase.name] + guess.beside[phase.name] == phase.peak
@@ -118,7 +118,7 @@ def test_what_it_finds_is_the_best_of_all_that_is_tried():
     config = configuration.changed(
         shipped(BEFORE), ["--config.rollout.documents=16", "--config.engine.pages=5864"]
     )
-    policy = planned.policy_of(config, "tpu")
+    policy = lowering.policy_of(config, "tpu")
     trainers = fastest._trainers(config, "v5e:8x8", policy)
     engines = fastest._engines(config, "v5e:8x8", policy)
     asked = Asked(config, ("v5e:8x8",), fastest.PRICES, 0)
@@ -146,7 +146,7 @@ def test_a_planted_optimum_is_found(monkeypatch):
 
     def read(program, made, chip):
         one = truly(program, made, chip)
-        learns = program.phase == planned.UPDATE
+        learns = program.phase == lowering.UPDATE
         is_it = made.engine.shape["tensor"] == PLANTED["engine.tensor"]
         if learns:
             is_it = (
@@ -276,14 +276,14 @@ COMPILED = [
 def test_arithmetic_is_near_what_was_compiled(name, slice_name, words, peak, seconds):
     config = configuration.load(name, words)
     made = plan.run(config, slice_name, SilentScreen(), programs=plan.ESTIMATE)
-    counted = next(phase.peak for phase in made.phases if phase.name == planned.UPDATE)
+    counted = next(phase.peak for phase in made.phases if phase.name == lowering.UPDATE)
     assert counted / GB == pytest.approx(peak, rel=0.13)
     assert made.seconds == pytest.approx(seconds, rel=0.12)
 
 
 def test_what_an_update_keeps_by_hand():
     """Qwen2.5-7B, bfloat16: 28 layers of 3,584 (input) + 3,584 (attention), and one's way back."""
-    policy = planned.MODELS["Qwen2.5-7B-Instruct"]
+    policy = lowering.MODELS["Qwen2.5-7B-Instruct"]
     alive = 10 * 3584 + 10 * 3584 + 6.5 * 18_944
     assert arithmetic.kept(policy, 1, True) == 2 * (28 * 2 * 3584 + alive)
     cut = 10 * 3584 + (10 * 3584 + 6.5 * 18_944) / 4
@@ -372,18 +372,18 @@ def test_a_chip_stands_for_its_slices_and_prices_can_be_said():
 
 def test_what_was_compiled_outlives_the_process_that_did(tmp_path):
     path = tmp_path / "kept.jsonl"
-    read = facts._failed("")
+    read = cost_analysis._failed("")
     one = dataclasses.replace(read, beside=7, sent={"all-gather": 1.5}, compute_seconds=0.25)
-    kept = facts.Kept(path)
+    kept = cost_analysis.Kept(path)
     kept.add({"point": {"slice": SLICE}})
     kept["a"] = one
     kept["b"] = read
     whole = path.read_text()
     path.write_text(whole + whole.splitlines()[-1][:30])  # killed while it wrote a third
-    again = facts.Kept(path)
+    again = cost_analysis.Kept(path)
     assert dict(again) == {"a": one, "b": read}
     again["c"] = one
-    assert list(facts.Kept(path)) == ["a", "b", "c"]
+    assert list(cost_analysis.Kept(path)) == ["a", "b", "c"]
 
 
 # ---------------------------------------------------------------- stand-ins for devices
@@ -398,7 +398,7 @@ def test_stand_ins_are_as_many_on_as_many_hosts_as_devices(name):
     counted = functools.partial(_hosts, key=lambda device: device.process_index)
     assert counted(there) == counted(stands)
     config = shipped(BEFORE, "--config.grpo.micro_batch_rows=64", "--config.engine.tensor=1")
-    real, made = planned.plan_of(config, there), facts.Source(config, name).sketch()
+    real, made = lowering.plan_of(config, there), cost_analysis.Source(config, name).sketch()
     assert made.residents == real.residents and made.update == real.update
     assert (made.hosts, made.engines, made.devices) == (real.hosts, real.engines, real.devices)
     assert name.partition(":")[0] in estimate.CHIPS

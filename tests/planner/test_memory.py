@@ -12,7 +12,7 @@ import pytest
 
 from configs.models import MODELS
 from notepad_jax import cli
-from notepad_jax.checkpoint.targets import placed
+from notepad_jax.checkpoint.abstract_trees import placed
 from notepad_jax.engine import executor, shapes
 from notepad_jax.engine.scheduler import Scheduler
 from notepad_jax.engine.settings import EngineSettings
@@ -21,11 +21,11 @@ from notepad_jax.grpo.optimizer import make_optimizer
 from notepad_jax.model import parameters
 from notepad_jax.parallel import mesh
 from notepad_jax.parallel.rules import SERVING
-from notepad_jax.planner import memory, planned
+from notepad_jax.planner import lowering, memory
 from notepad_jax.planner.memory import Held, Memory
 from notepad_jax.programs import subjects
 from notepad_jax.reader import Reader
-from notepad_jax.setup import configuration, learner, parts, sizes
+from notepad_jax.setup import builders, configuration, learner, sizes
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.training import decided
@@ -128,15 +128,15 @@ def test_what_is_free_bounds_what_is_derived():
 # ---------------------------------------------------------------- the configs on a laptop
 
 
-def words_of(policy) -> parts.Words:
-    return parts.Words(fakes.tokenizer(), Path("Qwen2.5-0.5B"), policy, "bfloat16", None)
+def words_of(policy) -> builders.Words:
+    return builders.Words(fakes.tokenizer(), Path("Qwen2.5-0.5B"), policy, "bfloat16", None)
 
 
 def fitted(name: str, *words: str, see=LAPTOP, policy=SMALL, said=None):
     """(config with its pages, the bytes of its worst phase), of who trains or only reads."""
     config = configuration.load(name, words)
     say = (said if said is not None else []).append
-    rules, template, know = parts.rules(config.reading), fakes.template(), words_of(policy)
+    rules, template, know = builders.rules(config.reading), fakes.template(), words_of(policy)
     if "grpo" in config:
         config = sizes.settled(config, template, rules)
         config = memory.to_train(config, know, template, rules, say, lambda device: see)
@@ -147,12 +147,12 @@ def fitted(name: str, *words: str, see=LAPTOP, policy=SMALL, said=None):
 
 
 def held_of(config, policy=SMALL) -> Held:
-    rules, template = parts.rules(config.reading), fakes.template()
-    settings = parts.engine_settings(config.engine, policy, rules, template)
+    rules, template = builders.rules(config.reading), fakes.template()
+    settings = builders.engine_settings(config.engine, policy, rules, template)
     if "grpo" not in config:
         return memory.of_engines(policy, config.engine, settings, "float32", None)
-    about = planned.Policy("", "", policy, "float32", template)
-    made = planned.plan_of(config, jax.devices(), jax.local_devices(), about)
+    about = lowering.Policy("", "", policy, "float32", template)
+    made = lowering.plan_of(config, jax.devices(), jax.local_devices(), about)
     return memory.of_training(config, made, settings)
 
 
@@ -224,7 +224,7 @@ def run_config(*words: str):
 
 
 def decide(config, folder, resume, free):
-    words = parts.words(config.policy, config.dtype)
+    words = builders.words(config.policy, config.dtype)
     return decided.kept(config, folder, words, resume, SilentScreen(), lambda d: free)
 
 
@@ -274,8 +274,8 @@ WIDE = dataclasses.replace(tiny.CONFIG, vocab_size=8192, valid_vocab=8192, width
 
 def test_a_launch_takes_no_more_than_is_counted():
     config = configuration.load("chat", ["--config.engine.slots=16"])
-    rules, template = parts.rules(config.reading), fakes.template()
-    settings = parts.engine_settings(config.engine, WIDE, rules, template)
+    rules, template = builders.rules(config.reading), fakes.template()
+    settings = builders.engine_settings(config.engine, WIDE, rules, template)
     there = mesh.one()
     params = placed(parameters.abstract_params(WIDE), parameters.shardings(WIDE, there, SERVING))
     for shape in (shapes.PrefixRow(shapes.prefix_widths(settings)[-1]),
@@ -288,12 +288,12 @@ def test_a_launch_takes_no_more_than_is_counted():
 @pytest.mark.parametrize("remat", ["true", "false"])
 def test_a_micro_batch_takes_no_more_than_is_counted(remat):
     config = configuration.load("chat", [f"--config.grpo.remat={remat}"])
-    rules, template = parts.rules(config.reading), fakes.template()
+    rules, template = builders.rules(config.reading), fakes.template()
     config = sizes.settled(config, template, rules)
-    about = planned.Policy("", "", WIDE, "float32", template)
-    made = planned.plan_of(config, jax.devices()[:1], jax.devices()[:1], about)
+    about = lowering.Policy("", "", WIDE, "float32", template)
+    made = lowering.plan_of(config, jax.devices()[:1], jax.devices()[:1], about)
     plan, settings, optimizer = learner.settings_of(config)
-    frozen, trained = planned._partitions(config.grpo.lora, about, made.trainer)
+    frozen, trained = lowering._partitions(config.grpo.lora, about, made.trainer)
     lowered = update.lowered(
         WIDE, make_optimizer(optimizer), settings, trained, frozen, plan.row_length,
         made.update.most,
@@ -331,7 +331,7 @@ def test_with_the_least_pages_every_turn_is_admitted_with_its_prefix_shared(
 )
 def test_every_command_refuses_before_a_weight_is_loaded(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(parts, "load_policy", lambda *_: pytest.fail("a weight was loaded"))
+    monkeypatch.setattr(builders, "load_policy", lambda *_: pytest.fail("a weight was loaded"))
     policy = f"--config.policy={ROOT / 'data' / 'starter'}"
     assert cli.main([*words, policy, "--config.engine.pages=2000000000"]) == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
@@ -341,6 +341,6 @@ def test_every_command_refuses_before_a_weight_is_loaded(words, tmp_path, monkey
 
 
 def test_python_refuses_in_the_same_words(monkeypatch):
-    monkeypatch.setattr(parts, "load_policy", lambda *_: pytest.fail("a weight was loaded"))
+    monkeypatch.setattr(builders, "load_policy", lambda *_: pytest.fail("a weight was loaded"))
     with pytest.raises(ValueError, match="starter does not fit: "):
         Reader.load(ROOT / "data" / "starter", changes={"engine.pages": 2_000_000_000})

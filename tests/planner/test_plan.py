@@ -14,8 +14,16 @@ import pytest
 from notepad_jax import cli
 from notepad_jax.engine import executor, shapes
 from notepad_jax.parallel import mesh
-from notepad_jax.planner import advice, children, facts, plan, plan_table, planned, workload
-from notepad_jax.setup import configuration, learner, parts
+from notepad_jax.planner import (
+    advice,
+    cost_analysis,
+    lowering,
+    plan,
+    plan_table,
+    subprocesses,
+    workload,
+)
+from notepad_jax.setup import builders, configuration, learner
 from notepad_jax.setup.sizes import Turn
 from notepad_jax.telemetry.progress import SilentScreen
 from pallas_kernels import aot, estimate
@@ -26,13 +34,13 @@ STORED = ("--config.checkpoint.handoff=storage", "--config.checkpoint.every=1")
 needs_libtpu = pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler())
 
 
-def planned_here(*words: str, name: str = "quickstart") -> planned.Planned:
+def planned_here(*words: str, name: str = "quickstart") -> lowering.Planned:
     """A plan for this machine's device, as if it were a slice; nothing is compiled."""
-    return planned.plan_of(configuration.load(name, words), jax.devices()[:1])
+    return lowering.plan_of(configuration.load(name, words), jax.devices()[:1])
 
 
-def on(slice_name: str, *words: str) -> planned.Planned:
-    return planned.plan_of(configuration.load("qwen2_5_7b", words), aot.slice_of(slice_name))
+def on(slice_name: str, *words: str) -> lowering.Planned:
+    return lowering.plan_of(configuration.load("qwen2_5_7b", words), aot.slice_of(slice_name))
 
 
 # ---------------------------------------------------------------- what stays
@@ -47,10 +55,10 @@ def test_residents_are_what_a_run_has(rank):
     words = [STARTER, f"--config.grpo.lora.rank={rank}", "--config.grpo.kl_weight=0.1"]
     made = planned_here(*words)
     config = configuration.load("quickstart", words)
-    policy = parts.load_policy(config.policy, config.dtype, parts.to_learn(config))
+    policy = builders.load_policy(config.policy, config.dtype, builders.to_learn(config))
     weights = nbytes(policy.params)
     learning = learner.prepare(config, policy.config, policy.params)
-    held = dict(made.residents[planned.UPDATE])
+    held = dict(made.residents[lowering.UPDATE])
     assert held["masters"] == held["gradient"] == nbytes(learning.state.masters)
     assert held["moments"] == nbytes(learning.state.opt_state)
     assert held.get("frozen", 0) == nbytes(learning.frozen)
@@ -58,31 +66,31 @@ def test_residents_are_what_a_run_has(rank):
     assert held["reference"] == own > 0
     # The starter computes in the dtype that it is stored in; adapters lie beside it.
     chosen = learner.adapters(config.grpo.lora)
-    asked = parts.adopted(config, policy.config, chosen)
-    assert held["weights"] == planned.bytes_of(asked)
+    asked = builders.adopted(config, policy.config, chosen)
+    assert held["weights"] == lowering.bytes_of(asked)
     scale = 4 * policy.config.layers
     assert held["weights"] == weights + (nbytes(learning.state.masters) + scale if rank else 0)
     in_memory = planned_here(*words, "--config.checkpoint.handoff=memory")
-    own = in_memory.residents[planned.ROLLOUT]["weights"]  # beside the trainer's base, adapters
+    own = in_memory.residents[lowering.ROLLOUT]["weights"]  # beside the trainer's base, adapters
     assert own == (nbytes(learning.state.masters) if rank else weights)
-    settings = parts.engine_settings(
-        config.engine, policy.config, parts.rules(config.reading),
-        parts.template(config.reading, policy),
+    settings = builders.engine_settings(
+        config.engine, policy.config, builders.rules(config.reading),
+        builders.template(config.reading, policy),
     )  # fmt: skip
     one = nbytes(executor.Device(policy.config, settings).pages)
-    assert held["cache"] == one * parts.engines(config.engine)
+    assert held["cache"] == one * builders.engines(config.engine)
 
 
 def test_every_program_of_an_engine_is_planned_and_each_kind_is_launched():
     made = planned_here(STARTER)
     config = configuration.load("quickstart", [STARTER])
-    policy, rules = planned.policy_of(config, "cpu"), parts.rules(config.reading)
-    settings = parts.engine_settings(config.engine, policy.config, rules, policy.template)
-    own = [program for program in made.programs if program.phase == planned.ROLLOUT]
+    policy, rules = lowering.policy_of(config, "cpu"), builders.rules(config.reading)
+    settings = builders.engine_settings(config.engine, policy.config, rules, policy.template)
+    own = [program for program in made.programs if program.phase == lowering.ROLLOUT]
     assert len(own) == len(shapes.shapes(settings))
     launched = [program.name.split()[0] for program in own if program.launches]
     assert launched == ["prefix", "tails", "decode"]
-    names = [program.name for program in made.programs if program.phase == planned.UPDATE]
+    names = [program.name for program in made.programs if program.phase == lowering.UPDATE]
     assert names == ["accumulate", "apply"]  # with one optimizer step nobody asks for logprobs
 
 
@@ -91,19 +99,19 @@ def test_a_plan_needs_no_weights_and_cuts_what_it_cuts():
              "--config.dtype=bfloat16")  # fmt: skip
     made = planned_here(*words, name="qwen2_5_7b")
     count = 7_615_616_512
-    held = made.residents[planned.UPDATE]
+    held = made.residents[lowering.UPDATE]
     assert made.counted_by == "a stand-in tokenizer"
     assert held["masters"] == held["gradient"] == 4 * count
     assert 8 * count <= held["moments"] <= 8 * count + 64
     assert held["reference"] == 2 * count and "cache" not in held and "weights" not in held
     engines = {"cache": 6144 * 128 * 28 * 2 * 4 * 128 * 2, "weights": 2 * count}
-    assert engines.items() < made.residents[planned.ROLLOUT].items()
+    assert engines.items() < made.residents[lowering.ROLLOUT].items()
     kept = planned_here(*words, "--config.engine.give_back=false", name="qwen2_5_7b")
-    assert kept.residents[planned.UPDATE] == held | engines
-    arriving = made.residents[planned.HANDOFF]["arriving weights"]
+    assert kept.residents[lowering.UPDATE] == held | engines
+    arriving = made.residents[lowering.HANDOFF]["arriving weights"]
     assert arriving == 2 * count + 2 * 152_064 * 3584  # the copy; no two layers are as large
     stored = planned_here(*words, *STORED, name="qwen2_5_7b")
-    arriving = stored.residents[planned.HANDOFF]["arriving weights"]
+    arriving = stored.residents[lowering.HANDOFF]["arriving weights"]
     assert arriving == 4 * count + 4 * 28 * 3584 * 18_944
 
 
@@ -111,7 +119,7 @@ def test_a_plan_needs_no_weights_and_cuts_what_it_cuts():
 def test_a_slice_cuts_what_is_learnt_over_all_and_what_reads_over_a_host():
     made = on("v5p:2x4x4")
     count = 7_615_616_512
-    held = made.residents[planned.ROLLOUT]
+    held = made.residents[lowering.ROLLOUT]
     assert (made.devices, made.hosts, made.engines) == (32, 8, 8)
     assert 4 * count / 32 <= held["masters"] < 4.1 * count / 32  # norms and biases are whole
     assert 2 * count / 4 <= held["weights"] < 2.01 * count / 4
@@ -156,13 +164,13 @@ def test_without_libtpu_one_line_says_what_to_install(capsys, monkeypatch):
 GB = 10**9
 
 
-def fact(name, phase, peak, beside=GB, **more) -> facts.Facts:
+def fact(name, phase, peak, beside=GB, **more) -> cost_analysis.Facts:
     fields = dict(
         launches=2.0, arguments=GB, refused="", failed="", flops=1e12, moved=1e9,
         sent={"all-gather": 5e8}, compute_seconds=0.2, memory_seconds=0.1, link_seconds=0.05,
         seconds=0.3, limit="compute",
     )  # fmt: skip
-    return facts.Facts(name=name, phase=phase, peak=peak, beside=beside, **(fields | more))
+    return cost_analysis.Facts(name=name, phase=phase, peak=peak, beside=beside, **(fields | more))
 
 
 def test_a_phase_needs_its_largest_program_and_never_less_than_what_stays():
@@ -194,27 +202,27 @@ class Compiled:
         )
 
 
-def program(**more) -> planned.Program:
+def program(**more) -> lowering.Program:
     fields = dict(
-        name="accumulate", phase=planned.UPDATE, lower=lambda: None, launches=1.0,
+        name="accumulate", phase=lowering.UPDATE, lower=lambda: None, launches=1.0,
         holds=frozenset({"masters"}), kernel_flops=459e12, kernel_bytes=0.0,
-        work=planned.Work(100, 10),
+        work=lowering.Work(100, 10),
     )  # fmt: skip
-    return planned.Program(**(fields | more))
+    return lowering.Program(**(fields | more))
 
 
 @pytest.fixture
-def small() -> planned.Planned:
+def small() -> lowering.Planned:
     """A run that has 2 GB of masters and 4 of cache on each device."""
     there = mesh.one()
     turn = Turn(100, 10, 10)
-    made = planned.Planned(
-        model="small", counted_by="hand", policy=planned.MODELS["Qwen2.5-7B-Instruct"],
+    made = lowering.Planned(
+        model="small", counted_by="hand", policy=lowering.MODELS["Qwen2.5-7B-Instruct"],
         remat=True, devices=4, hosts=1, trainer=there, engine=there, engines=1,
         residents={
-            planned.ROLLOUT: {"masters": 2 * GB, "weights": GB, "cache": 4 * GB},
-            planned.UPDATE: {"masters": 2 * GB, "weights": GB, "cache": 4 * GB, "gradient": GB},
-            planned.HANDOFF: {"masters": 2 * GB, "weights": GB, "arriving weights": 2 * GB},
+            lowering.ROLLOUT: {"masters": 2 * GB, "weights": GB, "cache": 4 * GB},
+            lowering.UPDATE: {"masters": 2 * GB, "weights": GB, "cache": 4 * GB, "gradient": GB},
+            lowering.HANDOFF: {"masters": 2 * GB, "weights": GB, "arriving weights": 2 * GB},
         },
         programs=(), reading=workload.Readings(4, 2, 3, turn, (turn,)),
         rollout=None, update=workload.Update(2, 3, 100, 1000, 6, 600, 800, 1.5, 100, 2),
@@ -224,8 +232,8 @@ def small() -> planned.Planned:
 
 def test_what_a_program_is_given_is_not_counted_twice(small):
     chip = estimate.CHIPS["v5p"]
-    read = facts.read(Compiled(), 4, chip)
-    one = facts.placed(program(), read, small, chip)
+    read = cost_analysis.read(Compiled(), 4, chip)
+    one = cost_analysis.placed(program(), read, small, chip)
     # Arguments 3 (the masters in them), 1.5 beside; weights, cache and gradient: 6 more.
     assert (one.arguments, one.beside, one.peak) == (3 * GB, GB + GB // 2, 10.5 * GB)
     assert one.sent == {"all-gather": 3 / 4 * 400 * 100 * 2}
@@ -248,7 +256,7 @@ def test_a_program_that_the_compiler_refuses_is_told_in_its_words(small, said, p
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: " + said)
 
     chip = estimate.CHIPS["v5p"]
-    one = facts.placed(program(), facts.read(Refusing(), 4, chip), small, chip)
+    one = cost_analysis.placed(program(), cost_analysis.read(Refusing(), 4, chip), small, chip)
     assert said in one.refused and one.beside == int(beside * 2**30)
     assert one.peak == int(peak) + one.beside  # 8 stay; "used" counts the 2 of its arguments
 
@@ -260,7 +268,7 @@ def changes_of(small, peaks, hbm, *words):
 
 
 def test_advice_says_what_alone_is_enough(small):
-    peaks = {planned.ROLLOUT: 9 * GB, planned.UPDATE: 12 * GB, planned.HANDOFF: 5 * GB}
+    peaks = {lowering.ROLLOUT: 9 * GB, lowering.UPDATE: 12 * GB, lowering.HANDOFF: 5 * GB}
     words = ("--config.grpo.micro_batch_rows=4", "--config.engine.cache_dtype=float32")
     found = changes_of(small, peaks, 10.6 * GB, *words)
     # Four rows a device become one: three quarters of the temporaries.
@@ -276,7 +284,7 @@ def test_advice_says_what_alone_is_enough(small):
 
 def test_what_keeps_the_numbers_is_advised_before_what_rounds_them(small):
     """Also where only rounding would do alone: then what keeps them does together."""
-    peaks = {planned.ROLLOUT: 9 * GB, planned.UPDATE: 12 * GB, planned.HANDOFF: 5 * GB}
+    peaks = {lowering.ROLLOUT: 9 * GB, lowering.UPDATE: 12 * GB, lowering.HANDOFF: 5 * GB}
     words = (
         "--config.grpo.micro_batch_rows=4", "--config.grpo.row_length=8192",
         "--config.grpo.remat=true", "--config.grpo.lora.rank=0", "--config.engine.tensor=4",
@@ -311,7 +319,7 @@ def four():
 
 
 def test_advice_for_a_hand_off_and_for_a_larger_slice(small):
-    peaks = {planned.ROLLOUT: 3 * GB, planned.UPDATE: 3 * GB, planned.HANDOFF: 11 * GB}
+    peaks = {lowering.ROLLOUT: 3 * GB, lowering.UPDATE: 3 * GB, lowering.HANDOFF: 11 * GB}
     found = changes_of(small, peaks, 10 * GB, "--config.parallel.devices=0")
     assert found["checkpoint.handoff"].saves == GB
     larger = found[""]
@@ -319,9 +327,9 @@ def test_advice_for_a_hand_off_and_for_a_larger_slice(small):
 
 
 def test_a_plan_that_does_not_fit_is_printed_and_ends_with_1(small, capsys, monkeypatch):
-    one = fact("accumulate", planned.UPDATE, 12 * GB, beside=2 * GB)
-    monkeypatch.setattr(facts.Source, "made", lambda source: small)
-    monkeypatch.setattr(facts, "compiled", lambda *_: (one,))
+    one = fact("accumulate", lowering.UPDATE, 12 * GB, beside=2 * GB)
+    monkeypatch.setattr(cost_analysis.Source, "made", lambda source: small)
+    monkeypatch.setattr(cost_analysis, "compiled", lambda *_: (one,))
     assert cli.main(["plan", "--json", "--config", "quickstart", "--tpu", "v5p:2x2x1"]) == 0
     fitting = json.loads(capsys.readouterr().out)
     assert fitting["fits"] and fitting["verdict"].startswith("fits v5p:2x2x1: 12.0 of 102.8 GB")
@@ -339,10 +347,10 @@ def test_a_plan_that_does_not_fit_is_printed_and_ends_with_1(small, capsys, monk
 
 
 def test_what_could_not_be_compiled_is_named_and_nothing_is_promised(small, capsys, monkeypatch):
-    one = fact("accumulate", planned.UPDATE, 12 * GB)
-    crashed = fact("decode", planned.ROLLOUT, 9 * GB, beside=0, failed="the compiler crashed")
-    monkeypatch.setattr(facts.Source, "made", lambda source: small)
-    monkeypatch.setattr(facts, "compiled", lambda *_: (one, crashed))
+    one = fact("accumulate", lowering.UPDATE, 12 * GB)
+    crashed = fact("decode", lowering.ROLLOUT, 9 * GB, beside=0, failed="the compiler crashed")
+    monkeypatch.setattr(cost_analysis.Source, "made", lambda source: small)
+    monkeypatch.setattr(cost_analysis, "compiled", lambda *_: (one, crashed))
     assert cli.main(["plan", "--config", "quickstart", "--tpu", "v5p:2x2x1"]) == 1
     out, err = capsys.readouterr()
     assert "  decode                  not compiled: the compiler crashed\n" in out
@@ -359,7 +367,7 @@ def test_a_program_that_the_compiler_cannot_make_is_told_in_its_words():
         def compile(self):
             raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure\n  device_id 4 of 4")
 
-    one = facts.read(Failing(), 4, estimate.CHIPS["v6e"])
+    one = cost_analysis.read(Failing(), 4, estimate.CHIPS["v6e"])
     assert one.failed == "the compiler gave up: INTERNAL: RET_CHECK failure device_id 4 of 4"
     assert (one.refused, one.beside) == ("", 0)
 
@@ -367,9 +375,12 @@ def test_a_program_that_the_compiler_cannot_make_is_told_in_its_words():
 @pytest.mark.parametrize(
     "died, says",
     [
-        (children.Died(-9, ""), r"v5p:2x2x1 was killed \(SIGKILL\): .* more memory .*end other"),
         (
-            children.Died(-6, "F0000 overflow"),
+            subprocesses.Died(-9, ""),
+            r"v5p:2x2x1 was killed \(SIGKILL\): .* more memory .*end other",
+        ),
+        (
+            subprocesses.Died(-6, "F0000 overflow"),
             r"libtpu .*crashed .*SIGABRT: F0000 overflow.*its own",
         ),
     ],
@@ -382,18 +393,21 @@ def test_a_compiler_that_died_is_a_line_and_the_killed_are_tried_again(
     def run(begin, items, workers, known, done):
         asked.append((items, workers))
         return {
-            item: died if item == 1 else facts.read(Compiled(), 4, begin.chip) for item in items
+            item: died if item == 1 else cost_analysis.read(Compiled(), 4, begin.chip)
+            for item in items
         }
 
-    monkeypatch.setattr(children, "run", run)
-    monkeypatch.setattr(facts.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(facts, "version", lambda name: "0.0.42")  # which need not be there
+    monkeypatch.setattr(subprocesses, "run", run)
+    monkeypatch.setattr(cost_analysis.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(cost_analysis, "version", lambda name: "0.0.42")  # which need not be there
     names = ("a", "b", "c")
-    phases = (planned.ROLLOUT, planned.ROLLOUT, planned.UPDATE)
+    phases = (lowering.ROLLOUT, lowering.ROLLOUT, lowering.UPDATE)
     made = dataclasses.replace(
         small, programs=tuple(program(name=n, phase=p) for n, p in zip(names, phases, strict=True))
     )
-    found = facts.compiled(facts.Source(None, "v5p:2x2x1"), made, range(3), SilentScreen(), {})
+    found = cost_analysis.compiled(
+        cost_analysis.Source(None, "v5p:2x2x1"), made, range(3), SilentScreen(), {}
+    )
     assert [one.name for one in found] == ["a", "b", "c"]
     assert re.search(says, found[1].failed) and not found[0].failed
     # The update's first; what was killed once more, alone.
@@ -407,7 +421,7 @@ def test_fit_changes_what_keeps_the_result_first_and_says_so(small, capsys, monk
         rows = made.update.micro_batches
         asked.append((rows, [made.programs[item].name for item in wanted]))
         return tuple(
-            fact(made.programs[item].name, planned.UPDATE, (8 + rows) * GB, beside=rows * GB)
+            fact(made.programs[item].name, lowering.UPDATE, (8 + rows) * GB, beside=rows * GB)
             for item in wanted
         )
 
@@ -417,8 +431,8 @@ def test_fit_changes_what_keeps_the_result_first_and_says_so(small, capsys, monk
         programs = (program(name="narrow", launches=0.0), program())
         return dataclasses.replace(small, update=update, programs=programs)
 
-    monkeypatch.setattr(facts.Source, "made", made)
-    monkeypatch.setattr(facts, "compiled", compiled)
+    monkeypatch.setattr(cost_analysis.Source, "made", made)
+    monkeypatch.setattr(cost_analysis, "compiled", compiled)
     tight = dataclasses.replace(estimate.CHIPS["v5p"], hbm_size=int(9.5 * GB))
     monkeypatch.setitem(estimate.CHIPS, "v5p", tight)
     words = ["plan", "--config", "quickstart", "--tpu", "v5p:2x2x1", "--fit",
@@ -440,9 +454,9 @@ def test_fit_changes_what_keeps_the_result_first_and_says_so(small, capsys, monk
 
 
 def test_the_table_holds_what_the_plan_holds(small):
-    one = fact("accumulate", planned.UPDATE, 12 * GB, beside=2 * GB)
-    refused = fact("apply", planned.UPDATE, 12 * GB, refused="no room for 4 G")
-    phases = tuple(plan._phase(n, small.residents[n], [one, refused]) for n in planned.PHASES)
+    one = fact("accumulate", lowering.UPDATE, 12 * GB, beside=2 * GB)
+    refused = fact("apply", lowering.UPDATE, 12 * GB, refused="no room for 4 G")
+    phases = tuple(plan._phase(n, small.residents[n], [one, refused]) for n in lowering.PHASES)
     made = plan.Plan(
         slice="v5p:2x2x1", model="small", parameters=2 * GB, prompts_counted_by="hand", devices=4,
         hosts=1, trainer="4 x 1", engines=1, engine_tensor=1, hbm=100 * GB, phases=phases,

@@ -10,7 +10,7 @@ import pytest
 import pallas_kernels
 from notepad_jax import cli
 from notepad_jax.model import parameters
-from notepad_jax.planner import planned
+from notepad_jax.planner import lowering
 from notepad_jax.setup import configuration
 from pallas_kernels import aot
 
@@ -42,11 +42,11 @@ def test_what_a_large_run_launches_most_lowers(model, slice_name, tensor, engine
         *words,
     ]  # fmt: skip
     config = configuration.load("qwen2_5_7b", words)
-    made = planned.plan_of(config, aot.slice_of(slice_name), aot.host_of(slice_name))
+    made = lowering.plan_of(config, aot.slice_of(slice_name), aot.host_of(slice_name))
     with pallas_kernels.using("pallas"):
         names = [program.name for program in made.programs if program.launches and program.lower()]
     assert len(names) == 6 and len(made.programs) > 20
-    held = made.residents[planned.UPDATE]
+    held = made.residents[lowering.UPDATE]
     assert held["masters"] < 4.2 * parameters.count(made.policy) / devices or "frozen" in held
 
 
@@ -63,10 +63,10 @@ def test_no_gradient_is_summed_over_devices_in_bfloat16(slice_name, smaller):
     devices = aot.slice_of(slice_name)
     words = [f"--config.grpo.micro_batch_rows={len(devices)}"]
     config = configuration.load("qwen2_5_7b", words)
-    policy = planned.policy_of(config, "tpu")
+    policy = lowering.policy_of(config, "tpu")
     policy = dataclasses.replace(policy, config=dataclasses.replace(policy.config, **smaller))
     assert policy.config.dtype == "bfloat16" and config.parallel.tensor == 1
-    made = planned.plan_of(config, devices, aot.host_of(slice_name), policy)
+    made = lowering.plan_of(config, devices, aot.host_of(slice_name), policy)
     (accumulate,) = (program for program in made.programs if program.name == "accumulate")
     with pallas_kernels.using("pallas"), aot.nothing_kept():
         text = accumulate.lower().compile().as_text()

@@ -9,7 +9,7 @@ from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import batch
 from notepad_jax.planner import workload
 from notepad_jax.planner.workload import Readings
-from notepad_jax.setup import configuration, parts
+from notepad_jax.setup import builders, configuration
 from notepad_jax.setup.sizes import Turn
 from tests import fakes
 from tests.grpo.conftest import group, turn
@@ -61,7 +61,7 @@ def test_what_tails_have_in_common_is_written_and_attended_to_once():
 def test_rows_are_those_that_training_packs():
     """Turns at their limits, made up and packed by `grpo.batch`: rows, tokens and fill agree."""
     config = configuration.load("quickstart", ["--config.data.questions=1"])
-    template, rules = fakes.template(), parts.rules(config.reading)
+    template, rules = fakes.template(), builders.rules(config.reading)
     reading = dataclasses.replace(workload.readings(config, template), groups=1)
     groups, worth = [group_of(template, rules, reading)], [[1.0] * reading.members]
     for length in (2 * reading.update.whole, 3000):

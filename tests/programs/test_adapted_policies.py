@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from notepad_jax import cli, functions
-from notepad_jax.checkpoint import stored
+from notepad_jax.checkpoint import lazy_arrays
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.hf.adapters import export_adapters
 from notepad_jax.model import lora, parameters
-from notepad_jax.planner import planned
+from notepad_jax.planner import lowering
 from notepad_jax.programs import beside, convert, serve
-from notepad_jax.setup import configuration, learner, parts, policies
+from notepad_jax.setup import builders, configuration, learner, policies
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.training import train
 from notepad_jax.types import Prompt, SamplingParams, tokens
@@ -97,11 +97,11 @@ def test_the_base_is_found_and_read_with_the_adapters_beside_it(here, monkeypatc
     ):  # fmt: skip
         monkeypatch.chdir(cwd)
         say(habits, base_model_name_or_path=base)
-        policy = parts.load_policy(name)
+        policy = builders.load_policy(name)
         same(policy.params, wanted)
         assert policy.name == name and policy.config.valid_vocab == 600
         assert policy.folder.samefile(here / "policies" / base.rpartition("/")[2])
-        words = parts.words(name)
+        words = builders.words(name)
         assert words.folder.samefile(policy.folder) and words.adapters == CHOSEN
     assert lora.of(policy.params) == policies.adapted(name) == CHOSEN
     assert policies.adapted(policy.folder) is None
@@ -116,7 +116,7 @@ def test_adapters_are_float32_whatever_the_policy_computes_in(here):
     export_adapters(CONFIG, CHOSEN, some(), "half", "data/half", "bfloat16")
     base, ours = jax.tree.map(lambda x: x.astype("bfloat16"), (tiny.params(0, CONFIG), some()))
     for dtype in ("float32", "bfloat16"):
-        found = parts.load_policy("data/half", dtype).params
+        found = builders.load_policy("data/half", dtype).params
         same(lora.factors(found), jax.tree.map(lambda x: x.astype("float32"), ours))
         # On a CPU the base is read into the float32 that it computes in.
         assert found["layers"]["q"].dtype == found["layers"]["k"].dtype == dtype
@@ -150,17 +150,17 @@ def test_what_is_not_there_is_one_line(here):
     (habits / "adapter_config.json").unlink()
     refused("habits/adapter_config.json is missing; adapters are")
     (habits / "adapter_model.safetensors").unlink()
-    refused("habits/adapter_model.safetensors is missing", load=parts.load_policy)
+    refused("habits/adapter_model.safetensors is missing", load=builders.load_policy)
     policy_folder(dataclasses.replace(CONFIG, width=64), here / "other")
     say(habits, base_model_name_or_path="other")
-    refused("and on other with r=2 it has .*name the policy that it was", load=parts.load_policy)
+    refused("and on other with r=2 it has .*name the policy that it was", load=builders.load_policy)
     assert cli.main(["eval", "--json", "--policy", "data/habits@best"]) == 1
 
 
 def test_a_whole_policy_beside_adapters_is_a_policy(here):
     """As some write what they trained: the folder's own weights are the ones that are read."""
     shutil.copytree("data/habits", "policies/base", dirs_exist_ok=True)
-    same(parts.load_policy("policies/base").params, tiny.params(0, CONFIG))
+    same(builders.load_policy("policies/base").params, tiny.params(0, CONFIG))
 
 
 def test_exports_are_whole_or_adapters_once_more(here, capsys):
@@ -176,13 +176,13 @@ def test_exports_are_whole_or_adapters_once_more(here, capsys):
         jax.tree.map(
             lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), params, summed(some())
         )
-        assert parts.load_policy(name).tokenizer.vocab_size == 600
+        assert builders.load_policy(name).tokenizer.vocab_size == 600
     words = ["export-hf", "data/habits", "c", "--adapters", "--dtype", "bfloat16"]
     assert cli.main([*words, "--base", "policies/base"]) == 0
     text = json.loads((here / "c" / "adapter_config.json").read_text())
     assert text["base_model_name_or_path"] == "policies/base"
     half = jax.tree.map(lambda x: x.astype("bfloat16").astype(np.float32), some())
-    same(lora.merged(parts.load_policy("c").params), summed(half))
+    same(lora.merged(builders.load_policy("c").params), summed(half))
     # What is not said of the dtype is bfloat16, which has no room for a small delta.
     small = {"layers": some()["layers"] | {n: 1e-4 * some()["layers"][n] for n in OUT}}
     export_adapters(CONFIG, CHOSEN, small, "policies/base", here / "small")
@@ -210,7 +210,7 @@ def merged_of(learning):
 
 
 def test_training_goes_on_with_them_and_the_reference_is_where_it_began(here):
-    loaded = parts.load_policy("data/habits")
+    loaded = builders.load_policy("data/habits")
     config = settings("--config.grpo.kl_weight=0.1", "--config.optimizer.decay=none")
     learning = learner.prepare(config, loaded.config, loaded.params)
     same(learning.state.masters, some())
@@ -223,21 +223,21 @@ def test_training_goes_on_with_them_and_the_reference_is_where_it_began(here):
     same(merged_of(learning), summed(moved))
     # All weights are trained of the sum, in float32.
     whole = settings("--config.grpo.lora.rank=0", "--config.optimizer.decay=none")
-    learning = learner.prepare(whole, loaded.config, parts.load_policy("data/habits").params)
+    learning = learner.prepare(whole, loaded.config, builders.load_policy("data/habits").params)
     assert learning.frozen == {}
     same(learning.state.masters, summed(some()))
 
 
 def test_other_adapters_are_refused_before_any_weight_is_read(here, capsys, monkeypatch):
-    monkeypatch.setattr(parts, "load_policy", None)
+    monkeypatch.setattr(builders, "load_policy", None)
     said = "has adapters with grpo.lora.rank=2 grpo.lora.alpha=3 grpo.lora.targets=q,down, and "
     for words in (["train", "--name", "x"], ["quickstart", "--name", "x"]):
         assert cli.main([*words, "--json", "--config.policy=data/habits"]) == 1
         err = capsys.readouterr().err
         assert said in err and "train all weights (grpo.lora.rank=0)" in err
     with pytest.raises(ValueError, match="has adapters with grpo.lora.rank=2"):
-        planned.policy_of(settings("--config.grpo.lora.rank=4"), "tpu")
-    told = planned.policy_of(settings(), "tpu")
+        lowering.policy_of(settings("--config.grpo.lora.rank=4"), "tpu")
+    told = lowering.policy_of(settings(), "tpu")
     assert told.name == "data/habits" and told.counted_by == "its own tokenizer"
     # What the message says can be said.
     config = settings("--config.grpo.lora.targets=q,down")
@@ -263,16 +263,16 @@ def check_chain(here, *words):
     assert said["policy"] == "data/habits"
     found = policies.resolved("runs/one")
     assert policies.folder_of(found) == policies.base_of(found) == "policies/base"
-    first = stored.open_tree(f"{found.steps}/0")
+    first = lazy_arrays.open_tree(f"{found.steps}/0")
     same(jax.tree.map(lambda leaf: leaf[()], first), some())
     assert cli.main(["export-hf", "runs/one", "data/more", "--adapters"]) == 0
     text = json.loads((here / "data" / "more" / "adapter_config.json").read_text())
     assert text["base_model_name_or_path"] == "policies/base"
-    wanted = parts.load_policy("runs/one").params
-    same(parts.load_policy("data/more").params, wanted)
+    wanted = builders.load_policy("runs/one").params
+    same(builders.load_policy("data/more").params, wanted)
     assert cli.main(["export-hf", "runs/one", "whole", "--dtype", "float32"]) == 0
-    near(parts.load_policy("whole").params, lora.merged(wanted))
-    more = parts.load_policy("data/more").params
+    near(builders.load_policy("whole").params, lora.merged(wanted))
+    more = builders.load_policy("data/more").params
     same(lora.plain(more), tiny.params(0, CONFIG))
     apart = np.abs(more["layers"]["q_lora_out"] - some()["layers"]["q_lora_out"])
     assert lora.of(more) == CHOSEN and 1e-4 < apart.max() < 0.1
@@ -300,14 +300,14 @@ def test_a_chain_of_runs_that_learn_does(here):
 def test_a_run_goes_on_with_another_runs_adapters_on_the_same_base(here):
     moved(here / "runs" / "one")
     moved(here / "runs" / "two", "--config.policy=runs/one@1")
-    one, two = (stored.open_tree(f"runs/{run}/checkpoints/1") for run in ("one", "two"))
+    one, two = (lazy_arrays.open_tree(f"runs/{run}/checkpoints/1") for run in ("one", "two"))
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[()] + 1 / 64, b[()]), one, two)
     found = policies.resolved("runs/two")
     assert policies.base_of(found) == "policies/base" and policies.adapted("runs/two") == CHOSEN
     convert.export_adapters("runs/two", "out", SCREEN)
-    same(parts.load_policy("out").params, parts.load_policy("runs/two").params)
+    same(builders.load_policy("out").params, builders.load_policy("runs/two").params)
     with pytest.raises(ValueError, match="has adapters with .*lora.rank=2 .*export-hf, --dtype fl"):
-        planned.policy_of(
+        lowering.policy_of(
             settings("--config.policy=runs/one@1", "--config.grpo.lora.rank=4"), "tpu"
         )
 
@@ -320,7 +320,7 @@ def test_adapters_trained_on_a_runs_weights_name_no_other_base(here):
         convert.export_adapters("runs/two", "out", SCREEN)
     assert cli.main(["export-hf", "runs/one", "first", "--dtype", "float32"]) == 0
     convert.export_adapters("runs/two", "out", SCREEN, base="first")
-    same(parts.load_policy("out").params, parts.load_policy("runs/two").params)
+    same(builders.load_policy("out").params, builders.load_policy("runs/two").params)
 
 
 # ---------------------------------------------------------------- many on one base
@@ -336,7 +336,7 @@ def opened(*adapters):
     """What `serve` opens of the base with `adapters` beside it."""
     config = configuration.load("quickstart", SERVED)
     others = beside.named(config, adapters, "base")
-    policy = parts.load_policy(config.policy, config.dtype, parts.to_read(config.engine))
+    policy = builders.load_policy(config.policy, config.dtype, builders.to_read(config.engine))
     weights = serve.Weights(config, policy, SCREEN)
     policy, others = beside.adapted(config, policy, others, SCREEN)
     return policy, *serve.opened(config, policy, "base", weights, others)
@@ -360,14 +360,14 @@ def test_several_are_served_from_one_base_and_each_says_what_it_says_alone(here)
     every = (served, *served.beside)
     assert [one.ids[1] for one in every] == ["base:notepad", "habits:notepad", "fewer:notepad"]
     together = asyncio.run(said(engines, every))
-    base = parts.load_policy("policies/base").params
+    base = builders.load_policy("policies/base").params
     held = sum(x.nbytes for x in jax.tree.leaves(policy.params))
     assert held < 1.5 * sum(x.nbytes for x in jax.tree.leaves(base))
     for one, found, place in zip(
         every, together, ("policies/base", "data/habits", "data/fewer"), strict=True
     ):
         config = configuration.load("quickstart", (*SERVED[1:], f"--config.policy={place}"))
-        alone = parts.load_policy(place)
+        alone = builders.load_policy(place)
         assert one.fingerprint() == beside.fingerprint_of(alone)
         weights = serve.Weights(config, alone, SCREEN)
         ids, logprobs = asyncio.run(said(*_first(serve.opened(config, alone, "x", weights))))[0]

@@ -10,7 +10,7 @@ from notepad_jax import cli
 from notepad_jax.data import formats
 from notepad_jax.programs import build, subjects
 from notepad_jax.reading.endpoint import bare_turn
-from notepad_jax.setup import configuration, reading_list
+from notepad_jax.setup import configuration, eval_jobs
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.text import approximate
 from notepad_jax.text.prompts import Template
@@ -92,10 +92,10 @@ def test_a_built_file_is_a_suite(tmp_path):
         "--config.evaluate.samples=1",
     ]
     config = configuration.load("ruler", words)
-    tasks = reading_list.tasks_of(config, [4096], approximate.count, SilentScreen())
+    tasks = eval_jobs.tasks_of(config, [4096], approximate.count, SilentScreen())
     assert sorted(task.source for task in tasks[4096]) == ["ruler/niah_single_1", "ruler/vt"]
     with pytest.raises(ValueError, match="no document of 1,024 tokens; they have 4,096, 5,120"):
-        reading_list.tasks_of(config, [1024], approximate.count, SilentScreen())
+        eval_jobs.tasks_of(config, [1024], approximate.count, SilentScreen())
 
 
 class KnowsSome:

@@ -175,7 +175,7 @@ def test_a_start_that_failed_leaves_nothing(tmp_path, capsys, monkeypatch, comma
 
     monkeypatch.chdir(tmp_path)
     place = {"train": "load_policy", "quickstart": "service", "eval": "load_policy"}[command]
-    monkeypatch.setattr(f"notepad_jax.setup.parts.{place}", fails)
+    monkeypatch.setattr(f"notepad_jax.setup.builders.{place}", fails)
     assert cli.main([command, "--json", "--name", "mine", *POLICY_KEY]) in (1, 130)
     assert "--resume" not in one_line(capsys)
     assert list(tmp_path.iterdir()) == []

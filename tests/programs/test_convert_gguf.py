@@ -12,7 +12,7 @@ import tiny_gguf
 import notepad_jax.checkpoint.gguf
 from notepad_jax import cli
 from notepad_jax.programs import convert
-from notepad_jax.setup import parts
+from notepad_jax.setup import builders
 from notepad_jax.telemetry.progress import SilentScreen
 
 SCREEN = SilentScreen()
@@ -32,7 +32,7 @@ def test_a_gguf_file_comes_in_as_a_policy_and_goes_out_as_safetensors(source, tm
     assert "tokenizer.json" in exported.files and "generation_config.json" in exported.files
     tiny_gguf.dequantised(source, tmp_path / "held", "Q8_0")
     ours, back, wanted = (
-        parts.load_policy(tmp_path / name, "float32") for name in ("mine", "back", "held")
+        builders.load_policy(tmp_path / name, "float32") for name in ("mine", "back", "held")
     )
     for loaded in (ours, back):
         assert loaded.config == wanted.config

@@ -12,13 +12,13 @@ import pytest
 import tensorstore as ts
 import tiny
 
-from notepad_jax.checkpoint import manifest, stored
+from notepad_jax.checkpoint import lazy_arrays, manifest
 from notepad_jax.checkpoint.checksums import leaf_checksums
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.steps import load_params, write
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.programs import convert
-from notepad_jax.setup import configuration, learner, parts
+from notepad_jax.setup import builders, configuration, learner
 from notepad_jax.telemetry.progress import LineScreen, SilentScreen
 
 SCREEN = SilentScreen()
@@ -38,7 +38,7 @@ class Counted:
 def test_layers_that_share_a_chunk_are_read_once(tmp_path):
     params = {"layers": {"q": np.arange(24.0, dtype=np.float32).reshape(4, 2, 3)}}
     write(tmp_path, 0, {"params": params, "meta": {}}, keep=1)
-    leaf = stored.open_tree(tmp_path / "0")["layers"]["q"]
+    leaf = lazy_arrays.open_tree(tmp_path / "0")["layers"]["q"]
     reads = []
 
     leaf._array = Counted(leaf._array, reads)
@@ -47,7 +47,7 @@ def test_layers_that_share_a_chunk_are_read_once(tmp_path):
     np.testing.assert_array_equal(leaf[(2, 1)], params["layers"]["q"][2, 1])
     assert reads == [slice(0, 4)]
     with pytest.raises(ValueError, match="has no params that can be read"):
-        stored.open_tree(tmp_path / "1")
+        lazy_arrays.open_tree(tmp_path / "1")
 
 
 def test_a_large_leaf_is_read_a_layer_at_a_time(tmp_path):
@@ -58,7 +58,7 @@ def test_a_large_leaf_is_read_a_layer_at_a_time(tmp_path):
     }
     leaves = leaf_checksums(params)
     write(tmp_path, 0, {"params": params, "meta": {"leaf_checksums": leaves}}, keep=1)
-    found, reads = stored.open_tree(tmp_path / "0")["layers"], []
+    found, reads = lazy_arrays.open_tree(tmp_path / "0")["layers"], []
     for leaf in found.values():
         assert leaf._array.chunk_layout.read_chunk.shape == (1, 2, 256, 1024)
         leaf._array = Counted(leaf._array, reads)
@@ -83,7 +83,7 @@ def test_a_damaged_step_is_refused_in_one_line_and_nothing_is_left(published, tm
         assert sorted(os.listdir(tmp_path)) == ["mine", "published"]
 
     # one element of one layer is another number, in files that agree with their manifest
-    leaf = stored.open_tree(step)["layers"]["down"]
+    leaf = lazy_arrays.open_tree(step)["layers"]["down"]
     array = ts.open(leaf._array.spec(), open=True).result()
     was = array[1, 7, 3].read().result()
     array[1, 7, 3].write(-was).result()
@@ -99,7 +99,7 @@ def test_a_damaged_step_is_refused_in_one_line_and_nothing_is_left(published, tm
             path.write_bytes(path.read_bytes()[:5000])
     refused(r"step 0 is damaged \(params/\S+ is cut: 5,000 of [\d,]+ bytes\)")
     with pytest.raises(ValueError, match=r"step 0 is damaged \(params.*; import the policy again$"):
-        parts.load_policy(tmp_path / "mine")
+        builders.load_policy(tmp_path / "mine")
     manifest.write(step, manifest.made(step))
     refused("0: .* cannot be read, so the step is damaged; export another step")
 
@@ -162,7 +162,7 @@ def test_flipped_bits_are_refused_or_harm_no_weight(tmp_path):
     write(tmp_path, 0, {"params": params, "meta": meta}, keep=1)
 
     def read():
-        found = stored.open_tree(tmp_path / "0")
+        found = lazy_arrays.open_tree(tmp_path / "0")
         layers = found.pop("layers")
         stacked = {
             n: np.stack([leaf[(i,)] for i in range(len(params["layers"][n]))])

@@ -16,7 +16,7 @@ from notepad_jax.eval import summary
 from notepad_jax.programs import evaluate, subjects
 from notepad_jax.reading.endpoint import bare_turn
 from notepad_jax.scoring import metrics
-from notepad_jax.setup import configuration, reading_list
+from notepad_jax.setup import configuration, eval_jobs
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.text.approximate import ApproximateTokenizer
 from notepad_jax.text.prompts import Template
@@ -97,7 +97,7 @@ def oracle(config):
     """Knows every gold answer by the question and how the document began."""
     count = counter(ApproximateTokenizer())
     lengths = map(evaluate.parse_length, config.evaluate.lengths)
-    tasks = reading_list.tasks_of(config, list(lengths), count, SilentScreen())
+    tasks = eval_jobs.tasks_of(config, list(lengths), count, SilentScreen())
     gold = {}
     for task in itertools.chain(*tasks.values()):
         wanted = task.answers if task.metric in metrics.ALL_WANTED else task.answers[:1]

@@ -6,7 +6,7 @@ import pytest
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import evaluate, quickstart
-from notepad_jax.setup import configuration, parts, reading_list
+from notepad_jax.setup import builders, configuration, eval_jobs
 from notepad_jax.telemetry.progress import SilentScreen
 from tests import runs
 from tests.runs import ROOT
@@ -45,7 +45,7 @@ def test_it_leaves_everything_it_promises(outcome):
 def test_what_is_exported_is_what_was_measured(outcome, tmp_path):
     """The folder's weights read like the trained ones: same answers to the same questions."""
     config = configuration.load("quickstart", SMALL)
-    policy = parts.load_policy(outcome.exported)
+    policy = builders.load_policy(outcome.exported)
     again, _ = quickstart.measured(config, policy, ["512"], "again", tmp_path, SilentScreen())
     with Readings(outcome.folder / "readings/step_2", evaluate.identity(config)) as readings:
         kept = [r for r in readings.all() if r.length == 512]
@@ -58,18 +58,18 @@ def test_what_is_exported_is_what_was_measured(outcome, tmp_path):
 
 def test_evaluation_documents_are_the_same_for_every_policy_and_never_trained_on():
     config = configuration.load("quickstart", SMALL)
-    one, two = (reading_list.tasks_of_length(config, 4096) for _ in range(2))
+    one, two = (eval_jobs.tasks_of_length(config, 4096) for _ in range(2))
     assert one == two
-    assert all(task.document.seed >= reading_list.HELD_OUT for task in one)
+    assert all(task.document.seed >= eval_jobs.HELD_OUT for task in one)
     other = configuration.load("quickstart", [*SMALL, "--config.seed=1"])
-    assert reading_list.tasks_of_length(other, 4096) != one
+    assert eval_jobs.tasks_of_length(other, 4096) != one
 
 
 def test_long_documents_get_as_many_questions_as_is_said_over_several_documents():
     fewer = ["--config.evaluate.questions_longest=64", "--config.evaluate.questions_per_longest=16"]
     for words, questions, documents in ([], 256, 8), (fewer, 64, 4):
         config = configuration.load("quickstart", words)
-        tasks = reading_list.tasks_of_length(config, 3_670_016)
+        tasks = eval_jobs.tasks_of_length(config, 3_670_016)
         assert len(tasks) == questions
         assert len({id(task.document) for task in tasks}) == documents
 

@@ -10,7 +10,7 @@ import numpy as np
 from notepad_jax.grpo.batch import pack
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.trace import TraceFile
-from notepad_jax.rollout import archive, spool
+from notepad_jax.rollout import archive, serialization
 from notepad_jax.rollout.collector import collect
 from notepad_jax.rollout.groups import measure
 from notepad_jax.rollout.ledger import Ledger, Outcome, Waiting
@@ -72,9 +72,9 @@ def test_contexts_and_what_they_wrote_are_counted():
 def test_what_waits_comes_back_with_all_its_contexts():
     (group,) = groups_of()
     said = json.loads(
-        json.dumps(spool.encode(Ledger(4, 2, {Outcome.TRAINED: 1}, (Waiting(group, 0.5),))))
+        json.dumps(serialization.encode(Ledger(4, 2, {Outcome.TRAINED: 1}, (Waiting(group, 0.5),))))
     )
-    found = spool.decode(said, lambda place, chunks: (group.task, how()))
+    found = serialization.decode(said, lambda place, chunks: (group.task, how()))
     (again,) = (waiting.group for waiting in found.waiting)
     for mine, theirs in zip(group.trajectories, again.trajectories, strict=True):
         assert (mine.reading.answer, mine.reading.status) == (

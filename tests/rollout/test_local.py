@@ -9,7 +9,7 @@ import pytest
 
 from notepad_jax import functions
 from notepad_jax.reading import memory_agent
-from notepad_jax.rollout import local, rewards, spool
+from notepad_jax.rollout import local, rewards, serialization
 from notepad_jax.rollout.collector import collect
 from notepad_jax.rollout.local import Wanted
 from notepad_jax.types import CompleterFailed, Evidence, Finish, Status, TurnKind
@@ -221,7 +221,7 @@ def test_another_process_makes_the_same_of_what_it_is_told():
     groups = read(known("a"), task("b", SHORT, answer="red"), known("c"))
     chosen = local.choose(groups, 1.0, 1)
     sets = again(chosen, Failing(3))
-    told = spool.told_local(json.loads(json.dumps(spool.tell_local(sets))), chosen)
+    told = serialization.told_local(json.loads(json.dumps(serialization.tell_local(sets))), chosen)
     assert any(sample is None for one in sets for sample in one)
     for mine, theirs in zip(sets, told, strict=True):
         for a, b in zip(mine, theirs, strict=True):

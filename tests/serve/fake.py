@@ -19,14 +19,14 @@ import numpy as np
 
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.serve.app import App
-from notepad_jax.serve.connections import Limits, Server
-from notepad_jax.serve.control import Adopt, Gate
-from notepad_jax.serve.conversations import Conversations
-from notepad_jax.serve.desk import Desk
-from notepad_jax.serve.files import Files
-from notepad_jax.serve.places import Places
-from notepad_jax.serve.served import Served
-from notepad_jax.serve.views import Views
+from notepad_jax.serve.browser.renderers import Renderers
+from notepad_jax.serve.completions.admission import RequestQueue
+from notepad_jax.serve.completions.control import Adopt, Gate
+from notepad_jax.serve.completions.conversations import Conversations
+from notepad_jax.serve.completions.model_card import Served
+from notepad_jax.serve.documents.roots import DocumentRoots
+from notepad_jax.serve.documents.store import Files
+from notepad_jax.serve.http.connections import Limits, Server
 from notepad_jax.text.chat import ChatTemplate
 from notepad_jax.types import Completion, Finish, Piece, tokens
 from tests.text.test_chat import CHATML
@@ -122,22 +122,22 @@ def served(streamer: Arithmetic, chat: bool = True, **changes) -> Served:
 def running(
     policy: Served, waiting: int = 8, queued_tokens: int = 0, key: str | None = None,
     trainers: Adopt | None = None, control_key: str | None = None,
-    folder: pathlib.Path | None = None, views: Views | None = None, port: int = 0,
+    folder: pathlib.Path | None = None, views: Renderers | None = None, port: int = 0,
     documents: Sequence[str] = (), limits: Limits | None = None, origins: Sequence[str] = (),
 ) -> Iterator[str]:  # fmt: skip
     """Serves in a thread, with files in `folder` and `documents` elsewhere; yields the server's
     address."""
     limits = limits or Limits()
     gate = Gate(trainers) if trainers else None
-    desk = Desk(policy.slots, waiting, queued_tokens)
+    queue = RequestQueue(policy.slots, waiting, queued_tokens)
     # By the protocol's number asyncio knows that it may send at once, without waiting for more.
     place = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     place.bind(("127.0.0.1", port))
-    named = Places(documents)
+    named = DocumentRoots(documents)
     with place, Files(folder, named) as files, contextlib.ExitStack() as stack:
-        app = App(policy, desk, key, gate, control_key, files, views, limits.body_bytes, origins)
-        server = Server(app.asgi, limits, desk.counts.dropped.inc, farewell=1)
+        app = App(policy, queue, key, gate, control_key, files, views, limits.body_bytes, origins)
+        server = Server(app.asgi, limits, queue.counts.dropped.inc, farewell=1)
         stack.enter_context(listening(server, place))
         yield f"http://127.0.0.1:{place.getsockname()[1]}"
 

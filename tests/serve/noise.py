@@ -14,7 +14,9 @@ import json
 import random
 from typing import Any
 
-from notepad_jax.serve import asked, control, readers
+from notepad_jax.serve.completions import control, requests
+from notepad_jax.serve.http import bodies
+from notepad_jax.serve.readings import routes
 from tests.serve.fake import NAME
 
 NOTEPAD = f"{NAME}:notepad"
@@ -65,9 +67,10 @@ JSONS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("POST", "/update_weights", {"folder": "runs/mine@4", "version": 4}),
 )  # fmt: skip
 NAMES = tuple(dict.fromkeys([
-    *asked.CHAT, *asked.COMPLETION, *asked.ONLY, *asked.ACCEPTED, *asked.OPTIONS, *readers.NAMES,
-    *control._GENERATE, *control._SAMPLING, "filename", "bytes", "purpose", "part_ids", "md5",
-    "role", "content", "type", "text", "file", "file_id", "file_data", "as", "folder", "version",
+    *requests.CHAT, *requests.COMPLETION, *bodies.ONLY, *bodies.ACCEPTED, *requests.OPTIONS,
+    *routes.NAMES, *control._GENERATE, *control._SAMPLING, "filename", "bytes", "purpose",
+    "part_ids", "md5", "role", "content", "type", "text", "file", "file_id", "file_data", "as",
+    "folder", "version",
     "", "\ud800", "\x00", "__proto__", "a" * 300, "\u202e",
 ]))  # fmt: skip
 TEXTS = (

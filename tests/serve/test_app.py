@@ -11,10 +11,10 @@ import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from notepad_jax.serve import web
+from notepad_jax.serve.http import web
 from notepad_jax.types import CompleterFailed
 from tests.serve.fake import NAME, TOKENIZER, Arithmetic, running, served, until
-from tests.serve.test_asked import BODIES
+from tests.serve.test_requests import BODIES
 
 WORDS = "the secret code of ann is red"
 IDS = TOKENIZER.encode(WORDS).tolist()

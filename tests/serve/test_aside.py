@@ -7,7 +7,7 @@ import threading
 import httpx2
 import pytest
 
-from notepad_jax.serve import files
+from notepad_jax.serve.documents import store
 from tests.serve.fake import NAME, TOKENIZER, library, until
 
 CLIENT = httpx2.Client(timeout=30)
@@ -24,7 +24,7 @@ def noted(monkeypatch):
     def note() -> None:
         names.append(threading.current_thread().name)
 
-    kind, blocks = type(TOKENIZER), files._blocks
+    kind, blocks = type(TOKENIZER), store._blocks
     encode, decode = kind.encode, kind.decode
 
     def encoded(self, text):
@@ -44,7 +44,7 @@ def noted(monkeypatch):
 
     monkeypatch.setattr(kind, "encode", encoded)
     monkeypatch.setattr(kind, "decode", decoded)
-    monkeypatch.setattr(files, "_blocks", read)
+    monkeypatch.setattr(store, "_blocks", read)
     return names
 
 
@@ -68,14 +68,14 @@ def test_long_texts_and_files_are_read_by_threads_of_their_own(noted):
 
 
 def test_who_waits_for_a_disk_takes_nobodys_thread(monkeypatch):
-    blocks, waiting, awake = files._blocks, [], threading.Event()
+    blocks, waiting, awake = store._blocks, [], threading.Event()
 
     def read(*about):
         waiting.append(about)
         awake.wait(60)
         yield from blocks(*about)
 
-    monkeypatch.setattr(files, "_blocks", read)
+    monkeypatch.setattr(store, "_blocks", read)
     for name in ("cpu_count", "process_cpu_count"):  # few threads, if asyncio may choose
         monkeypatch.setattr(os, name, lambda: 1, raising=False)
     asked = {"file_id": "book", "questions": ["who ?"], "detach": True}

@@ -14,7 +14,7 @@ from benchmarks import reading_page
 from benchmarks.chromium import CHROMIUM, Browser
 from notepad_jax.programs import pages
 from notepad_jax.reading.memory_agent import Rules
-from notepad_jax.serve import shelf
+from notepad_jax.serve.browser import page_cache
 from notepad_jax.text.token_blocks import well_formed
 from notepad_jax.types import Finish, Piece, tokens
 from tests.report.made_traces import HOSTILE, endless, training
@@ -298,7 +298,7 @@ def test_nothing_that_was_read_or_said_breaks_a_page(browser):
 
 def test_runs_of_thousands_of_turns_are_made_and_then_open_at_once(browser, tmp_path, monkeypatch):
     endless(tmp_path / "long" / "readings.jsonl")
-    monkeypatch.setattr(shelf, "PATIENCE", 0.2)
+    monkeypatch.setattr(page_cache, "PATIENCE", 0.2)
     with server(views=pages.views(str(tmp_path))) as url:
         browser.open(f"{url}/traces/long/#turn=2500")
         browser.wait("document.querySelector('.lead')?.textContent.includes('opens by itself')")

@@ -21,8 +21,8 @@ import httpx2
 import pytest
 
 from benchmarks.hostile import KEY, besieged, reading
-from notepad_jax.serve.connections import OTHERS, Limits, within_descriptors
-from notepad_jax.serve.log import FEW, RateLimit
+from notepad_jax.serve.http.connections import OTHERS, Limits, within_descriptors
+from notepad_jax.serve.http.log import FEW, RateLimit
 from tests.serve.fake import DOCUMENT, NAME, Arithmetic, running, served, until
 
 ROOT = Path(__file__).parents[2]
@@ -183,7 +183,7 @@ def test_the_bytes_of_unfinished_bodies_are_bounded():
 def test_so_many_connections_as_there_are_descriptors():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
-        "from notepad_jax.serve.connections import *\n"
+        "from notepad_jax.serve.http.connections import *\n"
         "print(within_descriptors(Limits(connections=100)).connections,"
         "resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )

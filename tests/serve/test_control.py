@@ -8,7 +8,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from notepad_jax.serve.control import Gate
+from notepad_jax.serve.completions.control import Gate
 from notepad_jax.types import Finish, Prompt, SamplingParams, tokens
 from tests.serve.fake import NAME, TOKENIZER, Arithmetic, running, served, until
 

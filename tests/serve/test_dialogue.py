@@ -6,8 +6,9 @@ import httpx2
 import openai
 import pytest
 
-from notepad_jax.serve import dialogue, messages
-from notepad_jax.serve.refusal import Refusal
+from notepad_jax.serve.completions import messages
+from notepad_jax.serve.http.errors import Refusal
+from notepad_jax.serve.readings import dialogue
 from tests.serve.fake import NAME, TOKENIZER, Arithmetic, running, served
 
 WORDS = "ann says the secret code of bob is blue . " * 3

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notepad_jax.serve.evidence import Origins, evidence, letters
+from notepad_jax.serve.readings.evidence import Origins, evidence, letters
 from notepad_jax.text.chunks import ChunkedDocument
 from notepad_jax.text.tokenizer import open_tokenizer
 from notepad_jax.types import TextDocument

@@ -14,7 +14,7 @@ import pytest
 
 from notepad_jax.engine.executor import Executor
 from notepad_jax.programs import serve
-from notepad_jax.setup import configuration, parts
+from notepad_jax.setup import builders, configuration
 from notepad_jax.telemetry.progress import SilentScreen
 from tests import chat_models
 from tests.serve.fake import running, until
@@ -67,7 +67,7 @@ def engine(tmp_path_factory, brake):
     """A server's address, and the scheduler of the one engine behind it."""
     folder = chat_models.folder(tmp_path_factory.mktemp("leaving") / "chats")
     config = configuration.load("chat", [*CONFIG, *SIZES, f"--config.policy={folder}"])
-    policy = parts.load_policy(folder, config.dtype, parts.to_read(config.engine))
+    policy = builders.load_policy(folder, config.dtype, builders.to_read(config.engine))
     weights = serve.Weights(config, policy, SilentScreen())
     engines, served = serve.opened(config, policy, "m", weights)
     found, over = [], threading.Event()

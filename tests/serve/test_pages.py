@@ -10,7 +10,9 @@ import httpx2
 import pytest
 
 from notepad_jax.programs import pages
-from notepad_jax.serve import readers, shelf, visitors
+from notepad_jax.serve.browser import page_cache
+from notepad_jax.serve.http import sessions
+from notepad_jax.serve.readings import routes
 from tests.report import made_traces
 from tests.serve.fake import DOCUMENT, Arithmetic, running, served, until
 
@@ -136,7 +138,7 @@ def test_a_run_that_has_grown_is_made_again_and_who_looks_at_the_old_page_goes_o
         first = look()
         made_traces.training(trace, groups=2)
         assert look() == first and count(first) == 2  # a page rests for ten seconds
-        monkeypatch.setattr(shelf, "FRESH", 0.0)
+        monkeypatch.setattr(page_cache, "FRESH", 0.0)
         second = look()
         assert (count(first), count(second)) == (2, 6) and look() == second
         made_traces.training(trace)
@@ -147,7 +149,7 @@ def test_a_run_that_has_grown_is_made_again_and_who_looks_at_the_old_page_goes_o
 
 def test_a_page_that_takes_long_says_so_and_blocks_nobody(tmp_path, monkeypatch):
     made_traces.training(tmp_path / "mine" / "trajectories.jsonl")
-    monkeypatch.setattr(shelf, "PATIENCE", 0.1)
+    monkeypatch.setattr(page_cache, "PATIENCE", 0.1)
     go_on, make = threading.Event(), pages.make_trace
 
     def slowly(put, title, files, advance, data):
@@ -189,7 +191,7 @@ def test_a_readings_page_has_its_turns_where_they_are_few_and_its_file_is_the_sa
 
     first, few, later = read(open_url), read(open_url, seed=2), read(open_url, seed=3)
     assert turns(first)
-    monkeypatch.setattr(readers, "MOST_SHOWN", 10)
+    monkeypatch.setattr(routes, "MOST_SHOWN", 10)
     assert not turns(few)
     monkeypatch.undo()
     try:
@@ -256,8 +258,8 @@ def test_the_key_is_asked_for_once_and_then_a_cookie_opens_pages(url, monkeypatc
     for forged in (f"{int(ends) + 1}.{total}", f"{ends}.", ".", "x", f".{total}", f"{ends}.é"):
         bad = {"Cookie": f"{cookie.partition('=')[0]}={forged}".encode("latin-1")}
         assert httpx2.get(f"{url}/traces", headers=bad).status_code == 401
-    later = time.time() + visitors.LASTS
-    monkeypatch.setattr(visitors.time, "time", lambda: later)
+    later = time.time() + sessions.LASTS
+    monkeypatch.setattr(sessions.time, "time", lambda: later)
     assert httpx2.get(f"{url}/traces", headers=mark).status_code == 401
 
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from notepad_jax.reading.trace import Trace
-from notepad_jax.serve import readers
+from notepad_jax.serve.readings import routes
 from tests.serve.fake import DOCUMENT, NAME, Arithmetic, library, running, served, until
-from tests.serve.test_asked import VALUES
+from tests.serve.test_requests import VALUES
 
 ASKED = {"file_id": "book", "questions": ["code of bob ?", "who is ann ?"], "samples": 2, "seed": 5}
 CLIENT = httpx2.Client(timeout=30)
@@ -253,7 +253,7 @@ def test_readings_that_are_refused(changed, param, url):
 
 
 READING = st.fixed_dictionaries(
-    {}, optional={name: VALUES for name in (*readers.NAMES, "bytes", "filename", "purpose")}
+    {}, optional={name: VALUES for name in (*routes.NAMES, "bytes", "filename", "purpose")}
 )
 
 

@@ -11,8 +11,8 @@ import pytest
 from notepad_jax.grpo import update
 from notepad_jax.grpo.batch import pack
 from notepad_jax.programs import serve
-from notepad_jax.serve.asked import chat
-from notepad_jax.setup import configuration, parts
+from notepad_jax.serve.completions.requests import chat
+from notepad_jax.setup import builders, configuration
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.types import (
     Completion,
@@ -63,7 +63,7 @@ def test_it_has_the_same_loss(tmp_path):
     # their logprobs. So they are the same numbers, and so is all that is made of them.
     alone = [f"--config.policy={folder}", "--config.engine.slots=1"]
     config = configuration.load("chat", [*CONFIG, *alone])
-    policy = parts.load_policy(folder, config.dtype, parts.to_read(config.engine))
+    policy = builders.load_policy(folder, config.dtype, builders.to_read(config.engine))
     weights = serve.Weights(config, policy, SilentScreen())
     engines, served = serve.opened(config, policy, "m", weights)
     stops = served.conversations.stop_ids

@@ -7,7 +7,7 @@ import httpx2
 import openai
 import pytest
 
-from notepad_jax.serve import joined
+from notepad_jax.serve.readings import single_flight
 from tests.serve.fake import DOCUMENT, NAME, Arithmetic, library, until
 
 CLIENT = httpx2.Client(timeout=30)
@@ -100,11 +100,11 @@ def test_a_client_that_asks_again_finds_its_reading(pause):
 
 
 def test_a_client_that_does_not_come_again_is_not_waited_for_long(monkeypatch):
-    monkeypatch.setattr(joined, "GRACE", 0.5)
+    monkeypatch.setattr(single_flight, "GRACE", 0.5)
     with library(streamer=Arithmetic(pause=0.05)) as (url, streamer):
         with pytest.raises(httpx2.ReadTimeout):
             httpx2.post(f"{url}/v1/chat/completions", json=body(), timeout=0.1,
-                        headers={joined.RETRIES: "0"})  # fmt: skip
+                        headers={single_flight.RETRIES: "0"})  # fmt: skip
         assert streamer.seats == 1
         until(lambda: streamer.seats == 0)
         assert len(streamer.asked) < 15

@@ -11,7 +11,7 @@ import pytest
 from notepad_jax import cli
 from notepad_jax.programs import warm_up
 from notepad_jax.serve import health
-from notepad_jax.serve.web import Door
+from notepad_jax.serve.http.web import Door
 from notepad_jax.types import CompleterFailed
 from tests.serve.fake import Arithmetic, running, served, until
 from tests.serve.program import ROOT, program

@@ -2,7 +2,7 @@
 
 from notepad_jax.engine import shapes
 from notepad_jax.planner import workload
-from notepad_jax.setup import configuration, parts, sizes
+from notepad_jax.setup import builders, configuration, sizes
 from notepad_jax.setup.sizes import Turn
 from notepad_jax.text.prompts import Template
 from tests import fakes, tiny
@@ -18,7 +18,7 @@ ASKED = 1 + 8 + 1 + 6 + 1
 
 def made(words) -> tuple:
     config = configuration.load("quickstart", words)
-    return config, parts.rules(config.reading), fakes.template()
+    return config, builders.rules(config.reading), fakes.template()
 
 
 def test_contexts_by_hand():
@@ -32,7 +32,7 @@ def test_contexts_by_hand():
     # A context of its own prefix has pages for all of it; the chunk is shared by eight.
     size, slots = config.engine.page_size, config.engine.slots
     together = slots * -(-(size + ASKED + 40) // size) + (slots // 8 + 1) * -(-16 // size)
-    settings = parts.engine_settings(config.engine, tiny.CONFIG, rules, template)
+    settings = builders.engine_settings(config.engine, tiny.CONFIG, rules, template)
     assert settings.pages == together
     # The longest prompt is of an excerpt, as long as a chunk, whose answer goes on.
     assert (settings.max_prompt, settings.max_new_tokens) == (16 + 1 + 8 + 1 + 30, 40)
@@ -64,7 +64,7 @@ def test_a_plan_counts_every_context():
     config, rules, template = made(LONG)
     found = workload.readings(config, template)
     assert found.completion_tokens == found.chunks * 6 + 40 + 10 + 10
-    settings = parts.engine_settings(config.engine, tiny.CONFIG, rules, template)
+    settings = builders.engine_settings(config.engine, tiny.CONFIG, rules, template)
     one = workload.rollout(found, settings, 1, drafts=False)
     groups, tails = found.groups, max(1, settings.row_tokens // (ASKED + 6))
     behind_a_chunk = -(-found.members // tails)

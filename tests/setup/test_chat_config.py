@@ -9,7 +9,7 @@ import pytest
 
 from notepad_jax import cli
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.setup import configuration, parts, policies, sizes
+from notepad_jax.setup import builders, configuration, policies, sizes
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.training import train
 from notepad_jax.training.validation import SCORE
@@ -59,10 +59,10 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_loaded(here):
     assert "there is no folder path/to/Qwen3" in refused("--config.policy=path/to/Qwen3", WORDS[1])
     config = configuration.load("chat", WORDS)
     train.check(config, Path("runs/x"), False, None)
-    words, rules = parts.words(POLICY), parts.rules(config.reading)
-    template = parts.template(config.reading, words)
+    words, rules = builders.words(POLICY), builders.rules(config.reading)
+    template = builders.template(config.reading, words)
     turns = sizes.turns(template, rules)
-    engine = parts.engine_settings(config.engine, words.config, rules, template)
+    engine = builders.engine_settings(config.engine, words.config, rules, template)
     assert engine.row_tokens % 128 == 0 and engine.row_tokens >= 4 * turns.update.private
     assert engine.pages >= engine.pages_for(turns.update.whole) + 64
     assert sizes.row_length(config, turns) >= turns.update.whole

@@ -10,7 +10,7 @@ from notepad_jax.data import files
 from notepad_jax.parallel import hosts
 from notepad_jax.planner import workload
 from notepad_jax.rollout.ledger import Ledger, Waiting
-from notepad_jax.setup import configuration, curriculum, parts, task_stream
+from notepad_jax.setup import builders, configuration, curriculum, task_stream
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.training import rollouts
@@ -47,7 +47,7 @@ def test_what_is_no_curriculum_is_refused_when_the_config_is_read(said, message)
 def opened(*words):
     config = configuration.load("quickstart", [*SMALL, *words])
     screen = Said()
-    tokenizer = parts.words(config.policy).tokenizer
+    tokenizer = builders.words(config.policy).tokenizer
     return task_stream.opened(config, tokenizer, screen), tokenizer, screen.lines
 
 
@@ -110,15 +110,15 @@ def test_a_stage_without_room_for_the_facts_is_refused_and_one_beyond_the_text_i
 @pytest.mark.parametrize(("said", "chunks"), [((), 8), (("1@0", "4@9"), 4), (("4@0", "0@9"), 8)])
 def test_a_plan_counts_the_longest_stage(said, chunks):
     config = configuration.load("quickstart", [f"--config.tasks.curriculum={','.join(said)}"])
-    words = parts.words(config.policy)
-    assert workload.readings(config, parts.template(config.reading, words)).chunks == chunks
+    words = builders.words(config.policy)
+    assert workload.readings(config, builders.template(config.reading, words)).chunks == chunks
 
 
 @pytest.fixture
 def sampled():
     config = configuration.load("quickstart", [*SMALL, STAGES])
-    words = parts.words(config.policy)
-    template, rules = parts.template(config.reading, words), parts.rules(config.reading)
+    words = builders.words(config.policy)
+    template, rules = builders.template(config.reading, words), builders.rules(config.reading)
     stream = task_stream.opened(config, words.tokenizer, SilentScreen())
     completer = fakes.Scripted(lambda prompt, sampling: [sampling.seed % 7 + 270, 2])
     return rollouts.rollouts(config, stream, completer, words.tokenizer, template, rules)

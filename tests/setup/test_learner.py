@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from notepad_jax import types
-from notepad_jax.checkpoint.targets import abstract
+from notepad_jax.checkpoint.abstract_trees import abstract
 from notepad_jax.grpo import forward
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notepad_jax.setup import configuration, parts, reading_list, task_stream
+from notepad_jax.setup import builders, configuration, eval_jobs, task_stream
 from notepad_jax.starter import mixed
 from notepad_jax.telemetry.progress import choose
 from notepad_jax.training import validation
@@ -12,7 +12,7 @@ WORDS = ["--config.policy=data/starter"]  # its words are those of the mix's own
 
 def opened():
     config = configuration.load("mix", WORDS)
-    tokenizer = parts.words(config.policy).tokenizer
+    tokenizer = builders.words(config.policy).tokenizer
     return config, tokenizer, task_stream.opened(config, tokenizer, choose(quiet=True))
 
 
@@ -39,8 +39,8 @@ def test_what_is_measured_is_held_out_and_as_long_as_it_says():
     trained = {stream.records.at(ordinal)[0].document.seed for ordinal in range(50)}
     held = {item.task for item in validation.items(config, stream, tokenizer, choose(quiet=True))}
     assert len(held) == config.validation.samples
-    for length in reading_list.lengths_of(config):
-        held |= set(reading_list.tasks_of_length(config, length))
+    for length in eval_jobs.lengths_of(config):
+        held |= set(eval_jobs.tasks_of_length(config, length))
     assert not trained & {task.document.seed for task in held}
     assert {task.document.length * 8 for task in held} == {512, 4096}
     assert len({task.id for task in held}) == len(held)

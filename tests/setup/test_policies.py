@@ -15,7 +15,7 @@ from notepad_jax.checkpoint.checksums import combine, leaf_checksums
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.steps import write
 from notepad_jax.programs import convert
-from notepad_jax.setup import parts, policies
+from notepad_jax.setup import builders, policies
 from notepad_jax.telemetry.progress import SilentScreen
 from tests import tiny
 from tests.runs import ROOT, policy_folder
@@ -65,7 +65,7 @@ def test_every_name_gives_its_weights_and_the_folder_that_it_began_with(here):
         "runs/mine/checkpoints": 12, "runs/../runs/mine@9": 9, f"{here}/runs/mine@best": 3,
     }  # fmt: skip
     for name, step in wanted.items():
-        policy = parts.load_policy(name)
+        policy = builders.load_policy(name)
         jax.tree.map(np.testing.assert_array_equal, policy.params, tiny.params(step, SMALL))
         assert policy.folder.samefile("published") and policy.config.valid_vocab == 600
         assert policy.name == f"{name.partition('@')[0]}@{step}"
@@ -73,7 +73,7 @@ def test_every_name_gives_its_weights_and_the_folder_that_it_began_with(here):
     other = policies.resolved("runs/other")
     assert (other.name, policies.folder_of(other)) == ("runs/other@1", "published")
     for name in ("published", "runs/../published"):
-        assert parts.load_policy(name).name == name
+        assert builders.load_policy(name).name == name
     convert.import_hf("published", "imported", SilentScreen())
     for name in ("imported", "runs/../imported"):
         assert policies.resolved(name) == policies.Named(name, name, Path(name, "checkpoints"), 0)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from notepad_jax import cli, commands
+from notepad_jax import cli
+from notepad_jax.commands import train
+from notepad_jax.commands.parser import build_parser
 from notepad_jax.setup import configuration, learner, settings
 from notepad_jax.setup.configuration import FLAG, ConfigProblem
 
@@ -138,7 +140,7 @@ def test_a_recipe_opens_with_a_command_that_there_is(name):
     (command,) = re.findall(r"^    (notepad-jax (?:.*\\\n)*.*)$", text, re.MULTILINE)
     _, *words = shlex.split(command.replace("\\\n", " "))
     arguments, overrides = cli.parsed(words)
-    assert arguments.recipe == name and arguments.run is commands._train
+    assert arguments.recipe == name and arguments.run is train.run
     config = cli.config_name(arguments, {})
     configuration.load(config, cli.shorthand(arguments, config) + overrides)
     assert re.search(r"\bMeasured\s+here:", text)
@@ -256,8 +258,9 @@ def test_a_config_file_calls_a_recipe_and_does_not_name_it(tmp_path):
     assert configuration.changed(loaded("recipe=gspo"), [f"{FLAG}steps=3"]).recipe == "gspo"
 
 
-def test_help_names_the_recipes():
+def test_help_names_the_recipes(capsys):
     for command in ("train", "quickstart", "plan"):
-        parser = commands.build_parser().get_default("commands")[command]
-        said = " ".join(parser.format_help().split())
+        with pytest.raises(SystemExit):
+            build_parser(command).parse_args([command, "--help"])
+        said = " ".join(capsys.readouterr().out.split())
         assert all(name in said for name in NAMES) and "apply(config)" in said

@@ -19,11 +19,11 @@ from benchmarks import same_run
 from notepad_jax import cli
 from notepad_jax.checkpoint import steps
 from notepad_jax.grpo import algorithm
-from notepad_jax.setup import configuration, learner, parts
+from notepad_jax.setup import builders, configuration, learner
 from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.progress import SilentScreen
-from notepad_jax.training import record, train, trained
+from notepad_jax.training import outcome, record, train
 from tests import limits
 from tests.runs import ROOT, SMALL, policy_folder, run
 
@@ -64,7 +64,7 @@ def test_a_run_is_not_begun_over_what_is_left_of_another(uninterrupted, tmp_path
 def test_a_refused_resume_leaves_every_step_and_line(uninterrupted, tmp_path, words, message):
     folder = tmp_path / "run"
     shutil.copytree(uninterrupted, folder)
-    starter = parts.load_policy(ROOT / "data" / "starter").config
+    starter = builders.load_policy(ROOT / "data" / "starter").config
     wider = dataclasses.replace(starter, layers=1, windows=())
     words = [word.format(wider=policy_folder(wider, tmp_path / "wider")) for word in words]
     before = limits.content(folder)
@@ -149,9 +149,9 @@ def test_what_is_changed_on_the_way_is_kept_and_stands_on_the_page(uninterrupted
     assert change.step == 4
     assert change.changed == {"grpo.clip_low": (0.2, 0.1), "steps": (4, 5)}
     config = configuration.load("quickstart", [*SMALL, "--config.steps=5"])
-    page = trained.outcome(config, folder).report.read_text(encoding="utf-8")
+    page = outcome.outcome(config, folder).report.read_text(encoding="utf-8")
     assert "Changed on the way" in page and "grpo.clip_low" in page
-    assert "Changed on the way" not in trained.outcome(config, uninterrupted).report.read_text()
+    assert "Changed on the way" not in outcome.outcome(config, uninterrupted).report.read_text()
 
 
 def test_a_run_whose_steps_lie_elsewhere_is_known_by_them(

@@ -8,7 +8,7 @@ import pytest
 from notepad_jax.data import files
 from notepad_jax.rollout.ledger import Ledger, Outcome
 from notepad_jax.rollout.pass_rates import PassRates
-from notepad_jax.setup import configuration, parts, task_stream
+from notepad_jax.setup import builders, configuration, task_stream
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import LEDGER
 from notepad_jax.training import rollouts
@@ -30,7 +30,7 @@ def two_kinds(tmp_path):
 def opened(*words):
     config = configuration.load("quickstart", [*SMALL, *words])
     screen = Said()
-    stream = task_stream.opened(config, parts.words(config.policy).tokenizer, screen)
+    stream = task_stream.opened(config, builders.words(config.policy).tokenizer, screen)
     return stream, screen.lines
 
 
@@ -67,10 +67,11 @@ def test_a_stream_knows_its_tasks_without_reading_them(two_kinds):
 def test_who_goes_on_without_retiring_draws_all_tasks_again(two_kinds):
     for word, retires in ((RETIRE, True), ("--config.tasks.retire_at=0.0", False)):
         config = configuration.load("quickstart", [*SMALL, two_kinds, word])
-        words = parts.words(config.policy)
+        words = builders.words(config.policy)
         sampled = rollouts.rollouts(
             config, task_stream.opened(config, words.tokenizer, Said()), fakes.empty(),
-            words.tokenizer, parts.template(config.reading, words), parts.rules(config.reading),
+            words.tokenizer, builders.template(config.reading, words),
+            builders.rules(config.reading),
         )  # fmt: skip
         first = sampled.stream.records.task(0)
         ledger = Ledger(rates=PassRates({first: (4.0, 4)}, frozenset({first})))

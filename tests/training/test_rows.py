@@ -10,7 +10,7 @@ import pytest
 
 from notepad_jax import cli
 from notepad_jax.data import files, formats
-from notepad_jax.setup import configuration, parts, reading_list, task_stream
+from notepad_jax.setup import builders, configuration, eval_jobs, task_stream
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.progress import SilentScreen
@@ -64,7 +64,7 @@ def settings(*words):
 
 def opened(*words):
     config, screen = settings(*words), Heard()
-    tokenizer = parts.words(config.policy).tokenizer
+    tokenizer = builders.words(config.policy).tokenizer
     return config, tokenizer, task_stream.opened(config, tokenizer, screen), screen.lines
 
 
@@ -163,7 +163,7 @@ def test_an_evaluation_says_what_it_leaves_out(tmp_path):
     screen = Heard()
     path = table(tmp_path / "own.parquet", faulty())
     config = configuration.load("ruler", [f"--config.evaluate.suite={path}"])
-    tasks = reading_list.tasks_of(config, [], approximate.count, screen)
+    tasks = eval_jobs.tasks_of(config, [], approximate.count, screen)
     assert sum(map(len, tasks.values())) == 5
     assert sum(line.startswith("left out: ") for line in screen.lines) == 3
     assert any("5 rows of" in line for line in screen.lines)

@@ -20,10 +20,10 @@ from notepad_jax.engine import journal
 from notepad_jax.engine.replay import Given, Replay
 from notepad_jax.reading.trace import TraceFile
 from notepad_jax.rollout import archive
-from notepad_jax.setup import learner, parts, stopping
+from notepad_jax.setup import builders, learner, stopping
 from notepad_jax.setup.stopping import Stop, Stopped
 from notepad_jax.telemetry.metrics import TIMINGS, read_metrics
-from notepad_jax.training import under_way
+from notepad_jax.training import partial_rollout
 from tests.runs import ROOT, SMALL, run
 
 
@@ -58,7 +58,7 @@ def at_launch(monkeypatch):
 
 def kept(folder: Path) -> int:
     """Turns in the file."""
-    return len(journal.read(folder / under_way.FILE)[1])
+    return len(journal.read(folder / partial_rollout.FILE)[1])
 
 
 def saved_in(folder: Path) -> list[str]:
@@ -90,7 +90,7 @@ def test_a_run_stopped_several_times_is_the_run_that_was_not(
     assert [line["step"] for line in read_metrics(folder)] == [1, 2]
     run(folder, resume=True)
     assert same_run.differences(uninterrupted, folder) == []
-    assert not (folder / under_way.FILE).exists()
+    assert not (folder / partial_rollout.FILE).exists()
     assert f"step 1 goes on with the {first} turns" in capsys.readouterr().err
 
 
@@ -131,7 +131,7 @@ def test_several_rounds_and_groups_that_wait_are_gone_on_with(tmp_path, at_launc
     run(tmp_path / "run", *words, resume=True)
     assert read_metrics(tmp_path / "run", TIMINGS)[1]["replayed_turns"] == turns > 0
     assert same_run.differences(tmp_path / "whole", tmp_path / "run") == []
-    assert not (tmp_path / "run" / under_way.FILE).exists()
+    assert not (tmp_path / "run" / partial_rollout.FILE).exists()
 
 
 def test_a_signal_in_the_update_lets_the_step_end(uninterrupted, tmp_path, monkeypatch):
@@ -147,7 +147,7 @@ def test_a_signal_in_the_update_lets_the_step_end(uninterrupted, tmp_path, monke
     monkeypatch.setattr(learner, "learn", interrupted)
     with pytest.raises(Stopped, match="stopped after step 1"):
         run(folder)
-    assert found and not (folder / under_way.FILE).exists()
+    assert found and not (folder / partial_rollout.FILE).exists()
     monkeypatch.setattr(learner, "learn", learn)
     run(tmp_path / "killed", resume=True)
     assert read_metrics(tmp_path / "killed", TIMINGS)[0]["replayed_turns"] == found[0]
@@ -166,7 +166,7 @@ def test_what_was_learnt_since_the_last_checkpoint_is_saved_before_a_run_stops(
     monkeypatch.setattr(learner, "learn", interrupted)
     with pytest.raises(Stopped, match="stopped after step 1"):
         run(folder, "--config.checkpoint.handoff=memory", "--config.checkpoint.every=9")
-    assert saved_in(folder) == ["0", "1"] and not (folder / under_way.FILE).exists()
+    assert saved_in(folder) == ["0", "1"] and not (folder / partial_rollout.FILE).exists()
 
 
 # ---------------------------------------------------------------- what fits, and what does not
@@ -184,7 +184,7 @@ class Nothing:
 
 def kept_in(folder, header=(), settings=SETTINGS):
     """What a process that was stopped in step 3 left."""
-    mine = under_way.UnderWay(folder, settings, Stop(), pytest.fail)
+    mine = partial_rollout.UnderWay(folder, settings, Stop(), pytest.fail)
     mine.around(Nothing())
     mine.stop.number = signal.SIGTERM
     step = {"step": 3, "version": 2, "draw": 8} | dict(header)
@@ -194,13 +194,13 @@ def kept_in(folder, header=(), settings=SETTINGS):
 
     with pytest.raises(Stopped, match=f"in the rollout of step {step['step']}, of which 1 turns"):
         asyncio.run(mine.rolled(*step.values(), rollout()))
-    return folder / under_way.FILE
+    return folder / partial_rollout.FILE
 
 
 def gone_on(folder, settings=SETTINGS, step=3):
     """What a process that goes on there knows at the beginning of `step`, and says."""
     said: list[str] = []
-    mine = under_way.UnderWay(folder, settings, Stop(), said.append)
+    mine = partial_rollout.UnderWay(folder, settings, Stop(), said.append)
     mine.around(Nothing())
     mine.take_up()
 
@@ -209,9 +209,9 @@ def gone_on(folder, settings=SETTINGS, step=3):
 
     known = asyncio.run(mine.rolled(step, step - 1, 8, rollout()))
     mine.done(step - 1)
-    there = (folder / under_way.FILE).exists()
+    there = (folder / partial_rollout.FILE).exists()
     mine.done(step)
-    return known, said, there, (folder / under_way.FILE).exists()
+    return known, said, there, (folder / partial_rollout.FILE).exists()
 
 
 def test_turns_wait_for_their_step_and_leave_with_it(tmp_path):
@@ -248,7 +248,7 @@ def test_a_damaged_file_makes_the_rollout_anew(uninterrupted, tmp_path, at_launc
     at_launch(1, 5)
     with pytest.raises(Stopped):
         run(folder)
-    path = folder / under_way.FILE
+    path = folder / partial_rollout.FILE
     path.write_bytes(path.read_bytes()[:-9])
     run(folder, resume=True)
     (said,) = capsys.readouterr().err.splitlines()
@@ -260,8 +260,8 @@ def test_engines_side_by_side_keep_their_turns_together(tmp_path):
     """All know what either had; fewer engines have other launches, and begin anew."""
     said: list[str] = []
 
-    def began(count: int) -> under_way.UnderWay:
-        mine = under_way.UnderWay(tmp_path, SETTINGS, Stop(), said.append)
+    def began(count: int) -> partial_rollout.UnderWay:
+        mine = partial_rollout.UnderWay(tmp_path, SETTINGS, Stop(), said.append)
         for _ in range(count):
             mine.around(Nothing())
         mine.take_up()
@@ -286,7 +286,7 @@ def test_engines_side_by_side_keep_their_turns_together(tmp_path):
 
 def test_what_has_ended_is_kept_when_another_process_is_gone(tmp_path):
     """From a thread, in the middle of a rollout: the main one may wait for who is gone."""
-    mine = under_way.UnderWay(tmp_path, SETTINGS, Stop(), pytest.fail)
+    mine = partial_rollout.UnderWay(tmp_path, SETTINGS, Stop(), pytest.fail)
     mine.around(Nothing())
     mine.keep()  # of no step
     assert list(tmp_path.iterdir()) == []
@@ -304,7 +304,7 @@ def test_what_has_ended_is_kept_when_another_process_is_gone(tmp_path):
 
 
 def test_a_rollout_that_fails_is_not_kept(tmp_path):
-    mine = under_way.UnderWay(tmp_path, SETTINGS, Stop(), pytest.fail)
+    mine = partial_rollout.UnderWay(tmp_path, SETTINGS, Stop(), pytest.fail)
     mine.around(Nothing())
 
     async def fails():
@@ -413,12 +413,12 @@ def test_a_run_that_is_stopped_within_a_collection_is_the_run_that_was_not(
     uninterrupted, tmp_path, monkeypatch
 ):
     """While it is made ready, and in a rollout."""
-    folder, load = tmp_path / "run", parts.load_policy
-    monkeypatch.setattr(parts, "load_policy", lambda *a: [load(*a), at_a_collection()][0])
+    folder, load = tmp_path / "run", builders.load_policy
+    monkeypatch.setattr(builders, "load_policy", lambda *a: [load(*a), at_a_collection()][0])
     with pytest.raises(Stopped, match="^stopped$"):
         run(folder)
     assert not folder.exists()
-    monkeypatch.setattr(parts, "load_policy", load)
+    monkeypatch.setattr(builders, "load_policy", load)
     launched, first = Replay._launched, iter([at_a_collection])
 
     def once(*given):  # those that end with the run must not find the process without a handler

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from notepad_jax.checkpoint import steps, stored
+from notepad_jax.checkpoint import lazy_arrays, steps
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.setup import parts
+from notepad_jax.setup import builders
 from notepad_jax.telemetry.metrics import read_metrics
 from tests.runs import ROOT, WRITTEN, run
 
@@ -66,7 +66,7 @@ def test_the_engine_may_keep_its_weights_in_bfloat16(tmp_path):
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """The starter as models are published: bfloat16, in its files and in config.json."""
-    policy = parts.load_policy(ROOT / "data" / "starter")
+    policy = builders.load_policy(ROOT / "data" / "starter")
     folder = tmp_path_factory.mktemp("published") / "hf"
     beside = huggingface.companions(policy.folder)
     huggingface.export(policy.config, policy.params, folder, "bfloat16", beside)
@@ -141,7 +141,7 @@ def test_adapters_train_resume_and_are_saved_beside_their_base(tmp_path):
     assert not any("rollout/delta_seen" in m for m in whole[: first + 1])
     assert all(m["rollout/delta_seen"] == 1 for m in whole[first + 1 :])
     folder = tmp_path / "whole" / "checkpoints"
-    own = set(stored.open_tree(folder / str(len(whole)))["layers"])
+    own = set(lazy_arrays.open_tree(folder / str(len(whole)))["layers"])
     base = set(steps.as_stored(folder / "base", 0)["layers"])
     assert own and all("_lora_" in name for name in own) and not own & base
     assert set(steps.as_stored(folder, len(whole))["layers"]) == own | base

@@ -33,8 +33,8 @@ from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.setup import stopping
 from notepad_jax.setup.task_stream import TaskStream
 from notepad_jax.training import rollouts as programs
+from notepad_jax.training.partial_rollout import FILE, UnderWay
 from notepad_jax.training.rollouts import Rollouts
-from notepad_jax.training.under_way import FILE, UnderWay
 from notepad_jax.types import PolicySnapshot, Task, TextDocument, TrainBatch
 from tests import fakes, slots
 from tests.grpo.test_algorithm import having, never

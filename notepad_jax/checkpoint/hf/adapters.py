@@ -1,12 +1,12 @@
 """Adapters alone, as PEFT keeps them: adapter_config.json and adapter_model.safetensors.
 
 What was trained of a policy with low-rank adapters is a few megabytes beside a published model
-that everybody has. PEFT (and vLLM) load such a folder onto that model and compute
-W + lora_alpha / r * B A, with A [r, inputs] and B [outputs, r]; ours (`model.lora`) are the
-transposes with heads as an axis and layers stacked. Names and foldings come from the table of
-the policy's family (`names`, below) as one `Layout` a leaf, which reading (`placing`) and writing
-(`writing`) use in either direction. A folder that asks for more than that product is refused by
-the field's name. Above: `parts`, which adds them to a policy, and `convert`.
+that everybody has. PEFT (and vLLM) load such a folder onto that model and compute W + lora_alpha /
+r * B A, with A [r, inputs] and B [outputs, r]; ours (`model.lora`) are the transposes with heads
+as an axis and layers stacked. Names and foldings come from the table of the policy's family
+(`names`, below) as one `Layout` a leaf, which reading (`sharded_loading`) and writing (`writing`)
+use in either direction. A folder that asks for more than that product is refused by the field's
+name. Above: `builders`, which adds them to a policy, and `convert`.
 
 Source: PEFT's "checkpoint format" (huggingface.co/docs/peft/developer_guides/checkpoint).
 """
@@ -24,12 +24,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from notepad_jax.checkpoint.hf import names, placing, storage, writing
+from notepad_jax.checkpoint.hf import names, sharded_loading, storage, writing
 from notepad_jax.checkpoint.hf.fields import ImportProblem
 from notepad_jax.checkpoint.hf.headers import Safetensors
 from notepad_jax.checkpoint.hf.names import Part
-from notepad_jax.checkpoint.hf.placing import Layout
 from notepad_jax.checkpoint.hf.rounding import Rounding
+from notepad_jax.checkpoint.hf.sharded_loading import Layout
 from notepad_jax.checkpoint.hf.storage import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -177,7 +177,7 @@ def open_adapters(folder: str | Path, config: PolicyConfig, base: str) -> Opened
                 f"{', '.join(lora.targets)} on {base} do not have"
             )
     for layout in found.values():
-        placing.check(store, layout)
+        sharded_loading.check(store, layout)
     return Opened(lora, found, store)
 
 
@@ -186,7 +186,7 @@ def import_adapters(opened: Opened, shardings: Any) -> dict[str, Any]:
     there = shardings["layers"]
     return {
         "layers": {
-            leaf: placing.place(opened.store, layout, there[leaf], "float32")
+            leaf: sharded_loading.place(opened.store, layout, there[leaf], "float32")
             for leaf, layout in opened.layouts.items()
         }
     }
@@ -223,7 +223,7 @@ def added(
 ) -> dict[str, Any]:
     """Returns `params` with `adapters` added in as they are read; `rounding` is told of it.
 
-    Leaves of both may be on disk (`stored.Stored`). Raises ImportProblem for adapters that are
+    Leaves of both may be on disk (`lazy_arrays.Stored`). Raises ImportProblem for adapters that are
     not those of `lora`.
     """
     layers, ours = dict(params["layers"]), adapters.get("layers", {})
@@ -291,7 +291,7 @@ def export_adapters(
     """Writes adapters as a folder or bucket that PEFT loads, all or nothing (`writing.write`).
 
     `adapters` is {"layers": {"q_lora_in": [L, *inputs, r], "q_lora_out": [L, r, *outputs]}} of
-    every target of `lora`; leaves are arrays or `stored.Stored`. `base` is the published model
+    every target of `lora`; leaves are arrays or `lazy_arrays.Stored`. `base` is the published model
     that they adapt, a path or a name; `beside` are files to add. Same adapters, same bytes.
     Raises ImportProblem for adapters that are not those of `lora` and `config`.
     """

@@ -3,7 +3,7 @@
 `Safetensors.open` reads headers only and checks every number in them against the others and
 against the files, so that what is refused is refused before a weight is read. Tensors come
 whole, in slices, or as a stream of blocks of rows whose requests run a little ahead. Below:
-`storage`, folders and buckets. Above: `placing`, which puts rows onto devices.
+`storage`, folders and buckets. Above: `sharded_loading`, which puts rows onto devices.
 """
 
 from __future__ import annotations

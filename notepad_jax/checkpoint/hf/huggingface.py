@@ -1,9 +1,9 @@
 """Hugging Face folders in and out: the table of a family, read and written as safetensors.
 
 Of the neighbours below, `names` knows what tensors are called and how they are folded, `config`
-reads config.json, `headers`, `placing` and `writing` know files; this module joins them: a
+reads config.json, `headers`, `sharded_loading` and `writing` know files; this module joins them: a
 `Layout` per parameter, `import_params` onto a mesh, `import_policy` onto one device,
-`export_params` back. Arrays are committed to their places as they are made (`placing`), so
+`export_params` back. Arrays are committed to their places as they are made (`sharded_loading`), so
 that nothing compiles twice for them. Sources may be buckets.
 Memory: an import holds `budget` bytes beside what the devices hold, an export one tensor.
 """
@@ -22,11 +22,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from notepad_jax.checkpoint.hf import names, placing, storage, writing
+from notepad_jax.checkpoint.hf import names, sharded_loading, storage, writing
 from notepad_jax.checkpoint.hf.config import read_config, write_config
 from notepad_jax.checkpoint.hf.fields import ImportProblem
 from notepad_jax.checkpoint.hf.headers import NAMES, Safetensors
-from notepad_jax.checkpoint.hf.placing import Layout
+from notepad_jax.checkpoint.hf.sharded_loading import Layout
 from notepad_jax.checkpoint.hf.storage import CONFIG, INDEX, WEIGHTS
 from notepad_jax.checkpoint.hf.writing import PART_BYTES, Planned, Written
 from notepad_jax.model.config import PolicyConfig
@@ -71,7 +71,7 @@ class Published:
     """A published policy whose headers were read and agree with each other; no weight was."""
 
     config: PolicyConfig
-    store: placing.Store
+    store: sharded_loading.Store
     text: Mapping[str, Any]  # its config.json
     beside: Mapping[str, bytes]  # its tokenizer's files and generation_config.json
     kinds: Mapping[str, int]  # how its numbers are stored, and how many tensors are: "BF16", 290
@@ -94,7 +94,7 @@ def open_policy(source: str | Path) -> tuple[PolicyConfig, Safetensors]:
     shapes = {name: located.shape for name, located in store.tensors.items()}
     names.check(config, shapes, str(source))
     for layout in layouts(config).values():
-        placing.check(store, layout)
+        sharded_loading.check(store, layout)
     return config, store
 
 
@@ -121,7 +121,7 @@ def import_policy(source: str | Path) -> tuple[PolicyConfig, Tree]:
 
 def import_params(
     config: PolicyConfig,
-    store: placing.Store,
+    store: sharded_loading.Store,
     shardings: Any,
     dtype: str | None = None,
     placed: Callable[[int], None] = lambda size: None,
@@ -138,25 +138,25 @@ def import_params(
         sharding = shardings
         for key in path:
             sharding = sharding[key]
-        array = placing.place(store, layout, sharding, dtype, budget=share)
+        array = sharded_loading.place(store, layout, sharding, dtype, budget=share)
         placed(array.nbytes)
         return array
 
     return _tree((path, leaf(path, layout)) for path, layout in layouts(config).items())
 
 
-def as_stored(config: PolicyConfig, store: placing.Store) -> Tree:
+def as_stored(config: PolicyConfig, store: sharded_loading.Store) -> Tree:
     """Returns the shapes of the parameters and the dtypes they are stored in; reads no weight."""
     return _tree(
-        (path, jax.ShapeDtypeStruct(layout.shape, placing.stored_dtype(store, layout)))
+        (path, jax.ShapeDtypeStruct(layout.shape, sharded_loading.stored_dtype(store, layout)))
         for path, layout in layouts(config).items()
     )
 
 
-def open_tree(config: PolicyConfig, store: placing.Store) -> Tree:
-    """Returns parameters that are read when they are indexed (`placing.Published`)."""
+def open_tree(config: PolicyConfig, store: sharded_loading.Store) -> Tree:
+    """Returns parameters that are read when they are indexed (`sharded_loading.Published`)."""
     return _tree(
-        (path, placing.Published(store, layout)) for path, layout in layouts(config).items()
+        (path, sharded_loading.Published(store, layout)) for path, layout in layouts(config).items()
     )
 
 
@@ -214,7 +214,7 @@ def export(
 ) -> Written:
     """Writes a policy, one tensor at a time, all or nothing (`writing.write`).
 
-    Leaves of `params` are arrays of any sharding, or `stored.Stored`: whatever has a shape,
+    Leaves of `params` are arrays of any sharding, or `lazy_arrays.Stored`: whatever has a shape,
     a dtype and `[index]`. They are written in `dtype`, or as they are. `beside` are files to
     add. `like` is the config.json that the policy was imported with: what it says beyond
     our own (token ids, versions) is kept. Same weights, same bytes. Raises ValueError.

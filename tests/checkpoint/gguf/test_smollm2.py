@@ -20,7 +20,7 @@ from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import attention, logprobs, policy
 from notepad_jax.programs import convert
-from notepad_jax.setup import parts
+from notepad_jax.setup import builders
 from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.text import chat
 from notepad_jax.types import PolicySnapshot, Prompt, SamplingParams, tokens
@@ -42,7 +42,7 @@ def loaded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smollm2") / "policy"
     convert.import_hf(str(FILE), folder, SilentScreen(), dtype="float32")
     said: list[str] = []
-    loaded = parts.load_policy(folder, "float32", say=said.append)
+    loaded = builders.load_policy(folder, "float32", say=said.append)
     assert len(said) == 1 and "(04 06 13 14 16 1d f1 f2)" in said[0]
     return loaded
 

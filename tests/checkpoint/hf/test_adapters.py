@@ -10,7 +10,7 @@ import pytest
 import tiny
 from safetensors.numpy import load_file, save_file
 
-from notepad_jax.checkpoint import targets
+from notepad_jax.checkpoint import abstract_trees
 from notepad_jax.checkpoint.hf import huggingface, names, storage
 from notepad_jax.checkpoint.hf.adapters import (
     Sum,
@@ -145,7 +145,7 @@ FAMILIES = {
 
 
 def place_of(config, chosen):
-    base = targets.placed(parameters.abstract_params(config))
+    base = abstract_trees.placed(parameters.abstract_params(config))
     return jax.tree.map(lambda x: x.sharding, lora.abstract(config, chosen, base)[1])
 
 

@@ -16,7 +16,7 @@ from tensor_files import whole, write
 
 from notepad_jax.checkpoint.hf import huggingface as hf
 from notepad_jax.checkpoint.hf.headers import Safetensors
-from notepad_jax.checkpoint.hf.placing import Layout
+from notepad_jax.checkpoint.hf.sharded_loading import Layout
 from notepad_jax.checkpoint.hf.storage import StoreProblem, quoted
 
 ROOT = Path(__file__).parents[3]

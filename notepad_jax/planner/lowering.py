@@ -1,0 +1,400 @@
+"""From a config and a slice that is not here to the programs that a run would launch on it.
+
+Everything is abstract: shapes, dtypes and places, made by the functions that a run makes its
+arrays with, so what is compiled is what would run. A device's memory is two things, and they
+must not be counted twice: *residents* (masters, moments, gradient, the engine's weights, the
+cache), which stay, and what a program needs beside those that it is given. Where the
+weights are not at hand a policy is known by its published name (`configs.models`), and prompts
+are counted by the stand-in tokenizer. Above: `plan`; below: `builders`, `workload`, and the
+programs' own `lowered`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from configs.models import MODELS
+from notepad_jax.checkpoint.abstract_trees import as_published, at_once, placed
+from notepad_jax.checkpoint.checksums import named_leaves
+from notepad_jax.checkpoint.hf import huggingface
+from notepad_jax.engine import executor, shapes
+from notepad_jax.engine.settings import EngineSettings
+from notepad_jax.grpo import micro_batches, state, update
+from notepad_jax.grpo.algorithm import Algorithm
+from notepad_jax.grpo.optimizer import make_optimizer
+from notepad_jax.model import lora, parameters
+from notepad_jax.model.config import PolicyConfig
+from notepad_jax.parallel import mesh as meshes
+from notepad_jax.parallel.rules import SERVING, TRAINING
+from notepad_jax.planner import workload
+from notepad_jax.setup import builders, learner, policies, sizes
+from notepad_jax.text import chat
+from notepad_jax.text.approximate import ApproximateTokenizer
+from notepad_jax.text.prompts import Template
+from notepad_jax.text.tokenizer import open_tokenizer
+
+ROLLOUT, UPDATE, HANDOFF = "rollout", "update", "hand-off"
+PHASES = (ROLLOUT, UPDATE, HANDOFF)
+# Attention's products of a query and key: scores and values; and once more each, with the
+# gradients of both sides, in the two kernels of the backward pass. Remat keeps what it gave.
+FORWARD, BACKWARD = 2, 7
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What one launch of a program computes on a device."""
+
+    tokens: int  # that go through all layers; decoding's of all its steps
+    logits: int  # that meet the vocabulary; likewise
+    steps: int = 1  # times that the weights are read
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Something to compile, and what a step does with it; figures are of one device."""
+
+    name: str
+    phase: str
+    lower: Callable[[], jax.stages.Lowered]
+    holds: frozenset[str]  # the residents among its arguments
+    launches: float  # in a step, at its limits; 0: compiled, but such a step needs another shape
+    kernel_flops: float  # of attention in one launch, which the compiled text does not tell
+    kernel_bytes: float
+    work: Work
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A run on a slice."""
+
+    model: str
+    counted_by: str  # whose tokens the prompts' lengths are
+    policy: PolicyConfig
+    remat: bool
+    devices: int
+    hosts: int
+    trainer: Mesh
+    engine: Mesh  # of one of them
+    engines: int
+    residents: Mapping[str, Mapping[str, int]]  # phase -> name -> bytes of a device
+    programs: tuple[Program, ...]
+    reading: workload.Readings
+    rollout: workload.Rollout
+    update: workload.Update
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Sizes of a policy, and how its prompts are counted."""
+
+    name: str
+    counted_by: str
+    config: PolicyConfig
+    stored: str  # dtype that its weights are read in
+    template: Template
+
+
+def policy_of(config: ConfigDict, platform: str) -> Policy:
+    """Reads what `policies` finds under `config.policy`; nothing there is a published model's name.
+
+    `platform` is that of the devices it is planned for ("tpu"). Raises ValueError where it is
+    neither, and for adapters other than the config's.
+    """
+    folder = Path(config.policy)
+    if config.policy and policies.is_here(config.policy):
+        learner.check_start(config.grpo.lora, config.policy)
+        folder = Path(policies.folder_of(policies.resolved(config.policy, lambda line: None, ())))
+        found = huggingface.import_config(folder)
+        tokenizer = open_tokenizer(folder, lambda line: None)
+        framed = config.reading.chat == "model" and chat.has_template(folder)
+        frame = chat.frame(chat.ChatTemplate.read(folder), tokenizer) if framed else None
+        counted_by, name = "its own tokenizer", str(Path(config.policy))
+    elif folder.name in MODELS:
+        found, name = MODELS[folder.name], folder.name
+        tokenizer, frame, counted_by = _StandIn(), None, "a stand-in tokenizer"
+    else:
+        raise ValueError(
+            f"policy {config.policy!r} is no folder here, and its last part none of the published "
+            f"models whose sizes are known: {', '.join(MODELS)}"
+        )
+    template = Template.load(config.reading.template, tokenizer, frame)
+    policy = dataclasses.replace(found, dtype=builders.computes_in(config.dtype, found, platform))
+    stored = builders.widened(policy, platform) or found.dtype
+    return Policy(name, counted_by, policy, stored, template)
+
+
+class _StandIn(ApproximateTokenizer):
+    """Counts a template's text, its control pieces as a word each."""
+
+    def encode_template(self, text: str) -> Any:
+        return self.encode(text)
+
+
+def plan_of(
+    config: ConfigDict, there: Sequence[Any], host: Sequence[Any] | None = None,
+    policy: Policy | None = None,
+) -> Planned:  # fmt: skip
+    """Returns what a run of `config` would launch on the devices `there`; compiles nothing.
+
+    Engines are planned on `host`, the devices of one host (default: the first one's of `there`).
+    `policy` is that of `config`, where the caller has found it (default: `policy_of`).
+    Raises ValueError, in the words of a run, for what cannot work: a mesh that does not divide
+    devices, heads, rows or the vocabulary, or sizes that do not fit each other.
+    """
+    policy = policy_of(config, there[0].platform) if policy is None else policy
+    config = sizes.settled(config, policy.template, builders.rules(config.reading))
+    plan, settings, optimizer_settings = learner.settings_of(config)
+    trainer = builders.trainers_mesh(config, there)
+    micro_batches.check_parts(settings.micro_batch_rows, trainer.shape["fsdp"])
+    first = [device for device in there if device.process_index == there[0].process_index]
+    side_by_side = builders.engines_mesh(config.engine, first if host is None else host)
+    engine = meshes.row(side_by_side, 0)
+    hosts = len({device.process_index for device in there})
+    beside = builders.engines(config.engine, first if host is None else host)
+    engines, sharing = hosts * beside, beside // side_by_side.shape["fsdp"]
+    engine_settings = builders.engine_settings(
+        config.engine, policy.config, builders.rules(config.reading), policy.template
+    )
+    reading = workload.readings(config, policy.template)
+    rollout = workload.rollout(reading, engine_settings, engines, config.engine.use_drafts)
+    updates = workload.update(
+        reading, plan.row_length, settings.micro_batch_rows, trainer.shape["fsdp"],
+        plan.minibatches, plan.epochs,
+    )  # fmt: skip
+    frozen, trained = _partitions(config.grpo.lora, policy, trainer)
+    optimizer = make_optimizer(optimizer_settings)
+    weights = _rollout_weights(config, policy.config, engine)
+    learning = _Learning(policy.config, optimizer, settings, frozen, trained, trainer)
+    return Planned(
+        model=policy.name,
+        counted_by=policy.counted_by,
+        policy=policy.config,
+        remat=settings.remat,
+        devices=len(there),
+        hosts=hosts,
+        trainer=trainer,
+        engine=engine,
+        engines=engines,
+        residents=_residents(config, learning, weights, engine_settings, engine, sharing),
+        programs=(
+            *_engine_programs(policy.config, engine_settings, weights, engine, rollout),
+            *_update_programs(learning, plan, updates),
+        ),
+        reading=reading,
+        rollout=rollout,
+        update=updates,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Learning:
+    config: PolicyConfig
+    optimizer: Any
+    settings: Any
+    frozen: Any
+    trained: Any
+    mesh: Mesh
+
+
+def _partitions(settings: ConfigDict, policy: Policy, mesh: Mesh) -> tuple[Any, Any]:
+    """(frozen, trained), as `learner.partition` has them, abstract."""
+    config = policy.config
+    whole = parameters.abstract_params(config, policy.stored)
+    base = placed(whole, parameters.shardings(config, mesh, TRAINING))
+    chosen = learner.adapters(settings)
+    if chosen is None:
+        return {}, base
+    return lora.abstract(config, chosen, base)
+
+
+def _rollout_weights(config: ConfigDict, policy: PolicyConfig, mesh: Mesh) -> Any:
+    """The engine's weights, as `builders.adopted` asks for them, abstract."""
+    whole = placed(parameters.abstract_params(policy), parameters.shardings(policy, mesh, SERVING))
+    base = parameters.rollout_target(policy, whole, builders.rollout_dtype(config, policy))
+    chosen = learner.adapters(config.grpo.lora)
+    return base if chosen is None else lora.rollout_target(policy, chosen, base)
+
+
+# ---------------------------------------------------------------- memory that stays
+
+
+def bytes_of(tree: Any, dtype: str | None = None) -> int:
+    """Bytes on one device of leaves with shardings; `dtype` instead of their own."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(dtype or leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _residents(
+    config: ConfigDict, learning: _Learning, weights: Any, settings: EngineSettings, engine: Mesh,
+    sharing: int,
+) -> Mapping[str, Mapping[str, int]]:  # fmt: skip
+    """What lies on a device of trainer and of `sharing` engines in each phase, by name."""
+    states = state.abstract(learning.trained, learning.optimizer)
+    always = {
+        "masters": bytes_of(states.masters),
+        "moments": bytes_of(states.opt_state),
+        "frozen": bytes_of(learning.frozen),
+        "reference": bytes_of(learning.trained, learning.config.dtype)
+        if config.grpo.kl_weight
+        else 0,
+        "weights": bytes_of(weights) - _shared(config, learning.frozen, weights),
+        "cache": sharing * executor.cache_bytes(learning.config, settings, engine),
+    }
+    # What is trained arrives. Through storage it arrives as it was saved, in float32, and is cast
+    # leaf by leaf; in memory a few layers of a leaf are on the way.
+    new = parameters.without(weights, learning.frozen)
+    saved = jax.tree.leaves(as_published(new))
+    if config.checkpoint.handoff == "storage":
+        arriving = bytes_of(saved, "float32") + max(bytes_of(x, "float32") for x in saved)
+    else:
+        arriving = bytes_of(new) + max(map(_on_the_way, saved))
+    kept = bytes_of(learning.frozen)  # at most, for the one time that it is saved
+    # Of what lies beside an engine between two rollouts.
+    given_back = {"cache": 0, "weights": always["weights"] - bytes_of(new)}
+    between = always | (given_back if config.engine.give_back else {})
+    phases = {
+        ROLLOUT: always,
+        UPDATE: between | {"gradient": always["masters"]},
+        HANDOFF: between | {"base, saved once": kept, "arriving weights": arriving},
+    }
+    return {
+        phase: {name: size for name, size in held.items() if size} for phase, held in phases.items()
+    }
+
+
+def _on_the_way(leaf: Any) -> int:
+    """Bytes, at most, that a leaf takes beside its copy: of layers that travel together, twice.
+
+    Where they are cast, and where they arrive; what travels whole arrives as the copy.
+    """
+    part = at_once(jax.ShapeDtypeStruct(leaf.shape, "float32"))
+    layers = leaf.shape[0] if leaf.ndim else 1
+    return bytes_of(leaf) * part // layers * (1 if part == layers else 2)
+
+
+def _shared(config: ConfigDict, frozen: Any, weights: Any) -> int:
+    """Bytes of the engine's weights that are the trainer's own arrays (`abstract_trees.share`)."""
+    if config.checkpoint.handoff == "storage":
+        return 0
+    ours, theirs = named_leaves(frozen), named_leaves(weights)
+    return sum(
+        bytes_of(theirs[name])
+        for name in set(ours) & set(theirs)  # an int8 matrix has no leaf of that name
+        if ours[name].dtype == theirs[name].dtype
+        and ours[name].sharding.is_equivalent_to(theirs[name].sharding, ours[name].ndim)
+    )
+
+
+# ---------------------------------------------------------------- programs
+
+
+def _engine_programs(
+    config: PolicyConfig,
+    settings: EngineSettings,
+    weights: Any,
+    mesh: Mesh,
+    rollout: workload.Rollout,
+) -> list[Program]:
+    """A program for every shape of an engine; of each kind one is what full turns launch."""
+    tensor = mesh.shape["tensor"]
+    full = {
+        shapes.PrefixRow(shapes.prefix_widths(settings)[-1]),
+        shapes.TailRow(shapes.tail_widths(settings)[-1]),
+        rollout.decode_shape,
+    }
+    pair = 2 * config.heads // tensor * config.head_size * config.layers
+    cached = executor.cache_bytes(config, settings, mesh) / settings.pages / settings.page_size
+    made = []
+    for shape in shapes.shapes(settings):
+        launches, flops, moved = 0.0, 0.0, 0.0
+        if isinstance(shape, shapes.Decode):
+            written = settings.steps_per_launch * shape.slots
+            work = Work(written, written, settings.steps_per_launch)
+        else:  # of a row's logits only those at a tail's end are wanted
+            work = Work(shape.tokens, 0)
+        if shape not in full:
+            pass
+        elif isinstance(shape, shapes.PrefixRow):
+            launches, flops = rollout.prefix_launches, FORWARD * pair * rollout.prefix_pairs
+        elif isinstance(shape, shapes.TailRow):
+            launches, flops = rollout.tail_launches, FORWARD * pair * rollout.tail_pairs
+        else:
+            launches, steps = rollout.decode_launches, settings.steps_per_launch * shape.slots
+            flops = FORWARD * pair * steps * (rollout.shared + rollout.private)
+            read = shape.rows * rollout.shared + shape.slots * rollout.private
+            moved = cached * settings.steps_per_launch * read
+        made.append(
+            Program(
+                name=_name(shape),
+                phase=ROLLOUT,
+                lower=lambda shape=shape: executor.lowered(config, settings, weights, shape, mesh),
+                holds=frozenset({"weights", "cache"}),
+                launches=launches,
+                kernel_flops=flops,
+                kernel_bytes=moved,
+                work=work,
+            )
+        )
+    return made
+
+
+def _name(shape: shapes.Shape) -> str:
+    if isinstance(shape, shapes.PrefixRow):
+        return f"prefix {shape.tokens}"
+    if isinstance(shape, shapes.TailRow):
+        return f"tails {shape.tokens}"
+    return f"decode {shape.slots} as {shape.rows}x{shape.members}"
+
+
+def _update_programs(
+    learning: _Learning, plan: Algorithm, updates: workload.Update
+) -> list[Program]:
+    made: dict[str, jax.stages.Lowered] = {}
+
+    def lowered(name: str) -> jax.stages.Lowered:
+        if not made:
+            made.update(
+                update.lowered(
+                    learning.config, learning.optimizer, learning.settings, learning.trained,
+                    learning.frozen, plan.row_length, updates.most,
+                )
+            )  # fmt: skip
+        return made[name]
+
+    c, mesh = learning.config, learning.mesh
+    rows = learning.settings.micro_batch_rows // mesh.shape["fsdp"]
+    pair = 2 * c.heads // mesh.shape["tensor"] * c.head_size * c.layers * rows * updates.pairs
+    many = updates.micro_batches * updates.optimizer_steps
+    # Of the trainer's policy, and of the reference, whose program differs in its weights' dtype.
+    passes = plan.forwards(learning.settings, updates.optimizer_steps // plan.epochs)
+    whole = Work(rows * plan.row_length, micro_batches.bucket(updates.most))
+    known = {
+        "accumulate": (("masters", "frozen", "gradient"), many, FORWARD + BACKWARD),
+        "apply": (("masters", "moments", "gradient"), updates.optimizer_steps, 0),
+        "logprobs": (("masters", "frozen"), updates.micro_batches * passes, FORWARD),
+    }
+    return [
+        Program(
+            name=name,
+            phase=UPDATE,
+            lower=lambda name=name: lowered(name),
+            holds=frozenset(holds),
+            launches=launches,
+            kernel_flops=products * pair,
+            kernel_bytes=0.0,
+            work=whole if products else Work(0, 0),
+        )
+        for name, (holds, launches, products) in known.items()
+        if launches
+    ]

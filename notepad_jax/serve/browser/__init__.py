@@ -1,0 +1,1 @@
+"""What is shown to browsers: a page to read with, and the readings of runs."""

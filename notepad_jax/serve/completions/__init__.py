@@ -1,0 +1,1 @@
+"""Prompts and conversations, continued by a policy; start with `requests` and `choices`."""

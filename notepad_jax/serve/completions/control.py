@@ -1,0 +1,200 @@
+"""For trainers: a gate in front of the engine, other weights behind it, and `/generate`.
+
+Only with `--rl`. Pausing closes the gate: turns that run end (`wait`) or are given up (`abort`),
+those that come wait, also the next turn of a reading. Then weights can be changed with nobody in
+between, though a completion has one version in any case. `/pause`, `/resume`, `/is_paused` and
+`/update_weights` have vLLM's names and a key of their own; `/generate` is the part of SGLang's
+that trainers use. Above: `app`; below: a seat at the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from notepad_jax.serve.completions import requests
+from notepad_jax.serve.completions.choices import Whole
+from notepad_jax.serve.completions.requests import Body, Continue
+from notepad_jax.serve.completions.responses import Completions
+from notepad_jax.serve.http.errors import bad, shown
+from notepad_jax.types import (
+    NO_TOKENS,
+    Completion,
+    Finish,
+    Piece,
+    Prompt,
+    SamplingParams,
+    Streamer,
+    tokens,
+)
+
+Seat = Callable[[], contextlib.AbstractContextManager[Streamer]]
+Adopt = Callable[[str, int | None], Awaitable[Mapping[str, Any]]]
+
+
+class Gate:
+    """Between requests and the engine. `adopt` loads a folder's weights as a version."""
+
+    def __init__(self, adopt: Adopt) -> None:
+        self.adopt = adopt
+        self.running = 0  # turns behind the gate
+        self._open, self._abort, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._idle.set()
+
+    @property
+    def paused(self) -> bool:
+        return not self._open.is_set()
+
+    async def pause(self, abort: bool) -> bool:
+        """Closes the gate; returns true when nothing runs behind it, false if it was opened
+        before."""
+        self._open.clear()
+        if abort:
+            self._abort.set()
+        either = [asyncio.ensure_future(event.wait()) for event in (self._idle, self._open)]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._abort.clear()
+            for one in either:
+                one.cancel()
+        return self.paused
+
+    def resume(self) -> None:
+        self._abort.clear()  # who comes from now on is not given up
+        self._open.set()
+
+    @contextlib.contextmanager
+    def seat(self, seat: Seat) -> Iterator[Streamer]:
+        """A seat behind the gate."""
+        with seat() as inner:
+            yield _Behind(self, inner)
+
+    @contextlib.asynccontextmanager
+    async def through(self) -> AsyncGenerator[asyncio.Event]:
+        """One turn; what it is given is set when it is to be given up."""
+        while self.paused:  # it may be closed again before we come by
+            await self._open.wait()
+        self.running += 1
+        self._idle.clear()
+        try:
+            yield self._abort
+        finally:
+            self.running -= 1
+            if not self.running:
+                self._idle.set()
+
+
+class _Behind:
+    """A `types.Streamer` behind a gate."""
+
+    def __init__(self, gate: Gate, inner: Streamer) -> None:
+        self._gate, self._inner = gate, inner
+
+    async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion:
+        pieces = [piece async for piece in self.stream(prompt, sampling)]
+        return Completion(
+            tokens(np.concatenate([piece.tokens for piece in pieces])),
+            np.concatenate([piece.behaviour_logprobs for piece in pieces]),
+            pieces[-1].finish,
+            pieces[-1].policy_version,
+        )
+
+    async def stream(self, prompt: Prompt, sampling: SamplingParams) -> AsyncGenerator[Piece]:
+        nothing, version = np.zeros(0, np.float32), -1
+        async with self._gate.through() as abort:
+            given_up = asyncio.ensure_future(abort.wait())
+            pieces = self._inner.stream(prompt, sampling)
+            try:
+                while True:
+                    coming = asyncio.ensure_future(anext(pieces))
+                    try:
+                        both = (coming, given_up)
+                        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        if not coming.done():
+                            coming.cancel()
+                            await asyncio.gather(coming, return_exceptions=True)
+                    if coming.cancelled():
+                        yield Piece(NO_TOKENS, nothing, Finish.CANCELLED, version)
+                        return
+                    piece = coming.result()
+                    version = piece.policy_version
+                    yield piece
+                    if piece.finish is not None:
+                        return
+            finally:
+                given_up.cancel()
+                await pieces.aclose()
+
+
+# ---------------------------------------------------------------- /generate
+
+_SAMPLING = {
+    "temperature": "temperature", "top_p": "top_p", "max_new_tokens": "max_tokens", "n": "n",
+    "stop": "stop", "stop_token_ids": "stop_token_ids", "sampling_seed": "seed",
+}  # fmt: skip
+_SAMPLING_ONLY = {
+    "top_k": (-1, 0, 1 << 30), "min_p": (0,), "frequency_penalty": (0,), "presence_penalty": (0,),
+    "repetition_penalty": (1,), "min_new_tokens": (0,), "ignore_eos": (False,),
+    "skip_special_tokens": (True, False), "spaces_between_special_tokens": (True,),
+    "no_stop_trim": (False,),
+}  # fmt: skip
+_GENERATE = ("input_ids", "text", "sampling_params", "return_logprob", "rid", "stream",
+             "return_text_in_logprobs", "logprob_start_len", "top_logprobs_num")  # fmt: skip
+
+
+def generation(body: Body, model: str) -> Continue:
+    """Returns a checked /generate as the completion that it asks for."""
+    for name in body:
+        if name not in _GENERATE:
+            name = shown(name)[1:-1]
+            raise bad(name, f"there is no parameter {name} here; leave it out")
+    if body.get("stream") or body.get("logprob_start_len") not in (None, -1):
+        name = "stream" if body.get("stream") else "logprob_start_len"
+        raise bad(name, f"{name} is not supported here; leave it out")
+    given = body.get("sampling_params") or {}
+    if not isinstance(given, dict):
+        raise bad("sampling_params", "sampling_params must be an object")
+    for name, value in given.items():
+        only = _SAMPLING_ONLY.get(name, ())
+        if name not in _SAMPLING and value is not None and value not in only:
+            name = f"sampling_params.{shown(name)[1:-1]}"
+            raise bad(name, f"{name} is not supported; leave it out")
+    if ("text" in body) == ("input_ids" in body):
+        raise bad("input_ids", "give one of input_ids and text")
+    top = body.get("top_logprobs_num") or 0
+    return requests.completion(
+        {_SAMPLING[name]: value for name, value in given.items() if name in _SAMPLING}
+        | {"model": model, "prompt": body.get("text", body.get("input_ids"))}
+        | ({"logprobs": top} if body.get("return_logprob") else {})
+    )
+
+
+class Generated(Completions):
+    """/generate's reply: a choice, or a list of them."""
+
+    def whole(self, choices: list[Whole]) -> Any:
+        found = [self._one(index, choice) for index, choice in enumerate(choices)]
+        return found[0] if len(found) == 1 else found
+
+    def _one(self, index: int, choice: Whole) -> dict[str, Any]:
+        pairs = zip(choice.logprobs, choice.tokens, strict=True)
+        return {
+            "text": "".join(choice.text),
+            "output_ids": choice.tokens,
+            "meta_info": {
+                "id": f"{self.id}-{index}",
+                "finish_reason": {"type": choice.finish, "length": len(choice.tokens)},
+                "prompt_tokens": len(self.prompts[index // self.how.n]),
+                "completion_tokens": len(choice.tokens),
+                "weight_version": str(choice.version),
+                **({"output_token_logprobs": [[p, i, None] for p, i in pairs],
+                    "logprobs_mode": "temperature"} if self.how.logprobs else {}),
+            },
+        }  # fmt: skip

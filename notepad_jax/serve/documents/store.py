@@ -1,0 +1,348 @@
+"""Files that clients sent, in a folder of the operator's: streamed to disk, read as a stream.
+
+A file has an id, a name that only people read, and its bytes, which lie under a name of our own:
+nothing that a client writes is ever a path. While it comes it is a `.part`; it becomes a file in
+one step, when all of it is there, and what a killed server left half is swept when the folder is
+opened. Bytes are looked at on their way in, so that whoever names a file that is no text is told
+at once. Above: `routes` (addresses), `chat_model` and `jobs`; beside: `uploads`, and `roots`,
+where documents lie that nobody sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from notepad_jax.serve.documents.roots import DocumentRoots, is_address
+from notepad_jax.serve.http.decoding import Decoding, FileText, NotText, unreadable
+from notepad_jax.serve.http.errors import Refusal, bad, shown
+
+LARGEST = 8 << 30  # bytes of a file
+BLOCK = 1 << 20  # bytes that are written, and read, at a time
+LONGEST_NAME = 200  # characters
+PURPOSES = ("user_data", "assistants")  # clients name either; all files are documents
+OURS = "file-"  # ids that the server gives begin so
+_CARD = re.compile(r"[0-9a-f]{32}\.json")
+_MADE = re.compile(r"[0-9a-f]{32}\.(json|data|part)")  # names that we give
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A file that is whole. `flaw` says why its bytes are no text; None: they are."""
+
+    id: str
+    filename: str
+    bytes: int
+    created_at: int  # seconds since 1970
+    digest: str  # of the bytes
+    data: str  # the name under which they lie
+    flaw: str | None
+    purpose: str = PURPOSES[0]
+
+    def card(self) -> dict[str, Any]:
+        """Returns OpenAI's file object."""
+        return {
+            "id": self.id, "object": "file", "bytes": self.bytes, "created_at": self.created_at,
+            "filename": self.filename, "purpose": self.purpose, "status": "processed",
+            "status_details": self.flaw,
+        }  # fmt: skip
+
+
+class Arriving:
+    """The bytes of a file on their way to disk; `Files.arriving` makes them."""
+
+    def __init__(self, path: Path, most: int = LARGEST) -> None:
+        """`most`: bytes that there may be."""
+        self.path, self.size, self.flaw = path, 0, None
+        self._most, self._held = most, bytearray()
+        self._file = path.open("xb", buffering=0)
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._decoding = Decoding()
+
+    async def add(self, block: bytes) -> None:
+        """Takes the next bytes. Refusal: 413 where there are too many, 507 for a full disk."""
+        if self.size + len(self._held) + len(block) > self._most:
+            raise too_large(self._most)
+        self._held += block
+        if len(self._held) >= BLOCK:
+            await self._flush()
+
+    async def end(self) -> None:
+        """Writes what is left; nothing can be added then."""
+        await self._flush(final=True)
+        self._file.close()
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        """Lets go, and removes the file if nobody has renamed it."""
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+    async def _flush(self, final: bool = False) -> None:
+        data, self._held = bytes(self._held), bytearray()
+        await in_thread(self._write, data, final)
+
+    def _write(self, data: bytes, final: bool) -> None:
+        with disk():
+            write_all(self._file.write, data)
+        self._digest.update(data)
+        if self.flaw is None:
+            self.flaw = self._problem(data, final)
+        self.size += len(data)
+
+    def _problem(self, data: bytes, final: bool) -> str | None:
+        try:
+            self._decoding.add(data, final)
+        except NotText as why:
+            return str(why)
+        return None
+
+
+class Files:
+    """Owns a folder, which no other server may use at the same time; a context manager.
+
+    Without one it is temporary. `places` has documents that nobody sent. Raises ValueError for a
+    folder that cannot be used, or that another server has.
+    """
+
+    def __init__(self, folder: Path | None = None, places: DocumentRoots | None = None) -> None:
+        self._places = places or DocumentRoots()
+        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="notepad_files_")
+        self.folder = folder or Path(self._temporary.name)
+        self._files = self.folder / "files"
+        try:
+            self._files.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = (self.folder / "lock").open("ab")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._known = {one.id: one for one in self._found()}
+            self._sweep()
+        except BlockingIOError:
+            self._lock.close()
+            raise ValueError(
+                f"another server keeps its files in {folder}; give this one another --files"
+            ) from None
+        except OSError as error:
+            raise ValueError(
+                f"files cannot be kept in {folder} ({error.strerror}); give another --files"
+            ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def _found(self) -> Iterator[Stored]:
+        for path in self._files.iterdir():
+            if not _CARD.fullmatch(path.name):
+                continue
+            try:
+                one = Stored(**json.loads(path.read_text("utf-8")))
+                if self._data(one).stat().st_size == one.bytes:
+                    yield one
+            except (FileNotFoundError, ValueError, TypeError):
+                continue  # it is swept
+
+    def _sweep(self) -> None:
+        """Removes what this server made and did not end; what others put there stays."""
+        wanted = {one.data for one in self._known.values()}
+        wanted |= {self._card(one.id).name for one in self._known.values()}
+        for path in self._files.iterdir():
+            if _MADE.fullmatch(path.name) and path.name not in wanted:
+                path.unlink()
+
+    # ------------------------------------------------------------ what is there
+
+    def all(self) -> list[Stored]:
+        """Returns every file, the newest first."""
+        return sorted(self._known.values(), key=lambda one: (-one.created_at, one.id))
+
+    def get(self, id: str) -> Stored:
+        """Returns a file by its id, or the name that it was put under; else Refusal (404)."""
+        try:
+            return self._known[id]
+        except KeyError:
+            raise no_file(id) from None
+
+    def document(self, id: str, param: str) -> FileText:
+        """Returns a file to be read, by its id, or where it lies elsewhere by its address; Refusal,
+        which names `param`, if it is no text."""
+        if is_address(id):
+            return self._places.document(id, param)
+        try:
+            one = self.get(id)
+        except Refusal as refusal:
+            refusal.error["param"] = param
+            raise
+        if one.flaw is not None:
+            raise unreadable(id, one.flaw, param)
+        return FileText(id, one.digest, functools.partial(_blocks, id, self._data(one)))
+
+    def path(self, id: str) -> Path:
+        """Returns where a file's bytes lie."""
+        return self._data(self.get(id))
+
+    def delete(self, id: str) -> None:
+        """Forgets a file; who reads it now reads it to its end."""
+        one = self.get(id)
+        del self._known[id]
+        self._card(id).unlink(missing_ok=True)
+        self._data(one).unlink(missing_ok=True)
+
+    # ------------------------------------------------------------ what comes
+
+    def arriving(self, most: int = LARGEST, said: int = 0) -> Arriving:
+        """Returns what takes a file's bytes, to be closed; what is not `keep`t is nothing then.
+
+        `said`: bytes that are announced; Refusal (413, 507) if they will not do.
+        """
+        if said > most:
+            raise too_large(most)
+        with disk():
+            free = shutil.disk_usage(self._files).free
+            if said > free:
+                raise full(f"{said:,} bytes are announced and {free:,} are free")
+            return Arriving(self._files / f"{secrets.token_hex(16)}.part", most)
+
+    def keep(
+        self, coming: Arriving, filename: str, id: str | None = None, purpose: str = PURPOSES[0]
+    ) -> Stored:
+        """Makes a file of what has come, all of it, under `id` or one of the server's own.
+
+        Another one that had the id is gone then.
+        """
+        id = id or OURS + secrets.token_hex(12)
+        one = Stored(
+            id, filename, coming.size, int(time.time()), coming.digest,
+            f"{secrets.token_hex(16)}.data", coming.flaw, purpose,
+        )  # fmt: skip
+        before = self._known.get(id)
+        card, beside = self._card(id), self._card(id).with_suffix(".part")
+        try:
+            with disk():
+                beside.write_text(json.dumps(dataclasses.asdict(one)), "utf-8")
+                os.rename(coming.path, self._data(one))
+                os.replace(beside, card)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            self._data(one).unlink(missing_ok=True)
+            raise
+        self._known[id] = one
+        if before is not None:
+            self._data(before).unlink(missing_ok=True)
+        return one
+
+    def _data(self, one: Stored) -> Path:
+        return self._files / one.data
+
+    def _card(self, id: str) -> Path:
+        return self._files / f"{hashlib.blake2b(id.encode(), digest_size=16).hexdigest()}.json"
+
+
+def _blocks(id: str, path: Path) -> Iterator[bytes]:
+    """Yields a file's bytes; Refusal if it was deleted in the meantime."""
+    try:
+        file = path.open("rb", buffering=0)
+    except FileNotFoundError:
+        raise no_file(id) from None
+    with file:
+        while block := file.read(1 << 16):
+            yield block
+
+
+# ---------------------------------------------------------------- names
+
+
+def name_of(text: str, param: str) -> str:
+    """Returns a file's name without the folders before it; Refusal for one that is none."""
+    name = text.replace("\\", "/").rpartition("/")[2]
+    if not name.isprintable() or not 0 < len(name) <= LONGEST_NAME or name in (".", ".."):
+        raise bad(
+            param, f"{shown(text)} is no name of a file; use 1 to {LONGEST_NAME} printable "
+            f"characters"
+        )  # fmt: skip
+    return name
+
+
+def put_name(text: str) -> str:
+    """Returns the name that a file is put under, which is its id; else Refusal."""
+    if name_of(text, "name") != text:
+        raise bad("name", f"{shown(text)} is a path; a file's name has no / or \\")
+    if text.startswith(OURS):
+        raise bad("name", f"names that begin with {OURS} are the server's own; use another")
+    return text
+
+
+# ---------------------------------------------------------------- the disk
+
+
+@contextlib.contextmanager
+def disk() -> Iterator[None]:
+    """Turns the error of a full disk into a Refusal."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise full(error.strerror) from None
+
+
+def full(why: str) -> Refusal:
+    """A 507."""
+    return Refusal(
+        507, f"the server's disk has no room for this ({why}); delete files that are not needed",
+        None, "insufficient_storage", "server_error", {"Connection": "close"},
+    )  # fmt: skip
+
+
+def no_file(id: str) -> Refusal:
+    """A 404."""
+    message = f"there is no file {shown(id)}; /v1/files lists those that are here"
+    return Refusal(404, message, "file_id", "file_not_found")
+
+
+def too_large(most: int) -> Refusal:
+    """A 413."""
+    size = f"{most >> 30} GB" if most >= 1 << 30 else f"{most >> 20} MB"
+    return Refusal(413, f"more than {size} are not taken", None, "request_too_large",
+                   headers={"Connection": "close"})  # fmt: skip
+
+
+def write_all(write: Callable[[memoryview], int], data: bytes) -> None:
+    """Writes all of `data` with a function that may write less."""
+    left = memoryview(data)
+    while left:
+        left = left[write(left) :]
+
+
+async def in_thread(work: Callable[..., T], *about: Any) -> T:
+    """As asyncio.to_thread; but who is cancelled leaves only when the thread has ended."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *about))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise

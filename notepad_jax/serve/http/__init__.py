@@ -1,0 +1,1 @@
+"""What HTTP needs and a policy does not: connections, the key, bodies, errors; start with `web`."""

@@ -1,0 +1,1 @@
+"""Documents of any length, read by the memory agent: as a chat model, or as jobs."""

@@ -1,0 +1,112 @@
+"""A conversation as a reading sees it: a document, what it was read for, and what is asked now.
+
+The first message of the user's brings the document and a question; what follows are questions
+about the same document, which the memory of that reading answers again. HTTP keeps nothing, so a
+client sends all of it every time, and `Memories` has what was read for whom; without it, or where
+it is too long ago, the document is read again as it was. Above: `chat_model`; below: `messages`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Generic, TypeVar
+
+from notepad_jax.serve.completions.messages import FilePart, Message
+from notepad_jax.serve.http.decoding import FileText
+from notepad_jax.serve.http.errors import bad
+
+SYSTEM = ("system", "developer")
+TURNS = ("user", "assistant")
+KEPT = 128  # readings whose memories may answer again
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Dialogue:
+    """What a conversation says; what its system messages say stands before every question."""
+
+    document: tuple[str | FilePart, ...]
+    reads: str  # the question that the document was, or is to be, read with
+    answer: str | None  # that was given to it; None: nothing was asked before
+    asks: str
+
+
+def dialogue(messages: Sequence[Message]) -> Dialogue:
+    """Returns what a conversation says; Refusal for one that no reading answers."""
+    start = next((k for k, one in enumerate(messages) if one.role not in SYSTEM), len(messages))
+    system, turns = messages[:start], messages[start:]
+    wanted = [TURNS[k % 2] for k in range(len(turns))]
+    if not len(turns) % 2 or [one.role for one in turns] != wanted:
+        raise bad(
+            "messages", "a reading takes system messages, and then those of user and assistant by "
+            "turns, the last of the user's; leave the others out"
+        )  # fmt: skip
+    document, reads = _first(turns[0], f"messages[{start}].content")
+    before = [one.text for one in system]
+    asks = reads
+    for number, one in enumerate(turns[2::2], start + 2):
+        asks = _following(one, f"messages[{number}].content")
+    reads, asks = ("\n".join([*before, question]) for question in (reads, asks))
+    answer = turns[1].text if len(turns) > 1 else None
+    return Dialogue(document, reads, answer, asks)
+
+
+def _first(message: Message, where: str) -> tuple[tuple[str | FilePart, ...], str]:
+    """The document and the question: the last text, or of a single text its last line."""
+    parts = message.parts
+    if len(parts) == 1 and isinstance(parts[0], str):
+        above, _, last = parts[0].rstrip().rpartition("\n")
+        return ((above,), last) if above.strip() else ((), parts[0])
+    texts = [number for number, part in enumerate(parts) if isinstance(part, str)]
+    if not texts:
+        raise bad(where, f"{where} has no text; ask something about the file")
+    return parts[: texts[-1]] + parts[texts[-1] + 1 :], parts[texts[-1]]
+
+
+def _following(message: Message, where: str) -> str:
+    if len(message.parts) > 1 or isinstance(message.parts[0], FilePart):
+        raise bad(
+            where, f"{where} must be one text, a question about the document of the first "
+            "message; begin another conversation for another document"
+        )  # fmt: skip
+    return message.parts[0]
+
+
+class Memories(Generic[T]):
+    """LRU cache of what readings came to, by document, question and answer."""
+
+    def __init__(self, most: int = KEPT) -> None:
+        self._most = most
+        self._known: collections.OrderedDict[tuple[str, str], T] = collections.OrderedDict()
+
+    def get(self, read: str, answer: str) -> T | None:
+        """Returns what the reading `read` came to when it answered so."""
+        key = read, answer.strip()
+        if key in self._known:
+            self._known.move_to_end(key)
+        return self._known.get(key)
+
+    def keep(self, read: str, answer: str, what: T) -> None:
+        """Keeps it, and forgets what was used longest ago."""
+        self._known[read, answer.strip()] = what
+        self._known.move_to_end((read, answer.strip()))
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+
+def digest(
+    who: str, document: Sequence[str | FileText], reads: str, limits: Mapping[str, int]
+) -> str:
+    """Returns what a reading is known by: whose it is, document's bytes, question, limits."""
+    parts = [
+        hashlib.blake2b(part.encode("utf-8", "replace"), digest_size=16).hexdigest()
+        if isinstance(part, str) else [part.id, part.digest]
+        for part in document
+    ]  # fmt: skip
+    about = json.dumps([who, parts, reads, sorted(limits.items())])
+    return hashlib.blake2b(about.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,336 @@
+"""Readings that are longer than a request: many questions about a file, kept turn by turn.
+
+A reading of ours is a folder: what was asked, and a journal. Every question is read `samples`
+times, all over the same chunks. A turn that has ended is in the journal before anything follows
+from it, and turns have seeds of their own; so a server that was killed in the middle goes on at
+the turn that it had not written, and comes to the same answer. Above: `routes`, its addresses;
+below: `journal`, `store`, and reading.memory_agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from notepad_jax.reading import memory_agent
+from notepad_jax.reading.memory_agent import Rules, State, TurnSampling, hashed_seed
+from notepad_jax.serve.completions.admission import RequestQueue
+from notepad_jax.serve.completions.choices import REASONS
+from notepad_jax.serve.completions.model_card import Served
+from notepad_jax.serve.documents.store import Files, disk, in_thread
+from notepad_jax.serve.http.errors import Refusal, shown
+from notepad_jax.serve.http.web import refused
+from notepad_jax.serve.readings import chat_model
+from notepad_jax.serve.readings.evidence import Origins, evidence
+from notepad_jax.serve.readings.journal import Happened
+from notepad_jax.serve.readings.read_ahead import Parts, ReadAhead
+from notepad_jax.serve.readings.record import Asked, Reading
+from notepad_jax.types import Completion, Finish, Streamer, Turn, tokens
+
+ASKED = "asked.json"
+_MADE = re.compile(r"reading_[0-9a-f]{24}")  # names that we give
+AGAIN = 0.2  # seconds until a turn that was given up is tried again, and a full queue
+
+log = logging.getLogger("notepad_jax.serve")
+
+Seat = Callable[[], contextlib.AbstractContextManager[Streamer]]
+
+
+class Readings:
+    """Owns the readings of a server: begins, resumes and ends them."""
+
+    def __init__(self, served: Served, files: Files, queue: RequestQueue, seat: Seat) -> None:
+        self._served, self._files, self._queue, self._seat = served, files, queue, seat
+        self._folder = files.folder / "readings"
+        self._known: dict[str, Reading] = {}
+
+    # ------------------------------------------------------------ a server's life
+
+    async def open(self) -> None:
+        """Takes up what is in the folder, and goes on with what had not ended."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        for folder in sorted(self._folder.iterdir()):
+            if not _MADE.fullmatch(folder.name):
+                continue  # somebody else's
+            try:
+                fields = json.loads((folder / ASKED).read_text("utf-8"))
+                asked = Asked(**{**fields, "questions": tuple(fields["questions"])})
+                reading = self._known[folder.name] = Reading(folder, asked)
+            except FileNotFoundError:
+                shutil.rmtree(folder, ignore_errors=True)  # it was never told to anybody
+                continue
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                log.error(
+                    "a reading cannot be taken up and stays where it is: %s: %s", folder, error
+                )
+                continue
+            if reading.journal.over:
+                continue
+            if asked.detach:
+                self._start(reading, None)
+            else:
+                await reading.end("cancelled")
+
+    async def close(self) -> None:
+        """Stops everything where it stands, so that `open` can go on."""
+        running = [one.task for one in self._known.values() if one.task]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for one in self._known.values():
+            await one.journal.close()
+
+    # ------------------------------------------------------------ what clients do
+
+    def all(self) -> list[Reading]:
+        """Returns every reading, the newest first."""
+        return sorted(self._known.values(), key=lambda one: (-one.asked.created_at, one.id))
+
+    def get(self, id: str) -> Reading:
+        """Returns a reading; Refusal (404) if there is none."""
+        try:
+            return self._known[id]
+        except KeyError:
+            message = f"there is no reading {shown(id)}; /v1/readings lists those that are here"
+            raise Refusal(404, message, "id", "reading_not_found") from None
+
+    def begin(self, asked: Asked) -> Reading:
+        """Begins what was asked; Refusal if the server is busy (429), or its disk full (507)."""
+        self._known_rules(asked)
+        place = contextlib.ExitStack()
+        place.enter_context(self._admitted(asked))
+        folder = self._folder / f"reading_{secrets.token_hex(12)}"
+        try:
+            with disk():
+                folder.mkdir(mode=0o700)
+                (folder / ".part").write_text(json.dumps(dataclasses.asdict(asked)), "utf-8")
+                os.rename(folder / ".part", folder / ASKED)
+            reading = self._known[folder.name] = Reading(folder, asked)
+        except BaseException:
+            place.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._start(reading, place)
+        return reading
+
+    async def stop(self, reading: Reading, now: bool) -> None:
+        """Cancels a reading: when its turns under way have ended, or at once."""
+        if reading.journal.over:
+            return
+        reading.stopping = True
+        if now and reading.task is not None:
+            reading.task.cancel()
+            await asyncio.wait([reading.task])
+
+    async def forget(self, reading: Reading) -> None:
+        """Removes a reading that has ended."""
+        del self._known[reading.id]
+        await reading.journal.close()
+        shutil.rmtree(reading.folder, ignore_errors=True)
+
+    def identity(self, file_id: str) -> dict[str, str]:
+        """What a reading's answer depends on, beside what was asked."""
+        served = self._served
+        return {
+            "model": served.ids[1], "template": served.template.name, "rules": repr(served.rules),
+            "file": self._files.document(file_id, "file_id").digest,
+        }  # fmt: skip
+
+    def filename(self, file_id: str) -> str:
+        """Returns what people call a reading's file; the id where it is gone."""
+        try:
+            return self._files.get(file_id).filename
+        except Refusal:
+            return file_id
+
+    # ------------------------------------------------------------ running
+
+    def _known_rules(self, asked: Asked) -> Rules:
+        rules = chat_model.lowered(self._served.rules, asked.limits)
+        return rules.within(asked.max_tokens or rules.longest_answer)
+
+    def _width(self, asked: Asked) -> int:
+        return min(len(asked), self._queue.slots)
+
+    def _admitted(self, asked: Asked) -> contextlib.AbstractContextManager[None]:
+        width, served = self._width(asked), self._served
+        return self._queue.admitted(width, width * (served.max_prompt + served.max_completion))
+
+    def _start(self, reading: Reading, place: contextlib.ExitStack | None) -> None:
+        reading.task = asyncio.ensure_future(self._run(reading, place))
+        if place is not None:  # also if it never begins to run
+            reading.task.add_done_callback(lambda _: place.close())
+
+    async def _run(self, reading: Reading, place: contextlib.ExitStack | None) -> None:
+        with contextlib.ExitStack() as own:
+            try:
+                if place is None:
+                    await self._admission(reading, own)
+                await self._read_all(reading)
+                await reading.end("cancelled" if reading.stopping else "completed")
+            except asyncio.CancelledError:
+                if reading.stopping:
+                    await reading.end("cancelled")
+                raise
+            except Exception as error:
+                await reading.end("failed", refused(error).error)
+
+    async def _admission(self, reading: Reading, place: contextlib.ExitStack) -> None:
+        """Waits until the server is less busy: this reading was admitted before."""
+        while not reading.stopping:
+            try:
+                place.enter_context(self._admitted(reading.asked))
+                return
+            except Refusal:
+                await asyncio.sleep(AGAIN)
+
+    async def _read_all(self, reading: Reading) -> None:
+        asked = reading.asked
+        # In threads, what may wait for a disk or a bucket.
+        chunks = await asyncio.to_thread(self.chunks, asked)
+        await asyncio.to_thread(lambda: reading.courses)  # a long journal takes a while
+        left = [k for k, course in enumerate(reading.courses) if course.answer is None]
+        # In one thread, and before any of them reads on: chunks are made by one at a time.
+        states = await asyncio.to_thread(
+            lambda: [self._so_far(reading, number, chunks) for number in left]
+        )
+        free = asyncio.Semaphore(self._width(asked))
+        with self._seat() as seat:
+
+            async def one(number: int, so_far: tuple[State, Origins]) -> None:
+                async with free:
+                    await self._read(reading, number, seat, *so_far, chunks)
+
+            every = zip(left, states, strict=True)
+            running = [asyncio.ensure_future(one(*about)) for about in every]
+            try:
+                await asyncio.gather(*running)
+            finally:
+                for task in running:
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
+
+    def chunks(self, asked: Asked) -> ReadAhead:
+        """Returns the chunks that all questions share.
+
+        Refusal if the file is gone (404), or whoever reads is not who read it (409).
+        """
+        if asked.identity != self.identity(asked.file_id):
+            raise Refusal(
+                409, "this reading was begun over another file, by another model, or with other "
+                "limits; begin it again", None, "reading_changed",
+            )  # fmt: skip
+        text = self._files.document(asked.file_id, "file_id")
+        return ReadAhead(self._served, Parts((text,)), self._known_rules(asked))
+
+    async def _read(
+        self, reading: Reading, number: int, seat: Streamer, state: State, origins: Origins,
+        chunks: ReadAhead,
+    ) -> None:  # fmt: skip
+        asked, served, course = reading.asked, self._served, reading.courses[number]
+        rules, sampling = self._known_rules(asked), self._sampling(asked, number)
+        watch = chat_model.Watch(served, chunks, state.memory_tokens, course.seconds)
+        while course.answer is None and not reading.stopping:
+            await chunks.reach(state.next_chunk)
+            course_of = memory_agent.read(seat, served.template, rules, state, sampling)
+            async with contextlib.aclosing(course_of) as turns:
+                async for turn, after in turns:
+                    if turn.completion.finish is Finish.CANCELLED:
+                        await asyncio.sleep(AGAIN)  # the same turn once more, by the same seed
+                        break
+                    state, made = after, turn.completion
+                    over = memory_agent.is_over(rules, state, made)
+                    self._count(turn, over)
+                    about = reading, number, state, made, origins, chunks
+                    happened = self._told(reading, number, turn, state, watch, origins)
+                    if over:
+                        happened.append(await self._answer(*about))
+                    await reading.tell(happened)
+                    if reading.stopping:
+                        break
+                    await chunks.reach(state.next_chunk)
+
+    def _count(self, turn: Turn, over: bool) -> None:
+        counts = self._queue.counts
+        counts.prompt_tokens.inc(len(turn.prompt.tokens))
+        counts.generation_tokens.inc(len(turn.completion.tokens))
+        if over:
+            counts.ended.labels(REASONS[turn.completion.finish]).inc()
+
+    def _told(
+        self, reading: Reading, number: int, turn: Turn, state: State, watch: chat_model.Watch,
+        origins: Origins,
+    ) -> list[Happened]:  # fmt: skip
+        made = turn.completion
+        about: dict[str, Any] = {
+            "reading": number, "turn": reading.courses[number].turns, "kind": turn.kind.value,
+            "chunk": turn.chunk, "of": watch.chunks.total_chunks, "finish": made.finish.value,
+            "policy_version": made.policy_version, "prompt_tokens": len(turn.prompt.tokens),
+            "token_ids": made.tokens.tolist(),
+            "logprobs": [float(logprob) for logprob in made.behaviour_logprobs],
+            "seconds": watch.seconds(),
+        }  # fmt: skip
+        happened: list[Happened] = [("turn", about)]
+        if change := watch.change(turn, state):
+            origins.update(turn.chunk, change["memory"])
+            happened.append(("memory", {"reading": number, **change}))
+        return happened
+
+    async def _answer(
+        self, reading: Reading, number: int, state: State, made: Completion, origins: Origins,
+        chunks: ReadAhead,
+    ) -> Happened:  # fmt: skip
+        decode, (question, sample) = self._served.tokenizer.decode, reading.asked.of(number)
+        text = decode(memory_agent.answered(state))
+        found = await in_thread(evidence, origins, chunks, decode, question, text)
+        return "answer", {
+            "reading": number, "question": question, "sample": sample, "answer": text,
+            "finish_reason": REASONS[made.finish], "evidence": found,
+        }  # fmt: skip
+
+    def _sampling(self, asked: Asked, number: int) -> TurnSampling:
+        usual = chat_model.sampling(self._served, asked.temperature, asked.top_p)
+        seed = hashed_seed("reading", asked.seed, *divmod(number, asked.samples))
+        return dataclasses.replace(usual, seed=seed)
+
+    # ------------------------------------------------------------ again
+
+    def _so_far(self, reading: Reading, number: int, chunks: ReadAhead) -> tuple[State, Origins]:
+        state, origins = self._first(reading, number, chunks), Origins()
+        for turn, state in self.again(reading, number, chunks):
+            origins.update(turn.chunk, self._served.tokenizer.decode(state.memory_tokens))
+        return state, origins
+
+    def _first(self, reading: Reading, number: int, chunks: ReadAhead) -> State:
+        question, _ = reading.asked.of(number)
+        return memory_agent.start(self._served.tokenizer.encode(question), chunks)
+
+    def again(
+        self, reading: Reading, number: int, chunks: ReadAhead
+    ) -> Iterator[tuple[Turn, State]]:
+        """Yields the turns of one reading as they were, from the journal, and the states after."""
+        template, rules = self._served.template, self._known_rules(reading.asked)
+        state = self._first(reading, number, chunks)
+        for line in reading.journal.lines():
+            name, data = line[0]
+            if name != "turn" or data["reading"] != number:
+                continue
+            kind, prompt = memory_agent.prompt(rules, template, state)
+            made = Completion(
+                tokens(data["token_ids"]), np.array(data["logprobs"], np.float32),
+                Finish(data["finish"]), data["policy_version"],
+            )  # fmt: skip
+            turn = Turn(kind, state.next_chunk, prompt, made)
+            state = memory_agent.after(rules, template, state, turn)
+            yield turn, state

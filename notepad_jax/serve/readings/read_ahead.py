@@ -1,0 +1,80 @@
+"""A request's document: parts in their order, and its chunks, made before a turn wants them.
+
+Above: `chat_model` and `jobs`; below: text.chunks and `decoding`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator
+
+from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.serve.completions.model_card import Served
+from notepad_jax.serve.documents.store import in_thread
+from notepad_jax.serve.http.decoding import FileText
+from notepad_jax.serve.readings.evidence import letters
+from notepad_jax.text.chunks import ChunkedDocument, sentence_pieces
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A document in parts; a file stands in lines of its own."""
+
+    parts: tuple[str | FileText, ...]
+
+    def pieces(self) -> Iterator[str]:
+        """Yields the parts' text; Refusal if a file was deleted meanwhile."""
+        beside_file = False
+        for number, part in enumerate(self.parts):
+            is_file = isinstance(part, FileText)
+            if number and (is_file or beside_file):
+                yield "\n"
+            if is_file:
+                yield from part.pieces()
+            else:
+                yield part
+            beside_file = is_file
+
+
+class ReadAhead(ChunkedDocument):
+    """Chunks that threads read and tokenise before a turn wants them, one thread at a time.
+
+    A disk or a bucket may be slow, and nobody else shall wait for it.
+    """
+
+    def __init__(self, served: Served, document: Parts, rules: Rules) -> None:
+        pieces = sentence_pieces(served.tokenizer, rules.chunk_ends)
+        super().__init__(served.tokenizer, document, rules.chunk_size, pieces=pieces)
+        self.document, self._decode = document, served.tokenizer.decode
+        self._one, self._counting = asyncio.Lock(), threading.Lock()
+        self._letters = [0]  # that stand before the first chunks
+
+    async def reach(self, k: int) -> None:
+        """Returns when a turn over chunk `k` has all it asks for: that, and the one behind it.
+
+        Raises what reading them raises.
+        """
+        if self.total_chunks is None:
+            async with self._one:
+                await in_thread(self._touch, k)
+
+    def has(self, k: int) -> bool:
+        """Says whether there is a chunk `k`, once it was reached."""
+        with contextlib.suppress(IndexError):
+            return self[k] is not None
+        return False
+
+    def letters_before(self, k: int) -> int:
+        """Returns how many characters but white space stand before chunk `k`, which was read."""
+        with self._counting:
+            while len(self._letters) <= k:
+                chunk = self._decode(self[len(self._letters) - 1])
+                self._letters.append(self._letters[-1] + letters(chunk))
+            return self._letters[k]
+
+    def _touch(self, k: int) -> None:
+        with contextlib.suppress(IndexError):  # the document ends before
+            self[k], self[k + 1]

@@ -1,0 +1,146 @@
+"""One reading as it is kept: what was asked, how far it is, and the journal that says so.
+
+Everything but what was asked follows from the journal's events, also after a restart. Above:
+`jobs`, which runs it, and `routes`, which shows it; below: `journal`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from notepad_jax.serve.http.errors import Refusal
+from notepad_jax.serve.readings.journal import DONE, Happened, Journal
+from notepad_jax.types import TurnKind
+
+JOURNAL = "journal.jsonl"
+USAGE = ("turns", "prompt_tokens", "completion_tokens")
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a client asked, and of whom: `identity` is the policy and the file, as they were."""
+
+    file_id: str
+    questions: tuple[str, ...]
+    samples: int
+    seed: int
+    temperature: float | None
+    top_p: float | None
+    max_tokens: int | None
+    limits: Mapping[str, int]
+    detach: bool  # goes on when its client has hung up
+    created_at: int
+    identity: Mapping[str, str]
+
+    def of(self, number: int) -> tuple[str, int]:
+        """Returns the question and the sample of one of its readings."""
+        return self.questions[number // self.samples], number % self.samples
+
+    def __len__(self) -> int:
+        return len(self.questions) * self.samples
+
+
+@dataclasses.dataclass
+class Course:
+    """How far one of the readings is."""
+
+    turns: int = 0
+    chunk: int = 0  # chunks that were read
+    of: int | None = None
+    memory: str = ""
+    answer: str | None = None
+    finish_reason: str | None = None
+    evidence: Mapping[str, Any] | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+
+    def take(self, name: str, data: Mapping[str, Any]) -> None:
+        """Takes an event in."""
+        if name == "memory":
+            self.memory = data["memory"]
+        elif name == "answer":
+            self.answer, self.finish_reason = data["answer"], data["finish_reason"]
+            self.evidence = data.get("evidence")
+        elif name == "turn":
+            self.turns, self.of, self.seconds = data["turn"] + 1, data["of"], data["seconds"]
+            self.chunk = data["chunk"] + (data["kind"] == TurnKind.UPDATE.value)
+            self.prompt_tokens += data["prompt_tokens"]
+            self.completion_tokens += len(data["token_ids"])
+
+
+class Reading:
+    """One request's readings, under way or ended; owns its journal."""
+
+    def __init__(self, folder: Path, asked: Asked) -> None:
+        self.id, self.folder, self.asked = folder.name, folder, asked
+        self.journal = Journal(folder / JOURNAL)
+        self.status, self.error = "in_progress", None
+        self.stopping = False
+        self.task: asyncio.Future | None = None
+        self._settle(self.journal.last())
+
+    @functools.cached_property
+    def courses(self) -> list[Course]:
+        """How far each reading is: read from the journal when somebody first wants to know."""
+        found = [Course() for _ in range(len(self.asked))]
+        for line in self.journal.lines():
+            for name, data in line:
+                if name != DONE:
+                    found[data["reading"]].take(name, data)
+        return found
+
+    async def tell(self, happened: list[Happened]) -> None:
+        """Writes what happened, and takes it in."""
+        courses = self.courses
+        await self.journal.add(happened)
+        for name, data in happened:
+            if name != DONE:
+                courses[data["reading"]].take(name, data)
+        self._settle(happened)
+
+    def _settle(self, happened: list[Happened]) -> None:
+        for name, data in happened:
+            if name == DONE:
+                self.status, self.error = data["status"], data["error"]
+
+    def usage(self) -> dict[str, int]:
+        """Turns and tokens of all."""
+        return {name: sum(getattr(one, name) for one in self.courses) for name in USAGE}
+
+    async def end(self, status: str, error: Mapping[str, Any] | None = None) -> None:
+        """Writes the last line, or where the disk is full remembers it."""
+        done = {"status": status, "error": error, "usage": self.usage()}
+        try:
+            await self.tell([(DONE, done)])
+        except Refusal:
+            self.status, self.error, self.journal.over = status, error, True
+            await self.journal.tell()
+
+    def card(self) -> dict[str, Any]:
+        """Returns what it is, in short."""
+        asked = self.asked
+        return {
+            "id": self.id, "object": "reading", "status": self.status, "error": self.error,
+            "created_at": asked.created_at, "file_id": asked.file_id, "samples": asked.samples,
+            "questions": asked.questions, "seed": asked.seed, "detach": asked.detach,
+            "stopping": self.stopping,
+        }  # fmt: skip
+
+    def whole(self) -> dict[str, Any]:
+        """Returns what it is, and how far."""
+        asked, found = self.asked, []
+        for number, one in enumerate(self.courses):
+            question, sample = asked.of(number)
+            found.append({
+                "question": question, "sample": sample, "chunk": one.chunk, "of": one.of,
+                "memory": one.memory, "answer": one.answer, "finish_reason": one.finish_reason,
+                "evidence": one.evidence,
+                "usage": {name: getattr(one, name) for name in USAGE},
+            })  # fmt: skip
+        return self.card() | {"readings": found, "usage": self.usage()}

@@ -1,0 +1,191 @@
+"""What an evaluation reads: the tasks of each length, and the jobs made of them.
+
+A suite gives the tasks; the suite `synthetic` asks about documents that training never
+draws, and reads the training length exactly as in training. A job is one method at one
+length, with every question and its repeats. Nothing is written or read here: tasks are
+recipes until somebody reads them. Above: evaluate, quickstart and build; below:
+tasks.suites and eval.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from notepad_jax.data import formats
+from notepad_jax.data.admission import Admission
+from notepad_jax.data.sources import is_remote
+from notepad_jax.eval import methods
+from notepad_jax.eval.lengths import format_length, parse_length
+from notepad_jax.eval.measure import Item
+from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.setup import builders
+from notepad_jax.setup.task_stream import TRAINING_DOCUMENTS
+from notepad_jax.starter.mixed import make_tasks
+from notepad_jax.tasks import file_suite, ruler, suites
+from notepad_jax.telemetry.progress import Screen
+from notepad_jax.types import Task
+
+TasksByLength = dict[int, list[Task]]
+
+SYNTHETIC = "synthetic"
+HELD_OUT = TRAINING_DOCUMENTS.stop  # document seeds from here on are never trained on
+LONG = 2**20  # tokens from which on the synthetic suite asks fewer questions
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One method at one length."""
+
+    method: str
+    length: int
+    rules: Rules
+    items: tuple[Item, ...]
+
+    @property
+    def turns(self) -> int:
+        chunks = -(-self.length // self.rules.chunk_size) if self.method == methods.NOTEPAD else 0
+        return len(self.items) * (chunks + 1)
+
+
+def tasks_of_length(config: ConfigDict, length: int) -> list[Task]:
+    """Makes the questions about documents of `length` tokens; the same for every policy."""
+    e = config.evaluate
+    long = length >= LONG
+    wanted, each = (
+        (e.questions_longest, e.questions_per_longest)
+        if long
+        else (e.questions, e.questions_per_document)
+    )
+    data = e.data.to_dict() | {"tokens": length}
+    # A short document has no room for the facts of many questions among its other sentences.
+    each = min(each, wanted, max(1, length // 256))
+    tasks: list[Task] = []
+    for number in range(-(-wanted // each)):
+        questions = min(each, wanted - len(tasks))
+        seed = HELD_OUT + (config.seed * 1009 + number) % HELD_OUT
+        tasks += make_tasks(seed, **(data | {"questions": questions}))
+    return tasks
+
+
+def lengths_of(config: ConfigDict) -> list[int]:
+    """Returns the lengths that are asked for, in tokens, each once.
+
+    None are named: of a suite that is made here the usual ones, of a file none, which is all.
+    """
+    e = config.evaluate
+    names = e.lengths or (() if is_file(e.suite) else e.get("usual_lengths", ()))
+    return list(dict.fromkeys(parse_length(name) for name in names))
+
+
+def samples_of(config: ConfigDict) -> int:
+    """Returns how many questions are made of each task and length; of a file: taken, 0 is all."""
+    e = config.evaluate
+    samples = e.samples or (0 if is_file(e.suite) else e.get("usual_samples", 0))
+    if samples < 1 and not is_file(e.suite):
+        raise ValueError(f"there are {samples} samples of each task to be made; ask for 1 or more")
+    return samples
+
+
+def is_file(suite: str) -> bool:
+    """Whether a suite is a file or folder of tasks, and not made here."""
+    return suite not in (SYNTHETIC, *suites.SUITES)
+
+
+def existing(suite: str) -> str:
+    """Returns the path of a suite that is a file or folder; ValueError if there is none."""
+    if is_remote(suite) or (suite and Path(suite).exists()):
+        return suite
+    if Path(suite).suffix.lstrip(".").lower() in formats.FORMS:
+        raise ValueError(f"{suite} is missing")
+    known = (SYNTHETIC, *suites.SUITES)
+    near = difflib.get_close_matches(suite, known, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise ValueError(
+        f"there is no suite {suite!r}; use one of {', '.join(known)}, or the path of a task "
+        f"file{hint}"
+    )
+
+
+def tasks_of(
+    config: ConfigDict, lengths: Sequence[int], count: suites.Count, screen: Screen
+) -> TasksByLength:
+    """Returns the tasks of the config's suite at each length; recipes, not yet texts.
+
+    Of a file, those of all lengths if none is given. What of it is not read is said.
+    A task that a length does not suit is left out there, with a warning.
+    """
+    e = config.evaluate
+    if e.suite == SYNTHETIC:
+        return {length: tasks_of_length(config, length) for length in lengths}
+    if "sources" not in config:
+        raise ValueError(f"suite {e.suite} needs a config with `sources`; use --config ruler")
+    samples = samples_of(config)
+    if is_file(e.suite):
+        return _of_file(config, lengths, samples, count, screen)
+    sources = suites.Sources(count, **config.sources)
+    names = suites.names(e.suite, e.tasks, sources)
+    bar = screen.bar(f"making {e.suite}", len(lengths) * len(names) * samples, "tasks")
+    tasks, left_out = suites.by_length(
+        e.suite, names, lengths, samples, config.seed, sources, bar.advance
+    )
+    bar.finish()
+    for problem in left_out:
+        screen.warn(f"left out: {problem}")
+    return tasks
+
+
+def _of_file(
+    config: ConfigDict, lengths: Sequence[int], samples: int, count: suites.Count, screen: Screen
+) -> TasksByLength:
+    e = config.evaluate
+    bar = screen.bar(f"opening {Path(e.suite).name}", None, "rows")
+    admission = Admission()
+    found = file_suite.read(
+        existing(e.suite), lengths, e.tasks, samples, count, bar.advance, admission.leave_out
+    )
+    bar.finish()
+    for line in admission.lines(found.rows):
+        screen.warn(line)
+    for problem in found.damaged:
+        screen.warn(f"not read, and not asked for by --tasks: {problem}")
+    if found.elsewhere:
+        names = ", ".join(map(format_length, sorted(lengths)))
+        screen.warn(
+            f"{found.elsewhere:,} of {found.rows:,} rows are left out: they have none of the "
+            f"lengths {names}; leave out --lengths to read all"
+        )
+    bands = "; ".join(f"{format_length(n)}: {len(own):,}" for n, own in found.tasks.items())
+    screen.say(f"{found.rows:,} rows of {e.suite}, questions by length: {bands}")
+    return dict(found.tasks)
+
+
+def jobs(config: ConfigDict, tasks: TasksByLength) -> list[Job]:
+    """Returns what is to be read: every method at every length."""
+    e = config.evaluate
+    limited = e.get("ruler_limits", False)
+    limits = builders.rules(config.reading)
+    found = []
+    several = itertools.product(dict.fromkeys(e.methods), sorted(tasks.items()))
+    for method, (length, of_length) in several:
+        first = {id(task.document): task.id for task in reversed(of_length)}
+        items = (
+            Item(
+                task, method, length, k,
+                ruler.answer_tokens(task.source) if limited else None,
+                first[id(task.document)],
+            )
+            for task in of_length
+            for k in range(e.repeats)
+        )  # fmt: skip
+        size = e.chunk_size if method == methods.NOTEPAD else e.context
+        if method == methods.NOTEPAD and e.suite == SYNTHETIC and length <= config.data.tokens:
+            size = config.reading.chunk_size
+        rules = dataclasses.replace(limits, chunk_size=size)
+        found.append(Job(method, length, rules, tuple(items)))
+    return found
