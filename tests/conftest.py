@@ -11,11 +11,9 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# A process of a test run, and those that its tests start, compile each program once. Each has a
-# cache of its own: of eight runs of all tests two died, of a segmentation fault in jaxlib, where it
-# took a program out of a cache that others were filling.
-_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax" / _WORKER))
+# Each program is compiled once for all processes of a test run, and for the next run. An entry that
+# another process is still writing cannot be unpacked, and jax compiles it again.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 # A shell starts `make test &` with Ctrl-C ignored, and then nobody below can be interrupted.
