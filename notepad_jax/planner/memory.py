@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import jax
@@ -37,6 +37,7 @@ from pallas_kernels.dispatch import logprob_block
 SHARE = 0.5  # of a device's whole memory, that a derived cache may take
 PROCESS = 1_200_000_000  # bytes of a process beside its arrays: interpreter, compiler, programs
 READING = "reading"  # the only phase of who does not train
+COMPARING = "comparing of bases"  # before that, where several policies are served on one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,20 +145,34 @@ class Held:
     page: int  # bytes of one page of every engine on the device
 
 
-def of_engines(policy: PolicyConfig, engine: ConfigDict, settings: EngineSettings,
-               stored: str, adapters: lora.Lora | None) -> Held:  # fmt: skip
-    """What engines hold that nobody trains; `stored` is the dtype that the weights lie in."""
+def of_engines(
+    policy: PolicyConfig, engine: ConfigDict, settings: EngineSettings, stored: str,
+    adapters: lora.Lora | None, others: Sequence[lora.Lora] = (),
+) -> Held:  # fmt: skip
+    """What engines hold that nobody trains; `stored` is the dtype that the weights lie in.
+
+    Policies with `others` share the base. Each is read whole before it is known that they do, and
+    what was read of its adapters stays beside all of them together.
+    """
     there = builders.engines_mesh(engine)
     base = placed(parameters.abstract_params(policy, stored), builders.to_read(engine)(policy))
-    weights = lowering.bytes_of(base)
-    if adapters is not None:
-        weights += lowering.bytes_of(lora.abstract(policy, adapters, base)[1])
+    whole = lowering.bytes_of(base)
+
+    def of(one: lora.Lora) -> int:
+        return lowering.bytes_of(lora.abstract(policy, one, base)[1])
+
+    own = of(adapters) if adapters else 0
+    theirs = [of(one) for one in others]
     sharing = builders.engines(engine) // there.shape["fsdp"]
-    held = {"weights": weights, "launches": sharing * launch(policy, settings)}
+    held = {"weights": whole + own, "launches": sharing * launch(policy, settings)}
+    process = _process(there.devices.flat[0])
+    phases = {READING: held | process}
+    if theirs:
+        phases[READING]["other policies"] = own + 2 * sum(theirs)
+        another = {"weights": whole + own, "other policies": whole + sum(theirs)}
+        phases[COMPARING] = another | process
     return Held(
-        {READING: held | _process(there.devices.flat[0])},
-        frozenset({READING}),
-        sharing * _page(policy, settings, meshes.row(there, 0)),
+        phases, frozenset({READING}), sharing * _page(policy, settings, meshes.row(there, 0))
     )
 
 
@@ -238,17 +253,18 @@ def _layer(policy: PolicyConfig, tokens: int) -> int:
 def to_read(
     config: ConfigDict, words: builders.Words, template: Template, rules: Rules,
     say: Callable[[str], None], settings: EngineSettings | None = None, see: Look = look,
+    others: Sequence[lora.Lora] = (),
 ) -> ConfigDict:  # fmt: skip
     """Returns the config with as many `engine.pages` as engines that only read may have.
 
     `rules` are those of the longest readings, and `settings` sizes other than theirs
-    (`serve`'s). `say` is told where memory that is short has made them fewer. Raises ValueError,
-    in one line, for what does not fit.
+    (`serve`'s), as are adapters of `others` on the same base. `say` is told where memory that is
+    short has made them fewer. Raises ValueError, in one line, for what does not fit.
     """
     wanted = settings or builders.engine_settings(config.engine, words.config, rules, template)
     device = builders.engines_mesh(config.engine).devices.flat[0]
     stored = builders.widened(words.config, device.platform) or words.stored
-    held = of_engines(words.config, config.engine, wanted, stored, words.adapters)
+    held = of_engines(words.config, config.engine, wanted, stored, words.adapters, others)
     return _with_pages(config, wanted, held, see(device), say, words)
 
 

@@ -28,17 +28,18 @@ class Beside:
 
     name: str
     config: ConfigDict
+    adapters: lora.Lora | None  # None: it has none, and will be refused
     policy: builders.LoadedPolicy | None = None  # of its weights the adapters alone
     fingerprint: str = ""
 
 
-def named(config: ConfigDict, words: Sequence[str], first: str) -> list[Beside]:
-    """Returns the policies, NAME=POLICY in `words`, to be served beside `first`, none read yet.
+def named(config: ConfigDict, given: Sequence[str], first: str) -> list[Beside]:
+    """Returns the policies, NAME=POLICY in `given`, to be served beside `first`, none read yet.
 
     Each reads as its run did, or as the config says. Raises ValueError for what names none.
     """
     found: list[Beside] = []
-    for said in words:
+    for said in given:
         own, _, place = said.partition("=")
         if not own or not place:
             raise ValueError(f"--adapters {said}: write NAME=POLICY, as mine=runs/mine")
@@ -47,7 +48,7 @@ def named(config: ConfigDict, words: Sequence[str], first: str) -> list[Beside]:
         reads = policies.reads_as(place)
         lent = {key: reads[key] for key in ("reading", "evaluate") if key in reads}
         theirs = configuration.changed(config, settings.overrides({**lent, "policy": place}))
-        found.append(Beside(own, theirs))
+        found.append(Beside(own, theirs, policies.adapted(place)))
     return found
 
 

@@ -94,7 +94,7 @@ def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) 
         others = beside.named(config, address.adapters, name)
         where = builders.to_read(config.engine)
         words = builders.words(config.policy, config.dtype, where)
-        config = fitted(config, words, screen, [one.config for one in others])  # before any weight
+        config = fitted(config, words, screen, others)  # before any weight
         policy = builders.load_policy(config.policy, config.dtype, where, screen.warn)
         weights = Weights(config, policy, screen)
         programs = warm_up.Programs(screen)
@@ -347,18 +347,20 @@ def engine_settings(
 
 
 def fitted(
-    config: ConfigDict, words: builders.Words, screen: Screen, others: Sequence[ConfigDict] = ()
+    config: ConfigDict, words: builders.Words, screen: Screen, others: Sequence[Beside] = ()
 ) -> ConfigDict:
     """Returns the config with pages that fit the machine; ValueError where nothing does.
 
-    `others` are how policies on the same base read, which the engines are to be large enough for.
+    The engines are to be large enough for the readings of `others`, policies on the same base.
     """
     template, rules = builders.template(config.reading, words), rules_of(config, words)
     sizes = engine_settings(config, words.config, rules, template)
     for one in others:
-        own = builders.template(one.reading, words)
-        sizes = larger(sizes, engine_settings(one, words.config, rules_of(one, words), own))
-    return memory.to_read(config, words, template, rules, screen.say, sizes)
+        own = builders.template(one.config.reading, words)
+        theirs = rules_of(one.config, words)
+        sizes = larger(sizes, engine_settings(one.config, words.config, theirs, own))
+    adapters = [one.adapters for one in others if one.adapters]
+    return memory.to_read(config, words, template, rules, screen.say, sizes, others=adapters)
 
 
 class Weights:

@@ -18,7 +18,7 @@ from notepad_jax.engine.scheduler import Scheduler
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import update
 from notepad_jax.grpo.optimizer import make_optimizer
-from notepad_jax.model import parameters
+from notepad_jax.model import lora, parameters
 from notepad_jax.parallel import mesh
 from notepad_jax.parallel.rules import SERVING
 from notepad_jax.planner import lowering, memory
@@ -125,6 +125,33 @@ def test_what_is_free_bounds_what_is_derived():
     assert memory.pages(0, 20, 5, held, Memory(1000, 39)) == -1
 
 
+def test_policies_on_one_base_are_counted_each_and_all_together():
+    config = configuration.load("chat", LAPTOPS)
+    rules, template = builders.rules(config.reading), fakes.template()
+    settings = builders.engine_settings(config.engine, SMALL, rules, template)
+
+    def phases(own, *others):
+        one = memory.of_engines(SMALL, config.engine, settings, "bfloat16", own, others)
+        assert one.cached == {memory.READING}
+        return one.phases
+
+    def adapters(rank):
+        """A [inputs, r] and B [r, outputs] of q and o, float32, in all layers."""
+        q, width = SMALL.heads * SMALL.head_size, SMALL.width
+        return 4 * SMALL.layers * rank * 2 * (q + width)
+
+    alone = phases(None)[memory.READING]["weights"]
+    ranks = [lora.Lora(rank, 16.0, ("q", "o")) for rank in (4, 8, 16)]
+    of_scales = 3 * 4 * SMALL.layers
+    found = phases(*ranks)
+    assert set(found) == {memory.READING, memory.COMPARING}
+    assert found[memory.READING]["weights"] == pytest.approx(alone + adapters(4), abs=of_scales)
+    beside = adapters(4) + 2 * (adapters(8) + adapters(16))
+    assert found[memory.READING]["other policies"] == pytest.approx(beside, abs=3 * of_scales)
+    whole = alone + adapters(8) + adapters(16)
+    assert found[memory.COMPARING]["other policies"] == pytest.approx(whole, abs=2 * of_scales)
+
+
 # ---------------------------------------------------------------- the configs on a laptop
 
 
@@ -132,7 +159,7 @@ def words_of(policy) -> builders.Words:
     return builders.Words(fakes.tokenizer(), Path("Qwen2.5-0.5B"), policy, "bfloat16", None)
 
 
-def fitted(name: str, *words: str, see=LAPTOP, policy=SMALL, said=None):
+def fitted(name: str, *words: str, see=LAPTOP, policy=SMALL, said=None, others=()):
     """(config with its pages, the bytes of its worst phase), of who trains or only reads."""
     config = configuration.load(name, words)
     say = (said if said is not None else []).append
@@ -142,7 +169,9 @@ def fitted(name: str, *words: str, see=LAPTOP, policy=SMALL, said=None):
         config = memory.to_train(config, know, template, rules, say, lambda device: see)
     else:
         rules = subjects._longest(config)
-        config = memory.to_read(config, know, template, rules, say, None, lambda device: see)
+        config = memory.to_read(
+            config, know, template, rules, say, None, lambda device: see, others
+        )
     return config
 
 
@@ -202,6 +231,14 @@ def test_less_memory_is_fewer_pages_and_said_and_never_too_few_for_a_turn():
     assert fewer < whole and "5.0 of 64.0 GB of memory are free" in said[0]
     with pytest.raises(ValueError, match=r"does not fit: .* free some, or try "):
         fitted("ruler", see=Memory(64 * GB, 3 * GB))
+
+
+def test_a_second_base_that_is_only_compared_needs_its_room_too():
+    see, other = Memory(64 * GB, 6 * GB), lora.Lora(16, 16.0, lora.TARGETS)
+    assert fitted("ruler", see=Memory(64 * GB, 5 * GB)).engine.pages > 0
+    with pytest.raises(ValueError, match=r"GB in the comparing of bases \(.*other policies 2.0"):
+        fitted("ruler", see=Memory(64 * GB, 5 * GB), others=[other])
+    assert 0 < fitted("ruler", see=see, others=[other]).engine.pages
 
 
 def test_engines_that_share_a_machine_are_counted():
