@@ -46,14 +46,25 @@ check_rollouts() {
         refuse "ROLLOUTS=$ROLLOUTS needs somebody who trains: TRAINER_IMAGE, and TRAINER, its command"
 }
 
-node_selector() {
-    echo "                cloud.google.com/gke-tpu-accelerator: $GKE_ACCELERATOR"
-    echo "                cloud.google.com/gke-tpu-topology: $TOPOLOGY"
+# A container on a TPU host: all but what runs there.
+tpu_container() {
+    echo "              nodeSelector:
+                cloud.google.com/gke-tpu-accelerator: $GKE_ACCELERATOR
+                cloud.google.com/gke-tpu-topology: $TOPOLOGY"
     case $CAPACITY in
     spot) echo '                cloud.google.com/gke-spot: "true"' ;;
     flex-start) echo '                cloud.google.com/gke-flex-start: "true"' ;;
     reserved) echo "                cloud.google.com/reservation-name: $RESERVATION" ;;
     esac
+    echo "              containers:
+                - name: notepad
+                  image: $GKE_IMAGE
+                  resources:
+                    requests:
+                      google.com/tpu: $HOST_CHIPS
+                    limits:
+                      google.com/tpu: $HOST_CHIPS
+                  command: [bash, -euo, pipefail, -c]"
 }
 
 # The servers and the trainer beside them.
@@ -95,11 +106,7 @@ spec:
             spec:
               restartPolicy: Never
               serviceAccountName: $GKE_SERVICE_ACCOUNT
-              nodeSelector:
-$(node_selector)
-              containers:
-                - name: notepad
-                  image: $GKE_IMAGE
+$(tpu_container)
                   envFrom:
                     - secretRef:
                         name: $NAME
@@ -111,12 +118,6 @@ $(node_selector)
                       port: 8000
                     periodSeconds: 10
                     timeoutSeconds: 10
-                  resources:
-                    requests:
-                      google.com/tpu: $HOST_CHIPS
-                    limits:
-                      google.com/tpu: $HOST_CHIPS
-                  command: [bash, -euo, pipefail, -c]
                   args:
                     - |
                       cd "\$HOME"
@@ -187,22 +188,12 @@ spec:
               serviceAccountName: $GKE_SERVICE_ACCOUNT
               # Time to save the rollout under way.
               terminationGracePeriodSeconds: 600
-              nodeSelector:
-$(node_selector)
-              containers:
-                - name: notepad
-                  image: $GKE_IMAGE
+$(tpu_container)
                   env:
                     - name: SLICE
                       valueFrom:
                         fieldRef:
                           fieldPath: metadata.annotations['jobset.sigs.k8s.io/job-index']
-                  resources:
-                    requests:
-                      google.com/tpu: $HOST_CHIPS
-                    limits:
-                      google.com/tpu: $HOST_CHIPS
-                  command: [bash, -euo, pipefail, -c]
                   args:
                     - |
                       cd "\$HOME"
