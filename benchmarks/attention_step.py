@@ -23,7 +23,8 @@ from benchmarks.kernels.children import Failure, compile_on
 from benchmarks.kernels.ours import row_of_a_group
 from benchmarks.kernels.programs import MODELS
 from benchmarks.kernels.rows import Row
-from pallas_kernels import aot, estimate, packed, schedule, tuning
+from notepad_jax.planner import estimate
+from pallas_kernels import aot, packed, schedule, tuning
 
 MODEL = "qwen2.5-7b"
 CORES = {"v5p": 2}  # of a chip, if not one: each takes half of the kv heads

@@ -7,7 +7,7 @@ The programs of `benchmarks.accelerator` (Qwen2.5-7B, bfloat16) are compiled for
 nothing but those two wheels (130 MB; of your jax's version): no driver, no GPU, nothing runs.
 That they compile is the first result. Then, per program: bytes of device memory (arguments,
 and what it needs beside them) and, by part, bytes moved and FLOPs of matrix products
-(`pallas_kernels.hlo`), beside what the mathematics needs (`benchmarks.needs`). The update is
+(`notepad_jax.planner.hlo`), beside what the mathematics needs (`benchmarks.needs`). The update is
 one micro-batch of one row, decoding is one step of all slots.
 
 What it cannot say: times. Kernels are not tuned (that needs the device), so the choice of
@@ -39,7 +39,8 @@ from benchmarks.sharing import UPDATE
 from notepad_jax.engine import launches
 from notepad_jax.grpo import update
 from notepad_jax.model import lora, parameters
-from pallas_kernels import Pages, hlo
+from notepad_jax.planner import hlo
+from pallas_kernels import Pages
 
 BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.3e12, 790e12
 ROUND = 2048  # cached tokens that paged attention meets at once on GPUs (`dispatch`)

@@ -4,7 +4,7 @@
     python -m benchmarks.kernels --tpu v6e --model qwen2.5-7b --kernels packed splash-1024
 
 No TPU is needed: libtpu compiles for chips that are not there (`pallas_kernels.aot`) and writes
-down the instructions it chose, which `pallas_kernels.estimate` counts. The programs are in
+down the instructions it chose, which `notepad_jax.planner.estimate` counts. The programs are in
 `ours` and `public`, the compiling in `children`; docs/performance.md has the expected table.
 """
 
@@ -22,7 +22,8 @@ from benchmarks.kernels.programs import MODELS
 from benchmarks.kernels.public import PUBLIC
 from benchmarks.kernels.rows import Row, compare
 from benchmarks.kernels.table import HEADER, table
-from pallas_kernels import aot, estimate
+from notepad_jax.planner import estimate
+from pallas_kernels import aot
 
 
 def _parser() -> argparse.ArgumentParser:

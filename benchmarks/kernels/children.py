@@ -20,7 +20,8 @@ from benchmarks.kernels.ours import OURS
 from benchmarks.kernels.programs import MODELS
 from benchmarks.kernels.public import PUBLIC
 from benchmarks.kernels.rows import Row, rows_of
-from pallas_kernels import aot, estimate
+from notepad_jax.planner import estimate
+from pallas_kernels import aot
 
 PROGRAMS = {**OURS, **PUBLIC}
 

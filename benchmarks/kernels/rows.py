@@ -1,6 +1,6 @@
 """From what the compiler wrote to the lines of the table, and ours against the best public one.
 
-`pallas_kernels.estimate` counts; here a program's parts say what the counts mean.
+`notepad_jax.planner.estimate` counts; here a program's parts say what the counts mean.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.kernels.programs import Part, Program
 from benchmarks.kernels.public import PUBLIC
-from pallas_kernels import estimate
+from notepad_jax.planner import estimate
 
 
 @dataclasses.dataclass(frozen=True)

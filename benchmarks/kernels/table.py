@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.kernels.children import Failure
 from benchmarks.kernels.public import PUBLIC
 from benchmarks.kernels.rows import Row
-from pallas_kernels import estimate
+from notepad_jax.planner import estimate
 
 HEADER = """\
 Every figure below is an ESTIMATE, read out of the instructions that libtpu compiled; nothing

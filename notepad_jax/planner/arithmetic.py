@@ -21,8 +21,8 @@ from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.planner import cost_analysis, lowering
 from notepad_jax.planner.cost_analysis import Facts, Read
+from notepad_jax.planner.estimate import Chip
 from notepad_jax.planner.lowering import Planned, Program, Work
-from pallas_kernels.estimate import Chip
 
 
 @dataclasses.dataclass(frozen=True)

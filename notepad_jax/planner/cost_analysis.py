@@ -3,7 +3,7 @@
 Programs are lowered, compiled and read side by side in child processes (`subprocesses`), each of
 which makes the plan for itself: the compiler may crash, or want more memory than there is, and
 then a program has no figures and the others have theirs. The text of what was compiled is read by
-`pallas_kernels.hlo` and `collectives`. Seconds are estimates: every instruction at the device's
+`hlo` and `collectives`. Seconds are estimates: every instruction at the device's
 published peak or bandwidth, whichever takes longer. Above: `plan`; below: `lowering`, which lists
 the programs.
 """
@@ -25,13 +25,13 @@ import jax
 from ml_collections import ConfigDict
 
 import pallas_kernels
-from notepad_jax.planner import lowering, subprocesses
+from notepad_jax.planner import hlo, lowering, subprocesses
+from notepad_jax.planner.collectives import KINDS, collectives
+from notepad_jax.planner.estimate import CHIPS, Chip
 from notepad_jax.planner.lowering import Planned, Policy, Program
 from notepad_jax.planner.subprocesses import Died
 from notepad_jax.telemetry.progress import Screen
-from pallas_kernels import aot, hlo
-from pallas_kernels.collectives import KINDS, collectives
-from pallas_kernels.estimate import CHIPS, Chip
+from pallas_kernels import aot
 
 SAID = 400  # characters of the compiler's words
 MOST = 4  # programs at once; a compilation takes a core or two and up to 3 GB

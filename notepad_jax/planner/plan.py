@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from ml_collections import ConfigDict
 
 from notepad_jax.model import parameters
-from notepad_jax.planner import advice, arithmetic, cost_analysis, lowering
+from notepad_jax.planner import advice, arithmetic, cost_analysis, estimate, lowering
 from notepad_jax.planner.cost_analysis import Facts, Read
 from notepad_jax.planner.lowering import PHASES, Planned
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.progress import Screen
-from pallas_kernels import aot, estimate
+from pallas_kernels import aot
 
 ROUNDS = 8  # of changing and planning again
 ALL, LARGEST, NONE = "all", "largest", "none"  # which programs are compiled, or instead

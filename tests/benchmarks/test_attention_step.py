@@ -7,7 +7,7 @@ import pytest
 from benchmarks import attention_step
 from benchmarks.kernels.ours import row_of_a_group
 from benchmarks.kernels.rows import Row
-from pallas_kernels import estimate
+from notepad_jax.planner import estimate
 
 
 def test_blocks_by_hand() -> None:

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from benchmarks import accelerator, compiled
-from pallas_kernels import hlo
+from notepad_jax.planner import hlo
 
 MODULE = """\
 ENTRY %main (x: bf16[8,8], y: bf16[8,4]) -> f32[8,4] {

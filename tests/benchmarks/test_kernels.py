@@ -12,7 +12,8 @@ from benchmarks.kernels import children, programs
 from benchmarks.kernels.__main__ import main
 from benchmarks.kernels.rows import Row, compare, rows_of
 from benchmarks.kernels.table import table
-from pallas_kernels import aot, estimate
+from notepad_jax.planner import estimate
+from pallas_kernels import aot
 
 V5E = estimate.CHIPS["v5e"]
 

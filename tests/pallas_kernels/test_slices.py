@@ -2,7 +2,8 @@
 
 import pytest
 
-from pallas_kernels import aot, estimate
+from notepad_jax.planner import estimate
+from pallas_kernels import aot
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import json
 import pytest
 
 from notepad_jax import cli
-from notepad_jax.planner import arithmetic, cost_analysis, fastest, lowering, plan
+from notepad_jax.planner import arithmetic, cost_analysis, estimate, fastest, lowering, plan
 from notepad_jax.planner.fastest import Asked
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.progress import SilentScreen
-from pallas_kernels import aot, estimate
+from pallas_kernels import aot
 
 SLICE = "v5p:2x4x4"
 BEFORE = "--config.grpo.row_length=16384"  # as the 7B was shipped

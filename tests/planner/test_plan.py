@@ -17,6 +17,7 @@ from notepad_jax.parallel import mesh
 from notepad_jax.planner import (
     advice,
     cost_analysis,
+    estimate,
     lowering,
     plan,
     plan_table,
@@ -26,7 +27,7 @@ from notepad_jax.planner import (
 from notepad_jax.setup import builders, configuration, learner
 from notepad_jax.setup.sizes import Turn
 from notepad_jax.telemetry.progress import SilentScreen
-from pallas_kernels import aot, estimate
+from pallas_kernels import aot
 
 ROOT = Path(__file__).parents[2]
 STARTER = f"--config.policy={ROOT / 'data' / 'starter'}"

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from pallas_kernels import hlo
+from notepad_jax.planner import hlo
 
 MODULE = """\
 HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[3,8,8]{2,1,0})->f32[8]{0}}

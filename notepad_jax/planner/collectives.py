@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from pallas_kernels import hlo
+from notepad_jax.planner import hlo
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 

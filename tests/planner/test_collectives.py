@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from notepad_jax.planner.collectives import Collective, collectives
 from pallas_kernels import aot
-from pallas_kernels.collectives import Collective, collectives
 
 # Asynchronous, in a fusion, in a loop, on a single chip of a pair: all that a compiler does.
 MODULE = """\

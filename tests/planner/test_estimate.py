@@ -5,7 +5,8 @@ from pathlib import Path
 import dumps
 import pytest
 
-from pallas_kernels import aot, estimate
+from notepad_jax.planner import estimate
+from pallas_kernels import aot
 
 V5E = estimate.CHIPS["v5e"]
 
