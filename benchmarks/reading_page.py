@@ -19,8 +19,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.chromium import CHROMIUM, Browser
 from notepad_jax.starter import synthetic
+from tests.support.chromium import CHROMIUM, Browser
 
 WIDTH, HEIGHT = 760, 900
 # New words or, of a reading that was ahead of its page, a memory without them.

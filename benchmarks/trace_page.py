@@ -18,10 +18,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.chromium import CHROMIUM, Browser
 from notepad_jax.programs import traces
 from notepad_jax.reading.trace import MemoryChange, Spool, TraceFile
 from notepad_jax.telemetry.progress import SilentScreen
+from tests.support.chromium import CHROMIUM, Browser
 
 
 def write(path: Path, turns: int, words: int) -> None:

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from benchmarks.chromium import CHROMIUM, Browser
 from notepad_jax.reading.trace import Trace
 from notepad_jax.report import trace_page
 from notepad_jax.report.trace_page import Source
 from tests.report.made_traces import endless, evaluation, hostile, training
+from tests.support.chromium import CHROMIUM, Browser
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,7 +11,6 @@ import httpx2
 import pytest
 
 from benchmarks import reading_page
-from benchmarks.chromium import CHROMIUM, Browser
 from notepad_jax.programs import pages
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.serve.browser import page_cache
@@ -20,6 +19,7 @@ from notepad_jax.types import Finish, Piece, tokens
 from tests.report.made_traces import HOSTILE, endless, training
 from tests.serve.fake import DOCUMENT, TOKENIZER, Arithmetic, running, served, until
 from tests.serve.wire import Wire
+from tests.support.chromium import CHROMIUM, Browser
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,7 +1,7 @@
 """Who may hold a place at the server's door, and for how long.
 
-A crowd of hostile sockets beside clients is `benchmarks.hostile`; here it is small, and the server
-a process that may open few files.
+A crowd of hostile sockets beside clients is `tests.support.hostile`; here it is small, and the
+server a process that may open few files.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from benchmarks.hostile import KEY, besieged, reading
 from notepad_jax.serve.http.connections import OTHERS, Limits, within_descriptors
 from notepad_jax.serve.http.log import FEW, RateLimit
 from tests.serve.fake import DOCUMENT, NAME, Arithmetic, running, served, until
+from tests.support.hostile import KEY, besieged, reading
 
 ROOT = Path(__file__).parents[2]
 SHORT = Limits(connections=8, header_seconds=0.5, body_seconds=0.5)

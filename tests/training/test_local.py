@@ -4,12 +4,12 @@ import signal
 
 import pytest
 
-from benchmarks import same_run
 from notepad_jax.engine.replay import Replay
 from notepad_jax.rollout import local
 from notepad_jax.setup.stopping import Stopped
 from notepad_jax.telemetry.metrics import TIMINGS, read_metrics
 from tests.runs import run
+from tests.support import same_run
 
 WORDS = ("--config.steps=2", "--config.rollout.local.samples=4", "--config.rollout.local.share=1.0")
 

@@ -15,7 +15,6 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 from sentencepiece import sentencepiece_model_pb2
 
-from benchmarks import same_run
 from notepad_jax import cli
 from notepad_jax.checkpoint import steps
 from notepad_jax.grpo import algorithm
@@ -26,6 +25,7 @@ from notepad_jax.telemetry.progress import SilentScreen
 from notepad_jax.training import outcome, record, train
 from tests import limits
 from tests.runs import ROOT, SMALL, policy_folder, run
+from tests.support import same_run
 
 
 def test_a_run_is_not_begun_over_another(uninterrupted):

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import same_run
 from notepad_jax import cli, waiting
 from notepad_jax.engine import journal
 from notepad_jax.engine.replay import Given, Replay
@@ -25,6 +24,7 @@ from notepad_jax.setup.stopping import Stop, Stopped
 from notepad_jax.telemetry.metrics import TIMINGS, read_metrics
 from notepad_jax.training import partial_rollout
 from tests.runs import ROOT, SMALL, run
+from tests.support import same_run
 
 
 @pytest.fixture(autouse=True)

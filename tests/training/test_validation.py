@@ -7,7 +7,6 @@ import signal
 
 import pytest
 
-from benchmarks import same_run
 from notepad_jax import functions
 from notepad_jax.checkpoint import best
 from notepad_jax.checkpoint.best import Best
@@ -22,6 +21,7 @@ from notepad_jax.training.validation import SCORE, Validation
 from tests import fakes
 from tests.eval.reading import items, reader, task
 from tests.runs import SMALL, run
+from tests.support import same_run
 
 SUITE = (
     "--config.validation.every=2",

@@ -1,6 +1,6 @@
 """What a crowd of hostile sockets does to those who only want an answer.
 
-    python -m benchmarks.hostile [--sockets 1200] [--clients 20] [--minutes 10] [--policy FOLDER]
+    python -m tests.support.hostile [--sockets 1200] [--clients 20] [--minutes 10] [--policy FOLDER]
 
 `notepad-jax serve` runs as a process of its own, with a key. The sockets are of the kinds in
 `KINDS`: they say nothing, half a head, half a body, one byte a second; some have the key. Whichever
@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 KEY = "benchmark-key"
 AGAIN = 0.1  # seconds until a socket that was ended comes again
 DRIP = 1.0  # seconds between the bytes of the slow ones

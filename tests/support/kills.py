@@ -1,8 +1,8 @@
 """SIGKILL and SIGTERM at random moments: a run that was ended and resumed is the run that was not.
 
-    python -m benchmarks.kills                                   # 100 kills, half an hour
-    python -m benchmarks.kills --kills 6 --settings plain,files  # a few minutes
-    python -m benchmarks.kills --kills 40 --settings plain,bucket,pod --jobs 2
+    python -m tests.support.kills                                   # 100 kills, half an hour
+    python -m tests.support.kills --kills 6 --settings plain,files  # a few minutes
+    python -m tests.support.kills --kills 40 --settings plain,bucket,pod --jobs 2
 
 For each setting (`kill_settings`: plain; LoRA with KL, bfloat16 and hand-off in memory; task
 files with groups that wait; the guards of tasks; checkpoints in a bucket; two processes) it makes
@@ -44,12 +44,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import kill_moments, same_run
-from benchmarks.kill_moments import AIMS, PLACES, Moment, Watch
-from benchmarks.kill_settings import ROOT, SETTINGS, Setting, write_tasks
 from notepad_jax.setup.compiled import SWITCH
 from notepad_jax.telemetry.metrics import METRICS
 from tests.checkpoint.fake_bucket import cloud
+from tests.support import kill_moments, same_run
+from tests.support.kill_moments import AIMS, PLACES, Moment, Watch
+from tests.support.kill_settings import ROOT, SETTINGS, Setting, write_tasks
 
 WITH_IT = 20.0  # seconds for the other processes of a run to end with the one that was killed
 WHOLE, AGAIN = "whole", "again"  # names of the undisturbed runs

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import same_run
 from notepad_jax.checkpoint.steps import steps_in
 from notepad_jax.data import files
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import LEDGER, read_metrics
+from tests.support import same_run
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TASKS = ("one_hop.jsonl", "two_hop.jsonl")  # in the folder where a run is started
 SMALL = (
     f"--config.policy={ROOT / 'data' / 'starter'}",

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import kill_moments, kills, same_run
-from benchmarks.kill_moments import Moment, Seen, Watch
-from benchmarks.kill_settings import SETTINGS
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.rollout import archive
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, TIMINGS
+from tests.support import kill_moments, kills, same_run
+from tests.support.kill_moments import Moment, Seen, Watch
+from tests.support.kill_settings import SETTINGS
 
 LINES = {
     name: "".join(json.dumps({"step": step, "x": step / 7}) + "\n" for step in (1, 2, 3))
@@ -250,7 +250,7 @@ def test_the_tables_count_every_kill_once():
 
 @pytest.mark.slow
 def test_killed_runs_end_as_the_undisturbed_one(tmp_path):
-    """The short form of `python -m benchmarks.kills`: three kills over two settings."""
+    """The short form of `python -m tests.support.kills`: three kills over two settings."""
     outcomes = kills.kill_all([SETTINGS["plain"], SETTINGS["files"]], 3, 0, tmp_path / "kills")
     assert [outcome.wrong for outcome in outcomes] == [[], []]
     assert [len(outcome.kills) for outcome in outcomes] == [2, 1]
