@@ -20,7 +20,6 @@ import json
 import os
 import re
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -165,7 +164,7 @@ def program(policy: str, log: Path) -> Iterator[str]:
                     raise ValueError(f"the server did not start: {log.read_text()}")
                 time.sleep(0.2)
             yield found[1]
-            server.send_signal(signal.SIGINT)
+            server.terminate()  # Ctrl-C is ignored below a shell that runs this in the background
             server.wait(60)
         finally:
             server.kill()
