@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 from etils import epath
 
 from notepad_jax.checkpoint import bucket
+from notepad_jax.telemetry.identity import write_whole
 
 NAME = "best.json"
 
@@ -45,6 +45,4 @@ def mark(folder: str | Path | epath.Path, best: Best | None) -> None:
     if text and bucket.is_bucket(place):  # whose objects are whole or not there
         (place / NAME).write_text(text)
     elif text:
-        temporary = place / f".{NAME}.writing"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, place / NAME)
+        write_whole(Path(place / NAME), text.encode())

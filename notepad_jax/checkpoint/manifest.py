@@ -24,6 +24,7 @@ from etils import epath
 
 from notepad_jax.checkpoint import bucket
 from notepad_jax.parallel import hosts
+from notepad_jax.telemetry.identity import write_whole
 
 NAME = "manifest.json"
 THREADS = min(16, os.cpu_count() or 1)
@@ -45,13 +46,8 @@ def write(folder: Place, content: bytes) -> None:
     """Writes the manifest at once, by one rename or as one object, and waits until it is there."""
     if bucket.is_bucket(folder):
         (folder / NAME).write_bytes(content)
-        return
-    temporary = folder / (NAME + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, folder / NAME)
+    else:
+        write_whole(Path(folder / NAME), content)
 
 
 def damage(folder: Place, items: Collection[str] | None = None) -> str | None:

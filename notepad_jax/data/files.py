@@ -16,6 +16,7 @@ from pathlib import Path
 from notepad_jax.data import admission, array_records, jsonl, rows, sources
 from notepad_jax.data.admission import OnFault
 from notepad_jax.data.rows import Pair
+from notepad_jax.telemetry.identity import sync
 from notepad_jax.types import Task
 
 FORMS = ("jsonl", "array_record")  # of task files, and how their names end
@@ -39,6 +40,7 @@ def write(path: str | Path, tasks: Iterable[Task], lengths: Iterable[int]) -> in
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         count = form.write(str(beside), _checked(path, tasks, lengths))
+        sync(beside)
         os.replace(beside, path)
     except OSError as problem:
         raise ValueError(f"{path} cannot be written: {problem.strerror or problem}") from None

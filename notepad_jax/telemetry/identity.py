@@ -105,8 +105,16 @@ def write_blocks(path: Path, blocks: Iterable[bytes]) -> None:
             for block in blocks:
                 file.write(block)
             file.flush()
-            # A machine that fails may otherwise remember the name and not the content.
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # see `sync`
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)  # on a full disk, half a file
+
+
+def sync(path: Path) -> None:
+    """Waits until a file's bytes are on its disk: what to do before it gets its name.
+
+    A machine that fails may otherwise remember the name and not the content.
+    """
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

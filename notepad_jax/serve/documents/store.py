@@ -31,6 +31,7 @@ from typing import Any, Self, TypeVar
 from notepad_jax.serve.documents.roots import DocumentRoots, is_address
 from notepad_jax.serve.http.decoding import Decoding, FileText, NotText, unreadable
 from notepad_jax.serve.http.errors import Refusal, bad, shown
+from notepad_jax.telemetry.identity import write_whole
 
 LARGEST = 8 << 30  # bytes of a file
 BLOCK = 1 << 20  # bytes that are written, and read, at a time
@@ -38,7 +39,7 @@ LONGEST_NAME = 200  # characters
 PURPOSES = ("user_data", "assistants")  # clients name either; all files are documents
 OURS = "file-"  # ids that the server gives begin so
 _CARD = re.compile(r"[0-9a-f]{32}\.json")
-_MADE = re.compile(r"[0-9a-f]{32}\.(json|data|part)")  # names that we give
+_MADE = re.compile(r"[0-9a-f]{32}\.(json|json\.tmp|data|part)")  # names that we give
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 T = TypeVar("T")
@@ -106,6 +107,8 @@ class Arriving:
     def _write(self, data: bytes, final: bool) -> None:
         with disk():
             write_all(self._file.write, data)
+            if final:
+                os.fsync(self._file.fileno())
         self._digest.update(data)
         if self.flaw is None:
             self.flaw = self._problem(data, final)
@@ -240,14 +243,11 @@ class Files:
             f"{secrets.token_hex(16)}.data", coming.flaw, purpose,
         )  # fmt: skip
         before = self._known.get(id)
-        card, beside = self._card(id), self._card(id).with_suffix(".part")
         try:
             with disk():
-                beside.write_text(json.dumps(dataclasses.asdict(one)), "utf-8")
                 os.rename(coming.path, self._data(one))
-                os.replace(beside, card)
+                write_whole(self._card(id), json.dumps(dataclasses.asdict(one)).encode())
         except BaseException:
-            beside.unlink(missing_ok=True)
             self._data(one).unlink(missing_ok=True)
             raise
         self._known[id] = one

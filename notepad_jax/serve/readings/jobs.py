@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import os
 import re
 import secrets
 import shutil
@@ -36,6 +35,7 @@ from notepad_jax.serve.readings.evidence import Origins, evidence
 from notepad_jax.serve.readings.journal import Happened
 from notepad_jax.serve.readings.read_ahead import Parts, ReadAhead
 from notepad_jax.serve.readings.record import Asked, Reading
+from notepad_jax.telemetry.identity import write_whole
 from notepad_jax.types import Completion, Finish, Streamer, Turn, tokens
 
 ASKED = "asked.json"
@@ -114,8 +114,7 @@ class Readings:
         try:
             with disk():
                 folder.mkdir(mode=0o700)
-                (folder / ".part").write_text(json.dumps(dataclasses.asdict(asked)), "utf-8")
-                os.rename(folder / ".part", folder / ASKED)
+                write_whole(folder / ASKED, json.dumps(dataclasses.asdict(asked)).encode())
             reading = self._known[folder.name] = Reading(folder, asked)
         except BaseException:
             place.close()
