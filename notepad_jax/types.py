@@ -223,13 +223,14 @@ class Prompt:
     `shared` is what other prompts of the same group (or document) begin with too;
     an engine prefills equal `shared` parts once. `draft` and `ahead` are hints that
     change the speed of an engine and never its answer: a likely completion (the old
-    memory and the stop token), and the `shared` part of this reading's next prompt.
+    memory and the stop token), and what makes the `shared` part of this reading's next prompt,
+    which is called by engines that read ahead.
     """
 
     shared: Tokens
     tail: Tokens  # never empty
     draft: Tokens = dataclasses.field(default_factory=lambda: NO_TOKENS)
-    ahead: Tokens = dataclasses.field(default_factory=lambda: NO_TOKENS)
+    ahead: Callable[[], Tokens] = lambda: NO_TOKENS
     begun: int = 0  # of the tail, the last ones that the policy wrote: its reply goes on from them
 
     def __post_init__(self) -> None:

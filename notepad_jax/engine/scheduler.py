@@ -164,7 +164,9 @@ class Scheduler:
         matcher = None
         if sampling.grammar is not None:  # the host says what may follow each token: one at a time
             draft, matcher = NO_TOKENS, sampling.grammar.matcher(sampling.stop_ids)
-        ahead = prompt.ahead if len(prompt.ahead) <= self.settings.max_prompt else NO_TOKENS
+        ahead = prompt.ahead() if self._share and self._ahead else NO_TOKENS
+        if len(ahead) > self.settings.max_prompt:
+            ahead = NO_TOKENS
         # Of what is scored, each token's successor is looked up in the row: it stands alone.
         shares = self._share and not sampling.scored
         context = Context(sampling, shared, tail, draft, ahead, shares, matcher=matcher)

@@ -13,6 +13,7 @@ answer, prompts and chunks.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -178,7 +179,8 @@ def prompt(rules: Rules, template: Template, state: State) -> tuple[TurnKind, Pr
         several = rules.answer_chunks > 1
         return TurnKind.ANSWER, answer.own_prefix(asked) if several else asked
     return TurnKind.UPDATE, template.update_prompt(
-        state.question_tokens, chunk, state.memory_tokens, ahead=_ahead(rules, template, state),
+        state.question_tokens, chunk, state.memory_tokens,
+        ahead=functools.partial(_ahead, rules, template, state),
         keeps=rules.memory_update == "overwrite_or_keep",
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -106,7 +106,7 @@ class Template:
         question: Tokens,
         chunk: Tokens,
         memory: Tokens,
-        ahead: Tokens = NO_TOKENS,
+        ahead: Callable[[], Tokens] = lambda: NO_TOKENS,
         keeps: bool = False,
     ) -> Prompt:
         """Returns the prompt of an update turn; its draft is what leaves the memory as it is.

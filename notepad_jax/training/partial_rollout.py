@@ -64,8 +64,12 @@ class UnderWay:
         """Turns that were known when they were asked for."""
         return sum(one.replayed for one in self.replays)
 
-    def take_up(self) -> None:
-        """Reads what an earlier process kept, if it did; a line says what cannot be used."""
+    def take_up(self, saved: int) -> None:
+        """Reads what an earlier process kept, if it did; a line says what cannot be used.
+
+        It leaves if its step is among those that are `saved`: when another process is gone, this
+        one keeps a rollout whose step the first has just saved, and that may be the run's last.
+        """
         if not self._path.exists():
             return
         self._step = 0  # of no use to any step, until it proves to be
@@ -85,6 +89,7 @@ class UnderWay:
                 )
                 return
         self._step, self._header, self._turns = header["step"], header, turns
+        self.done(saved)
 
     async def rolled(
         self, step: int, version: int, draw: int, rollout: Coroutine[Any, Any, T]

@@ -248,7 +248,7 @@ def prepare(
     if hosts.first():
         task_stream.keep(folder, stream, before, step, screen)
     if resume:
-        begun.take_up()
+        begun.take_up(step)
     run = Run(
         config=config,
         rollouts=sampled,

@@ -188,7 +188,7 @@ def test_150_launches_in_company_give_what_each_gives_alone():
                     wrong = tokens(rng.integers(4, 60, 3))
                     draft = tokens(np.concatenate([known[:cut], wrong]))
                     ahead = shared[rng.integers(0, 4)]
-                    ask = Prompt(prompt.shared, prompt.tail, draft, ahead)
+                    ask = Prompt(prompt.shared, prompt.tail, draft, lambda ahead=ahead: ahead)
                     if rng.random() < 0.2:
                         doomed = asyncio.ensure_future(service.complete(ask, turn))
                         for _ in range(rng.integers(1, 9)):

@@ -21,7 +21,9 @@ SMALL = EngineSettings(
 def prompt(which: int, shared: int, tail: int, draft: int = 0, ahead: int = 0) -> Prompt:
     """Prompts of the same `which` share their shared part."""
     ids = lambda n, start: tokens(start + np.arange(n) % 40)  # noqa: E731
-    return Prompt(ids(shared, 4 + which), ids(tail, 5), ids(draft, 6), ids(ahead, 20 + which))
+    return Prompt(
+        ids(shared, 4 + which), ids(tail, 5), ids(draft, 6), lambda: ids(ahead, 20 + which)
+    )
 
 
 def sampling(length: int = 12) -> SamplingParams:

@@ -84,7 +84,7 @@ class Course:
             wrong = self.rng.integers(10, 13, self.pick(4)).tolist()
             draft = tokens([*said[: self.pick(len(said) + 1)], *wrong, STOPS[0]])
         ahead = self.prefixes[self.pick(4)] if self.pick(2) else NO_TOKENS
-        return Prompt(shared, bare.tail, draft, ahead), sampling
+        return Prompt(shared, bare.tail, draft, lambda: ahead), sampling
 
     def _bare(self) -> Prompt:
         """A prompt of its own, or one that ends otherwise than another or, as in a group, as it."""

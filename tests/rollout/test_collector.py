@@ -100,9 +100,7 @@ def test_members_share_their_prompts():
     groups, _ = asyncio.run(collect(draws(task("a", document)), reader(completer, 64), 16, 1))
     turns = [turn for t in groups[0].trajectories for turn in t.turns]
     arrays = {
-        id(part): part.nbytes
-        for turn in turns
-        for part in (turn.prompt.shared, turn.prompt.draft, turn.prompt.ahead)
+        id(part): part.nbytes for turn in turns for part in (turn.prompt.shared, turn.prompt.draft)
     }
     assert len(turns) == 16 * 34 and sum(arrays.values()) < 1.1 * 4 * 2100
     asked = {prompt.shared.tobytes() for prompt, _ in completer.calls}

@@ -135,6 +135,7 @@ def heard(reply: httpx2.Response) -> list:
     else:
         assert reply.text.endswith("data: [DONE]\n\n")
         lines = reply.text.removesuffix("data: [DONE]\n\n").split("\n\n")[:-1]
+        lines = [line for line in lines if not line.startswith(":")]  # still at it, where one waits
         said = [[json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]]
     found = []
     for pieces in said:

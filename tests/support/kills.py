@@ -196,7 +196,7 @@ class Desk:
                 begun = ["-m", "notepad_jax"]
                 if moment and moment.aim == kill_moments.COLLECTION and moment.process == index:
                     call = f"in_a_collection({moment.seconds})"
-                    begun = ["-c", f"from benchmarks import kill_moments as k; k.{call}"]
+                    begun = ["-c", f"from tests.support import kill_moments as k; k.{call}"]
                 of_several = [f"--hosts={where},{index}"] if self.setting.processes > 1 else []
                 processes.append(
                     subprocess.Popen(

@@ -202,7 +202,7 @@ def gone_on(folder, settings=SETTINGS, step=3):
     said: list[str] = []
     mine = partial_rollout.UnderWay(folder, settings, Stop(), said.append)
     mine.around(Nothing())
-    mine.take_up()
+    mine.take_up(step - 1)
 
     async def rollout():
         return len(mine.turns)
@@ -243,6 +243,14 @@ def test_what_does_not_fit_is_said_in_a_line(tmp_path, header, now, cut, says):
     assert known == 0 and not there
 
 
+def test_what_was_kept_of_a_step_that_is_saved_leaves_at_once(tmp_path):
+    """Of the last step nothing follows that would remove it."""
+    path = kept_in(tmp_path)
+    for saved, there in ((2, True), (3, False)):
+        partial_rollout.UnderWay(tmp_path, SETTINGS, Stop(), pytest.fail).take_up(saved)
+        assert path.exists() == there
+
+
 def test_a_damaged_file_makes_the_rollout_anew(uninterrupted, tmp_path, at_launch, capsys):
     folder = tmp_path / "run"
     at_launch(1, 5)
@@ -264,7 +272,7 @@ def test_engines_side_by_side_keep_their_turns_together(tmp_path):
         mine = partial_rollout.UnderWay(tmp_path, SETTINGS, Stop(), said.append)
         for _ in range(count):
             mine.around(Nothing())
-        mine.take_up()
+        mine.take_up(2)
         return mine
 
     async def rollout(mine, *seeds):
@@ -514,7 +522,7 @@ def test_work_under_way_is_cancelled_and_nothing_else_raises():
 def test_ctrl_c_while_jax_is_imported_ends_the_process_without_a_word():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-X", "importtime", "-m", "notepad_jax", "--version"],
+        [sys.executable, "-X", "importtime", "-m", "notepad_jax", "train", "--help"],
         env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     while "jax._src" not in (line := process.stderr.readline()):

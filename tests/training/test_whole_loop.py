@@ -164,7 +164,7 @@ class Loop:
             step, number, ledger = found["step"], found["number"], self.rollouts.restored(found)
         if lines.exists():
             lines.write_text("".join(lines.read_text().splitlines(True)[:step]))
-        self.begun.take_up()
+        self.begun.take_up(step)
         self.service.start_with(self._policy(step, number))
         async with self.service:
             while step < steps:
