@@ -67,6 +67,7 @@ def worst_gap(params, completions, config=tiny.CONFIG):
     return np.abs(np.concatenate(gaps)).max()
 
 
+@pytest.mark.slow
 def test_beside_the_weights_is_the_float32_sum():
     """Tokens of prefixes, tails and decoding, sampled and greedy, are those of W + scale A B."""
     frozen, adapters = trained(tiny.params())
@@ -80,6 +81,7 @@ def test_beside_the_weights_is_the_float32_sum():
     assert worst_gap(whole, beside) < 1e-5 < 0.1 < worst_gap(tiny.params(), beside)
 
 
+@pytest.mark.slow
 def test_beside_int8_weights_no_adapter_is_rounded():
     """The sum of the weights multiplied out and a delta that they have no room for."""
     frozen, adapters = trained(tiny.params(), size=0.003)
@@ -112,6 +114,7 @@ def test_a_policy_in_bfloat16_multiplies_by_the_trainers_numbers(kept):
     jax.tree.map(np.testing.assert_array_equal, lora.factors(params), rounded)
 
 
+@pytest.mark.slow
 def test_experts_stay_as_they_are_beside_adapters_on_attention():
     config = dataclasses.replace(tiny.CONFIG, experts=Experts(4, 2, 24, True))
     chosen = lora.Lora(2, 4.0, ("q", "k", "v", "o"))
@@ -133,6 +136,7 @@ def test_new_adapters_are_another_version_to_the_prefix_cache():
     assert ids(one_after_the_other[0]) != ids(one_after_the_other[1])
 
 
+@pytest.mark.slow
 def test_several_policies_share_a_base_an_engine_and_its_launches():
     """Each request is sampled by the policy that it names, as it would be in an engine alone."""
     base = tiny.params()

@@ -78,6 +78,7 @@ def plain_run():
     return run(share_prefixes=False, use_drafts=False)
 
 
+@pytest.mark.slow
 def test_a_cache_that_was_given_back_and_taken_again_gives_the_same(shared_run):
     half = len(PROMPTS) // 2
 
@@ -287,6 +288,7 @@ def adopted_as_int8(params, config=tiny.CONFIG):
     return bridge.adopt().params
 
 
+@pytest.mark.slow
 def test_int8_logprobs_are_the_trainers_of_the_weights_multiplied_out():
     """All paths: prefixes, packed tails, drafts, decoding; sampled and greedy."""
     params = adopted_as_int8(tiny.params())
@@ -296,6 +298,7 @@ def test_int8_logprobs_are_the_trainers_of_the_weights_multiplied_out():
     assert 0.01 < worst_gap(tiny.params(), PROMPTS, done, samplings()) < 0.2  # measured: 0.095
 
 
+@pytest.mark.slow
 def test_int8_experts_report_the_trainers_logprobs():
     config = dataclasses.replace(tiny.CONFIG, experts=Experts(4, 2, 24, True))
     params = adopted_as_int8(parameters.init_params(config, jax.random.key(0)), config)

@@ -122,6 +122,7 @@ def test_one_row_for_all_that_is_left_where_more_would_have_as_many_tokens():
     assert [width for width, _ in shapes.cover([13] * 21, widths)] == [264, 72]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [0, 2], ids=["plain", "masks"])
 def test_an_engine_that_was_compiled_ahead_compiles_nothing(words):
     """Abstract parameters are enough; what comes back names every shape."""
@@ -208,6 +209,7 @@ def test_150_launches_in_company_give_what_each_gives_alone():
         np.testing.assert_allclose(a.behaviour_logprobs, b.behaviour_logprobs, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_tail_of_one_token_is_decoded_and_has_no_launch_of_its_own():
     """32 clients of a server, whose prompts end in a token each, were 32 launches before that."""
     rng = np.random.default_rng(2)

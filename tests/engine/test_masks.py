@@ -87,6 +87,7 @@ def company():
     return samples, run(PROMPTS, samples)
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_allowed_and_reported_as_the_trainer_computes_it(company):
     samples, done = company
     of_grammar = [n for n in range(len(PROMPTS)) if n % 2]
@@ -106,6 +107,7 @@ def test_who_has_no_grammar_gets_what_he_gets_alone(company):
         assert one.tokens.tolist() == done[n].tokens.tolist()
 
 
+@pytest.mark.slow
 def test_shared_prefixes_drafts_and_streams_change_nothing(company):
     samples, done = company
     plain = run(PROMPTS, samples, share_prefixes=False, use_drafts=False)

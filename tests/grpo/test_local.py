@@ -149,6 +149,7 @@ def alone(config, params, turns):
     )
 
 
+@pytest.mark.slow
 def test_the_packed_gradient_is_reinforce_s_with_the_local_terms(
     config, params, groups, monkeypatch
 ):

@@ -84,6 +84,7 @@ def test_fifty_steps_at_the_published_rate_move_the_masters_as_in_float32(policy
         assert metrics["update/applied_over_asked"] == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.slow
 def test_the_masters_are_float32_adam_over_the_gradient_of_the_bfloat16_forward(
     policy, published, batch
 ):
@@ -109,6 +110,7 @@ def test_the_masters_are_float32_adam_over_the_gradient_of_the_bfloat16_forward(
     assert apart(got, jax.tree.map(jnp.float32, masters), published) < 1e-3
 
 
+@pytest.mark.slow
 def test_a_low_rank_delta_keeps_its_digits_in_bfloat16(policy, published, batch):
     frozen, fresh = lora.partition(policy, published, CHOSEN, jax.random.key(1))
     for steps in (1, 20):

@@ -472,6 +472,7 @@ def test_what_cannot_be_run_is_refused(learn, groups):
         dataclasses.replace(SETTINGS, dual_clip=1.0)
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts_learns_the_same_however_it_is_packed(config, groups, packed_once):
     """No capacity, no dropped token: neighbours in a row decide nothing."""
     config = dataclasses.replace(config, experts=Experts(4, 2, 24, normalize=True))

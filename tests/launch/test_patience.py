@@ -43,6 +43,7 @@ def test_what_a_host_answers_is_not_asked_again(world, host):
     assert len(world.calls("ssh")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["host_setup", "host_run"])
 def test_ssh_that_never_answers_is_given_up(world, host, verb):
     world.put("hangs", f"ssh .*{verb}")
@@ -50,6 +51,7 @@ def test_ssh_that_never_answers_is_given_up(world, host, verb):
     assert done.returncode == 1 and "no answer within" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_slice_that_vanishes_while_it_is_watched_is_noticed(world):
     world.queued(*["ACTIVE"] * 4, "SUSPENDED")
     world.put("hangs", "host_run.sh keep")

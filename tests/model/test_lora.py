@@ -62,6 +62,7 @@ def test_a_matrix_by_hand():
     np.testing.assert_allclose(merged["o"][1], want, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_adapters_is_the_chain_rule_through_the_merged_weights():
     base, adapters = tiny.params(), drawn()
     loss = lambda params: jnp.sum(jnp.sin(hidden(params)))  # noqa: E731

@@ -100,6 +100,7 @@ def test_load_counts_the_tokens_that_count():
     assert float(metrics["moe_load_idle"]) == pytest.approx(1 / 8)
 
 
+@pytest.mark.slow
 def test_every_expert_that_is_used_gets_gradient_and_remat_changes_nothing():
     params, ids = moe_params(), jnp.arange(20, dtype=jnp.int32)[None]
     attend = attention.packed(MOE, jnp.full((1, 20), 20, jnp.int32))
@@ -161,6 +162,7 @@ np.testing.assert_array_equal(many[3], one[3])
 """
 
 
+@pytest.mark.slow
 def test_experts_spread_over_devices_compute_the_same():
     """Expert parallelism is one line in the table of rules: the logical axis "expert"."""
     flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}

@@ -206,6 +206,7 @@ def test_a_vector_is_rounded_to_integers_times_its_largest_number():
     assert np.abs(found * scale[:, None] - x).max() <= scale.max() * 0.5001
 
 
+@pytest.mark.slow
 def test_what_was_written_in_any_way_is_read_back():
     rng = np.random.default_rng(0)
     k, v = jnp.asarray(rng.standard_normal((2, LAYERS, 2 * Z, K, H), np.float32))

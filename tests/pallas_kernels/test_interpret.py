@@ -8,6 +8,7 @@ from pathlib import Path
 PROGRAM = """
 import os
 import jax, jax.numpy as jnp, layouts, numpy as np
+import pytest
 import pallas_kernels
 from jax.sharding import PartitionSpec as P
 from pallas_kernels.interpret import interpret_mode
@@ -46,6 +47,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 def test_gradients_under_remat_over_four_devices_are_the_reference_s():
     here = Path(__file__).parent
     environment = os.environ | {

@@ -114,6 +114,7 @@ def test_keys_hidden_from_everyone_get_no_gradient_and_give_nothing():
     assert not d_k[:, :260].any() and not d_v[:, :260].any()
 
 
+@pytest.mark.slow
 def test_blocks_of_different_sizes():
     kv_end = np.stack([layouts.kv_end(np.random.default_rng(i), 600) for i in range(2)])
     assert_kernels_are_dense_attention(kv_end, 600, 2, 1, 64, blocks=(128, 384))

@@ -208,6 +208,7 @@ def test_token_logprob_refuses_a_greedy_temperature():
         token_logprob(x, x.T, jnp.zeros(1, jnp.int32), temperature=0.0, valid_vocab=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [H, 128])
 def test_decoding_over_shared_prefixes_is_the_same_on_every_backend(lanes):
     """With a cache of the head's width, and of the width that TPUs want."""

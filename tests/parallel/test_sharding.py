@@ -38,10 +38,12 @@ def agreed(*arguments: object) -> None:
     assert done.stdout.strip().endswith("agreed"), done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_rows_over_four_and_heads_over_two_are_one_device():
     agreed("reference", "update", "dense", 4, 2)
 
 
+@pytest.mark.slow
 def test_in_bfloat16_gradients_are_summed_over_devices_in_float32():
     agreed("reference", "sums", "untied", 8, 1)
 

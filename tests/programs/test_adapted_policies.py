@@ -342,6 +342,7 @@ def opened(*adapters):
     return policy, *serve.opened(config, policy, "base", weights, others)
 
 
+@pytest.mark.slow
 def test_several_are_served_from_one_base_and_each_says_what_it_says_alone(here):
     fewer = lora.Lora(3, 6.0, ("o",))
     export_adapters(CONFIG, fewer, some(1, fewer), "policies/base", here / "data" / "fewer")

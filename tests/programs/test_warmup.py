@@ -80,6 +80,7 @@ def tiny(folder: pathlib.Path, steps: int):
     return config
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
     screen = choose(quiet=True)
     whole = tiny(tmp_path / "whole", 8)

@@ -48,6 +48,7 @@ def test_what_is_worth_asking(text, worth_asking):
     assert symbolic.formula(text) is worth_asking
 
 
+@pytest.mark.slow
 def test_a_question_without_end_is_ended_and_the_next_one_answered():
     assert symbolic.equal("1+1", ["2"])
     first, began, clock = symbolic._worker.pid, time.process_time(), time.monotonic()

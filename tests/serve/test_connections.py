@@ -218,6 +218,7 @@ def test_a_line_of_code_writes_few_records(monkeypatch):
     assert passed[-1] == "Invalid HTTP (and 995 times more before)"
 
 
+@pytest.mark.slow
 def test_two_hundred_hostile_sockets_beside_clients(tmp_path):
     """Where a server may open few files all clients are served, and it has little to say."""
     said = tmp_path / "said"

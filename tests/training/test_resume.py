@@ -28,6 +28,7 @@ from tests.runs import ROOT, SMALL, policy_folder, run
 from tests.support import same_run
 
 
+@pytest.mark.slow
 def test_a_run_is_not_begun_over_another(uninterrupted):
     before = limits.content(uninterrupted)
     with pytest.raises(ValueError, match=r"run exists; choose another .* go on with it \(--resume"):

@@ -125,6 +125,7 @@ def run(folder, path, *words, resume=False, mended=False):
     return read_metrics(folder), screen.lines
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_mended_rows_where_that_is_said(tmp_path):
     """A null document and an unknown metric ended runs in the step that drew them."""
     path, folder = table(tmp_path / "own.parquet", faulty()), tmp_path / "run"

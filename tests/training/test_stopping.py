@@ -66,6 +66,7 @@ def saved_in(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_stopped_several_times_is_the_run_that_was_not(
     uninterrupted, tmp_path, at_launch, capsys
 ):

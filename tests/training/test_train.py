@@ -51,6 +51,7 @@ def test_a_kl_to_the_starting_policy_is_measured(tmp_path):
     assert [m["kl"] for m in metrics if m["groups/kept"]][-1] > 0
 
 
+@pytest.mark.slow
 def test_the_engine_may_keep_its_weights_in_bfloat16(tmp_path):
     """Half the bytes, other roundings: the gap to the trainer grows, and is reported."""
     metrics = run(
@@ -105,6 +106,7 @@ def quantised(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_engine_may_keep_its_weights_in_int8(quantised):
     """A coarser sampler still: the gap is what the importance ratio corrects, and is reported."""
     metrics = [m for m in read_metrics(quantised) if m["groups/kept"]]
@@ -113,6 +115,7 @@ def test_the_engine_may_keep_its_weights_in_int8(quantised):
     assert all(m["ratio_mean"] == pytest.approx(1, abs=0.05) for m in metrics)
 
 
+@pytest.mark.slow
 def test_int8_weights_are_the_same_by_memory_by_storage_and_after_resuming(quantised, tmp_path):
     """Checkpoints hold what the trainer holds, and quantising is a function of it."""
     whole = read_metrics(quantised)
@@ -122,6 +125,7 @@ def test_int8_weights_are_the_same_by_memory_by_storage_and_after_resuming(quant
     assert run(tmp_path / "half", "--config.steps=2", INT8, resume=True) == whole
 
 
+@pytest.mark.slow
 def test_adapters_train_resume_and_are_saved_beside_their_base(tmp_path):
     """The base is saved once, the adapters move, and a run cut in two is the whole run, whichever
     way its policies go to the engine."""
@@ -152,6 +156,7 @@ def test_adapters_train_resume_and_are_saved_beside_their_base(tmp_path):
         run(tmp_path / "bad", *words, '--config.grpo.lora.targets=("x",)')
 
 
+@pytest.mark.slow
 def test_updates_that_are_not_finite_stop_the_run_at_the_last_good_step(tmp_path):
     words = ("--config.optimizer.kind=adamw", "--config.optimizer.learning_rate=1e38",
              "--config.engine.give_back=true")  # fmt: skip

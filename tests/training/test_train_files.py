@@ -20,6 +20,7 @@ from notepad_jax.training import train
 from tests.runs import SMALL, WRITTEN, run
 
 
+@pytest.mark.slow
 def test_tasks_may_come_from_files_and_a_resumed_run_draws_the_next_ones(tmp_path):
     """The generator's own tasks, written to two files: fewer of one kind than of the other."""
     tasks = [task for seed in range(30) for task in make_tasks(seed, 512, 2)]
@@ -43,6 +44,7 @@ def test_tasks_may_come_from_files_and_a_resumed_run_draws_the_next_ones(tmp_pat
     assert whole[-1]["data/draws"] == ledger[-1]["drawn"][1] >= 12
 
 
+@pytest.mark.slow
 def test_a_stream_may_come_round_within_a_step_and_what_waits_survives_a_kill(tmp_path):
     """Three tasks, four draws a step: "task id occurs twice" ended the run, and its resume."""
     tasks = [task for seed in range(3) for task in make_tasks(seed, 512, 1, unanswerable=0)]
