@@ -5,10 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import os
 import jax, jax.numpy as jnp, layouts, numpy as np
-import pytest
 import pallas_kernels
 from jax.sharding import PartitionSpec as P
 from pallas_kernels.interpret import interpret_mode
