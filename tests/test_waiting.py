@@ -177,6 +177,8 @@ def test_a_failure_whose_caller_left_says_nothing(caplog):
         with pytest.raises(asyncio.CancelledError):
             await call
 
+    gc.collect()
+    caplog.clear()  # of what tests before this one left
     with waiting.Loop() as loop:
         asyncio.run(scene(loop))
     gc.collect()

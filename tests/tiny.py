@@ -85,7 +85,7 @@ def prompts(seed: int = 0, per_prefix: int = 4) -> list[Prompt]:
     draw = lambda n: tokens(rng.integers(4, 60, n))  # noqa: E731
     shared = [draw(16), draw(21), draw(40), draw(3), tokens()]
     return [
-        Prompt(prefix, draw(rng.integers(1, 20)), draw(5), draw(11))
+        Prompt(prefix, draw(rng.integers(1, 20)), draw(5), draw(11).copy)
         for prefix in shared
         for _ in range(per_prefix)
     ]

@@ -178,9 +178,11 @@ def prompt(rules: Rules, template: Template, state: State) -> tuple[TurnKind, Pr
         asked = template.answer_prompt(state.question_tokens, state.memory_tokens)
         several = rules.answer_chunks > 1
         return TurnKind.ANSWER, answer.own_prefix(asked) if several else asked
+    # Made while this one is read; and so it is known, already now, whether this is the last.
+    following = _chunk_or_none(state.chunks, state.next_chunk + 1)
     return TurnKind.UPDATE, template.update_prompt(
         state.question_tokens, chunk, state.memory_tokens,
-        ahead=functools.partial(_ahead, rules, template, state),
+        ahead=functools.partial(_ahead, rules, template, state.question_tokens, following),
         keeps=rules.memory_update == "overwrite_or_keep",
     )  # fmt: skip
 
@@ -315,12 +317,13 @@ def _chunk_or_none(chunks: Chunks, k: int) -> Tokens | None:
         return None
 
 
-def _ahead(rules: Rules, template: Template, state: MemoryState) -> Tokens:
-    """The shared part of the prompt after this one: an engine may prefill it early.
+def _ahead(
+    rules: Rules, template: Template, question_tokens: Tokens, following: Tokens | None
+) -> Tokens:
+    """The shared part of the prompt after this one, for engines that prefill it early.
 
     What several contexts of an answer share holds the memory, which is not known yet.
     """
-    following = _chunk_or_none(state.chunks, state.next_chunk + 1)
     if following is None:
         return template.answer_shared() if rules.answer_chunks == 1 else NO_TOKENS
-    return template.update_shared(state.question_tokens, following)
+    return template.update_shared(question_tokens, following)
