@@ -28,11 +28,13 @@ import numpy as np
 from jax._src import clusters  # no public door
 from jax.experimental import multihost_utils
 
-from notepad_jax.parallel.peers import First, Other, Peers
+from notepad_jax.parallel.peers import FAREWELL, First, Other, Peers
 
 AUTO = "auto"  # on TPU pods, and under SLURM or Open MPI, jax finds the others by itself
 WAIT = 300  # seconds for all to come
-SETTLE = 2.0  # seconds for the news that a process is gone to come, after what it was in has failed
+# Seconds for the news that a process is gone to come, after what we were in with it has failed;
+# of one that has ended by itself it comes later than FAREWELL.
+SETTLE = FAREWELL + 2.0
 BROKEN = re.compile(r"[A-Z][A-Z_]+: ")  # how what XLA raises begins: UNKNOWN, INTERNAL, ...
 
 _keeping: list[Callable[[], None]] = []  # what is done before this process ends with another

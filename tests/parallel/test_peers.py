@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from notepad_jax.parallel import peers
+from notepad_jax.parallel import hosts, peers
 from notepad_jax.parallel.peers import First, Other
 
 SECONDS = 20
@@ -164,3 +164,8 @@ def test_a_process_that_is_killed_is_missed():
         process.kill()
         process.wait(60)
     first._door.close()
+
+
+def test_what_breaks_waits_for_the_news_of_why():
+    """Of two processes one was told to stop, and the other said what Gloo says of that."""
+    assert hosts.SETTLE > peers.FAREWELL
