@@ -47,7 +47,7 @@ def upload(folder):
         coming = kept.arriving(10)
         asyncio.run(coming.add(b"abc"))
         asyncio.run(coming.end())
-        kept.keep(coming, "a.txt", "a")
+        asyncio.run(kept.keep(coming, "a.txt", "a"))
         assert kept.get("a").bytes == 3
 
 
@@ -76,6 +76,6 @@ def test_what_a_server_left_half_written_is_swept(tmp_path):
     with Files(tmp_path):
         pass
     place = next(path for path in tmp_path.rglob("*") if path.is_dir())
-    (place / ("0" * 32 + ".json.tmp")).write_text("{")
+    (place / ("0" * 32 + ".part")).write_text("{")
     with Files(tmp_path):
-        assert not list(tmp_path.rglob("*.tmp"))
+        assert not list(tmp_path.rglob("*.part"))

@@ -192,7 +192,7 @@ def test_a_file_whose_download_has_begun_is_sent_to_its_end(tmp_path):
             coming = kept.arriving()
             await coming.add(b"x" * 100_000)
             await coming.end()
-            id = kept.keep(coming, "x").id
+            id = (await kept.keep(coming, "x")).id
             asked = Request({"type": "http", "path_params": {"id": id}, "headers": []})
             reply = await routes.Documents(kept).content(asked)
             kept.delete(id)
@@ -257,7 +257,7 @@ def test_what_a_killed_server_left_half_is_swept_and_what_was_whole_stays(tmp_pa
     with Files(tmp_path) as kept:
         coming = kept.arriving()
         coming._write(b"hello", True)
-        whole = kept.keep(coming, "hello.txt")
+        whole = asyncio.run(kept.keep(coming, "hello.txt"))
         kept.arriving()._write(b"half", False)
         assert left(tmp_path) == 3
         with pytest.raises(ValueError, match="another server keeps its files"):

@@ -65,7 +65,7 @@ class Documents:
                     raise bad(name, f"{name} is not supported; leave it out")
             purpose = _purpose(form.fields.get("purpose"))
             name = name_of(form.filename or "", "file")
-            stored = self.files.keep(coming, name, purpose=purpose)
+            stored = await self.files.keep(coming, name, purpose=purpose)
         return answer(stored.card())
 
     async def put(self, request: Request) -> Response:
@@ -74,7 +74,7 @@ class Documents:
             self.files.arriving(LARGEST, multipart.announced(request))
         ) as coming:
             await multipart.body(request, coming)
-            return answer(self.files.keep(coming, name, name).card())
+            return answer((await self.files.keep(coming, name, name)).card())
 
     async def list(self, request: Request) -> Response:
         query = request.query_params

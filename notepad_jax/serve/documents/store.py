@@ -31,7 +31,7 @@ from typing import Any, Self, TypeVar
 from notepad_jax.serve.documents.roots import DocumentRoots, is_address
 from notepad_jax.serve.http.decoding import Decoding, FileText, NotText, unreadable
 from notepad_jax.serve.http.errors import Refusal, bad, shown
-from notepad_jax.telemetry.identity import write_whole
+from notepad_jax.telemetry.identity import sync
 
 LARGEST = 8 << 30  # bytes of a file
 BLOCK = 1 << 20  # bytes that are written, and read, at a time
@@ -39,7 +39,7 @@ LONGEST_NAME = 200  # characters
 PURPOSES = ("user_data", "assistants")  # clients name either; all files are documents
 OURS = "file-"  # ids that the server gives begin so
 _CARD = re.compile(r"[0-9a-f]{32}\.json")
-_MADE = re.compile(r"[0-9a-f]{32}\.(json|json\.tmp|data|part)")  # names that we give
+_MADE = re.compile(r"[0-9a-f]{32}\.(json|data|part)")  # names that we give
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 T = TypeVar("T")
@@ -107,8 +107,6 @@ class Arriving:
     def _write(self, data: bytes, final: bool) -> None:
         with disk():
             write_all(self._file.write, data)
-            if final:
-                os.fsync(self._file.fileno())
         self._digest.update(data)
         if self.flaw is None:
             self.flaw = self._problem(data, final)
@@ -230,7 +228,7 @@ class Files:
                 raise full(f"{said:,} bytes are announced and {free:,} are free")
             return Arriving(self._files / f"{secrets.token_hex(16)}.part", most)
 
-    def keep(
+    async def keep(
         self, coming: Arriving, filename: str, id: str | None = None, purpose: str = PURPOSES[0]
     ) -> Stored:
         """Makes a file of what has come, all of it, under `id` or one of the server's own.
@@ -242,15 +240,18 @@ class Files:
             id, filename, coming.size, int(time.time()), coming.digest,
             f"{secrets.token_hex(16)}.data", coming.flaw, purpose,
         )  # fmt: skip
-        before = self._known.get(id)
+        beside = self._files / f"{secrets.token_hex(16)}.part"
         try:
+            # The disk is waited for in a thread; names are given at once, and nobody comes between.
+            await in_thread(_on_disk, coming.path, beside, one)
             with disk():
                 os.rename(coming.path, self._data(one))
-                write_whole(self._card(id), json.dumps(dataclasses.asdict(one)).encode())
+                os.replace(beside, self._card(id))
         except BaseException:
+            beside.unlink(missing_ok=True)
             self._data(one).unlink(missing_ok=True)
             raise
-        self._known[id] = one
+        before, self._known[id] = self._known.get(id), one
         if before is not None:
             self._data(before).unlink(missing_ok=True)
         return one
@@ -329,6 +330,14 @@ def too_large(most: int) -> Refusal:
     size = f"{most >> 30} GB" if most >= 1 << 30 else f"{most >> 20} MB"
     return Refusal(413, f"more than {size} are not taken", None, "request_too_large",
                    headers={"Connection": "close"})  # fmt: skip
+
+
+def _on_disk(data: Path, card: Path, one: Stored) -> None:
+    """Writes the card of a file that has come; both are on the disk then, under any name."""
+    with disk():
+        card.write_text(json.dumps(dataclasses.asdict(one)), "utf-8")
+        sync(data)
+        sync(card)
 
 
 def write_all(write: Callable[[memoryview], int], data: bytes) -> None:

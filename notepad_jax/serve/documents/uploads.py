@@ -140,7 +140,7 @@ class Uploads:
                 await whole.end()
                 if md5 is not None and md5.lower() != found.hexdigest():
                     raise bad("md5", f"the file's MD5 is {found.hexdigest()}, not {shown(md5)}")
-                upload.file = self._files.keep(whole, upload.filename, purpose=upload.purpose)
+                upload.file = await self._files.keep(whole, upload.filename, purpose=upload.purpose)
         except BaseException:
             upload.status = "pending"
             raise

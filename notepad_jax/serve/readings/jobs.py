@@ -18,6 +18,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,16 +106,14 @@ class Readings:
             message = f"there is no reading {shown(id)}; /v1/readings lists those that are here"
             raise Refusal(404, message, "id", "reading_not_found") from None
 
-    def begin(self, asked: Asked) -> Reading:
+    async def begin(self, asked: Asked) -> Reading:
         """Begins what was asked; Refusal if the server is busy (429), or its disk full (507)."""
         self._known_rules(asked)
         place = contextlib.ExitStack()
         place.enter_context(self._admitted(asked))
         folder = self._folder / f"reading_{secrets.token_hex(12)}"
         try:
-            with disk():
-                folder.mkdir(mode=0o700)
-                write_whole(folder / ASKED, json.dumps(dataclasses.asdict(asked)).encode())
+            await in_thread(_write, folder, asked)
             reading = self._known[folder.name] = Reading(folder, asked)
         except BaseException:
             place.close()
@@ -333,3 +332,10 @@ class Readings:
             turn = Turn(kind, state.next_chunk, prompt, made)
             state = memory_agent.after(rules, template, state, turn)
             yield turn, state
+
+
+def _write(folder: Path, asked: Asked) -> None:
+    """Makes the folder of a reading, with what was asked on its disk."""
+    with disk():
+        folder.mkdir(mode=0o700)
+        write_whole(folder / ASKED, json.dumps(dataclasses.asdict(asked)).encode())

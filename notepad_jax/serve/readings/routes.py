@@ -67,7 +67,7 @@ class Readers:
     async def begin(self, request: Request) -> Response:
         body = bodies.parsed(await body_of(request))
         asked = await asyncio.to_thread(self._asked, body)  # questions may be long
-        reading = self._readings.begin(asked)
+        reading = await self._readings.begin(asked)
         headers = {"Location": f"/v1/readings/{reading.id}"}
         if asked.detach:
             return answer(reading.whole(), 202, headers)
