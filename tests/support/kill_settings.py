@@ -19,26 +19,12 @@ from notepad_jax.checkpoint.steps import steps_in
 from notepad_jax.data import files
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import LEDGER, read_metrics
+from tests import runs
 from tests.support import same_run
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = runs.ROOT
 TASKS = ("one_hop.jsonl", "two_hop.jsonl")  # in the folder where a run is started
-SMALL = (
-    f"--config.policy={ROOT / 'data' / 'starter'}",
-    "--config.data.tokens=512",
-    "--config.data.questions=2",
-    "--config.rollout.documents=2",
-    "--config.rollout.group_size=4",
-    "--config.engine.slots=16",
-    "--config.engine.pages=96",
-    "--config.grpo.row_length=512",
-    "--config.grpo.micro_batch_rows=1",
-    "--config.grpo.lora.rank=0",
-    "--config.optimizer.kind=muon",
-    "--config.optimizer.learning_rate=2e-3",
-    "--config.optimizer.decay=none",
-    "--config.optimizer.weight_decay=0",
-)
+SMALL = (*runs.SMALL, "--config.optimizer.kind=muon", "--config.optimizer.decay=none")
 
 
 @dataclasses.dataclass(frozen=True)
