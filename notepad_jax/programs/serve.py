@@ -148,7 +148,7 @@ def _web() -> tuple[types.ModuleType, ...]:
     )  # fmt: skip
     try:
         return tuple(importlib.import_module(f"notepad_jax.serve.{name}") for name in rooms)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise ValueError(
             f"the server needs {error.name}, which is not installed; "
             f"pip install 'notepad-jax[serve]'"
