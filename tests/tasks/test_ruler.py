@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import hashlib
 import re
-import time
 import tracemalloc
 
 import numpy as np
@@ -262,18 +261,14 @@ def test_items_of_a_list_come_in_any_order():
 
 
 def test_three_and_a_half_million_tokens_stream_in_constant_memory():
-    prose = haystack.stdlib_prose()
-    haystack.measured(prose, count)
+    make("niah_multiquery", 1, 4096)  # haystacks are read and measured once
     tracemalloc.start()
-    began = time.perf_counter()
     task = make("niah_multiquery", 1, 3_500_000)
     characters = sum(map(len, task.document.pieces()))
-    took = time.perf_counter() - began
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert characters > 14e6
     assert peak < 2e6  # an eighth of a byte for each character
-    assert took < 20
 
 
 def test_mistakes_are_one_line_that_names_task_and_length():
