@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
         with contextlib.ExitStack() as stack:
             stack.enter_context(stopping.told_apart(at_once if alone else None))
             if getattr(arguments, "hosts", None):
-                stack.enter_context(hosts.joined(arguments.hosts, with_another))
+                stack.enter_context(hosts.joined(arguments.hosts, with_another, complain))
                 follow_the_first(arguments)
             screen = stack.enter_context(
                 choose(arguments.json or not hosts.first(), busy=compiled.watched())
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
         if refused:
             raise refused
     except stopping.Stopped as stop:
-        print(f"notepad-jax: {stop}{again(arguments, folder)}", file=sys.stderr)
+        complain(f"{stop}{again(arguments, folder)}")
         return stop.exit_code
     except BrokenPipeError:
         return 0
@@ -117,9 +117,14 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
         said = " ".join(str(error).splitlines())
         if any(os.strerror(number) in said for number in FULL):
             said = f"the disk is full, make room{again(arguments, folder)} ({said})"
-        print(f"notepad-jax: {harmless(said)}", file=sys.stderr)
+        complain(said)
         return 1
     return 0
+
+
+def complain(said: str) -> None:
+    """Says something that is no result, in a line of its own."""
+    print(f"notepad-jax: {harmless(said)}", file=sys.stderr, flush=True)
 
 
 def ended(number: int, said: str) -> None:

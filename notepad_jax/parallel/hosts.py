@@ -28,7 +28,7 @@ import numpy as np
 from jax._src import clusters  # no public door
 from jax.experimental import multihost_utils
 
-from notepad_jax.parallel.peers import FAREWELL, First, Other, Peers
+from notepad_jax.parallel.peers import FAREWELL, First, Meeting, Other, Peers, Say
 
 AUTO = "auto"  # on TPU pods, and under SLURM or Open MPI, jax finds the others by itself
 WAIT = 300  # seconds for all to come
@@ -41,14 +41,15 @@ _keeping: list[Callable[[], None]] = []  # what is done before this process ends
 
 
 @contextlib.contextmanager
-def joined(where: str, ends: Callable[[str], object]) -> Iterator[None]:
+def joined(where: str, ends: Callable[[str], object], say: Say) -> Iterator[None]:
     """Makes this process one of several, for the block; before anything asks for a device.
 
     `where` is "HOST:PORT,COUNT,INDEX", of which HOST:PORT is the first process' and INDEX
     counts from 0, or "auto". Raises ValueError, in one line, for anything else, and where the
-    others cannot be found. Once one of the processes is gone, or has failed and the others have
-    not, `ends` is called in a thread, with what happened in words: it ends the process, whose
-    main thread may wait for the lost one and cannot be told.
+    others cannot be found; while they are late, it `say`s once for whom it waits. Once one of the
+    processes is gone, or has failed and the others have not, `ends` is called in a thread, with
+    what happened in words: it ends the process, whose main thread may wait for the lost one and
+    cannot be told.
     """
     found = re.fullmatch(r"(\[?[^,\s\]]+\]?):(\d+),(\d+),(\d+)", where)
     if where != AUTO and (
@@ -69,7 +70,7 @@ def joined(where: str, ends: Callable[[str], object]) -> Iterator[None]:
             *there, devices = _found_by_jax()
         else:
             there, devices = [found[1], *map(int, found.groups()[1:])], None
-        them = _meet(*there, lost)
+        them = _meet(*there, lost, Meeting(WAIT, say))
         # It would take SIGTERM for itself, in C++: a run that is told to stop would not know.
         jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(
@@ -118,10 +119,12 @@ def _found_by_jax() -> tuple[str, int, int, int, Any]:
     return host, int(port), number, ours, devices
 
 
-def _meet(host: str, port: int, number: int, ours: int, lost: Callable[[str], object]) -> Peers:
+def _meet(
+    host: str, port: int, number: int, ours: int, lost: Callable[[str], object], meeting: Meeting
+) -> Peers:
     if ours == 0:
-        return First(port, number, lost, WAIT)
-    return Other(host.strip("[]"), port, number, ours, lost, WAIT)
+        return First(port, number, lost, meeting)
+    return Other(host.strip("[]"), port, number, ours, lost, meeting)
 
 
 def count() -> int:

@@ -28,10 +28,33 @@ from notepad_jax import waiting
 GREETING = 5.0  # seconds for what listens at the address to say who it is
 GONE = 8  # seconds until a host that vanished is known to be
 FAREWELL = 5.0  # seconds for the others to end, too, when one has failed
+LATE = 10.0  # seconds after which who waits for others says for whom
 LOOK = 0.1  # seconds between two looks at whether somebody wants us to stop
 HERE = "127.0.0.1"
+WAITS = "still waiting for"
 
 Lost = Callable[[str], object]
+Say = Callable[[str], object]
+
+
+class Meeting:
+    """A wait of `seconds` for processes that may begin later; after LATE it says for whom."""
+
+    def __init__(self, seconds: float, say: Say) -> None:
+        self.seconds, self._say, self._began = seconds, say, time.monotonic()
+        self._said = False
+
+    @property
+    def left(self) -> float:
+        """Seconds; 0 or less once it is over."""
+        return self._began + self.seconds - time.monotonic()
+
+    def look(self, whom: str) -> None:
+        """To be called while one waits for `whom`; raises what the main thread is to raise."""
+        waiting.look()
+        if not self._said and time.monotonic() - self._began > LATE:
+            self._said = True
+            self._say(f"{WAITS} {whom}; a host may be late, so up to {self.seconds:g} s")
 
 
 class Peers:
@@ -81,7 +104,7 @@ class Peers:
 class First(Peers):
     """The process that the others connect to; `coordinator` is where its jax is to listen."""
 
-    def __init__(self, port: int, count: int, lost: Lost, seconds: float) -> None:
+    def __init__(self, port: int, count: int, lost: Lost, meeting: Meeting) -> None:
         super().__init__(count, 0, lost)
         try:
             self._door = _listening(port)
@@ -95,16 +118,14 @@ class First(Peers):
             self._service = free.getsockname()[1]
         self.coordinator = f"{HERE}:{self._service}"
         _thread(_accept, self._door, self._admit)
-        until = time.monotonic() + seconds
-        while len(self._others) < count - 1:
-            if time.monotonic() > until:
-                missing = sorted({*range(1, count)} - {*self._others})
+        while missing := sorted({*range(1, count)} - {*self._others}):
+            whom = ", ".join(map(str, missing))
+            if meeting.left < 0:
                 self._door.close()
                 raise ValueError(
-                    f"of {count} processes {', '.join(map(str, missing))} have not come within "
-                    f"{seconds:g} s"
+                    f"of {count} processes {whom} have not come within {meeting.seconds:g} s"
                 )
-            waiting.look()
+            meeting.look(f"process {whom} of {count}, here at port {port}")
             time.sleep(LOOK)
         for line in self._lines():
             _send(line, {"go": True})
@@ -123,7 +144,7 @@ class First(Peers):
                 return
             line.settimeout(None)
             if asked["for"] == "jax":
-                service = _connected(HERE, self._service, GREETING)
+                service = _connected(HERE, self._service, Meeting(GREETING, str))
                 _send(line, {"yes": True})
                 _splice(line, service)
                 return
@@ -151,21 +172,21 @@ class Other(Peers):
     """A process that is not the first; `coordinator` is where its jax finds the coordinator."""
 
     def __init__(
-        self, host: str, port: int, count: int, index: int, lost: Lost, seconds: float
+        self, host: str, port: int, count: int, index: int, lost: Lost, meeting: Meeting
     ) -> None:
         super().__init__(count, index, lost)
-        self._host, self._port, until = host, port, time.monotonic() + seconds
-        self._line = self._greeted("watch", until)
+        self._host, self._port = host, port
+        self._line = self._greeted("watch", meeting)
         self._line.settimeout(LOOK)
         said = b""
         while not said.endswith(b"\n"):
-            waiting.look()
+            meeting.look(f"the other processes, with the first at {host}:{port}")
             with contextlib.suppress(TimeoutError):
                 if not (more := self._line.recv(1)):
                     raise ValueError("the first process has ended")
                 said += more
-            if time.monotonic() > until:
-                raise ValueError(f"not all processes have come within {seconds:g} s")
+            if meeting.left < 0:
+                raise ValueError(f"not all processes have come within {meeting.seconds:g} s")
         if "go" not in json.loads(said):
             raise ValueError(json.loads(said).get("lost", "the first process has ended"))
         self._line.settimeout(None)
@@ -180,13 +201,13 @@ class Other(Peers):
 
     def _relay(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError):
-            _splice(client, self._greeted("jax", time.monotonic() + GREETING), held=True)
+            _splice(client, self._greeted("jax", Meeting(GREETING, str)), held=True)
 
-    def _greeted(self, what: str, until: float) -> socket.socket:
+    def _greeted(self, what: str, meeting: Meeting) -> socket.socket:
         """Connects to the first process, which may begin later, and says who is there."""
         where = f"{self._host}:{self._port}"
         try:
-            line = _connected(self._host, self._port, until - time.monotonic())
+            line = _connected(self._host, self._port, meeting)
         except OSError as problem:
             raise ValueError(f"nobody answers at {where} ({problem.strerror or problem})") from None
         line.settimeout(GREETING)
@@ -217,17 +238,16 @@ def _listening(port: int, host: str = "") -> socket.socket:
     return socket.create_server((host, port))
 
 
-def _connected(host: str, port: int, seconds: float) -> socket.socket:
-    """Connects, as soon as somebody listens there. Raises OSError after so many seconds."""
-    until = time.monotonic() + seconds
+def _connected(host: str, port: int, meeting: Meeting) -> socket.socket:
+    """Connects, as soon as somebody listens there. Raises OSError once the meeting is over."""
     while True:
-        waiting.look()
+        meeting.look(f"the first process, at {host}:{port}")
         try:
             line = socket.create_connection((host, port), timeout=GREETING)
             line.settimeout(None)  # from here on it may be silent for as long as it likes
             return line
         except OSError:
-            if time.monotonic() > until:
+            if meeting.left < 0:
                 raise
             time.sleep(LOOK)
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from notepad_jax.parallel import hosts, peers
-from notepad_jax.parallel.peers import First, Other
+from notepad_jax.parallel.peers import First, Meeting, Other
 
 SECONDS = 20
 
@@ -23,6 +23,10 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         return free.getsockname()[1]
+
+
+def meeting(seconds: float = SECONDS, say=print) -> Meeting:
+    return Meeting(seconds, say)
 
 
 class Told:
@@ -46,9 +50,9 @@ def met(count):
     """All of `count` processes, and what they are told."""
     port, told = free_port(), Told()
     with ThreadPoolExecutor(count) as pool:
-        first = pool.submit(First, port, count, told.to(0), SECONDS)
+        first = pool.submit(First, port, count, told.to(0), meeting())
         others = [
-            pool.submit(Other, "localhost", port, count, index, told.to(index), SECONDS)
+            pool.submit(Other, "localhost", port, count, index, told.to(index), meeting())
             for index in range(1, count)
         ]
         everybody = [one.result(SECONDS) for one in (first, *others)]
@@ -122,20 +126,35 @@ def test_what_listens_there_and_says_nothing_is_no_first_process(monkeypatch):
     monkeypatch.setattr(peers, "GREETING", 0.1)
     with socket.create_server(("localhost", 0)) as silent:
         with pytest.raises(ValueError, match="not the first process of a run; if another program"):
-            Other("localhost", silent.getsockname()[1], 2, 1, pytest.fail, SECONDS)
+            Other("localhost", silent.getsockname()[1], 2, 1, pytest.fail, meeting())
 
 
 def test_a_port_that_is_taken_is_refused_at_once():
     with socket.create_server(("localhost", 0)) as taken:
         with pytest.raises(ValueError, match="cannot be had .Address already in use"):
-            First(taken.getsockname()[1], 2, pytest.fail, SECONDS)
+            First(taken.getsockname()[1], 2, pytest.fail, meeting())
 
 
 def test_who_does_not_come_is_named():
     with pytest.raises(ValueError, match="of 3 processes 1, 2 have not come within 0 s"):
-        First(free_port(), 3, pytest.fail, 0)
+        First(free_port(), 3, pytest.fail, meeting(0))
     with pytest.raises(ValueError, match="nobody answers at localhost:"):
-        Other("localhost", free_port(), 3, 1, pytest.fail, 0)
+        Other("localhost", free_port(), 3, 1, pytest.fail, meeting(0))
+
+
+def test_who_waits_says_once_for_whom(monkeypatch):
+    """One that was killed before they met is waited for as one that is late; nobody can tell."""
+    monkeypatch.setattr(peers, "LATE", 0.3)
+    said, port = queue.SimpleQueue(), free_port()
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(Other, "localhost", port, 3, 1, pytest.fail, meeting(2, said.put))
+        one = said.get(timeout=SECONDS)
+        pool.submit(First, port, 3, pytest.fail, meeting(2, said.put))
+        two = said.get(timeout=SECONDS)
+    until = "a host may be late, so up to 2 s"
+    assert one == f"still waiting for the first process, at localhost:{port}; {until}"
+    assert two.endswith(f"2 of 3, here at port {port}; {until}")  # the other has come by then
+    assert said.empty()
 
 
 def test_a_process_of_another_run_is_refused_and_harms_nobody():
@@ -143,7 +162,7 @@ def test_a_process_of_another_run_is_refused_and_harms_nobody():
         port = first._door.getsockname()[1]
         for count, says in ((3, "told of 3 processes, the first of 2"), (2, "is there already")):
             with pytest.raises(ValueError, match=says):
-                Other("localhost", port, count, 1, pytest.fail, SECONDS)
+                Other("localhost", port, count, 1, pytest.fail, meeting())
         assert told.nothing()
 
 
@@ -151,13 +170,13 @@ def test_a_process_that_is_killed_is_missed():
     """As the kernel tells it: the connection of a process is closed with it."""
     port, told = free_port(), Told()
     program = (
-        "import sys, threading; from notepad_jax.parallel.peers import Other\n"
-        "Other('localhost', int(sys.argv[1]), 2, 1, print, 60)\n"
+        "import sys, threading; from notepad_jax.parallel.peers import Meeting, Other\n"
+        "Other('localhost', int(sys.argv[1]), 2, 1, print, Meeting(60, print))\n"
         "threading.Event().wait(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(port)])
     try:
-        first = First(port, 2, told.to(0), 60)
+        first = First(port, 2, told.to(0), meeting())
         process.kill()
         assert told.next(1) == {0: "process 1 of 2 is gone"}
     finally:

@@ -11,10 +11,10 @@ must be equal, and the second says how long a run takes when its programs are co
 starts runs and kills them, process group and all, at moments drawn from the clock or aimed at
 tender places (`kill_moments`), or asks them to stop (SIGTERM), goes on with each by `--resume`
 after every kill until it ends, and begins another while kills are left. Of several processes one
-is ended, and the others have `WITH_IT` seconds. Every run that ends is compared with the
-undisturbed one (`same_run`): metrics, ledger and trajectories byte for byte, params and optimizer
-state bit for bit, the account of draws and the step's meta, the steps that were timed and those on
-disk, with nothing left over beside them.
+is ended, and the others have `WITH_IT` seconds (where they had not met, to say that they wait).
+Every run that ends is compared with the undisturbed one (`same_run`): metrics, ledger and
+trajectories byte for byte, params and optimizer state bit for bit, the account of draws and the
+step's meta, the steps that were timed and those on disk, with nothing left over beside them.
 
 A difference, a resume that fails and one that never ends are told with the run, its kills and
 the first differing place; the run's folder stays, and the exit code is 1. The moments are drawn
@@ -44,6 +44,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from notepad_jax.parallel.peers import WAITS
 from notepad_jax.setup.compiled import SWITCH
 from notepad_jax.telemetry.metrics import METRICS
 from tests.checkpoint.fake_bucket import cloud
@@ -94,8 +95,8 @@ class Outcome:
 class Group:
     """The processes of one run: they have ended when all have."""
 
-    def __init__(self, processes: Sequence[subprocess.Popen]) -> None:
-        self.processes = processes
+    def __init__(self, name: str, processes: Sequence[subprocess.Popen]) -> None:
+        self.name, self.processes = name, processes
 
     def poll(self) -> int | None:
         """Returns an exit code that says what came of all, once all have ended."""
@@ -205,7 +206,7 @@ class Desk:
                         start_new_session=True,
                     )
                 )  # fmt: skip
-        group = Group(processes)
+        group = Group(name, processes)
         try:
             yield group
         finally:
@@ -213,8 +214,32 @@ class Desk:
 
     def ended(self, name: str, process: Group) -> str:
         """Says how a process ended that should not have ended so."""
-        said = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
+        said = self.said(name).strip().splitlines()
         return f"{name}: exit code {process.returncode}: {said[-1] if said else 'no word'}"
+
+    def said(self, name: str) -> str:
+        """All that a run's processes have printed."""
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace") if path.is_file() else ""
+
+    def all_end(self, process: Group, said: int, watch: Watch, longest: float) -> None:
+        """Waits until all have ended, of which one was; TimeoutError if they do not.
+
+        Where they had not met, that one is to the others one that is late, and the last that they
+        have said, after `said` characters, is that they wait: they are told to stop, as by whoever
+        sees to hosts.
+        """
+        try:
+            kill_moments.arrives(process, watch, None, min(longest, WITH_IT), self.stop)
+        except TimeoutError:
+            last = self.said(process.name)[said:].strip().rpartition("\n")[2]
+            if WAITS in last:
+                for index, one in enumerate(process.processes):
+                    if one.poll() is None:
+                        process.send_signal(signal.SIGTERM, index)
+            elif longest <= WITH_IT:
+                raise
+            kill_moments.arrives(process, watch, None, longest, self.stop)
 
     def one_kill(self, name: str) -> Kill | Group:
         """Starts the run or goes on with it; returns the kill, or the processes that had ended."""
@@ -227,6 +252,7 @@ class Desk:
                 self.chance, self.outcome.seconds, left, every, logged,
                 not self.setting.bucket, self.setting.processes,
             )  # fmt: skip
+        said = len(self.said(name))
         with self.started(name, moment) as process:
             longest = LONGEST * self.outcome.seconds + 60
             if moment and moment.aim == kill_moments.COLLECTION:
@@ -237,10 +263,10 @@ class Desk:
             if came and moment.aim in kill_moments.ASKED:
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGTERM, moment.process)
-                kill_moments.arrives(process, watch, None, longest, self.stop)
+                self.all_end(process, said, watch, longest)
             elif came and self.setting.processes > 1:
                 process.send_signal(signal.SIGKILL, moment.process)
-                kill_moments.arrives(process, watch, None, WITH_IT, self.stop)
+                self.all_end(process, said, watch, WITH_IT)
             if came and any(process.wrong):
                 return process
         if moment is None or not came or process.returncode not in STRUCK:
@@ -262,7 +288,7 @@ class Desk:
                 if hit.returncode:
                     return [self.ended(name, hit)]
                 found = same_run.differences(self.seen(WHOLE), self.seen(name))
-                if "Traceback" in (self.folder / f"{name}.log").read_text(errors="replace"):
+                if "Traceback" in self.said(name):
                     found.append(f"a traceback in {name}.log")
                 return [f"{name}: {one}" for one in found]
             self.left -= 1

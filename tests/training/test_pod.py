@@ -166,7 +166,10 @@ def test_hosts_that_cannot_be_are_one_line(tmp_path, monkeypatch, capsys, where)
 
 def test_auto_asks_jax_where_the_first_process_is(monkeypatch):
     """As under SLURM; here, where there is nothing of the kind, it says so in a line."""
-    with pytest.raises(ValueError, match=r"cannot be joined: .*\S"), hosts.joined("auto", print):
+    with (
+        pytest.raises(ValueError, match=r"cannot be joined: .*\S"),
+        hosts.joined("auto", print, print),
+    ):
         pass
     known = {"JOB_ID": 4000, "STEP_NODELIST": "node7", "NTASKS": 4, "PROCID": 2, "LOCALID": 1,
              "STEP_NUM_NODES": 2}  # fmt: skip
