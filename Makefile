@@ -89,6 +89,7 @@ lint: install ## style and the floors of the architecture
 
 docs: install ## write the pages that are made from code again
 	$(BIN)/python -m tests.module_map
+	$(BIN)/python -m tests.key_tables
 
 clean: ## remove the environment, caches and runs
 	rm -rf $(VENV) .cache runs build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -28,12 +28,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from benchmarks import ablation_page
 from notepad_jax.eval.summary import Summary
 from notepad_jax.programs import evaluate, subjects
 from notepad_jax.setup import configuration, process
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.identity import read_json, write_json
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.progress import LineScreen
@@ -160,7 +159,7 @@ def _updates(variant: Variant, rate: float) -> Iterator[str]:
         yield f"grpo.minibatches={variant.updates}"
     usual = configuration.load("mix").optimizer
     for key in ("learning_rate", "adam_learning_rate"):
-        yield f"optimizer.{key}={usual[key] * rate / variant.updates:g}"
+        yield f"optimizer.{key}={getattr(usual, key) * rate / variant.updates:g}"
 
 
 def _steps(steps: int) -> Iterator[str]:
@@ -173,7 +172,7 @@ def _steps(steps: int) -> Iterator[str]:
         yield f"optimizer.decay_steps={round(of.decay_steps * share)}"
 
 
-def config_of(run: Run, policy: str) -> ConfigDict:
+def config_of(run: Run, policy: str) -> Training:
     """Returns the config of a run. Raises ConfigProblem for a key that there is not."""
     words = (f"policy={policy}", *run.words)
     return configuration.load("mix", [configuration.FLAG + word for word in words])

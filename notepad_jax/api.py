@@ -18,8 +18,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.data import datasets
 from notepad_jax.parallel import hosts
 from notepad_jax.programs import convert, subjects
@@ -52,7 +50,7 @@ class Trained:
 
 
 def train(
-    config: settings.Config = "",
+    config: settings.Given = "",
     *,
     dataset: Any = None,
     reward: settings.Rewards | None = None,
@@ -133,7 +131,7 @@ def evaluate(
     step: int | str | None = None,
     reward: settings.Rewards | None = None,
     memory_update: settings.MemoryRule | None = None,
-    config: settings.Config = "",
+    config: settings.Given = "",
     name: str | None = None,
     resume: bool = False,
     changes: Mapping[str, Any] | None = None,
@@ -207,9 +205,9 @@ def _opened(stack: contextlib.ExitStack, name: str | None, usual: str, resume: b
     return stack.enter_context(run_log.opened(RUNS / run_folder.plain_name(name), resume))
 
 
-def _saved(folder: Path, config: settings.Config) -> Mapping[str, Any]:
+def _saved(folder: Path, config: settings.Given) -> Mapping[str, Any]:
     """The settings of a run that goes on; a ConfigDict that is given takes their place."""
-    if isinstance(config, ConfigDict):
+    if isinstance(config, settings.MADE):
         return {}
     return read_sealed(folder / CONFIG, "say config= again, with all that was changed")
 

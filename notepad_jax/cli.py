@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import errno
 import json
 import os
@@ -23,11 +22,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
+from notepad_jax import keys
 from notepad_jax.commands.parser import BY_SUITE, Refused, build_parser, named
+from notepad_jax.near import nearest
 from notepad_jax.parallel import hosts
 from notepad_jax.setup import compiled, configuration, eval_jobs, policies, process, stopping
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import CONFIG
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
             )
             if hasattr(arguments, "name"):
                 folder = stack.enter_context(opened_folder(arguments, overrides))
-            config = ConfigDict()
+            config = None
             if name := config_name(arguments, saved := saved_config(arguments, folder)):
                 words = shorthand(arguments, name) + overrides
                 config = configuration.load(name, words, saved)
@@ -155,17 +155,17 @@ def parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def near_miss(arguments: argparse.Namespace, unknown: Sequence[str]) -> str:
     """Returns "; did you mean ...?" for an option that is a config key, or comes near another."""
     said = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
-    near = []
+    near = ""
     if name := arguments.config or arguments.usual:
         with contextlib.suppress(configuration.ConfigProblem):
             config = configuration.load("quickstart" if name == BY_SUITE else name)
             key = said.removeprefix("--").replace("-", "_")
-            for known in configuration.flat(config):
+            for known in keys.flat(config):
                 if key in (known, known.rpartition(".")[2]):
-                    near.append(configuration.FLAG + known)
+                    near = near or configuration.FLAG + known
     options = re.findall(r"--[a-z][a-z-]*", arguments.parser.format_usage())
-    near += difflib.get_close_matches(said, options, 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = near or nearest(said, options)
+    return f"; did you mean {near}?" if near else ""
 
 
 def _print(text: str) -> None:
@@ -229,24 +229,24 @@ def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str 
         return "chat"
     if arguments.usual != BY_SUITE:
         return arguments.usual
-    known = configuration.flat(saved).get("evaluate.suite", eval_jobs.SYNTHETIC)
+    known = keys.flat(saved).get("evaluate.suite", eval_jobs.SYNTHETIC)
     suite = arguments.suite or known
     elsewhere = suite != eval_jobs.SYNTHETIC or getattr(arguments, "endpoint", None)
     return "ruler" if elsewhere else "quickstart"
 
 
-def habits(arguments: argparse.Namespace, config: ConfigDict) -> dict[str, Any]:
+def habits(arguments: argparse.Namespace, config: Config) -> dict[str, Any]:
     """How the run reads that `eval`, `ask`, `serve` are to read with, unless --config says how."""
     if arguments.command not in ("eval", "ask", "serve") or arguments.config or not config.policy:
         return {}
-    if config.get("endpoint") and config.endpoint.url:
+    if config.endpoint and config.endpoint.url:
         return {}
     return policies.reads_as(config.policy)
 
 
-def check_reader(arguments: argparse.Namespace, config: ConfigDict) -> None:
+def check_reader(arguments: argparse.Namespace, config: Config) -> None:
     """Raises ValueError for options that say who reads and would be looked at by nobody."""
-    said, served = vars(arguments), bool(config.get("endpoint") and config.endpoint.url)
+    said, served = vars(arguments), bool(config.endpoint and config.endpoint.url)
     if served and said.get("policy"):
         raise ValueError("--policy and --endpoint both say who reads; say one of them")
     of_servers = [f"--{name}" for name in ("model", "tokenizer") if said.get(name)]
@@ -258,7 +258,7 @@ def shorthand(arguments: argparse.Namespace, name: str) -> list[str]:
     """Options that stand for a key of the config `name`, as overrides of it."""
     said = vars(arguments)
     given = {option: key for option, key in SHORTHAND.items() if said.get(option) is not None}
-    known = configuration.flat(configuration.load(name)) if given else {}
+    known = keys.flat(configuration.load(name)) if given else {}
     for option, key in given.items():
         if key not in known:
             for_whom = "training" if key == configuration.RECIPE else "the suites of config ruler"

@@ -19,12 +19,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax import waiting
 from notepad_jax.programs import ask, evaluate, subjects
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.setup import builders, configuration, process, settings
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry.progress import Screen, SilentScreen
 from notepad_jax.types import Completer, Document
 
@@ -32,7 +31,7 @@ from notepad_jax.types import Completer, Document
 class Reader:
     """Use as `with Reader.load(...) as reader:`, or `close` it, or let it go with the process."""
 
-    def __init__(self, config: ConfigDict, screen: Screen | None = None) -> None:
+    def __init__(self, config: Config, screen: Screen | None = None) -> None:
         """Loads what the config names; `load` finds a config. Raises as it does."""
         self._screen = SilentScreen() if screen is None else screen
         configuration.check_use(config, "ask")
@@ -57,7 +56,7 @@ class Reader:
         *,
         step: int | str | None = None,
         memory_update: settings.MemoryRule | None = None,
-        config: settings.Config = "",
+        config: settings.Given = "",
         changes: Mapping[str, Any] | None = None,
         screen: Screen | None = None,
     ) -> Reader:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import notepad_jax as nj
-from notepad_jax import api, functions
+from notepad_jax import api, functions, keys
 from notepad_jax.data import files
 from notepad_jax.engine.replay import Replay
 from notepad_jax.setup import configuration, stopping
@@ -38,7 +38,7 @@ def trained(tmp_path, monkeypatch):
     def train(config, folder, screen, resume, step, told, mended):
         calls.append((config, folder, resume, step, told))
         (folder / "checkpoints" / "0").mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(configuration.plain(config)))
+        (folder / "config.json").write_text(json.dumps(keys.plain(config)))
         (folder / METRICS).write_text('{"step": 1, "reward": 0.5}\n')
         names = [part.rpartition("=")[0] or part for part in config.tasks.reward.split(",")]
         calls[-1] += ([functions.lent(name) for name in names],)
@@ -158,7 +158,7 @@ def test_files_are_taken_as_they_are_and_names_are_numbered(trained, tmp_path):
         ({"reward": [(1, 5)]}, "5 is no function; give one that can be called"),
         ({"memory_update": 5}, "5 is no function"),
         ({"changes": {"step": 5}}, "no config key 'step'; did you mean steps?"),
-        ({"changes": {"rollout.documents": "many"}}, "rollout.documents needs a value like 5"),
+        ({"changes": {"rollout.documents": "many"}}, "rollout.documents needs a whole number"),
         ({"config": "chatt"}, "there is no config chatt; did you mean chat?"),
         ({"name": "a/b"}, "is no name for a run"),
         ({"dataset": []}, r"\[\] has no rows; give rows, or the paths of task files, or leave it"),

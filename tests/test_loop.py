@@ -89,4 +89,4 @@ def test_what_it_does_not_say_is_what_the_configs_say():
     """The defaults of `UpdateSettings` stand in config quickstart, too: the same."""
     said = configuration.load("quickstart").grpo
     unsaid = {k: v for k, v in dataclasses.asdict(UpdateSettings()).items() if k != "temperature"}
-    assert unsaid == {key: said[key] for key in unsaid}
+    assert unsaid == {key: getattr(said, key) for key in unsaid}

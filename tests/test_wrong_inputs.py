@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 import notepad_jax as nj
-from notepad_jax import cli
+from notepad_jax import cli, keys
 from notepad_jax.programs import subjects
 from notepad_jax.setup import builders, configuration
 from notepad_jax.telemetry.identity import read_sealed, write_sealed
@@ -104,7 +104,7 @@ def test_overrides_that_cannot_be_meant(here, capsys, given, said):
 @pytest.mark.parametrize("name", ["quickstart", "ruler", "starter"])
 def test_no_key_takes_a_value_of_another_type(name):
     tried = 0
-    for key, value in configuration.flat(configuration.load(name)).items():
+    for key, value in keys.flat(configuration.load(name)).items():
         if isinstance(value, str):
             continue
         wrong = "(" if isinstance(value, tuple) else "a word"
@@ -171,9 +171,9 @@ def test_no_bit_of_the_settings_flips_unnoticed(here, capsys):
     """Nor does anybody's edit, who is told to say on the command line what is to change."""
     path = Path("runs/mine/config.json")
     config = configuration.load("quickstart", [f"{configuration.FLAG}policy={STARTER}"])
-    write_sealed(path, configuration.plain(config))
+    write_sealed(path, keys.plain(config))
     again = configuration.load("quickstart", (), read_sealed(path, ""))
-    assert again.to_dict() == config.to_dict()
+    assert again == config
     whole, draw = path.read_bytes(), random.Random(0)
     edited = whole.replace(b'"steps": 36', b'"steps": 37')
     changed = [edited, whole.replace(b"optimizer", b"optImizer")]

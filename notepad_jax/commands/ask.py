@@ -6,13 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.commands.options import reader_options
 from notepad_jax.commands.parser import Parser
 from notepad_jax.programs import ask
 from notepad_jax.reader import Reader
 from notepad_jax.setup import configuration
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry.progress import Screen
 
 CONFIG = "quickstart"
@@ -36,7 +35,7 @@ def options(parser: Parser) -> None:
 
 
 def run(
-    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
+    arguments: argparse.Namespace, config: Config, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     document = ask.FileDocument(None if arguments.file == "-" else Path(arguments.file))
     ask.check_asked(document, arguments.question)  # before any weight is loaded

@@ -6,12 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.commands.options import reader_options, suite_options
 from notepad_jax.commands.parser import Parser
 from notepad_jax.data import files
 from notepad_jax.programs import build
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry.progress import Screen
 
 CONFIG = "ruler"
@@ -49,7 +48,7 @@ def options(parser: Parser) -> None:
 
 
 def run(
-    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
+    arguments: argparse.Namespace, config: Config, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     made = build.run(
         config, Path(arguments.out), arguments.form, arguments.paragraphs, arguments.rows,

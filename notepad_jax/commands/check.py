@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.commands.parser import Parser, Refused
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.training import check
 
@@ -26,7 +25,7 @@ def options(parser: Parser) -> None:
 
 
 def run(
-    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
+    arguments: argparse.Namespace, config: Config, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     made = check.run(Path(arguments.folder), screen)
     if made.damaged:

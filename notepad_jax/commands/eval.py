@@ -6,12 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.commands.options import reader_options, run_options, suite_options
 from notepad_jax.commands.parser import BY_SUITE, Parser
 from notepad_jax.eval import methods
 from notepad_jax.programs import evaluate, subjects
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry.progress import Screen
 
 CONFIG = BY_SUITE
@@ -46,7 +45,7 @@ def options(parser: Parser) -> None:
 
 
 def run(
-    arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
+    arguments: argparse.Namespace, config: Config, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
     evaluate.check_meant(config)  # before anybody is asked to read
     reader = subjects.named(config, screen, config.evaluate.suite)

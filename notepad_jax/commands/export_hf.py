@@ -6,11 +6,10 @@ import argparse
 import math
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.commands.options import overwrite_option
 from notepad_jax.commands.parser import Parser
 from notepad_jax.programs import convert
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry.progress import Screen
 
 CONFIG = None  # it has no config
@@ -44,7 +43,7 @@ def options(parser: Parser) -> None:
 
 
 def run(
-    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
+    arguments: argparse.Namespace, config: Config, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     if not 0 < arguments.part_size < math.inf:
         raise ValueError(f"--part-size is {arguments.part_size}; a part needs room, in GB")

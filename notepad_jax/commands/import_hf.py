@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.commands.options import overwrite_option
 from notepad_jax.commands.parser import Parser
 from notepad_jax.programs import convert
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry.progress import Screen
 
 CONFIG = None  # it has no config
@@ -43,7 +42,7 @@ def options(parser: Parser) -> None:
 
 
 def run(
-    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
+    arguments: argparse.Namespace, config: Config, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     made = convert.import_hf(
         arguments.source, arguments.target, screen, arguments.dtype, arguments.overwrite

@@ -6,12 +6,12 @@ Only the file of the command that is asked for is imported, so that a list of th
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from notepad_jax import __version__
+from notepad_jax.near import meant
 
 # The file of a command has its name, with _ for -.
 COMMANDS = {
@@ -83,8 +83,7 @@ def named(argv: Sequence[str]) -> str:
         return word
     parser = build_parser()
     if word is not None and word == argv[0]:
-        near = difflib.get_close_matches(word, COMMANDS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        hint = meant(word, COMMANDS, f"there are {', '.join(COMMANDS)}")
         parser.error(f"there is no command {word!r}; {hint}")
     parser.parse_args(argv)
     parser.error("say a command")

@@ -8,11 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.commands.options import recipe_option
 from notepad_jax.commands.parser import Parser, Refused
 from notepad_jax.planner import cost_analysis, fastest, plan, plan_table
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.progress import Screen
 from pallas_kernels import aot
 
@@ -78,7 +77,7 @@ def options(parser: Parser) -> None:
 
 
 def run(
-    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
+    arguments: argparse.Namespace, config: Training, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     if not arguments.fastest and (arguments.price or arguments.tries is not None):
         raise ValueError("--price and --tries are of --fastest; say that, too, or leave them out")
@@ -101,7 +100,7 @@ def run(
 
 
 def _fastest(
-    arguments: argparse.Namespace, config: ConfigDict, screen: Screen, known: dict[str, Any]
+    arguments: argparse.Namespace, config: Training, screen: Screen, known: dict[str, Any]
 ) -> tuple[Any, str]:
     """Tells every point when it is there, as JSON or on the screen; Ctrl-C keeps the table."""
     points: list[fastest.Point] = []

@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.commands.options import training_options
 from notepad_jax.commands.parser import Parser
 from notepad_jax.programs import quickstart
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.progress import Screen
 
 CONFIG = "quickstart"
@@ -24,7 +23,7 @@ def options(parser: Parser) -> None:
 
 
 def run(
-    arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
+    arguments: argparse.Namespace, config: Training, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
     outcome = quickstart.run(config, folder, screen, arguments.resume, arguments.step)
     return outcome, quickstart.text(outcome)

@@ -6,11 +6,10 @@ import argparse
 import functools
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.commands.options import POLICY
 from notepad_jax.commands.parser import Parser
 from notepad_jax.programs import jetstream, serve
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry.progress import Screen
 
 CONFIG = "quickstart"
@@ -47,7 +46,7 @@ def options(parser: Parser) -> None:
 
 
 def run(
-    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
+    arguments: argparse.Namespace, config: Config, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     address = serve.Address(
         arguments.host, arguments.port, arguments.key_variable, arguments.rl, arguments.files,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.commands.parser import Parser
 from notepad_jax.programs import traces
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry.progress import Screen
 
 CONFIG = None  # it has no config
@@ -31,7 +30,7 @@ def options(parser: Parser) -> None:
 
 
 def run(
-    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
+    arguments: argparse.Namespace, config: Config, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     made = traces.run(arguments.runs, arguments.out, screen)
     asked = arguments.open or ("yes" if traces.may_open() and not arguments.json else "no")

@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.commands.options import training_options
 from notepad_jax.commands.parser import Parser
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.training import outcome, train
 
@@ -42,7 +41,7 @@ def options(parser: Parser) -> None:
 
 
 def run(
-    arguments: argparse.Namespace, config: ConfigDict, folder: Path, screen: Screen
+    arguments: argparse.Namespace, config: Training, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
     train.train(config, folder, screen, arguments.resume, arguments.step, mended=arguments.mended)
     made = outcome.outcome(config, folder)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.commands.parser import Parser
 from notepad_jax.programs import warmup
+from notepad_jax.setup.config.whole import Starter
 from notepad_jax.telemetry.progress import Screen
 
 CONFIG = "starter"
@@ -22,7 +21,7 @@ def options(parser: Parser) -> None:
 
 
 def run(
-    arguments: argparse.Namespace, config: ConfigDict, folder: None, screen: Screen
+    arguments: argparse.Namespace, config: Starter, folder: None, screen: Screen
 ) -> tuple[Any, str]:
     numbers = warmup.run(config, screen)
     lines = [f"{name:>18}  {value:.4g}" for name, value in sorted(numbers.items())]

@@ -24,6 +24,8 @@ import numpy as np
 import optax
 from optax.contrib import MuonDimensionNumbers
 
+from notepad_jax import keys
+from notepad_jax.keys import INT32, LARGEST, TINY, Range, also, key, words
 from notepad_jax.model import lora
 
 KINDS = ("adamw", "muon")
@@ -31,25 +33,16 @@ DECAYS = ("none", "linear", "cosine")
 
 # On the device these numbers are float32 and steps are int32: what is 0, 1 or infinite there
 # is refused as such here. A beta that rounds to 1 divides by 0 in the first bias correction.
-_TINY, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-_BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
-_RANGES = {  # lowest, highest, and both in words
-    "learning_rate": (_TINY, _MOST, "above 0 and finite"),
-    "adam_learning_rate": (0, _MOST, "at least 0 and finite"),
-    "decay_to": (0, 1, "a share of the rate, 0 to 1"),
-    "momentum": (0, _BELOW_ONE, "at least 0 and, in float32, below 1"),
-    "b1": (0, _BELOW_ONE, "at least 0 and, in float32, below 1"),
-    "b2": (0, _BELOW_ONE, "at least 0 and, in float32, below 1"),
-    "eps": (_TINY, _MOST, "above 0 in float32, and finite"),
-    "weight_decay": (0, _MOST, "at least 0 and finite"),
-    "max_grad_norm": (0, _MOST, "at least 0 and finite; 0 switches clipping off"),
-}
-_STEPS = ("warmup_steps", "decay_from", "decay_steps")
+BETA = Range(
+    0, float(np.nextafter(np.float32(1), np.float32(0))), "at least 0 and, in float32, below 1"
+)
+NOT_NEGATIVE = Range(0, LARGEST, "at least 0 and finite")
+STEPS = Range(0, INT32, f"a whole number of steps, 0 to {INT32}")
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
-    """A hashable choice of optimizer; learning rates are per optimizer step.
+    """A hashable choice of optimizer; the config's section `optimizer`. Rates are per step.
 
     Warm-up and decay count steps of whoever calls: rollouts in training, lessons in the warm-up
     of a starter.
@@ -59,34 +52,92 @@ class OptimizerSettings:
         steps of warm-up and decay are out of order.
     """
 
-    kind: str  # "adamw" or "muon"
-    learning_rate: float  # of all leaves (adamw), of the weight matrices (muon)
-    adam_learning_rate: float  # of the leaves muon leaves to Adam; unused by adamw
-    warmup_steps: int  # linear from 0 to the rate, then constant; 0 starts at the rate
-    decay: str = "none"  # the shape of the fall: "linear", "cosine" (half a wave), or none
-    decay_from: int = 0  # the step at which it begins; unused with "none", as the next two
-    decay_steps: int = 0  # the step at which it ends; constant from there
-    decay_to: float = 0.02  # share of the rate that is left at its end
-    momentum: float = 0.95  # of muon's matrices (Nesterov's); unused by adamw
-    b1: float = 0.9  # Adam's first moment
-    b2: float = 0.999  # Adam's second moment
-    eps: float = 1e-8  # Adam's, and the least norm that muon divides a matrix by
-    weight_decay: float = 0.01  # times the rate; muon decays the matrices only
-    max_grad_norm: float = 1.0  # global norm; 0 switches clipping off
+    kind: str = key(
+        "`muon`, `adamw`",
+        "`muon` orthogonalises the step of every weight matrix, and of either factor of an "
+        "adapter, and leaves embedding, norms, biases and routers to Adam (with Nesterov's "
+        "momentum). `adamw`: one rule for all",
+        words(*KINDS),
+    )
+    learning_rate: float = key(
+        "above 0, per step",
+        "of the weight matrices (`muon`), of everything (`adamw`). Muon's step does not depend on "
+        "the gradient's size, and the rate bounds how far a layer's outputs move; the rates of "
+        "published fine-tuning (1e-6 to 1e-5) are Adam's",
+        Range(TINY, LARGEST, "above 0 and finite"),
+    )
+    adam_learning_rate: float = key(
+        "0 or more, per step",
+        "of what `muon` leaves to Adam; 0 keeps that as it is. Unused by `adamw`, and where "
+        "adapters are trained, which are all muon's",
+        NOT_NEGATIVE,
+    )
+    warmup_steps: int = key(
+        "rollouts; of a starter, steps",
+        "linear rise to the rate; 0 starts at it. All updates of a rollout have one rate",
+        STEPS,
+    )
+    decay: str = key(
+        "`none`, `linear`, `cosine`",
+        "how both rates fall after the warm-up. `cosine` stays high for longer and lands softly. "
+        "`none` keeps them, and does not look at the three keys below",
+        words(*DECAYS),
+        default="none",
+    )
+    decay_from: int = key(
+        "rollouts; of a starter, steps",
+        "where the fall begins (not before the warm-up ends) and where it ends; the rates stay "
+        "there. They do not follow `steps`: a run that is made longer goes on at the last rate",
+        STEPS,
+        default=0,
+    )
+    decay_steps: int = also(STEPS, default=0)
+    decay_to: float = key(
+        "share, 0 to 1",
+        "of the rates that is left at the end. At 0 later steps change nothing",
+        Range(0, 1, "a share of the rate, 0 to 1"),
+        default=0.02,
+    )
+    momentum: float = key(
+        "[0, 1)",
+        "of muon: share of the past in the averaged gradient, about 1 / (1 - momentum) steps. "
+        "Unused by `adamw`",
+        BETA,
+        default=0.95,
+    )
+    b1: float = key(
+        "[0, 1)",
+        "the same for Adam's averages of the gradient and of its square. A smaller `b2` (0.95) "
+        "forgets a spike sooner and makes steps noisier",
+        BETA,
+        default=0.9,
+    )
+    b2: float = also(BETA, default=0.999)
+    eps: float = key(
+        "above 0",
+        "added to the root of Adam's second average: elements whose gradient is well below it "
+        "hardly move. Also the least norm that muon divides a matrix by",
+        Range(TINY, LARGEST, "above 0 in float32, and finite"),
+        default=1e-8,
+    )
+    weight_decay: float = key(
+        "0 or more; per step, times the rate",
+        "with `adamw`, norms and biases are spared; with `muon`, only what it orthogonalises "
+        "decays",
+        NOT_NEGATIVE,
+        default=0.01,
+    )
+    max_grad_norm: float = key(
+        "norm",
+        "the gradient's global norm is clipped to it, before moments are taken; 0 switches that "
+        "off. Muon and Adam forget a gradient's size again, so this acts on outliers among steps, "
+        "and not on the length of every step",
+        Range(0, LARGEST, "at least 0 and finite; 0 switches clipping off"),
+        default=1.0,
+    )
 
     def __post_init__(self) -> None:
-        for name, known in (("kind", KINDS), ("decay", DECAYS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; use {', '.join(known)}")
-        for name, (lowest, highest, words) in _RANGES.items():
-            if not lowest <= getattr(self, name) <= highest:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be {words}")
-        for name in _STEPS:
-            value = getattr(self, name)
-            if not isinstance(value, int) or not 0 <= value < 2**31:
-                raise ValueError(
-                    f"{name} is {value}; it must be a whole number of steps, 0 to {2**31 - 1}"
-                )
+        keys.check(self)
         if self.decay != "none" and not self.warmup_steps <= self.decay_from < self.decay_steps:
             raise ValueError(
                 f"the decay goes from step {self.decay_from} to {self.decay_steps}, the warm-up to "

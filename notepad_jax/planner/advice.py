@@ -13,11 +13,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.planner import arithmetic
 from notepad_jax.planner.lowering import HANDOFF, ROLLOUT, UPDATE, Planned
 from notepad_jax.setup import builders
+from notepad_jax.setup.config.whole import Training
 from pallas_kernels import aot
 
 EVERYWHERE = (ROLLOUT, UPDATE, HANDOFF)
@@ -61,7 +60,7 @@ class Found:
     hbm: int
 
 
-def changes(config: ConfigDict, made: Planned, found: Found, name: str) -> tuple[Change, ...]:
+def changes(config: Training, made: Planned, found: Found, name: str) -> tuple[Change, ...]:
     """Returns what would help on the slice `name`: what keeps the result first, and of equals
     what suffices alone."""
     worst = max(found.peaks, key=lambda phase: found.peaks[phase])
@@ -92,7 +91,7 @@ def next_of(listed: Sequence[Change]) -> Change | None:
 Candidate = tuple[Mapping[str, Any], str, str, Mapping[str, float]]
 
 
-def _candidates(config: ConfigDict, made: Planned, found: Found, name: str) -> Iterator[Candidate]:
+def _candidates(config: Training, made: Planned, found: Found, name: str) -> Iterator[Candidate]:
     for own in (_of_update, _of_engine, _of_training):
         for sets, consequence, saves in own(config, made, found):
             yield sets, "", consequence, saves
@@ -102,7 +101,7 @@ def _candidates(config: ConfigDict, made: Planned, found: Found, name: str) -> I
 OnThisSlice = tuple[Mapping[str, Any], str, Mapping[str, float]]
 
 
-def _of_update(config: ConfigDict, made: Planned, found: Found) -> Iterator[OnThisSlice]:
+def _of_update(config: Training, made: Planned, found: Found) -> Iterator[OnThisSlice]:
     g, parts, beside = config.grpo, made.trainer.shape["fsdp"], found.temporaries
     if g.micro_batch_rows > parts:
         saved = beside * (1 - parts / g.micro_batch_rows)
@@ -129,7 +128,7 @@ def _of_update(config: ConfigDict, made: Planned, found: Found) -> Iterator[OnTh
         yield {"parallel.devices": 0}, "learn on all devices of the slice", saved
 
 
-def _of_engine(config: ConfigDict, made: Planned, found: Found) -> Iterator[OnThisSlice]:
+def _of_engine(config: Training, made: Planned, found: Found) -> Iterator[OnThisSlice]:
     e, held = config.engine, made.residents[ROLLOUT]
     over = max(found.peaks.values()) - found.hbm
     cached = [ROLLOUT] if e.give_back else EVERYWHERE
@@ -167,7 +166,7 @@ def _of_engine(config: ConfigDict, made: Planned, found: Found) -> Iterator[OnTh
         yield {"checkpoint.rollout_dtype": smaller}, "the engine's weights are rounded", saved
 
 
-def _of_training(config: ConfigDict, made: Planned, found: Found) -> Iterator[OnThisSlice]:
+def _of_training(config: Training, made: Planned, found: Found) -> Iterator[OnThisSlice]:
     held, arriving = made.residents[UPDATE], made.residents[HANDOFF]["arriving weights"]
     if config.checkpoint.handoff == "storage":
         saved = {HANDOFF: arriving - made.residents[ROLLOUT]["weights"]}
@@ -181,7 +180,7 @@ def _of_training(config: ConfigDict, made: Planned, found: Found) -> Iterator[On
         yield {"grpo.lora.rank": 16}, "adapters learn instead of the weights", saved
 
 
-def _of_slices(config: ConfigDict, made: Planned, found: Found, name: str) -> Iterator[Candidate]:
+def _of_slices(config: Training, made: Planned, found: Found, name: str) -> Iterator[Candidate]:
     """The smallest larger slice that would do: what is learnt is cut over more devices."""
     chip = name.partition(":")[0]
     if config.parallel.devices:
@@ -198,7 +197,7 @@ def _of_slices(config: ConfigDict, made: Planned, found: Found, name: str) -> It
             return
 
 
-def _spread(config: ConfigDict, made: Planned, devices: int) -> bool:
+def _spread(config: Training, made: Planned, devices: int) -> bool:
     """Whether the rows of a micro-batch can be spread over so many devices."""
     return config.grpo.micro_batch_rows % (devices // made.trainer.shape["tensor"]) == 0
 

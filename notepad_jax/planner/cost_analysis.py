@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
 import pallas_kernels
 from notepad_jax.planner import hlo, lowering, subprocesses
@@ -30,6 +29,7 @@ from notepad_jax.planner.collectives import KINDS, collectives
 from notepad_jax.planner.estimate import CHIPS, Chip
 from notepad_jax.planner.lowering import Planned, Policy, Program
 from notepad_jax.planner.subprocesses import Died
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.progress import Screen
 from pallas_kernels import aot
 
@@ -79,7 +79,7 @@ class Facts:
 class Source:
     """Where a child process has its programs from."""
 
-    config: ConfigDict
+    config: Training
     slice_name: str
 
     def sketch(self, policy: Policy | None = None) -> Planned:

@@ -20,13 +20,13 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ml_collections import ConfigDict
-
+from notepad_jax import keys
 from notepad_jax.planner import lowering, plan
 from notepad_jax.planner.cost_analysis import Read
 from notepad_jax.planner.lowering import HANDOFF, PHASES, ROLLOUT, UPDATE, Policy
 from notepad_jax.planner.plan import DoesNotFit, Plan
 from notepad_jax.setup import builders, configuration, sizes
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.progress import Screen, SilentScreen
 from pallas_kernels import aot
 
@@ -71,7 +71,7 @@ class Point:
 class Asked:
     """What is searched."""
 
-    config: ConfigDict
+    config: Training
     slices: Sequence[str]
     prices: Mapping[str, float]
     tries: int  # compilations, beside that of the config as it is; 0: none
@@ -301,7 +301,7 @@ def _best_of_families(guesses: Sequence[_Guess]) -> Iterator[_Guess]:
             yield guess
 
 
-def _trainers(config: ConfigDict, name: str, policy: Policy) -> list[Mapping[str, Any]]:
+def _trainers(config: Training, name: str, policy: Policy) -> list[Mapping[str, Any]]:
     """Every mesh, row length and micro-batch that is worth a try; some cannot run."""
     devices = config.parallel.devices or len(aot.sketch_of(name))
     heads, lengths = policy.config.kv_heads, row_lengths(config, policy)
@@ -316,7 +316,7 @@ def _trainers(config: ConfigDict, name: str, policy: Policy) -> list[Mapping[str
     return found
 
 
-def row_lengths(config: ConfigDict, policy: Policy) -> list[int]:
+def row_lengths(config: Training, policy: Policy) -> list[int]:
     """Returns lengths of rows that hold whole groups, or a prefix and an even cut of its tails.
 
     Also one with room for a group and its share of answers, which lie in any row; and the config's.
@@ -343,7 +343,7 @@ def _rounded(length: int) -> int:
     return block * math.ceil(length / block)
 
 
-def _engines(config: ConfigDict, name: str, policy: Policy) -> list[Mapping[str, Any]]:
+def _engines(config: Training, name: str, policy: Policy) -> list[Mapping[str, Any]]:
     there = aot.sketch_of(name)
     host = sum(device.process_index == 0 for device in there)
     heads = policy.config.kv_heads
@@ -370,7 +370,7 @@ def _runs(asked: Asked, name: str, sets: Mapping[str, Any]) -> bool:
     return _plan(asked, name, sets, lowering.policy_of(asked.config, "tpu")) is not None
 
 
-def _changed(config: ConfigDict, sets: Mapping[str, Any]) -> ConfigDict:
+def _changed(config: Training, sets: Mapping[str, Any]) -> Training:
     overrides = [f"--config.{key}={_word(value)}" for key, value in sets.items()]
     return configuration.changed(config, overrides)
 
@@ -380,7 +380,7 @@ def _word(value: Any) -> str:
 
 
 def _point(made: Plan, sets: Mapping[str, Any], asked: Asked) -> Point:
-    known = configuration.flat(asked.config)
+    known = keys.flat(asked.config)
     return Point(
         slice=made.slice,
         sets={key: value for key, value in sets.items() if known[key] != value},

@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from configs.models import MODELS
 from notepad_jax.checkpoint.abstract_trees import as_published, at_once, placed
@@ -37,6 +36,8 @@ from notepad_jax.parallel import mesh as meshes
 from notepad_jax.parallel.rules import SERVING, TRAINING
 from notepad_jax.planner import workload
 from notepad_jax.setup import builders, learner, policies, sizes
+from notepad_jax.setup.config.learning import AdapterKeys
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.text import chat
 from notepad_jax.text.approximate import ApproximateTokenizer
 from notepad_jax.text.prompts import Template
@@ -103,7 +104,7 @@ class Policy:
     template: Template
 
 
-def policy_of(config: ConfigDict, platform: str) -> Policy:
+def policy_of(config: Training, platform: str) -> Policy:
     """Reads what `policies` finds under `config.policy`; nothing there is a published model's name.
 
     `platform` is that of the devices it is planned for ("tpu"). Raises ValueError where it is
@@ -140,7 +141,7 @@ class _StandIn(ApproximateTokenizer):
 
 
 def plan_of(
-    config: ConfigDict, there: Sequence[Any], host: Sequence[Any] | None = None,
+    config: Training, there: Sequence[Any], host: Sequence[Any] | None = None,
     policy: Policy | None = None,
 ) -> Planned:  # fmt: skip
     """Returns what a run of `config` would launch on the devices `there`; compiles nothing.
@@ -205,22 +206,22 @@ class _Learning:
     mesh: Mesh
 
 
-def _partitions(settings: ConfigDict, policy: Policy, mesh: Mesh) -> tuple[Any, Any]:
+def _partitions(settings: AdapterKeys, policy: Policy, mesh: Mesh) -> tuple[Any, Any]:
     """(frozen, trained), as `learner.partition` has them, abstract."""
     config = policy.config
     whole = parameters.abstract_params(config, policy.stored)
     base = placed(whole, parameters.shardings(config, mesh, TRAINING))
-    chosen = learner.adapters(settings)
+    chosen = settings.wanted
     if chosen is None:
         return {}, base
     return lora.abstract(config, chosen, base)
 
 
-def _rollout_weights(config: ConfigDict, policy: PolicyConfig, mesh: Mesh) -> Any:
+def _rollout_weights(config: Training, policy: PolicyConfig, mesh: Mesh) -> Any:
     """The engine's weights, as `builders.adopted` asks for them, abstract."""
     whole = placed(parameters.abstract_params(policy), parameters.shardings(policy, mesh, SERVING))
     base = parameters.rollout_target(policy, whole, builders.rollout_dtype(config, policy))
-    chosen = learner.adapters(config.grpo.lora)
+    chosen = config.grpo.lora.wanted
     return base if chosen is None else lora.rollout_target(policy, chosen, base)
 
 
@@ -236,7 +237,7 @@ def bytes_of(tree: Any, dtype: str | None = None) -> int:
 
 
 def _residents(
-    config: ConfigDict, learning: _Learning, weights: Any, settings: EngineSettings, engine: Mesh,
+    config: Training, learning: _Learning, weights: Any, settings: EngineSettings, engine: Mesh,
     sharing: int,
 ) -> Mapping[str, Mapping[str, int]]:  # fmt: skip
     """What lies on a device of trainer and of `sharing` engines in each phase, by name."""
@@ -283,7 +284,7 @@ def _on_the_way(leaf: Any) -> int:
     return bytes_of(leaf) * part // layers * (1 if part == layers else 2)
 
 
-def _shared(config: ConfigDict, frozen: Any, weights: Any) -> int:
+def _shared(config: Training, frozen: Any, weights: Any) -> int:
     """Bytes of the engine's weights that are the trainer's own arrays (`abstract_trees.share`)."""
     if config.checkpoint.handoff == "storage":
         return 0

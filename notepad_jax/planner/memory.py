@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
+from notepad_jax import keys
 from notepad_jax.checkpoint.abstract_trees import placed
 from notepad_jax.engine import executor, launches, shapes
 from notepad_jax.engine.settings import EngineSettings
@@ -31,6 +31,8 @@ from notepad_jax.planner import lowering
 from notepad_jax.planner.lowering import ROLLOUT, UPDATE, Planned
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.setup import builders
+from notepad_jax.setup.config.engine import EngineKeys
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.text.prompts import Template
 from pallas_kernels.dispatch import logprob_block
 
@@ -146,7 +148,7 @@ class Held:
 
 
 def of_engines(
-    policy: PolicyConfig, engine: ConfigDict, settings: EngineSettings, stored: str,
+    policy: PolicyConfig, engine: EngineKeys, settings: EngineSettings, stored: str,
     adapters: lora.Lora | None, others: Sequence[lora.Lora] = (),
 ) -> Held:  # fmt: skip
     """What engines hold that nobody trains; `stored` is the dtype that the weights lie in.
@@ -176,7 +178,7 @@ def of_engines(
     )
 
 
-def of_training(config: ConfigDict, made: Planned, settings: EngineSettings) -> Held:
+def of_training(config: Config, made: Planned, settings: EngineSettings) -> Held:
     """What trainer and engines of a run hold."""
     there, host = made.trainer.devices.flat[0], builders.engines_mesh(config.engine)
     sharing = builders.engines(config.engine) // host.shape["fsdp"]
@@ -223,7 +225,7 @@ def launch(policy: PolicyConfig, settings: EngineSettings) -> int:
     return kept + max(_layer(policy, tokens), 6 * 4 * sampled * policy.vocab_size)
 
 
-def update(config: ConfigDict, made: Planned) -> int:
+def update(config: Config, made: Planned) -> int:
     """An upper bound for what a micro-batch takes beside masters and gradient, in bytes.
 
     What layers keep for the way back (with `grpo.remat` their inputs alone), one layer's way
@@ -251,10 +253,10 @@ def _layer(policy: PolicyConfig, tokens: int) -> int:
 
 
 def to_read(
-    config: ConfigDict, words: builders.Words, template: Template, rules: Rules,
+    config: Config, words: builders.Words, template: Template, rules: Rules,
     say: Callable[[str], None], settings: EngineSettings | None = None, see: Look = look,
     others: Sequence[lora.Lora] = (),
-) -> ConfigDict:  # fmt: skip
+) -> Config:  # fmt: skip
     """Returns the config with as many `engine.pages` as engines that only read may have.
 
     `rules` are those of the longest readings, and `settings` sizes other than theirs
@@ -269,9 +271,9 @@ def to_read(
 
 
 def to_train(
-    config: ConfigDict, words: builders.Words, template: Template, rules: Rules,
+    config: Config, words: builders.Words, template: Template, rules: Rules,
     say: Callable[[str], None], see: Look = look,
-) -> ConfigDict:  # fmt: skip
+) -> Config:  # fmt: skip
     """As `to_read`, for a run that learns, whose `config` has its rows settled (`sizes`)."""
     wanted = builders.engine_settings(config.engine, words.config, rules, template)
     device = builders.trainers_mesh(config).devices.flat[0]
@@ -290,9 +292,9 @@ def least_pages(settings: EngineSettings) -> int:
 
 
 def _with_pages(
-    config: ConfigDict, wanted: EngineSettings, held: Held, memory: Memory | None,
+    config: Config, wanted: EngineSettings, held: Held, memory: Memory | None,
     say: Callable[[str], None], words: builders.Words,
-) -> ConfigDict:  # fmt: skip
+) -> Config:  # fmt: skip
     said, number, least = config.engine.pages, wanted.pages, least_pages(wanted)
     if memory is not None:
         number = pages(said, wanted.pages, least, held, memory)
@@ -303,9 +305,7 @@ def _with_pages(
                 f"the cache has {number:,} pages of the {wanted.pages:,} that all engine.slots "
                 f"would fill: {_gb(memory.free)} of {_gb(memory.total)} GB of memory are free"
             )
-    config = config.copy_and_resolve_references().unlock()
-    config.engine.pages = number
-    return config.lock()
+    return keys.changed(config, {"engine.pages": number})
 
 
 def share(held: Held, memory: Memory) -> int:
@@ -332,7 +332,7 @@ def room_of(held: Held, memory: Memory) -> int:
     return min(free[name] for name in held.cached) // held.page
 
 
-def _refusal(config: ConfigDict, least: int, held: Held, memory: Memory, policy: str) -> str:
+def _refusal(config: Config, least: int, held: Held, memory: Memory, policy: str) -> str:
     number, room = config.engine.pages or least, room_of(held, memory)
     every = {
         name: {**one, f"cache ({number:,} pages)": number * held.page}
@@ -351,11 +351,11 @@ def _refusal(config: ConfigDict, least: int, held: Held, memory: Memory, policy:
     )
 
 
-def _mend(config: ConfigDict, least: int, room: int) -> str:
+def _mend(config: Config, least: int, room: int) -> str:
     if room >= least:
         return f"use --config.engine.pages={room} or fewer"
     ways = []
-    if "grpo" in config:
+    if config.grpo:
         g = config.grpo
         ways += [] if g.lora.rank else ["--config.grpo.lora.rank=16 (adapters)"]
         ways += [] if g.remat else ["--config.grpo.remat=true"]

@@ -12,13 +12,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ml_collections import ConfigDict
-
 from notepad_jax.model import parameters
 from notepad_jax.planner import advice, arithmetic, cost_analysis, estimate, lowering
 from notepad_jax.planner.cost_analysis import Facts, Read
 from notepad_jax.planner.lowering import PHASES, Planned
 from notepad_jax.setup import configuration
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.progress import Screen
 from pallas_kernels import aot
 
@@ -74,7 +73,7 @@ class Plan:
 
 
 def fit(
-    config: ConfigDict,
+    config: Training,
     slice_name: str,
     screen: Screen,
     programs: str = ALL,
@@ -107,7 +106,7 @@ def fit(
 
 
 def run(
-    config: ConfigDict,
+    config: Training,
     slice_name: str,
     screen: Screen,
     known: dict[str, Read] | None = None,
@@ -205,7 +204,7 @@ def _handed_off(phase: Phase, made: Planned, chip: estimate.Chip) -> Phase:
 
 
 def _changes(
-    config: ConfigDict,
+    config: Training,
     made: Planned,
     phases: Sequence[Phase],
     found: Sequence[Facts],

@@ -15,13 +15,12 @@ import functools
 import math
 from collections.abc import Sequence
 
-from ml_collections import ConfigDict
-
 from notepad_jax import packing
 from notepad_jax.engine import shapes
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.packing import Piece
 from notepad_jax.setup import builders, curriculum, sizes
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.setup.sizes import Turn
 from notepad_jax.text.prompts import Template
 
@@ -84,7 +83,7 @@ class Update:
         return self.tokens / self.computed
 
 
-def readings(config: ConfigDict, template: Template) -> Readings:
+def readings(config: Training, template: Template) -> Readings:
     """Returns what a step reads, every turn at its limits."""
     turns, local = sizes.turns(template, builders.rules(config.reading)), config.rollout.local
     files = bool(config.tasks.files)

@@ -14,11 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint import checksums
 from notepad_jax.model import lora
 from notepad_jax.setup import builders, configuration, policies, settings
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry.progress import Screen
 
 
@@ -27,13 +27,13 @@ class Beside:
     """Another policy on the same base: its name, how it reads, and, once it was read, itself."""
 
     name: str
-    config: ConfigDict
+    config: Config
     adapters: lora.Lora | None  # None: it has none, and will be refused
     policy: builders.LoadedPolicy | None = None  # of its weights the adapters alone
     fingerprint: str = ""
 
 
-def named(config: ConfigDict, given: Sequence[str], first: str) -> list[Beside]:
+def named(config: Config, given: Sequence[str], first: str) -> list[Beside]:
     """Returns the policies, NAME=POLICY in `given`, to be served beside `first`, none read yet.
 
     Each reads as its run did, or as the config says. Raises ValueError for what names none.
@@ -53,7 +53,7 @@ def named(config: ConfigDict, given: Sequence[str], first: str) -> list[Beside]:
 
 
 def adapted(
-    config: ConfigDict, policy: builders.LoadedPolicy, others: Sequence[Beside], screen: Screen
+    config: Config, policy: builders.LoadedPolicy, others: Sequence[Beside], screen: Screen
 ) -> tuple[builders.LoadedPolicy, list[Beside]]:
     """Reads the adapters of `others`; returns the policy with all of them beside its own.
 

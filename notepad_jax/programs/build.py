@@ -20,9 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from notepad_jax import waiting
+from notepad_jax import keys, waiting
 from notepad_jax.data import files, formats
 from notepad_jax.data.admission import Admission, Fault, OnFault
 from notepad_jax.data.foreign import golongrl
@@ -34,7 +32,8 @@ from notepad_jax.eval.methods import NOTEPAD
 from notepad_jax.programs import evaluate, subjects
 from notepad_jax.reading.loop import Reader
 from notepad_jax.scoring import metrics
-from notepad_jax.setup import builders, configuration, eval_jobs
+from notepad_jax.setup import builders, eval_jobs
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.tasks import suites
 from notepad_jax.tasks.recipe import Unreachable
 from notepad_jax.telemetry.identity import settle, write_json
@@ -76,7 +75,7 @@ class Size:
 
 
 def run(
-    config: ConfigDict, folder: Path, form: str, paragraphs: str | None, rows: str | None,
+    config: Config, folder: Path, form: str, paragraphs: str | None, rows: str | None,
     drop_known: bool, screen: Screen,
 ) -> Built:  # fmt: skip
     """Builds what the options of the command ask for; what is refused leaves nothing behind."""
@@ -85,7 +84,7 @@ def run(
 
 
 def _run(
-    config: ConfigDict, folder: Path, form: str, paragraphs: str | None, rows: str | None,
+    config: Config, folder: Path, form: str, paragraphs: str | None, rows: str | None,
     drop_known: bool, screen: Screen,
 ) -> Built:  # fmt: skip
     if form not in files.FORMS:
@@ -113,7 +112,7 @@ def _run(
 
 
 def build(
-    config: ConfigDict,
+    config: Config,
     folder: Path,
     form: str,
     sizes: Sequence[Size],
@@ -129,7 +128,7 @@ def build(
     count = approximate.count
     if config.endpoint.tokenizer:
         count = counter(open_tokenizer(config.endpoint.tokenizer, screen.warn))
-    sources = suites.Sources(count, **config.sources)
+    sources = suites.Sources(count, **vars(config.sources))
     names = suites.names(e.suite, e.tasks, sources)
     _settle(folder, _settings(config, form, reader))
     left_out: dict[str, int] = {}
@@ -167,7 +166,7 @@ def build(
 
 
 def _made(
-    config: ConfigDict,
+    config: Config,
     name: str,
     size: Size,
     numbers: Sequence[int],
@@ -261,7 +260,7 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _settings(config: ConfigDict, form: str, reader: subjects.Subject | None) -> dict[str, Any]:
+def _settings(config: Config, form: str, reader: subjects.Subject | None) -> dict[str, Any]:
     """What the files of a folder have in common; tasks and lengths may be added later."""
     e = config.evaluate
     return {
@@ -270,7 +269,7 @@ def _settings(config: ConfigDict, form: str, reader: subjects.Subject | None) ->
         "seed": config.seed,
         "form": form,
         "tokenizer": config.endpoint.tokenizer,
-        "sources": configuration.plain(config.sources),
+        "sources": keys.plain(config.sources),
         "unknown_to": [reader.name, e.repeats, e.temperature, e.top_p] if reader else [],
     }
 
@@ -306,7 +305,7 @@ def _has_files(folder: Path) -> bool:
 
 
 def _unknown_numbers(
-    config: ConfigDict,
+    config: Config,
     folder: Path,
     name: str,
     sources: suites.Sources,
@@ -321,7 +320,7 @@ def _unknown_numbers(
 
 
 async def unknown(
-    config: ConfigDict,
+    config: Config,
     name: str,
     sources: suites.Sources,
     subject: subjects.Subject,

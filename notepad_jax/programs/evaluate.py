@@ -18,9 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from notepad_jax import waiting
+from notepad_jax import keys, waiting
 from notepad_jax.eval import methods, summary
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Judge, Progress, Result, check, measure
@@ -32,7 +30,8 @@ from notepad_jax.report import evaluation_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
 from notepad_jax.rollout import rewards
-from notepad_jax.setup import builders, configuration, eval_jobs, provenance
+from notepad_jax.setup import builders, eval_jobs, provenance
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.setup.eval_jobs import SYNTHETIC, Job
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json, write_sealed
@@ -58,7 +57,7 @@ class Outcome:
     failed: int  # readings whose completer failed; going on makes them again
 
 
-def sampling(config: ConfigDict, reader: Subject) -> TurnSampling:
+def sampling(config: Config, reader: Subject) -> TurnSampling:
     """Returns how an evaluation samples; each reading gets a seed of its own from it."""
     e = config.evaluate
     return TurnSampling(e.temperature, e.top_p, reader.template.stop_ids, config.seed)
@@ -75,19 +74,19 @@ _FREE = (
 )  # fmt: skip
 
 
-def identity(config: ConfigDict) -> dict[str, Any]:
+def identity(config: Config) -> dict[str, Any]:
     """Returns what all readings of a folder have in common, for `Readings`."""
     free = {f"evaluate.{name}" for name in _FREE}
     free |= {"endpoint.at_once", "endpoint.timeout", "endpoint.key_variable"}
     return {
-        name: configuration.plain(value)
-        for name, value in configuration.flat(config).items()
+        name: keys.plain(value)
+        for name, value in keys.flat(config).items()
         if name not in free and (name.split(".")[0] in _IDENTITY or name in _ALSO)
     }
 
 
 def read(
-    config: ConfigDict,
+    config: Config,
     subject: Subject,
     planned: Sequence[Job],
     label: str,
@@ -100,7 +99,7 @@ def read(
 
 
 async def _read(
-    config: ConfigDict,
+    config: Config,
     subject: Subject,
     planned: Sequence[Job],
     label: str,
@@ -147,7 +146,7 @@ async def _read(
     _give_up(readings, failures, 1)
 
 
-def judge_of(config: ConfigDict) -> Judge | None:
+def judge_of(config: Config) -> Judge | None:
     """Returns who judges answers in a metric's place; ValueError for a name that there is not."""
     said = config.evaluate.reward
     return rewards.of(said, REWARD).worth if said else None
@@ -187,7 +186,7 @@ def _progress(
 # ---------------------------------------------------------------- the program
 
 
-def run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Outcome:
+def run(config: Config, reader: Subject, folder: Path, screen: Screen) -> Outcome:
     """Evaluates into `folder` (or goes on there): readings, traces, report.json, report.html.
 
     Raises ValueError for settings that cannot work or are not those of the folder's readings,
@@ -197,7 +196,7 @@ def run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Ou
         return _run(config, reader, folder, screen)
 
 
-def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> Outcome:
+def _run(config: Config, reader: Subject, folder: Path, screen: Screen) -> Outcome:
     e = config.evaluate
     check_meant(config)
     lengths = eval_jobs.lengths_of(config)
@@ -208,7 +207,7 @@ def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> O
     check(everything, reader.tokenizer, config.reading.max_question)
     who = {"reader": reader.name, **reader.dtypes}
     with Readings(folder, identity(config) | who) as readings:
-        write_sealed(folder / CONFIG, configuration.plain(config))
+        write_sealed(folder / CONFIG, keys.plain(config))
         results = read(config, reader, planned, "eval", readings, screen)
         outcome = evaluation_page.Report(
             title=f"Reading {e.suite}, by length",
@@ -220,7 +219,7 @@ def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> O
             by_length=summary.by_length(results),
             by_task=summary.by_task(results),
             examples=examples(results, readings),
-            settings=configuration.flat(configuration.plain(config)),
+            settings=keys.flat(keys.plain(config)),
             published=True,
         )
     page = evaluation_page.write(folder, outcome)
@@ -229,7 +228,7 @@ def _run(config: ConfigDict, reader: Subject, folder: Path, screen: Screen) -> O
     return Outcome(folder, page, list(outcome.by_length), list(outcome.by_task), failed)
 
 
-def check_meant(config: ConfigDict) -> None:
+def check_meant(config: Config) -> None:
     """Raises ValueError for a config that leaves nothing to read or nobody to judge it."""
     e = config.evaluate
     judge_of(config)
@@ -244,14 +243,14 @@ def check_meant(config: ConfigDict) -> None:
         raise ValueError("evaluate.methods is empty; name at least one")
     if not eval_jobs.lengths_of(config) and not eval_jobs.is_file(e.suite):
         raise ValueError("evaluate.lengths is empty; name at least one")
-    if e.suite == SYNTHETIC and "data" not in config:
+    if e.suite == SYNTHETIC and config.data is None:
         raise ValueError(
             "the suite synthetic is in the starter's language, which a policy on our engine may "
             "know (--policy) and no endpoint; choose another --suite"
         )
 
 
-def _summary(reader: Subject, results: Sequence[Result], config: ConfigDict) -> str:
+def _summary(reader: Subject, results: Sequence[Result], config: Config) -> str:
     e, r = config.evaluate, config.reading
     longest = format_length(max(result.length for result in results))
     told = f"{reader.name} read documents of up to {longest} tokens"
@@ -278,10 +277,10 @@ def _gaps(results: Sequence[Result]) -> str:
     return f" Not every task has every length: {told}." if gaps else ""
 
 
-def _train_length(config: ConfigDict) -> int | None:
+def _train_length(config: Config) -> int | None:
     if config.evaluate.suite == SYNTHETIC:
         return config.data.tokens
-    told = config.evaluate.get("train_length")
+    told = config.evaluate.train_length
     return parse_length(told) if told else None
 
 
@@ -298,12 +297,12 @@ def examples(results: Sequence[Result], readings: Readings) -> list[Example]:
     ]
 
 
-def _asks(config: ConfigDict) -> bool:
+def _asks(config: Config) -> bool:
     """Whether an endpoint reads, on hardware that nobody here knows."""
-    return bool(config.get("endpoint") and config.endpoint.url)
+    return bool(config.endpoint and config.endpoint.url)
 
 
-def _next(config: ConfigDict, folder: Path, results: Sequence[Result]) -> list[Next]:
+def _next(config: Config, folder: Path, results: Sequence[Result]) -> list[Next]:
     """What somebody may want to do after this evaluation."""
     again = f"notepad-jax eval --name {shlex.quote(folder.name)} --resume"
     longest = max(result.length for result in results)

@@ -18,23 +18,20 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from notepad_jax import waiting
+from notepad_jax import keys, waiting
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.programs import serve
 from notepad_jax.reading.memory_agent import hashed_seed
 from notepad_jax.serve.completions.detokenizer import Saying
 from notepad_jax.setup import builders, stopping
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.types import SamplingParams
 
 LAST_LAUNCH = 1  # seconds that the engine has to end what it runs, when all replies have ended
 
 
-def run(
-    config: ConfigDict, address: serve.Address, name: str | None, screen: Screen
-) -> serve.Ended:
+def run(config: Config, address: serve.Address, name: str | None, screen: Screen) -> serve.Ended:
     """Serves until Ctrl-C or SIGTERM, which end replies under way within seconds.
 
     Raises ValueError for an address that cannot be taken, or not without a key, for a policy that
@@ -54,7 +51,7 @@ def run(
             f"engine.replicas is {config.engine.replicas}, and JetStream has one engine; leave "
             f"it at 1, or serve without --jetstream"
         )
-    config.engine.replicas = 1  # not as many as fit
+    config = keys.changed(config, {"engine.replicas": 1})  # not as many as fit
     with serve.taken(address) as place:
         host, port = place.getsockname()[:2]
         if not config.policy:
@@ -102,7 +99,7 @@ def alone(settings: EngineSettings) -> EngineSettings:
 
 
 def _opened(
-    room: types.ModuleType, config: ConfigDict, policy: builders.LoadedPolicy,
+    room: types.ModuleType, config: Config, policy: builders.LoadedPolicy,
     settings: EngineSettings, key: str | None, host: str, port: int,
 ) -> Any:  # fmt: skip
     """Returns the server, listening but not started."""

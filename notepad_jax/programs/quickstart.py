@@ -18,8 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
+from notepad_jax import keys
 from notepad_jax.eval import lengths, summary
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
@@ -27,7 +26,8 @@ from notepad_jax.programs import convert, evaluate, subjects
 from notepad_jax.report import numerals, quickstart_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
-from notepad_jax.setup import builders, compiled, configuration, eval_jobs, provenance
+from notepad_jax.setup import builders, compiled, eval_jobs, provenance
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_sealed
 from notepad_jax.telemetry.metrics import CONFIG, TIMINGS, read_metrics
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def run(
-    config: ConfigDict, folder: Path, screen: Screen, resume: bool = False, step: int | None = None
+    config: Training, folder: Path, screen: Screen, resume: bool = False, step: int | None = None
 ) -> Outcome:
     """Does everything; with `resume`, an earlier run in `folder` is continued.
 
@@ -72,9 +72,7 @@ def run(
         return _run(config, folder, screen, resume, step)
 
 
-def _run(
-    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None
-) -> Outcome:
+def _run(config: Training, folder: Path, screen: Screen, resume: bool, step: int | None) -> Outcome:
     timings, compiling = dict[str, float](), compiled.watched()
 
     def timed(name: str, work: Any) -> Any:
@@ -95,7 +93,7 @@ def _run(
     policy = builders.load_policy(config.policy, config.dtype, builders.to_read(config.engine))
     e = config.evaluate
     if not resume:  # then training says it, once nothing has refused the settings
-        write_sealed(folder / CONFIG, configuration.plain(config))
+        write_sealed(folder / CONFIG, keys.plain(config))
     screen.phase("1/4  the starter, before reinforcement learning")
     before, _ = timed(
         "measuring before",
@@ -157,7 +155,7 @@ def _apart(timings: Mapping[str, float], steps: Sequence[Mapping[str, float]]) -
 
 
 def measured(
-    config: ConfigDict,
+    config: Training,
     policy: builders.LoadedPolicy,
     names: Sequence[str],
     label: str,
@@ -187,7 +185,7 @@ def examples(results: Sequence[Result], readings: Readings) -> list[Example]:
 
 
 def pairs(
-    config: ConfigDict, folder: Path, before: Sequence[Result], after: Sequence[Result]
+    config: Training, folder: Path, before: Sequence[Result], after: Sequence[Result]
 ) -> list[Example]:
     """Picks questions of every kind, each as it was read before and after, for the page."""
     identity = evaluate.identity(config)
@@ -203,7 +201,7 @@ def pairs(
         ]
 
 
-def _next(config: ConfigDict, outcome: Outcome) -> list[Next]:
+def _next(config: Training, outcome: Outcome) -> list[Next]:
     """What somebody may want to do after the quick start."""
     policy = shlex.quote(str(outcome.exported))
     seed = f"--config.seed={config.seed + 1}"
@@ -218,7 +216,7 @@ def _next(config: ConfigDict, outcome: Outcome) -> list[Next]:
     ]
 
 
-def _report(config: ConfigDict, outcome: Outcome) -> None:
+def _report(config: Training, outcome: Outcome) -> None:
     train_length = config.data.tokens
     last = outcome.after[-1]
     metrics = read_metrics(outcome.folder)
@@ -240,7 +238,7 @@ def _report(config: ConfigDict, outcome: Outcome) -> None:
             warnings=[str(one) for one in health.course(lines, health.limits_of(config))],
             metrics=metrics,
             examples=outcome.pairs,
-            config=configuration.flat(configuration.plain(config)),
+            config=keys.flat(keys.plain(config)),
             changes=record.shown(outcome.folder),
             timings=outcome.timings,
         ),

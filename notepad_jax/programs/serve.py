@@ -23,8 +23,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax import waiting
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
@@ -38,6 +36,7 @@ from notepad_jax.serve.completions.conversations import Conversations
 from notepad_jax.serve.completions.model_card import Served
 from notepad_jax.serve.http.loopback import is_local
 from notepad_jax.setup import builders, policies, stopping
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry.progress import Screen, SilentScreen
 from notepad_jax.text import chat
 from notepad_jax.text.prompts import Template
@@ -70,7 +69,7 @@ class Ended:
     url: str
 
 
-def run(config: ConfigDict, address: Address, name: str | None, screen: Screen) -> Ended:
+def run(config: Config, address: Address, name: str | None, screen: Screen) -> Ended:
     """Serves until Ctrl-C or SIGTERM, which end replies under way within seconds.
 
     Raises ValueError for an address that cannot be taken, or not without a key, and for a policy
@@ -155,10 +154,10 @@ def _web() -> tuple[types.ModuleType, ...]:
         ) from None
 
 
-def bounded(config: ConfigDict, connections: types.ModuleType, screen: Screen) -> Any:
+def bounded(config: Config, connections: types.ModuleType, screen: Screen) -> Any:
     """Returns what all clients together may hold, as far as this machine goes."""
     wanted = connections.Limits(
-        **{name: config.serve[name] for name in connections.Limits.__annotations__}
+        **{name: getattr(config.serve, name) for name in connections.Limits.__annotations__}
     )
     limits = connections.within_descriptors(wanted)
     if limits.connections < wanted.connections:
@@ -232,7 +231,7 @@ def served_name(policy: str) -> str:
 
 
 def opened(
-    config: ConfigDict, policy: builders.LoadedPolicy, name: str, weights: Weights,
+    config: Config, policy: builders.LoadedPolicy, name: str, weights: Weights,
     others: Sequence[Beside] = (), programs: warm_up.Programs | None = None,
 ) -> tuple[Engines, Served]:  # fmt: skip
     """Returns engines that are not running yet, and the policy as the server sees it.
@@ -297,7 +296,7 @@ def opened(
     return made, dataclasses.replace(served, beside=every)
 
 
-def rules_of(config: ConfigDict, policy: builders.LoadedPolicy | builders.Words) -> Rules:
+def rules_of(config: Config, policy: builders.LoadedPolicy | builders.Words) -> Rules:
     """The limits of a reading, whose chunks are those of an evaluation."""
     rules = builders.rules(config.reading, policy.tokenizer)
     return dataclasses.replace(rules, chunk_size=config.evaluate.chunk_size)
@@ -325,7 +324,7 @@ def conversations(policy: builders.LoadedPolicy) -> Conversations | None:
 
 
 def engine_settings(
-    config: ConfigDict, policy: PolicyConfig, rules: Rules, template: Template
+    config: Config, policy: PolicyConfig, rules: Rules, template: Template
 ) -> EngineSettings:
     """The sizes of a reading's engine, with room for what else is asked of a server.
 
@@ -347,8 +346,8 @@ def engine_settings(
 
 
 def fitted(
-    config: ConfigDict, words: builders.Words, screen: Screen, others: Sequence[Beside] = ()
-) -> ConfigDict:
+    config: Config, words: builders.Words, screen: Screen, others: Sequence[Beside] = ()
+) -> Config:
     """Returns the config with pages that fit the machine; ValueError where nothing does.
 
     The engines are to be large enough for the readings of `others`, policies on the same base.
@@ -366,7 +365,7 @@ def fitted(
 class Weights:
     """Which weights are served, and how others take their place."""
 
-    def __init__(self, config: ConfigDict, policy: builders.LoadedPolicy, screen: Screen) -> None:
+    def __init__(self, config: Config, policy: builders.LoadedPolicy, screen: Screen) -> None:
         self._config, self._policy, self._screen = config, policy.config, screen
         self.fingerprint = fingerprint_of(policy)
         self._one = asyncio.Lock()

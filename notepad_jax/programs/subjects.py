@@ -10,8 +10,6 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from ml_collections import ConfigDict
-
 from notepad_jax import waiting
 from notepad_jax.engine.metered import Metered
 from notepad_jax.eval import methods
@@ -19,6 +17,7 @@ from notepad_jax.planner import memory
 from notepad_jax.reading.endpoint import EndpointCompleter, bare_turn
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.setup import builders, task_stream
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.setup.eval_jobs import SYNTHETIC
 from notepad_jax.telemetry.progress import Screen
 from notepad_jax.text.approximate import ApproximateTokenizer
@@ -39,7 +38,7 @@ class Subject:
     dtypes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def engine(config: ConfigDict, policy: builders.LoadedPolicy, screen: Screen) -> Subject:
+def engine(config: Config, policy: builders.LoadedPolicy, screen: Screen) -> Subject:
     """Our engine over a policy; `screen` is told of its work."""
     template = builders.template(config.reading, policy)
     snapshot = PolicySnapshot(0, policy.params)
@@ -62,7 +61,7 @@ def engine(config: ConfigDict, policy: builders.LoadedPolicy, screen: Screen) ->
     )
 
 
-def endpoint(config: ConfigDict, screen: Screen) -> Subject:
+def endpoint(config: Config, screen: Screen) -> Subject:
     """An OpenAI-compatible server, which puts its own turn markers around our prompts."""
     e = config.endpoint
     tokenizer = open_tokenizer(e.tokenizer, screen.warn) if e.tokenizer else ApproximateTokenizer()
@@ -90,12 +89,12 @@ def endpoint(config: ConfigDict, screen: Screen) -> Subject:
     )
 
 
-def named(config: ConfigDict, screen: Screen, suite: str = "") -> Subject:
+def named(config: Config, screen: Screen, suite: str = "") -> Subject:
     """Returns the reader that the config names.
 
     Raises ValueError if it names none, or one that cannot know the `suite` it will be asked.
     """
-    if config.get("endpoint") and config.endpoint.url:
+    if config.endpoint and config.endpoint.url:
         return endpoint(config, screen)
     if not config.policy:
         raise ValueError("there is nobody to read; give --policy FOLDER or --endpoint URL")
@@ -114,7 +113,7 @@ def named(config: ConfigDict, screen: Screen, suite: str = "") -> Subject:
     return engine(config, policy, screen)
 
 
-def _longest(config: ConfigDict) -> Rules:
+def _longest(config: Config) -> Rules:
     """The limits of the longest readings that the config may ask for."""
     e, reading = config.evaluate, builders.rules(config.reading)
     chunks = {reading.chunk_size, e.chunk_size}

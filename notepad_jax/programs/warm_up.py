@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from jax.sharding import Mesh, NamedSharding
-from ml_collections import ConfigDict
 
 from notepad_jax.engine import executor
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.engine.shapes import Shape, shapes
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.setup import builders
+from notepad_jax.setup.config.engine import EngineKeys
 from notepad_jax.telemetry.progress import Screen
 
 
@@ -34,7 +34,7 @@ class Programs:
         self._count, self._stopped, self._failure = 0, threading.Event(), ""
 
     def plan(
-        self, engine: ConfigDict, policy: builders.LoadedPolicy, settings: EngineSettings
+        self, engine: EngineKeys, policy: builders.LoadedPolicy, settings: EngineSettings
     ) -> None:
         """Notes all programs of the engines, on each row of devices that they run on."""
         there = builders.engines_mesh(engine)

@@ -23,7 +23,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import optax
 from jaxtyping import Array
@@ -31,12 +30,13 @@ from jaxtyping import Array
 from notepad_jax.checkpoint.abstract_trees import abstract
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.training_state import Checkpoints
-from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer, schedule
+from notepad_jax.grpo.optimizer import make_optimizer, schedule
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.layers import DecoderLayer, rms_norm, rope_angles
 from notepad_jax.model.logprobs import logits
 from notepad_jax.model.parameters import Params, count, init_params
 from notepad_jax.parallel import place
+from notepad_jax.setup.config.whole import Starter
 from notepad_jax.starter import lessons, mixed_lessons, published, vocabulary
 from notepad_jax.telemetry.progress import Screen
 
@@ -227,15 +227,14 @@ def train_step(
 # ---------------------------------------------------------------- the program
 
 
-def draw_lesson(config: ml_collections.ConfigDict, step: int) -> tuple[int, dict[str, np.ndarray]]:
+def draw_lesson(config: Starter, step: int) -> tuple[int, dict[str, np.ndarray]]:
     """Returns the chunk size and the lesson of a step: a function of seed and step alone."""
     rng = np.random.default_rng([config.seed, step])
     sizes = config.lessons[:1] if step < config.drill_steps else config.lessons
     share = np.array([size.share for size in sizes])
     size = sizes[rng.choice(len(sizes), p=share / share.sum())]
-    habits = lessons.Habits(**config.habits)
     draw = mixed_lessons.draw if config.mixed else lessons.draw
-    lesson = draw(rng, size.chunks, size.chunk_size, size.tails, habits)
+    lesson = draw(rng, size.chunks, size.chunk_size, size.tails, config.habits)
     return size.chunk_size, vars(lesson)
 
 
@@ -251,22 +250,21 @@ def initial_params(policy: PolicyConfig, seed: int, embed: float, branches: floa
     return {**params, "embed": params["embed"] * embed, "layers": {**layers, **quiet}}
 
 
-def run(config: ml_collections.ConfigDict, screen: Screen) -> dict[str, float]:
+def run(config: Starter, screen: Screen) -> dict[str, float]:
     """Trains the starter and writes its folder; returns the last numbers by chunk size.
 
     With `config.checkpoints` set, a run that was killed goes on from its last checkpoint.
     """
     policy = PolicyConfig(
-        **config.policy,
+        **vars(config.policy),
         vocab_size=len(vocabulary.PIECES),
         valid_vocab=len(vocabulary.PIECES),
         windows=(config.first_window,) + (0,) * (config.policy.layers - 1),
     )
     if policy.layers < 2:
         raise ValueError(f"policy.layers is {policy.layers}; finding a fact takes at least 2")
-    settings = OptimizerSettings(**config.optimizer)
-    optimizer, rate = make_optimizer(settings), schedule(settings)
-    params = initial_params(policy, config.seed, **config.initial)
+    optimizer, rate = make_optimizer(config.optimizer), schedule(config.optimizer)
+    params = initial_params(policy, config.seed, **vars(config.initial))
     opt_state = place.commit(optimizer.init(params))
     first = 0
     if config.checkpoints:

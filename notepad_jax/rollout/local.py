@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from notepad_jax.keys import SHARE, UNSIGNED, key, whole
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import Again, Ended, Job, Reader, read_all
 from notepad_jax.reading.memory_agent import hashed_seed
@@ -50,9 +51,23 @@ FINE = 2**53  # shares are compared with so many parts of 1
 class Wanted:
     """What is wanted of a rollout; the config's section `rollout.local`."""
 
-    samples: int  # completions of a turn; 0: nothing is sampled
-    share: float  # of the groups that are learnt from
-    weight: float  # of a local advantage beside a reading's
+    samples: int = key(
+        "completions, 0 or at least 2",
+        "[local advantages](algorithms.md#local-advantages-rolloutlocal): of some groups that are "
+        "learnt from, the prompt of one update turn is completed so many times more, and the "
+        "memories are compared with one another. 0: off",
+        whole(0),
+    )
+    share: float = key(
+        "0 to 1",
+        "of these groups. 0 is refused where `samples` is not",
+        SHARE,
+    )
+    weight: float = key(
+        "number",
+        "of these advantages, beside those of readings. 0 is refused where `samples` is not",
+        UNSIGNED,
+    )
 
     def __post_init__(self) -> None:
         if self.samples < 0 or self.samples == 1:

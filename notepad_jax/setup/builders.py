@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from notepad_jax import functions
 from notepad_jax.checkpoint.abstract_trees import abstract, check_shapes, placed
@@ -28,10 +27,12 @@ from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh
 from notepad_jax.parallel.rules import SERVING, TRAINING
-from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.reading.memory_rules import OwnRule
 from notepad_jax.setup import compiled, policies, sizes
+from notepad_jax.setup.config.engine import EngineKeys
+from notepad_jax.setup.config.reading import ReadingKeys
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.text import chat
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer, open_tokenizer
@@ -69,7 +70,7 @@ class Words:
 # ---------------------------------------------------------------- devices
 
 
-def trainers_mesh(config: ConfigDict, there: Sequence[jax.Device] | None = None) -> Mesh:
+def trainers_mesh(config: Training, there: Sequence[jax.Device] | None = None) -> Mesh:
     """The mesh that a run learns on: `parallel.devices` of `there` (default: all), in rows.
 
     Raises ValueError, naming the key, if there are fewer or they cannot be split so.
@@ -85,7 +86,7 @@ def trainers_mesh(config: ConfigDict, there: Sequence[jax.Device] | None = None)
     return mesh.make(tensor, there[:count])
 
 
-def engines_mesh(engine: ConfigDict, there: Sequence[jax.Device] | None = None) -> Mesh:
+def engines_mesh(engine: EngineKeys, there: Sequence[jax.Device] | None = None) -> Mesh:
     """The mesh of a host's engines: `engine.replicas` rows of `engine.tensor` devices each.
 
     They are the first of `there` (default: this host's). Raises ValueError, naming the key, if
@@ -106,7 +107,7 @@ def engines_mesh(engine: ConfigDict, there: Sequence[jax.Device] | None = None) 
     return mesh.make(engine.tensor, there[: engine.tensor * (engine.replicas or most)])
 
 
-def engines(engine: ConfigDict, there: Sequence[jax.Device] | None = None) -> int:
+def engines(engine: EngineKeys, there: Sequence[jax.Device] | None = None) -> int:
     """How many engines a host has: one for each row of `engines_mesh`, on CPUs `per_cpu`.
 
     A CPU is one device however many cores it has, and what a small policy launches keeps one of
@@ -117,13 +118,13 @@ def engines(engine: ConfigDict, there: Sequence[jax.Device] | None = None) -> in
     return rows.shape["fsdp"] * shared
 
 
-def to_learn(config: ConfigDict, there: Sequence[jax.Device] | None = None) -> Where:
+def to_learn(config: Training, there: Sequence[jax.Device] | None = None) -> Where:
     """Parameters as a trainer has them: cut over both axes of its mesh."""
     learns = trainers_mesh(config, there)
     return lambda policy: parameters.shardings(policy, learns, TRAINING)
 
 
-def to_read(engine: ConfigDict, there: Sequence[jax.Device] | None = None) -> Where:
+def to_read(engine: EngineKeys, there: Sequence[jax.Device] | None = None) -> Where:
     """Parameters as engines have them: heads over the devices of each, nothing gathered."""
     reads = engines_mesh(engine, there)
     return lambda policy: parameters.shardings(policy, reads, SERVING)
@@ -135,7 +136,7 @@ def on_one(policy: PolicyConfig) -> Any:
 
 
 def adopted(
-    config: ConfigDict, policy: PolicyConfig, chosen: lora.Lora | None,
+    config: Training, policy: PolicyConfig, chosen: lora.Lora | None,
     there: Sequence[jax.Device] | None = None,
 ) -> Any:  # fmt: skip
     """What a host's engines ask a hand-off for: dtypes and places of their weights.
@@ -148,7 +149,7 @@ def adopted(
     return base if chosen is None else lora.rollout_target(policy, chosen, base)
 
 
-def rollout_dtype(config: ConfigDict, policy: PolicyConfig) -> str:
+def rollout_dtype(config: Training, policy: PolicyConfig) -> str:
     """Returns the dtype of a run's engines' weights.
 
     Raises ValueError for a `checkpoint.rollout_dtype` that nothing keeps weights in.
@@ -265,7 +266,7 @@ def computes_in(said: str, policy: PolicyConfig, platform: str) -> str:
     return said or ("float32" if platform == CPU else named)
 
 
-def template(reading: ConfigDict, policy: LoadedPolicy | Words) -> Template:
+def template(reading: ReadingKeys, policy: LoadedPolicy | Words) -> Template:
     """Returns the prompts of a reading, in the turn markers of the model or of the file."""
     if reading.chat not in ("model", "file"):
         raise ValueError(f"reading.chat is {reading.chat!r}; use 'model' or 'file'")
@@ -275,32 +276,19 @@ def template(reading: ConfigDict, policy: LoadedPolicy | Words) -> Template:
     return Template.load(reading.template, policy.tokenizer, frame)
 
 
-def rules(reading: ConfigDict, tokenizer: Tokenizer | None = None) -> Rules:
+def rules(reading: ReadingKeys, tokenizer: Tokenizer | None = None) -> Rules:
     """Returns the limits of a reading from a config's `reading` section.
 
     Without a tokenizer they are limits alone: a memory rule of the user's is not looked for.
     """
-    update = reading.memory_update
-    if ":" in update:
-        update = memory_agent.MEMORY_UPDATES[0]
-        if tokenizer is not None:
-            name = reading.memory_update
-            function = functions.named(name, "reading.memory_update")
-            update = OwnRule(name, function, tokenizer)
-    return Rules(
-        max_question=reading.max_question,
-        chunk_size=reading.chunk_size,
-        max_memory=reading.max_memory,
-        max_answer=reading.max_answer,
-        memory_update=update,
-        answer_chunks=reading.answer_chunks,
-        carry=reading.carry,
-        chunk_ends=reading.chunk_ends,
-    )
+    name, own = reading.memory_update, None
+    if ":" in name and tokenizer is not None:
+        own = OwnRule(name, functions.named(name, "reading.memory_update"), tokenizer)
+    return reading.rules(own)
 
 
 def engine_settings(
-    engine: ConfigDict, policy: PolicyConfig, reading: Rules, template: Template
+    engine: EngineKeys, policy: PolicyConfig, reading: Rules, template: Template
 ) -> EngineSettings:
     """Returns the sizes of an engine for `reading`; ValueError for one that is too small."""
     longest = template.longest_prompt(
@@ -321,7 +309,7 @@ def engine_settings(
 
 
 def service(
-    engine: ConfigDict, policy: LoadedPolicy, reading: Rules, template: Template,
+    engine: EngineKeys, policy: LoadedPolicy, reading: Rules, template: Template,
     snapshot: PolicySnapshot, around: Callable[[Runs], Runs] = lambda executor: executor,
     settings: EngineSettings | None = None,
 ) -> EngineService | Engines:  # fmt: skip

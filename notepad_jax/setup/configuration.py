@@ -1,10 +1,11 @@
 """Config files: finding one, and changing it by a recipe and from the command line.
 
 A config is a Python file with `get_config()` that returns an `ml_collections.ConfigDict`;
-it imports nothing of ours. `--config.steps=20`, or with a space, changes a value and
-keeps its type; a key that does not exist is an error that names the nearest one, and a
-number out of its range (`ranges`) one that names the range, wherever it was written: in a
-file, in a run's settings, on the command line or in Python.
+it imports nothing of ours. It is read once, here: what comes out is a frozen `Training`, `Suites`
+or `Starter` (`config.whole`), whose fields say what there is, of which type and in which range.
+`--config.steps=20`, or with a space, changes a value; a key that does not exist is an error that
+names the nearest one, and a value that cannot be one that says what can, wherever it was written:
+in a file, in a run's settings, on the command line or in Python.
 
 The override `--config.recipe=dapo` (the option `--recipe`) changes several keys at once, by the
 function `apply(config)` of a file in configs/recipes or of the user's; the other overrides win
@@ -15,23 +16,27 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import importlib.util
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
 import configs
-from notepad_jax.setup import ranges
+from notepad_jax import keys
+from notepad_jax.near import meant
+from notepad_jax.setup.config.whole import Starter, Suites, Training
 from notepad_jax.starter import shipped
 
+Read = TypeVar("Read", Training, Suites, Starter)
+Config = Training | Suites | Starter
+
 FLAG = "--config."
+EVERY = {Training: "quickstart", Suites: "ruler", Starter: "starter"}
 RECIPE = "recipe"  # the key, and what a file with `apply` is called
-# By a section that no other kind has; all else measures suites, as config ruler does.
-KINDS = {"grpo": "quickstart", "lessons": "starter"}
+KINDS = {"grpo": Training, "lessons": Starter}  # by a section that no other kind has
 # Sections without which a command has nothing to go by.
 NEEDS = {
     **dict.fromkeys(("train", "quickstart", "plan"), ("grpo",)),
@@ -41,8 +46,6 @@ NEEDS = {
     "warmup": ("lessons",),
 }
 USUAL = {"build": "ruler", "warmup": "starter"}  # of the others: quickstart
-# Sections of which training reads every key: one that a file lacks was forgotten, or is newer.
-WHOLE = ("reading", "tasks", "rollout", "grpo", "optimizer", "parallel", "checkpoint", "engine")
 
 
 class ConfigProblem(ValueError):
@@ -68,55 +71,42 @@ def load(
     """
     path = _find(name)
     config = _admitted(_made(path), str(path))
-    known = flat(config)
-    for key, value in flat(lent or {}).items():
-        if key in known:
-            _restore(config, key, value)
-    for key, value in flat(saved or {}).items():
-        if key not in known:
-            raise ConfigProblem(f"{_no_key(key, known)} (saved with the run, in its config.json)")
-        _restore(config, key, value)
-    return _overridden(config, overrides)
+    values = keys.flat(config)
+    values |= {key: value for key, value in keys.flat(lent or {}).items() if key in values}
+    for key, value in keys.flat(saved or {}).items():
+        if key not in values:
+            where = "saved with the run, in its config.json"
+            raise ConfigProblem(f"{keys.unknown(key, values)} ({where})")
+        values[key] = value
+    return _overridden(type(config), values, overrides)
 
 
-def _restore(config: ConfigDict, key: str, value: Any) -> None:
-    """Sets what JSON gave back; it knows no tuples."""
-    listed = isinstance(value, list) and isinstance(flat(config)[key], tuple)
-    _set(config, key, tuple(value) if listed else value)
-
-
-def _admitted(config: Any, where: str) -> ConfigDict:
-    """Returns somebody's config if its keys and their types are those of the shipped one.
-
-    Of its kind, that is. A training config has all that training reads; others may leave keys out.
-    """
+def _admitted(config: Any, where: str) -> Config:
+    """Reads somebody's config, of whichever kind. A training config has every key."""
     if not isinstance(config, ConfigDict):
         raise ConfigProblem(
             f"{where} gives {'nothing' if config is None else f'a {type(config).__name__}'} where "
             f"a ConfigDict belongs; get_config() ends with `return config`"
         )
-    config, training = config.copy_and_resolve_references().unlock(), "grpo" in config
-    kind = next((one for section, one in KINDS.items() if section in config), "ruler")
-    if training:
-        config[RECIPE] = config.get(RECIPE, "")
-        _refuse_unapplied(config, where)
-    shipped = _made(_find(kind))
-    known, ours = flat(shipped) | ({RECIPE: ""} if training else {}), flat(config)
-    for key, value in ours.items():
-        if key not in known:
-            raise ConfigProblem(f"{where}: {_no_key(key, known)}")
-        if key != RECIPE:
-            try:
-                _set(shipped, key, value)
-            except ConfigProblem as problem:
-                raise ConfigProblem(f"{where}: {problem}") from None
-    wanted = (key for key in known if training and key.partition(".")[0] in WHOLE)
-    if missing := [key for key in wanted if key not in ours]:
+    said = config.to_dict()
+    kind = next((KINDS[section] for section in KINDS if section in said), Suites)
+    if kind is Training:
+        _refuse_unapplied(said, where)
+    for line in keys.strangers(kind, said):
+        raise ConfigProblem(f"{where}: {line}")
+    if missing := list(keys.missing(kind, said)):
         raise ConfigProblem(
-            f"{where} has no key {', '.join(missing)}; configs/quickstart.py has every key that "
-            f"training reads, with what it means"
+            f"{where} has no key {', '.join(missing)}; configs/{EVERY[kind]}.py has every key, "
+            f"with its usual value"
         )
-    return config
+    return _read(kind, said, f"{where}: ")
+
+
+def _read(kind: type[Read], said: Mapping[str, Any], where: str = "") -> Read:
+    try:
+        return keys.read(kind, said)
+    except ValueError as problem:
+        raise ConfigProblem(f"{where}{problem}") from None
 
 
 def _made(path: Path) -> Any:
@@ -171,40 +161,21 @@ def joined(words: Sequence[str]) -> list[str]:
     return out
 
 
-def changed(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
+def changed(config: ConfigDict | Read, overrides: Sequence[str]) -> Read:
     """Returns a copy of a config, with overrides. Raises as `load` does."""
-    if not config.is_locked:  # nobody has loaded it: it is somebody's own
+    if isinstance(config, ConfigDict):  # nobody has loaded it: it is somebody's own
         config = _admitted(config, "this config")
-    return _overridden(config.copy_and_resolve_references().unlock(), overrides)
+    return _overridden(type(config), keys.flat(config), overrides)
 
 
-def check_use(config: ConfigDict, command: str) -> None:
+def check_use(config: Config, command: str) -> None:
     """Raises ConfigProblem for a config of another kind than `command` reads."""
-    if lacking := [section for section in NEEDS[command] if section not in config]:
+    lacking = [section for section in NEEDS[command] if getattr(config, section, None) is None]
+    if lacking:
         raise ConfigProblem(
             f"this config has no section {' and no '.join(lacking)}, which {command} goes by; take "
             f"one that has, as {USUAL.get(command, 'quickstart')}"
         )
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns {"grpo.clip_low": 0.2, ...}."""
-    out: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping | ConfigDict):
-            out |= flat(value, f"{prefix}{key}.")
-        else:
-            out[prefix + key] = value
-    return out
-
-
-def plain(value: Any) -> Any:
-    """Returns a config as dicts, lists and scalars, for JSON."""
-    if isinstance(value, Mapping | ConfigDict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
-    return value
 
 
 def _find(name: str, kind: str = "config") -> Path:
@@ -216,9 +187,8 @@ def _find(name: str, kind: str = "config") -> Path:
     if path.parent in (Path(), Path("configs"), Path("configs", folder.name)) and shipped.is_file():
         return shipped
     names = _names(kind)
-    near = difflib.get_close_matches(path.stem, names, 1)
-    hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
-    raise ConfigProblem(f"there is no {kind} {name}{hint}")
+    hint = meant(path.stem, names, f"there are {', '.join(names)}")
+    raise ConfigProblem(f"there is no {kind} {name}; {hint}")
 
 
 def _folder(kind: str) -> Path:
@@ -239,20 +209,20 @@ def recipes() -> list[str]:
     return _names(RECIPE)
 
 
-def _refuse_unapplied(config: ConfigDict, where: str) -> None:
+def _refuse_unapplied(said: Mapping[str, Any], where: str) -> None:
     """A file's lines before and after a recipe would be read as if they stood in order."""
-    if said := config.get(RECIPE):
+    if recipe := said.get(RECIPE):
         raise ConfigProblem(
-            f"{where} sets recipe={said!r}, which --recipe alone does; say --recipe {said} "
-            f"instead, or `from configs.recipes import {Path(said).stem}` and call its apply"
+            f"{where} sets recipe={recipe!r}, which --recipe alone does; say --recipe {recipe} "
+            f"instead, or `from configs.recipes import {Path(recipe).stem}` and call its apply"
         )
 
 
-def _apply_recipe(config: ConfigDict) -> None:
-    """Changes a config by the recipe that it names; ConfigProblem for one that cannot be used."""
-    path = _find(config[RECIPE], RECIPE)
+def _applied(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the recipe that values name makes of them; ConfigProblem where it cannot."""
+    path = _find(values[RECIPE], RECIPE)
     apply = _function(path, RECIPE, "apply")
-    tried = config.copy_and_resolve_references()
+    tried = ConfigDict(_nested(values))
     with _running(path):
         returned = apply(tried)
     if returned is not None:
@@ -260,15 +230,17 @@ def _apply_recipe(config: ConfigDict) -> None:
             f"apply(config) of recipe {path} returns something; it changes the config that it is "
             f"given, and what it returns is looked at by nobody"
         )
-    known = flat(config)
-    for key, value in flat(tried).items():
-        if key not in known:
-            raise ConfigProblem(f"recipe {path}: {_no_key(key, known)}")
-        _set(config, key, value)
-    config[RECIPE] = path.stem if path.resolve().parent == _folder(RECIPE) else str(path)
+    found = keys.flat(tried.to_dict())
+    for key in found.keys() - values.keys():
+        raise ConfigProblem(f"recipe {path}: {keys.unknown(key, values)}")
+    shipped_one = path.resolve().parent == _folder(RECIPE)
+    return {**found, RECIPE: path.stem if shipped_one else str(path)}
 
 
-def _overridden(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
+# ---------------------------------------------------------------- overrides
+
+
+def _overridden(kind: type[Read], values: dict[str, Any], overrides: Sequence[str]) -> Read:
     recipes_said = [word for word in overrides if word.startswith(f"{FLAG}{RECIPE}=")]
     if len(recipes_said) > 1:
         names = ", ".join(word.partition("=")[2] for word in recipes_said)
@@ -276,72 +248,56 @@ def _overridden(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
             f"two recipes are asked for ({names}), and each would undo some of the other; say one, "
             f"or call both in a file with apply(config)"
         )
-    for word in overrides:
-        _override(config, word)
+    types = {key: hint for key, hint, _ in keys.leaves(kind)}
+    said = dict(_override(types, values, word) for word in overrides)
+    values |= said
     if recipes_said:
-        _apply_recipe(config)  # it has seen the sizes that are asked for ...
-        for word in overrides:  # ... and does not outdo what was
-            if word not in recipes_said:
-                _override(config, word)
-    if problem := next(ranges.problems(config), None):
-        raise ConfigProblem(problem)
-    if isinstance(config.get("policy"), str):
-        config.policy = shipped.found(config.policy)
-    return config.lock()
+        values = _applied(values)  # it has seen the sizes that are asked for ...
+        del said[RECIPE]
+        values |= said  # ... and does not outdo what was
+    config = _read(kind, _nested(values))
+    if isinstance(config.policy, str):
+        config = keys.changed(config, {"policy": shipped.found(config.policy)})
+    return config
 
 
-def _override(config: ConfigDict, word: str) -> None:
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns {"grpo": {"clip_low": 0.2, ...}, ...} of {"grpo.clip_low": 0.2, ...}."""
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        place = out
+        *sections, leaf = key.split(".")
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[leaf] = value
+    return out
+
+
+def _override(types: Mapping[str, Any], values: Mapping[str, Any], word: str) -> tuple[str, Any]:
     key, equals, text = word.removeprefix(FLAG).partition("=")
     if not word.startswith(FLAG) or not equals:
         raise ConfigProblem(f"{word!r} is no override; write {FLAG}KEY=VALUE, as {FLAG}steps=20")
-    known = flat(config)
-    if key not in known:
-        raise ConfigProblem(_no_key(key, known))
-    _set(config, key, _parse(key, text, known[key]))
+    if key not in values:
+        raise ConfigProblem(keys.unknown(key, values))
+    if key not in types:
+        raise ConfigProblem(f"{key} holds sections of its own; change it in a config file")
+    return key, _parse(key, text, types[key])
 
 
-def _no_key(key: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(key, known, 1, 0.5)
-    near = near or [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]][:1]
-    hint = f"did you mean {near[0]}?" if near else "see the config file for its keys"
-    return f"there is no config key {key!r}; {hint}"
-
-
-def _set(config: ConfigDict, key: str, value: Any) -> None:
-    section, _, leaf = key.rpartition(".")
-    place = config[section] if section else config
-    old = place[leaf]
+def _parse(key: str, text: str, hint: Any) -> Any:
+    """Reads `text` in the type of a key."""
     try:
-        if old is not None and (value is None or isinstance(value, bool) != isinstance(old, bool)):
-            raise TypeError("a ConfigDict would take these for anything")
-        place[leaf] = value
-    except (TypeError, OverflowError):
-        raise _unlike(key, old, value) from None
-
-
-def _parse(key: str, text: str, old: Any) -> Any:
-    """Reads `text` in the type of the value it replaces."""
-    try:
-        if isinstance(old, str):
+        if hint is str:
             return text
-        if isinstance(old, bool):
+        if hint is bool:
             return {"true": True, "false": False}[text.lower()]
-        if isinstance(old, int):
+        if hint is int:
             return int(text.replace("_", ""))
-        if isinstance(old, float):
+        if hint is float:
             return float(text)
-        if any(isinstance(item, Mapping | ConfigDict) for item in old):
-            raise ConfigProblem(f"{key} holds sections of its own; change it in a config file")
-        if all(isinstance(item, str) for item in old) and text[:1] not in ("(", "["):
-            return type(old)(item.strip() for item in text.split(",") if item.strip())
+        if text[:1] not in ("(", "["):
+            return tuple(item.strip() for item in text.split(",") if item.strip())
         value = ast.literal_eval(text)
-        return type(old)([value] if isinstance(value, str | int | float) else value)
-    except ConfigProblem:
-        raise
+        return tuple([value] if isinstance(value, str) else value)
     except (ValueError, KeyError, SyntaxError, TypeError):
-        raise _unlike(key, old, text) from None
-
-
-def _unlike(key: str, old: Any, value: Any) -> ConfigProblem:
-    kind = type(old).__name__
-    return ConfigProblem(f"{key} needs a value like {old!r} ({kind}), and got {value!r}")
+        raise ConfigProblem(keys.unlike(key, hint, text)) from None

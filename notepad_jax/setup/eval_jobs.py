@@ -10,12 +10,9 @@ tasks.suites and eval.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-
-from ml_collections import ConfigDict
 
 from notepad_jax.data import formats
 from notepad_jax.data.admission import Admission
@@ -23,8 +20,12 @@ from notepad_jax.data.sources import is_remote
 from notepad_jax.eval import methods
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item
+from notepad_jax.near import meant
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.setup import builders
+from notepad_jax.setup.config.asking import MadeKeys, SourceKeys
+from notepad_jax.setup.config.reading import DataKeys
+from notepad_jax.setup.config.whole import Config
 from notepad_jax.setup.task_stream import TRAINING_DOCUMENTS
 from notepad_jax.starter.mixed import make_tasks
 from notepad_jax.tasks import file_suite, ruler, suites
@@ -53,40 +54,44 @@ class Job:
         return len(self.items) * (chunks + 1)
 
 
-def tasks_of_length(config: ConfigDict, length: int) -> list[Task]:
+def tasks_of_length(config: Config, length: int) -> list[Task]:
     """Makes the questions about documents of `length` tokens; the same for every policy."""
-    e = config.evaluate
-    long = length >= LONG
+    e, long = config.evaluate, length >= LONG
     wanted, each = (
         (e.questions_longest, e.questions_per_longest)
         if long
         else (e.questions, e.questions_per_document)
     )
-    data = e.data.to_dict() | {"tokens": length}
+    return synthetic(config.seed, length, e.data, wanted, each)
+
+
+def synthetic(
+    seed: int, length: int, data: DataKeys | MadeKeys, wanted: int, each: int
+) -> list[Task]:
+    """Makes `wanted` questions about documents of `length` tokens, `each` about one of them."""
     # A short document has no room for the facts of many questions among its other sentences.
     each = min(each, wanted, max(1, length // 256))
     tasks: list[Task] = []
     for number in range(-(-wanted // each)):
-        questions = min(each, wanted - len(tasks))
-        seed = HELD_OUT + (config.seed * 1009 + number) % HELD_OUT
-        tasks += make_tasks(seed, **(data | {"questions": questions}))
+        its_own = {"tokens": length, "questions": min(each, wanted - len(tasks))}
+        tasks += make_tasks(HELD_OUT + (seed * 1009 + number) % HELD_OUT, **(vars(data) | its_own))
     return tasks
 
 
-def lengths_of(config: ConfigDict) -> list[int]:
+def lengths_of(config: Config) -> list[int]:
     """Returns the lengths that are asked for, in tokens, each once.
 
     None are named: of a suite that is made here the usual ones, of a file none, which is all.
     """
     e = config.evaluate
-    names = e.lengths or (() if is_file(e.suite) else e.get("usual_lengths", ()))
+    names = e.lengths or (() if is_file(e.suite) else e.usual_lengths)
     return list(dict.fromkeys(parse_length(name) for name in names))
 
 
-def samples_of(config: ConfigDict) -> int:
+def samples_of(config: Config) -> int:
     """Returns how many questions are made of each task and length; of a file: taken, 0 is all."""
     e = config.evaluate
-    samples = e.samples or (0 if is_file(e.suite) else e.get("usual_samples", 0))
+    samples = e.samples or (0 if is_file(e.suite) else e.usual_samples)
     if samples < 1 and not is_file(e.suite):
         raise ValueError(f"there are {samples} samples of each task to be made; ask for 1 or more")
     return samples
@@ -104,16 +109,12 @@ def existing(suite: str) -> str:
     if Path(suite).suffix.lstrip(".").lower() in formats.FORMS:
         raise ValueError(f"{suite} is missing")
     known = (SYNTHETIC, *suites.SUITES)
-    near = difflib.get_close_matches(suite, known, 1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    raise ValueError(
-        f"there is no suite {suite!r}; use one of {', '.join(known)}, or the path of a task "
-        f"file{hint}"
-    )
+    near = meant(suite, known, "give a suite's name or the path of a task file")
+    raise ValueError(f"there is no suite {suite!r} (there are {', '.join(known)}); {near}")
 
 
 def tasks_of(
-    config: ConfigDict, lengths: Sequence[int], count: suites.Count, screen: Screen
+    config: Config, lengths: Sequence[int], count: suites.Count, screen: Screen
 ) -> TasksByLength:
     """Returns the tasks of the config's suite at each length; recipes, not yet texts.
 
@@ -123,25 +124,31 @@ def tasks_of(
     e = config.evaluate
     if e.suite == SYNTHETIC:
         return {length: tasks_of_length(config, length) for length in lengths}
-    if "sources" not in config:
+    if config.sources is None:
         raise ValueError(f"suite {e.suite} needs a config with `sources`; use --config ruler")
     samples = samples_of(config)
     if is_file(e.suite):
         return _of_file(config, lengths, samples, count, screen)
-    sources = suites.Sources(count, **config.sources)
-    names = suites.names(e.suite, e.tasks, sources)
-    bar = screen.bar(f"making {e.suite}", len(lengths) * len(names) * samples, "tasks")
-    tasks, left_out = suites.by_length(
-        e.suite, names, lengths, samples, config.seed, sources, bar.advance
-    )
+    return of_suite(e.suite, e.tasks, lengths, samples, config.seed, config.sources, count, screen)
+
+
+def of_suite(
+    suite: str, tasks: Sequence[str], lengths: Sequence[int], samples: int, seed: int,
+    sources: SourceKeys, count: suites.Count, screen: Screen,
+) -> TasksByLength:  # fmt: skip
+    """Returns `samples` of each of a suite's tasks (of all, if none is named) at each length."""
+    made_of = suites.Sources(count, **vars(sources))
+    names = suites.names(suite, tasks, made_of)
+    bar = screen.bar(f"making {suite}", len(lengths) * len(names) * samples, "tasks")
+    found, left_out = suites.by_length(suite, names, lengths, samples, seed, made_of, bar.advance)
     bar.finish()
     for problem in left_out:
         screen.warn(f"left out: {problem}")
-    return tasks
+    return found
 
 
 def _of_file(
-    config: ConfigDict, lengths: Sequence[int], samples: int, count: suites.Count, screen: Screen
+    config: Config, lengths: Sequence[int], samples: int, count: suites.Count, screen: Screen
 ) -> TasksByLength:
     e = config.evaluate
     bar = screen.bar(f"opening {Path(e.suite).name}", None, "rows")
@@ -165,10 +172,10 @@ def _of_file(
     return dict(found.tasks)
 
 
-def jobs(config: ConfigDict, tasks: TasksByLength) -> list[Job]:
+def jobs(config: Config, tasks: TasksByLength) -> list[Job]:
     """Returns what is to be read: every method at every length."""
     e = config.evaluate
-    limited = e.get("ruler_limits", False)
+    limited = e.ruler_limits
     limits = builders.rules(config.reading)
     found = []
     several = itertools.product(dict.fromkeys(e.methods), sorted(tasks.items()))

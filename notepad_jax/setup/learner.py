@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from notepad_jax.checkpoint.abstract_trees import abstract
 from notepad_jax.checkpoint.training_state import Saved
@@ -38,6 +37,8 @@ from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import place
 from notepad_jax.setup import policies
+from notepad_jax.setup.config.learning import AdapterKeys
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.types import Group, TrainBatch
 
 GATE, SCALES = "entropy_gate", "scales"  # keys of a checkpoint's data
@@ -64,7 +65,7 @@ class Learner:
     scales: advantages.Scales = dataclasses.field(default_factory=dict)
 
 
-def settings_of(config: ConfigDict) -> tuple[Algorithm, UpdateSettings, OptimizerSettings]:
+def settings_of(config: Training) -> tuple[Algorithm, UpdateSettings, OptimizerSettings]:
     """Reads the sections `grpo` and `optimizer`; ValueError for what cannot work."""
     g, r = config.grpo, config.rollout
     if r.group_size < 2 and g.advantage != advantages.imitation.__name__:
@@ -83,7 +84,7 @@ def settings_of(config: ConfigDict) -> tuple[Algorithm, UpdateSettings, Optimize
             f"nucleus is not one: train with rollout.top_p=1 (evaluate.top_p is free)"
         )
     named = {field.name for field in dataclasses.fields(Algorithm)} - {"local_weight"}
-    plan = Algorithm(**{name: g[name] for name in named}, local_weight=r.local.weight)
+    plan = Algorithm(**{name: getattr(g, name) for name in named}, local_weight=r.local.weight)
     settings = UpdateSettings(
         ratio=g.ratio,
         clip_low=g.clip_low,
@@ -104,10 +105,10 @@ def settings_of(config: ConfigDict) -> tuple[Algorithm, UpdateSettings, Optimize
     )
     for problem in algorithm.problems(plan, settings):
         raise ValueError(problem)
-    return plan, settings, OptimizerSettings(**config.optimizer)
+    return plan, settings, config.optimizer
 
 
-def prepare(config: ConfigDict, policy: PolicyConfig, params: Any) -> Learner:
+def prepare(config: Training, policy: PolicyConfig, params: Any) -> Learner:
     """Returns the learner before its first step; `params` are taken over."""
     plan, settings, optimizer_settings = settings_of(config)
     optimizer = make_optimizer(optimizer_settings)
@@ -123,29 +124,22 @@ def prepare(config: ConfigDict, policy: PolicyConfig, params: Any) -> Learner:
 
 
 def partition(
-    settings: ConfigDict, policy: PolicyConfig, params: Any, seed: int
+    settings: AdapterKeys, policy: PolicyConfig, params: Any, seed: int
 ) -> tuple[Any, Any]:
     """Returns (frozen, trained): all is trained, or adapters of rank `settings.rank` are.
 
     A policy that has adapters goes on with them; where all is trained they are added in. Raises
     ValueError where they are others than `settings` has.
     """
-    chosen = adapters(settings)
+    chosen = settings.wanted
     if chosen is None:
         return {}, lora.in_place(params)
     return lora.partition(policy, params, chosen, jax.random.key(seed))
 
 
-def adapters(settings: ConfigDict) -> lora.Lora | None:
-    """Returns the adapters that the section `grpo.lora` asks for; None for none."""
-    if not settings.rank:
-        return None
-    return lora.Lora(settings.rank, settings.alpha, tuple(settings.targets))
-
-
-def check_start(settings: ConfigDict, policy: str) -> None:
+def check_start(settings: AdapterKeys, policy: str) -> None:
     """Raises ValueError where `policy` has other adapters than `settings`; reads no weight."""
-    chosen = adapters(settings)
+    chosen = settings.wanted
     if chosen is not None:
         lora.check(policies.adapted(policy), chosen)
 

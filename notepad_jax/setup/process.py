@@ -10,10 +10,10 @@ import logging
 from importlib.metadata import entry_points
 
 import jax
-from ml_collections import ConfigDict
 
 import pallas_kernels
 from notepad_jax.setup import compiled
+from notepad_jax.setup.config.whole import Config, Starter
 from pallas_kernels import aot
 
 CHIPS = ("/dev/accel*", "/dev/vfio/[0-9]*")  # what a TPU's driver shows
@@ -35,7 +35,7 @@ def quiet() -> None:
     logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 
-def prepared(config: ConfigDict) -> None:
+def prepared(config: Config | Starter | None) -> None:
     """Compiled programs are kept, and the kernels are those of the config.
 
     Raises ValueError for kernels that there are not.
@@ -44,4 +44,4 @@ def prepared(config: ConfigDict) -> None:
     without_chips()
     aot.keep_small_tiles()
     compiled.keep()
-    pallas_kernels.use(config.get("kernels", "auto"))
+    pallas_kernels.use(getattr(config, "kernels", "auto"))

@@ -14,10 +14,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from notepad_jax import functions
+from notepad_jax import functions, keys
 from notepad_jax.reading.memory_rules import Note, Returned
 from notepad_jax.rollout import rewards
 from notepad_jax.setup import configuration, policies
+from notepad_jax.setup.config.whole import Config, Suites, Training
 from notepad_jax.setup.eval_jobs import SYNTHETIC
 
 OURS, PUBLISHED, SUITES = "quickstart", "chat", "ruler"  # configs of who has none
@@ -25,35 +26,35 @@ OURS, PUBLISHED, SUITES = "quickstart", "chat", "ruler"  # configs of who has no
 Reward = str | Callable[[Any], Any]
 Rewards = Reward | Sequence[tuple[float, Reward]]
 MemoryRule = str | Callable[[Note, Note], Returned]
-Config = str | os.PathLike[str] | ConfigDict
+MADE = ConfigDict | Training | Suites  # somebody's own, or one that was read before
+Given = str | os.PathLike[str] | MADE
 
 
 def loaded(
-    config: Config,
+    config: Given,
     changes: Mapping[str, Any],
     saved: Mapping[str, Any] | None = None,
     lent: Mapping[str, Any] | None = None,
-) -> ConfigDict:
+) -> Config:
     """Returns a config by name, by file or as it is, with changes: {"rollout.documents": 4}.
 
     `saved` are the settings of a run that goes on, `lent` those of another config. Raises
     ConfigProblem as `configuration.load` does.
     """
     words = overrides(changes)
-    if isinstance(config, ConfigDict):
+    if isinstance(config, MADE):
         return configuration.changed(config, words)
     return configuration.load(os.fspath(config), words, saved, lent)
 
 
-def check(config: Config, command: str) -> None:
+def check(config: Given, command: str) -> None:
     """Raises ValueError for what is no config, or one of another kind than `command` reads."""
-    if not isinstance(config, str | os.PathLike | ConfigDict):
+    if not isinstance(config, str | os.PathLike | MADE):
         raise ValueError(
             f"config is {config!r:.80}; give the name of a config, a path, or a ConfigDict"
         )
     if config:
-        given = config if isinstance(config, ConfigDict) else configuration.load(os.fspath(config))
-        configuration.check_use(given, command)
+        configuration.check_use(loaded(config, {}), command)
 
 
 def changes_of(changes: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -63,15 +64,15 @@ def changes_of(changes: Mapping[str, Any] | None) -> dict[str, Any]:
     for key in changes or ():
         if not isinstance(key, str):
             raise ValueError(f"changes has the key {key!r:.80}; keys are texts, as 'steps'")
-    return configuration.flat(changes or {})
+    return keys.flat(changes.to_dict() if isinstance(changes, ConfigDict) else changes or {})
 
 
 def to_read(
     source: str | os.PathLike[str],
     step: int | str | None,
-    config: Config,
+    config: Given,
     changes: Mapping[str, Any],
-) -> ConfigDict:
+) -> Config:
     """Returns the config of whoever reads with `source`: a policy by name, or an endpoint's URL.
 
     `step` is one of a run: a number, or "best". Without a `config`, a run is read with its own
@@ -85,9 +86,9 @@ def to_read(
 def to_measure(
     source: str | os.PathLike[str],
     step: int | str | None,
-    config: Config,
+    config: Given,
     changes: Mapping[str, Any],
-) -> ConfigDict:
+) -> Config:
     """As `to_read`, for an evaluation.
 
     A suite other than the starter's own needs the keys of the config for suites; how a run of
@@ -99,10 +100,10 @@ def to_measure(
 def _found(
     source: str | os.PathLike[str],
     step: int | str | None,
-    config: Config,
+    config: Given,
     changes: Mapping[str, Any],
     measured: bool,
-) -> ConfigDict:
+) -> Config:
     check(config, "eval" if measured else "ask")
     name, said = at(source, step), dict(changes)
     if _served(name):
@@ -116,7 +117,7 @@ def _found(
     if policies.chats(name):
         return loaded(SUITES if measured else PUBLISHED, said)
     if suite and not own:
-        usual = configuration.plain(configuration.load(OURS))
+        usual = keys.plain(configuration.load(OURS))
         own = {key: usual[key] for key in ("reading", "engine")}
         own["evaluate"] = {"chunk_size": usual["evaluate"]["chunk_size"]}
     return loaded(SUITES if suite else OURS, said, lent=own)
@@ -147,7 +148,7 @@ def _served(name: str) -> bool:
 
 def overrides(changes: Mapping[str, Any]) -> list[str]:
     """Returns the words that would change a config so on the command line."""
-    flat = configuration.flat(changes)
+    flat = keys.flat(changes)
     return [f"{configuration.FLAG}{key}={_text(value)}" for key, value in flat.items()]
 
 

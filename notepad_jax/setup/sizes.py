@@ -12,10 +12,12 @@ import dataclasses
 import itertools
 
 import numpy as np
-from ml_collections import ConfigDict
 
+from notepad_jax import keys
 from notepad_jax.reading import answer
 from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.setup.config.engine import EngineKeys
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import Prompt
 
@@ -87,7 +89,7 @@ def _turn(prompt: Prompt, other: Prompt, completion: int) -> Turn:
 # ---------------------------------------------------------------- the engine's
 
 
-def row_tokens(engine: ConfigDict, reading: Turns) -> int:
+def row_tokens(engine: EngineKeys, reading: Turns) -> int:
     """Returns `engine.row_tokens`, derived where it is 0. Raises ValueError if a tail is longer.
 
     A prefix of less than a page is not shared, so it belongs to the tail.
@@ -108,7 +110,7 @@ def row_tokens(engine: ConfigDict, reading: Turns) -> int:
     return engine.row_tokens
 
 
-def pages(engine: ConfigDict, reading: Turns, max_prompt: int, max_new: int) -> int:
+def pages(engine: EngineKeys, reading: Turns, max_prompt: int, max_new: int) -> int:
     """Returns `engine.pages`, derived where it is 0: all slots at once, each group's prefix once.
 
     `max_prompt` and `max_new` bound every context; one of them always fits.
@@ -129,7 +131,7 @@ def pages(engine: ConfigDict, reading: Turns, max_prompt: int, max_new: int) -> 
 # ---------------------------------------------------------------- the trainer's
 
 
-def row_length(config: ConfigDict, reading: Turns) -> int:
+def row_length(config: Training, reading: Turns) -> int:
     """Returns `grpo.row_length`, derived where it is 0. Raises ValueError if a turn is longer."""
     said, longest = config.grpo.row_length, max(turn.whole for turn in reading.all)
     if said and said < longest:
@@ -143,11 +145,9 @@ def row_length(config: ConfigDict, reading: Turns) -> int:
     )
 
 
-def settled(config: ConfigDict, template: Template, rules: Rules) -> ConfigDict:
+def settled(config: Training, template: Template, rules: Rules) -> Training:
     """Returns the config with `grpo.row_length` as `row_length` says."""
-    config = config.copy_and_resolve_references().unlock()
-    config.grpo.row_length = row_length(config, turns(template, rules))
-    return config.lock()
+    return keys.changed(config, {"grpo.row_length": row_length(config, turns(template, rules))})
 
 
 def _up(number: int, multiple: int) -> int:

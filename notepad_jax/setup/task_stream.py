@@ -15,8 +15,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.data import held_out, sources
 from notepad_jax.data.admission import Admission
 from notepad_jax.data.records import Records, generated, of_files
@@ -29,6 +27,7 @@ from notepad_jax.data.task_sources import (
     without_long_questions,
 )
 from notepad_jax.setup import configuration, curriculum
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.setup.curriculum import Curriculum
 from notepad_jax.starter import vocabulary
 from notepad_jax.starter.mixed import make_tasks
@@ -85,7 +84,7 @@ class TaskStream:
 
 
 def opened(
-    config: ConfigDict, tokenizer: Tokenizer, screen: Screen, before: Mapping[str, Any] = EMPTY
+    config: Training, tokenizer: Tokenizer, screen: Screen, before: Mapping[str, Any] = EMPTY
 ) -> TaskStream:
     """Opens what the config names. Raises ValueError for files that cannot be drawn from.
 
@@ -111,7 +110,7 @@ def opened(
     sources, long = without_long_questions(
         found, lambda question: len(tokenizer.encode(question)), limit, weights, screen
     )
-    share = config.validation.split if config.get("validation") else 0.0
+    share = config.validation.split if config.validation else 0.0
     held: Mapping[str, Sequence[Pair]] = {}
     if share:
         sources, held = held_out.split(sources, share, weights, screen, config.validation.split_by)
@@ -135,7 +134,7 @@ def opened(
     )
 
 
-def _balanced(config: ConfigDict, drawn: Mapping[str, float], screen: Screen) -> tuple[str, ...]:
+def _balanced(config: Training, drawn: Mapping[str, float], screen: Screen) -> tuple[str, ...]:
     """Returns the sources of which a batch has equal numbers, if it does."""
     if not config.tasks.balanced:
         return ()
@@ -151,9 +150,9 @@ def _balanced(config: ConfigDict, drawn: Mapping[str, float], screen: Screen) ->
     return tuple(drawn)
 
 
-def _made(config: ConfigDict, stages: Curriculum, screen: Screen) -> TaskStream:
+def _made(config: Training, stages: Curriculum, screen: Screen) -> TaskStream:
     """Generated documents are as long as `data.tokens` and the stage say, and never cut."""
-    data, size = config.data.to_dict(), config.reading.chunk_size
+    data, size = dict(vars(config.data)), config.reading.chunk_size
     most, room = data["tokens"], 2 * data["questions"] * SENTENCE  # two facts a question
     if stages.shortest and min(most, stages.shortest * size) < min(most, room):
         raise ValueError(
@@ -162,7 +161,7 @@ def _made(config: ConfigDict, stages: Curriculum, screen: Screen) -> TaskStream:
             f"longer, or ask fewer (data.questions)"
         )
     for key in ("weights", "max_tokens"):
-        if config.tasks[key]:
+        if getattr(config.tasks, key):
             screen.say(f"tasks.{key} cannot act: tasks.files is empty")
     if config.tasks.balanced:
         screen.say(
@@ -184,7 +183,7 @@ def _made(config: ConfigDict, stages: Curriculum, screen: Screen) -> TaskStream:
     return TaskStream(of(most), data["questions"], 0, None, curriculum=stages, shorter=of)
 
 
-def _told(config: ConfigDict, tokenizer: Tokenizer, stages: Curriculum) -> TaskStream:
+def _told(config: Training, tokenizer: Tokenizer, stages: Curriculum) -> TaskStream:
     """Stories of `tasks.stories` in documents of `data.tokens`, `data.questions` of each."""
     kinds, questions = tuple(config.tasks.stories), config.data.questions
     stories.check(kinds)
@@ -206,7 +205,7 @@ def _told(config: ConfigDict, tokenizer: Tokenizer, stages: Curriculum) -> TaskS
     return TaskStream(whole, questions, 0, None, curriculum=stages, shorter=shorter)
 
 
-def check_files(config: ConfigDict, tokenizer: Tokenizer) -> None:
+def check_files(config: Training, tokenizer: Tokenizer) -> None:
     """Raises ValueError for files that are not there, before any weight is loaded.
 
     And where none is named and a policy lacks the words of the documents that are made instead.
@@ -218,7 +217,7 @@ def check_files(config: ConfigDict, tokenizer: Tokenizer) -> None:
             f"game, whose words {tokenizer.path} does not have; name task files, for example "
             f"{configuration.FLAG}tasks.files=questions.jsonl (data/README.md says what is in one)"
         )
-    held = config.validation.files if config.get("validation") else ()
+    held = config.validation.files if config.validation else ()
     for path in (*config.tasks.files, *held):
         if not sources.is_remote(path) and not Path(path).exists():
             raise ValueError(f"there is no task file {path}; mend tasks.files or validation.files")
@@ -230,7 +229,7 @@ def knows_starter(tokenizer: Tokenizer) -> bool:
     return len(tokenizer.encode(" ".join(words))) <= 1.1 * len(words)
 
 
-def truncated(metrics: Mapping[str, float], step: int, config: ConfigDict) -> str:
+def truncated(metrics: Mapping[str, float], step: int, config: Training) -> str:
     """Says in words what the first step that cut documents cut off."""
     limit, key = config.tasks.max_tokens, "tasks.max_tokens"
     stage = int(metrics.get(MOST_CHUNKS, 0)) * config.reading.chunk_size

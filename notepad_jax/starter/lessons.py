@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from notepad_jax.keys import SHARE, key
 from notepad_jax.starter import synthetic
 from notepad_jax.starter import vocabulary as words
 
@@ -38,9 +39,22 @@ _NOTHING = words.ID_OF[synthetic.NOTHING]
 class Habits:
     """The teacher's odds; each is the probability of doing the right thing."""
 
-    write_found: float  # a fact is found in the chunk and the memory has none yet
-    keep: float  # the memory holds a note and the chunk says nothing about it
-    keep_at_chapter: float  # the same, and the chunk begins a new chapter
+    write_found: float = key(
+        "probability",
+        "that the teacher writes down a fact it has found. Well below 1, or there is nothing to "
+        "teach later; well above 0, or there is nothing to reinforce",
+        SHARE,
+    )
+    keep: float = key(
+        "probability",
+        "that it keeps a note over an ordinary chunk",
+        SHARE,
+    )
+    keep_at_chapter: float = key(
+        "probability",
+        "that it keeps a note over a chunk with a new chapter in it",
+        SHARE,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from notepad_jax import keys
 from notepad_jax.checkpoint import best, manifest, steps
 from notepad_jax.engine import journal
 from notepad_jax.eval import readings
 from notepad_jax.rollout import archive
-from notepad_jax.setup import configuration
 from notepad_jax.telemetry import lines, run_folder
 from notepad_jax.telemetry.identity import read_json
 from notepad_jax.telemetry.metrics import CONFIG, LEDGER, METRICS, TIMINGS
@@ -91,11 +91,11 @@ class _Check:
             known = record.History(None, (), {})
         config, machine = said[CONFIG], said[decided.FILE]
         if known.begun is None:
-            return configuration.flat(config or {})
+            return keys.flat(config or {})
         self.counted = not any(key.startswith("rollout.") for one in known.changes
                                for key in one.changed)  # fmt: skip
         ways = "write it as it was; --resume goes on with what stands there"
-        self._same(CONFIG, configuration.flat(config or {}), known.now, ways, config)
+        self._same(CONFIG, keys.flat(config or {}), known.now, ways, config)
         self._same(decided.FILE, machine or {}, known.machine, ways, machine)
         return known.now
 

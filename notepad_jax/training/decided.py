@@ -12,11 +12,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
+from notepad_jax import keys
 from notepad_jax.parallel import hosts
 from notepad_jax.planner import memory
 from notepad_jax.setup import builders, sizes
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.identity import read_json, write_json
 from notepad_jax.telemetry.progress import Screen
 
@@ -25,9 +25,9 @@ DTYPE, CACHE, PAGES = "dtype", "engine.cache_dtype", "engine.pages"
 
 
 def kept(
-    config: ConfigDict, folder: Path, words: builders.Words, resume: bool, screen: Screen,
+    config: Training, folder: Path, words: builders.Words, resume: bool, screen: Screen,
     see: memory.Look = memory.look,
-) -> ConfigDict:  # fmt: skip
+) -> Training:  # fmt: skip
     """Returns the config with what the machine decides, as the run in `folder` began with it.
 
     A new run decides here and writes it down; one that goes on keeps it, but for what its config
@@ -60,8 +60,8 @@ def kept(
 
 
 def fitted(
-    config: ConfigDict, words: builders.Words, screen: Screen, see: memory.Look = memory.look
-) -> ConfigDict:
+    config: Training, words: builders.Words, screen: Screen, see: memory.Look = memory.look
+) -> Training:
     """Returns a training config with pages that fit; ValueError where nothing does."""
     template = builders.template(config.reading, words)
     rules = builders.rules(config.reading, words.tokenizer)
@@ -75,10 +75,7 @@ def _read(path: Path) -> dict[str, Any]:
     return read_json(path, "remove it, and the machine decides anew") if path.is_file() else {}
 
 
-def _filled(config: ConfigDict, found: dict[str, Any]) -> ConfigDict:
+def _filled(config: Training, found: dict[str, Any]) -> Training:
     """The config, with values of `found` where it says nothing."""
-    config = config.copy_and_resolve_references().unlock()
-    config.dtype = config.dtype or found.get(DTYPE, "")
-    config.engine.cache_dtype = config.engine.cache_dtype or found.get(CACHE, "")
-    config.engine.pages = config.engine.pages or found.get(PAGES, 0)
-    return config.lock()
+    here = {DTYPE: config.dtype, CACHE: config.engine.cache_dtype, PAGES: config.engine.pages}
+    return keys.changed(config, {key: said or found.get(key, said) for key, said in here.items()})

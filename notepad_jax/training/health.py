@@ -14,9 +14,8 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from ml_collections import ConfigDict
-
 from notepad_jax.setup import builders
+from notepad_jax.setup.config.whole import Training
 
 Line = Mapping[str, float]  # of metrics.jsonl
 
@@ -40,7 +39,7 @@ class Limits:
     shaped: bool = False  # they cost, and so cannot be masked
 
 
-def limits_of(config: ConfigDict) -> Limits:
+def limits_of(config: Training) -> Limits:
     """Returns the limits of a config for training."""
     rules, g = builders.rules(config.reading), config.grpo
     return Limits(

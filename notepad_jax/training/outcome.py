@@ -11,14 +11,14 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
+from notepad_jax import keys
 from notepad_jax.checkpoint import best, steps
 from notepad_jax.checkpoint.best import Best
 from notepad_jax.parallel import hosts
 from notepad_jax.report import training_page
 from notepad_jax.report.origin import Next
-from notepad_jax.setup import configuration, policies, provenance
+from notepad_jax.setup import policies, provenance
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.training import health, record
 from notepad_jax.training.validation import SCORE
@@ -37,7 +37,7 @@ class Outcome:
     next: Mapping[str, str]  # what for -> command
 
 
-def outcome(config: ConfigDict, folder: Path) -> Outcome:
+def outcome(config: Training, folder: Path) -> Outcome:
     """Writes the report of the run in `folder` (of several processes, the first one does)."""
     checkpoints = steps.place_of(folder, config.checkpoint.folder)
     marked = best.read(checkpoints)
@@ -69,12 +69,12 @@ def text(found: Outcome) -> str:
     return "\n".join([*rows, *(f"looks sick: {words}" for words in found.warnings)])
 
 
-def _warnings(config: ConfigDict, lines: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+def _warnings(config: Training, lines: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
     found = health.course(health.lines_of(lines), health.limits_of(config))
     return tuple(str(one) for one in found)
 
 
-def _next(config: ConfigDict, folder: Path, marked: Best | None) -> dict[str, str]:
+def _next(config: Training, folder: Path, marked: Best | None) -> dict[str, str]:
     name = f"{folder}{policies.AT}{policies.BEST}" if marked else f"{folder}"
     files, lengths = config.validation.files or config.tasks.files, "--lengths 2k,8k,32k"
     suite, question = lengths, "'QUESTION'"
@@ -94,7 +94,7 @@ def _next(config: ConfigDict, folder: Path, marked: Best | None) -> dict[str, st
 
 
 def _report(
-    config: ConfigDict, folder: Path, lines: Sequence[Mapping[str, float]], marked: Best | None,
+    config: Training, folder: Path, lines: Sequence[Mapping[str, float]], marked: Best | None,
     after: Mapping[str, str],
 ) -> training_page.Report:  # fmt: skip
     validated = [line for line in lines if SCORE in line]
@@ -102,7 +102,7 @@ def _report(
     names = [name for name in (validated[-1] if validated else ()) if name.startswith(by_length)]
     curves = {name: name.removeprefix(by_length) for name in names} or {SCORE: "all"}
     done = max((line["step"] for line in lines), default=0)
-    recipe = f", recipe {config.recipe}" if config.get("recipe") else ""
+    recipe = f", recipe {config.recipe}" if config.recipe else ""
     told = f"{config.policy} after {done:,} of {config.steps:,} steps of GRPO{recipe}"
     if marked is not None:
         told += f"; best on held-out tasks is step {marked.step:,}, with {100 * marked.score:.1f}%"
@@ -123,6 +123,6 @@ def _report(
             )
             for line in validated
         ],
-        config=configuration.flat(configuration.plain(config)),
+        config=keys.flat(keys.plain(config)),
         changes=record.shown(folder),
     )

@@ -14,10 +14,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from notepad_jax import keys
 from notepad_jax.engine import journal
 from notepad_jax.engine.replay import Given, Replay
 from notepad_jax.parallel import hosts
-from notepad_jax.setup import configuration
 from notepad_jax.setup.stopping import Stop
 
 FILE, OTHERS = "under_way.jsonl", "under_way-{}.jsonl"
@@ -78,7 +78,7 @@ class UnderWay:
         except ValueError as problem:
             self._say(f"{problem}; its rollout is made anew")
             return
-        theirs, ours = configuration.flat(header["settings"]), configuration.flat(self._settings)
+        theirs, ours = keys.flat(header["settings"]), keys.flat(self._settings)
         for key in sorted(theirs.keys() | ours.keys()):
             if key in FREE or key.startswith(BESIDE):
                 continue

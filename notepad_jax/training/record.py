@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
+from notepad_jax import keys
 from notepad_jax.checkpoint.steps import Folder, place_of, steps_in
 from notepad_jax.parallel import hosts
 from notepad_jax.report import origin
-from notepad_jax.setup import configuration, provenance
+from notepad_jax.setup import provenance
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry import lines
 from notepad_jax.telemetry.identity import read_json, write_json, write_sealed
 from notepad_jax.telemetry.metrics import CONFIG
@@ -60,20 +60,20 @@ class History:
         return {key: value for key, value in {**self.begun, **after}.items() if value is not GONE}
 
 
-def begin(folder: Path, config: ConfigDict) -> None:
+def begin(folder: Path, config: Training) -> None:
     """Writes down what a run begins with; from here on it can be gone on with."""
     if hosts.first() and not (folder / FILE).exists():
         said = {"config": _flat(config), "machine": _machine(folder)}
         _append(folder, {"step": 0, **_here(), **said})
 
 
-def change(folder: Path, step: int, config: ConfigDict, said: Mapping[str, Any]) -> None:
+def change(folder: Path, step: int, config: Training, said: Mapping[str, Any]) -> None:
     """Writes down what differs by now, after `step` steps; `said` is what config.json said.
 
     The first process does this.
     """
     before, now = read(folder).now, _flat(config)
-    before = configuration.flat(said) if before is None else before
+    before = keys.flat(said) if before is None else before
     changed = {
         key: [before.get(key, GONE), now.get(key, GONE)]
         for key in sorted({*before, *now})
@@ -137,18 +137,18 @@ def _machine(folder: Path) -> dict[str, Any]:
     return read_json(path, "remove it, and the machine decides anew") if path.is_file() else {}
 
 
-def _flat(config: ConfigDict) -> dict[str, Any]:
-    return json.loads(json.dumps(configuration.flat(configuration.plain(config)), default=str))
+def _flat(config: Training) -> dict[str, Any]:
+    return json.loads(json.dumps(keys.flat(keys.plain(config)), default=str))
 
 
 # ---------------------------------------------------------------- beside steps that lie elsewhere
 
 
-def put_beside(folder: Path, config: ConfigDict) -> None:
+def put_beside(folder: Path, config: Training) -> None:
     """Writes the run's settings beside its steps, if those lie elsewhere."""
     if not config.checkpoint.folder or not hosts.first():
         return
-    content = {CONFIG: configuration.plain(config), decided.FILE: _machine(folder)}
+    content = {CONFIG: keys.plain(config), decided.FILE: _machine(folder)}
     where = place_of(folder, config.checkpoint.folder)
     where.mkdir(parents=True, exist_ok=True)
     (where / BESIDE).write_text(json.dumps(content, indent=1, default=str) + "\n")

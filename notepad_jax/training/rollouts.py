@@ -17,8 +17,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.parallel import hosts
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
@@ -39,6 +37,7 @@ from notepad_jax.rollout.overlong import Overlong
 from notepad_jax.rollout.rewards import Scoring
 from notepad_jax.rollout.task_sampler import Stream
 from notepad_jax.setup import builders, task_stream, trace_files
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.setup.task_stream import TaskStream
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.prompts import Template
@@ -228,7 +227,7 @@ class Rollouts:
 
 
 def rollouts(
-    config: ConfigDict, stream: TaskStream, completer: Completer, tokenizer: Tokenizer,
+    config: Training, stream: TaskStream, completer: Completer, tokenizer: Tokenizer,
     template: Template, rules: Rules,
 ) -> Rollouts:  # fmt: skip
     """Returns how a run samples. Raises ValueError for a config that cannot work."""
@@ -249,7 +248,7 @@ def rollouts(
         group_size=r.group_size,
         seed=config.seed,
         max_failed_share=r.max_failed_share,
-        local=local.Wanted(**r.local),
+        local=r.local,
         shaped=bool(config.grpo.overlong_window),
         retire_at=config.tasks.retire_at if stream.records.tasks else 0.0,
         teacher=_teacher(r.teacher),
@@ -273,12 +272,12 @@ def _teacher(said: str) -> imitation.Teacher | None:
     return teacher
 
 
-def check(config: ConfigDict) -> None:
+def check(config: Training) -> None:
     """Raises ValueError for rewards that there are not, cannot be called, or do not go together."""
     rewards.with_memories(scoring(config), config.tasks.memory_reward)
 
 
-def scoring(config: ConfigDict, shown: rewards.Shown | None = None) -> Scoring:
+def scoring(config: Training, shown: rewards.Shown | None = None) -> Scoring:
     """Returns how a run rewards an answer. Raises ValueError for what does not go together."""
     found, g = rewards.of(config.tasks.reward, shown=shown), config.grpo
     if not g.overlong_window:
@@ -294,7 +293,7 @@ def scoring(config: ConfigDict, shown: rewards.Shown | None = None) -> Scoring:
     return dataclasses.replace(found, score=overlong.shaped(found.score, how))
 
 
-def idle(config: ConfigDict) -> Iterator[str]:
+def idle(config: Training) -> Iterator[str]:
     """Yields, in words, what was chosen of rewards and draws and cannot act."""
     g = config.grpo
     if g.overlong_window and not g.overlong_weight:

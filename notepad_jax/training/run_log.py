@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
+from notepad_jax import keys
 from notepad_jax.grpo import advantages, algorithm
 from notepad_jax.parallel import hosts
 from notepad_jax.reading.loop import Reader
@@ -22,7 +22,8 @@ from notepad_jax.reading.trace import TraceFile
 from notepad_jax.rollout import archive
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
-from notepad_jax.setup import configuration, curriculum, task_stream
+from notepad_jax.setup import curriculum, task_stream
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry import run_folder, sinks
 from notepad_jax.telemetry.identity import read_sealed, write_sealed
 from notepad_jax.telemetry.metrics import CONFIG, METRICS, RunLog, read_metrics
@@ -62,7 +63,7 @@ def opened(folder: Path, resume: bool) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def telling(
-    config: ConfigDict, folder: Path, screen: Screen, reader: Reader, done: int, resume: bool
+    config: Training, folder: Path, screen: Screen, reader: Reader, done: int, resume: bool
 ) -> Iterator[Tell]:
     """Yields what is told of every step; `done` of them lie behind."""
     if not hosts.first():
@@ -74,7 +75,7 @@ def telling(
     ):
         if resume:
             record.change(folder, done, config, _said(folder))
-        write_sealed(folder / CONFIG, configuration.plain(config))  # nothing refused it
+        write_sealed(folder / CONFIG, keys.plain(config))  # nothing refused it
         record.put_beside(folder, config)
         _say_what_is_missing(folder, done, screen)
         for problem in archive.take_back(archived, done + 1):
@@ -133,12 +134,12 @@ def _said(folder: Path) -> Mapping[str, Any]:
         return {}
 
 
-def _sinks(config: ConfigDict, folder: Path, screen: Screen) -> sinks.Sinks:
-    values = configuration.flat(configuration.plain(config))
-    return sinks.Sinks(config.get("sinks", ()), folder, values, screen.warn)
+def _sinks(config: Training, folder: Path, screen: Screen) -> sinks.Sinks:
+    values = keys.flat(keys.plain(config))
+    return sinks.Sinks(config.sinks, folder, values, screen.warn)
 
 
-def _advantages(config: ConfigDict, batch: Sequence[Group]) -> list[np.ndarray]:
+def _advantages(config: Training, batch: Sequence[Group]) -> list[np.ndarray]:
     """Returns what readings were learnt from by, [G] of each group; nothing where others knew it.
 
     A KL that is taken off rewards, and scales that are remembered, are the trainer's.

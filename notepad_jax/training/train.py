@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from etils import epath
-from ml_collections import ConfigDict
 
-from notepad_jax import waiting
+from notepad_jax import keys, waiting
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.steps import check_place, place_of, steps_in
 from notepad_jax.checkpoint.training_state import Checkpoints
@@ -36,12 +35,13 @@ from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.setup import (
     builders,
     compiled,
-    configuration,
     learner,
     sizes,
     stopping,
     task_stream,
 )
+from notepad_jax.setup.config.learning import CheckpointKeys
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.setup.learner import Learner
 from notepad_jax.telemetry import sinks
 from notepad_jax.telemetry.identity import write_sealed
@@ -68,7 +68,7 @@ from notepad_jax.types import PolicySnapshot
 class Run:
     """What lives as long as a training run."""
 
-    config: ConfigDict
+    config: Training
     rollouts: Rollouts
     driver: EngineService | Engines
     ledger: Ledger
@@ -90,7 +90,7 @@ class Diverged(ValueError):
 
 
 def train(
-    config: ConfigDict, folder: Path, screen: Screen, resume: bool = False,
+    config: Training, folder: Path, screen: Screen, resume: bool = False,
     step: int | None = None, told: Sequence[Callback] = (), mended: bool = False,
 ) -> Path | epath.Path:  # fmt: skip
     """Runs the training in the new folder `folder`, or continues one; returns its checkpoints.
@@ -109,11 +109,11 @@ def train(
 
 
 async def _train(
-    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None,
+    config: Training, folder: Path, screen: Screen, resume: bool, step: int | None,
     stop: stopping.Stop, callback: Sequence[Callback], mended: bool,
 ) -> Path | epath.Path:  # fmt: skip
     if not resume and hosts.first():  # so that a start that is killed can be resumed
-        write_sealed(folder / CONFIG, configuration.plain(config))
+        write_sealed(folder / CONFIG, keys.plain(config))
     run = prepare(config, folder, screen, resume, step, stop, mended)
     told = run_log.telling(
         _named(config, run), folder, screen, run.rollouts.reader, run.step, resume
@@ -145,21 +145,19 @@ async def _train(
     return run.checkpoints.folder
 
 
-def _named(config: ConfigDict, run: Run) -> ConfigDict:
+def _named(config: Training, run: Run) -> Training:
     """Returns the config with the step of a run that it began with: it may have newer ones."""
-    config = config.copy_and_resolve_references().unlock()
-    config.policy = run.start["folder"]
-    return config.lock()
+    return keys.changed(config, {"policy": run.start["folder"]})
 
 
 def check(
-    config: ConfigDict, folder: Path, resume: bool, step: int | None, mended: bool = False
+    config: Training, folder: Path, resume: bool, step: int | None, mended: bool = False
 ) -> builders.Words:
     """Raises ValueError for what is wrong and can be known before any weight is loaded.
 
     That is also whether checkpoints can be written where they are to lie.
     """
-    hosts.broadcast(lambda: sinks.check(config.get("sinks", ())))
+    hosts.broadcast(lambda: sinks.check(config.sinks))
     _, settings, _ = learner.settings_of(config)
     there = builders.trainers_mesh(config)
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
@@ -190,7 +188,7 @@ def check(
 
 
 def prepare(
-    config: ConfigDict, folder: Path, screen: Screen, resume: bool, step: int | None,
+    config: Training, folder: Path, screen: Screen, resume: bool, step: int | None,
     stop: stopping.Stop | None = None, mended: bool = False,
 ) -> Run:  # fmt: skip
     """Loads the policy and puts the parts together, where a checkpoint left them."""
@@ -213,7 +211,7 @@ def prepare(
     config = sizes.settled(config, template, reading)
     start, stored = base_fingerprint.content(policy), policy.stored
     digests = [file["digest"] for file in stream.admitted.get("files", ())]
-    identity = {**configuration.plain(config), "start": start, "bytes of tasks.files": digests}
+    identity = {**keys.plain(config), "start": start, "bytes of tasks.files": digests}
     begun = partial_rollout.UnderWay(folder, identity, stop or stopping.Stop(), screen.warn)
     nobody = PolicySnapshot(-1, None)
     driver = builders.service(
@@ -227,7 +225,7 @@ def prepare(
     for idle in (*said, *rollouts.idle(config)):
         screen.say(idle)
     waiting.look()
-    wanted = builders.adopted(config, policy.config, learner.adapters(config.grpo.lora))
+    wanted = builders.adopted(config, policy.config, config.grpo.lora.wanted)
     handoff = _handoff(config.checkpoint, where, wanted, learning.frozen)
     del policy  # the starting weights live on in the learner alone
 
@@ -277,7 +275,7 @@ def prepare(
 
 
 def _handoff(
-    checkpoint: ConfigDict, folder: Path | epath.Path, wanted: Any, frozen: Any
+    checkpoint: CheckpointKeys, folder: Path | epath.Path, wanted: Any, frozen: Any
 ) -> Handoff:
     """Returns the bridge to the engine, which asks for `wanted`; `frozen` is handed over once."""
     if checkpoint.handoff == "memory":

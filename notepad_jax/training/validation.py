@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from notepad_jax.checkpoint import best
 from notepad_jax.checkpoint.best import Best
 from notepad_jax.data import formats, held_out
@@ -38,6 +36,8 @@ from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.rollout import rewards
 from notepad_jax.rollout.rewards import Scoring
 from notepad_jax.setup import eval_jobs, task_stream
+from notepad_jax.setup.config.asking import SourceKeys
+from notepad_jax.setup.config.whole import Training
 from notepad_jax.setup.stopping import Stop
 from notepad_jax.setup.task_stream import TaskStream
 from notepad_jax.tasks import file_suite, suites
@@ -47,6 +47,7 @@ from notepad_jax.text.tokenizer import Tokenizer, counter
 
 SCORE = "validation/score"  # over all questions; and SCORE_2K, ... by length
 OTHER_QUESTIONS = 2**19  # between the seeds of `eval` and those of validation
+ABOUT_ONE = 4  # questions about a synthetic document
 
 
 @dataclasses.dataclass
@@ -156,14 +157,12 @@ def _progress(step: int, readings: int, screen: Screen) -> Iterator[Callable[[Pr
         bar.finish()
 
 
-def items(
-    config: ConfigDict, stream: TaskStream, tokenizer: Tokenizer, screen: Screen
-) -> list[Item]:
+def items(config: Training, stream: TaskStream, tokenizer: Tokenizer, screen: Screen) -> list[Item]:
     """Returns what a run reads at each validation.
 
     Raises ValueError for tasks that cannot be had, and for questions that are too long.
     """
-    v = config.get("validation")
+    v = config.validation
     if not v or not v.every:
         return []
     found = [
@@ -177,13 +176,13 @@ def items(
 
 
 def opened(
-    config: ConfigDict, wanted: Sequence[Item], reader: Reader, scoring: Scoring = rewards.PLAIN
+    config: Training, wanted: Sequence[Item], reader: Reader, scoring: Scoring = rewards.PLAIN
 ) -> Validation:
     """Returns the validations of a run, by the reader of its rollouts.
 
     Rows are judged as the run rewards answers (`scoring`); a suite has metrics of its own.
     """
-    v = config.get("validation")
+    v = config.validation
     if not v or not v.every:
         return Validation(0, config.steps, 0)
     sampling = TurnSampling(v.temperature, v.top_p, reader.sampling.stop_ids, config.seed)
@@ -200,9 +199,9 @@ def opened(
     return Validation(v.every, config.steps, v.patience, wanted, reads, judge, reward)
 
 
-def check_settings(config: ConfigDict, tokenizer: Tokenizer) -> None:
+def check_settings(config: Training, tokenizer: Tokenizer) -> None:
     """Raises ValueError for settings that cannot work, before any weight is loaded."""
-    v, ways = config.get("validation"), (held_out.DOCUMENTS, held_out.QUESTIONS)
+    v, ways = config.validation, (held_out.DOCUMENTS, held_out.QUESTIONS)
     if v and v.suite not in ("", eval_jobs.SYNTHETIC, *suites.SUITES):
         raise ValueError(
             f"validation.suite is {v.suite!r}; use one of {eval_jobs.SYNTHETIC}, "
@@ -212,7 +211,7 @@ def check_settings(config: ConfigDict, tokenizer: Tokenizer) -> None:
         raise ValueError(f"validation.split_by is {v.split_by!r}; use {' or '.join(ways)}")
     if not v or not v.every:
         return
-    named = [name for name in ("suite", "files", "split") if v[name]]
+    named = [name for name in ("suite", "files", "split") if getattr(v, name)]
     if len(named) != 1:
         said = " and ".join(f"validation.{name}" for name in named) or "nothing"
         raise ValueError(
@@ -247,12 +246,18 @@ def check_settings(config: ConfigDict, tokenizer: Tokenizer) -> None:
 
 
 def _tasks(
-    config: ConfigDict, stream: TaskStream, count: Any, screen: Screen
+    config: Training, stream: TaskStream, count: Any, screen: Screen
 ) -> eval_jobs.TasksByLength:
     v = config.validation
     if v.suite:
-        return eval_jobs.tasks_of(
-            _asked(config), list(dict.fromkeys(map(parse_length, v.lengths))), count, screen
+        lengths = list(dict.fromkeys(map(parse_length, v.lengths)))
+        seed = config.seed + OTHER_QUESTIONS  # than an evaluation's
+        if v.suite == eval_jobs.SYNTHETIC:
+            asked = (config.data, v.samples, ABOUT_ONE)
+            return {length: eval_jobs.synthetic(seed, length, *asked) for length in lengths}
+        sources = SourceKeys(text="stdlib", hotpotqa="", squad="")
+        return eval_jobs.of_suite(
+            v.suite, v.tasks, lengths, v.samples, seed, sources, count, screen
         )
     sources = _of_files(v.files, stream, screen) if v.files else stream.held_out
     found: eval_jobs.TasksByLength = {}
@@ -289,18 +294,6 @@ def _of_files(
             f"they show is not only what was never trained on"
         )
     return found
-
-
-def _asked(config: ConfigDict) -> ConfigDict:
-    """Returns what `eval_jobs` asks of a config, for other questions than an evaluation's."""
-    v = config.validation
-    asked = dict(
-        suite=v.suite, tasks=v.tasks, samples=v.samples, questions=v.samples,
-        questions_longest=v.samples, questions_per_document=4, questions_per_longest=4,
-        data=config.data,
-    )  # fmt: skip
-    sources = config.get("sources") or dict(text="stdlib", hotpotqa="", squad="")
-    return ConfigDict(dict(seed=config.seed + OTHER_QUESTIONS, sources=sources, evaluate=asked))
 
 
 # ---------------------------------------------------------------- words and numbers

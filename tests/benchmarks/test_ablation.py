@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import ablation, ablation_page
+from notepad_jax import keys
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.identity import write_json
 
@@ -43,12 +44,12 @@ def test_the_plan_is_every_variant_from_every_seed_and_one_change_each(tmp_path)
     runs = planned(tmp_path, [], [0, 1, 2])
     assert len({run.folder for run in runs}) == len(runs) == 3 * len(ablation.VARIANTS)
     assert [run.seed for run in runs] == sorted(run.seed for run in runs)
-    usual = configuration.flat(ablation.config_of(runs[0], "starter"))
+    usual = keys.flat(ablation.config_of(runs[0], "starter"))
     rates = {"optimizer.learning_rate", "optimizer.adam_learning_rate"}
     for run in runs:
         if run.variant.updates > 1:
             continue  # recipes: below
-        own = configuration.flat(ablation.config_of(run, "starter"))
+        own = keys.flat(ablation.config_of(run, "starter"))
         changed = {key for key in own if own[key] != usual[key]} - {"seed"}
         assert changed == {word.partition("=")[0] for word in run.variant.words}
         assert all(own[key] == usual[key] for key in rates)

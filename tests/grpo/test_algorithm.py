@@ -174,7 +174,7 @@ def test_what_cannot_act_says_so(changed, says):
 
 def test_the_usual_limits_are_those_of_the_configs():
     grpo = configuration.load("quickstart").grpo
-    assert ratios.USUAL._asdict() == {name: grpo[name] for name in Limits._fields}
+    assert ratios.USUAL._asdict() == {name: getattr(grpo, name) for name in Limits._fields}
     assert set(ratios.LOOKS_AT) == set(ratios.RATIOS)
 
 

@@ -204,11 +204,11 @@ def test_equal_settings_are_one_optimizer():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (dict(kind="adam"), "kind is 'adam'; use adamw, muon"),
-        (dict(decay="step"), "decay is 'step'; use none, linear, cosine"),
+        (dict(kind="adam"), "kind is 'adam'; use one of adamw, muon"),
+        (dict(decay="step"), "decay is 'step'; use one of none, linear, cosine"),
         (dict(warmup_steps=-1), "warmup_steps is -1; .* 0 to 2147483647"),
-        (dict(warmup_steps=0.5), "whole number of steps"),
-        (dict(decay_steps=10**30), "decay_steps is 1000.* 0 to 2147483647"),
+        (dict(warmup_steps=0.5), "warmup_steps needs a whole number, and got 0.5"),
+        (dict(decay_steps=10**30), "decay_steps is a number of 100 bits.* 0 to 2147483647"),
         (dict(decay="linear", decay_steps=5, decay_from=5), "from step 5 to 5.* decay='none'"),
         (dict(decay="cosine", decay_steps=9, decay_from=3), "the warm-up to 4"),
         (dict(learning_rate=0.0), "learning_rate is 0.0; it must be above 0"),

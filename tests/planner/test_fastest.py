@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from notepad_jax import cli
+from notepad_jax import cli, keys
 from notepad_jax.planner import arithmetic, cost_analysis, estimate, fastest, lowering, plan
 from notepad_jax.planner.fastest import Asked
 from notepad_jax.setup import configuration
@@ -158,7 +158,7 @@ def test_a_planted_optimum_is_found(monkeypatch):
 
     monkeypatch.setattr(arithmetic, "read", read)
     best, _ = fastest.winners(searched(shipped(BEFORE)))
-    known = configuration.flat(shipped(BEFORE))
+    known = keys.flat(shipped(BEFORE))
     assert {**{key: known[key] for key in PLANTED}, **best.sets} == PLANTED
     assert any(asked) and not all(asked)
 

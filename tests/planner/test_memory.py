@@ -164,7 +164,7 @@ def fitted(name: str, *words: str, see=LAPTOP, policy=SMALL, said=None, others=(
     config = configuration.load(name, words)
     say = (said if said is not None else []).append
     rules, template, know = builders.rules(config.reading), fakes.template(), words_of(policy)
-    if "grpo" in config:
+    if config.grpo:
         config = sizes.settled(config, template, rules)
         config = memory.to_train(config, know, template, rules, say, lambda device: see)
     else:
@@ -178,7 +178,7 @@ def fitted(name: str, *words: str, see=LAPTOP, policy=SMALL, said=None, others=(
 def held_of(config, policy=SMALL) -> Held:
     rules, template = builders.rules(config.reading), fakes.template()
     settings = builders.engine_settings(config.engine, policy, rules, template)
-    if "grpo" not in config:
+    if not config.grpo:
         return memory.of_engines(policy, config.engine, settings, "float32", None)
     about = lowering.Policy("", "", policy, "float32", template)
     made = lowering.plan_of(config, jax.devices(), jax.local_devices(), about)

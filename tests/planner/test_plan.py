@@ -66,7 +66,7 @@ def test_residents_are_what_a_run_has(rank):
     own = nbytes(learning.reference) - nbytes(learning.frozen)
     assert held["reference"] == own > 0
     # The starter computes in the dtype that it is stored in; adapters lie beside it.
-    chosen = learner.adapters(config.grpo.lora)
+    chosen = config.grpo.lora.wanted
     asked = builders.adopted(config, policy.config, chosen)
     assert held["weights"] == lowering.bytes_of(asked)
     scale = 4 * policy.config.layers

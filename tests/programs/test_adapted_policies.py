@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from notepad_jax import cli, functions
+from notepad_jax import cli, functions, keys
 from notepad_jax.checkpoint import lazy_arrays
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.hf.adapters import export_adapters
@@ -241,7 +241,7 @@ def test_other_adapters_are_refused_before_any_weight_is_read(here, capsys, monk
     assert told.name == "data/habits" and told.counted_by == "its own tokenizer"
     # What the message says can be said.
     config = settings("--config.grpo.lora.targets=q,down")
-    assert learner.adapters(config.grpo.lora) == CHOSEN
+    assert config.grpo.lora.wanted == CHOSEN
 
 
 def moved(folder, *words):
@@ -249,7 +249,7 @@ def moved(folder, *words):
     config = settings("--config.optimizer.decay=none", *words)
     folder.mkdir(parents=True)
     began = train.prepare(config, folder, SCREEN, False, None)
-    (folder / "config.json").write_text(json.dumps(configuration.plain(config)))
+    (folder / "config.json").write_text(json.dumps(keys.plain(config)))
     learning = began.learner
     learning.state = jax.tree.map(lambda x: x + x.dtype.type(1 / 64), learning.state)
     meta = {"start": began.start, "policy": dataclasses.asdict(learning.config)}

@@ -14,7 +14,7 @@ import pytest
 import tiny
 from safetensors.numpy import load_file
 
-from notepad_jax import cli
+from notepad_jax import cli, keys
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.hf.storage import StoreProblem
 from notepad_jax.checkpoint.steps import load_params, write
@@ -146,7 +146,7 @@ def test_a_runs_adapters_are_exported_alone(published, tmp_path, capsys):
     checkpoints = Checkpoints(run / "checkpoints")
     checkpoints.keep_base(learning.frozen)
     checkpoints.save(7, *learner.saved(learning), {}, {})
-    settings = json.dumps(configuration.plain(config))
+    settings = json.dumps(keys.plain(config))
     (run / "config.json").write_text(settings)
     command = ["export-hf", str(run), str(tmp_path / "out"), "--adapters", "--json"]
     assert cli.main(command) == 0

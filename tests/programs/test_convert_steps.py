@@ -12,6 +12,7 @@ import pytest
 import tensorstore as ts
 import tiny
 
+from notepad_jax import keys
 from notepad_jax.checkpoint import lazy_arrays, manifest
 from notepad_jax.checkpoint.checksums import leaf_checksums
 from notepad_jax.checkpoint.hf import huggingface
@@ -107,15 +108,15 @@ def test_a_damaged_step_is_refused_in_one_line_and_nothing_is_left(published, tm
 def test_the_newest_good_step_is_exported_and_what_was_passed_over_is_said(published, tmp_path):
     """What an export does not read may be damaged: moments; and the base, for adapters alone."""
     run, target = tmp_path / "run", str(tmp_path / "out")
-    config = configuration.load("quickstart", ["--config.grpo.lora.rank=2"])
-    config.policy, config.grpo.lora.targets = str(published), ("q",)
+    said = ("grpo.lora.rank=2", "grpo.lora.targets=q", f"policy={published}")
+    config = configuration.load("quickstart", [f"--config.{word}" for word in said])
     learning = learner.prepare(config, *huggingface.import_policy(published))
     checkpoints = Checkpoints(run / "checkpoints")
     checkpoints.keep_base(learning.frozen)
     meta = {"policy": dataclasses.asdict(tiny.CONFIG)}
     for step in (3, 12):
         checkpoints.save(step, *learner.saved(learning), {}, meta)
-    (run / "config.json").write_text(json.dumps(configuration.plain(config)))
+    (run / "config.json").write_text(json.dumps(keys.plain(config)))
     stream = io.StringIO()
     screen = LineScreen(stream)
 

@@ -118,7 +118,7 @@ def test_the_trainer_hands_the_engine_what_both_compute_in(stored):
 )  # fmt: skip
 def test_no_config_of_ours_says_a_dtype(name):
     config = configuration.load(name)
-    rollout = config.checkpoint.rollout_dtype if "checkpoint" in config else ""
+    rollout = config.checkpoint.rollout_dtype if config.grpo else ""
     assert (config.dtype, config.engine.cache_dtype, rollout) == ("", "", "")
 
 

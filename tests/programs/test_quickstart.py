@@ -1,5 +1,8 @@
 """The quick start at toy sizes: every step runs, every promised file is there."""
 
+import json
+import re
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import evaluate, quickstart
 from notepad_jax.setup import builders, configuration, eval_jobs
+from notepad_jax.telemetry.metrics import METRICS, TIMINGS
 from notepad_jax.telemetry.progress import SilentScreen
 from tests import runs
 from tests.runs import ROOT
@@ -40,6 +44,16 @@ def test_it_leaves_everything_it_promises(outcome):
     assert page.count("<h3>before RL") == 6  # paired: only the shorter ones were read before
     text = quickstart.text(outcome)
     assert str(outcome.report) in text and "before RL" in text
+
+
+def test_every_number_that_a_run_writes_is_explained(outcome):
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    told = [re.sub("SOURCE|NAME|LENGTH", ".+", name) for name in re.findall(r"`([\w/]+)`", page)]
+    for file in (METRICS, TIMINGS):
+        lines = (outcome.folder / file).read_text(encoding="utf-8").splitlines()
+        names = {name for line in lines for name in json.loads(line)}
+        assert names, file
+        assert [one for one in sorted(names) if not any(re.fullmatch(t, one) for t in told)] == []
 
 
 def test_what_is_exported_is_what_was_measured(outcome, tmp_path):

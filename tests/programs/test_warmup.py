@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from notepad_jax import keys
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.model import attention, policy
 from notepad_jax.model.config import PolicyConfig
@@ -77,7 +78,7 @@ def tiny(folder: pathlib.Path, steps: int):
     config.lessons[0].update(chunks=2, tails=4)
     config.update(folder=str(folder), steps=steps, drill_steps=0)
     config.optimizer.update(decay_from=steps // 4, decay_steps=steps)
-    return config
+    return configuration.changed(config, [])
 
 
 @pytest.mark.slow
@@ -86,7 +87,9 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
     whole = tiny(tmp_path / "whole", 8)
     warmup.run(whole, screen)
     config = tiny(tmp_path / "parts", 8)
-    config.checkpoints, config.checkpoint_every = str(tmp_path / "checkpoints"), 3
+    config = keys.changed(
+        config, {"checkpoints": str(tmp_path / "checkpoints"), "checkpoint_every": 3}
+    )
     real_draw = warmup.draw_lesson
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warmup, "draw_lesson", lambda c, s: real_draw(c, s) if s < 7 else 1 / 0)
@@ -108,8 +111,7 @@ def test_learning_lowers_the_loss_and_keeps_the_readme(tmp_path):
 
 
 def test_one_layer_is_refused(tmp_path):
-    config = tiny(tmp_path, 1)
-    config.policy.layers = 1
+    config = keys.changed(tiny(tmp_path, 1), {"policy.layers": 1})
     with pytest.raises(ValueError, match="layers is 1.*at least 2"):
         warmup.run(config, choose(quiet=True))
 
@@ -127,7 +129,8 @@ def test_the_mixs_starter_learns_other_questions_in_the_same_way():
 
 
 def test_noise_is_relative_to_a_leaf_and_spares_norms():
-    config = PolicyConfig(**configuration.load("starter").policy, vocab_size=512, valid_vocab=512)
+    sizes = vars(configuration.load("starter").policy)
+    config = PolicyConfig(**sizes, vocab_size=512, valid_vocab=512)
     params = init_params(config, jax.random.key(0))
     key = jax.random.key(1)
     jax.tree.map(np.testing.assert_array_equal, warmup.shaken(params, 0.0, key), params)

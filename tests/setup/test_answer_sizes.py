@@ -1,5 +1,6 @@
 """What answers of several contexts need of an engine, a row and a plan, by hand."""
 
+from notepad_jax import keys
 from notepad_jax.engine import shapes
 from notepad_jax.planner import workload
 from notepad_jax.setup import builders, configuration, sizes
@@ -43,15 +44,11 @@ def test_contexts_by_hand():
 
 
 def _free(config):
-    config = config.copy_and_resolve_references().unlock()
-    config.grpo.row_length = 0
-    return config
+    return keys.changed(config, {"grpo.row_length": 0})
 
 
 def _short_rows(config, tokens):
-    engine = config.engine.copy_and_resolve_references().unlock()
-    engine.row_tokens = tokens
-    return engine
+    return keys.changed(config.engine, {"row_tokens": tokens})
 
 
 def test_one_context_has_the_sizes_that_it_had():

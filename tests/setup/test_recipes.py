@@ -8,8 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from ml_collections import ConfigDict
 
-from notepad_jax import cli
+from notepad_jax import cli, keys
 from notepad_jax.commands import train
 from notepad_jax.commands.parser import build_parser
 from notepad_jax.setup import configuration, learner, settings
@@ -37,14 +38,13 @@ def assigned(recipe):
 
     before, after = [], []
     for k in (0, 1):
-        config = loaded().copy_and_resolve_references().unlock()
-        for key, value in configuration.flat(config).items():
-            configuration._set(config, key, marked(value, k))
-        before.append(configuration.flat(config))
+        values = {key: marked(value, k) for key, value in keys.flat(loaded()).items()}
+        config = ConfigDict(configuration._nested(values))
+        before.append(keys.flat(config.to_dict()))
         configuration._function(
             configuration._find(recipe, configuration.RECIPE), "recipe", "apply"
         )(config)
-        after.append(configuration.flat(config))
+        after.append(keys.flat(config.to_dict()))
     assert set(before[0]) == set(after[0])
     changed = {key for key in before[0] for k in (0, 1) if before[k][key] != after[k][key]}
     same = {key: after[0][key] for key in changed if after[0][key] == after[1][key]}
@@ -129,7 +129,7 @@ def test_a_recipe_goes_with_every_config_for_training(name):
         config = loaded(f"recipe={name}", name=base)
         assert config.recipe == name
         learner.settings_of(config)  # no choice that another refuses
-        was, now = (configuration.flat(c) for c in (loaded(name=base), config))
+        was, now = (keys.flat(c) for c in (loaded(name=base), config))
         changed = {key for key in was if was[key] != now[key]} - {"recipe"}
         assert {key.partition(".")[0] for key in changed} <= {"grpo", "rollout", "tasks", "reading"}
 
@@ -172,8 +172,8 @@ def test_a_recipe_sees_the_sizes_that_are_asked_for():
 
 def test_a_run_that_goes_on_has_its_recipe(tmp_path):
     began = loaded("recipe=dapo", "grpo.clip_high=0.3", "grpo.minibatches=2")
-    saved = configuration.plain(began)
-    assert loaded(saved=saved).to_dict() == began.to_dict()
+    saved = keys.plain(began)
+    assert loaded(saved=saved) == began
     again = loaded("recipe=gspo", saved=saved)
     assert (again.recipe, again.grpo.ratio, again.grpo.minibatches) == ("gspo", "gspo", 4)
     del saved["recipe"]  # of a run before there were any
@@ -194,7 +194,7 @@ def test_a_file_of_the_user_s_is_a_recipe(tmp_path):
     assert (config.grpo.advantage, config.tasks.weights) == ("rloo", ("a=2",))
     assert config.recipe == mine
     Path(mine).unlink()  # its values stay
-    assert loaded(saved=configuration.plain(config)).grpo.advantage == "rloo"
+    assert loaded(saved=keys.plain(config)).grpo.advantage == "rloo"
     assert loaded("recipe=configs/recipes/dapo.py").recipe == "dapo"
 
 
@@ -251,7 +251,7 @@ def test_a_config_file_calls_a_recipe_and_does_not_name_it(tmp_path):
     naming = write(tmp_path / "naming.py", *made, "    config.recipe = 'dapo'", "    return config")
     with pytest.raises(ConfigProblem, match="naming.py sets recipe='dapo', which --recipe alone"):
         configuration.load(naming)
-    own = loaded().copy_and_resolve_references().unlock()
+    own = ConfigDict(configuration._nested(keys.flat(loaded())))
     own.recipe = "dapo"
     with pytest.raises(ConfigProblem, match="this config sets recipe='dapo'"):
         configuration.changed(own, [])

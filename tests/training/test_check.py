@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from notepad_jax import cli
+from notepad_jax import cli, keys
 from notepad_jax.checkpoint import best
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine import journal
@@ -28,12 +28,12 @@ STEPS = (1, 2, 3)
 def whole(tmp_path_factory):
     """A folder as a training run of adapters leaves it, stopped in its fourth rollout."""
     folder = tmp_path_factory.mktemp("runs") / "mine"
-    write_json(folder / "config.json", configuration.plain(CONFIG))
+    write_json(folder / "config.json", keys.plain(CONFIG))
     write_json(folder / "machine.json", {"dtype": "float32", "engine.pages": 96})
     record.begin(folder, CONFIG)
     other = configuration.changed(CONFIG, ["--config.grpo.clip_low=0.1"])
     record.change(folder, 2, other, {})
-    write_json(folder / "config.json", configuration.plain(other))
+    write_json(folder / "config.json", keys.plain(other))
     with RunLog(folder, tensorboard=False) as log, TraceFile(folder / archive.FILE) as readings:
         for step in STEPS:
             account = {"drawn": [step - 1, step], "trained": [[step, 0]], "waiting": []}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from notepad_jax import keys
 from notepad_jax.setup import configuration
 from notepad_jax.training import health
 from notepad_jax.training.health import Limits
@@ -75,10 +76,10 @@ def test_a_sick_run_is_told_once_with_the_mend(name):
 
 @pytest.mark.parametrize("name", SICK)
 def test_every_mend_is_a_key_that_there_is(name):
-    keys = configuration.flat(configuration.load("quickstart"))
+    known = keys.flat(configuration.load("quickstart"))
     words = health.course(SICK[name][0], LIMITS)[0].words
     named = re.findall(r"\b[a-z]+\.[a-z_]+[a-z]\b", words)
-    assert named and [key for key in named if key not in keys] == []
+    assert named and [key for key in named if key not in known] == []
 
 
 def test_answers_in_contexts_have_a_limit_and_a_mend_of_their_own():

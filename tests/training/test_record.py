@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from notepad_jax import keys
 from notepad_jax.setup import configuration
 from notepad_jax.training import record
 from notepad_jax.training.record import Change
@@ -20,22 +21,18 @@ def test_changes_are_added_to_what_it_began_with(tmp_path):
     assert (folder / record.FILE).read_bytes() == begun
     other = configuration.changed(CONFIG, ["--config.steps=9", "--config.sinks=mlflow"])
     record.change(folder, 3, other, {"steps": 1000})  # by an editor: it goes on with 9
-    record.change(folder, 5, CONFIG, configuration.plain(other))
+    record.change(folder, 5, CONFIG, keys.plain(other))
     assert (folder / record.FILE).read_bytes().startswith(begun)
     history = record.read(folder)
     first, second = history.changes
     assert (first.step, second.step) == (3, 5) and first.date.endswith("UTC") and first.commit
     assert first.changed == {"sinks": ([], ["mlflow"]), "steps": (CONFIG.steps, 9)}
     assert second.changed == {"sinks": (["mlflow"], []), "steps": (9, CONFIG.steps)}
-    assert (
-        history.now
-        == history.begun
-        == json.loads(json.dumps(configuration.flat(configuration.plain(CONFIG))))
-    )
+    assert history.now == history.begun == json.loads(json.dumps(keys.flat(keys.plain(CONFIG))))
 
 
 def test_a_run_of_an_earlier_version_has_no_beginning(tmp_path):
-    said = configuration.plain(configuration.changed(CONFIG, ["--config.steps=9"]))
+    said = keys.plain(configuration.changed(CONFIG, ["--config.steps=9"]))
     record.change(tmp_path, 3, CONFIG, said)
     history = record.read(tmp_path)
     assert history.begun is None and history.now is None

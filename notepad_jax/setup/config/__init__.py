@@ -1,0 +1,1 @@
+"""What a config may say: every key with its type, its range and what it means."""
