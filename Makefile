@@ -86,6 +86,7 @@ lint: install ## style and the floors of the architecture
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.budget
 
 docs: install ## write the pages that are made from code again
 	$(BIN)/python -m tests.module_map

@@ -34,8 +34,8 @@ from notepad_jax.programs import evaluate, subjects
 from notepad_jax.setup import configuration, process
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.identity import read_json, write_json
+from notepad_jax.telemetry.line_screen import LineScreen
 from notepad_jax.telemetry.metrics import read_metrics
-from notepad_jax.telemetry.progress import LineScreen
 from notepad_jax.training import train, validation
 
 LIMIT = 2 * 3600  # seconds of one run: a machine that hangs ends here

@@ -45,8 +45,8 @@ from notepad_jax.checkpoint.hf.writing import Planned, write
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh, rules
-from notepad_jax.programs import convert
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.programs import convert, export
+from notepad_jax.telemetry.screen import SilentScreen
 
 CONFIG = PolicyConfig(
     vocab_size=65536, width=2048, layers=16, heads=32, kv_heads=8, head_size=64,
@@ -132,7 +132,7 @@ def measure_export(folder: str) -> dict[str, Any]:
     """Exports the step beside `folder`; runs in a process of its own."""
     source, target = Path(folder).parent / "mine", Path(folder).parent / "back"
     before, wall, cpu = held_bytes(), time.perf_counter(), time.process_time()
-    convert.export_hf(source, str(target), SilentScreen(), "bfloat16")
+    export.export_hf(source, str(target), SilentScreen(), "bfloat16")
     wall, cpu, peak = time.perf_counter() - wall, time.process_time() - cpu, peak_bytes()
     read, written = Safetensors.open(folder), huggingface.open_policy(target)[1]
     return {

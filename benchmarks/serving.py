@@ -48,7 +48,7 @@ from notepad_jax.serve.app import App
 from notepad_jax.serve.completions.admission import RequestQueue
 from notepad_jax.serve.http.connections import Limits, Server
 from notepad_jax.setup import builders, configuration, process
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.text.tokenizer import FILES, open_tokenizer
 from notepad_jax.types import Prompt, SamplingParams, tokens
 

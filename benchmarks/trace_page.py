@@ -20,7 +20,7 @@ from pathlib import Path
 
 from notepad_jax.programs import traces
 from notepad_jax.reading.trace import MemoryChange, Spool, TraceFile
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from tests.support.chromium import CHROMIUM, Browser
 
 

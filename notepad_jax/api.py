@@ -20,8 +20,8 @@ from typing import Any
 
 from notepad_jax.data import datasets
 from notepad_jax.parallel import hosts
-from notepad_jax.programs import convert, subjects
 from notepad_jax.programs import evaluate as evaluation
+from notepad_jax.programs import export, subjects
 from notepad_jax.setup import process, settings
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_sealed
@@ -186,7 +186,7 @@ def export_hf(
     if not place:
         raise ValueError("target is empty; name a new folder, or a gs:// URL")
     with choose(quiet=quiet) as screen:
-        return convert.export_hf(named, place, screen, dtype, overwrite=overwrite)
+        return export.export_hf(named, place, screen, dtype, overwrite=overwrite)
 
 
 # ---------------------------------------------------------------- what is given, put in its place

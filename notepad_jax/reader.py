@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax import waiting
-from notepad_jax.programs import ask, evaluate, subjects
+from notepad_jax.programs import ask, evaluate, file_document, subjects
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.setup import builders, configuration, process, settings
 from notepad_jax.setup.config.whole import Config
-from notepad_jax.telemetry.progress import Screen, SilentScreen
+from notepad_jax.telemetry.screen import Screen, SilentScreen
 from notepad_jax.types import Completer, Document
 
 
@@ -129,7 +129,7 @@ class Reader:
         if trace is not None:
             trace = settings.path_of(trace, "the file of a trace")
         if isinstance(document, str | os.PathLike):
-            document = ask.FileDocument(_path(document))
+            document = file_document.FileDocument(_path(document))
         elif not isinstance(document, Document):
             raise ValueError(
                 f"a document is a path, or has a method pieces() that yields its text; this is of "
@@ -149,7 +149,7 @@ def _path(document: str | os.PathLike[str]) -> Path:
             return path
     shown = " ".join(str(document)[:60].split())
     more = "..." if len(str(document)) > 60 else ""
-    raise ask.CannotRead(
+    raise file_document.CannotRead(
         f"there is no file {shown!r}{more}; a text in memory is given as "
         f"notepad_jax.TextDocument(text)"
     )

@@ -6,7 +6,7 @@ from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.rollout import archive
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, read_metrics
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import train
 from tests import tiny
 

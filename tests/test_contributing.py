@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import budget
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PROGRAMS = ("pytest", "pip", "pre-commit")
@@ -75,3 +77,18 @@ def test_the_hooks_use_the_tools_of_the_environment():
         assert hook["entry"].startswith(".venv/bin/") and hook["language"] == "system"
         words = hook["entry"].split()
         assert all((ROOT / word).is_file() for word in words if word.startswith("tests/"))
+
+
+def test_what_is_too_much_is_said(tmp_path):
+    for package in budget.PACKAGES:
+        (tmp_path / package).mkdir()
+    text = '"""Says what it is."""\n\n# A comment.\nx = (\n    1\n)\n'
+    assert budget.code_lines(text) == 3
+    assert budget.code_lines('def f():\n    """Nothing."""\n    return "a"\n') == 2
+    (tmp_path / "notepad_jax" / "long.py").write_text(text + "\n" * budget.LONGEST)
+    (line,) = budget.problems(tmp_path)
+    assert (
+        line
+        == f"notepad_jax/long.py has {6 + budget.LONGEST} lines, and {budget.LONGEST} are meant"
+    )
+    assert list(budget.problems()) == []

@@ -12,7 +12,7 @@ import pytest
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.metrics import read_metrics
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import train
 
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ import pytest
 import notepad_jax as nj
 from notepad_jax import cli, waiting
 from notepad_jax.programs import subjects
-from notepad_jax.programs.ask import CannotRead
+from notepad_jax.programs.file_document import CannotRead
 from notepad_jax.reader import Reader
 from notepad_jax.reading.trace import Trace
 from notepad_jax.setup import configuration

@@ -32,15 +32,8 @@ from notepad_jax.checkpoint.checksums import (
     compare,
     leaf_checksums,
 )
-from notepad_jax.checkpoint.steps import (
-    BASE,
-    Folder,
-    load_base,
-    load_own,
-    read_meta,
-    steps_in,
-    write,
-)
+from notepad_jax.checkpoint.restore import load_base, load_own
+from notepad_jax.checkpoint.steps import BASE, Folder, read_meta, steps_in, write
 from notepad_jax.model.parameters import join, without
 from notepad_jax.parallel import hosts
 from notepad_jax.types import PolicySnapshot

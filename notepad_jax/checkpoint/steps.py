@@ -1,16 +1,15 @@
-"""A folder of orbax steps: written whole or not at all, looked through for damage, read.
+"""A folder of orbax steps: written whole or not at all, and looked through for damage.
 
 The folder is on a disk or in a bucket (gs://); how a step begins to count there, and ceases to,
 stands in `commit`. Whatever a kill leaves does not count and is swept up by the next save. So
 retention is ours and not orbax's, which would delete an old step before the new one has its
 manifest.
-An engine, an evaluation or a resumed run reads `params` through `load_params`, each device its
-own slices, onto any mesh; `training_state` and `handoff` (above) write and read the rest. Orbax
-v1 is marked experimental, so only this module and its two neighbours above import it.
+Steps are read by `restore`; `training_state` and `handoff` (above) write and read what else a run
+needs. Orbax v1 is marked experimental, so only these import it.
 
 Leaves that no step changes (the base of adapters) lie there once, as step 0 of the folder `base`
 beside the steps, and each step's `meta` names them by their checksum: a step is then of the
-adapters' size, and a policy is what `load_params` reads of both.
+adapters' size, and a policy is what `restore.load_params` reads of both.
 """
 
 from __future__ import annotations
@@ -32,16 +31,8 @@ from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from notepad_jax.checkpoint import best, bucket, commit, manifest
-from notepad_jax.checkpoint.abstract_trees import as_published, cast, check_shapes, placed
-from notepad_jax.checkpoint.checksums import (
-    HandoffError,
-    combine,
-    compare,
-    leaf_checksums,
-    named_leaves,
-)
+from notepad_jax.checkpoint.checksums import combine, leaf_checksums
 from notepad_jax.checkpoint.hf.storage import first_line
-from notepad_jax.model.parameters import join, without
 from notepad_jax.parallel import hosts
 
 Folder = str | Path | epath.Path
@@ -323,94 +314,7 @@ def _listed(steps: Collection[int]) -> str:
     return ", ".join(map(str, steps))
 
 
-# ---------------------------------------------------------------- read
-
-
 def read_meta(folder: Folder, step: int) -> dict[str, Any]:
     """Returns a step's `meta`, whose bytes are compared first. Raises CheckpointError."""
     require(folder, step, ("meta",))
     return json.loads((bucket.path(folder) / str(step) / "meta" / "data.json").read_text("utf-8"))
-
-
-def load_params(folder: Folder, step: int, abstract_params: Any) -> tuple[Any, dict[str, Any]]:
-    """Reads a whole policy: what one step holds of it, and the base that it names.
-
-    Returns (params, meta). As `load_own`.
-    """
-    target = placed(abstract_params)
-    base = load_base(folder, read_meta(folder, step).get(BASE), target)
-    own, meta = load_own(folder, step, without(target, base))
-    return join(base, own), meta
-
-
-def load_base(folder: Folder, named: str | None, abstract_params: Any) -> Any:
-    """Reads the leaves of a target that all steps of `folder` share, which a step's `meta` `named`.
-
-    Returns a tree of those leaves, empty where none are named. As `load_own`; HandoffError where
-    others lie there.
-    """
-    if named is None:
-        return {}
-    place, target = bucket.path(folder) / BASE, placed(abstract_params)
-    if not steps_in(place):
-        raise CheckpointError(f"{place} is missing, and the steps beside it hold adapters alone")
-    shared = without(target, without(target, _shapes(place, 0)))
-    base, meta = load_own(place, 0, shared)
-    if meta["checksum"] != named:
-        raise HandoffError(
-            f"{place} holds {meta['checksum']}, and the steps beside it need {named}"
-        )
-    return base
-
-
-def load_own(folder: Folder, step: int, abstract_params: Any) -> tuple[Any, dict[str, Any]]:
-    """Reads `params` alone from one step; returns (params, meta).
-
-    Every device reads its own slices, in the saved dtype; the checksums are compared with
-    those in `meta`; then leaves are cast. That covers every weight, so the files of `params`
-    are hashed only where something is wrong, to name the one. Raises HandoffError on any
-    difference, CheckpointError for damaged files.
-    """
-    path = bucket.path(folder) / str(step)
-    meta = read_meta(folder, step)
-    target = placed(abstract_params)
-    try:
-        loaded = _load_as_saved(path, as_published(target))
-        compare(meta["leaf_checksums"], leaf_checksums(loaded["params"]), str(path))
-    except Exception as problem:  # orbax and tensorstore raise of all kinds, in many lines
-        require(folder, step, ("params",))
-        if isinstance(problem, HandoffError):
-            raise
-        said = (str(problem).splitlines() or [type(problem).__name__])[0][:300]
-        raise CheckpointError(f"{path}: params cannot be read: {said}") from problem
-    return cast(loaded.pop("params"), target), meta
-
-
-def _load_as_saved(path: Path | epath.Path, plain: Any) -> dict[str, Any]:
-    with context():
-        saved = ocp.checkpointables_metadata(path).metadata["params"]
-        check_shapes(saved, plain, str(path))
-        kinds = named_leaves(saved)
-        as_saved = [
-            jax.ShapeDtypeStruct(leaf.shape, kinds[name].dtype, sharding=leaf.sharding)
-            for name, leaf in named_leaves(plain).items()
-        ]
-        as_saved = jax.tree.unflatten(jax.tree.structure(plain), as_saved)
-        return ocp.load_checkpointables(path, {"params": as_saved})
-
-
-def as_stored(folder: Folder, step: int) -> Any:
-    """Returns the shapes and dtypes of a step's policy, with its base; no weight is read."""
-    base = base_of(folder, step)
-    return join({} if base is None else _shapes(base, 0), _shapes(folder, step))
-
-
-def base_of(folder: Folder, step: int) -> Folder | None:
-    """Returns the folder whose step 0 holds what a step leaves out; None where that is whole."""
-    return bucket.path(folder) / BASE if BASE in read_meta(folder, step) else None
-
-
-def _shapes(folder: Folder, step: int) -> Any:
-    with context():
-        saved = ocp.checkpointables_metadata(bucket.path(folder) / str(step))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved.metadata["params"])

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from notepad_jax.checkpoint import bucket, steps
+from notepad_jax.checkpoint import bucket, restore, steps
 from notepad_jax.checkpoint.abstract_trees import check_shapes, placed
 from notepad_jax.checkpoint.checksums import combine, leaf_checksums
 from notepad_jax.checkpoint.steps import CheckpointError
@@ -86,7 +86,7 @@ class Checkpoints:
         """
         asked = step
         step = hosts.broadcast(lambda: steps.choose(self.folder, asked, say))
-        params, meta = steps.load_own(self.folder, step, abstract_params)
+        params, meta = restore.load_own(self.folder, step, abstract_params)
         self._base = {name: said for name, said in meta.items() if name == steps.BASE}
         path = self.folder / str(step)
         opt_target = placed(abstract_opt)

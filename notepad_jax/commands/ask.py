@@ -8,11 +8,11 @@ from typing import Any
 
 from notepad_jax.commands.options import reader_options
 from notepad_jax.commands.parser import Parser
-from notepad_jax.programs import ask
+from notepad_jax.programs import ask, file_document
 from notepad_jax.reader import Reader
 from notepad_jax.setup import configuration
 from notepad_jax.setup.config.whole import Config
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 
 CONFIG = "quickstart"
 LONG = """\
@@ -37,7 +37,7 @@ def options(parser: Parser) -> None:
 def run(
     arguments: argparse.Namespace, config: Config, folder: None, screen: Screen
 ) -> tuple[Any, str]:
-    document = ask.FileDocument(None if arguments.file == "-" else Path(arguments.file))
+    document = file_document.FileDocument(None if arguments.file == "-" else Path(arguments.file))
     ask.check_asked(document, arguments.question)  # before any weight is loaded
     if arguments.trace:
         ask.check_trace(Path(arguments.trace))

@@ -11,7 +11,7 @@ from notepad_jax.commands.parser import Parser
 from notepad_jax.data import files
 from notepad_jax.programs import build
 from notepad_jax.setup.config.whole import Config
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 
 CONFIG = "ruler"
 LONG = """\

@@ -8,7 +8,7 @@ from typing import Any
 
 from notepad_jax.commands.parser import Parser, Refused
 from notepad_jax.setup.config.whole import Config
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import check
 
 CONFIG = None  # it has no config

@@ -11,7 +11,7 @@ from notepad_jax.commands.parser import BY_SUITE, Parser
 from notepad_jax.eval import methods
 from notepad_jax.programs import evaluate, subjects
 from notepad_jax.setup.config.whole import Config
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 
 CONFIG = BY_SUITE
 LONG = """\

@@ -8,9 +8,9 @@ from typing import Any
 
 from notepad_jax.commands.options import overwrite_option
 from notepad_jax.commands.parser import Parser
-from notepad_jax.programs import convert
+from notepad_jax.programs import export
 from notepad_jax.setup.config.whole import Config
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 
 CONFIG = None  # it has no config
 LONG = """\
@@ -50,12 +50,12 @@ def run(
     if arguments.base and not arguments.adapters:
         raise ValueError("--base is what adapters belong on; say --adapters, or leave it out")
     if arguments.adapters:
-        made = convert.export_adapters(
+        made = export.export_adapters(
             arguments.source, arguments.target, screen, arguments.dtype or "float32",
             arguments.step, arguments.like, arguments.overwrite, arguments.base,
         )  # fmt: skip
     else:
-        made = convert.export_hf(
+        made = export.export_hf(
             arguments.source, arguments.target, screen, arguments.dtype or "bfloat16",
             int(arguments.part_size * 1e9), arguments.step, arguments.like, arguments.overwrite,
         )  # fmt: skip

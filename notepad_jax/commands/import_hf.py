@@ -9,7 +9,7 @@ from notepad_jax.commands.options import overwrite_option
 from notepad_jax.commands.parser import Parser
 from notepad_jax.programs import convert
 from notepad_jax.setup.config.whole import Config
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 
 CONFIG = None  # it has no config
 LONG = """\

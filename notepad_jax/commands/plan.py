@@ -10,9 +10,9 @@ from typing import Any
 
 from notepad_jax.commands.options import recipe_option
 from notepad_jax.commands.parser import Parser, Refused
-from notepad_jax.planner import cost_analysis, fastest, plan, plan_table
+from notepad_jax.planner import cost_analysis, fastest, figures, plan, plan_table
 from notepad_jax.setup.config.whole import Training
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 from pallas_kernels import aot
 
 CONFIG = "qwen2_5_7b"
@@ -103,11 +103,11 @@ def _fastest(
     arguments: argparse.Namespace, config: Training, screen: Screen, known: dict[str, Any]
 ) -> tuple[Any, str]:
     """Tells every point when it is there, as JSON or on the screen; Ctrl-C keeps the table."""
-    points: list[fastest.Point] = []
+    points: list[figures.Point] = []
 
-    def told(point: fastest.Point) -> None:
+    def told(point: figures.Point) -> None:
         if not points and not arguments.json:
-            screen.say(fastest.HEAD)
+            screen.say(figures.HEAD)
         points.append(point)
         line = {"point": dataclasses.asdict(point)}
         if isinstance(known, cost_analysis.Kept):
@@ -115,7 +115,7 @@ def _fastest(
         if arguments.json:
             print(json.dumps(line), flush=True)
         else:
-            screen.say(fastest.line(point))
+            screen.say(figures.line(point))
 
     tries = TRIES if arguments.tries is None else arguments.tries
     if arguments.fit:
@@ -130,11 +130,11 @@ def _fastest(
         fastest.search(asked, screen, told, known)
     except KeyboardInterrupt:
         if points and not arguments.json:
-            print(fastest.text(points), flush=True)
+            print(figures.text(points), flush=True)
         raise
-    fast, cheap = fastest.winners(points)
+    fast, cheap = figures.winners(points)
     if arguments.json:
         print(json.dumps({"fastest": dataclasses.asdict(fast)}), flush=True)
         cheapest = None if cheap is None else dataclasses.asdict(cheap)
         print(json.dumps({"cheapest": cheapest}), flush=True)
-    return None, fastest.text(points)
+    return None, figures.text(points)

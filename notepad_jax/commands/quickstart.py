@@ -10,7 +10,7 @@ from notepad_jax.commands.options import training_options
 from notepad_jax.commands.parser import Parser
 from notepad_jax.programs import quickstart
 from notepad_jax.setup.config.whole import Training
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 
 CONFIG = "quickstart"
 LONG = """\

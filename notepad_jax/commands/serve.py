@@ -8,9 +8,9 @@ from typing import Any
 
 from notepad_jax.commands.options import POLICY
 from notepad_jax.commands.parser import Parser
-from notepad_jax.programs import jetstream, serve
+from notepad_jax.programs import access, jetstream, serve
 from notepad_jax.setup.config.whole import Config
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 
 CONFIG = "quickstart"
 LONG = """\
@@ -38,17 +38,17 @@ def options(parser: Parser) -> None:
     folder("--runs", help="show the runs in this folder, turn by turn, under /traces (none)")
     folder("--documents", action="append", default=[], help="requests may name its files (none); "
            "also gs://BUCKET/FOLDER, also several times")  # fmt: skip
-    parser.add_argument("--key-variable", default=serve.KEY, metavar="VARIABLE",
-                     help=f"of the environment, with the key ({serve.KEY})")  # fmt: skip
+    parser.add_argument("--key-variable", default=access.KEY, metavar="VARIABLE",
+                     help=f"of the environment, with the key ({access.KEY})")  # fmt: skip
     parser.add_argument("--jetstream", action="store_true", help="JetStream's gRPC server instead")
     parser.add_argument("--rl", action="store_true", help="for trainers: /generate, pauses, other "
-                     f"weights; with a key of its own ({serve.CONTROL_KEY})")  # fmt: skip
+                     f"weights; with a key of its own ({access.CONTROL_KEY})")  # fmt: skip
 
 
 def run(
     arguments: argparse.Namespace, config: Config, folder: None, screen: Screen
 ) -> tuple[Any, str]:
-    address = serve.Address(
+    address = access.Address(
         arguments.host, arguments.port, arguments.key_variable, arguments.rl, arguments.files,
         arguments.runs, tuple(arguments.documents), tuple(arguments.adapters),
     )  # fmt: skip

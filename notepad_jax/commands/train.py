@@ -9,7 +9,7 @@ from typing import Any
 from notepad_jax.commands.options import training_options
 from notepad_jax.commands.parser import Parser
 from notepad_jax.setup.config.whole import Training
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import outcome, train
 
 CONFIG = "quickstart"

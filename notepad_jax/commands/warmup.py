@@ -8,7 +8,7 @@ from typing import Any
 from notepad_jax.commands.parser import Parser
 from notepad_jax.programs import warmup
 from notepad_jax.setup.config.whole import Starter
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 
 CONFIG = "starter"
 LONG = """\

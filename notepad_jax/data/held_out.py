@@ -26,7 +26,7 @@ import numpy as np
 from notepad_jax.data.array_records import Chosen
 from notepad_jax.data.rows import Pair
 from notepad_jax.data.task_sources import LateBar, TaskSources, remembered, shares
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 from notepad_jax.types import Document, Task
 
 HASHES = 2**64

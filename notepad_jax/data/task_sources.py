@@ -22,7 +22,7 @@ from notepad_jax.data import admission, formats, sources
 from notepad_jax.data.admission import BEFORE, Fault, OnFault
 from notepad_jax.data.array_records import Chosen
 from notepad_jax.data.rows import Pair
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 
 PATIENCE = 2.0  # seconds that an activity may take before it shows a bar
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from notepad_jax.engine.executor import Runs, Sampled
 from notepad_jax.engine.scheduler import Admission, Context, Scheduler
+from notepad_jax.engine.stats import EngineStats
 from notepad_jax.types import (
     CompleterFailed,
     Completion,
@@ -35,21 +36,6 @@ from notepad_jax.types import (
     SamplingParams,
     tokens,
 )
-
-
-@dataclasses.dataclass
-class EngineStats:
-    """Counts since the last `take_stats`; tokens and seconds."""
-
-    prefix_tokens: int = 0  # prefilled as shared prefixes
-    prefix_tokens_saved: int = 0  # shared prompt tokens that were already cached
-    tail_tokens: int = 0  # of private tails: prefilled, or one decoded; drafts not counted
-    draft_tokens: int = 0  # completion tokens that came from verified drafts
-    decode_tokens: int = 0  # completion tokens that were decoded one by one
-    turns: int = 0
-    rounds: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
 
 
 @dataclasses.dataclass(eq=False)

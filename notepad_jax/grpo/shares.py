@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from notepad_jax.grpo import ratios
 from notepad_jax.types import Group, TrainBatch
 
 
@@ -40,3 +41,21 @@ def metrics(
         return {}
     shares = {f"task/{name}/advantage_share": of_task[name] / whole for name in sorted(of_task)}
     return {"advantage_share_update": updates / whole} | shares
+
+
+def effective_share(made: Sequence[TrainBatch]) -> float:
+    """Effective sample size over their number, of turns weighed by proximal / behaviour.
+
+    (sum w)^2 / (n sum w^2), w of a turn the product over its tokens: 1 where the sampler
+    computes as the trainer does, 1 / n where one turn outweighs all others.
+    """
+    log_w = np.concatenate([_log_weights(one) for one in made])
+    w = np.exp(np.clip(log_w - log_w.max(), -ratios.MAX_LOG_RATIO, 0))
+    return float(w.sum() ** 2 / (len(w) * (w**2).sum()))
+
+
+def _log_weights(one: TrainBatch) -> np.ndarray:
+    on_BT = one.weights > 0
+    far = (one.proximal_logprobs - one.behaviour_logprobs)[on_BT]
+    _, turn_N = np.unique(one.turn[on_BT], return_inverse=True)
+    return np.bincount(turn_N, far)

@@ -5,12 +5,12 @@ A target matrix W [inputs, outputs] becomes W + alpha / rank * A B with A [input
 an adapted policy into what is frozen and what is trained; joined (`parameters.join`) they are
 one tree that `policy` runs, with x A B computed beside x W (`beside`, `matrices.Adapted`), in the
 update and in the engine: a base in bfloat16 or int8 has no room for a small delta, and rounds it
-away. So gradients, optimizer state, checkpoints and hand-offs are of the adapters' size. `merged`
-adds them up, in float32, for those who train all weights on from there. A tree without adapters
-passes through unchanged, so nobody else has to know whether there are any. A tree that has some
-already (`adapted`: a policy that was read with them) says by itself which they are (`of`), and
-`partition` goes on with them. An engine may have those of `several` policies beside one base, and
-every token chooses (`chosen`).
+away. So gradients, optimizer state, checkpoints and hand-offs are of the adapters' size.
+`lora_merge` adds them up, in float32, for those who train all weights on from there. A tree
+without adapters passes through unchanged, so nobody else has to know whether there are any. A tree
+that has some already (`adapted`: a policy that was read with them) says by itself which they are
+(`of`), and `partition` goes on with them. An engine may have those of `several` policies beside
+one base, and every token chooses (`chosen`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from notepad_jax.parallel import place, rules
 
 # Matrices that can be adapted.
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
-_IN, _OUT, _SCALE = "{}_lora_in", "{}_lora_out", "lora_scale"
+_IN, _OUT, SCALE = "{}_lora_in", "{}_lora_out", "lora_scale"
 _RANKS = {_IN: -1, _OUT: 1}  # which axis they are
 _WHOSE, CHOSEN = "lora_whose", "lora_chosen"  # of several: whose each rank is; whose a token wants
 
@@ -104,7 +104,7 @@ def shardings(params: Params, where: Any) -> Any:
         if into in ours:
             own = layers[name]
             layers[into], layers[out] = _sides(own, ours[into].ndim - 2, ours[out].ndim - 2)
-            layers[_SCALE] = place.replicated(own.mesh)
+            layers[SCALE] = place.replicated(own.mesh)
     return {**where, "layers": layers}
 
 
@@ -134,7 +134,7 @@ def abstract(
     """
     fresh = jax.eval_shape(lambda key: init(config, lora, key), jax.random.key(0))
     there = shardings(fresh, _where(base))
-    scale = jax.ShapeDtypeStruct((config.layers,), jnp.float32, sharding=there["layers"][_SCALE])
+    scale = jax.ShapeDtypeStruct((config.layers,), jnp.float32, sharding=there["layers"][SCALE])
     trained = jax.tree.map(
         lambda x, where: jax.ShapeDtypeStruct(x.shape, dtype, sharding=where),
         fresh, factors(there),
@@ -154,7 +154,7 @@ def rollout_target(config: PolicyConfig, lora: Lora, base: Params) -> Params:
 
 def frozen(base: Params, scale: Any) -> Params:
     """Returns what of an adapted policy is not trained: the base and the adapters' `scale`."""
-    return {**base, "layers": {**base["layers"], _SCALE: scale}}
+    return {**base, "layers": {**base["layers"], SCALE: scale}}
 
 
 def partition(
@@ -166,8 +166,8 @@ def partition(
     than `lora` asks for.
     """
     check(of(params), lora)
-    if _SCALE in params["layers"]:
-        return frozen(plain(params), params["layers"][_SCALE]), factors(params)
+    if SCALE in params["layers"]:
+        return frozen(plain(params), params["layers"][SCALE]), factors(params)
     fresh = init(config, lora, key)
     trained = place.commit(fresh, factors(shardings(fresh, _where(params))))
     return frozen(params, _scale(config, lora, params)), trained
@@ -185,7 +185,7 @@ def several(base: Params, policies: Sequence[Params]) -> Params:
     at; one without any is the base.
     """
     layers, ours = dict(plain(base)["layers"]), [policy["layers"] for policy in policies]
-    scaled = [own[_SCALE] for own in ours if _SCALE in own]
+    scaled = [own[SCALE] for own in ours if SCALE in own]
     if not scaled:
         return base
     count, everywhere = len(scaled[0]), place.replicated(meshes.of(base))
@@ -198,8 +198,8 @@ def several(base: Params, policies: Sequence[Params]) -> Params:
             layers[way] = place.commit(jnp.concatenate(parts, axis), theirs[0].sharding)
     whose = np.repeat(np.arange(1, len(ranks) + 1, dtype=np.int32), ranks)
     none = np.zeros(count, np.float32)
-    scales = [none, *(np.asarray(own.get(_SCALE, none)) for own in ours)]  # device to host
-    layers[_SCALE] = place.commit(np.stack(scales, 1), everywhere)
+    scales = [none, *(np.asarray(own.get(SCALE, none)) for own in ours)]  # device to host
+    layers[SCALE] = place.commit(np.stack(scales, 1), everywhere)
     layers[_WHOSE] = place.commit(np.tile(whose, (count, 1)), everywhere)
     return {**base, "layers": layers}
 
@@ -220,11 +220,11 @@ def _scale(config: PolicyConfig, lora: Lora, base: Params) -> Array:
 def of(params: Params) -> Lora | None:
     """Returns how a policy is adapted; None where it is not."""
     layers = params["layers"]
-    if _SCALE not in layers:
+    if SCALE not in layers:
         return None
     targets = tuple(name for name in TARGETS if _IN.format(name) in layers)
     rank = layers[_IN.format(targets[0])].shape[-1]
-    scale = np.asarray(layers[_SCALE])  # device to host
+    scale = np.asarray(layers[SCALE])  # device to host
     return Lora(rank, rank * float(scale[0]), targets)
 
 
@@ -274,7 +274,7 @@ def beside(layer: Mapping[str, Any], whose_BT: Array | None = None) -> dict[str,
 
     `whose_BT`: what tokens chose of `several`; the base where nobody did.
     """
-    found, scale, own = plain(layer), layer.get(_SCALE), None
+    found, scale, own = plain(layer), layer.get(SCALE), None
     if _WHOSE in layer:
         whose_BT = jnp.zeros((1, 1), jnp.int32) if whose_BT is None else whose_BT
         scale, own = scale[whose_BT], layer[_WHOSE] == whose_BT[..., None]
@@ -316,41 +316,4 @@ def _overlaps(ours: Params, theirs: Params, names: tuple[str, ...]) -> Array:
 def factors(params: Params) -> Params:
     """Returns the part of a policy's tree that `init` makes; without adapters it has no leaves."""
     layers = params["layers"]
-    return {"layers": {n: leaf for n, leaf in layers.items() if "lora_" in n and n != _SCALE}}
-
-
-def alone(params: Params) -> Params:
-    """Returns what `several` looks at of a policy: adapters and their scale, without the base."""
-    return frozen(factors(params), params["layers"][_SCALE])
-
-
-def merged(params: Params) -> Params:
-    """Returns an adapted policy as ordinary parameters: what was adapted is summed in float32.
-
-    All else is as it is, and so is a policy without adapters.
-    """
-    return _merged(params) if _SCALE in params["layers"] else params
-
-
-def in_place(params: Params) -> Params:
-    """Returns `merged` parameters with every matrix where it lies in `params`."""
-    if _SCALE not in params["layers"]:
-        return params
-    where = jax.tree.map(lambda x: x.sharding, plain(params))
-    return place.commit(merged(params), where)
-
-
-@jax.jit
-def _merged(params: Params) -> Params:
-    layers = beside(params["layers"])
-
-    def one(matrix: Array, a: Array, b: Array, scale: Array) -> Array:
-        product = jnp.tensordot(a.astype(jnp.float32), b.astype(jnp.float32), axes=1)
-        return matrix.astype(jnp.float32) + scale * product
-
-    added = {
-        name: jax.vmap(one)(leaf.matrix, leaf.a, leaf.b, leaf.scale)
-        for name, leaf in layers.items()
-        if isinstance(leaf, Adapted)
-    }
-    return {**params, "layers": {**layers, **added}}
+    return {"layers": {n: leaf for n, leaf in layers.items() if "lora_" in n and n != SCALE}}

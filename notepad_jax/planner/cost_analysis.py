@@ -27,10 +27,11 @@ import pallas_kernels
 from notepad_jax.planner import hlo, lowering, subprocesses
 from notepad_jax.planner.collectives import KINDS, collectives
 from notepad_jax.planner.estimate import CHIPS, Chip
-from notepad_jax.planner.lowering import Planned, Policy, Program
+from notepad_jax.planner.lowering import Planned, Program
+from notepad_jax.planner.planned_policy import Policy
 from notepad_jax.planner.subprocesses import Died
 from notepad_jax.setup.config.whole import Training
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 from pallas_kernels import aot
 
 SAID = 400  # characters of the compiler's words

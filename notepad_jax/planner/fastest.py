@@ -21,17 +21,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from notepad_jax import keys
-from notepad_jax.planner import lowering, plan
+from notepad_jax.planner import plan, planned_policy
+from notepad_jax.planner.candidates import of_engine, of_trainer
 from notepad_jax.planner.cost_analysis import Read
-from notepad_jax.planner.lowering import HANDOFF, PHASES, ROLLOUT, UPDATE, Policy
+from notepad_jax.planner.figures import Point, as_said
+from notepad_jax.planner.lowering import HANDOFF, PHASES, ROLLOUT, UPDATE
 from notepad_jax.planner.plan import DoesNotFit, Plan
-from notepad_jax.setup import builders, configuration, sizes
+from notepad_jax.planner.planned_policy import Policy
+from notepad_jax.setup import configuration
 from notepad_jax.setup.config.whole import Training
-from notepad_jax.telemetry.progress import Screen, SilentScreen
+from notepad_jax.telemetry.screen import Screen, SilentScreen
 from pallas_kernels import aot
 
-TRAINERS = ("parallel.tensor", "grpo.micro_batch_rows", "grpo.row_length", "grpo.remat")
-ENGINES = ("engine.tensor", "engine.replicas")
 _PRICES = pathlib.Path(__file__).with_name("prices.txt").read_text(encoding="utf-8").splitlines()
 # Dollars for a chip and an hour, on demand; launch/ reads the same file.
 PRICES = {
@@ -39,32 +40,9 @@ PRICES = {
     for chip, price, _ in (line.split() for line in _PRICES if not line.startswith("#"))
 }
 MOST_CHIPS = 256  # of the slices that a chip's name alone stands for
-CUTS = 8  # most rows that a group's tails are cut into
-ROWS = (1, 2)  # of a micro-batch on a device
 MEMORY = 0.01  # of a step's seconds that all of a device's memory is worth
 BETTER = 0.99  # of the seconds of what is found: less is not worth a compilation
 SHOWN = 3  # estimates that are told of each slice
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """Some settings on a slice, planned; what a line of the table says."""
-
-    slice: str
-    sets: Mapping[str, Any]  # keys of the config and their values; {}: as it is
-    compiled: bool  # or counted by arithmetic
-    fits: bool
-    seconds: float  # of a step, at least
-    dollars: float | None  # of a step; None without a price
-    peaks: Mapping[str, int]  # of each phase, bytes of a device
-    hbm: int
-    fill: float  # share of computed tokens that are real
-    computed_tokens: int  # of an update, all its optimizer steps
-    verdict: str
-
-    @property
-    def overrides(self) -> list[str]:
-        return [f"--config.{key}={_word(value)}" for key, value in self.sets.items()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +139,7 @@ def search(
         told(point)
         return point
 
-    policy = lowering.policy_of(asked.config, "tpu")
+    policy = planned_policy.policy_of(asked.config, "tpu")
     pool: list[_Guess] = []
     for name in asked.slices:
         if made := _plan(asked, name, {}, policy):
@@ -178,21 +156,6 @@ def search(
     if asked.tries:
         _compile(asked, pool, screen, tell, known)
     return points
-
-
-def winners(points: Sequence[Point]) -> tuple[Point, Point | None]:
-    """(the fastest, the cheapest) of those that fit; of compiled ones where there are any.
-
-    The latter is None where no price is known. Raises ValueError where nothing fits.
-    """
-    compiled = [point for point in points if point.compiled]
-    found = [point for point in compiled or points if point.fits]
-    if not found:
-        how = "compiled" if compiled else "counted"
-        raise ValueError(f"nothing that was {how} fits; raise --tries, or name larger slices")
-    priced = [point for point in found if point.dollars is not None]
-    fastest = min(found, key=lambda point: point.seconds)
-    return fastest, min(priced, key=lambda point: point.dollars, default=None)
 
 
 # ---------------------------------------------------------------- compiled
@@ -256,7 +219,10 @@ def _compiled(
 
 def _guesses(asked: Asked, name: str, policy: Policy) -> list[_Guess]:
     """Returns what fits the slice `name` by arithmetic, the fastest first."""
-    trainers, engines = _trainers(asked.config, name, policy), _engines(asked.config, name, policy)
+    trainers, engines = (
+        of_trainer(asked.config, name, policy),
+        of_engine(asked.config, name, policy),
+    )
     tried = ([(t, _plan(asked, name, t | e, policy)) for t in trainers] for e in engines)
     learnt = next((found for some in tried if (found := [one for one in some if one[1]])), [])
     if not learnt:
@@ -301,57 +267,6 @@ def _best_of_families(guesses: Sequence[_Guess]) -> Iterator[_Guess]:
             yield guess
 
 
-def _trainers(config: Training, name: str, policy: Policy) -> list[Mapping[str, Any]]:
-    """Every mesh, row length and micro-batch that is worth a try; some cannot run."""
-    devices = config.parallel.devices or len(aot.sketch_of(name))
-    heads, lengths = policy.config.kv_heads, row_lengths(config, policy)
-    found = []
-    for tensor in (n for n in range(1, devices + 1) if devices % n == heads % n == 0):
-        parts_of_it = devices // tensor
-        rows = {parts_of_it * n for n in ROWS}
-        if config.grpo.micro_batch_rows % parts_of_it == 0:
-            rows.add(config.grpo.micro_batch_rows)
-        every = itertools.product([tensor], sorted(rows), lengths, (True, False))
-        found += [dict(zip(TRAINERS, values, strict=True)) for values in every]
-    return found
-
-
-def row_lengths(config: Training, policy: Policy) -> list[int]:
-    """Returns lengths of rows that hold whole groups, or a prefix and an even cut of its tails.
-
-    Also one with room for a group and its share of answers, which lie in any row; and the config's.
-    """
-    turns = sizes.turns(policy.template, builders.rules(config.reading))
-    members, turn = config.rollout.group_size, turns.update
-    tail, prefix = turn.private + turn.completion - turn.common, turn.shared + turn.common
-    whole = prefix + members * tail
-    found = {prefix + math.ceil(members / cuts) * tail for cuts in range(1, CUTS + 1)}
-    found |= {2 * whole, 4 * whole}
-    reading = lowering.workload.readings(config, policy.template)
-    answers = sum(one.private + one.completion for one in turns.answers)
-    found.add(whole + math.ceil(members / reading.chunks) * answers)
-    longest = max(one.whole for one in turns.all)
-    found = {_rounded(length) for length in found if length >= longest}
-    if config.grpo.row_length:
-        found.add(config.grpo.row_length)
-    return sorted(found)
-
-
-def _rounded(length: int) -> int:
-    """Up to what attention's kernel walks anyway: its blocks, in long rows of 512 or more."""
-    block = 128 if length <= 8 * 1024 else 512
-    return block * math.ceil(length / block)
-
-
-def _engines(config: Training, name: str, policy: Policy) -> list[Mapping[str, Any]]:
-    there = aot.sketch_of(name)
-    host = sum(device.process_index == 0 for device in there)
-    heads = policy.config.kv_heads
-    tensors = [n for n in range(host, 0, -1) if host % n == heads % n == 0]
-    # As many engines as there is room for; fewer leave devices without work.
-    return [dict(zip(ENGINES, (tensor, 0), strict=True)) for tensor in tensors]
-
-
 # ---------------------------------------------------------------- one point
 
 
@@ -367,16 +282,12 @@ def _plan(asked: Asked, name: str, sets: Mapping[str, Any], policy: Policy) -> P
 
 
 def _runs(asked: Asked, name: str, sets: Mapping[str, Any]) -> bool:
-    return _plan(asked, name, sets, lowering.policy_of(asked.config, "tpu")) is not None
+    return _plan(asked, name, sets, planned_policy.policy_of(asked.config, "tpu")) is not None
 
 
 def _changed(config: Training, sets: Mapping[str, Any]) -> Training:
-    overrides = [f"--config.{key}={_word(value)}" for key, value in sets.items()]
+    overrides = [f"--config.{key}={as_said(value)}" for key, value in sets.items()]
     return configuration.changed(config, overrides)
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _point(made: Plan, sets: Mapping[str, Any], asked: Asked) -> Point:
@@ -399,50 +310,3 @@ def _point(made: Plan, sets: Mapping[str, Any], asked: Asked) -> Point:
 def _dollars(asked: Asked, name: str, seconds: float) -> float | None:
     price = asked.prices.get(name.partition(":")[0])
     return None if price is None else price * aot.chips_of(name) * seconds / 3600
-
-
-# ---------------------------------------------------------------- as text
-
-HEAD = (
-    f"{'slice':14}{'by':>9}{'s a step':>10}{'$ a step':>10}{'GB':>8}{'of':>7}{'real':>7}"
-    "  what is changed"
-)
-
-
-def line(point: Point) -> str:
-    """A row of the table under `HEAD`."""
-    dollars = "" if point.dollars is None else f"{point.dollars:.2f}"
-    peak = max(point.peaks.values()) / 1e9
-    changed = " ".join(point.overrides) or "nothing"
-    return (
-        f"{point.slice:14}{'compiler' if point.compiled else 'estimate':>9}{point.seconds:10.1f}"
-        f"{dollars:>10}{peak:8.1f}{point.hbm / 1e9:7.1f}{point.fill:7.1%}  {changed}"
-        + ("" if point.fits else "  DOES NOT FIT")
-    )
-
-
-def text(points: Sequence[Point]) -> str:
-    """The whole table, and what was found; what is below a step's real seconds is a floor."""
-    said = [HEAD, *map(line, points), ""]
-    try:
-        fastest, cheapest = winners(points)
-    except ValueError as problem:
-        return "\n".join([*said, str(problem)])
-    said.append(f"fastest: {_won(fastest, points)}")
-    if cheapest is not None and cheapest is not fastest:
-        said.append(f"cheapest: {_won(cheapest, points)}")
-    if not fastest.compiled:
-        said.append("by arithmetic alone: plan it with the compiler before it is relied on")
-    return "\n".join(said)
-
-
-def _won(point: Point, points: Sequence[Point]) -> str:
-    words = " ".join(["--tpu", point.slice, *point.overrides])
-    dollars = "" if point.dollars is None else f", ${point.dollars:.2f}"
-    before = [
-        other.seconds
-        for other in points
-        if (other.slice, other.compiled) == (point.slice, point.compiled) and not other.sets
-    ]
-    less = f", {1 - point.seconds / before[0]:.0%} less than as it is" if before else ""
-    return f"at least {point.seconds:.1f} s a step{dollars}{less}: {words}"

@@ -12,19 +12,13 @@ programs' own `lowered`.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from configs.models import MODELS
-from notepad_jax.checkpoint.abstract_trees import as_published, at_once, placed
-from notepad_jax.checkpoint.checksums import named_leaves
-from notepad_jax.checkpoint.hf import huggingface
+from notepad_jax.checkpoint.abstract_trees import as_published, placed
 from notepad_jax.engine import executor, shapes
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import micro_batches, state, update
@@ -35,13 +29,11 @@ from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.parallel.rules import SERVING, TRAINING
 from notepad_jax.planner import workload
-from notepad_jax.setup import builders, learner, policies, sizes
+from notepad_jax.planner.planned_policy import Policy, policy_of
+from notepad_jax.planner.residents import bytes_of, on_the_way, shared
+from notepad_jax.setup import builders, learner, sizes
 from notepad_jax.setup.config.learning import AdapterKeys
 from notepad_jax.setup.config.whole import Training
-from notepad_jax.text import chat
-from notepad_jax.text.approximate import ApproximateTokenizer
-from notepad_jax.text.prompts import Template
-from notepad_jax.text.tokenizer import open_tokenizer
 
 ROLLOUT, UPDATE, HANDOFF = "rollout", "update", "hand-off"
 PHASES = (ROLLOUT, UPDATE, HANDOFF)
@@ -91,53 +83,6 @@ class Planned:
     reading: workload.Readings
     rollout: workload.Rollout
     update: workload.Update
-
-
-@dataclasses.dataclass(frozen=True)
-class Policy:
-    """Sizes of a policy, and how its prompts are counted."""
-
-    name: str
-    counted_by: str
-    config: PolicyConfig
-    stored: str  # dtype that its weights are read in
-    template: Template
-
-
-def policy_of(config: Training, platform: str) -> Policy:
-    """Reads what `policies` finds under `config.policy`; nothing there is a published model's name.
-
-    `platform` is that of the devices it is planned for ("tpu"). Raises ValueError where it is
-    neither, and for adapters other than the config's.
-    """
-    folder = Path(config.policy)
-    if config.policy and policies.is_here(config.policy):
-        learner.check_start(config.grpo.lora, config.policy)
-        folder = Path(policies.folder_of(policies.resolved(config.policy, lambda line: None, ())))
-        found = huggingface.import_config(folder)
-        tokenizer = open_tokenizer(folder, lambda line: None)
-        framed = config.reading.chat == "model" and chat.has_template(folder)
-        frame = chat.frame(chat.ChatTemplate.read(folder), tokenizer) if framed else None
-        counted_by, name = "its own tokenizer", str(Path(config.policy))
-    elif folder.name in MODELS:
-        found, name = MODELS[folder.name], folder.name
-        tokenizer, frame, counted_by = _StandIn(), None, "a stand-in tokenizer"
-    else:
-        raise ValueError(
-            f"policy {config.policy!r} is no folder here, and its last part none of the published "
-            f"models whose sizes are known: {', '.join(MODELS)}"
-        )
-    template = Template.load(config.reading.template, tokenizer, frame)
-    policy = dataclasses.replace(found, dtype=builders.computes_in(config.dtype, found, platform))
-    stored = builders.widened(policy, platform) or found.dtype
-    return Policy(name, counted_by, policy, stored, template)
-
-
-class _StandIn(ApproximateTokenizer):
-    """Counts a template's text, its control pieces as a word each."""
-
-    def encode_template(self, text: str) -> Any:
-        return self.encode(text)
 
 
 def plan_of(
@@ -228,14 +173,6 @@ def _rollout_weights(config: Training, policy: PolicyConfig, mesh: Mesh) -> Any:
 # ---------------------------------------------------------------- memory that stays
 
 
-def bytes_of(tree: Any, dtype: str | None = None) -> int:
-    """Bytes on one device of leaves with shardings; `dtype` instead of their own."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(dtype or leaf.dtype).itemsize
-        for leaf in jax.tree.leaves(tree)
-    )
-
-
 def _residents(
     config: Training, learning: _Learning, weights: Any, settings: EngineSettings, engine: Mesh,
     sharing: int,
@@ -249,7 +186,7 @@ def _residents(
         "reference": bytes_of(learning.trained, learning.config.dtype)
         if config.grpo.kl_weight
         else 0,
-        "weights": bytes_of(weights) - _shared(config, learning.frozen, weights),
+        "weights": bytes_of(weights) - shared(config, learning.frozen, weights),
         "cache": sharing * executor.cache_bytes(learning.config, settings, engine),
     }
     # What is trained arrives. Through storage it arrives as it was saved, in float32, and is cast
@@ -259,7 +196,7 @@ def _residents(
     if config.checkpoint.handoff == "storage":
         arriving = bytes_of(saved, "float32") + max(bytes_of(x, "float32") for x in saved)
     else:
-        arriving = bytes_of(new) + max(map(_on_the_way, saved))
+        arriving = bytes_of(new) + max(map(on_the_way, saved))
     kept = bytes_of(learning.frozen)  # at most, for the one time that it is saved
     # Of what lies beside an engine between two rollouts.
     given_back = {"cache": 0, "weights": always["weights"] - bytes_of(new)}
@@ -272,29 +209,6 @@ def _residents(
     return {
         phase: {name: size for name, size in held.items() if size} for phase, held in phases.items()
     }
-
-
-def _on_the_way(leaf: Any) -> int:
-    """Bytes, at most, that a leaf takes beside its copy: of layers that travel together, twice.
-
-    Where they are cast, and where they arrive; what travels whole arrives as the copy.
-    """
-    part = at_once(jax.ShapeDtypeStruct(leaf.shape, "float32"))
-    layers = leaf.shape[0] if leaf.ndim else 1
-    return bytes_of(leaf) * part // layers * (1 if part == layers else 2)
-
-
-def _shared(config: Training, frozen: Any, weights: Any) -> int:
-    """Bytes of the engine's weights that are the trainer's own arrays (`abstract_trees.share`)."""
-    if config.checkpoint.handoff == "storage":
-        return 0
-    ours, theirs = named_leaves(frozen), named_leaves(weights)
-    return sum(
-        bytes_of(theirs[name])
-        for name in set(ours) & set(theirs)  # an int8 matrix has no leaf of that name
-        if ours[name].dtype == theirs[name].dtype
-        and ours[name].sharding.is_equivalent_to(theirs[name].sharding, ours[name].ndim)
-    )
 
 
 # ---------------------------------------------------------------- programs

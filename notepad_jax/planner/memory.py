@@ -6,15 +6,14 @@ moments, cache: exact, from shapes) and what a program needs beside it while it 
 bound, from the shapes of launch and update). `engine.pages=0` becomes as many pages as all
 slots need, at most half of the whole memory and no more than is free; a number that somebody
 stated and that does not fit is refused, with all numbers and the mend. Fewer pages make turns
-wait, never fail. Above: subjects, serve, jetstream, train; below: lowering.
+wait, never fail. Above: subjects, serve, jetstream, train; below: lowering and
+`machine`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +26,9 @@ from notepad_jax.grpo.update import BESIDE
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh as meshes
-from notepad_jax.planner import lowering
+from notepad_jax.planner import lowering, planned_policy, residents
 from notepad_jax.planner.lowering import ROLLOUT, UPDATE, Planned
+from notepad_jax.planner.machine import Look, Memory, look
 from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.setup import builders
 from notepad_jax.setup.config.engine import EngineKeys
@@ -40,99 +40,6 @@ SHARE = 0.5  # of a device's whole memory, that a derived cache may take
 PROCESS = 1_200_000_000  # bytes of a process beside its arrays: interpreter, compiler, programs
 READING = "reading"  # the only phase of who does not train
 COMPARING = "comparing of bases"  # before that, where several policies are served on one
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """Bytes of a device; of a CPU, those of the machine or of the cgroup that bounds it."""
-
-    total: int
-    free: int
-
-
-Look = Callable[[jax.Device], Memory | None]
-
-
-def look(device: jax.Device) -> Memory | None:
-    """Returns what a device has; None where it does not say (one that is only compiled for)."""
-    if device.platform == builders.CPU:
-        return of_machine()
-    try:
-        found = device.memory_stats() or {}
-    except (NotImplementedError, RuntimeError):  # jax raises the second for what it has not
-        return None
-    if "bytes_limit" not in found:
-        return None
-    return Memory(found["bytes_limit"], found["bytes_limit"] - found.get("bytes_in_use", 0))
-
-
-# ---------------------------------------------------------------- a machine's memory
-
-
-def of_machine(root: Path = Path("/")) -> Memory | None:
-    """Returns the memory of the machine whose files lie under `root`; None where none tell.
-
-    The least of Linux' own figures and of those of all cgroups around this process, v1 or v2.
-    Swap is not counted: a cache there would be read at every token.
-    """
-    told = dict(_lines(root / "proc/meminfo"))
-    if "MemTotal" not in told:
-        return _of_others() if root == Path("/") else None
-    total = 1024 * told["MemTotal"]
-    found = [Memory(total, 1024 * told.get("MemAvailable", told.get("MemFree", 0)))]
-    for limit, used in _cgroups(root):
-        if limit < total:
-            found.append(Memory(limit, max(0, limit - used)))
-    return Memory(min(m.total for m in found), min(m.free for m in found))
-
-
-def _of_others() -> Memory | None:
-    """macOS says how much there is and not what is free; elsewhere nobody knows."""
-    try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
-    return Memory(total, total) if total > 0 else None
-
-
-def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
-    """Yields (limit, used) of every cgroup from this process's up; pages of files can be had."""
-    own = [line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines()]
-    for _, controllers, path in (line for line in own if len(line) == 3):
-        second = not controllers
-        if not second and "memory" not in controllers.split(","):
-            continue
-        place = root / "sys/fs/cgroup" / ("" if second else "memory")
-        limit, usage, files = (
-            ("memory.max", "memory.current", "inactive_file")
-            if second
-            else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        )
-        inside = PurePosixPath(path.lstrip("/"))
-        for folder in dict.fromkeys((inside, *inside.parents)):
-            most, used = (_number(_text(place / folder / name)) for name in (limit, usage))
-            if most is not None:
-                cached = dict(_lines(place / folder / "memory.stat")).get(files, 0)
-                yield most, max(0, (used or 0) - cached)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""
-
-
-def _number(text: str) -> int | None:
-    """None for a file that is not there, and for "max"."""
-    return int(text) if text.strip().isdecimal() else None
-
-
-def _lines(path: Path) -> Iterator[tuple[str, int]]:
-    for line in _text(path).splitlines():
-        name, number, *_ = (*line.replace(":", " ").split(), "", "")
-        if number.isdecimal():
-            yield name, int(number)
 
 
 # ---------------------------------------------------------------- what is held
@@ -158,10 +65,10 @@ def of_engines(
     """
     there = builders.engines_mesh(engine)
     base = placed(parameters.abstract_params(policy, stored), builders.to_read(engine)(policy))
-    whole = lowering.bytes_of(base)
+    whole = residents.bytes_of(base)
 
     def of(one: lora.Lora) -> int:
-        return lowering.bytes_of(lora.abstract(policy, one, base)[1])
+        return residents.bytes_of(lora.abstract(policy, one, base)[1])
 
     own = of(adapters) if adapters else 0
     theirs = [of(one) for one in others]
@@ -278,7 +185,7 @@ def to_train(
     wanted = builders.engine_settings(config.engine, words.config, rules, template)
     device = builders.trainers_mesh(config).devices.flat[0]
     stored = builders.widened(words.config, device.platform) or words.stored
-    policy = lowering.Policy(str(words.folder), "", words.config, stored, template)
+    policy = planned_policy.Policy(str(words.folder), "", words.config, stored, template)
     made = lowering.plan_of(config, jax.devices(), jax.local_devices(), policy)
     held = of_training(config, made, wanted)
     return _with_pages(config, wanted, held, see(device), say, words)

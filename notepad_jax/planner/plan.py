@@ -13,12 +13,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from notepad_jax.model import parameters
-from notepad_jax.planner import advice, arithmetic, cost_analysis, estimate, lowering
+from notepad_jax.planner import (
+    advice,
+    arithmetic,
+    cost_analysis,
+    estimate,
+    lowering,
+    planned_policy,
+)
 from notepad_jax.planner.cost_analysis import Facts, Read
 from notepad_jax.planner.lowering import PHASES, Planned
 from notepad_jax.setup import configuration
 from notepad_jax.setup.config.whole import Training
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 from pallas_kernels import aot
 
 ROUNDS = 8  # of changing and planning again
@@ -111,7 +118,7 @@ def run(
     screen: Screen,
     known: dict[str, Read] | None = None,
     programs: str = ALL,
-    policy: lowering.Policy | None = None,
+    policy: planned_policy.Policy | None = None,
 ) -> Plan:
     """Plans `config` for a slice such as "v5p:2x4x4".
 

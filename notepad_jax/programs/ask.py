@@ -10,17 +10,16 @@ completer open; below: reading.memory_agent, and the server's way to text from t
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import dataclasses
 import itertools
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from notepad_jax.eval.readings import UnderWay
+from notepad_jax.programs.file_document import CannotRead, FileDocument
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import Rules, TurnSampling
@@ -29,7 +28,7 @@ from notepad_jax.reading.turns import Turns
 from notepad_jax.serve.completions.choices import Delta, choice, completed
 from notepad_jax.serve.completions.detokenizer import Saying
 from notepad_jax.setup import compiled
-from notepad_jax.telemetry.progress import Screen, Transcript
+from notepad_jax.telemetry.screen import Screen, Transcript
 from notepad_jax.text.chunks import ChunkedDocument, sentence_pieces
 from notepad_jax.text.pieces import Pieces
 from notepad_jax.types import (
@@ -43,59 +42,8 @@ from notepad_jax.types import (
     TurnKind,
 )
 
-PIECE = 1 << 10  # bytes read at a time: few, so that bytes read tell how far the tokens are
 NO_QUESTION = "the question is empty; ask something, for example 'code of Ada ?'"
 AHEAD = 1 << 18  # bytes of a file tokenised at first: its chunks are counted, or estimated well
-
-
-class CannotRead(ValueError):
-    """The document is missing, empty or not text."""
-
-
-@dataclasses.dataclass
-class FileDocument:
-    """A text file, or standard input where `path` is None; decoded as it is read."""
-
-    path: Path | None
-    bytes_read: int = 0  # of the current pass
-
-    @property
-    def name(self) -> str:
-        return "standard input" if self.path is None else str(self.path)
-
-    def pieces(self) -> Iterator[str]:
-        """Raises CannotRead for anything but UTF-8 text."""
-        if self.path is None:
-            yield from self._decoded(sys.stdin.buffer)
-            return
-        try:
-            with self.path.open("rb") as file:
-                yield from self._decoded(file)
-        except OSError as error:
-            raise CannotRead(f"cannot read {self.path}: {error.strerror}") from None
-
-    def _decoded(self, file: BinaryIO) -> Iterator[str]:
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        self.bytes_read = 0
-        while True:
-            at, block = self.bytes_read, file.read(PIECE)
-            if b"\0" in block:
-                raise CannotRead(
-                    f"{self.name} is a binary file (byte {at + block.index(0):,} is zero); "
-                    f"convert it to text first"
-                )
-            try:
-                text = decoder.decode(block, final=not block)
-            except UnicodeDecodeError as error:
-                raise CannotRead(
-                    f"{self.name} is not UTF-8 text (near byte {at + error.start:,}); "
-                    f"convert it, for example with iconv"
-                ) from None
-            self.bytes_read += len(block)
-            if text:
-                yield text
-            if not block:
-                return
 
 
 class Memory(NamedTuple):

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from notepad_jax.checkpoint import checksums
-from notepad_jax.model import lora
+from notepad_jax.model import lora, lora_merge
 from notepad_jax.setup import builders, configuration, policies, settings
 from notepad_jax.setup.config.whole import Config
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ def adapted(
                 f"{place} has its adapters on another base than {config.policy}; serve it as a "
                 f"--policy of its own"
             )
-        fingerprint, kept = fingerprint_of(found), lora.alone(found.params)
+        fingerprint, kept = fingerprint_of(found), lora_merge.alone(found.params)
         found = dataclasses.replace(found, params=kept)
         read.append(dataclasses.replace(one, policy=found, fingerprint=fingerprint))
     if read:

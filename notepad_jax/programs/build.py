@@ -14,37 +14,32 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
-import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from notepad_jax import keys, waiting
+from notepad_jax import keys
 from notepad_jax.data import files, formats
 from notepad_jax.data.admission import Admission, Fault, OnFault
 from notepad_jax.data.foreign import golongrl
 from notepad_jax.data.rows import Pair, nothing_left
 from notepad_jax.data.sources import blocks
 from notepad_jax.eval.lengths import format_length, parse_length
-from notepad_jax.eval.measure import Item, measure
-from notepad_jax.eval.methods import NOTEPAD
-from notepad_jax.programs import evaluate, subjects
-from notepad_jax.reading.loop import Reader
+from notepad_jax.programs import subjects
+from notepad_jax.programs.unknown import unknown_numbers
 from notepad_jax.scoring import metrics
-from notepad_jax.setup import builders, eval_jobs
+from notepad_jax.setup import eval_jobs
 from notepad_jax.setup.config.whole import Config
 from notepad_jax.tasks import suites
 from notepad_jax.tasks.recipe import Unreachable
-from notepad_jax.telemetry.identity import settle, write_json
-from notepad_jax.telemetry.progress import Bar, Screen
+from notepad_jax.telemetry.identity import settle
+from notepad_jax.telemetry.screen import Bar, Screen
 from notepad_jax.text import approximate
 from notepad_jax.text.tokenizer import counter, open_tokenizer
 from notepad_jax.types import Task
 
 SETTINGS = "build.json"
 GOLONGRL = "golongrl"
-ASKED_AT_ONCE = 256  # questions put to the reader between two looks at what is left
 TOKENS, PARAGRAPHS = "tokens", "paragraphs"
 
 
@@ -140,7 +135,7 @@ def build(
         numbers: Sequence[int] = range(samples)
         missing = [size for size in sizes if not _path(folder, name, size, form).exists()]
         if reader is not None and missing:
-            numbers = _unknown_numbers(config, folder, name, sources, reader, screen)
+            numbers = unknown_numbers(config, folder, name, sources, reader, screen)
             left_out[f"{name}: known to {reader.name}"] = numbers[-1] + 1 - len(numbers)
         for size in sizes:
             paths.append(_path(folder, name, size, form))
@@ -299,66 +294,3 @@ def _begun(folder: Path) -> Iterator[None]:
 def _has_files(folder: Path) -> bool:
     patterns = ("unknown-*.json", *(f"*.{form}" for form in files.FORMS))
     return any(path for pattern in patterns for path in folder.glob(pattern))
-
-
-# ---------------------------------------------------------------- questions nobody knows
-
-
-def _unknown_numbers(
-    config: Config,
-    folder: Path,
-    name: str,
-    sources: suites.Sources,
-    reader: subjects.Subject,
-    screen: Screen,
-) -> list[int]:
-    """As `unknown`, but asked once for a folder: all its files hold the same questions."""
-    path = folder / f"unknown-{name}.json"
-    if not path.is_file():
-        write_json(path, waiting.run(unknown(config, name, sources, reader, screen)))
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-async def unknown(
-    config: Config,
-    name: str,
-    sources: suites.Sources,
-    subject: subjects.Subject,
-    screen: Screen,
-) -> list[int]:
-    """Returns the numbers of the first questions that the reader never answers unaided.
-
-    Each is asked `evaluate.repeats` times; one right answer and it is known. ValueError if
-    the questions come to an end before there are as many samples, or a request fails.
-    """
-    e, rules = config.evaluate, builders.rules(config.reading)
-    samples = eval_jobs.samples_of(config)
-    found: list[int] = []
-    bar = screen.bar(f"asking {subject.name} without a document", samples, "unknown")
-    async with subject.opened(rules) as completer:
-        reader = Reader(
-            completer, subject.tokenizer, subject.template, rules,
-            evaluate.sampling(config, subject), lambda task: (), e.at_once,
-        )  # fmt: skip
-        for first in itertools.count(0, ASKED_AT_ONCE):
-            numbers = range(first, first + ASKED_AT_ONCE)
-            batch = dict(suites.unaided(e.suite, name, numbers, config.seed, sources))
-            if not batch:
-                raise ValueError(
-                    f"{subject.name} does not know {len(found)} of the {first} questions of "
-                    f"{name}; ask for as many --samples at most, or use a larger file"
-                )
-            items = [Item(t, NOTEPAD, 0, k) for t in batch.values() for k in range(e.repeats)]
-            results = await measure(items, reader)
-            if failed := [r for r in results if r.failed]:
-                raise ValueError(
-                    f"{len(failed)} of {len(results)} questions got no answer, so it is not known "
-                    f"whether they are known; try again ({failed[0].problem})"
-                )
-            right = {r.task_id for r in results if r.correct > 0}
-            left = [number for number, task in batch.items() if task.id not in right]
-            bar.advance(min(len(left), samples - len(found)))
-            found += left
-            if len(found) >= samples:
-                bar.finish()
-                return found[:samples]

@@ -36,7 +36,7 @@ from notepad_jax.setup.eval_jobs import SYNTHETIC, Job
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json, write_sealed
 from notepad_jax.telemetry.metrics import CONFIG
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.pieces import Pieces
 from notepad_jax.text.tokenizer import counter

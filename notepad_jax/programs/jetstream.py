@@ -20,18 +20,18 @@ from typing import Any
 
 from notepad_jax import keys, waiting
 from notepad_jax.engine.settings import EngineSettings
-from notepad_jax.programs import serve
+from notepad_jax.programs import access, serve
 from notepad_jax.reading.memory_agent import hashed_seed
 from notepad_jax.serve.completions.detokenizer import Saying
 from notepad_jax.setup import builders, stopping
 from notepad_jax.setup.config.whole import Config
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 from notepad_jax.types import SamplingParams
 
 LAST_LAUNCH = 1  # seconds that the engine has to end what it runs, when all replies have ended
 
 
-def run(config: Config, address: serve.Address, name: str | None, screen: Screen) -> serve.Ended:
+def run(config: Config, address: access.Address, name: str | None, screen: Screen) -> serve.Ended:
     """Serves until Ctrl-C or SIGTERM, which end replies under way within seconds.
 
     Raises ValueError for an address that cannot be taken, or not without a key, for a policy that
@@ -45,14 +45,14 @@ def run(config: Config, address: serve.Address, name: str | None, screen: Screen
                 f"--{option} is of OpenAI's API, and --jetstream has another; leave one of them out"
             )
     room = _room()
-    key = serve.key_of(address, address.key_variable)
+    key = access.key_of(address, address.key_variable)
     if config.engine.replicas > 1:
         raise ValueError(
             f"engine.replicas is {config.engine.replicas}, and JetStream has one engine; leave "
             f"it at 1, or serve without --jetstream"
         )
     config = keys.changed(config, {"engine.replicas": 1})  # not as many as fit
-    with serve.taken(address) as place:
+    with access.taken(address) as place:
         host, port = place.getsockname()[:2]
         if not config.policy:
             raise ValueError("there is nothing to serve; give --policy FOLDER")
@@ -68,7 +68,7 @@ def run(config: Config, address: serve.Address, name: str | None, screen: Screen
     # The stock server opens a socket of its own; nobody was there, so it finds the place free.
     server = _opened(room, config, policy, settings, key, host, port)
     name = name or serve.served_name(policy.name)
-    where = f"{serve.bracketed(host)}:{port}"
+    where = f"{access.bracketed(host)}:{port}"
     try:
         server.start()
         screen.say(

@@ -22,7 +22,7 @@ from notepad_jax import keys
 from notepad_jax.eval import lengths, summary
 from notepad_jax.eval.measure import Result
 from notepad_jax.eval.readings import Readings
-from notepad_jax.programs import convert, evaluate, subjects
+from notepad_jax.programs import evaluate, export, subjects
 from notepad_jax.report import numerals, quickstart_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
@@ -31,7 +31,7 @@ from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_sealed
 from notepad_jax.telemetry.metrics import CONFIG, TIMINGS, read_metrics
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import decided, health, record, train
 
 STEP = "readings/step_{}"  # where the readings of the policy after that many steps lie
@@ -118,7 +118,7 @@ def _run(config: Training, folder: Path, screen: Screen, resume: bool, step: int
     )
 
     screen.phase("4/4  export and report")
-    convert.export_hf(folder, str(folder / "hf"), screen, "float32", overwrite=True)
+    export.export_hf(folder, str(folder / "hf"), screen, "float32", overwrite=True)
     outcome = Outcome(
         folder=folder,
         report=folder / "report.html",

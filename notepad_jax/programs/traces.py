@@ -22,7 +22,7 @@ from notepad_jax.reading.trace import Trace
 from notepad_jax.report import trace_page
 from notepad_jax.report.trace_page import Source
 from notepad_jax.setup.trace_files import existing, files
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 
 FOLDER = "trace"  # of a run's page, in the run's folder
 

@@ -22,7 +22,7 @@ from notepad_jax.engine.shapes import Shape, shapes
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.setup import builders
 from notepad_jax.setup.config.engine import EngineKeys
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 
 
 class Programs:

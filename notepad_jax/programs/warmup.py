@@ -38,7 +38,7 @@ from notepad_jax.model.parameters import Params, count, init_params
 from notepad_jax.parallel import place
 from notepad_jax.setup.config.whole import Starter
 from notepad_jax.starter import lessons, mixed_lessons, published, vocabulary
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 
 NEVER = -1e30  # the score of a key that a query must not see
 BACK = 2  # places from a fact's object back to its subject

@@ -42,6 +42,7 @@ from notepad_jax.serve.health import Health
 from notepad_jax.serve.http import bodies, web
 from notepad_jax.serve.http.connections import Limits
 from notepad_jax.serve.http.errors import Refusal, bad
+from notepad_jax.serve.http.log import request_id
 from notepad_jax.serve.http.sessions import Sessions
 from notepad_jax.serve.http.web import GONE, Door, Events, answer, body_of, event, refused, told
 from notepad_jax.serve.http.web import unless_gone as unless_client_gone
@@ -281,7 +282,7 @@ class App:
     ) -> Response:
         """Tells of the choices of a request, at once or at the end; see `_made`."""
         await anext(deltas)  # refused or admitted
-        headers = {"X-Request-Id": _request_id(request)}
+        headers = {"X-Request-Id": request_id(request)}
         if reply.how.stream:
             return Events(self._events(reply, deltas, count), deltas, headers)
         choices = [Whole() for _ in range(count)]
@@ -337,13 +338,6 @@ class App:
         if reply.how.include_usage:
             yield event(reply.last())
         yield event("[DONE]")
-
-
-def _request_id(request: Request) -> str:
-    """The client's own id, if it is fit for a header, or a new one."""
-    said = request.headers.get("x-request-id", "")
-    plain = said.isascii() and said.isprintable() and 0 < len(said) <= 128
-    return said if plain else secrets.token_hex(8)
 
 
 async def _not_there(request: Request, error: HTTPException) -> Response:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from notepad_jax import functions
 from notepad_jax.checkpoint.abstract_trees import abstract, check_shapes, placed
 from notepad_jax.checkpoint.hf import adapters, huggingface
-from notepad_jax.checkpoint.steps import as_stored, load_params
+from notepad_jax.checkpoint.restore import as_stored, load_params
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.executor import Device, Executor, Runs
 from notepad_jax.engine.service import EngineService

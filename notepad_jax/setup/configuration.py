@@ -57,13 +57,13 @@ def load(
     overrides: Sequence[str] = (),
     saved: Mapping[str, Any] | None = None,
     lent: Mapping[str, Any] | None = None,
-) -> ConfigDict:
+) -> Config:
     """Reads a config: a path, or the bare name of one in configs/ (`quickstart`).
 
     Args:
       overrides: words like `--config.grpo.clip_high=0.28`; they win over `saved`, and over a
         recipe among them, whatever their order.
-      saved: the values of a run that goes on, as `plain` wrote them; {} or None for none.
+      saved: the values of a run that goes on, as `keys.plain` wrote them; {} or None for none.
       lent: values of another config, of which those keys are taken that this one has.
     Raises:
       ConfigProblem: no such file, recipe, key or value, or a number out of its range; the

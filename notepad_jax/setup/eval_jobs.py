@@ -29,7 +29,7 @@ from notepad_jax.setup.config.whole import Config
 from notepad_jax.setup.task_stream import TRAINING_DOCUMENTS
 from notepad_jax.starter.mixed import make_tasks
 from notepad_jax.tasks import file_suite, ruler, suites
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 from notepad_jax.types import Task
 
 TasksByLength = dict[int, list[Task]]

@@ -19,21 +19,13 @@ import numpy as np
 
 from notepad_jax.checkpoint.abstract_trees import abstract
 from notepad_jax.checkpoint.training_state import Saved
-from notepad_jax.grpo import (
-    advantages,
-    algorithm,
-    batch,
-    entropy_gate,
-    forward,
-    shares,
-    update,
-)
+from notepad_jax.grpo import advantages, algorithm, batch, entropy_gate, forward, shares, update
 from notepad_jax.grpo.algorithm import Algorithm
 from notepad_jax.grpo.entropy_gate import Gate
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer, schedule
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.grpo.state import TrainState, start
-from notepad_jax.model import lora, parameters
+from notepad_jax.model import lora, lora_merge, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import place
 from notepad_jax.setup import policies
@@ -133,7 +125,7 @@ def partition(
     """
     chosen = settings.wanted
     if chosen is None:
-        return {}, lora.in_place(params)
+        return {}, lora_merge.in_place(params)
     return lora.partition(policy, params, chosen, jax.random.key(seed))
 
 
@@ -200,7 +192,7 @@ def learn(
     there = [one for one in batches if one is not None]
     before = plan.needs_proximal(learner.settings) and bool(there)
     learner.proximal = _to_look_at(learner, groups, batches) if before else ()
-    effective = algorithm.effective_share(there) if before else 1.0
+    effective = shares.effective_share(there) if before else 1.0
     scale = plan.rate_scale(share, effective)
     gate, guarded, taught = learner.gate, {}, batches
     if plan.entropy_high and there:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from notepad_jax.checkpoint import best, commit, steps
+from notepad_jax.checkpoint import best, commit, restore, steps
 from notepad_jax.checkpoint.hf import adapters, hub, huggingface
 from notepad_jax.checkpoint.hf.storage import ADAPTER_CONFIG, quoted
 from notepad_jax.checkpoint.steps import CHECKPOINTS, Folder
@@ -164,7 +164,7 @@ def adapted(name: str | Path) -> Lora | None:
     found = resolved(name, lambda line: None, ())
     if found.adapters:
         return adapters.read_lora(found.adapters, huggingface.import_config(folder_of(found)))
-    if found.steps is None or steps.base_of(found.steps, found.step) is None:
+    if found.steps is None or restore.base_of(found.steps, found.step) is None:
         return None
     return trained_with(found.home)
 

@@ -34,7 +34,7 @@ from notepad_jax.starter.mixed import make_tasks
 from notepad_jax.starter.synthetic import SENTENCE
 from notepad_jax.tasks import haystack, stories
 from notepad_jax.telemetry.identity import read_json, write_json
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.tokenizer import Tokenizer, counter
 from notepad_jax.types import Task

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from notepad_jax.tasks import memory_tasks, recipe, ruler
+from notepad_jax.tasks.cast import Cast
 from notepad_jax.tasks.haystack import Count, Haystack
-from notepad_jax.tasks.memory_tasks import Cast
 from notepad_jax.tasks.recipe import Sample, Story
 from notepad_jax.types import Task
 

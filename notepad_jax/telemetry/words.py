@@ -1,9 +1,11 @@
 """Texts and numbers as a terminal takes them and a person reads them.
 
-Above: progress, and cli for what it prints.
+Above: the screens, and cli for what it prints.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 Value = float | int | str
 
@@ -27,3 +29,8 @@ def show(value: Value) -> str:
     if isinstance(value, str):
         return value
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def show_all(values: Mapping[str, Value]) -> str:
+    """Returns values with their names, on one line."""
+    return "  ".join(f"{name} {show(value)}" for name, value in values.items())

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from notepad_jax.text.bpe_tokenizer import byte_alphabet
 from notepad_jax.text.tokenizer import Tokenizer
+from notepad_jax.text.unwritable import byte_alphabet
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 

@@ -24,7 +24,7 @@ from notepad_jax.rollout import archive
 from notepad_jax.telemetry import lines, run_folder
 from notepad_jax.telemetry.identity import read_json
 from notepad_jax.telemetry.metrics import CONFIG, LEDGER, METRICS, TIMINGS
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import decided, partial_rollout, record
 from notepad_jax.training.validation import SCORE
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from notepad_jax import keys
 from notepad_jax.parallel import hosts
-from notepad_jax.planner import memory
+from notepad_jax.planner import machine, memory
 from notepad_jax.setup import builders, sizes
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.identity import read_json, write_json
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 
 FILE = "machine.json"
 DTYPE, CACHE, PAGES = "dtype", "engine.cache_dtype", "engine.pages"
@@ -26,7 +26,7 @@ DTYPE, CACHE, PAGES = "dtype", "engine.cache_dtype", "engine.pages"
 
 def kept(
     config: Training, folder: Path, words: builders.Words, resume: bool, screen: Screen,
-    see: memory.Look = memory.look,
+    see: machine.Look = machine.look,
 ) -> Training:  # fmt: skip
     """Returns the config with what the machine decides, as the run in `folder` began with it.
 
@@ -60,7 +60,7 @@ def kept(
 
 
 def fitted(
-    config: Training, words: builders.Words, screen: Screen, see: memory.Look = memory.look
+    config: Training, words: builders.Words, screen: Screen, see: machine.Look = machine.look
 ) -> Training:
     """Returns a training config with pages that fit; ValueError where nothing does."""
     template = builders.template(config.reading, words)

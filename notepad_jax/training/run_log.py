@@ -27,7 +27,7 @@ from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry import run_folder, sinks
 from notepad_jax.telemetry.identity import read_sealed, write_sealed
 from notepad_jax.telemetry.metrics import CONFIG, METRICS, RunLog, read_metrics
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import health, record, rollouts
 from notepad_jax.types import Group
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +24,19 @@ from notepad_jax import keys, waiting
 from notepad_jax.checkpoint.handoff import Handoff, InProcess, ThroughStorage
 from notepad_jax.checkpoint.steps import check_place, place_of, steps_in
 from notepad_jax.checkpoint.training_state import Checkpoints
-from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.metered import Metered
-from notepad_jax.engine.service import EngineService
 from notepad_jax.grpo import algorithm, micro_batches
 from notepad_jax.parallel import hosts
 from notepad_jax.rollout import dynamic_sampling, groups
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
-from notepad_jax.setup import (
-    builders,
-    compiled,
-    learner,
-    sizes,
-    stopping,
-    task_stream,
-)
+from notepad_jax.setup import builders, compiled, learner, sizes, stopping, task_stream
 from notepad_jax.setup.config.learning import CheckpointKeys
 from notepad_jax.setup.config.whole import Training
-from notepad_jax.setup.learner import Learner
 from notepad_jax.telemetry import sinks
 from notepad_jax.telemetry.identity import write_sealed
 from notepad_jax.telemetry.metrics import CONFIG, read_metrics
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import (
     base_fingerprint,
     callbacks,
@@ -58,35 +48,17 @@ from notepad_jax.training import (
     validation,
 )
 from notepad_jax.training.callbacks import Callback
-from notepad_jax.training.rollouts import Rollouts
+from notepad_jax.training.run import (
+    Run,
+    end_here,
+    keep_last_good,
+    published,
+    save,
+    save_and_hand_over,
+    skipped,
+)
 from notepad_jax.training.run_log import Tell
-from notepad_jax.training.validation import Validation
 from notepad_jax.types import PolicySnapshot
-
-
-@dataclasses.dataclass
-class Run:
-    """What lives as long as a training run."""
-
-    config: Training
-    rollouts: Rollouts
-    driver: EngineService | Engines
-    ledger: Ledger
-    learner: Learner
-    start: Mapping[str, str]  # the policy that it began with, by content
-    checkpoints: Checkpoints
-    handoff: Handoff
-    under_way: partial_rollout.UnderWay
-    validation: Validation
-    screen: Screen
-    step: int  # steps done
-    good: int  # the last step whose update was finite, or that had none
-    saved: int | None  # the last step on disk
-    seen: Mapping[str, float]  # what of the policy the engine samples with (`learner.seen`)
-
-
-class Diverged(ValueError):
-    """Updates that are not finite, several in a row."""
 
 
 def train(
@@ -128,19 +100,19 @@ async def _train(
                 except stopping.Stopped as stopped:
                     # Others may be in the middle of something, and saving is done by all together.
                     if stopped.patient and hosts.count() == 1:
-                        _end_here(run)
+                        end_here(run)
                     raise
                 done = tell.step(run.step, metrics, timings, before, rollout)
-                if _skipped(metrics):
-                    await _keep_last_good(run, before)
+                if skipped(metrics):
+                    await keep_last_good(run, before)
                 else:
                     await save_and_hand_over(run)
                 done()
                 run.under_way.done(run.saved)
-                stop.check_all(f"after step {run.step}", lambda: _end_here(run))
+                stop.check_all(f"after step {run.step}", lambda: end_here(run))
                 validated = await validate(run, tell, folder, stop)
                 if not callbacks.go_on(callback, run.step, {**metrics, **validated}):
-                    _end_here(run)
+                    end_here(run)
                     break
     return run.checkpoints.folder
 
@@ -268,9 +240,9 @@ def prepare(
         named = _named(asked, run)
         record.put_beside(folder, named)  # before there is a step that nobody knows
         checkpoints.keep_base(learner.base(learning, stored))
-        _save(run, ledger)
+        save(run, ledger)
         record.begin(folder, named)
-    run.driver.start_with(_published(run, step))
+    run.driver.start_with(published(run, step))
     return run
 
 
@@ -314,7 +286,7 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
             groups.by_task(rollout.stats.tasks, rollout.batch),
         )  # fmt: skip
         metrics |= learnt
-        if _skipped(metrics):
+        if skipped(metrics):
             rollout = dynamic_sampling.without_update(rollout, before)
         rollout = dataclasses.replace(rollout, proximal=run.learner.proximal)
     run.step, run.ledger = run.step + 1, rollout.ledger
@@ -352,78 +324,3 @@ async def validate(run: Run, tell: Tell, folder: Path, stop: stopping.Stop) -> d
     for line in validation.lines(held_out, metrics, began):
         run.screen.say(line)
     return metrics
-
-
-# ---------------------------------------------------------------- checkpoint and hand-off
-
-
-async def save_and_hand_over(run: Run) -> None:
-    """Saves the step if it is due; the engine adopts its parameters either way.
-
-    What it read with is let go by then, or, without `engine.give_back`, when it has adopted.
-    """
-    run.good, last = run.step, run.step == run.config.steps
-    if run.step % run.config.checkpoint.every == 0 or last or run.validation.due(run.step):
-        _save(run, run.ledger)
-    await run.driver.adopt(_published(run, run.step), drain=True)
-
-
-def _end_here(run: Run) -> None:
-    """Saves what was learnt since the last step that was due: the run ends here, or stops."""
-    if run.saved != run.good:
-        _save(run, run.ledger, step=run.good)
-    run.under_way.done(run.saved)
-
-
-def _skipped(metrics: dict[str, float]) -> bool:
-    """Whether the step learnt nothing because none of its updates was finite."""
-    return 0 < metrics.get("update/skipped", 0) == metrics["update/optimizer_steps"]
-
-
-async def _keep_last_good(run: Run, before: Ledger) -> None:
-    """After a skipped step: the last good one is on disk, and nothing newer ever hides it.
-
-    The weights are still that step's: there is nothing to hand over, but to an engine that gave
-    them back. `before` is the account before the step; a resumed run draws again what it drew.
-    """
-    if run.saved != run.good:
-        _save(run, before, step=run.good)
-    in_a_row, most = run.step - run.good, run.learner.plan.max_skipped
-    if in_a_row >= most:
-        raise Diverged(
-            f"no update of the last {in_a_row} rollouts was finite; they were skipped "
-            f"(grpo.max_skipped is {most}); the last good step is {run.good}, kept in "
-            f"{run.checkpoints.folder}: go on from it with a lower optimizer.learning_rate, or "
-            f"look at what those steps read"
-        )
-    if run.config.engine.give_back:
-        await run.driver.adopt(_published(run, run.good))
-
-
-def _save(run: Run, ledger: Ledger, step: int | None = None) -> None:
-    """Saves the learner as it is, as `step` (the current one), with the account `ledger`."""
-    learning, step = run.learner, run.step if step is None else step
-    meta = {
-        "seed": run.config.seed,
-        "optimizer_steps": int(learning.state.step),
-        "policy": dataclasses.asdict(learning.config),
-        "start": run.start,
-    }
-    params, opt = learner.saved(learning)
-    data = {
-        **run.rollouts.saved(ledger),
-        **run.validation.saved(),
-        **learner.saved_data(learning),
-    }
-    run.checkpoints.save(step, params, opt, data, meta)
-    run.saved = step
-
-
-def _published(run: Run, step: int) -> PolicySnapshot:
-    """Hands what is trained, step `step`, to the engine, in its dtype; returns the whole."""
-    run.handoff.publish(PolicySnapshot(step, run.learner.state.masters))
-    snapshot = run.handoff.adopt()
-    if snapshot.version != step:
-        raise RuntimeError(f"step {step} was published and step {snapshot.version} arrived")
-    run.seen = learner.seen(run.learner, snapshot.params)
-    return snapshot

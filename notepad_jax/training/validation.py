@@ -41,7 +41,7 @@ from notepad_jax.setup.config.whole import Training
 from notepad_jax.setup.stopping import Stop
 from notepad_jax.setup.task_stream import TaskStream
 from notepad_jax.tasks import file_suite, suites
-from notepad_jax.telemetry.progress import Screen
+from notepad_jax.telemetry.screen import Screen
 from notepad_jax.text.chunks import Documents
 from notepad_jax.text.tokenizer import Tokenizer, counter
 

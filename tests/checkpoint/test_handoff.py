@@ -18,7 +18,7 @@ from notepad_jax.checkpoint import (
     checksums,
     handoff,
     manifest,
-    steps,
+    restore,
     training_state,
 )
 from notepad_jax.model.matrices import Quantized
@@ -208,8 +208,10 @@ def test_through_storage_a_base_is_read_once_and_named_by_every_step(tmp_path, m
     checkpoints, reads = training_state.Checkpoints(tmp_path), []
     checkpoints.keep_base(base)
     bridge = handoff.ThroughStorage(tmp_path, abstract(small(), jnp.bfloat16))
-    read = steps.load_own
-    monkeypatch.setattr(steps, "load_own", lambda *told: reads.append(told[0].name) or read(*told))
+    read = restore.load_own
+    monkeypatch.setattr(
+        restore, "load_own", lambda *told: reads.append(told[0].name) or read(*told)
+    )
     for version in range(2):
         moved = jax.tree.map(lambda x, v=version: x + v, trained)
         checkpoints.save(version, moved, {"m": jnp.ones(2)}, {}, {})
@@ -217,9 +219,9 @@ def test_through_storage_a_base_is_read_once_and_named_by_every_step(tmp_path, m
         wanted = jax.tree.map(lambda x: x.astype("bfloat16"), base | moved)
         jax.tree.map(np.testing.assert_array_equal, bridge.adopt().params, wanted)
     assert reads == ["base"]
-    whole, _ = steps.load_params(tmp_path, 1, abstract(small()))
+    whole, _ = restore.load_params(tmp_path, 1, abstract(small()))
     jax.tree.map(np.testing.assert_array_equal, whole, base | moved)
-    assert steps.as_stored(tmp_path, 1) == abstract(small())
+    assert restore.as_stored(tmp_path, 1) == abstract(small())
     # A run that goes on saves it again where it is gone, and never another one in its place.
     where = abstract(trained), {"m": jax.ShapeDtypeStruct((2,), "float32")}
     again = training_state.Checkpoints(tmp_path)
@@ -227,7 +229,7 @@ def test_through_storage_a_base_is_read_once_and_named_by_every_step(tmp_path, m
     jax.tree.map(np.testing.assert_array_equal, saved.params, moved)
     shutil.rmtree(tmp_path / "base")
     with pytest.raises(ValueError, match="base is missing, and the steps beside it hold adapters"):
-        steps.load_params(tmp_path, 1, abstract(small()))
+        restore.load_params(tmp_path, 1, abstract(small()))
     with pytest.raises(ValueError, match="belong on the base .* go on with the policy and grpo.l"):
         again.keep_base(parts_of(1)[0])
     again.keep_base(base)
@@ -235,7 +237,7 @@ def test_through_storage_a_base_is_read_once_and_named_by_every_step(tmp_path, m
     shutil.rmtree(tmp_path / "base")
     training_state.Checkpoints(tmp_path).keep_base(parts_of(1)[0])
     with pytest.raises(ValueError, match="base holds .*, and the steps beside it need"):
-        steps.load_params(tmp_path, 1, abstract(small()))
+        restore.load_params(tmp_path, 1, abstract(small()))
 
 
 def test_another_models_shapes_are_refused(bridge_to):
@@ -334,7 +336,7 @@ EIGHT_DEVICES = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from notepad_jax.checkpoint import checksums, handoff
+from notepad_jax.checkpoint import checksums, handoff, restore
 from notepad_jax.types import PolicySnapshot
 
 assert jax.device_count() == 8

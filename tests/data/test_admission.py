@@ -10,7 +10,7 @@ from array_record.python import array_record_module
 from notepad_jax.data import admission, array_records, datasets, files, formats, parquet
 from notepad_jax.data.admission import Admission, Fault
 from notepad_jax.data.task_sources import by_source
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.types import Task, TextDocument
 
 FORMS = ("jsonl", "json", "parquet", "array_record")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from notepad_jax.data import admission, files, held_out
 from notepad_jax.data.records import of_files
 from notepad_jax.data.task_sources import TaskFile, TaskSources, by_source
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.types import Task, TextDocument
 
 

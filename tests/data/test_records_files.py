@@ -10,7 +10,7 @@ import pytest
 from notepad_jax.data import files
 from notepad_jax.data.records import Records, of_files
 from notepad_jax.data.task_sources import TaskFile, TaskSources, by_source
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.types import Task, TextDocument
 
 

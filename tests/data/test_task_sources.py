@@ -12,7 +12,7 @@ from array_record.python import array_record_module
 from notepad_jax.data import files, formats, task_sources
 from notepad_jax.data.records import generated, of_files
 from notepad_jax.data.task_sources import LongQuestions, by_source, without_long_questions
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.types import Task, TextDocument
 
 KINDS = ("jsonl", "array_record")

@@ -12,7 +12,7 @@ import tiny
 from notepad_jax.checkpoint import handoff
 from notepad_jax.engine import executor, shapes
 from notepad_jax.engine.service import EngineService
-from notepad_jax.model import lora, parameters
+from notepad_jax.model import lora, lora_merge, parameters
 from notepad_jax.model.config import Experts
 from notepad_jax.types import PolicySnapshot
 
@@ -73,7 +73,7 @@ def test_beside_the_weights_is_the_float32_sum():
     frozen, adapters = trained(tiny.params())
     whole = parameters.join(frozen, adapters)
     (beside,) = completed(tiny.CONFIG, adopted(frozen, adapters, "float32"))
-    (summed,) = completed(tiny.CONFIG, lora.merged(whole))
+    (summed,) = completed(tiny.CONFIG, lora_merge.merged(whole))
     (base,) = completed(tiny.CONFIG, tiny.params())
     assert ids(beside) == ids(summed) != ids(base)
     for a, b in zip(beside, summed, strict=True):
@@ -86,7 +86,7 @@ def test_beside_int8_weights_no_adapter_is_rounded():
     """The sum of the weights multiplied out and a delta that they have no room for."""
     frozen, adapters = trained(tiny.params(), size=0.003)
     params, whole = (
-        adopted(frozen, adapters, "int8"), lora.merged(parameters.join(frozen, adapters)),
+        adopted(frozen, adapters, "int8"), lora_merge.merged(parameters.join(frozen, adapters)),
     )  # fmt: skip
     for name in lora.TARGETS:
         kept = params["layers"][name]
@@ -96,7 +96,7 @@ def test_beside_int8_weights_no_adapter_is_rounded():
     exact = parameters.join(tiny.multiplied_out(lora.plain(params)), lora.factors(params))
     exact["layers"]["lora_scale"] = params["layers"]["lora_scale"]
     (done,) = completed(tiny.CONFIG, params)
-    (summed,) = completed(tiny.CONFIG, lora.merged(exact))
+    (summed,) = completed(tiny.CONFIG, lora_merge.merged(exact))
     assert ids(done) == ids(summed)
     assert worst_gap(exact, done) < 1e-5
     assert worst_gap(lora.plain(exact), done) > 1e-3  # and the delta is seen

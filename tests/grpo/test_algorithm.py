@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from notepad_jax.grpo import advantages, algorithm, ratios
+from notepad_jax.grpo import advantages, algorithm, ratios, shares
 from notepad_jax.grpo.algorithm import Algorithm
 from notepad_jax.grpo.ratios import Limits
 from notepad_jax.grpo.settings import UpdateSettings
@@ -91,8 +91,8 @@ def test_the_effective_share_counts_turns_by_their_weights(make):
         *having(ess_at=0.5), groups,
         lambda one: one.behaviour_logprobs + one.weights * np.asarray(off)[one.turn] / 2, never,
     )[0]  # fmt: skip
-    assert algorithm.effective_share(made([0.3] * 4)) == pytest.approx(1)
-    share = algorithm.effective_share(made([np.log(3), 0, -15, -15]))
+    assert shares.effective_share(made([0.3] * 4)) == pytest.approx(1)
+    share = shares.effective_share(made([np.log(3), 0, -15, -15]))
     assert share == pytest.approx(0.4, rel=1e-4)
     how, _ = having(ess_at=0.5)
     assert how.rate_scale(1.0, share) == pytest.approx(0.8**0.5, rel=1e-4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny
 
-from notepad_jax.model import attention, lora, policy
+from notepad_jax.model import attention, lora, lora_merge, policy
 from notepad_jax.model.matrices import Adapted, apply
 from notepad_jax.model.parameters import join, shardings
 from notepad_jax.parallel import mesh as meshes
@@ -40,14 +40,14 @@ def test_fresh_adapters_change_nothing():
     whole = join(*split(base))
     # Beside W the zero product changes the order of sums that XLA chooses, and nothing else.
     np.testing.assert_allclose(hidden(whole), hidden(base), atol=1e-5)
-    jax.tree.map(np.testing.assert_array_equal, lora.merged(whole), base)
-    assert lora.merged(base) is base
+    jax.tree.map(np.testing.assert_array_equal, lora_merge.merged(whole), base)
+    assert lora_merge.merged(base) is base
     assert jax.tree.structure(lora.plain(whole)) == jax.tree.structure(base)
 
 
 def test_the_merged_policy_is_the_adapted_one():
     base, adapters = tiny.params(), drawn()
-    merged = lora.merged(join(split(base)[0], adapters))
+    merged = lora_merge.merged(join(split(base)[0], adapters))
     assert jax.tree.structure(merged) == jax.tree.structure(base)
     adapted = hidden(join(split(base)[0], adapters))
     np.testing.assert_allclose(adapted, hidden(merged), atol=1e-5)
@@ -56,7 +56,7 @@ def test_the_merged_policy_is_the_adapted_one():
 
 def test_a_matrix_by_hand():
     base, adapters = tiny.params(), drawn()
-    merged = lora.merged(join(split(base)[0], adapters))["layers"]
+    merged = lora_merge.merged(join(split(base)[0], adapters))["layers"]
     into, out = (np.asarray(adapters["layers"][f"o_lora_{way}"])[1] for way in ("in", "out"))
     want = np.asarray(base["layers"]["o"])[1] + 2.0 * np.einsum("nhr,rd->nhd", into, out)
     np.testing.assert_allclose(merged["o"][1], want, atol=1e-5)
@@ -67,7 +67,7 @@ def test_the_gradient_of_adapters_is_the_chain_rule_through_the_merged_weights()
     base, adapters = tiny.params(), drawn()
     loss = lambda params: jnp.sum(jnp.sin(hidden(params)))  # noqa: E731
     got = jax.grad(lambda a: loss(join(split(base)[0], a)))(adapters)
-    want = jax.grad(lambda a: loss(lora.merged(join(split(base)[0], a))))(adapters)
+    want = jax.grad(lambda a: loss(lora_merge.merged(join(split(base)[0], a))))(adapters)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3, rtol=1e-3), got, want)
 
 

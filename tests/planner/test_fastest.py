@@ -10,11 +10,22 @@ import json
 
 import pytest
 
+from configs.models import MODELS
 from notepad_jax import cli, keys
-from notepad_jax.planner import arithmetic, cost_analysis, estimate, fastest, lowering, plan
+from notepad_jax.planner import (
+    arithmetic,
+    candidates,
+    cost_analysis,
+    estimate,
+    fastest,
+    figures,
+    lowering,
+    plan,
+    planned_policy,
+)
 from notepad_jax.planner.fastest import Asked
 from notepad_jax.setup import configuration
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from pallas_kernels import aot
 
 SLICE = "v5p:2x4x4"
@@ -50,7 +61,7 @@ def found():
 
 def test_the_shipped_7b_was_15_percent_slower_than_what_is_found(found):
     """Issue 28: 488 s with rows of 16,384 on v5p:2x4x4, by its own count."""
-    best, cheapest = fastest.winners(found)
+    best, cheapest = figures.winners(found)
     before = found[0]
     assert before.sets == {} and before.seconds == pytest.approx(488, rel=0.01)
     assert best.fits and best.seconds < 0.85 * before.seconds
@@ -71,7 +82,7 @@ def test_a_point_says_what_plan_says_of_it(found):
 
 def test_the_shipped_7b_is_what_is_found():
     points = searched(shipped())
-    best, _ = fastest.winners(points)
+    best, _ = figures.winners(points)
     assert points[0].fits and points[0].seconds < 1.01 * best.seconds
     assert points[0].fill > 0.98
 
@@ -104,9 +115,9 @@ def test_parts_that_are_counted_apart_add_up_to_the_whole():
     """Updates and engines are planned one beside the other's first; their sum is the plan's."""
     config = shipped(BEFORE)
     asked = Asked(config, (SLICE,), fastest.PRICES, 0)
-    guesses = fastest._guesses(asked, SLICE, lowering.policy_of(config, "tpu"))
+    guesses = fastest._guesses(asked, SLICE, planned_policy.policy_of(config, "tpu"))
     for guess in guesses[:: len(guesses) // 6]:
-        made = fastest._plan(asked, SLICE, guess.sets, lowering.policy_of(config, "tpu"))
+        made = fastest._plan(asked, SLICE, guess.sets, planned_policy.policy_of(config, "tpu"))
         assert guess.seconds == pytest.approx(made.seconds)
         for phase in made.phases:
             assert guess.stays[phase.name] + guess.beside[phase.name] == phase.peak
@@ -118,9 +129,9 @@ def test_what_it_finds_is_the_best_of_all_that_is_tried():
     config = configuration.changed(
         shipped(BEFORE), ["--config.rollout.documents=16", "--config.engine.pages=5864"]
     )
-    policy = lowering.policy_of(config, "tpu")
-    trainers = fastest._trainers(config, "v5e:8x8", policy)
-    engines = fastest._engines(config, "v5e:8x8", policy)
+    policy = planned_policy.policy_of(config, "tpu")
+    trainers = candidates.of_trainer(config, "v5e:8x8", policy)
+    engines = candidates.of_engine(config, "v5e:8x8", policy)
     asked = Asked(config, ("v5e:8x8",), fastest.PRICES, 0)
     every = [
         made
@@ -129,7 +140,7 @@ def test_what_it_finds_is_the_best_of_all_that_is_tried():
     ]
     fitting = [made for made in every if made.fits]
     assert 0 < len(fitting) < len(every) / 2
-    best, _ = fastest.winners(searched(config, "v5e:8x8"))
+    best, _ = figures.winners(searched(config, "v5e:8x8"))
     least = min(made.seconds for made in fitting)
     assert best.fits and least <= best.seconds <= (1 + fastest.MEMORY) * least
 
@@ -157,7 +168,7 @@ def test_a_planted_optimum_is_found(monkeypatch):
         return dataclasses.replace(one, compute_seconds=0.0 if is_it else 1e3, beside=0)
 
     monkeypatch.setattr(arithmetic, "read", read)
-    best, _ = fastest.winners(searched(shipped(BEFORE)))
+    best, _ = figures.winners(searched(shipped(BEFORE)))
     known = keys.flat(shipped(BEFORE))
     assert {**{key: known[key] for key in PLANTED}, **best.sets} == PLANTED
     assert any(asked) and not all(asked)
@@ -165,10 +176,10 @@ def test_a_planted_optimum_is_found(monkeypatch):
 
 def test_the_cheapest_slice_is_another_than_the_fastest():
     points = searched(shipped(), "v6e:4x4", "v6e:8x8")
-    best, cheapest = fastest.winners(points)
+    best, cheapest = figures.winners(points)
     assert best.slice == "v6e:8x8" and cheapest.slice == "v6e:4x4"
     assert cheapest.dollars < best.dollars and best.seconds < cheapest.seconds
-    said = fastest.text(points)
+    said = figures.text(points)
     assert "fastest: " in said and "cheapest: " in said and "by arithmetic alone" in said
 
 
@@ -214,7 +225,7 @@ def _estimated(run, config, name):
 
 def test_only_what_is_worth_it_is_compiled(compiler):
     points = searched(shipped(BEFORE), tries=4)
-    best, _ = fastest.winners(points)
+    best, _ = figures.winners(points)
     # As it is; the best; and of other families none, since none is better by arithmetic.
     assert compiler.compiled == [(1, True, 16384), (1, True, 39424)]
     assert best.compiled and best.sets == {"grpo.row_length": 39424}
@@ -225,7 +236,7 @@ def test_what_the_compiler_refuses_is_not_found_and_corrects_its_family(compiler
     points = searched(shipped(BEFORE), tries=6)
     refused = [point for point in points if not point.fits]
     assert refused and all(point.compiled for point in refused)
-    best, _ = fastest.winners(points)
+    best, _ = figures.winners(points)
     assert best.fits and best.compiled and best.sets["parallel.tensor"] == 2
     # Four times 34 GB are too much of a row of 39,424; what then fits by arithmetic is tried next.
     ones = [length for tensor, _, length in compiler.compiled[1:] if tensor == 1]
@@ -239,7 +250,7 @@ def test_what_a_kernel_refuses_is_passed_over(compiler):
         return 1.0
 
     compiler.needs = needs
-    best, _ = fastest.winners(searched(shipped(BEFORE), tries=2))
+    best, _ = figures.winners(searched(shipped(BEFORE), tries=2))
     assert best.compiled and best.fits and best.sets["grpo.row_length"] != 39424
 
 
@@ -250,8 +261,8 @@ def test_no_more_than_so_many_are_compiled_and_nothing_unfit_is_found(compiler):
     unfit = [point for point in points if point.compiled]
     assert not any(point.fits for point in unfit)
     with pytest.raises(ValueError, match="nothing that was compiled fits"):
-        fastest.winners(points)
-    assert "nothing that was compiled fits" in fastest.text(points)
+        figures.winners(points)
+    assert "nothing that was compiled fits" in figures.text(points)
 
 
 # ---------------------------------------------------------------- arithmetic beside the compiler
@@ -283,7 +294,7 @@ def test_arithmetic_is_near_what_was_compiled(name, slice_name, words, peak, sec
 
 def test_what_an_update_keeps_by_hand():
     """Qwen2.5-7B, bfloat16: 28 layers of 3,584 (input) + 3,584 (attention), and one's way back."""
-    policy = lowering.MODELS["Qwen2.5-7B-Instruct"]
+    policy = MODELS["Qwen2.5-7B-Instruct"]
     alive = 10 * 3584 + 10 * 3584 + 6.5 * 18_944
     assert arithmetic.kept(policy, 1, True) == 2 * (28 * 2 * 3584 + alive)
     cut = 10 * 3584 + (10 * 3584 + 6.5 * 18_944) / 4
@@ -338,7 +349,7 @@ def test_ctrl_c_keeps_what_was_found(capsys, monkeypatch):
     monkeypatch.setattr(fastest, "_point", stopped)
     assert said("--tpu", SLICE, "--fastest") == 130
     out, err = capsys.readouterr()
-    assert out.startswith(fastest.HEAD) and "fastest: at least 48" in out
+    assert out.startswith(figures.HEAD) and "fastest: at least 48" in out
     assert "notepad-jax: stopped" in err
 
 
@@ -367,7 +378,7 @@ def test_a_chip_stands_for_its_slices_and_prices_can_be_said():
     assert fastest.prices(["tpu7x=12", "v5p=2.1"]) == fastest.PRICES | {"tpu7x": 12.0, "v5p": 2.1}
     points = searched(shipped(BEFORE), "tpu7x:2x4x4")
     assert all(point.dollars is None for point in points)
-    assert fastest.winners(points)[1] is None and "$" not in fastest.text(points)[len("x") * 200 :]
+    assert figures.winners(points)[1] is None and "$" not in figures.text(points)[len("x") * 200 :]
 
 
 def test_what_was_compiled_outlives_the_process_that_did(tmp_path):

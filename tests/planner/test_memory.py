@@ -21,13 +21,14 @@ from notepad_jax.grpo.optimizer import make_optimizer
 from notepad_jax.model import lora, parameters
 from notepad_jax.parallel import mesh
 from notepad_jax.parallel.rules import SERVING
-from notepad_jax.planner import lowering, memory
-from notepad_jax.planner.memory import Held, Memory
+from notepad_jax.planner import lowering, machine, memory, planned_policy
+from notepad_jax.planner.machine import Memory
+from notepad_jax.planner.memory import Held
 from notepad_jax.programs import subjects
 from notepad_jax.reader import Reader
 from notepad_jax.setup import builders, configuration, learner, sizes
 from notepad_jax.telemetry.identity import write_json
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import decided
 from notepad_jax.types import NO_TOKENS, Prompt, SamplingParams
 from tests import fakes, tiny
@@ -40,7 +41,7 @@ LAPTOP = Memory(16 * GB, 14 * GB)
 # ---------------------------------------------------------------- what is there
 
 
-def machine(root: Path, **files: str) -> Path:
+def linux(root: Path, **files: str) -> Path:
     for name, text in files.items():
         path = root / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +54,7 @@ FILES = {"proc__meminfo": MEMINFO}
 
 
 def test_a_machine_has_what_linux_says(tmp_path):
-    assert memory.of_machine(machine(tmp_path, **FILES)) == Memory(16_384_000, 12_288_000)
+    assert machine.of_machine(linux(tmp_path, **FILES)) == Memory(16_384_000, 12_288_000)
 
 
 def test_the_tightest_cgroup_counts_and_pages_of_files_can_be_had(tmp_path):
@@ -64,7 +65,7 @@ def test_the_tightest_cgroup_counts_and_pages_of_files_can_be_had(tmp_path):
         "sys__fs__cgroup__user__memory.current": "5000000\n",
         "sys__fs__cgroup__user__memory.stat": "anon 4000000\ninactive_file 1000000\n",
     }
-    assert memory.of_machine(machine(tmp_path, **FILES, **cgroup)) == Memory(8_000_000, 4_000_000)
+    assert machine.of_machine(linux(tmp_path, **FILES, **cgroup)) == Memory(8_000_000, 4_000_000)
 
 
 def test_cgroups_of_the_first_version(tmp_path):
@@ -75,12 +76,12 @@ def test_cgroups_of_the_first_version(tmp_path):
         "sys__fs__cgroup__memory__box__memory.usage_in_bytes": "4000000\n",
         "sys__fs__cgroup__memory__box__memory.stat": "total_inactive_file 500000\n",
     }
-    assert memory.of_machine(machine(tmp_path, **FILES, **cgroup)) == Memory(3_000_000, 0)
+    assert machine.of_machine(linux(tmp_path, **FILES, **cgroup)) == Memory(3_000_000, 0)
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: many kB\n", "\n:\nMemTotal\n"])
 def test_a_machine_that_does_not_say_has_no_bound(tmp_path, text):
-    assert memory.of_machine(machine(tmp_path, proc__meminfo=text)) is None
+    assert machine.of_machine(linux(tmp_path, proc__meminfo=text)) is None
 
 
 def test_an_accelerator_says_itself_or_nobody_knows():
@@ -90,8 +91,8 @@ def test_an_accelerator_says_itself_or_nobody_knows():
         def __init__(self, stats):
             self.memory_stats = lambda: stats
 
-    assert memory.look(Device({"bytes_limit": 100, "bytes_in_use": 30})) == Memory(100, 70)
-    assert memory.look(Device(None)) is None and memory.look(Device({})) is None
+    assert machine.look(Device({"bytes_limit": 100, "bytes_in_use": 30})) == Memory(100, 70)
+    assert machine.look(Device(None)) is None and machine.look(Device({})) is None
 
 
 # ---------------------------------------------------------------- what fits, by hand
@@ -180,7 +181,7 @@ def held_of(config, policy=SMALL) -> Held:
     settings = builders.engine_settings(config.engine, policy, rules, template)
     if not config.grpo:
         return memory.of_engines(policy, config.engine, settings, "float32", None)
-    about = lowering.Policy("", "", policy, "float32", template)
+    about = planned_policy.Policy("", "", policy, "float32", template)
     made = lowering.plan_of(config, jax.devices(), jax.local_devices(), about)
     return memory.of_training(config, made, settings)
 
@@ -327,7 +328,7 @@ def test_a_micro_batch_takes_no_more_than_is_counted(remat):
     config = configuration.load("chat", [f"--config.grpo.remat={remat}"])
     rules, template = builders.rules(config.reading), fakes.template()
     config = sizes.settled(config, template, rules)
-    about = lowering.Policy("", "", WIDE, "float32", template)
+    about = planned_policy.Policy("", "", WIDE, "float32", template)
     made = lowering.plan_of(config, jax.devices()[:1], jax.devices()[:1], about)
     plan, settings, optimizer = learner.settings_of(config)
     frozen, trained = lowering._partitions(config.grpo.lora, about, made.trainer)

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from configs.models import MODELS
 from notepad_jax import cli
 from notepad_jax.engine import executor, shapes
 from notepad_jax.parallel import mesh
@@ -21,12 +22,14 @@ from notepad_jax.planner import (
     lowering,
     plan,
     plan_table,
+    planned_policy,
+    residents,
     subprocesses,
     workload,
 )
 from notepad_jax.setup import builders, configuration, learner
 from notepad_jax.setup.sizes import Turn
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from pallas_kernels import aot
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +71,7 @@ def test_residents_are_what_a_run_has(rank):
     # The starter computes in the dtype that it is stored in; adapters lie beside it.
     chosen = config.grpo.lora.wanted
     asked = builders.adopted(config, policy.config, chosen)
-    assert held["weights"] == lowering.bytes_of(asked)
+    assert held["weights"] == residents.bytes_of(asked)
     scale = 4 * policy.config.layers
     assert held["weights"] == weights + (nbytes(learning.state.masters) + scale if rank else 0)
     in_memory = planned_here(*words, "--config.checkpoint.handoff=memory")
@@ -85,7 +88,7 @@ def test_residents_are_what_a_run_has(rank):
 def test_every_program_of_an_engine_is_planned_and_each_kind_is_launched():
     made = planned_here(STARTER)
     config = configuration.load("quickstart", [STARTER])
-    policy, rules = lowering.policy_of(config, "cpu"), builders.rules(config.reading)
+    policy, rules = planned_policy.policy_of(config, "cpu"), builders.rules(config.reading)
     settings = builders.engine_settings(config.engine, policy.config, rules, policy.template)
     own = [program for program in made.programs if program.phase == lowering.ROLLOUT]
     assert len(own) == len(shapes.shapes(settings))
@@ -218,7 +221,7 @@ def small() -> lowering.Planned:
     there = mesh.one()
     turn = Turn(100, 10, 10)
     made = lowering.Planned(
-        model="small", counted_by="hand", policy=lowering.MODELS["Qwen2.5-7B-Instruct"],
+        model="small", counted_by="hand", policy=MODELS["Qwen2.5-7B-Instruct"],
         remat=True, devices=4, hosts=1, trainer=there, engine=there, engines=1,
         residents={
             lowering.ROLLOUT: {"masters": 2 * GB, "weights": GB, "cache": 4 * GB},

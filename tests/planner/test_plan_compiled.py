@@ -10,7 +10,7 @@ import pytest
 import pallas_kernels
 from notepad_jax import cli
 from notepad_jax.model import parameters
-from notepad_jax.planner import lowering
+from notepad_jax.planner import lowering, planned_policy
 from notepad_jax.setup import configuration
 from pallas_kernels import aot
 
@@ -63,7 +63,7 @@ def test_no_gradient_is_summed_over_devices_in_bfloat16(slice_name, smaller):
     devices = aot.slice_of(slice_name)
     words = [f"--config.grpo.micro_batch_rows={len(devices)}"]
     config = configuration.load("qwen2_5_7b", words)
-    policy = lowering.policy_of(config, "tpu")
+    policy = planned_policy.policy_of(config, "tpu")
     policy = dataclasses.replace(policy, config=dataclasses.replace(policy.config, **smaller))
     assert policy.config.dtype == "bfloat16" and config.parallel.tensor == 1
     made = lowering.plan_of(config, devices, aot.host_of(slice_name), policy)

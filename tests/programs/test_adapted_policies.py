@@ -13,11 +13,11 @@ from notepad_jax import cli, functions, keys
 from notepad_jax.checkpoint import lazy_arrays
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.hf.adapters import export_adapters
-from notepad_jax.model import lora, parameters
-from notepad_jax.planner import lowering
-from notepad_jax.programs import beside, convert, serve
+from notepad_jax.model import lora, lora_merge, parameters
+from notepad_jax.planner import planned_policy
+from notepad_jax.programs import beside, convert, export, serve
 from notepad_jax.setup import builders, configuration, learner, policies
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import train
 from notepad_jax.types import Prompt, SamplingParams, tokens
 from tests import tiny
@@ -48,7 +48,7 @@ def some(seed=0, chosen=CHOSEN, config=CONFIG):
 
 
 def summed(adapters, config=CONFIG):
-    return lora.merged(lora.adapted(config, tiny.params(0, config), CHOSEN, adapters))
+    return lora_merge.merged(lora.adapted(config, tiny.params(0, config), CHOSEN, adapters))
 
 
 def same(found, wanted):
@@ -182,7 +182,7 @@ def test_exports_are_whole_or_adapters_once_more(here, capsys):
     text = json.loads((here / "c" / "adapter_config.json").read_text())
     assert text["base_model_name_or_path"] == "policies/base"
     half = jax.tree.map(lambda x: x.astype("bfloat16").astype(np.float32), some())
-    same(lora.merged(builders.load_policy("c").params), summed(half))
+    same(lora_merge.merged(builders.load_policy("c").params), summed(half))
     # What is not said of the dtype is bfloat16, which has no room for a small delta.
     small = {"layers": some()["layers"] | {n: 1e-4 * some()["layers"][n] for n in OUT}}
     export_adapters(CONFIG, CHOSEN, small, "policies/base", here / "small")
@@ -206,7 +206,7 @@ def settings(*words):
 
 
 def merged_of(learning):
-    return lora.merged(parameters.join(learning.frozen, learning.state.masters))
+    return lora_merge.merged(parameters.join(learning.frozen, learning.state.masters))
 
 
 def test_training_goes_on_with_them_and_the_reference_is_where_it_began(here):
@@ -218,7 +218,7 @@ def test_training_goes_on_with_them_and_the_reference_is_where_it_began(here):
     learning.state = dataclasses.replace(
         learning.state, masters=jax.tree.map(lambda x: x + 1, learning.state.masters)
     )
-    same(lora.merged(learning.reference), summed(some()))
+    same(lora_merge.merged(learning.reference), summed(some()))
     moved = jax.tree.map(lambda x: x + 1, some())
     same(merged_of(learning), summed(moved))
     # All weights are trained of the sum, in float32.
@@ -236,8 +236,8 @@ def test_other_adapters_are_refused_before_any_weight_is_read(here, capsys, monk
         err = capsys.readouterr().err
         assert said in err and "train all weights (grpo.lora.rank=0)" in err
     with pytest.raises(ValueError, match="has adapters with grpo.lora.rank=2"):
-        lowering.policy_of(settings("--config.grpo.lora.rank=4"), "tpu")
-    told = lowering.policy_of(settings(), "tpu")
+        planned_policy.policy_of(settings("--config.grpo.lora.rank=4"), "tpu")
+    told = planned_policy.policy_of(settings(), "tpu")
     assert told.name == "data/habits" and told.counted_by == "its own tokenizer"
     # What the message says can be said.
     config = settings("--config.grpo.lora.targets=q,down")
@@ -271,7 +271,7 @@ def check_chain(here, *words):
     wanted = builders.load_policy("runs/one").params
     same(builders.load_policy("data/more").params, wanted)
     assert cli.main(["export-hf", "runs/one", "whole", "--dtype", "float32"]) == 0
-    near(builders.load_policy("whole").params, lora.merged(wanted))
+    near(builders.load_policy("whole").params, lora_merge.merged(wanted))
     more = builders.load_policy("data/more").params
     same(lora.plain(more), tiny.params(0, CONFIG))
     apart = np.abs(more["layers"]["q_lora_out"] - some()["layers"]["q_lora_out"])
@@ -304,10 +304,10 @@ def test_a_run_goes_on_with_another_runs_adapters_on_the_same_base(here):
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[()] + 1 / 64, b[()]), one, two)
     found = policies.resolved("runs/two")
     assert policies.base_of(found) == "policies/base" and policies.adapted("runs/two") == CHOSEN
-    convert.export_adapters("runs/two", "out", SCREEN)
+    export.export_adapters("runs/two", "out", SCREEN)
     same(builders.load_policy("out").params, builders.load_policy("runs/two").params)
     with pytest.raises(ValueError, match="has adapters with .*lora.rank=2 .*export-hf, --dtype fl"):
-        lowering.policy_of(
+        planned_policy.policy_of(
             settings("--config.policy=runs/one@1", "--config.grpo.lora.rank=4"), "tpu"
         )
 
@@ -317,9 +317,9 @@ def test_adapters_trained_on_a_runs_weights_name_no_other_base(here):
     assert not (here / "runs" / "one" / "checkpoints" / "base").exists()
     moved(here / "runs" / "two", "--config.policy=runs/one@1")
     with pytest.raises(ValueError, match="on the weights of runs/one@1, which is a run: export"):
-        convert.export_adapters("runs/two", "out", SCREEN)
+        export.export_adapters("runs/two", "out", SCREEN)
     assert cli.main(["export-hf", "runs/one", "first", "--dtype", "float32"]) == 0
-    convert.export_adapters("runs/two", "out", SCREEN, base="first")
+    export.export_adapters("runs/two", "out", SCREEN, base="first")
     same(builders.load_policy("out").params, builders.load_policy("runs/two").params)
 
 

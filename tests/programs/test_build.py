@@ -11,7 +11,7 @@ from notepad_jax.data import formats
 from notepad_jax.programs import build, subjects
 from notepad_jax.reading.endpoint import bare_turn
 from notepad_jax.setup import configuration, eval_jobs
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.text import approximate
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import Completion, Finish, tokens

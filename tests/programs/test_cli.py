@@ -16,7 +16,7 @@ from notepad_jax.programs import quickstart
 from notepad_jax.setup import configuration
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry import run_folder
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import train
 from tests import limits
 
@@ -332,7 +332,7 @@ def test_a_value_may_stand_behind_its_key():
 def test_a_suite_that_is_not_there_is_named_before_its_reader(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["eval", "--json", "--suite", "rulr"]) == 1
-    assert "task file (did you mean ruler?)" in one_line(capsys)
+    assert "memory, stories); did you mean ruler?" in one_line(capsys)
 
 
 def test_train_takes_a_policy(tmp_path, capsys, monkeypatch):

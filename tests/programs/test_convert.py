@@ -17,12 +17,14 @@ from safetensors.numpy import load_file
 from notepad_jax import cli, keys
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.hf.storage import StoreProblem
-from notepad_jax.checkpoint.steps import load_params, write
+from notepad_jax.checkpoint.restore import load_params
+from notepad_jax.checkpoint.steps import write
 from notepad_jax.checkpoint.training_state import Checkpoints
-from notepad_jax.model import lora, parameters
-from notepad_jax.programs import convert
+from notepad_jax.model import lora_merge, parameters
+from notepad_jax.programs import convert, export
 from notepad_jax.setup import configuration, learner
-from notepad_jax.telemetry.progress import LineScreen, SilentScreen
+from notepad_jax.telemetry.line_screen import LineScreen
+from notepad_jax.telemetry.screen import SilentScreen
 
 SCREEN = SilentScreen()
 STARTER = Path(__file__).parents[2] / "data" / "starter"
@@ -36,7 +38,7 @@ def test_in_and_out_again_is_byte_identical(published, tmp_path):
     imported = convert.import_hf(str(published), tmp_path / "mine", SCREEN)
     assert (imported.family, imported.dtype) == ("qwen3", "bfloat16")
     assert imported.parameters == parameters.count(tiny.CONFIG)
-    exported = convert.export_hf(
+    exported = export.export_hf(
         tmp_path / "mine", str(tmp_path / "back"), SCREEN, part_bytes=10_000
     )
     assert contents(tmp_path / "back") == contents(published)
@@ -52,7 +54,7 @@ def test_progress_ends_at_its_total(published, tmp_path):
     stream = io.StringIO()
     screen = LineScreen(stream, every=0.0)
     convert.import_hf(str(published), tmp_path / "mine", screen)
-    convert.export_hf(tmp_path / "mine", str(tmp_path / "back"), screen)
+    export.export_hf(tmp_path / "mine", str(tmp_path / "back"), screen)
     lines = stream.getvalue().splitlines()
     assert [line for line in lines if "1/1 MB" in line and line.startswith("import")]
     assert "export: 1/1 MB" in lines[-1]
@@ -78,31 +80,29 @@ def test_a_runs_newest_step_is_exported_with_the_tokenizer_it_started_from(publi
     for step in (3, 12):
         write(run / "checkpoints", step, {"params": tiny.params(step), "meta": meta}, keep=5)
     for source, step in ((run, None), (run / "checkpoints", 3)):
-        found = convert.export_hf(
-            source, str(tmp_path / f"out{step}"), SCREEN, "float32", step=step
-        )
+        found = export.export_hf(source, str(tmp_path / f"out{step}"), SCREEN, "float32", step=step)
         config, params = huggingface.import_policy(tmp_path / f"out{step}")
         assert found.step == (step or 12) and config.valid_vocab == 60
         jax.tree.map(np.testing.assert_array_equal, params, tiny.params(found.step))
         assert (tmp_path / f"out{step}" / "chat_template.jinja").read_bytes() == b"{{ messages }}"
     with pytest.raises(ValueError, match="has no step 4; there: 3, 12"):
-        convert.export_hf(run, str(tmp_path / "x"), SCREEN, step=4)
+        export.export_hf(run, str(tmp_path / "x"), SCREEN, step=4)
     (run / "config.json").write_text('{"policy": "')
     with pytest.raises(
         ValueError, match="run/config.json is cut off, or no JSON; mend it, or name"
     ):
-        convert.export_hf(run, str(tmp_path / "x"), SCREEN)
+        export.export_hf(run, str(tmp_path / "x"), SCREEN)
     (run / "config.json").unlink()
     with pytest.raises(ValueError, match="does not say which policy it started from; name"):
-        convert.export_hf(run, str(tmp_path / "x"), SCREEN)
-    convert.export_hf(run, str(tmp_path / "x"), SCREEN, like=str(published))
+        export.export_hf(run, str(tmp_path / "x"), SCREEN)
+    export.export_hf(run, str(tmp_path / "x"), SCREEN, like=str(published))
     with pytest.raises(ValueError, match="x is not empty"):
-        convert.export_hf(run, str(tmp_path / "x"), SCREEN, like=str(published))
-    convert.export_hf(run, str(tmp_path / "x"), SCREEN, like=str(published), overwrite=True)
+        export.export_hf(run, str(tmp_path / "x"), SCREEN, like=str(published))
+    export.export_hf(run, str(tmp_path / "x"), SCREEN, like=str(published), overwrite=True)
     other = dataclasses.replace(tiny.CONFIG, heads=2)
     huggingface.export_params(other, tiny.params(0, other), tmp_path / "other")
     with pytest.raises(ValueError, match="has heads=4, and .*other 2; name the Hugging Face"):
-        convert.export_hf(run, str(tmp_path / "y"), SCREEN, like=str(tmp_path / "other"))
+        export.export_hf(run, str(tmp_path / "y"), SCREEN, like=str(tmp_path / "other"))
 
 
 def test_an_export_says_what_its_dtype_cannot_hold(published, tmp_path, capsys):
@@ -129,7 +129,7 @@ def test_an_export_says_what_its_dtype_cannot_hold(published, tmp_path, capsys):
     for name in ("config.json", "tokenizer.json"):  # weights that are not here any more
         (tmp_path / "gone" / name).write_bytes((published / name).read_bytes())
     (run / "config.json").write_text(json.dumps({"policy": str(tmp_path / "gone")}))
-    assert convert.export_hf(run, str(tmp_path / "other"), SCREEN).moved is None
+    assert export.export_hf(run, str(tmp_path / "other"), SCREEN).moved is None
 
 
 def test_a_runs_adapters_are_exported_alone(published, tmp_path, capsys):
@@ -171,20 +171,20 @@ def test_a_runs_adapters_are_exported_alone(published, tmp_path, capsys):
         text = json.loads(settings) | {"grpo": {"lora": said}}
         (run / "config.json").write_text(json.dumps(text))
         with pytest.raises(ValueError, match=says) as raised:
-            convert.export_adapters(run, str(tmp_path / "x"), SCREEN)
+            export.export_adapters(run, str(tmp_path / "x"), SCREEN)
         assert "\n" not in str(raised.value)
     # As earlier versions saved it: whole.
     (run / "config.json").write_text(settings)
-    whole = lora.merged(parameters.join(learning.frozen, adapters))
+    whole = lora_merge.merged(parameters.join(learning.frozen, adapters))
     Checkpoints(run / "checkpoints").save(8, whole, {"moment": np.zeros(1)}, {}, {})
     with pytest.raises(ValueError, match="checkpoints/8 has its adapters added in .an earlier"):
-        convert.export_adapters(run, str(tmp_path / "x"), SCREEN)
-    convert.export_hf(run, str(tmp_path / "out"), SCREEN, "float32", overwrite=True)
+        export.export_adapters(run, str(tmp_path / "x"), SCREEN)
+    export.export_hf(run, str(tmp_path / "out"), SCREEN, "float32", overwrite=True)
     same = lambda a, b: np.testing.assert_array_equal(a, b)  # noqa: E731
     jax.tree.map(same, huggingface.import_policy(tmp_path / "out")[1], whole)
     convert.import_hf(str(published), tmp_path / "mine", SCREEN)
     with pytest.raises(ValueError, match="mine trained no adapters"):
-        convert.export_adapters(tmp_path / "mine", str(tmp_path / "x"), SCREEN)
+        export.export_adapters(tmp_path / "mine", str(tmp_path / "x"), SCREEN)
     assert sorted(os.listdir(tmp_path)) == ["mine", "out", "published", "run"]
 
 
@@ -206,7 +206,7 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(published, tmp_path):
     refused("dtype is 'int4'; choose one of bfloat16", import_to(dtype="int4"))
     refused("cannot be split into tensor groups of 3", import_to(tensor=3))
     refused("lies in a local folder", lambda: convert.import_hf(str(published), "gs://b/p", SCREEN))
-    refused("has no finished checkpoint", lambda: convert.export_hf(published, "x", SCREEN))
+    refused("has no finished checkpoint", lambda: export.export_hf(published, "x", SCREEN))
     refused(
         "nowhere is not a folder",
         lambda: convert.import_hf(str(tmp_path / "nowhere"), tmp_path / "new", SCREEN),
@@ -258,7 +258,7 @@ def test_an_import_is_not_replaced_by_its_own_export(published, tmp_path):
         ("mine", ".", "holds the source"),
     ):
         with pytest.raises(ValueError, match=f"{says}; choose another destination"):
-            convert.export_hf(tmp_path / source, str(tmp_path / target), SCREEN, overwrite=True)
+            export.export_hf(tmp_path / source, str(tmp_path / target), SCREEN, overwrite=True)
     assert sorted(os.listdir(tmp_path / "mine")) == before
 
 

@@ -11,9 +11,9 @@ import tiny_gguf
 
 import notepad_jax.checkpoint.gguf
 from notepad_jax import cli
-from notepad_jax.programs import convert
+from notepad_jax.programs import convert, export
 from notepad_jax.setup import builders
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 
 SCREEN = SilentScreen()
 ROOM = "notepad_jax.checkpoint.gguf"
@@ -28,7 +28,7 @@ def test_a_gguf_file_comes_in_as_a_policy_and_goes_out_as_safetensors(source, tm
     path = tiny_gguf.write(tmp_path / "it.gguf", source, "llama", "Q8_0")
     imported = convert.import_hf(str(path), tmp_path / "mine", SCREEN)
     assert (imported.family, imported.dtype) == ("llama", "bfloat16")
-    exported = convert.export_hf(tmp_path / "mine", str(tmp_path / "back"), SCREEN)
+    exported = export.export_hf(tmp_path / "mine", str(tmp_path / "back"), SCREEN)
     assert "tokenizer.json" in exported.files and "generation_config.json" in exported.files
     tiny_gguf.dequantised(source, tmp_path / "held", "Q8_0")
     ours, back, wanted = (

@@ -26,7 +26,7 @@ CONFIG = PolicyConfig(
 IMPORT = """
 import json, resource, sys
 from notepad_jax.programs import convert
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 convert.import_hf(sys.argv[1], sys.argv[2], SilentScreen())  # of a tiny one: compiles, mostly

@@ -16,11 +16,13 @@ from notepad_jax import keys
 from notepad_jax.checkpoint import lazy_arrays, manifest
 from notepad_jax.checkpoint.checksums import leaf_checksums
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.checkpoint.steps import load_params, write
+from notepad_jax.checkpoint.restore import load_params
+from notepad_jax.checkpoint.steps import write
 from notepad_jax.checkpoint.training_state import Checkpoints
-from notepad_jax.programs import convert
+from notepad_jax.programs import convert, export
 from notepad_jax.setup import builders, configuration, learner
-from notepad_jax.telemetry.progress import LineScreen, SilentScreen
+from notepad_jax.telemetry.line_screen import LineScreen
+from notepad_jax.telemetry.screen import SilentScreen
 
 SCREEN = SilentScreen()
 
@@ -79,7 +81,7 @@ def test_a_damaged_step_is_refused_in_one_line_and_nothing_is_left(published, tm
 
     def refused(says):
         with pytest.raises(ValueError, match=says) as raised:
-            convert.export_hf(tmp_path / "mine", str(tmp_path / "out"), SCREEN)
+            export.export_hf(tmp_path / "mine", str(tmp_path / "out"), SCREEN)
         assert "\n" not in str(raised.value)
         assert sorted(os.listdir(tmp_path)) == ["mine", "published"]
 
@@ -93,7 +95,7 @@ def test_a_damaged_step_is_refused_in_one_line_and_nothing_is_left(published, tm
     refused(r"0: layers/down was saved as bfloat16\[3x48x32\]:\w{8} and reads as .*is damaged; exp")
     array[1, 7, 3].write(was).result()
     manifest.write(step, manifest.made(step))
-    convert.export_hf(tmp_path / "mine", str(tmp_path / "sound"), SCREEN)
+    export.export_hf(tmp_path / "mine", str(tmp_path / "sound"), SCREEN)
     shutil.rmtree(tmp_path / "sound")
     for path in (step / "params").rglob("*"):
         if path.is_file() and path.stat().st_size > 5_000:
@@ -120,8 +122,8 @@ def test_the_newest_good_step_is_exported_and_what_was_passed_over_is_said(publi
     stream = io.StringIO()
     screen = LineScreen(stream)
 
-    def exported(export, **options):
-        return export(run, target, screen, overwrite=True, **options).step
+    def exported(how, **options):
+        return how(run, target, screen, overwrite=True, **options).step
 
     def flipped(folder):
         path = max(folder.rglob("d/*"), key=lambda p: p.stat().st_size)
@@ -130,30 +132,30 @@ def test_the_newest_good_step_is_exported_and_what_was_passed_over_is_said(publi
         return lambda: path.write_bytes(content)
 
     flipped(run / "checkpoints/12/opt")
-    both = convert.export_adapters, convert.export_hf
-    for export in both:
-        assert exported(export) == 12 and "damaged" not in stream.getvalue()
+    both = export.export_adapters, export.export_hf
+    for out in both:
+        assert exported(out) == 12 and "damaged" not in stream.getvalue()
         shutil.rmtree(target)
     mended = flipped(run / "checkpoints/12/params")
-    for export in both:
-        assert exported(export) == 3
+    for out in both:
+        assert exported(out) == 3
         (said,) = [line for line in stream.getvalue().splitlines() if "damaged" in line]
         assert "step 12 is damaged (params/" in said and said.endswith("newest good step is 3")
         damaged = r"step 12 is damaged \(params/\S+ has other bytes than were saved\); others"
         with pytest.raises(ValueError, match=damaged) as refused:
-            exported(export, step=12)
+            exported(out, step=12)
         assert "\n" not in str(refused.value)
         stream.truncate(0)
         shutil.rmtree(target)
     mended()
     flipped(run / "checkpoints/base/0/params")
-    assert exported(convert.export_adapters) == 12
+    assert exported(export.export_adapters) == 12
     with pytest.raises(
         ValueError, match=r"base: step 0 is damaged \(params/.*; resume the run, wh"
     ):
-        exported(convert.export_hf)
+        exported(export.export_hf)
     checkpoints.keep_base(learning.frozen)
-    assert exported(convert.export_hf) == 12
+    assert exported(export.export_hf) == 12
 
 
 def test_flipped_bits_are_refused_or_harm_no_weight(tmp_path):

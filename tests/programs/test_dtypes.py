@@ -10,10 +10,10 @@ import pytest
 
 from configs.models import MODELS
 from notepad_jax.checkpoint.hf import huggingface
-from notepad_jax.planner import lowering
+from notepad_jax.planner import lowering, planned_policy
 from notepad_jax.programs import evaluate, subjects
 from notepad_jax.setup import builders, configuration
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import base_fingerprint
 from pallas_kernels import aot
 from tests import fakes, tiny
@@ -133,7 +133,7 @@ def test_an_evaluation_remembers_what_it_computed_in(stored):
 def test_sizes_are_planned_for_the_devices_that_are_named():
     config = configuration.load("qwen2_5_7b")
     for platform, dtype in {"tpu": "bfloat16", "cpu": "float32"}.items():
-        policy = lowering.policy_of(config, platform).config
+        policy = planned_policy.policy_of(config, platform).config
         rules, template = builders.rules(config.reading), fakes.template()
         engine = builders.engine_settings(config.engine, policy, rules, template)
         assert policy.dtype == dtype == engine.cache_dtype

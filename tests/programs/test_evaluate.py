@@ -17,7 +17,7 @@ from notepad_jax.programs import evaluate, subjects
 from notepad_jax.reading.endpoint import bare_turn
 from notepad_jax.scoring import metrics
 from notepad_jax.setup import configuration, eval_jobs
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.text.approximate import ApproximateTokenizer
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import counter, open_tokenizer
@@ -198,7 +198,7 @@ def test_readers_of_two_kinds_are_not_mixed_in_one_run(tmp_path):
     ("words", "message"),
     [
         (("--config.evaluate.tasks=vtt",), "suite ruler has no task 'vtt'; its tasks are niah"),
-        (("--config.evaluate.suite=rulr",), "there is no suite 'rulr'; use one of synthetic, "),
+        (("--config.evaluate.suite=rulr",), r"there is no suite 'rulr' .*; did you mean ruler\?"),
         (("--config.evaluate.methods=guess",), "evaluate.methods has 'guess'; use one of notepad"),
         (("--config.evaluate.lengths=8x",), "'8x' is no length"),
         (("--config.evaluate.at_once=0",), "evaluate.at_once is 0; it must be at least 1"),

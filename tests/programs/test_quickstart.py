@@ -11,7 +11,7 @@ from notepad_jax.eval.readings import Readings
 from notepad_jax.programs import evaluate, quickstart
 from notepad_jax.setup import builders, configuration, eval_jobs
 from notepad_jax.telemetry.metrics import METRICS, TIMINGS
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from tests import runs
 from tests.runs import ROOT
 

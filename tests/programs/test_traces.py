@@ -9,7 +9,7 @@ import pytest
 
 from notepad_jax import cli
 from notepad_jax.programs import traces
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from tests.limits import content, largest_file
 from tests.report.made_traces import evaluation, training
 

@@ -16,7 +16,7 @@ from notepad_jax.programs import evaluate, subjects
 from notepad_jax.reading.endpoint import bare_turn
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.metrics import read_metrics
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.text.approximate import ApproximateTokenizer
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import open_tokenizer

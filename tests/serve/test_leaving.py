@@ -15,7 +15,7 @@ import pytest
 from notepad_jax.engine.executor import Executor
 from notepad_jax.programs import serve
 from notepad_jax.setup import builders, configuration
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from tests import chat_models
 from tests.serve.fake import running, until
 from tests.serve.test_training import CONFIG

@@ -13,7 +13,7 @@ from notepad_jax.grpo.batch import pack
 from notepad_jax.programs import serve
 from notepad_jax.serve.completions.requests import chat
 from notepad_jax.setup import builders, configuration
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.types import (
     Completion,
     Finish,

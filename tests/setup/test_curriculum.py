@@ -12,7 +12,7 @@ from notepad_jax.planner import workload
 from notepad_jax.rollout.ledger import Ledger, Waiting
 from notepad_jax.setup import builders, configuration, curriculum, task_stream
 from notepad_jax.starter.synthetic import make_tasks
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import rollouts
 from tests import fakes
 from tests.runs import SMALL, WRITTEN, run

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from notepad_jax.programs import evaluate
 from notepad_jax.setup import configuration, eval_jobs
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.text.approximate import ApproximateTokenizer
 from notepad_jax.text.tokenizer import counter
 

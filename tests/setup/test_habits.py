@@ -12,9 +12,9 @@ from notepad_jax import cli
 from notepad_jax.checkpoint.hf.adapters import export_adapters
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.model import lora
-from notepad_jax.programs import convert
+from notepad_jax.programs import convert, export
 from notepad_jax.setup import habits, policies, settings
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.text import prompts
 from tests import tiny
 from tests.programs.test_adapted_policies import CHOSEN, CONFIG, some
@@ -52,12 +52,12 @@ def told(run, **reading):
 
 
 def test_both_exports_an_import_and_their_exports_read_as_the_run(here):
-    convert.export_hf("runs/mine", "whole", SCREEN)
-    convert.export_adapters("runs/mine", "adapters", SCREEN)
+    export.export_hf("runs/mine", "whole", SCREEN)
+    export.export_adapters("runs/mine", "adapters", SCREEN)
     convert.import_hf("whole", "imported", SCREEN)
-    convert.export_hf("imported", "again", SCREEN)
-    convert.export_hf("adapters", "added", SCREEN)
-    convert.export_adapters("adapters", "more", SCREEN)
+    export.export_hf("imported", "again", SCREEN)
+    export.export_hf("adapters", "added", SCREEN)
+    export.export_adapters("adapters", "more", SCREEN)
     for name in ("whole", "adapters", "imported", "again", "added", "more"):
         assert policies.reads_as(name) == READS, name
         assert policies.folder_of(policies.resolved(name)) in ("base", name)
@@ -71,7 +71,7 @@ def test_both_exports_an_import_and_their_exports_read_as_the_run(here):
 
 
 def test_the_command_line_reads_with_them(here, monkeypatch):
-    convert.export_adapters("runs/mine", "adapters", SCREEN)
+    export.export_adapters("runs/mine", "adapters", SCREEN)
     seen = []
 
     def nobody(config, screen, suite=""):
@@ -91,15 +91,15 @@ def test_a_template_of_ones_own_goes_along(here):
     text = prompts.find("question_last").read_text().replace("[update]", "[update]\nRead.")
     (here / "mine" / "template.txt").write_text(text)
     told(here / "runs" / "mine", template="mine/template.txt")
-    convert.export_adapters("runs/mine", "adapters", SCREEN)
-    convert.export_hf("runs/mine", "whole", SCREEN)
+    export.export_adapters("runs/mine", "adapters", SCREEN)
+    export.export_hf("runs/mine", "whole", SCREEN)
     shutil.rmtree("mine")
     shutil.move("adapters", "elsewhere")
     for name in ("whole", "elsewhere"):
         path = policies.reads_as(name)["reading"]["template"]
         assert path == f"{name}/{habits.TEMPLATE}" and prompts.find(path).read_text() == text
     convert.import_hf("whole", "imported", SCREEN)
-    convert.export_hf("imported", "again", SCREEN)
+    export.export_hf("imported", "again", SCREEN)
     assert (here / "again" / habits.TEMPLATE).read_text() == text
     assert sorted(path.name for path in (here / "elsewhere").iterdir()) == [
         "adapter_config.json", "adapter_model.safetensors", habits.NAME, habits.TEMPLATE

@@ -12,7 +12,7 @@ import pytest
 from notepad_jax import types
 from notepad_jax.checkpoint.abstract_trees import abstract
 from notepad_jax.grpo import forward
-from notepad_jax.model import lora, parameters
+from notepad_jax.model import lora, lora_merge, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.setup import configuration, learner
 
@@ -67,7 +67,8 @@ def test_what_is_trained_is_float32_and_what_is_frozen_as_stored():
     assert {x.dtype for x in jax.tree.leaves(learning.state.masters)} == {jnp.dtype("float32")}
     assert learning.frozen["layers"]["q"].dtype == jnp.bfloat16
     whole = parameters.join(learning.frozen, learning.state.masters)
-    jax.tree.map(np.testing.assert_array_equal, lora.merged(whole), published())  # B is zero first
+    # B is zero first.
+    jax.tree.map(np.testing.assert_array_equal, lora_merge.merged(whole), published())
 
 
 def test_a_base_is_kept_as_it_is_stored_whatever_it_lies_in():

@@ -16,7 +16,7 @@ from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.steps import write
 from notepad_jax.programs import convert
 from notepad_jax.setup import builders, policies
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from tests import tiny
 from tests.runs import ROOT, policy_folder
 

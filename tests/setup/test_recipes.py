@@ -58,9 +58,9 @@ def listed():
     found = {}
     for row in table.splitlines()[2:]:
         name, *choices, further = (re.search("`([^`]+)`", cell)[1] for cell in row.split("|")[1:6])
-        keys = dict(zip(("advantage", "ratio", "normaliser"), choices, strict=True))
-        keys |= dict(word.split("=") for word in further.split())
-        found[name] = {key if "." in key else f"grpo.{key}": value for key, value in keys.items()}
+        said = dict(zip(("advantage", "ratio", "normaliser"), choices, strict=True))
+        said |= dict(word.split("=") for word in further.split())
+        found[name] = {key if "." in key else f"grpo.{key}": value for key, value in said.items()}
     return found
 
 

@@ -5,7 +5,10 @@ import re
 
 import pytest
 
-from notepad_jax.telemetry import progress, words
+from notepad_jax.telemetry import progress, terminal_screen, words
+from notepad_jax.telemetry.line_screen import LineScreen
+from notepad_jax.telemetry.screen import Screen, SilentScreen
+from notepad_jax.telemetry.terminal_screen import TerminalScreen
 
 
 class Terminal(io.StringIO):
@@ -40,7 +43,7 @@ def test_a_terminal_gets_no_control_characters():
     assert words.harmless(told) == (
         "a\ufffd[2J\ufffdb\ufffd\ufffd\ufffd\ufffd c\td\n\ufffd \U0001f600\u200d"
     )
-    for screen in (progress.LineScreen, progress.TerminalScreen):
+    for screen in (LineScreen, TerminalScreen):
         stream = Terminal()
         screen(stream).say("evil\x1b]0;\x07")
         screen(stream).warn("evil\x1b]0;\x07")
@@ -50,9 +53,9 @@ def test_a_terminal_gets_no_control_characters():
 def test_the_screen_follows_the_stream(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert isinstance(progress.choose(stream=io.StringIO()), progress.LineScreen)
-    assert isinstance(progress.choose(stream=Terminal()), progress.TerminalScreen)
-    assert isinstance(progress.choose(quiet=True, stream=Terminal()), progress.SilentScreen)
+    assert isinstance(progress.choose(stream=io.StringIO()), LineScreen)
+    assert isinstance(progress.choose(stream=Terminal()), TerminalScreen)
+    assert isinstance(progress.choose(quiet=True, stream=Terminal()), SilentScreen)
 
 
 @pytest.mark.parametrize("name, value", [("NO_COLOR", "1"), ("TERM", "dumb")])
@@ -66,7 +69,7 @@ def test_no_escapes_where_none_are_wanted(name, value, monkeypatch):
 
 def test_a_file_gets_one_line_a_step_below_its_heading():
     stream = io.StringIO()
-    use(progress.LineScreen(stream, clock=Clock()))
+    use(LineScreen(stream, clock=Clock()))
     assert stream.getvalue().splitlines() == [
         "1/2 learn",
         "Training",
@@ -81,13 +84,13 @@ def test_a_file_gets_one_line_a_step_below_its_heading():
 
 def test_steps_that_were_done_before_are_counted():
     stream = io.StringIO()
-    progress.LineScreen(stream).table("Training", ["step"], 9, done=4).row(step=4)
+    LineScreen(stream).table("Training", ["step"], 9, done=4).row(step=4)
     assert stream.getvalue().splitlines() == ["Training", "5/9  step 4"]
 
 
 def test_a_file_gets_one_line_every_few_seconds():
     stream, clock = io.StringIO(), Clock()
-    screen = progress.LineScreen(stream, every=5.0, clock=clock)
+    screen = LineScreen(stream, every=5.0, clock=clock)
     bar = screen.bar("reading 8K", 100, "questions")
     for done in range(1, 101):
         clock.now = done * 0.1
@@ -101,7 +104,7 @@ def test_a_file_gets_one_line_every_few_seconds():
 
 def test_the_end_is_told_once_with_what_came_last():
     stream = io.StringIO()
-    bar = progress.LineScreen(stream, clock=Clock()).bar("reading 8K", 3, "turns")
+    bar = LineScreen(stream, clock=Clock()).bar("reading 8K", 3, "turns")
     bar.advance(3, right="1/2")
     bar.advance(0, right="2/3")
     bar.finish()
@@ -111,13 +114,13 @@ def test_the_end_is_told_once_with_what_came_last():
 
 def test_an_activity_that_ends_early_says_where():
     stream = io.StringIO()
-    bar = progress.LineScreen(stream, clock=Clock()).bar("chunks", None)
+    bar = LineScreen(stream, clock=Clock()).bar("chunks", None)
     bar.advance(4096)
     bar.finish()
     assert stream.getvalue() == "chunks: 4,096  0.0 s\n"
 
 
-def on_a_terminal(monkeypatch, busy=lambda: "") -> tuple[progress.Screen, Terminal]:
+def on_a_terminal(monkeypatch, busy=lambda: "") -> tuple[Screen, Terminal]:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
@@ -136,7 +139,7 @@ def test_on_a_terminal_what_has_ended_stands_below_its_own_heading(monkeypatch):
 
 
 def left(bars) -> str:
-    (column,) = [c for c in bars.columns if isinstance(c, progress._TimeLeft)]
+    (column,) = [c for c in bars.columns if isinstance(c, terminal_screen._TimeLeft)]
     return column.render(bars.tasks[0]).plain
 
 
@@ -173,7 +176,7 @@ def read_two_chunks(screen):
 
 def test_a_file_gets_one_line_a_turn():
     stream = io.StringIO()
-    read_two_chunks(progress.LineScreen(stream))
+    read_two_chunks(LineScreen(stream))
     assert stream.getvalue().splitlines() == [
         "chunk 1 of about 3: Ann is red Bob is blue",
         "chunk 2 of 2: nothing new",
@@ -243,7 +246,7 @@ def test_what_engines_do_stands_below_what_is_under_way(monkeypatch):
 
 def test_a_file_is_told_while_a_turn_is_under_way():
     stream, clock = io.StringIO(), Clock()
-    screen = progress.LineScreen(stream, every=5.0, clock=clock)
+    screen = LineScreen(stream, every=5.0, clock=clock)
     table = screen.table("training", ["step"], 9)
     bar = screen.bar("reading 8K", 40, "turns")
     bar.advance(2)
@@ -272,7 +275,7 @@ def test_an_engine_does_not_fail_because_nobody_reads_its_lines():
             raise BrokenPipeError
 
     clock = Clock()
-    screen = progress.LineScreen(Gone(), clock=clock)
+    screen = LineScreen(Gone(), clock=clock)
     bar = screen.bar("reading 8K", 40, "turns")
     clock.now = 6.0
     screen.work(100, 1, 2.0)

@@ -16,7 +16,7 @@ from notepad_jax.rollout import archive
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.identity import write_json
 from notepad_jax.telemetry.metrics import RunLog
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import check, record
 from tests.training.test_stopping import TURNS
 

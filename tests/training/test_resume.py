@@ -21,8 +21,9 @@ from notepad_jax.grpo import algorithm
 from notepad_jax.setup import builders, configuration, learner
 from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import read_metrics
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import outcome, record, train
+from notepad_jax.training import run as runs
 from tests import limits
 from tests.runs import ROOT, SMALL, policy_folder, run
 from tests.support import same_run
@@ -269,7 +270,7 @@ def test_a_run_is_resumed_with_the_policy_that_it_began_with(words, tmp_path):
     start, elsewhere = tmp_path / "start", tmp_path / "elsewhere"
     shutil.copytree(ROOT / "data" / "starter", start)
 
-    def prepared(policy: Path, resume: bool = True) -> train.Run:
+    def prepared(policy: Path, resume: bool = True) -> runs.Run:
         words_ = [*SMALL, f"--config.{words}", f"--config.policy={policy}"]
         if "lora" in words:
             words_.append("--config.optimizer.kind=adamw")

@@ -13,7 +13,7 @@ from notepad_jax.data import files, formats
 from notepad_jax.setup import builders, configuration, eval_jobs, task_stream
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import read_metrics
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.text import approximate
 from notepad_jax.training import train, validation
 from tests.runs import SMALL

@@ -10,7 +10,7 @@ from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.groups import GroupStats
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.setup import configuration
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import run_log
 
 READER = Reader(None, fakes.tokenizer(), fakes.template(), fakes.rules(), None, None)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from notepad_jax.checkpoint import lazy_arrays, steps
+from notepad_jax.checkpoint import lazy_arrays, restore
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.setup import builders
 from notepad_jax.telemetry.metrics import read_metrics
@@ -92,7 +92,7 @@ def test_a_published_bfloat16_policy_trains_at_the_published_rate(published, tmp
         assert m["update/applied_over_asked"] == pytest.approx(1, abs=0.05)
         assert m["logprob_gap_max"] < 0.3  # sampler and trainer: the same bits, other sums
     step = tmp_path / "run" / "checkpoints" / "4"
-    kinds = {leaf.dtype for leaf in jax.tree.leaves(steps.as_stored(step.parent, 4))}
+    kinds = {leaf.dtype for leaf in jax.tree.leaves(restore.as_stored(step.parent, 4))}
     assert kinds == {np.dtype("float32")}  # masters, not what the engine computes with
 
 
@@ -146,9 +146,9 @@ def test_adapters_train_resume_and_are_saved_beside_their_base(tmp_path):
     assert all(m["rollout/delta_seen"] == 1 for m in whole[first + 1 :])
     folder = tmp_path / "whole" / "checkpoints"
     own = set(lazy_arrays.open_tree(folder / str(len(whole)))["layers"])
-    base = set(steps.as_stored(folder / "base", 0)["layers"])
+    base = set(restore.as_stored(folder / "base", 0)["layers"])
     assert own and all("_lora_" in name for name in own) and not own & base
-    assert set(steps.as_stored(folder, len(whole))["layers"]) == own | base
+    assert set(restore.as_stored(folder, len(whole))["layers"]) == own | base
     in_memory = (*words, "--config.checkpoint.handoff=memory", "--config.engine.give_back=true")
     run(tmp_path / "half", *in_memory, "--config.steps=2")
     assert run(tmp_path / "half", *in_memory, resume=True) == whole

@@ -15,7 +15,7 @@ from notepad_jax.rollout.ledger import Outcome
 from notepad_jax.setup import configuration
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import LEDGER, read_metrics
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import train
 from tests.runs import SMALL, WRITTEN, run
 

@@ -15,7 +15,7 @@ from notepad_jax.rollout import rewards
 from notepad_jax.setup import configuration, policies
 from notepad_jax.setup.stopping import Stop, Stopped
 from notepad_jax.telemetry.metrics import METRICS
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import train, validation
 from notepad_jax.training.validation import SCORE, Validation
 from tests import fakes

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 
 from notepad_jax.serve.browser.renderers import Put
-from notepad_jax.serve.documents.store import disk
+from notepad_jax.serve.documents.refusals import disk
 
 PATIENCE = 2.0  # seconds after which somebody is told that his page is being made
 FRESH = 10.0  # seconds in which a page is not made again

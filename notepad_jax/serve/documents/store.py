@@ -11,9 +11,7 @@ where documents lie that nobody sent.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import errno
 import fcntl
 import functools
 import hashlib
@@ -28,6 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from notepad_jax.serve.documents.refusals import disk, full, no_file, too_large
 from notepad_jax.serve.documents.roots import DocumentRoots, is_address
 from notepad_jax.serve.http.decoding import Decoding, FileText, NotText, unreadable
 from notepad_jax.serve.http.errors import Refusal, bad, shown
@@ -40,7 +39,6 @@ PURPOSES = ("user_data", "assistants")  # clients name either; all files are doc
 OURS = "file-"  # ids that the server gives begin so
 _CARD = re.compile(r"[0-9a-f]{32}\.json")
 _MADE = re.compile(r"[0-9a-f]{32}\.(json|data|part)")  # names that we give
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 T = TypeVar("T")
 
@@ -298,38 +296,6 @@ def put_name(text: str) -> str:
 
 
 # ---------------------------------------------------------------- the disk
-
-
-@contextlib.contextmanager
-def disk() -> Iterator[None]:
-    """Turns the error of a full disk into a Refusal."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise full(error.strerror) from None
-
-
-def full(why: str) -> Refusal:
-    """A 507."""
-    return Refusal(
-        507, f"the server's disk has no room for this ({why}); delete files that are not needed",
-        None, "insufficient_storage", "server_error", {"Connection": "close"},
-    )  # fmt: skip
-
-
-def no_file(id: str) -> Refusal:
-    """A 404."""
-    message = f"there is no file {shown(id)}; /v1/files lists those that are here"
-    return Refusal(404, message, "file_id", "file_not_found")
-
-
-def too_large(most: int) -> Refusal:
-    """A 413."""
-    size = f"{most >> 30} GB" if most >= 1 << 30 else f"{most >> 20} MB"
-    return Refusal(413, f"more than {size} are not taken", None, "request_too_large",
-                   headers={"Connection": "close"})  # fmt: skip
 
 
 def _on_disk(data: Path, card: Path, one: Stored) -> None:

@@ -14,15 +14,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from notepad_jax.serve.documents.store import (
-    BLOCK,
-    LARGEST,
-    Arriving,
-    Files,
-    Stored,
-    in_thread,
-    too_large,
-)
+from notepad_jax.serve.documents.refusals import too_large
+from notepad_jax.serve.documents.store import BLOCK, LARGEST, Arriving, Files, Stored, in_thread
 from notepad_jax.serve.http.errors import Refusal, bad, shown
 
 LARGEST_PART = 64 << 20  # bytes

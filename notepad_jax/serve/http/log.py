@@ -7,7 +7,10 @@ client may do it ten thousand times a second. Above: programs.serve.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
+
+from starlette.requests import Request
 
 FEW = 5  # records of one line of code
 WHILE = 60.0  # seconds
@@ -40,3 +43,10 @@ def limit_rate() -> None:
     limit = RateLimit()
     for name in NAMES:
         logging.getLogger(name).addFilter(limit)
+
+
+def request_id(request: Request) -> str:
+    """The client's own id, if it is fit for a header, or a new one."""
+    said = request.headers.get("x-request-id", "")
+    plain = said.isascii() and said.isprintable() and 0 < len(said) <= 128
+    return said if plain else secrets.token_hex(8)

@@ -28,7 +28,8 @@ from notepad_jax.reading.memory_agent import Rules, State, TurnSampling, hashed_
 from notepad_jax.serve.completions.admission import RequestQueue
 from notepad_jax.serve.completions.choices import REASONS
 from notepad_jax.serve.completions.model_card import Served
-from notepad_jax.serve.documents.store import Files, disk, in_thread
+from notepad_jax.serve.documents.refusals import disk
+from notepad_jax.serve.documents.store import Files, in_thread
 from notepad_jax.serve.http.errors import Refusal, shown
 from notepad_jax.serve.http.web import refused
 from notepad_jax.serve.readings import chat_model

@@ -14,7 +14,8 @@ from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from notepad_jax.serve.documents.store import disk, write_all
+from notepad_jax.serve.documents.refusals import disk
+from notepad_jax.serve.documents.store import write_all
 
 Happened = tuple[str, dict[str, Any]]  # the name of an event, and its data
 DONE = "done"  # the last event of all

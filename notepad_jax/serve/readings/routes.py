@@ -24,7 +24,8 @@ from notepad_jax.reading.trace import MemoryChange, Spool, TraceFile
 from notepad_jax.reading.turns import Turns
 from notepad_jax.serve.completions import requests
 from notepad_jax.serve.completions.model_card import Served
-from notepad_jax.serve.documents.store import Files, disk
+from notepad_jax.serve.documents.refusals import disk
+from notepad_jax.serve.documents.store import Files
 from notepad_jax.serve.http import bodies
 from notepad_jax.serve.http.errors import Refusal, bad, shown
 from notepad_jax.serve.http.web import Events, Opened, answer, body_of

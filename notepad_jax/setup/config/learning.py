@@ -1,4 +1,4 @@
-"""Keys of what is learnt from and how: sections rollout, grpo, parallel and checkpoint."""
+"""Keys of what is learnt and kept: sections grpo, parallel and checkpoint."""
 
 from __future__ import annotations
 
@@ -6,82 +6,6 @@ import dataclasses
 
 from notepad_jax.keys import NATS, POSITIVE, SHARE, UNSIGNED, also, key, whole, words
 from notepad_jax.model.lora import Lora
-from notepad_jax.rollout import local
-from notepad_jax.types import SamplingParams
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RolloutKeys:
-    """What is read in a step."""
-
-    documents: int = key(
-        "documents a step",
-        "groups a step = documents x `data.questions` (1 with `tasks.files`); readings = groups x "
-        "`rollout.group_size`",
-        whole(1),
-    )
-    group_size: int = key(
-        "readings (G)",
-        "of each question; their mean is the baseline. At least 2, or no group ever carries a "
-        "signal",
-    )
-    temperature: float = key(
-        "1e-4 to 1e4",
-        "1 samples the policy itself. Logprobs of sampler and trainer are both taken at this "
-        "temperature",
-    )
-    top_p: float = key(
-        "1",
-        "another value is refused: the ratio compares whole distributions, and below 1 the tail "
-        "is cut when sampling. `evaluate.top_p` is free",
-    )
-    max_rounds: int = key(
-        "rounds",
-        "1: groups that were judged alike are dropped (the [shaping](algorithms.md#guards) of "
-        "lengths does not count). More: they are replaced, up to so many rounds: a round draws "
-        "what is missing divided by the share of informative groups so far in the step, at most "
-        "`rollout.documents`",
-        whole(1),
-    )
-    max_staleness: int = key(
-        "policy versions",
-        "an informative group that the batch had no room for waits for the next step if it is at "
-        "most so old by then (counted from its oldest turn), also across a kill; else it is "
-        "dropped and counted (`groups/dropped_stale`). 0: nothing waits",
-        whole(0),
-    )
-    max_failed_share: float = key(
-        "share of groups",
-        "a group of which a reading failed is named on the screen, counted "
-        "(`groups/dropped_failed`) and replaced; if more of a step's groups fail, the run stops "
-        "with the first failure",
-        SHARE,
-    )
-    archive: int = key(
-        "groups a step",
-        "written to `trajectories.jsonl`, all their readings: questions, memories, answers, "
-        "rewards, advantages",
-        whole(0),
-    )
-    archive_turns: int = key(
-        "groups a step",
-        "of `rollout.archive`, those that are kept token by token: the exact prompts, what was "
-        "sampled and its logprobs, for `notepad-jax trace`. A group costs some 6 bytes a prompt "
-        "token (what its members share once) and 14 a sampled one",
-        whole(0),
-    )
-    teacher: str = key(
-        '`""`, `script`, run or file',
-        'who writes the turns that are learnt from. `""`: the policy. `script`: what the tasks\' '
-        "scripts say of good notes (`tasks.stories`). A run, the folder of an evaluation or its "
-        "`readings.jsonl`: those of its readings that were right, of the tasks that are drawn, by "
-        "whatever model made them in the same chunks. [Imitation](algorithms.md#imitation), "
-        "`--recipe imitate`",
-    )
-    local: local.Wanted
-
-    def __post_init__(self) -> None:
-        SamplingParams(self.temperature, self.top_p, 1, (), 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,13 +20,9 @@ from notepad_jax.setup.config.asking import (
     ValidationKeys,
 )
 from notepad_jax.setup.config.engine import EngineKeys, ServeKeys, TrainingEngineKeys
-from notepad_jax.setup.config.learning import (
-    CheckpointKeys,
-    GrpoKeys,
-    ParallelKeys,
-    RolloutKeys,
-)
+from notepad_jax.setup.config.learning import CheckpointKeys, GrpoKeys, ParallelKeys
 from notepad_jax.setup.config.reading import DataKeys, ReadingKeys, TaskKeys
+from notepad_jax.setup.config.rollout import RolloutKeys
 from notepad_jax.setup.config.starter import InitialKeys, LessonKeys, PolicyKeys
 from notepad_jax.starter.lessons import Habits
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from notepad_jax.checkpoint.gguf import policy, reader
 from notepad_jax.programs import convert
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 
 FAMILY = "llama"
 

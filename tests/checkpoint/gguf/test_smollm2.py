@@ -21,7 +21,7 @@ from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import attention, logprobs, policy
 from notepad_jax.programs import convert
 from notepad_jax.setup import builders
-from notepad_jax.telemetry.progress import SilentScreen
+from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.text import chat
 from notepad_jax.types import PolicySnapshot, Prompt, SamplingParams, tokens
 

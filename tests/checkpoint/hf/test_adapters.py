@@ -13,16 +13,15 @@ from safetensors.numpy import load_file, save_file
 from notepad_jax.checkpoint import abstract_trees
 from notepad_jax.checkpoint.hf import huggingface, names, storage
 from notepad_jax.checkpoint.hf.adapters import (
-    Sum,
-    added,
     base_name,
     export_adapters,
     import_adapters,
     open_adapters,
     read_lora,
 )
+from notepad_jax.checkpoint.hf.added import Sum, added
 from notepad_jax.checkpoint.hf.rounding import Rounding
-from notepad_jax.model import lora, parameters
+from notepad_jax.model import lora, lora_merge, parameters
 from notepad_jax.model.config import Experts
 
 ALL = lora.Lora(rank=4, alpha=6.0, targets=lora.TARGETS)
@@ -37,7 +36,7 @@ def trained(chosen=ALL, config=tiny.CONFIG):
 
 def whole(chosen, base, adapters, config=tiny.CONFIG):
     frozen, _ = lora.partition(config, base, chosen, jax.random.key(0))
-    return lora.merged(parameters.join(frozen, adapters))
+    return lora_merge.merged(parameters.join(frozen, adapters))
 
 
 def merged_from_files(base, folder):
@@ -194,7 +193,7 @@ def test_a_policy_that_was_read_is_the_one_that_is_added_up_while_it_is_streamed
     joined = lora.adapted(tiny.CONFIG, base, opened.lora, read)
     assert lora.of(joined) == ALL and lora.of(base) is None
     wanted = whole(ALL, base, adapters)
-    jax.tree.map(np.testing.assert_array_equal, lora.in_place(joined), wanted)
+    jax.tree.map(np.testing.assert_array_equal, lora_merge.in_place(joined), wanted)
     on_disk = huggingface.open_tree(*huggingface.open_policy(tmp_path / "base"))
     rounding = Rounding(np.dtype("float32"))
     summed = added(on_disk, ALL, read, rounding)

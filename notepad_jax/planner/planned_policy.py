@@ -1,0 +1,64 @@
+"""The policy of a plan: its sizes, template and tokenizer, which need not be here."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from configs.models import MODELS
+from notepad_jax.checkpoint.hf import huggingface
+from notepad_jax.model.config import PolicyConfig
+from notepad_jax.setup import builders, learner, policies
+from notepad_jax.setup.config.whole import Training
+from notepad_jax.text import chat
+from notepad_jax.text.approximate import ApproximateTokenizer
+from notepad_jax.text.prompts import Template
+from notepad_jax.text.tokenizer import open_tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Sizes of a policy, and how its prompts are counted."""
+
+    name: str
+    counted_by: str
+    config: PolicyConfig
+    stored: str  # dtype that its weights are read in
+    template: Template
+
+
+def policy_of(config: Training, platform: str) -> Policy:
+    """Reads what `policies` finds under `config.policy`; nothing there is a published model's name.
+
+    `platform` is that of the devices it is planned for ("tpu"). Raises ValueError where it is
+    neither, and for adapters other than the config's.
+    """
+    folder = Path(config.policy)
+    if config.policy and policies.is_here(config.policy):
+        learner.check_start(config.grpo.lora, config.policy)
+        folder = Path(policies.folder_of(policies.resolved(config.policy, lambda line: None, ())))
+        found = huggingface.import_config(folder)
+        tokenizer = open_tokenizer(folder, lambda line: None)
+        framed = config.reading.chat == "model" and chat.has_template(folder)
+        frame = chat.frame(chat.ChatTemplate.read(folder), tokenizer) if framed else None
+        counted_by, name = "its own tokenizer", str(Path(config.policy))
+    elif folder.name in MODELS:
+        found, name = MODELS[folder.name], folder.name
+        tokenizer, frame, counted_by = _StandIn(), None, "a stand-in tokenizer"
+    else:
+        raise ValueError(
+            f"policy {config.policy!r} is no folder here, and its last part none of the published "
+            f"models whose sizes are known: {', '.join(MODELS)}"
+        )
+    template = Template.load(config.reading.template, tokenizer, frame)
+    policy = dataclasses.replace(found, dtype=builders.computes_in(config.dtype, found, platform))
+    stored = builders.widened(policy, platform) or found.dtype
+    return Policy(name, counted_by, policy, stored, template)
+
+
+class _StandIn(ApproximateTokenizer):
+    """Counts a template's text, its control pieces as a word each."""
+
+    def encode_template(self, text: str) -> Any:
+        return self.encode(text)
