@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "modules.md"
 ROOMS = (
     *("scoring", "telemetry", "parallel", "text", "data", "starter", "model", "reading", "tasks"),
     *("engine", "checkpoint", "grpo", "rollout", "eval", "report", "serve"),
-    *("setup", "planner", "training", "programs"),
+    *("setup", "planner", "training", "programs", "commands"),
 )
 KINDS = (".py", ".txt", ".html", ".css", ".svg", ".js", ".sh", ".example")
 # A file of data alone cannot say what it is.

@@ -1,11 +1,11 @@
 """What a reader of weights asks for: shapes, dtypes and places, and weights put into them.
 
-A target is a tree of `jax.ShapeDtypeStruct`s (or of arrays); a leaf with no sharding goes to
-this process's first device, and in the place of a matrix that is to be quantised stands a
-`Quantized` of two of them. Out of a tree that somebody else owns weights come by `carry` and
-`share`, a few layers at a time: cast where they lie, laid out anew, and compared there with what
-left. What was read for this purpose is compared as it was published, and then cast (`cast`).
-Neighbours above: `steps`, `handoff`.
+A target is a tree of `jax.ShapeDtypeStruct`s (or of arrays); a leaf with no sharding goes to this
+process's first device, and in the place of a matrix that is to be quantised stands a `Quantized` of
+two of them. Out of a tree that somebody else owns weights come by `carry` and `share`, a few layers
+at a time: cast where they lie, laid out anew, and compared there with what left. What was read for
+this purpose is compared as it was published, and then cast (`cast`). Neighbours above: `restore`,
+`handoff`, `training_state`.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ step that names them (`steps.write_base`). What is adopted is always the whole p
 versions share the base.
 
 The checksum of every leaf is compared when the leaf was laid out for its new devices: through
-storage with the one that was recorded at publication, before it is cast to the engine's dtype,
-or quantised; in memory with that of what left, which was cast before. They cover every
-weight, so an adoption does not hash the files of `params` as well: that would be a second
-reading of all weights at every step.
-Below: `steps` (orbax), `abstract_trees` (what the engine asks for), `checksums`.
+storage with the one that was recorded at publication, before it is cast to the engine's dtype, or
+quantised; in memory with that of what left, which was cast before. They cover every weight, so an
+adoption does not hash the files of `params` as well: that would be a second reading of all weights
+at every step. Below: `steps` and `restore` (orbax), `abstract_trees` (what the engine asks for),
+`checksums`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The trees of an orbax step as arrays that are read when they are indexed.
 
-Orbax restores a whole tree; an export wants one tensor at a time, on a machine that may not
-hold the model. A step's arrays are zarr3 inside an OCDBT database, both of which tensorstore
-reads directly, so `open_tree` returns leaves with a shape, a dtype and `[index]`. Once all
-of a leaf has been read, its checksum is compared with the one that its step recorded
-(`checksums`, beside): a checksum is a sum over elements, so no leaf has to be whole at any time.
-Neighbours above: `huggingface.export` and `adapters`, which take them for jax arrays.
+Orbax restores a whole tree; an export wants one tensor at a time, on a machine that may not hold
+the model. A step's arrays are zarr3 inside an OCDBT database, both of which tensorstore reads
+directly, so `open_tree` returns leaves with a shape, a dtype and `[index]`. Once all of a leaf has
+been read, its checksum is compared with the one that its step recorded (`checksums`, beside): a
+checksum is a sum over elements, so no leaf has to be whole at any time. Above: programs.export,
+which gives them to `huggingface.export`, `hf.added` and `hf.adapters`; these take them for jax
+arrays.
 """
 
 from __future__ import annotations

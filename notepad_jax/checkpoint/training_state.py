@@ -1,12 +1,11 @@
 """The training state on disk: a folder of steps, kept or dropped by a rule.
 
-A step holds four checkpointables: `params` and `opt` (arrays), `data` (where the dataset
-iterator stood, JSON) and `meta` (step, configs, seeds, checksums, JSON). They are separate
-so that an engine reads `params` alone (`steps`, the neighbour below, which owns that
-reading) and a person reads the other two with `cat`. `params` are what is trained; what a run
-leaves as it is, the base of adapters, it saves once for all its steps (`keep_base`). All bytes
-of a step are compared with its manifest before anything of it is used, and where the newest is
-damaged, an older one is restored.
+A step holds four checkpointables: `params` and `opt` (arrays), `data` (where the dataset iterator
+stood, JSON) and `meta` (step, configs, seeds, checksums, JSON). They are separate so that an engine
+reads `params` alone (`restore`, the neighbour below, which owns that reading) and a person reads
+the other two with `cat`. `params` are what is trained; what a run leaves as it is, the base of
+adapters, it saves once for all its steps (`keep_base`). All bytes of a step are compared with its
+manifest before anything of it is used, and where the newest is damaged, an older one is restored.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Where a run draws its questions: an endless, seeded stream of documents, known by place.
 
-`generated` makes a sample, one document's questions, on the spot from a document seed;
-`of_files` draws it from task files, each source by its weight and not by its size. Either way
-a sample has an **ordinal**, its place in the stream, and `Records.at` gives the sample of any
-ordinal: a machine that is told a number has the sample, and a run that knows which ordinals it
-is done with goes on with the very next one after a restart. Grain shuffles, shards, mixes and
-repeats numbers in this process (no workers: making or reading a document is cheap, and a worker
-would be one more thing to kill). Grain imports jax for itself; nothing here uses it. Above:
-training.train; below: task_sources (what is read; what is made comes in as a function).
+`generated` makes a sample, one document's questions, on the spot from a document seed; `of_files`
+draws it from task files, each source by its weight and not by its size. Either way a sample has an
+**ordinal**, its place in the stream, and `Records.at` gives the sample of any ordinal: a machine
+that is told a number has the sample, and a run that knows which ordinals it is done with goes on
+with the very next one after a restart. Grain shuffles, shards, mixes and repeats numbers in this
+process (no workers: making or reading a document is cheap, and a worker would be one more thing to
+kill). Grain imports jax for itself; nothing here uses it. Above: setup.task_stream; below:
+task_sources (what is read; what is made comes in as a function).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Task files opened for training: their tasks by source, and what is known of them before a step.
 
-`by_source` opens files and takes a digest of their bytes in the same pass, so that a run goes
-on with the files that it began with (`records.Records.check`). `without_long_questions` finds
-the questions that no reading could hold here, where they are counted, and not in the step that
-draws them. Above: records, which draws from them, and training.train; below: formats.
+`by_source` opens files and takes a digest of their bytes in the same pass, so that a run goes on
+with the files that it began with (`records.Records.check`). `without_long_questions` finds the
+questions that no reading could hold here, where they are counted, and not in the step that draws
+them. Above: records, which draws from them, and setup.task_stream; below: formats.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How an optimizer step is taken: one frozen value, checked when it is made.
 
-Above: `update` takes the steps; programs fill it in from a config.
+Above: `update` takes the steps; setup.learner fills it in from a config.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """What training changes: float32 masters of the parameters that are trained, and moments.
 
-A published model's weights are bfloat16, and at the published rate of 1e-6 a step is far less
-than half a unit in the last place of nearly all of them: added in bfloat16 it is lost, and the
-moments with it. So whatever dtype a policy is stored in and computes in, its trained leaves
-live here in float32; the forward pass and the engine see casts of them. What is not trained
-(`frozen`: the base of adapters, or nothing) keeps its stored dtype and stands beside the state.
-Above: `update` moves the state; programs save and restore it.
+A published model's weights are bfloat16, and at the published rate of 1e-6 a step is far less than
+half a unit in the last place of nearly all of them: added in bfloat16 it is lost, and the moments
+with it. So whatever dtype a policy is stored in and computes in, its trained leaves live here in
+float32; the forward pass and the engine see casts of them. What is not trained (`frozen`: the base
+of adapters, or nothing) keeps its stored dtype and stands beside the state. Above: `update` moves
+the state; setup.learner and training.run save and restore it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ A process that is gone takes the others with it (`peers`, below, notices): one p
 chips has no use for a part of them. Each keeps what it can (`keeping`) and ends, and the run goes
 on anew.
 
-Above: programs and checkpoint. Nobody else asks how many there are.
+Above: training, checkpoint, `place`, setup.stopping, cli and `api`. Nobody else asks how many there
+are.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Which settings make a step fastest, and which cheapest, of those that leave its numbers alone.
 
 `search` tries row length, rows of a micro-batch, recomputation, devices to a row, devices to an
-engine and slices: hundreds of plans by arithmetic (`arithmetic`), a few milliseconds each. What
-an update needs and what engines need are counted apart and added, since neither knows the other's
+engine and slices: hundreds of plans by arithmetic (`arithmetic`), a few milliseconds each. What an
+update needs and what engines need are counted apart and added, since neither knows the other's
 settings. Of the best, one of each family (slice, devices to a row, recomputation) at a time, the
 programs are then compiled, where libtpu is there: what it says of a family's memory corrects the
 estimates of the rest of it, and only a compiled plan that fits is found. Every point is told when
-it is known. Above: `plan`'s command; below: `plan`, whose numbers for a point are these.
+it is known. Above: `plan`'s command; below: `candidates` (what is tried), `figures` (a point), and
+`plan`, whose numbers for a point are these.
 """
 
 from __future__ import annotations

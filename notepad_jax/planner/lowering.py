@@ -1,12 +1,11 @@
 """From a config and a slice that is not here to the programs that a run would launch on it.
 
-Everything is abstract: shapes, dtypes and places, made by the functions that a run makes its
-arrays with, so what is compiled is what would run. A device's memory is two things, and they
-must not be counted twice: *residents* (masters, moments, gradient, the engine's weights, the
-cache), which stay, and what a program needs beside those that it is given. Where the
-weights are not at hand a policy is known by its published name (`configs.models`), and prompts
-are counted by the stand-in tokenizer. Above: `plan`; below: `builders`, `workload`, and the
-programs' own `lowered`.
+Everything is abstract: shapes, dtypes and places, made by the functions that a run makes its arrays
+with, so what is compiled is what would run. A device's memory is two things, and they must not be
+counted twice: *residents* (masters, moments, gradient, the engine's weights, the cache), which
+stay, and what a program needs beside those that it is given. A policy that is not at hand is a
+`planned_policy`. Above: `plan`; below: `planned_policy`, `residents`, `builders`, `workload`, and
+the programs' own `lowered`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Whether a command fits the memory that is there, and how much of it a cache may take.
 
-An engine's cache is most of what a command holds, and a config cannot know the machine. So
-before a weight is loaded everything is added up in bytes: what stays (weights, masters and
-moments, cache: exact, from shapes) and what a program needs beside it while it runs (an upper
-bound, from the shapes of launch and update). `engine.pages=0` becomes as many pages as all
-slots need, at most half of the whole memory and no more than is free; a number that somebody
-stated and that does not fit is refused, with all numbers and the mend. Fewer pages make turns
-wait, never fail. Above: subjects, serve, jetstream, train; below: lowering and
-`machine`.
+An engine's cache is most of what a command holds, and a config cannot know the machine. So before a
+weight is loaded everything is added up in bytes: what stays (weights, masters and moments, cache:
+exact, from shapes) and what a program needs beside it while it runs (an upper bound, from the
+shapes of launch and update). `engine.pages=0` becomes as many pages as all slots need, at most half
+of the whole memory and no more than is free; a number that somebody stated and that does not fit is
+refused, with all numbers and the mend. Fewer pages make turns wait, never fail. Above:
+programs.subjects, programs.serve and training.decided; below: `lowering`, `residents`,
+`planned_policy` and `machine`.
 """
 
 from __future__ import annotations

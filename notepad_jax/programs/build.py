@@ -1,11 +1,11 @@
 """`notepad-jax build`: task files, to evaluate or to train on.
 
-One file per task and length, written through to the end or not at all, so a build that was
-stopped goes on with the files that are missing. Each sample is made by itself from its
-seed and its document written piece by piece, so a file of 3.5M-token documents needs the
-memory of one block of text. With a reader, questions that it answers without any document
-are left out: it is asked as in any reading, over a document that has no text. Above: cli;
-below: tasks.suites, data.files, and `evaluate` and `subjects` for the reader.
+One file per task and length, written through to the end or not at all, so a build that was stopped
+goes on with the files that are missing. Each sample is made by itself from its seed and its
+document written piece by piece, so a file of 3.5M-token documents needs the memory of one block of
+text. With a reader, questions that it answers without any document are left out: it is asked as in
+any reading, over a document that has no text. Above: commands; below: tasks.suites, data.files,
+`subjects` for the reader, and `unknown`, which asks it.
 """
 
 from __future__ import annotations

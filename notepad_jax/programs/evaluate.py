@@ -1,10 +1,10 @@
 """`notepad-jax eval`: how well a policy reads documents of growing length.
 
-A suite gives the tasks (`eval_jobs`), a method says how a document is put before the
-reader, and the reader is an engine of ours or somebody's endpoint (`subjects`): the memory
-agent and its prompts are those of training either way. Every reading is on disk as soon as
-it ends, so a killed evaluation goes on where it stood and reports the same numbers.
-Above: cli and quickstart; below: eval_jobs, subjects, eval and report.
+A suite gives the tasks (`eval_jobs`), a method says how a document is put before the reader, and
+the reader is an engine of ours or somebody's endpoint (`subjects`): the memory agent and its
+prompts are those of training either way. Every reading is on disk as soon as it ends, so a killed
+evaluation goes on where it stood and reports the same numbers. Above: commands and quickstart;
+below: eval_jobs, subjects, eval and report.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 `serve --jetstream` is for who has clients of JetStream's; what it lacks of `serve` stands in
 docs/server.md. The address is taken first and the weights are read then. Above: commands; below:
-parts, `serve`, whose words about addresses, keys and sizes hold here, and `engine.jetstream`,
-which is only imported when it is needed: google-jetstream and grpcio are no dependencies.
+`builders`, `access` (addresses, keys) and `serve` (sizes), whose words hold here, and
+`engine.jetstream`, which is only imported when it is needed: google-jetstream and grpcio are no
+dependencies.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """`notepad-jax quickstart`: the whole claim at laptop scale, in one command.
 
-Measure the starter by length; teach it with GRPO on short documents, handing every new
-policy to the engine through an orbax checkpoint; measure again up to 3.5 million tokens;
-export to Hugging Face layout; print the table and where the report lies. The starter is a
-tiny network whose habits were spoilt on purpose: this shows that the machinery learns, not
-how good a language model gets. Above: cli; below: train, evaluate, eval_jobs
-and report.report.
+Measure the starter by length; teach it with GRPO on short documents, handing every new policy to
+the engine through an orbax checkpoint; measure again up to 3.5 million tokens; export to Hugging
+Face layout; print the table and where the report lies. The starter is a tiny network whose habits
+were spoilt on purpose: this shows that the machinery learns, not how good a language model gets.
+Above: commands; below: train, evaluate, eval_jobs and report.quickstart_page.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """`notepad-jax warmup`: makes the starter policy by supervised learning, in minutes on a CPU.
 
-A tiny standard Qwen3 decoder learns the single turns of a forgetful teacher
-(starter/lessons.py). Left alone, two layers do not discover in reasonable time how to find a
-fact among its likes, so for the length of this program three attention heads are told
-where to look: a head of the first layer at the token two places back (in a fact, from the
-object to the subject), another from the cue to the subject of the question, and one of the
-last layer from there to the asked object in the chunk. This guidance is a term of the loss
-and leaves no trace in the network. To read a chunk once for all questions about it, the
-forward pass here runs chunk and tails as two streams built from the model's own layers; a
-test holds it equal to `model.policy.forward`. The result is a Hugging Face folder, which
-`import-hf`, `train` and `quickstart` read. Above: cli; below: starter, model, grpo.optimizer.
+A tiny standard Qwen3 decoder learns the single turns of a forgetful teacher (starter/lessons.py).
+Left alone, two layers do not discover in reasonable time how to find a fact among its likes, so for
+the length of this program three attention heads are told where to look: a head of the first layer
+at the token two places back (in a fact, from the object to the subject), another from the cue to
+the subject of the question, and one of the last layer from there to the asked object in the chunk.
+This guidance is a term of the loss and leaves no trace in the network. To read a chunk once for all
+questions about it, the forward pass here runs chunk and tails as two streams built from the model's
+own layers; a test holds it equal to `model.policy.forward`. The result is a Hugging Face folder,
+which `import-hf`, `train` and `quickstart` read. Above: commands; below: starter, model,
+grpo.optimizer.
 """
 
 from __future__ import annotations

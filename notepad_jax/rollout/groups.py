@@ -1,8 +1,8 @@
 """What a rollout sampled, in numbers: sums and counts that are divided once, at the end.
 
-Reward and accuracy are reported over *all* sampled trajectories: over the kept ones alone
-they would look the same at every stage of training. What kinds of task there are, `by_task` says,
-for these numbers and for the trainer's. Above: dynamic_sampling and programs.
+Reward and accuracy are reported over *all* sampled trajectories: over the kept ones alone they
+would look the same at every stage of training. What kinds of task there are, `by_task` says, for
+these numbers and for the trainer's. Above: dynamic_sampling and training.
 """
 
 from __future__ import annotations

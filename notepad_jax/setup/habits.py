@@ -4,7 +4,7 @@ A run says in its config.json how it reads: template, chunk size, limits, the en
 is exported of it goes to people who do not have that, so `files` writes the same settings beside
 the weights or the adapters, and `read` gives them back to whoever reads with that folder
 (`policies.reads_as`). The folder of a stranger is data: it names no file outside it, and no code.
-Above: policies and convert; below: text.prompts, whose templates these are.
+Above: policies, and programs convert and export; below: text.prompts, whose templates these are.
 """
 
 from __future__ import annotations

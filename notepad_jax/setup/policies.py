@@ -7,11 +7,11 @@
     Qwen2.5-7B         a Hugging Face folder, or its URL
     data/habits        adapters as PEFT keeps them, on the policy that they name
 
-A run keeps weights alone, adapters with the base that they were trained on; config.json,
-tokenizer and chat template are those of the policy that it began with, which may be a run again,
-or adapters: then they are those of the adapters' base.
-`eval`, `ask`, `train` and `export-hf` all come here. Above: builders (which loads it) and convert
-(which writes it); below: checkpoint.steps and checkpoint.hf.
+A run keeps weights alone, adapters with the base that they were trained on; config.json, tokenizer
+and chat template are those of the policy that it began with, which may be a run again, or adapters:
+then they are those of the adapters' base. `eval`, `ask`, `train` and `export-hf` all come here.
+Above: builders (which loads it) and convert and export (which write it); below: checkpoint.steps,
+checkpoint.restore and checkpoint.hf.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """When, from which code and on what a page's numbers were made: the `Origin` of every report.
 
-Asked once, when a page is written. A checkout tells its commit; where there is none, the
-package its version. Above: quickstart, evaluate, train; below: report.origin.
+Asked once, when a page is written. A checkout tells its commit; where there is none, the package
+its version. Above: quickstart, evaluate, training.record and training.outcome; below:
+report.origin.
 """
 
 from __future__ import annotations

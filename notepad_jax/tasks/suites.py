@@ -1,11 +1,11 @@
 """Suites: which tasks belong together, and a sample of any of them at any length.
 
-`ruler` is RULER's thirteen tasks, `ruler-qa` questions among so many paragraphs that they
-fill the length (what the published memory agents were measured on), `memory` what a memory
-in particular may get wrong. A sample is a function of (seed, task, number) and the length,
-so building files, evaluating without files, and going on after a kill all see the same one.
-Its facts and its question are the same at every length: lengths are compared over the same
-questions. Above: the programs `build` and `evaluate`; below: the generators.
+`ruler` is RULER's thirteen tasks, `ruler-qa` questions among so many paragraphs that they fill the
+length (what the published memory agents were measured on), `memory` what a memory in particular may
+get wrong, `stories` stories of both in one haystack. A sample is a function of (seed, task, number)
+and the length, so building files, evaluating without files, and going on after a kill all see the
+same one. Its facts and its question are the same at every length: lengths are compared over the
+same questions. Above: the programs `build` and `evaluate`; below: the generators.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a run tells: numbers on disk (metrics) and a picture of its progress (progress)."""
+"""What a run tells: numbers on disk (metrics) and a picture of its progress (screen)."""

@@ -1,9 +1,9 @@
 """How fast tokens go by, for who waits: what engines report, as a rate and a count of turns.
 
-An engine says after each round of launches how many tokens it read and wrote, how many turns
-ended, and how long that took; several engines do so from threads of their own. What is shown is
-the rate of the last few seconds, or of the last round where that took longer. Above: progress;
-who reports is `engine.metered`.
+An engine says after each round of launches how many tokens it read and wrote, how many turns ended,
+and how long that took; several engines do so from threads of their own. What is shown is the rate
+of the last few seconds, or of the last round where that took longer. Above: `line_screen` and
+`terminal_screen`; who reports is `engine.metered`.
 """
 
 from __future__ import annotations

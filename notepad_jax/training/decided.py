@@ -1,10 +1,10 @@
 """What a run left to its machine and the machine decided: dtypes, and pages of the cache.
 
-A config says "" and 0 of them, and every machine has its own answer. A run has one: other pages
-are other batches, and another dtype rounds otherwise, so a run that goes on with other ones does
-not repeat bit by bit. So the answers of its beginning lie in machine.json beside the run's
-config.json, which keeps what was asked; whoever reads with the run later (`ask`, `eval`) takes
-the config's, and so what suits the machine they stand at. Above: train; below: memory.
+A config says "" and 0 of them, and every machine has its own answer. A run has one: other pages are
+other batches, and another dtype rounds otherwise, so a run that goes on with other ones does not
+repeat bit by bit. So the answers of its beginning lie in machine.json beside the run's config.json,
+which keeps what was asked; whoever reads with the run later (`ask`, `eval`) takes the config's, and
+so what suits the machine they stand at. Above: train; below: planner.memory and planner.machine.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Known sicknesses of a training run, seen in its metrics and said in words, with the mend.
 
 Each is a pure function of the first lines of metrics.jsonl and the last ones; what it returns is
-for people. It is said once a run: the lines before a step tell whether it was said already, also
-to a run that goes on. A bound stands where healthy runs stay below it: a policy that begins sharp
-has no entropy to lose, and one that has learnt its tasks has no group left to learn from. Above:
-telling, which says it, and trained, which puts it on the page.
+for people. It is said once a run: the lines before a step tell whether it was said already, also to
+a run that goes on. A bound stands where healthy runs stay below it: a policy that begins sharp has
+no entropy to lose, and one that has learnt its tasks has no group left to learn from. Above:
+run_log, which says it, and outcome, which puts it on the page.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ run began with, and every `--resume` that changes one adds what it was and what 
 config.json has the present alone; what it should say follows from here. Where a run's steps lie
 elsewhere (`checkpoint.folder`), its settings lie beside them, too (`run.json`): whoever finds the
 steps knows which run they are, and can go on with it, also when the run's folder is gone. Above:
-train, telling, trained, check and cli.
+train, run_log, outcome, check and cli.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ groups that teach nothing; learn from the others (`learner`); save a checkpoint;
 the new parameters. Every random number is a function of (seed, ordinal of the draw, question,
 sample, turn), and the account of all draws, with the groups that wait, is part of the checkpoint,
 so a run that was killed continues with the same batches, noise and metrics; one that is told to
-stop (`stopping`) keeps the turns of the rollout under way, too (`partial_rollout`). Longer than
-most files, because a run is read here from its beginning to its end. Above: cli and quickstart;
-below: everything.
+stop (`stopping`) keeps the turns of the rollout under way, too (`partial_rollout`). What a run is
+between two steps, and how it is saved, is `run`. Above: commands, `api` and quickstart; below:
+everything.
 """
 
 from __future__ import annotations

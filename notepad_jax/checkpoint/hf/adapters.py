@@ -1,12 +1,12 @@
 """Adapters alone, as PEFT keeps them: adapter_config.json and adapter_model.safetensors.
 
-What was trained of a policy with low-rank adapters is a few megabytes beside a published model
-that everybody has. PEFT (and vLLM) load such a folder onto that model and compute W + lora_alpha /
-r * B A, with A [r, inputs] and B [outputs, r]; ours (`model.lora`) are the transposes with heads
-as an axis and layers stacked. Names and foldings come from the table of the policy's family
-(`names`, below) as one `Layout` a leaf, which reading (`sharded_loading`) and writing (`writing`)
-use in either direction. A folder that asks for more than that product is refused by the field's
-name. Above: `builders`, which adds them to a policy, and `convert`.
+What was trained of a policy with low-rank adapters is a few megabytes beside a published model that
+everybody has. PEFT (and vLLM) load such a folder onto that model and compute W + lora_alpha / r * B
+A, with A [r, inputs] and B [outputs, r]; ours (`model.lora`) are the transposes with heads as an
+axis and layers stacked. Names and foldings come from the table of the policy's family (`names`,
+below) as one `Layout` a leaf, which reading (`sharded_loading`) and writing (`writing`) use in
+either direction. A folder that asks for more than that product is refused by the field's name.
+Above: setup.builders, which puts them beside a policy, setup.policies, and programs.export.
 
 Source: PEFT's "checkpoint format" (huggingface.co/docs/peft/developer_guides/checkpoint).
 """

@@ -1,12 +1,12 @@
 """Published model families: what each calls its tensors, and where they go in our tree.
 
-A `Family` holds all that differs between one `model_type` and another: how its config.json is
-read (`config`, above) and what its checkpoints call every parameter. `table(config)` spells the
-names out without touching an array: for every leaf of our tree, which published tensors make
-it up, where each goes, and how its axes are folded. Import and export (`huggingface`) are the
-two directions of reading it. Published linear layers are [out, in] matrices with heads folded;
-ours put inputs first and keep heads as an axis. Layers are stored one by one, experts too; ours
-are stacked.
+A `Family` holds what one `model_type` has otherwise than another: what its config.json takes for
+granted (`config`, above, reads the rest) and what its checkpoints call every parameter.
+`table(config)` spells the names out without touching an array: for every leaf of our tree, which
+published tensors make it up, where each goes, and how its axes are folded. Import and export
+(`huggingface`) are the two directions of reading it. Published linear layers are [out, in] matrices
+with heads folded; ours put inputs first and keep heads as an axis. Layers are stored one by one,
+experts too; ours are stacked.
 
 Source: the modeling files of transformers 5.23 (tests/model/test_families compares logits).
 """

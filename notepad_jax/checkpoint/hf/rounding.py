@@ -1,8 +1,8 @@
 """What a dtype takes of what was learnt, measured while a policy is exported.
 
 A weight in bfloat16 has no room for a change below half a unit in its last place, some 1e-3 of it,
-and many steps of training at a small rate are less. Above: `adapters`, which adds a delta up, and
-`programs.convert`, which compares a run with what it began with.
+and many steps of training at a small rate are less. Above: `added`, which adds a delta up, and
+`programs.export`, which compares a run with what it began with.
 """
 
 from __future__ import annotations

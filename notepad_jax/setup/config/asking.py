@@ -144,7 +144,7 @@ class SuiteKeys(EvaluateKeys):
 
     suite: str = key(
         "text",
-        "`ruler`, `ruler-qa`, `memory`, or a task file or a folder of them. `--suite`",
+        "`ruler`, `ruler-qa`, `memory`, `stories`, or a task file or a folder of them. `--suite`",
     )
     tasks: tuple[str, ...] = key(
         "list",
@@ -197,7 +197,7 @@ class ValidationKeys:
     )
     suite: str = key(
         "name",
-        "`synthetic`, `ruler`, `ruler-qa`, `memory`: documents made for it, of "
+        "`synthetic`, `ruler`, `ruler-qa`, `memory`, `stories`: documents made for it, of "
         "`validation.lengths`, with other questions than `eval` asks. One of suite, files and "
         "split must be named",
     )

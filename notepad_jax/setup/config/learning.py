@@ -48,7 +48,7 @@ class GrpoKeys:
     advantage: str = key(
         "text",
         "baseline and scale of a reward: `dr_grpo`, `grpo`, `rloo`, `batch_std`, `task_std`, "
-        "`tmn`, `tmn_reweight` ([algorithms.md](algorithms.md) has all formulas)",
+        "`tmn`, `tmn_reweight`, `imitation` ([algorithms.md](algorithms.md) has all formulas)",
     )
     scale_memory: float = key(
         "0 (off) to below 1",
@@ -72,8 +72,8 @@ class GrpoKeys:
         "text",
         "how far a token's step may go: `ppo_clip`, `gspo` (a turn's ratio; clips of some 3e-4), "
         "`gspo_trajectory` (all turns' together; a forward pass more before each step but the "
-        "first), `cispo` (a cap, and every token keeps its gradient). One that cannot act, "
-        "because a rollout has one optimizer step, says so at the start",
+        "first), `cispo` (a cap, and every token keeps its gradient), `likelihood` (imitation). "
+        "One that cannot act, because a rollout has one optimizer step, says so at the start",
     )
     clip_low: float = key(
         "ratio",

@@ -41,7 +41,7 @@ class Common:
     policy: str = key(
         "folder",
         "the starting policy: `config.json`, `model.safetensors` (or shards with an index), "
-        "`tokenizer.model`. Dense Qwen2, Qwen3 or Llama. `--policy` of `eval` and `ask` stands "
+        "its tokenizer's files. `--policy` of `eval` and `ask` stands "
         "for it. Or a run: `runs/NAME`, `runs/NAME@40`, `runs/NAME@best`, or adapters "
         "([models.md](models.md#what-may-be-named-as-a-policy))",
         default="",
