@@ -29,7 +29,7 @@ from notepad_jax.model import lora, lora_merge, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import place
 from notepad_jax.setup import policies
-from notepad_jax.setup.config.learning import AdapterKeys
+from notepad_jax.setup.config.learning import AdapterKeys, GrpoKeys
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.types import Group, TrainBatch
 
@@ -75,29 +75,23 @@ def settings_of(config: Training) -> tuple[Algorithm, UpdateSettings, OptimizerS
             f"rollout.top_p is {r.top_p}; the ratio compares whole distributions, and a "
             f"nucleus is not one: train with rollout.top_p=1 (evaluate.top_p is free)"
         )
-    named = {field.name for field in dataclasses.fields(Algorithm)} - {"local_weight"}
-    plan = Algorithm(**{name: getattr(g, name) for name in named}, local_weight=r.local.weight)
+    plan = Algorithm(**_shared(Algorithm, g) | {"local_weight": r.local.weight})
     settings = UpdateSettings(
-        ratio=g.ratio,
-        clip_low=g.clip_low,
-        clip_high=g.clip_high,
-        dual_clip=g.dual_clip,
-        cap=g.cap,
-        proximal=g.proximal,
-        tis_cap=g.tis_cap,
-        tis_low=g.tis_low,
-        tis_veto=g.tis_veto,
-        off_policy_at=g.off_policy_at,
-        kl=g.kl,
-        kl_weight=g.kl_weight if g.kl_in == "loss" else 0.0,
-        entropy_weight=g.entropy_weight,
-        temperature=r.temperature,
-        micro_batch_rows=g.micro_batch_rows,
-        remat=g.remat,
+        **_shared(UpdateSettings, g)
+        | {"kl_weight": g.kl_weight if g.kl_in == "loss" else 0.0, "temperature": r.temperature}
     )
     for problem in algorithm.problems(plan, settings):
         raise ValueError(problem)
     return plan, settings, config.optimizer
+
+
+def _shared(kind: type, section: GrpoKeys) -> dict[str, Any]:
+    """Returns what a section says of the fields of a value."""
+    return {
+        field.name: getattr(section, field.name)
+        for field in dataclasses.fields(kind)
+        if hasattr(section, field.name)
+    }
 
 
 def prepare(config: Training, policy: PolicyConfig, params: Any) -> Learner:
