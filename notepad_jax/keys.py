@@ -176,6 +176,10 @@ def check(section: Any) -> None:
 def _value(hint: Any, what: Key | None, name: str, value: Any) -> Any:
     if inner := _section(hint):
         if typing.get_origin(hint) is tuple:
+            # A ConfigDict within a list stays one, and is no Mapping.
+            listed = value if isinstance(value, tuple | list) else [None]
+            if not all(isinstance(one, inner) or hasattr(one, "items") for one in listed):
+                raise ValueError(f"{name} needs a list of sections, and got {value!r}")
             return tuple(
                 one if isinstance(one, inner) else read(inner, one, f"{name}.") for one in value
             )

@@ -61,6 +61,8 @@ def test_what_is_said_becomes_the_section():
         ({"inner": {"share": 1, "kinds": "a"}}, "inner.kinds needs a list of texts, and got 'a'"),
         ({"inner": {"share": 0.5}}, "in section inner: share is a half"),
         ({"many": [{"share": 2}]}, "many.share is 2.0"),
+        ({"many": 3}, "many needs a list of sections, and got 3"),
+        ({"many": [3]}, "many needs a list of sections, and got [3]"),
     ],
 )
 def test_what_cannot_be_is_one_line(change, line):
