@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import marks
 from notepad_jax import keys
 from notepad_jax.setup import configuration
 from notepad_jax.setup.config.asking import SuiteKeys
@@ -24,12 +25,10 @@ Rows = Iterable[tuple[str, keys.Key]]
 
 def page() -> str:
     """Returns the text of the page, its tables made anew."""
-    return re.sub(
-        r"<!-- (\w+): begin -->\n.*?<!-- \1: end -->",
-        lambda found: f"<!-- {found[1]}: begin -->\n{table(found[1])}\n<!-- {found[1]}: end -->",
-        PAGE.read_text(encoding="utf-8"),
-        flags=re.DOTALL,
-    )
+    text = PAGE.read_text(encoding="utf-8")
+    for name in re.findall(r"<!-- (\w+): begin -->", text):
+        text = marks.placed(PAGE, text, name, table(name))
+    return text
 
 
 def table(name: str) -> str:

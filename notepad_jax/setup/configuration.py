@@ -27,11 +27,10 @@ from ml_collections import ConfigDict
 import configs
 from notepad_jax import keys
 from notepad_jax.near import meant
-from notepad_jax.setup.config.whole import Starter, Suites, Training
+from notepad_jax.setup.config.whole import Config, Starter, Suites, Training
 from notepad_jax.starter import shipped
 
 Read = TypeVar("Read", Training, Suites, Starter)
-Config = Training | Suites | Starter
 
 FLAG = "--config."
 EVERY = {Training: "quickstart", Suites: "ruler", Starter: "starter"}
@@ -57,7 +56,7 @@ def load(
     overrides: Sequence[str] = (),
     saved: Mapping[str, Any] | None = None,
     lent: Mapping[str, Any] | None = None,
-) -> Config:
+) -> Config | Starter:
     """Reads a config: a path, or the bare name of one in configs/ (`quickstart`).
 
     Args:
@@ -81,7 +80,7 @@ def load(
     return _overridden(type(config), values, overrides)
 
 
-def _admitted(config: Any, where: str) -> Config:
+def _admitted(config: Any, where: str) -> Config | Starter:
     """Reads somebody's config, of whichever kind. A training config has every key."""
     if not isinstance(config, ConfigDict):
         raise ConfigProblem(
@@ -168,7 +167,7 @@ def changed(config: ConfigDict | Read, overrides: Sequence[str]) -> Read:
     return _overridden(type(config), keys.flat(config), overrides)
 
 
-def check_use(config: Config, command: str) -> None:
+def check_use(config: Config | Starter, command: str) -> None:
     """Raises ConfigProblem for a config of another kind than `command` reads."""
     lacking = [section for section in NEEDS[command] if getattr(config, section, None) is None]
     if lacking:

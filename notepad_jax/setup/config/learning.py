@@ -33,7 +33,7 @@ class AdapterKeys:
     )
 
     def __post_init__(self) -> None:
-        self.wanted  # noqa: B018
+        _ = self.wanted
 
     @property
     def wanted(self) -> Lora | None:
