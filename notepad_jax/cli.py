@@ -27,7 +27,7 @@ from notepad_jax.commands.parser import BY_SUITE, Refused, build_parser, named
 from notepad_jax.near import nearest
 from notepad_jax.parallel import hosts
 from notepad_jax.setup import compiled, configuration, eval_jobs, policies, process, stopping
-from notepad_jax.setup.config.whole import Config
+from notepad_jax.setup.config.whole import Config, Starter
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import CONFIG
@@ -239,14 +239,14 @@ def habits(arguments: argparse.Namespace, config: Config) -> dict[str, Any]:
     """How the run reads that `eval`, `ask`, `serve` are to read with, unless --config says how."""
     if arguments.command not in ("eval", "ask", "serve") or arguments.config or not config.policy:
         return {}
-    if config.endpoint and config.endpoint.url:
+    if config.by_endpoint:
         return {}
     return policies.reads_as(config.policy)
 
 
-def check_reader(arguments: argparse.Namespace, config: Config) -> None:
+def check_reader(arguments: argparse.Namespace, config: Config | Starter) -> None:
     """Raises ValueError for options that say who reads and would be looked at by nobody."""
-    said, served = vars(arguments), bool(config.endpoint and config.endpoint.url)
+    said, served = vars(arguments), config.by_endpoint
     if served and said.get("policy"):
         raise ValueError("--policy and --endpoint both say who reads; say one of them")
     of_servers = [f"--{name}" for name in ("model", "tokenizer") if said.get(name)]

@@ -212,7 +212,7 @@ def _run(config: Config, reader: Subject, folder: Path, screen: Screen) -> Outco
         outcome = evaluation_page.Report(
             title=f"Reading {e.suite}, by length",
             summary=_summary(reader, results, config),
-            origin=provenance.origin(_next(config, folder, results), here=not _asks(config)),
+            origin=provenance.origin(_next(config, folder, results), here=not config.by_endpoint),
             suite=e.suite,
             policy=reader.name,
             train_length=_train_length(config),
@@ -297,11 +297,6 @@ def examples(results: Sequence[Result], readings: Readings) -> list[Example]:
     ]
 
 
-def _asks(config: Config) -> bool:
-    """Whether an endpoint reads, on hardware that nobody here knows."""
-    return bool(config.endpoint and config.endpoint.url)
-
-
 def _next(config: Config, folder: Path, results: Sequence[Result]) -> list[Next]:
     """What somebody may want to do after this evaluation."""
     again = f"notepad-jax eval --name {shlex.quote(folder.name)} --resume"
@@ -312,7 +307,7 @@ def _next(config: Config, folder: Path, results: Sequence[Result]) -> list[Next]
     ]
     if any(result.failed for result in results):
         commands.insert(0, Next("make the readings that failed again", again))
-    if not _asks(config):
+    if not config.by_endpoint:
         policy = shlex.quote(str(config.policy))
         commands.append(
             Next("ask it about a file", f"notepad-jax ask --policy {policy} FILE 'QUESTION'")

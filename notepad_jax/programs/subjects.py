@@ -94,7 +94,7 @@ def named(config: Config, screen: Screen, suite: str = "") -> Subject:
 
     Raises ValueError if it names none, or one that cannot know the `suite` it will be asked.
     """
-    if config.endpoint and config.endpoint.url:
+    if config.by_endpoint:
         return endpoint(config, screen)
     if not config.policy:
         raise ValueError("there is nobody to read; give --policy FOLDER or --endpoint URL")

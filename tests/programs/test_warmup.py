@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import pathlib
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from notepad_jax import keys
+from notepad_jax import cli, keys
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.model import attention, policy
 from notepad_jax.model.config import PolicyConfig
@@ -108,6 +109,23 @@ def test_learning_lowers_the_loss_and_keeps_the_readme(tmp_path):
     last = warmup.run(config, choose(quiet=True))
     assert last["loss@64"] < 0.75 * np.log(len(vocabulary.PIECES))
     assert (folder / "README.md").read_text() == "mine"
+
+
+def test_the_command_makes_what_its_config_says(tmp_path, capsys):
+    small = (
+        "    config.policy.update(width=32, head_size=16, feed_forward=32)\n"
+        "    config.lessons = config.lessons[:1]\n"
+        "    config.lessons[0].update(chunks=2, tails=4)\n"
+        f"    config.update(folder={str(tmp_path / 'made')!r}, drill_steps=0)\n"
+    )
+    (tmp_path / "small.py").write_text(
+        f"import configs.starter\n\ndef get_config():\n    config = configs.starter.get_config()\n"
+        f"{small}    return config\n"
+    )
+    asked = ["warmup", "--config", str(tmp_path / "small.py"), "--config.steps=1", "--json"]
+    assert cli.main(asked) == 0
+    assert (tmp_path / "made" / "model.safetensors").is_file()
+    assert json.loads(capsys.readouterr().out)
 
 
 def test_one_layer_is_refused(tmp_path):

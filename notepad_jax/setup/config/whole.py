@@ -27,9 +27,25 @@ from notepad_jax.setup.config.starter import InitialKeys, LessonKeys, PolicyKeys
 from notepad_jax.starter.lessons import Habits
 
 
+class Kind:
+    """Any config: sections that only others have are None."""
+
+    data: ClassVar[DataKeys | None] = None
+    grpo: ClassVar[GrpoKeys | None] = None
+    validation: ClassVar[ValidationKeys | None] = None
+    serve: ClassVar[ServeKeys | None] = None
+    endpoint: ClassVar[EndpointKeys | None] = None
+    sources: ClassVar[SourceKeys | None] = None
+
+    @property
+    def by_endpoint(self) -> bool:
+        """Whether somebody's server reads, and no policy here."""
+        return bool(self.endpoint and self.endpoint.url)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Common:
-    """What all that reads needs; sections of other kinds are None."""
+class Common(Kind):
+    """What all that reads needs."""
 
     seed: int = key(
         "integer, 0 to 2^32 - 1",
@@ -65,12 +81,6 @@ class Common:
     reading: ReadingKeys | None = None
     engine: EngineKeys | None = None
     evaluate: EvaluateKeys | None = None
-    data: ClassVar[DataKeys | None] = None
-    grpo: ClassVar[GrpoKeys | None] = None
-    validation: ClassVar[ValidationKeys | None] = None
-    serve: ClassVar[ServeKeys | None] = None
-    endpoint: ClassVar[EndpointKeys | None] = None
-    sources: ClassVar[SourceKeys | None] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,7 +133,7 @@ class Suites(Common):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Starter:
+class Starter(Kind):
     """A config such as starter: of `warmup`."""
 
     seed: int = key(
