@@ -32,6 +32,9 @@ def get_config() -> ConfigDict:
             answer_chunks=1,  # contexts of max_answer tokens that one answer may take
             carry=0,  # of its last tokens, those that the next context begins with
             memory_update="overwrite",
+            heads=1,  # memories; more with memory_update="heads"
+            order="serial",  # or "parallel": all chunks with one memory, then what they noted
+            passes=1,  # over the document at most; rounds, where the order is parallel
         )
     )
     # Instead of `policy`. A key is read from the environment and never written down.

@@ -21,7 +21,7 @@ from typing import Any
 
 from notepad_jax import waiting
 from notepad_jax.programs import ask, evaluate, file_document, subjects
-from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.reading.rules import Rules
 from notepad_jax.setup import builders, configuration, process, settings
 from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry.screen import Screen, SilentScreen

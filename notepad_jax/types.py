@@ -129,6 +129,18 @@ class Chunks(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Round:
+    """Where a reading stands that goes over its document again, or in parallel (`rounds`)."""
+
+    number: int = 0  # of the pass, or the round
+    level: int = 0  # 0 reads the document, a higher one what the level below has written
+    notes: tuple[Tokens, ...] = ()  # what this level has written so far, in its order
+    document: Chunks = ()  # where `chunks` are not its own
+    before: int = 0  # update turns of the levels and rounds that have ended
+    began: Tokens = dataclasses.field(default_factory=tokens)  # the round's first memory
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class MemoryState:
     """The whole state of a reading in progress: tiny, replayable, chunks shared."""
 
@@ -136,6 +148,13 @@ class MemoryState:
     chunks: Chunks
     memory_tokens: Tokens  # empty: nothing was ever written
     next_chunk: int  # index of the chunk that the next update turn reads
+    heads: tuple[Tokens, ...] = ()  # what the memory is joined of, where it is; newest first
+    round: Round = Round()
+
+    @property
+    def turns(self) -> int:
+        """How many update turns were made."""
+        return self.round.before + self.next_chunk
 
 
 class TurnKind(enum.Enum):
@@ -310,9 +329,12 @@ class Turn:
     """One independent context: a prompt and its completion."""
 
     kind: TurnKind
-    chunk: int  # the chunk read; for an answer turn, the number of chunks read
+    chunk: int  # the chunk read; for an answer turn, the number of update turns
     prompt: Prompt
     completion: Completion
+    size: int = 0  # tokens of the chunk read
+    level: int = 0  # as `Round` has them
+    round: int = 0
 
 
 class Status(enum.Enum):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 from sentencepiece import sentencepiece_model_pb2
 
-from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.reading.rules import Rules
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from notepad_jax.types import Completion, Finish, Prompt, SamplingParams, Tokens, tokens

@@ -29,7 +29,7 @@ from notepad_jax.parallel import mesh as meshes
 from notepad_jax.planner import lowering, planned_policy, residents
 from notepad_jax.planner.lowering import ROLLOUT, UPDATE, Planned
 from notepad_jax.planner.machine import Look, Memory, look
-from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.reading.rules import Rules
 from notepad_jax.setup import builders
 from notepad_jax.setup.config.engine import EngineKeys
 from notepad_jax.setup.config.whole import Config

@@ -85,16 +85,19 @@ class Update:
 
 def readings(config: Training, template: Template) -> Readings:
     """Returns what a step reads, every turn at its limits."""
-    turns, local = sizes.turns(template, builders.rules(config.reading)), config.rollout.local
+    rules, local = builders.rules(config.reading), config.rollout.local
+    turns = sizes.turns(template, rules)
     files = bool(config.tasks.files)
     document = (config.tasks.max_tokens if files else 0) or config.data.tokens
     groups = config.rollout.documents * (1 if files else config.data.questions)
     chunks = -(-document // config.reading.chunk_size)
     most = curriculum.parsed(config.tasks.curriculum).longest
+    chunks = min(chunks, most or chunks)
+    merged = chunks - 1 if rules.order == "parallel" else 0  # each of two notes: there are no more
     return Readings(
         groups=groups,
         members=config.rollout.group_size,
-        chunks=min(chunks, most or chunks),
+        chunks=rules.passes * (chunks + merged),
         update=turns.update,
         answers=turns.answers,
         local_groups=math.ceil(groups * local.share) if local.samples else 0,

@@ -22,7 +22,8 @@ from notepad_jax.eval.readings import UnderWay
 from notepad_jax.programs.file_document import CannotRead, FileDocument
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.memory_agent import Rules, TurnSampling
+from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.rules import Rules
 from notepad_jax.reading.trace import MemoryChange, TraceFile, check
 from notepad_jax.reading.turns import Turns
 from notepad_jax.serve.completions.choices import Delta, choice, completed
@@ -39,6 +40,7 @@ from notepad_jax.types import (
     Prompt,
     SamplingParams,
     Streamer,
+    Turn,
     TurnKind,
 )
 
@@ -114,6 +116,8 @@ async def ask(
     telling = _Telling(chunks, document, rules.chunk_size, transcript, on_progress)
     telling.look_ahead()
     writes, answers = (_Aloud(completer, tokenizer.decode, telling, kind) for kind in TurnKind)
+    if rules.order == "parallel":  # many write at once, so none of them is heard
+        writes = completer
     course = UnderWay(Turns(Pieces(tokenizer)) if trace is not None else None)
     memories: list[Memory] = []
     shown = tokenizer.decode(template.no_memory)
@@ -125,9 +129,9 @@ async def ask(
             shown = memory
             memories.append(Memory(turn.chunk + 1, memory))
             course.add(MemoryChange(turn.chunk, memory, len(after.memory_tokens)))
-            telling.ended(memory)
+            telling.ended(turn, memory)
         else:
-            telling.ended()
+            telling.ended(turn)
     transcript.finish()
     answer = Answer(
         answer=tokenizer.decode(memory_agent.answered(after)),
@@ -137,7 +141,7 @@ async def ask(
         memories=tuple(memories),
     )
     if trace is not None:
-        made = answer.chunks + after.contexts
+        made = after.turns + after.contexts
         _append(trace, subject, document, question, answer, made, course)
     return answer
 
@@ -215,7 +219,8 @@ class _Telling:
         self._transcript, self._on_progress = transcript, on_progress
         self._now = Progress(TurnKind.UPDATE, 0, None, False, 0, "", True)
         self._tokens = self._written = 0  # of the document; of this turn
-        self._began = self._compiled = 0.0
+        self._began, self._compiled = time.perf_counter(), compiled.watched().seconds
+        self._place = ""
 
     def look_ahead(self) -> None:
         """Tokenises the beginning of a file; raises what reading it raises."""
@@ -235,13 +240,18 @@ class _Telling:
         before = self._now
         said = before.text if kind is before.kind is TurnKind.ANSWER else ""  # it goes on
         chunk = before.chunk + (kind is TurnKind.UPDATE)
-        total = self._total()
-        chunks = None if total is None else -(-total // self._chunk_size)
-        exact = self._chunks.total_chunks is not None
-        self._now = Progress(kind, chunk, chunks, exact, prompt, said, False)
+        if self._chunks.total_chunks is not None and chunk > self._chunks.total_chunks:
+            chunk = 1 if kind is TurnKind.UPDATE else chunk  # of the next pass
+        self._now = Progress(kind, chunk, *self._of(), prompt, said, False)
         self._began, self._compiled = time.perf_counter(), compiled.watched().seconds
         self._written = 0
         self._tell()
+
+    def _of(self) -> tuple[int | None, bool]:
+        """How many chunks there are, and whether that is known; None before there is a guess."""
+        total = self._total()
+        chunks = None if total is None else -(-total // self._chunk_size)
+        return chunks, self._chunks.total_chunks is not None
 
     def grown(self, text: str, tokens: int) -> None:
         """The turn has written so much more, so its prompt has been read."""
@@ -249,9 +259,13 @@ class _Telling:
         self._now = dataclasses.replace(self._now, text=self._now.text + text)
         self._tell()
 
-    def ended(self, memory: str | None = None) -> None:
+    def ended(self, turn: Turn, memory: str | None = None) -> None:
         """The turn has ended, with a new memory if it wrote one."""
+        self._place = _place(turn)
         now = self._now = dataclasses.replace(self._now, ended=True)
+        if turn.kind is TurnKind.UPDATE:
+            of, exact = self._of()
+            now = self._now = dataclasses.replace(now, chunk=turn.chunk + 1, chunks=of, exact=exact)
         self._tell()
         said = f"{self._label()}, {self._took()}"
         if memory is not None:
@@ -273,8 +287,10 @@ class _Telling:
         now = self._now
         if now.kind is TurnKind.ANSWER:
             return "answer"
+        if "level" in self._place:
+            return self._place
         of = "" if now.chunks is None else f" of {'' if now.exact else 'about '}{now.chunks:,}"
-        return f"chunk {now.chunk:,}{of}"
+        return f"{self._place}chunk {now.chunk:,}{of}"
 
     def _took(self) -> str:
         compiling = compiled.watched().seconds - self._compiled
@@ -290,6 +306,12 @@ class _Telling:
         if not self._size or not self._there:
             return None
         return max(read, round(read * self._size / self._there))
+
+
+def _place(turn: Turn) -> str:
+    """Where a turn stands that is not of the first pass over the document; else ""."""
+    round_ = f"round {turn.round + 1}, " if turn.round else ""
+    return f"{round_}level {turn.level}, notes {turn.chunk + 1:,}" if turn.level else round_
 
 
 def _name(document: Document) -> str:

@@ -38,7 +38,7 @@ from notepad_jax.programs.access import (
     web,
 )
 from notepad_jax.programs.beside import Beside, fingerprint_of
-from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.reading.rules import Rules
 from notepad_jax.serve.completions.conversations import Conversations
 from notepad_jax.serve.completions.model_card import Served
 from notepad_jax.setup import builders, policies, stopping
@@ -206,8 +206,17 @@ def opened(
 
 
 def rules_of(config: Config, policy: builders.LoadedPolicy | builders.Words) -> Rules:
-    """The limits of a reading, whose chunks are those of an evaluation."""
+    """The limits of a reading, whose chunks are those of an evaluation.
+
+    ValueError for one in rounds: what is read here is watched, chunk by chunk, as it comes in.
+    """
     rules = builders.rules(config.reading, policy.tokenizer)
+    if rules.goes_over:
+        raise ValueError(
+            f"reading.order is {rules.order} with {rules.passes} passes, and a server reads "
+            "serially, once: uploads are read as they arrive; use --config.reading.order=serial "
+            "--config.reading.passes=1"
+        )
     return dataclasses.replace(rules, chunk_size=config.evaluate.chunk_size)
 
 

@@ -15,7 +15,7 @@ from notepad_jax.engine.metered import Metered
 from notepad_jax.eval import methods
 from notepad_jax.planner import memory
 from notepad_jax.reading.endpoint import EndpointCompleter, bare_turn
-from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.reading.rules import Rules
 from notepad_jax.setup import builders, task_stream
 from notepad_jax.setup.config.whole import Config
 from notepad_jax.setup.eval_jobs import SYNTHETIC

@@ -24,15 +24,15 @@ class AnswerState:
 
     asked: Prompt  # what every context of the answer begins with
     memory_tokens: Tokens
-    next_chunk: int  # the number of chunks that were read
+    turns: int  # update turns that were made
     written: Tokens  # by all contexts so far, joined
     carried: Tokens  # the end of it, from which the next context goes on
     contexts: int  # that have ended
 
 
-def start(asked: Prompt, memory: Tokens = NO_TOKENS, chunks_read: int = 0) -> AnswerState:
+def start(asked: Prompt, memory: Tokens = NO_TOKENS, turns: int = 0) -> AnswerState:
     """Returns the state before the first context: nothing was written."""
-    return AnswerState(asked, tokens(memory), chunks_read, NO_TOKENS, NO_TOKENS, 0)
+    return AnswerState(asked, tokens(memory), turns, NO_TOKENS, NO_TOKENS, 0)
 
 
 def own_prefix(asked: Prompt) -> Prompt:

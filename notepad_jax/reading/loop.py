@@ -23,7 +23,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from typing import Any, Protocol, TypeVar
 
 from notepad_jax.reading import answer, memory_agent
-from notepad_jax.reading.memory_agent import Rules, TurnSampling
+from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.rules import Rules
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import (
@@ -57,6 +58,9 @@ class Reader:
     chunks_of: Callable[[Task], Chunks]
     at_once: int | None = None  # readings under way, of all completers; None: all
     homes: Homes | None = None  # kept from one call to the next; None: each call shares out anew
+
+    def __post_init__(self) -> None:
+        self.rules.check(self.template)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,7 +106,7 @@ class Ended:
     finish: Finish  # of the last answer turn; CANCELLED where there is no answer
     tokens: int  # of the document that were shown to the policy
     failure: Exception | None = None
-    chunks: tuple[int, ...] = ()  # tokens of each, where the document was read in chunks
+    chunks: tuple[int, ...] = ()  # tokens that each update turn read
 
 
 W = TypeVar("W", bound=Watcher)
@@ -190,6 +194,7 @@ async def _follow(
     read = _Counted(chunks)
     course = _turns(job, read, reader, completer)
     turn: Turn | None = None
+    sizes: list[int] = []
     while True:
         try:
             turn, state = await anext(course)
@@ -199,12 +204,13 @@ async def _follow(
             if turn.kind is TurnKind.UPDATE:  # written again, and nothing was asked of it
                 return Ended("", Finish.CANCELLED, read.tokens)
             said = reader.tokenizer.decode(memory_agent.answered(state))
-            sizes = tuple(read.sizes)
-            return Ended(said, turn.completion.finish, read.tokens, chunks=sizes)
+            return Ended(said, turn.completion.finish, read.tokens, chunks=tuple(sizes))
         except CompleterFailed:
             raise  # nothing that this reading did: everybody's fails, with one cause
         except Exception as failure:
             return Ended("", Finish.CANCELLED, read.tokens, failure)
+        if turn.kind is TurnKind.UPDATE:
+            sizes.append(turn.size)
         with alone:
             watcher.turn(turn, state.memory_tokens)
 
@@ -242,12 +248,11 @@ class _Counted:
     """The chunks of a reading; counts the tokens it went through."""
 
     def __init__(self, chunks: Chunks) -> None:
-        self._chunks, self.tokens = chunks, 0
-        self.sizes: list[int] = []
+        self._chunks, self._next, self.tokens = chunks, 0, 0
 
     def __getitem__(self, k: int) -> Tokens:
         chunk = self._chunks[k]
-        if k == len(self.sizes):  # they are asked for in their order
-            self.sizes.append(len(chunk))
+        if k == self._next:  # they are asked for in their order, and then perhaps again
+            self._next += 1
             self.tokens += len(chunk)
         return chunk

@@ -1,26 +1,31 @@
 """The memory agent: a pure state machine, and the coroutine that drives it.
 
-A reading is `MemoryState` -> prompt -> completion -> `MemoryState`, once per chunk, and
-then the answer: `AnswerState` -> prompt -> completion -> `AnswerState`, once or, where an answer
-may take several contexts, until it stops (`answer`). Every turn is a context of its own: nothing
-but the memory, or the end of an answer that goes on, is carried over, spliced in as token ids,
-never decoded and encoded again. `start`, `prompt`, `advance` and `after` are pure; `read` awaits
-a `Completer` between them, and `rewrite` goes back to one turn of what was read. The same
-functions run in training, evaluation and serving. Above: `loop` and the programs; below:
-answer, prompts and chunks.
+A reading is `MemoryState` -> prompt -> completion -> `MemoryState`, once per chunk (or as often
+as its `rounds` say), and then the answer: `AnswerState` -> prompt -> completion ->
+`AnswerState`, once or, where an answer may take several contexts, until it stops (`answer`). Every
+turn is a context of its own: nothing but the memory, or the end of an answer that goes on, is
+carried over, spliced in as token ids, never decoded and encoded again. `start`, `prompt`,
+`advance` and `after` are pure; `read` awaits a `Completer` between them, and `rewrite` goes back
+to one turn of what was read. The same functions run in training, evaluation and serving. Above:
+`loop` and the programs; below: answer, rounds, rules, prompts and chunks.
 """
 
 from __future__ import annotations
 
+import asyncio
+import collections
 import dataclasses
 import functools
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
 
 import numpy as np
 
-from notepad_jax.reading import answer
+from notepad_jax.reading import answer, rounds
 from notepad_jax.reading.answer import AnswerState
+from notepad_jax.reading.rounds import chunk_or_none
+from notepad_jax.reading.rules import Rules
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import (
@@ -39,80 +44,9 @@ from notepad_jax.types import (
     tokens,
 )
 
-MEMORY_UPDATES = ("overwrite", "overwrite_or_keep")
-MOST_TOKENS = 2**24  # of a part of a context: sizes are found out by building the longest one
-
 State = MemoryState | AnswerState  # a reading in progress
 
-
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """The limits of a reading, all in tokens; together they bound every context.
-
-    `memory_update` is `overwrite` (the completion becomes the memory),
-    `overwrite_or_keep` (a completion that is just the keep marker changes nothing), or a rule of
-    the user's, called with the memory, what was written and `max_memory`. `max_memory` and
-    `max_answer` count the stop token too.
-
-    An answer that is cut at `max_answer` goes on in another context, of `answer_chunks` at most,
-    which begins with the last `carry` tokens of it and adds `max_answer - carry` at most.
-    """
-
-    max_question: int
-    chunk_size: int
-    max_memory: int
-    max_answer: int
-    memory_update: str | Callable[[Tokens, Tokens, int], Tokens]
-    answer_chunks: int = 1  # contexts
-    carry: int = 0
-    chunk_ends: str = "tokens"  # of text.chunks.CHUNK_ENDS
-
-    def __post_init__(self) -> None:
-        for name in ("max_question", "chunk_size", "max_memory", "max_answer"):
-            if not 1 <= getattr(self, name) <= MOST_TOKENS:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; it must be at least 1 token and at most "
-                    f"{MOST_TOKENS}"
-                )
-        if self.answer_chunks < 1:
-            raise ValueError(
-                f"answer_chunks is {self.answer_chunks}; an answer takes at least 1 context"
-            )
-        if self.answer_chunks == 1 and self.carry:
-            raise ValueError(
-                f"carry is {self.carry}, but an answer has one context (answer_chunks is 1), and "
-                f"nothing is carried over; set carry to 0, or answer_chunks to 2 or more"
-            )
-        if self.answer_chunks > 1 and not 1 <= self.carry < self.max_answer:
-            raise ValueError(
-                f"carry is {self.carry}, but a context of the answer (max_answer is "
-                f"{self.max_answer}) begins with what is carried over and goes on from there; "
-                f"with answer_chunks above 1, use at least 1 and less than max_answer"
-            )
-        if not callable(self.memory_update) and self.memory_update not in MEMORY_UPDATES:
-            raise ValueError(
-                f"memory_update is {self.memory_update!r}; use one of {', '.join(MEMORY_UPDATES)}, "
-                f"or a function of yours, as module:function"
-            )
-
-    def context(self, template: Template) -> int:
-        """Returns the tokens of the longest turn, prompt and completion together."""
-        longest = template.longest_prompt(self.max_question, self.chunk_size, self.max_memory)
-        return longest + max(self.max_memory, self.max_answer)
-
-    @property
-    def longest_answer(self) -> int:
-        """The most tokens that all contexts of an answer write."""
-        return self.max_answer + (self.answer_chunks - 1) * (self.max_answer - self.carry)
-
-    def within(self, limit: int) -> Rules:
-        """Returns the rules with whole answers of at most `limit` tokens, in whole contexts."""
-        if limit <= self.max_answer:
-            return dataclasses.replace(self, max_answer=limit, answer_chunks=1, carry=0)
-        more = min(
-            self.answer_chunks - 1, (limit - self.max_answer) // (self.max_answer - self.carry)
-        )
-        return dataclasses.replace(self, answer_chunks=1 + more, carry=self.carry if more else 0)
+ABREAST = 256  # turns of a parallel reading that are under way at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,17 +107,17 @@ def prompt(rules: Rules, template: Template, state: State) -> tuple[TurnKind, Pr
     """Returns the next turn's kind and prompt: ANSWER once the chunks are exhausted."""
     if isinstance(state, AnswerState):
         return TurnKind.ANSWER, answer.prompt(state)
-    chunk = _chunk_or_none(state.chunks, state.next_chunk)
+    chunk = chunk_or_none(state.chunks, state.next_chunk)
     if chunk is None:
         asked = template.answer_prompt(state.question_tokens, state.memory_tokens)
         several = rules.answer_chunks > 1
         return TurnKind.ANSWER, answer.own_prefix(asked) if several else asked
     # Made while this one is read; and so it is known, already now, whether this is the last.
-    following = _chunk_or_none(state.chunks, state.next_chunk + 1)
+    following = chunk_or_none(state.chunks, state.next_chunk + 1)
     return TurnKind.UPDATE, template.update_prompt(
         state.question_tokens, chunk, state.memory_tokens,
         ahead=functools.partial(_ahead, rules, template, state.question_tokens, following),
-        keeps=rules.memory_update == "overwrite_or_keep",
+        keeps=rules.keeps,
     )  # fmt: skip
 
 
@@ -194,6 +128,16 @@ def written(completion: Completion) -> Tokens:
     return tokens(completion.tokens)
 
 
+def turn_of(state: State, kind: TurnKind, asked: Prompt, completion: Completion) -> Turn:
+    """Returns the turn that `state` led to, with its place in the reading."""
+    if isinstance(state, AnswerState):
+        return Turn(kind, state.turns, asked, completion)
+    if kind is TurnKind.ANSWER:
+        return Turn(kind, state.turns, asked, completion, round=state.round.number)
+    size, now = len(state.chunks[state.next_chunk]), state.round
+    return Turn(kind, state.next_chunk, asked, completion, size, now.level, now.number)
+
+
 def advance(
     rules: Rules, template: Template, state: MemoryState, completion: Completion
 ) -> MemoryState:
@@ -202,18 +146,22 @@ def advance(
     The completion becomes the memory as it is, also when it was cut at the limit; an
     empty one leaves no memory, which the next prompt shows by the no-memory marker.
     """
-    memory = written(completion)
+    said = written(completion)
+    kept = rules.keeps and np.array_equal(said, template.keep)
+    if rules.order == "parallel":
+        return rounds.noted(rules, template, state, None if kept else said)
+    memory, heads = state.memory_tokens, state.heads
     if callable(rules.memory_update):
-        memory = rules.memory_update(state.memory_tokens, memory, rules.max_memory)
-    elif rules.memory_update == "overwrite_or_keep":
-        if not len(template.keep):
-            raise ValueError(
-                f"template {template.name} has an empty [keep] section; "
-                "give it a marker or use memory_update = overwrite"
-            )
-        if np.array_equal(memory, template.keep):
-            memory = state.memory_tokens
-    return MemoryState(state.question_tokens, state.chunks, memory, state.next_chunk + 1)
+        memory = rules.memory_update(memory, said, rules.max_memory)
+    elif rules.heads > 1 and not kept:
+        heads = (said, *heads[: rules.heads - 1])
+        memory = rounds.joined(heads, template.between)
+    elif not kept:
+        memory = said
+    state = dataclasses.replace(
+        state, memory_tokens=memory, next_chunk=state.next_chunk + 1, heads=heads
+    )
+    return rounds.passed(rules, state) if rules.passes > 1 else state
 
 
 def after(rules: Rules, template: Template, state: State, turn: Turn) -> State:
@@ -223,7 +171,7 @@ def after(rules: Rules, template: Template, state: State, turn: Turn) -> State:
     if turn.kind is TurnKind.UPDATE:
         return advance(rules, template, state, turn.completion)
     if isinstance(state, MemoryState):
-        state = answer.start(turn.prompt, state.memory_tokens, state.next_chunk)
+        state = answer.start(turn.prompt, state.memory_tokens, state.turns)
     return answer.advance(state, written(turn.completion), rules.carry)
 
 
@@ -234,7 +182,10 @@ def answered(state: State) -> Tokens:
 
 def memories(rules: Rules, template: Template, turns: Sequence[Turn]) -> list[Tokens]:
     """Returns the memory after each turn of a whole reading, by playing it again."""
-    state: State = start(NO_TOKENS, ())
+    chunks = sum(
+        turn.kind is TurnKind.UPDATE and turn.level == turn.round == 0 for turn in turns
+    )  # what they say stands in the turns; how many there are decides when a pass ends
+    state: State = start(NO_TOKENS, (NO_TOKENS,) * chunks)
     found: list[Tokens] = []
     for turn in turns:
         state = after(rules, template, state, turn)
@@ -254,24 +205,59 @@ async def read(
 
     Starts at `state`, so a reading that was interrupted goes on where it stood, within its answer,
     too. Turn seeds count from the document's first chunk. A cancelled completion ends the reading.
+    The turns of a parallel reading come in the order of its chunks, and are under way together.
     `answering` completes the turns of the answer, for who wants to hear it while it is made; None:
     `completer` does.
     """
-    over = False
-    while not over:
-        kind, turn_prompt = prompt(rules, template, state)
-        params = sampling.params(rules, kind, _number(state), turn_prompt.begun)
+
+    async def make(state: State) -> Turn:
+        kind, asked = prompt(rules, template, state)
+        params = sampling.params(rules, kind, _number(state), asked.begun)
         aloud = kind is TurnKind.ANSWER and answering is not None
-        completion = await (answering if aloud else completer).complete(turn_prompt, params)
-        turn = Turn(kind, state.next_chunk, turn_prompt, completion)
-        state = after(rules, template, state, turn)
-        yield turn, state
-        over = is_over(rules, state, completion)
+        completion = await (answering if aloud else completer).complete(asked, params)
+        return turn_of(state, kind, asked, completion)
+
+    abreast, over = _Abreast(make), False
+    try:
+        while not over:
+            alone = rules.order == "serial" or isinstance(state, AnswerState)
+            turn = await (make(state) if alone else abreast.turn(state))
+            state = after(rules, template, state, turn)
+            yield turn, state
+            over = is_over(rules, state, turn.completion)
+    finally:
+        await abreast.end()
+
+
+class _Abreast:
+    """The turns of a parallel reading, level by level, each begun before it is asked for."""
+
+    def __init__(self, make: Callable[[MemoryState], Coroutine[Any, Any, Turn]]) -> None:
+        self._make = make
+        self._under_way: collections.deque[asyncio.Task[Turn]] = collections.deque()
+        self._next: MemoryState | None = None
+
+    async def turn(self, state: MemoryState) -> Turn:
+        """Returns the turn that `state` leads to."""
+        if not self._under_way:
+            self._next = state
+        while self._next is not None and len(self._under_way) < ABREAST:
+            self._under_way.append(asyncio.ensure_future(self._make(self._next)))
+            self._next = rounds.beside(self._next)
+        turn = await self._under_way[0]
+        self._under_way.popleft()
+        return turn
+
+    async def end(self) -> None:
+        """Cancels what is under way, and waits for it."""
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
 
 
 def _number(state: State) -> int:
     """Of the turn that comes next: no two turns of a reading have the same."""
-    return state.next_chunk + (state.contexts if isinstance(state, AnswerState) else 0)
+    return state.turns + (state.contexts if isinstance(state, AnswerState) else 0)
 
 
 def is_over(rules: Rules, state: State, completion: Completion) -> bool:
@@ -298,7 +284,7 @@ async def rewrite(
     """
     # What was written then is a likely completion now.
     asked = dataclasses.replace(turn.prompt, draft=turn.completion.tokens)
-    params = sampling.params(rules, turn.kind, state.next_chunk)
+    params = sampling.params(rules, turn.kind, state.turns)
     made = dataclasses.replace(turn, completion=await completer.complete(asked, params))
     state = after(rules, template, state, made)
     yield made, state
@@ -308,13 +294,6 @@ async def rewrite(
     greedy = dataclasses.replace(sampling, temperature=0.0)
     async for probe, then in read(completer, template, rules, ended, greedy):
         yield probe, then
-
-
-def _chunk_or_none(chunks: Chunks, k: int) -> Tokens | None:
-    try:
-        return chunks[k]
-    except IndexError:
-        return None
 
 
 def _ahead(

@@ -45,6 +45,8 @@ class Turns:
             tokens=turn.completion.tokens.tolist(),
             logprobs=_rounded(turn.completion.behaviour_logprobs),
             proximal=_rounded(proximal),
+            level=turn.level,
+            round=turn.round,
         )
         self._found.update(record.shared, record.tail, record.tokens)
         self._spool.add(record)

@@ -197,7 +197,8 @@ def _turns(
         whole = tokens(np.concatenate([said, template.stop_ids[:1]]))
         unsampled = np.zeros(len(whole), np.float32)
         completion = Completion(whole, unsampled, Finish.STOP, version)
-        turns.append(Turn(kind, state.next_chunk, shared_once(prompt, kept), completion))
+        prompt = shared_once(prompt, kept)
+        turns.append(memory_agent.turn_of(state, kind, prompt, completion))
         state = memory_agent.after(rules, template, state, turns[-1])
     if lesson.chunks not in (None, len(turns) - 1):
         raise ValueError(
@@ -209,6 +210,6 @@ def _turns(
 
 def _same(reader: Reader, state: MemoryState) -> Tokens:
     """Returns what leaves the notes as they are."""
-    if reader.rules.memory_update == "overwrite_or_keep":
+    if reader.rules.keeps:
         return reader.template.keep
     return reader.template.shown_memory(state.memory_tokens)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.reading.rules import Rules
 from notepad_jax.scoring import metrics, own, published
 from notepad_jax.scoring.own import Own, RewardFailed, Worth
 from notepad_jax.scoring.reading_record import ReadingRecord, Recorder

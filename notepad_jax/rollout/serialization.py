@@ -179,17 +179,15 @@ def _reading(
     said: Mapping[str, Any], task: Task, sample: int, reader: Reader, kept: dict[bytes, Tokens]
 ) -> Reading:
     turns: list[Turn] = []
-    sizes: list[int] = []
     asked = memory_agent.question_of(task, reader.tokenizer, reader.rules.max_question)
     state = memory_agent.start(asked, reader.chunks_of(task))
     ids, logprobs, at = _array(said["ids"], IDS), _array(said["logprobs"], LOGPROBS), 0
     for length, finish, version in said["turns"]:
         kind, prompt = memory_agent.prompt(reader.rules, reader.template, state)
-        if kind is TurnKind.UPDATE:
-            sizes.append(len(state.chunks[state.next_chunk]))
         here, at = slice(at, at + length), at + length
         completion = Completion(tokens(ids[here]), logprobs[here], Finish(finish), version)
-        turns.append(Turn(kind, state.next_chunk, shared_once(prompt, kept), completion))
+        prompt = shared_once(prompt, kept)
+        turns.append(memory_agent.turn_of(state, kind, prompt, completion))
         state = memory_agent.after(reader.rules, reader.template, state, turns[-1])
     if _digest(turns) != said["prompts"]:
         raise ValueError(
@@ -199,7 +197,8 @@ def _reading(
     last = turns[-1].completion
     status = Status.ANSWERED if last.finish is Finish.STOP else Status.TRUNCATED
     answer = reader.tokenizer.decode(memory_agent.answered(state))
-    return Reading(task.id, sample, tuple(turns), answer, status, tuple(sizes))
+    sizes = tuple(turn.size for turn in turns if turn.kind is TurnKind.UPDATE)
+    return Reading(task.id, sample, tuple(turns), answer, status, sizes)
 
 
 def _digest(turns: Sequence[Turn]) -> str:

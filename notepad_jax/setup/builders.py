@@ -27,8 +27,8 @@ from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh
 from notepad_jax.parallel.rules import SERVING, TRAINING
-from notepad_jax.reading.memory_agent import Rules
 from notepad_jax.reading.memory_rules import OwnRule
+from notepad_jax.reading.rules import Rules
 from notepad_jax.setup import compiled, policies, sizes
 from notepad_jax.setup.config.engine import EngineKeys
 from notepad_jax.setup.config.reading import ReadingKeys
@@ -267,13 +267,18 @@ def computes_in(said: str, policy: PolicyConfig, platform: str) -> str:
 
 
 def template(reading: ReadingKeys, policy: LoadedPolicy | Words) -> Template:
-    """Returns the prompts of a reading, in the turn markers of the model or of the file."""
+    """Returns the prompts of a reading, in the turn markers of the model or of the file.
+
+    ValueError for a template that cannot serve it.
+    """
     if reading.chat not in ("model", "file"):
         raise ValueError(f"reading.chat is {reading.chat!r}; use 'model' or 'file'")
     frame = None
     if reading.chat == "model" and chat.has_template(policy.folder):
         frame = chat.frame(chat.ChatTemplate.read(policy.folder), policy.tokenizer)
-    return Template.load(reading.template, policy.tokenizer, frame)
+    made = Template.load(reading.template, policy.tokenizer, frame)
+    rules(reading).check(made)
+    return made
 
 
 def rules(reading: ReadingKeys, tokenizer: Tokenizer | None = None) -> Rules:
@@ -291,10 +296,11 @@ def engine_settings(
     engine: EngineKeys, policy: PolicyConfig, reading: Rules, template: Template
 ) -> EngineSettings:
     """Returns the sizes of an engine for `reading`; ValueError for one that is too small."""
-    longest = template.longest_prompt(
-        reading.max_question, reading.chunk_size, reading.max_memory, reading.carry
+    memory = reading.most_memory(template)
+    longest = max(
+        template.longest_prompt(reading.max_question, reading.chunk_size, memory, reading.carry),
+        engine.max_prompt,
     )
-    longest = max(longest, engine.max_prompt)
     answer, turns = max(reading.max_memory, reading.max_answer), sizes.turns(template, reading)
     return EngineSettings(
         slots=engine.slots,

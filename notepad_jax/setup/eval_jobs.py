@@ -21,7 +21,7 @@ from notepad_jax.eval import methods
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item
 from notepad_jax.near import meant
-from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.reading.rules import Rules
 from notepad_jax.setup import builders
 from notepad_jax.setup.config.asking import MadeKeys, SourceKeys
 from notepad_jax.setup.config.reading import DataKeys

@@ -15,7 +15,7 @@ import numpy as np
 
 from notepad_jax import keys
 from notepad_jax.reading import answer
-from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.reading.rules import Rules
 from notepad_jax.setup.config.engine import EngineKeys
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.text.prompts import Template
@@ -59,9 +59,8 @@ class Turns:
 
 def turns(template: Template, rules: Rules) -> Turns:
     """Returns how long the turns of a reading may get."""
-    question, chunk, memory = (
-        np.zeros(n, np.int32) for n in (rules.max_question, rules.chunk_size, rules.max_memory)
-    )
+    limits = rules.max_question, rules.chunk_size, rules.most_memory(template)
+    question, chunk, memory = (np.zeros(n, np.int32) for n in limits)
     memory = max(memory, template.no_memory, key=len)
     other = np.asarray(memory) + 1  # what another member of the group may have written
     updates = [template.update_prompt(question, chunk, own) for own in (memory, other)]

@@ -3,8 +3,9 @@
 A file has the sections `[update]` (one turn over a chunk), `[answer]` (the last turn),
 `[no_memory]` (shown while nothing was ever written), `[keep]` (the marker by which a
 policy keeps its memory; may be empty) and, if wanted, `[direct]` (document and question in
-one turn, for the methods that a memory is compared with) and `[chat]`, turn markers around
-`{turn}`, for which the model's own chat template can stand in (`chat.frame`). What stands
+one turn, for the methods that a memory is compared with), `[between]` (what stands between notes
+that are shown together; a line break where the section is missing) and `[chat]`, turn markers
+around `{turn}`, for which the model's own chat template can stand in (`chat.frame`). What stands
 before the first section is a comment; blank lines around a section's text are dropped,
 and `\\n` at its very end is a line break. `{question}`, `{chunk}` and `{memory}` are
 replaced by token ids that are never decoded on the way, so a document cannot become a
@@ -35,7 +36,7 @@ SHIPPED = pathlib.Path(__file__).parent / "templates"
 
 NO_CHAT = "{turn}"
 _SECTIONS = ("update", "answer", "no_memory", "keep")
-_IF_WANTED = ("direct", "chat")
+_IF_WANTED = ("direct", "between", "chat")
 _HEADER = re.compile(r"^\[([a-z_]+)\][ \t]*$", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
@@ -52,6 +53,7 @@ class Template:
     direct: tuple[Segment, ...]  # empty: this template has no [direct] section
     no_memory: Tokens  # never empty
     keep: Tokens  # empty: this template has no keep marker
+    between: Tokens  # notes that are shown together
     stop_ids: tuple[int, ...]
 
     @classmethod
@@ -79,6 +81,7 @@ class Template:
                 else (),
                 no_memory=_marker(sections, "no_memory", tokenizer),
                 keep=_marker(sections, "keep", tokenizer),
+                between=tokenizer.encode_template(sections.get("between", "\n")),
                 stop_ids=stop_ids,
             )
         except ValueError as error:

@@ -19,7 +19,8 @@ from typing import Any
 
 from notepad_jax.parallel import hosts
 from notepad_jax.reading.loop import Reader
-from notepad_jax.reading.memory_agent import Rules, TurnSampling
+from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.rules import Rules
 from notepad_jax.reading.trace import Trace
 from notepad_jax.rollout import (
     collector,
@@ -273,8 +274,19 @@ def _teacher(said: str) -> imitation.Teacher | None:
 
 
 def check(config: Training) -> None:
-    """Raises ValueError for rewards that there are not, cannot be called, or do not go together."""
+    """Raises ValueError for rewards that there are not, and for what does not go together."""
     rewards.with_memories(scoring(config), config.tasks.memory_reward)
+    rules, r = builders.rules(config.reading), config.rollout
+    if r.local.samples and (rules.goes_over or rules.heads > 1):
+        raise ValueError(
+            f"rollout.local.samples is {r.local.samples}, which writes single turns of a serial "
+            "reading again; set it to 0, or reading.order, passes and heads to serial, 1 and 1"
+        )
+    if r.teacher and (rules.goes_over or rules.heads > 1):
+        raise ValueError(
+            f"rollout.teacher is {r.teacher}, whose notes are those of one serial reading; set "
+            "reading.order, passes and heads to serial, 1 and 1"
+        )
 
 
 def scoring(config: Training, shown: rewards.Shown | None = None) -> Scoring:

@@ -135,7 +135,7 @@ def test_drafts_lengthen_tails():
 class Counting:
     """A template whose prompts are as long as what they show."""
 
-    no_memory = ()
+    no_memory = between = ()
 
     def update_prompt(self, question, chunk, memory):
         return type("Prompt", (), dict(shared=[*question, *chunk], tail=[*memory]))
@@ -154,3 +154,8 @@ def test_limits_come_from_the_config():
     found = workload.readings(config, Counting())
     assert (found.groups, found.members, found.chunks) == (20, 8, 8)
     assert found.completion_tokens == 8 * 8 + 4
+    several = configuration.load("quickstart", ["--config.reading.passes=3"])
+    assert workload.readings(several, Counting()).chunks == 3 * 8
+    words = ["--config.reading.order=parallel", "--config.reading.passes=2"]
+    rounds = configuration.load("quickstart", words)
+    assert workload.readings(rounds, Counting()).chunks == 2 * (8 + 7)

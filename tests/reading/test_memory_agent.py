@@ -102,12 +102,7 @@ def test_the_keep_marker_keeps_only_where_the_rules_say_so():
 def test_the_keep_rule_needs_a_marker():
     template = dataclasses.replace(fakes.template(), keep=tokens())
     with pytest.raises(ValueError, match="empty .keep. section"):
-        turns_of(
-            fakes.empty(),
-            memory_agent.start(QUESTION, chunks(4)),
-            fakes.rules(memory_update="overwrite_or_keep"),
-            template,
-        )
+        fakes.rules(memory_update="overwrite_or_keep").check(template)
 
 
 def test_memories_can_be_played_again():

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import reading_page
 from notepad_jax.programs import pages
-from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.reading.rules import Rules
 from notepad_jax.serve.browser import page_cache
 from notepad_jax.text.token_blocks import well_formed
 from notepad_jax.types import Finish, Piece, tokens

@@ -1,4 +1,4 @@
-"""The six training runs that `kills` kills: tiny, quick, and between them all that is saved.
+"""The seven training runs that `kills` kills: tiny, quick, and between them all that is saved.
 
 Each is a `notepad-jax train` of the shipped starter with a few words of its own, and each says
 of an uninterrupted run what it did not exercise: a setting in which nothing waits, or no
@@ -17,6 +17,8 @@ import numpy as np
 
 from notepad_jax.checkpoint.steps import steps_in
 from notepad_jax.data import files
+from notepad_jax.reading.trace import Trace
+from notepad_jax.rollout import archive
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import LEDGER, read_metrics
 from tests import runs
@@ -98,6 +100,16 @@ def _guards(run: Path) -> Iterator[str]:
         yield "its documents were of one length"
 
 
+def _rounds(run: Path) -> Iterator[str]:
+    yield from _learning(run)
+    with Trace(run / archive.FILE) as trace:
+        turns = [turn for number, _ in trace.readings() for turn in trace.whole(number).turns]
+    if not any(turn.level for turn in turns):
+        yield "no two notes were merged"
+    if not any(turn.round for turn in turns):
+        yield "no document was read in a second round"
+
+
 def _learning(run: Path) -> Iterator[str]:
     if not _moved(run, "opt"):
         yield "no optimizer state moved between its last two checkpoints"
@@ -171,6 +183,17 @@ SETTINGS = {
                 "--config.checkpoint.handoff=memory",
             ),
             _guards,
+        ),
+        Setting(
+            "rounds", "documents read in two parallel rounds, what they note merged", 6, 1,
+            (
+                "--config.reading.order=parallel",
+                "--config.reading.passes=2",
+                "--config.reading.memory_update=overwrite_or_keep",
+                "--config.reading.chunk_size=64",
+                "--config.checkpoint.handoff=memory",
+            ),
+            _rounds,
         ),
         Setting(
             "bucket", "all weights, checkpoints in a bucket, handed over through it", 6, 1, (),

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.memory_agent import Rules, State, TurnSampling
+from notepad_jax.reading.memory_agent import State, TurnSampling
+from notepad_jax.reading.rules import Rules
 from notepad_jax.serve.completions.choices import REASONS, Delta, choice, completed, told
 from notepad_jax.serve.completions.detokenizer import Saying
 from notepad_jax.serve.completions.model_card import Served
@@ -294,8 +295,8 @@ async def _read(
     about = served.template, question.rules, state, sampling
     made = None
     async with contextlib.aclosing(memory_agent.read(streamer, *about)) as course:
-        await chunks.reach(state.next_chunk)
-        while chunks.has(state.next_chunk):
+        await chunks.reach(state.turns)
+        while chunks.has(state.turns):
             turn, state = await anext(course)
             made = turn.completion
             change = watch.change(turn, state)
@@ -304,5 +305,5 @@ async def _read(
                 return None, made
             if change:
                 origins.update(turn.chunk, change["memory"])
-            await chunks.reach(state.next_chunk)
-    return Known(state.memory_tokens, state.next_chunk, origins, chunks), made
+            await chunks.reach(state.turns)
+    return Known(state.memory_tokens, state.turns, origins, chunks), made

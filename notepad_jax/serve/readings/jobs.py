@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.memory_agent import Rules, State, TurnSampling, hashed_seed
+from notepad_jax.reading.memory_agent import State, TurnSampling, hashed_seed
+from notepad_jax.reading.rules import Rules
 from notepad_jax.serve.completions.admission import RequestQueue
 from notepad_jax.serve.completions.choices import REASONS
 from notepad_jax.serve.completions.model_card import Served
@@ -241,7 +242,7 @@ class Readings:
         rules, sampling = self._known_rules(asked), self._sampling(asked, number)
         watch = chat_model.Watch(served, chunks, state.memory_tokens, course.seconds)
         while course.answer is None and not reading.stopping:
-            await chunks.reach(state.next_chunk)
+            await chunks.reach(state.turns)
             course_of = memory_agent.read(seat, served.template, rules, state, sampling)
             async with contextlib.aclosing(course_of) as turns:
                 async for turn, after in turns:
@@ -258,7 +259,7 @@ class Readings:
                     await reading.tell(happened)
                     if reading.stopping:
                         break
-                    await chunks.reach(state.next_chunk)
+                    await chunks.reach(state.turns)
 
     def _count(self, turn: Turn, over: bool) -> None:
         counts = self._queue.counts
@@ -330,7 +331,7 @@ class Readings:
                 tokens(data["token_ids"]), np.array(data["logprobs"], np.float32),
                 Finish(data["finish"]), data["policy_version"],
             )  # fmt: skip
-            turn = Turn(kind, state.next_chunk, prompt, made)
+            turn = memory_agent.turn_of(state, kind, prompt, made)
             state = memory_agent.after(rules, template, state, turn)
             yield turn, state
 

@@ -11,7 +11,7 @@ import dataclasses
 import threading
 from collections.abc import Iterator
 
-from notepad_jax.reading.memory_agent import Rules
+from notepad_jax.reading.rules import Rules
 from notepad_jax.serve.completions.model_card import Served
 from notepad_jax.serve.documents.store import in_thread
 from notepad_jax.serve.http.decoding import FileText

@@ -8,7 +8,7 @@ from typing import ClassVar
 from notepad_jax.eval.lengths import parse_length
 from notepad_jax.eval.methods import METHODS
 from notepad_jax.keys import POSITIVE, SHARE, also, key, whole, words
-from notepad_jax.reading.memory_agent import MOST_TOKENS
+from notepad_jax.reading.rules import MOST_TOKENS
 from notepad_jax.starter import mixed
 from notepad_jax.types import SamplingParams
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from notepad_jax.keys import SHARE, key, whole, words
-from notepad_jax.reading.memory_agent import MEMORY_UPDATES, Rules
 from notepad_jax.reading.memory_rules import OwnRule
+from notepad_jax.reading.rules import MEMORY_UPDATES, ORDERS, Rules
 from notepad_jax.setup import curriculum
 from notepad_jax.text.chunks import CHUNK_ENDS
 
@@ -48,8 +48,9 @@ class ReadingKeys:
     )
     max_memory: int = key(
         "tokens",
-        "limit of an update turn's completion, stop token included. A memory that is cut there is "
-        "used as it is, and counted (`rollout/truncated_memories`)",
+        "limit of an update turn's completion, stop token included, and so of the memory (with "
+        "`reading.heads`, of each). A memory that is cut there is used as it is, and counted "
+        "(`rollout/truncated_memories`)",
     )
     max_answer: int = key(
         "tokens",
@@ -71,8 +72,30 @@ class ReadingKeys:
     memory_update: str = key(
         "text",
         "`overwrite`: the completion becomes the memory. `overwrite_or_keep`: a completion that "
-        "is just the template's `[keep]` marker leaves it as it was. `module:function`: [a rule "
-        "of yours](python.md#your-own-memory-rule)",
+        "is just the template's `[keep]` marker leaves it as it was. `heads`: the same, with "
+        "`reading.heads` memories. `module:function`: [a rule of yours]"
+        "(python.md#your-own-memory-rule)",
+    )
+    heads: int = key(
+        "memories",
+        "that a reading has, of `reading.max_memory` tokens each. All are shown, the newest first; "
+        "what a turn writes takes the place of the one that was written longest ago. So a turn "
+        "that forgets something does not lose it at once; prompts are longer. Above 1 with "
+        "`reading.memory_update=heads`, else 1",
+    )
+    order: str = key(
+        "`serial`, `parallel`",
+        "`serial`: a chunk is read with the memory that the one before it left. `parallel`: all "
+        "chunks are read with the same memory, at once; what they note is read as a short "
+        "document, until one note is left, which is the memory. For time: the longest chain of "
+        "turns is the number of levels instead of the number of chunks. "
+        "[Reading in rounds](evaluation.md#reading-in-rounds)",
+        words(*ORDERS),
+    )
+    passes: int = key(
+        "passes",
+        "over the document at most, or rounds with `parallel`; the first that leaves the memory as "
+        "it was is the last",
     )
 
     def __post_init__(self) -> None:
@@ -90,6 +113,9 @@ class ReadingKeys:
             answer_chunks=self.answer_chunks,
             carry=self.carry,
             chunk_ends=self.chunk_ends,
+            passes=self.passes,
+            order=self.order,
+            heads=self.heads,
         )
 
 
