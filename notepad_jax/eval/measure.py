@@ -76,6 +76,7 @@ class Result:
     document: str = ""  # as its item's
     answer_turns: int = 1  # of `turns`, those of the answer
     evidence: tuple[str, ...] = ()  # the words of each fact that recall looks for
+    captured: float | None = None  # share of the evidence that was ever written
 
     @property
     def key(self) -> Key:
@@ -136,7 +137,8 @@ async def measure(
         item = items[index]
         trace = trace_of(item) if trace_of else None
         recorder = Recorder(item.task, reader.tokenizer.decode) if judge else None
-        return _Course(item, reader.tokenizer, trace, turned, recorder)
+        notes = reader.rules.order == "parallel"
+        return _Course(item, reader.tokenizer, trace, turned, recorder, notes)
 
     async def judged(index: int, course: _Course, end: Ended) -> None:
         if judge is not None and end.finish is not Finish.CANCELLED:
@@ -201,10 +203,11 @@ class _Course:
 
     def __init__(
         self, item: Item, tokenizer: Tokenizer, trace: Trace | None, turned: Callable[[], None],
-        recorder: Recorder | None = None,
+        recorder: Recorder | None = None, notes: bool = False,
     ) -> None:  # fmt: skip
         self.worth: float | None = None  # of the answer, where somebody judges it
         self._recorder = recorder  # for who judges: all memories, which nobody else keeps
+        self._notes = notes  # whether turns write what is no memory yet
         self._item, self._tokenizer, self._trace, self._turned = item, tokenizer, trace, turned
         self._clock, self._began = time.time(), time.perf_counter()
         self._recall = Recall(item.task.evidence if item.method == methods.NOTEPAD else ())
@@ -222,6 +225,8 @@ class _Course:
             self._trace.turn(turn)
         if self._recorder is not None:
             self._recorder.turn(turn, memory)
+        if self._notes and turn.kind is TurnKind.UPDATE:
+            self._recall.note(self._tokenizer.decode(memory_agent.written(turn.completion)))
         if memory.tobytes() != self._memory:  # of one dtype, always
             self._memory = memory.tobytes()
             text = self._tokenizer.decode(memory)
@@ -272,6 +277,7 @@ class _Course:
             document=item.document,
             answer_turns=self._answers,
             evidence=tuple(fact.text for fact in task.evidence),
+            captured=self._recall.captured,
         )
 
 

@@ -48,6 +48,8 @@ class Summary:
     turns: int
     tokens: int  # document tokens read
     seconds: float  # wall, while at least one of them was under way
+    captured: Share | None = None  # evidence that was ever written
+    retained: Share | None = None  # of what was, the share in the last memory
 
 
 def share(values: Sequence[float], documents: Sequence[Hashable] | None = None) -> Share:
@@ -129,6 +131,8 @@ def _summaries(
 
 def _summary(method: str, source: str, length: int, results: Sequence[Result]) -> Summary:
     recalls = [r for r in results if r.recall is not None]
+    seen = [r for r in recalls if r.captured is not None]
+    written = [r for r in seen if r.captured]
     return Summary(
         method=method,
         source=source,
@@ -148,6 +152,8 @@ def _summary(method: str, source: str, length: int, results: Sequence[Result]) -
         turns=sum(r.turns for r in results),
         tokens=sum(r.tokens for r in results),
         seconds=_busy(results),
+        captured=_over_questions(seen, lambda r: r.captured) if seen else None,
+        retained=_over_questions(written, lambda r: r.recall / r.captured) if written else None,
     )
 
 

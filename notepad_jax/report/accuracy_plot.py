@@ -91,6 +91,33 @@ def by_method(
     return _picture(lines, train_length, published)
 
 
+def capture_and_retention(summaries: Sequence[Summary], train_length: int | None) -> Picture | None:
+    """Returns what of the evidence was ever written, and what of that was kept, by length.
+
+    `summaries` are one method's. None where no evidence is known.
+    """
+    curves = {
+        "ever written": [(s, s.captured) for s in summaries if s.captured is not None],
+        "kept to the end": [(s, s.retained) for s in summaries if s.retained is not None],
+    }
+    lines = [
+        _line(label, tone, mark, [dataclasses.replace(s, accuracy=share) for s, share in found])
+        for (label, found), (tone, mark) in zip(
+            curves.items(), ((OTHER, "square"), (OURS, "circle")), strict=True
+        )
+        if found
+    ]
+    if not lines:
+        return None
+    made = _picture(lines, train_length, ())
+    told = dict(
+        title="Evidence by document length",
+        description="Evidence that was ever written, and what of it was kept to the end, by length",
+    )
+    wide, phone = (dataclasses.replace(one, **told) for one in (made.wide, made.phone))
+    return Picture(wide, phone, ())
+
+
 def _line(label: str, tone: str, mark: str, summaries: Sequence[Summary]) -> Line:
     points = sorted(summaries, key=lambda s: s.length)
     shares = [s.accuracy for s in points]

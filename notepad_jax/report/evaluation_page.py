@@ -19,6 +19,7 @@ from typing import Any
 
 from notepad_jax.eval import degradation, published, summary
 from notepad_jax.eval.degradation import Degradation
+from notepad_jax.eval.methods import NOTEPAD
 from notepad_jax.eval.summary import Summary
 from notepad_jax.report import accuracy_plot, examples, outcomes, render
 from notepad_jax.report.accuracy_plot import Picture
@@ -169,6 +170,9 @@ def _values(report: Report, picture: Picture, compared: Picture | None) -> dict[
         "heat_maps": [_heat_map(m, report.by_task) for m in _methods(report.by_task)],
         "with_evidence": [s for s in summaries if s.recall is not None or s.lost],
         "fates": recall.FATES,
+        "evidence": accuracy_plot.capture_and_retention(
+            [s for s in summaries if s.method == NOTEPAD], report.train_length
+        ),
         "source": published.SOURCE,
         "metric": published.METRIC,
         "published_lengths": lengths,

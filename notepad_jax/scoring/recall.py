@@ -46,6 +46,13 @@ class Recall:
         self._held = [stands_in(fact, said) for fact in self._facts]
         self._seen = [a or b for a, b in zip(self._seen, self._held, strict=True)]
 
+    def note(self, text: str) -> None:
+        """Takes the text that a turn of a parallel reading wrote, which is no memory yet."""
+        said = normalise(text)
+        self._seen = [
+            a or stands_in(fact, said) for a, fact in zip(self._seen, self._facts, strict=True)
+        ]
+
     @property
     def held(self) -> tuple[bool, ...]:
         """Whether each fact stands in the last memory, in the order of the evidence."""
@@ -57,6 +64,15 @@ class Recall:
         if not self._facts:
             return None
         return sum(self._held) / len(self._held)
+
+    @property
+    def captured(self) -> float | None:
+        """The share of the facts that were written at any time; None without evidence.
+
+        Capture as against retention, what of it is in the last memory: long documents cost a
+        memory the second, hardly the first (MHM 2026, arXiv 2607.01523).
+        """
+        return sum(self._seen) / len(self._seen) if self._facts else None
 
     def fate(self, correct: bool) -> str:
         """Returns where a wrong answer was lost, one of FATES; "" if right or unknowable.

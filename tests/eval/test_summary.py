@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from notepad_jax.eval import summary
 from notepad_jax.eval.summary import wilson_interval
-from notepad_jax.types import Finish
+from notepad_jax.types import Evidence, Finish
 from tests import fakes
 from tests.eval.reading import items, read, task
 
@@ -66,6 +66,22 @@ def test_an_answer_without_a_word_or_of_another_form_is_counted():
     cut_off = dataclasses.replace(one, answer="", finish=Finish.CANCELLED)
     (found,) = summary.by_length([silent, formless, cut_off, two])
     assert (found.malformed, found.unanswered, found.n) == (2, 1, 4)
+
+
+def test_capture_and_retention_are_apart():
+    # The memory is the last chunk's first token: one reading writes both facts and keeps one, one
+    # keeps the one that it wrote, and one writes nothing, which says nothing of retention.
+    fact = lambda *words: tuple(Evidence(word, 0.5) for word in words)  # noqa: E731
+    planned = items(
+        task("a", "red is blue is", evidence=fact("red", "blue")),
+        task("b", "is is blue is", evidence=fact("red", "blue")),
+        task("c", "is is is is", evidence=fact("red")),
+        task("d", "red is"),
+    )
+    (found,) = summary.by_length(read(planned, fakes.first_of_chunk()))
+    assert found.captured.mean == pytest.approx((1 + 0.5 + 0) / 3)
+    assert found.retained.mean == pytest.approx((0.5 + 1) / 2)
+    assert found.recall.mean == pytest.approx((0.5 + 0.5 + 0) / 3)
 
 
 def test_repeats_sharpen_a_question_and_are_no_questions_of_their_own():

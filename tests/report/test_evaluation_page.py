@@ -132,6 +132,15 @@ def test_what_a_policy_wrote_is_escaped_and_bounded(tmp_path):
     assert not tags.open
 
 
+def test_capture_and_retention_are_drawn_where_they_are_known(tmp_path):
+    known = dict(recall=share([0.5]), captured=share([1.0, 0.5]), retained=share([0.5, 0.5]))
+    some = [summary("notepad", 2**k, 40, **known) for k in (12, 15)]
+    page = written(tmp_path, by_length=some)
+    assert "Evidence by document length" in page and "kept to the end" in page
+    others = [summary("recent-only", 4096, 40)]
+    assert "kept to the end" not in written(tmp_path, by_length=others)
+
+
 def test_parts_without_content_are_left_out(tmp_path):
     bare = [summary("notepad", 32768, 32), summary("notepad", 131072, 30)]
     text = written(tmp_path, by_length=bare, by_task=[], examples=[], settings={},

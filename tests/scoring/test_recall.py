@@ -121,3 +121,13 @@ def test_a_memory_full_of_near_misses_stays_cheap():
     start = time.process_time()
     recall.see("x" * 100_000)
     assert recall.final == 0.0 and time.process_time() - start < 5
+
+
+def test_what_was_ever_written_is_captured_and_notes_of_a_parallel_reading_are():
+    evidence = facts("red", "Bob", "7391", "Ohrid")
+    recall = after(evidence, "red and Bob", "Bob alone")
+    assert (recall.captured, recall.final) == (0.5, 0.25)
+    recall.note("7391 by the Ohrid")  # no memory: nothing is held of it
+    assert (recall.captured, recall.final) == (1.0, 0.25)
+    assert recall.fate(correct=False) == "overwritten"
+    assert Recall(()).captured is None
