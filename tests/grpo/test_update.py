@@ -207,23 +207,31 @@ def test_splitting_a_completion_into_more_turns_does_not_matter(once, learn, gro
     assert_same(once, learn(packed(more)))
 
 
-@pytest.mark.parametrize("ratio", ratios.RATIOS)
-def test_on_policy_gradient_of_every_variant_is_reinforce(
-    config, params, learn, alone, groups, packed_once, ratio
-):
-    """Every advantage and normaliser: -A weight / denominator of each token, turn by turn."""
+@pytest.fixture(scope="module")
+def reinforced(config, params, alone, groups, packed_once):
+    """Batches of every advantage and normaliser, and their gradients turn by turn.
+
+    -A weight / denominator is the cotangent of each token's logprob.
+    """
     proximal = forward.told(config, params, packed_once, 1.0, 1).logprobs
-    ids = ids_of(groups)
+    ids, found = ids_of(groups), []
     for name, normaliser in itertools.product(advantages.ADVANTAGES, normalisers.NORMALISERS):
         how = normalisers.named(normaliser)
         batch = packed(groups, WIDE, rows=1, name=name, normaliser=how, constant=9.0)
         batch = dataclasses.replace(
             batch, proximal_logprobs=proximal, behaviour_logprobs=proximal + batch.weights
         )
-        _, got = learn(batch, micro_batch_rows=1, ratio=ratio)
         advantage, _ = per_token(groups, name)
         weights, denominator = how(*ids, 9.0)
         _, expected = alone((-advantage * weights / denominator).astype(np.float32))
+        found.append((batch, expected))
+    return found
+
+
+@pytest.mark.parametrize("ratio", ratios.RATIOS)
+def test_on_policy_gradient_of_every_variant_is_reinforce(learn, reinforced, ratio):
+    for batch, expected in reinforced:
+        _, got = learn(batch, micro_batch_rows=1, ratio=ratio)
         assert_same((0.0, got), (0.0, expected), 1e-5)
 
 

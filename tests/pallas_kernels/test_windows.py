@@ -87,12 +87,11 @@ def test_a_window_of_one_token_is_its_own_value():
 def test_a_window_that_reaches_everything_is_none(backend):
     kv_end, at = rows(256)
     q, k, v, *_ = draw(kv_end, 256)
-    with pallas_kernels.using(backend):
-        lists = [
-            schedule.packed_schedule(kv_end, 256, BLOCK, BLOCK, None, *how)
-            for how in ((), (at, 0), (at, EVERYTHING))
-        ]
-        plain, without, reached = (packed(q, k, v, blocks) for blocks in lists)
+    lists = [
+        schedule.packed_schedule(kv_end, 256, BLOCK, BLOCK, None, *how)
+        for how in ((), (at, 0), (at, EVERYTHING))
+    ]
+    plain, without, reached = (packed(q, k, v, blocks, backend) for blocks in lists)
     np.testing.assert_array_equal(without, plain)
     np.testing.assert_array_equal(reached, plain)
     for blocks in lists[1:]:  # and does the same work
@@ -100,8 +99,10 @@ def test_a_window_that_reaches_everything_is_none(backend):
             np.testing.assert_array_equal(getattr(blocks, name), getattr(lists[0], name))
 
 
-def packed(q, k, v, blocks):
-    return np.asarray(pallas_kernels.packed_attention(q, k, v, blocks)[0])
+@functools.partial(jax.jit, static_argnames="backend")
+def packed(q, k, v, blocks, backend):
+    with pallas_kernels.using(backend):
+        return pallas_kernels.packed_attention(q, k, v, blocks)[0]
 
 
 def test_the_schedule_counts_by_hand():
@@ -134,7 +135,8 @@ def test_lists_of_several_windows_can_be_stacked():
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *lists)
     for n, one in enumerate(lists):
         again = jax.tree.map(lambda x: x[n], stacked)  # noqa: B023
-        np.testing.assert_array_equal(packed(q, k, v, again), packed(q, k, v, one))
+        outs = (packed(q, k, v, blocks, "reference") for blocks in (again, one))
+        np.testing.assert_array_equal(*outs)
 
 
 def test_a_window_is_counted_in_positions():
@@ -167,6 +169,14 @@ def test_windows_compile_for_every_tpu(chip):
 Z, K, N, H = 8, 2, 6, 8
 
 
+@functools.lru_cache
+def decode(rows: int, block: int):
+    """The twin, compiled once whatever the window."""
+    return jax.jit(
+        functools.partial(pallas_kernels.reference.paged_attention, rows=rows, block=block)
+    )
+
+
 @pytest.mark.parametrize("window", [0, 1, 4, 9, 17, EVERYTHING])
 @pytest.mark.parametrize("rows_at_once, block", [(8, 128), (2, Z)])
 def test_a_decode_step_sees_its_window(window, rows_at_once, block):
@@ -186,10 +196,7 @@ def test_a_decode_step_sees_its_window(window, rows_at_once, block):
     row_of = np.array([0, 0, 0, 1, 2])
     lens = (shared_lens[row_of] + own).astype(np.int32)
     tables = PageTables(shared, shared_lens, members, place, private)
-    attend = jax.jit(
-        functools.partial(pallas_kernels.reference.paged_attention, rows=rows_at_once, block=block)
-    )
-    out, _ = attend(
+    out, _ = decode(rows_at_once, block)(
         q, k, v, Pages(jnp.asarray(data), 14), jnp.int32(0), tables, lens, window=jnp.int32(window)
     )
     for b in range(5):
@@ -214,7 +221,7 @@ def test_every_backend_decodes_with_a_window(backend):
     tables = PageTables.apart(jnp.array([[0, 1], [2, 3]], jnp.int32))
     lens = jnp.array([13, 0], jnp.int32)
     with pallas_kernels.using(backend):
-        out, written = pallas_kernels.paged_attention(
+        out, written = jax.jit(lambda *args, **how: pallas_kernels.paged_attention(*args, **how))(
             q, k, v, pages, jnp.int32(0), tables, lens, window=jnp.int32(5)
         )
     keys, values = np.concatenate(written.data[:2], axis=2)[..., :13, :H]
