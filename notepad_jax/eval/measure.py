@@ -246,7 +246,7 @@ class _Course:
     def result(self, end: Ended) -> Result:
         """Scores the answer, unless it is judged."""
         item, task, answered = self._item, self._item.task, end.finish is not Finish.CANCELLED
-        score = metrics.score(end.answer, task.answers, task.metric, task.contract)
+        score = metrics.score(end.answer, task.answers, task.metric, task.contract, task.question)
         correct = score.value if answered else 0.0
         if self.worth is not None:
             correct, score = self.worth, metrics.Score(self.worth, "")

@@ -250,7 +250,7 @@ def score(reading: Reading, task: Task, said: Said = NOTHING) -> Trajectory:
     answer.
     """
     judge = functools.partial(metrics.score, reading.answer, task.answers, contract=task.contract)
-    worth = judge(metric=task.metric)
+    worth = judge(metric=task.metric, question=task.question)
     parts = {
         "answered": float(reading.status is Status.ANSWERED),
         "truncated": float(reading.status is Status.TRUNCATED),

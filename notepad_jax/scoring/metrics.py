@@ -11,9 +11,10 @@ of its own for a formula. What is no answer of its kind (a broken table, no lett
 `boxed` is our reading of the training reward of memory agents, the two `ruler` metrics are
 RULER's, and `normalised_em`, `token_f1` and `sub_em` normalise as SQuAD's script does (lower
 case, no punctuation, no articles). `memagent` and the `published_` metrics are what others
-published, to the letter (`published`); they find the answer in their own way. Below:
-extraction, published, and one file for each kind of answer (lists, choices, tables,
-quantities, summaries). Above: rollout.rewards, eval.
+published, to the letter (`published`); they find the answer in their own way. The metrics of
+`labels.METRICS` (BABILong's) look at the question, too, and `graphwalks` at a last line. Below:
+extraction, published, and one file for each kind of answer (lists, choices, labels, nodes,
+tables, quantities, summaries). Above: rollout.rewards, eval.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from collections.abc import Callable, Mapping, Sequence
 from notepad_jax.scoring import (
     choices,
     extraction,
+    labels,
     lists,
+    nodes,
     published,
     quantities,
     summaries,
@@ -49,7 +52,9 @@ _SAYING = {
     "boxed": "\\boxed{%s}",
     "memagent": "\\boxed{%s}",
     "published_choice": "The correct answer is (%s)",
+    "graphwalks": "Final Answer: [%s]",
 }
+_BETWEEN = {"graphwalks": ", "}  # gold answers that are said together; else a line break
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +65,13 @@ class Score:
     problem: str  # one of few short reasons, for counting; empty for a well-formed answer
 
 
-def score(text: str, answers: Sequence[str], metric: str, contract: str) -> Score:
+def score(
+    text: str, answers: Sequence[str], metric: str, contract: str, question: str = ""
+) -> Score:
     """Scores a completion: the answer by `contract`, its worth by `metric`.
 
-    The published metrics are shown the completion itself, its last LONGEST characters.
+    The published metrics are shown the completion itself, its last LONGEST characters, and those
+    of `labels.METRICS` the question; without it they take it for one that names no label.
     Raises ValueError for an unknown metric or contract, and for nothing in `text`.
     """
     if metric not in _JUDGES:
@@ -76,8 +84,9 @@ def score(text: str, answers: Sequence[str], metric: str, contract: str) -> Scor
         return Score(0.0, found.problem)
     elif contract in extraction.LATEX:  # both sides without \text{}, or neither
         answers = [extraction.unwrapped(gold) for gold in answers]
+    asked = (question,) if metric in labels.METRICS else ()
     try:
-        return Score(_JUDGES[metric](found.answer, answers), "")
+        return Score(_JUDGES[metric](found.answer, answers, *asked), "")
     except Malformed as malformed:
         return Score(0.0, malformed.reason)
 
@@ -87,7 +96,8 @@ def check_gold(answers: Sequence[str], metric: str) -> None:
 
     For whoever reads data: says which answer is at fault, not where it was read.
     """
-    for answer in ["\n".join(answers)] if metric in ALL_WANTED else answers:
+    together = [_BETWEEN.get(metric, "\n").join(answers)]
+    for answer in together if metric in ALL_WANTED else answers:
         said = _SAYING.get(metric, "%s") % answer
         worth = score(said, answers, metric, "plain")
         if worth.value < 1.0:
@@ -185,9 +195,13 @@ _JUDGES: Mapping[str, Metric] = {
     "ndcg": lists.ndcg,
     "pairwise": lists.pairwise,
     "rouge_l": summaries.rouge_l,
+    "graphwalks": nodes.graphwalks,
+    **labels.METRICS,
     **published.METRICS,
 }
-ALL_WANTED = published.ALL_WANTED | {"ruler_all", "set_f1", "sub_em_lines", "ndcg", "pairwise"}
+ALL_WANTED = published.ALL_WANTED | {
+    "ruler_all", "set_f1", "sub_em_lines", "ndcg", "pairwise", "graphwalks",
+}  # fmt: skip
 
 
 def _forgiving(judge: Metric) -> Metric:

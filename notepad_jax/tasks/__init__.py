@@ -1,1 +1,1 @@
-"""Generated tasks: RULER, memory tasks, questions among paragraphs; any length."""
+"""Generated tasks at any length: RULER, BABILong, GraphWalks, memory tasks, paragraphs."""

@@ -82,7 +82,7 @@ class Haystack:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measures:
-    """Sizes of a haystack's sentences, each with the space before it."""
+    """Sizes of a haystack's sentences, each with the space (or line break) before it."""
 
     tokens: np.ndarray  # int64 [2n + 1], prefix sums over two rounds of the sentences
     characters: np.ndarray  # int64 [2n + 1], the same in characters
@@ -90,15 +90,21 @@ class Measures:
     sorted_tokens: np.ndarray  # int64 [n], the tokens of those
 
 
-@functools.lru_cache(maxsize=16)
-def measured(haystack: Haystack, count: Count) -> Measures:
-    """Counts every sentence once; the result is kept for this haystack and this `count`.
+def measured(haystack: Haystack, count: Count, parted: str = " ") -> Measures:
+    """Counts every sentence once; the result is kept for this haystack, `count` and `parted`.
+
+    `parted`, one character, is what stands before each sentence in the document.
 
     Raises ValueError if `count` is not additive (see `check_additive`) or finds no tokens
     in a sentence.
     """
+    return _measured(haystack, count, parted)
+
+
+@functools.lru_cache(maxsize=16)
+def _measured(haystack: Haystack, count: Count, parted: str) -> Measures:
     check_additive(count)
-    tokens = np.array([count(" " + sentence) for sentence in haystack.sentences], np.int64)
+    tokens = np.array([count(parted + sentence) for sentence in haystack.sentences], np.int64)
     if tokens.min() < 1:
         empty = haystack.sentences[int(tokens.argmin())]
         raise ValueError(

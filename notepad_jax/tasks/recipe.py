@@ -2,10 +2,10 @@
 
 A filler is a numbered row of units (sentences, list items) of which any part can be written
 from a seed; the document writes it block by block, slips each fact in before its unit, and
-parts everything with single spaces. So a document of 3.5M tokens never exists as one string,
-and is written again, byte for byte, whenever it is read. `hide` sizes a document in a
-haystack, `fitting` one whose filler has to be counted as it goes. Below is haystack.py;
-above are ruler.py and memory_tasks.py, which write the facts and ask for them.
+parts everything with single spaces, or line breaks. So a document of 3.5M tokens never exists
+as one string, and is written again, byte for byte, whenever it is read. `hide` sizes a document
+in a haystack, `fitting` one whose filler has to be counted as it goes. Below is haystack.py;
+above are ruler, memory_tasks and others, which write the facts and ask for them.
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ class RecipeDocument:
     filler: Filler
     facts: tuple[tuple[int, str], ...] = ()  # (unit that the fact stands before, text), ascending
     closing: tuple[str, ...] = ()  # the last units: short ones, that end just below the length
+    parted: str = " "  # what stands between two units, one character
 
     def pieces(self) -> Iterator[str]:
         units = self.filler.size + len(self.closing)
@@ -144,8 +145,8 @@ class RecipeDocument:
             for shift, (slot, text) in enumerate(here):
                 block.insert(slot - start + shift, text)
             if block:
-                yield space + " ".join(block)
-                space = " "
+                yield space + self.parted.join(block)
+                space = self.parted
 
     def _units(self, start: int, stop: int) -> list[str]:
         size = self.filler.size
@@ -230,38 +231,44 @@ def hide_among(
     write: Callable[[int, int], list[str]],
     length: int,
     count: Count,
+    parted: str = " ",
 ) -> tuple[RecipeDocument, tuple[Evidence, ...]]:
     """As `hide`, in units that `write` writes from their numbers: distractors all over.
 
-    The last gap, shorter than a unit, is closed with bland sentences.
+    The last gap, shorter than a unit, is closed with bland sentences. `parted` stands between
+    two units: a space, or a line break.
     """
-    room = _room_beside(task, facts, length, count)
-    size, left = fitting(write, room, count)
-    bland, left = closing(haystacks.noise(), left, count)
+    room = _room_beside(task, facts, length, count, parted)
+    size, left = fitting(write, room, count, parted)
+    bland, left = closing(haystacks.noise(), left, count, parted)
     check_length(task, length - FIRST_WORD - left, length)
-    return _place(facts, Written(write, size), bland)
+    return _place(facts, Written(write, size), bland, parted)
 
 
-def fitting(write: Callable[[int, int], list[str]], room: int, count: Count) -> tuple[int, int]:
+def fitting(
+    write: Callable[[int, int], list[str]], room: int, count: Count, parted: str = " "
+) -> tuple[int, int]:
     """Returns how many units fit into `room` tokens, and the tokens then left.
 
     Counts blocks while whole blocks fit and single units after that, so that it takes one
     pass in constant memory.
     """
     fitted = 0
-    while (tokens := count(" " + " ".join(write(fitted, fitted + COUNTED)))) <= room:
+    while (tokens := count(parted + parted.join(write(fitted, fitted + COUNTED)))) <= room:
         fitted, room = fitted + COUNTED, room - tokens
     for unit in write(fitted, fitted + COUNTED):
-        tokens = count(" " + unit)
+        tokens = count(parted + unit)
         if tokens > room:
             break
         fitted, room = fitted + 1, room - tokens
     return fitted, room
 
 
-def closing(haystack: Haystack, room: int, count: Count) -> tuple[tuple[str, ...], int]:
+def closing(
+    haystack: Haystack, room: int, count: Count, parted: str = " "
+) -> tuple[tuple[str, ...], int]:
     """The longest sentence that fits into the last gap, again while one fits; tokens left."""
-    measures = haystacks.measured(haystack, count)
+    measures = haystacks.measured(haystack, count, parted)
     chosen = []
     while room >= measures.sorted_tokens[0]:
         at = int(np.searchsorted(measures.sorted_tokens, room, side="right")) - 1
@@ -282,8 +289,10 @@ def check_length(task: str, tokens: int, length: int) -> None:
         )
 
 
-def _room_beside(task: str, facts: Sequence[Fact], length: int, count: Count) -> int:
-    needed = FIRST_WORD + sum(count(" " + fact.text) for fact in facts)
+def _room_beside(
+    task: str, facts: Sequence[Fact], length: int, count: Count, parted: str = " "
+) -> int:
+    needed = FIRST_WORD + sum(count(parted + fact.text) for fact in facts)
     if needed > length:
         raise too_short(task, length, f"its facts alone take {needed:,}")
     return length - needed
@@ -302,13 +311,13 @@ def _rotate(
 
 
 def _place(
-    facts: Sequence[Fact], filler: Filler, closing: tuple[str, ...]
+    facts: Sequence[Fact], filler: Filler, closing: tuple[str, ...], parted: str = " "
 ) -> tuple[RecipeDocument, tuple[Evidence, ...]]:
     """Gives each fact its slot, and each that is evidence its place in characters."""
     facts = sorted(facts, key=_depth)
     slots = filler.size + len(closing) + 1
     placed = tuple((int(fact.depth * slots), fact.text) for fact in facts)
-    document = RecipeDocument(filler, placed, closing)
+    document = RecipeDocument(filler, placed, closing, parted)
     whole = document.characters(slots - 1) + sum(_width(fact.text) for fact in facts) - 1
     evidence, before = [], 0
     for (slot, text), fact in zip(placed, facts, strict=True):

@@ -2,7 +2,8 @@
 
 `ruler` is RULER's thirteen tasks, `ruler-qa` questions among so many paragraphs that they fill the
 length (what the published memory agents were measured on), `memory` what a memory in particular may
-get wrong, `stories` stories of both in one haystack. A sample is a function of (seed, task, number)
+get wrong, `stories` stories of both in one haystack, `babilong` and `graphwalks` these two
+benchmarks. A sample is a function of (seed, task, number)
 and the length, so building files, evaluating without files, and going on after a kill all see the
 same one. Its facts and its question are the same at every length: lengths are compared over the
 same questions. Above: the programs `build` and `evaluate`; below: the generators.
@@ -14,14 +15,23 @@ import dataclasses
 import functools
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from notepad_jax.data.foreign import hotpotqa, squad
 from notepad_jax.data.foreign.corpus import Corpus
-from notepad_jax.tasks import haystack, invented, memory_tasks, questions, ruler, stories
-from notepad_jax.tasks.haystack import Count
+from notepad_jax.tasks import (
+    babilong,
+    graphwalks,
+    haystack,
+    invented,
+    memory_tasks,
+    questions,
+    ruler,
+    stories,
+)
+from notepad_jax.tasks.haystack import Count, Haystack
 from notepad_jax.tasks.recipe import Unreachable
 from notepad_jax.types import Task, TextDocument
 
@@ -32,6 +42,15 @@ _NAMES = {
     "ruler-qa": ("hotpotqa", "squad", BUILT_IN_QA),
     "memory": memory_tasks.NAMES,
     "stories": stories.NAMES,
+    "babilong": babilong.NAMES,
+    "graphwalks": graphwalks.NAMES,
+}
+# Of suites whose samples each have a document of their own, out of nothing but a seed and prose.
+_MAKERS: Mapping[str, Callable[[str, int, int, Haystack, Count], Task]] = {
+    "ruler": ruler.make_task,
+    "memory": memory_tasks.make_task,
+    "babilong": babilong.make_task,
+    "graphwalks": graphwalks.make_task,
 }
 SUITES = tuple(_NAMES)
 WORLD = 2**32  # the number of no sample: it seeds the world that built-in questions are about
@@ -120,10 +139,8 @@ def make(
         return
     for number in numbers:
         own = _sample_seed(seed, f"{suite}/{name}", number)
-        if suite == "memory":
-            yield memory_tasks.make_task(name, own, length, sources.haystack, sources.count)
-        elif suite == "ruler" and name not in RULER_QA:
-            yield ruler.make_task(name, own, length, sources.haystack, sources.count)
+        if suite in _MAKERS and name not in RULER_QA:
+            yield _MAKERS[suite](name, own, length, sources.haystack, sources.count)
         else:
             yield questions.make_task(
                 sources.corpus(suite, name, seed),

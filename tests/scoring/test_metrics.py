@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notepad_jax.scoring import metrics, published
+from notepad_jax.scoring import labels, metrics, published
 from notepad_jax.scoring.extraction import CONTRACTS
 from notepad_jax.scoring.metrics import METRICS, Score
 
@@ -142,13 +142,17 @@ def test_called_directly_a_malformed_answer_is_worth_nothing():
         assert metric("", ["[[1]]"]) == 0.0, name
 
 
+LABELS = {name: [words[-1]] for name, words in labels.LABELS.items()}
+
+
 @pytest.mark.parametrize("name", METRICS)
 def test_the_gold_answer_is_worth_everything(name):
     golds = {"numeric": ["1/3"], "row_iou": ['[["a", 1]]'], "published_choice": ["B"],
              "choice": ["B"], "published_row_iou": ['{"data": [["a", 1]]}'],
-             "published_accuracy": ["Ann Lee"]}.get(name, ["Ann Lee", "bob"])  # fmt: skip
+             "published_accuracy": ["Ann Lee"], **LABELS}.get(name, ["Ann Lee", "bob"])  # fmt: skip
     metrics.check_gold(golds, name)
     said = "\n".join(golds) if name in metrics.ALL_WANTED else golds[-1]
+    said = f"Final Answer: [{', '.join(golds)}]" if name == "graphwalks" else said
     said = rf"\boxed{{{said}}}" if name in ("boxed", "memagent") else said
     said = f"The correct answer is ({said})" if name == "published_choice" else said
     assert METRICS[name](said, golds) == pytest.approx(1.0)

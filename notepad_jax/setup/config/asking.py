@@ -144,7 +144,8 @@ class SuiteKeys(EvaluateKeys):
 
     suite: str = key(
         "text",
-        "`ruler`, `ruler-qa`, `memory`, `stories`, or a task file or a folder of them. `--suite`",
+        "`ruler`, `ruler-qa`, `memory`, `stories`, `babilong`, `graphwalks`, or a task file or a "
+        "folder of them. `--suite`",
     )
     tasks: tuple[str, ...] = key(
         "list",
@@ -197,9 +198,9 @@ class ValidationKeys:
     )
     suite: str = key(
         "name",
-        "`synthetic`, `ruler`, `ruler-qa`, `memory`, `stories`: documents made for it, of "
-        "`validation.lengths`, with other questions than `eval` asks. One of suite, files and "
-        "split must be named",
+        "`synthetic`, `ruler`, `ruler-qa`, `memory`, `stories`, `babilong`, `graphwalks`: "
+        "documents made for it, of `validation.lengths`, with other questions than `eval` asks. "
+        "One of suite, files and split must be named",
     )
     tasks: tuple[str, ...] = key(
         "words",
