@@ -1,9 +1,9 @@
 """Answers that are sets of nodes: GraphWalks' F1 over the last line, `Final Answer: [a, b]`.
 
-As the data set's card and its port to NVIDIA's NeMo Gym do it: names are compared as they are
-written, quotes and case included. Where the two differ: white space behind the answer is no line
-(as in the port), and brackets within the brackets are taken off (as on the card, whose own lines
-leave "Final Answer: [" in the first name, which no node is called). Used by metrics.
+As the port of the data set's grading in NVIDIA's NeMo Gym does it: names are compared as they are
+written, quotes and case included, and white space behind the answer is no line. (The lines on the
+data set's card leave "Final Answer: [" in the first name, which no node is called.) Not as there:
+an item "[]" is no item, since that is how an empty gold answer is written. Used by metrics.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def graphwalks(prediction: str, answers: Sequence[str]) -> float:
 
     Raises Malformed for a last line without such a list.
     """
-    said, gold = set(_listed(prediction)), set(answers) - {EMPTY}
+    said, gold = set(_listed(prediction)) - {EMPTY}, set(answers) - {EMPTY}
     if not said and not gold:
         return 1.0
     return 2 * len(said & gold) / (len(said) + len(gold))
@@ -33,5 +33,5 @@ def _listed(prediction: str) -> list[str]:
     sign, end = _SIGN.search(line), line.rfind("]")
     if sign is None or end < sign.end():
         raise Malformed("no_final_answer")
-    items = line[sign.end() : end].strip("[]").split(",")
-    return [item.strip() for item in items if item.strip()]
+    items = map(str.strip, line[sign.end() : end].split(","))
+    return [item for item in items if item]
