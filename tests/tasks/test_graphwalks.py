@@ -10,6 +10,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import scipy.stats
+import tokenizers
 
 from notepad_jax.scoring import metrics, nodes
 from notepad_jax.tasks import draws, graphwalks, haystack, recipe, suites
@@ -70,6 +71,21 @@ def test_lengths_are_met_from_below(name, length, counter):
         *lines, last = text.split("\n")
         edges = [line for line in lines if _EDGE.fullmatch(line)]
         assert len(edges) > 0.9 * len(lines)  # all but what closes the last gap
+
+
+@pytest.mark.parametrize("name", graphwalks.NAMES)
+def test_lengths_hold_for_bpe(name):
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=600, show_progress=False)
+    bpe.train_from_iterator([text_of(make("bfs", 0, 8192)), *haystack.noise().sentences], trainer)
+
+    def tokens(text):
+        return len(bpe.encode(text).ids)
+
+    for seed in range(4):
+        text = text_of(make(name, seed, 8192, tokens))
+        assert 0.98 * 8192 < tokens(text) <= 8192
 
 
 @pytest.mark.parametrize("name", graphwalks.NAMES)
