@@ -15,12 +15,13 @@ import contextlib
 import dataclasses
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from notepad_jax import waiting
 from notepad_jax.programs import ask, evaluate, file_document, subjects
+from notepad_jax.programs import questions as questions_
 from notepad_jax.reading.rules import Rules
 from notepad_jax.setup import builders, configuration, process, settings
 from notepad_jax.setup.config.whole import Config
@@ -97,6 +98,26 @@ class Reader:
         """
         return self._loop.run(self._reading(document, question, trace, on_progress))
 
+    def read_all(
+        self, document: str | os.PathLike[str] | Document, questions: Sequence[str],
+        trace: str | os.PathLike[str] | None = None,
+    ) -> list[ask.Answer]:  # fmt: skip
+        """Reads the document once for several questions; returns their answers in their order.
+
+        Each answer is the one that `read` gives. All are read for at once, and where the template
+        has the question behind the chunk, each chunk is prefilled once for all of them. Arguments
+        and errors are those of `read`.
+        """
+        if isinstance(questions, str) or not all(isinstance(one, str) for one in questions):
+            raise ValueError("questions are a list of texts; for a single one there is read")
+        given, where = self._given(document, trace)
+        return self._loop.run(
+            _read_all(
+                self._open, self._subject, self._rules, self._sampling, given, list(questions),
+                self._screen, where,
+            )
+        )  # fmt: skip
+
     async def aread(
         self, document: str | os.PathLike[str] | Document, question: str,
         trace: str | os.PathLike[str] | None = None,
@@ -120,12 +141,21 @@ class Reader:
         self, document: str | os.PathLike[str] | Document, question: str,
         trace: str | os.PathLike[str] | None, on_progress: Callable[[ask.Progress], None],
     ) -> Any:  # fmt: skip
-        if not self._end.alive:
-            raise ValueError("this reader was closed; load another one")
         if not isinstance(question, str):
             raise ValueError(f"a question is a text, and this is of type {type(question).__name__}")
         if not callable(on_progress):
             raise ValueError(f"on_progress is {on_progress!r:.80}; give a function")
+        given, where = self._given(document, trace)
+        return _read(
+            self._open, self._subject, self._rules, self._sampling, given, question,
+            self._screen, where, on_progress,
+        )  # fmt: skip
+
+    def _given(
+        self, document: str | os.PathLike[str] | Document, trace: str | os.PathLike[str] | None
+    ) -> tuple[Document, Path | None]:
+        if not self._end.alive:
+            raise ValueError("this reader was closed; load another one")
         if trace is not None:
             trace = settings.path_of(trace, "the file of a trace")
         if isinstance(document, str | os.PathLike):
@@ -135,10 +165,7 @@ class Reader:
                 f"a document is a path, or has a method pieces() that yields its text; this is of "
                 f"type {type(document).__name__}; for a text give notepad_jax.TextDocument(text)"
             )
-        return _read(
-            self._open, self._subject, self._rules, self._sampling, document, question,
-            self._screen, None if trace is None else Path(trace), on_progress,
-        )  # fmt: skip
+        return document, None if trace is None else Path(trace)
 
 
 def _path(document: str | os.PathLike[str]) -> Path:
@@ -180,6 +207,10 @@ class _Open:
 
 async def _read(opened: _Open, *what: Any) -> ask.Answer:
     return await ask.ask(await opened.completer(), *what)
+
+
+async def _read_all(opened: _Open, *what: Any) -> list[ask.Answer]:
+    return await questions_.ask_all(await opened.completer(), *what)
 
 
 def _close(loop: waiting.Loop, opened: _Open) -> None:

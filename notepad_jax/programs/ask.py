@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ from notepad_jax.types import (
     Prompt,
     SamplingParams,
     Streamer,
+    Tokens,
     Turn,
     TurnKind,
 )
@@ -98,20 +99,10 @@ async def ask(
     Raises ValueError for a question that is empty or too long, CannotRead for a document that
     is empty (and FileDocument's problems), CompleterFailed, and what `on_progress` raises.
     """
-    tokenizer, template = subject.tokenizer, subject.template
+    tokenizer = subject.tokenizer
     if trace is not None:
         check_trace(trace)
-    asked = memory_agent.encode_question(tokenizer, question, rules.max_question)
-    if not len(asked):
-        raise ValueError(NO_QUESTION)
-    chunks = ChunkedDocument(
-        tokenizer, document, rules.chunk_size, pieces=sentence_pieces(tokenizer, rules.chunk_ends)
-    )
-    try:
-        chunks[0]
-    except IndexError:
-        raise CannotRead(f"{_name(document)} is empty; there is nothing to read") from None
-
+    asked, chunks = encoded(subject, rules, question), chunked(subject, rules, document)
     transcript = screen.transcript("reading", "tokens")
     telling = _Telling(chunks, document, rules.chunk_size, transcript, on_progress)
     telling.look_ahead()
@@ -119,20 +110,55 @@ async def ask(
     if rules.order == "parallel":  # many write at once, so none of them is heard
         writes = completer
     course = UnderWay(Turns(Pieces(tokenizer)) if trace is not None else None)
+    reads = memory_agent.read(
+        writes, subject.template, rules, memory_agent.start(asked, chunks), sampling, answers
+    )
+    answer, made = await followed(reads, subject, chunks, course, telling.ended)
+    transcript.finish()
+    if trace is not None:
+        append(trace, subject, document, question, answer, made, course)
+    return answer
+
+
+def encoded(subject: Subject, rules: Rules, question: str) -> Tokens:
+    """Returns the question's ids; ValueError for one that is empty or too long."""
+    asked = memory_agent.encode_question(subject.tokenizer, question, rules.max_question)
+    if not len(asked):
+        raise ValueError(NO_QUESTION)
+    return asked
+
+
+def chunked(subject: Subject, rules: Rules, document: Document) -> ChunkedDocument:
+    """Returns the document's chunks; CannotRead for one that is empty."""
+    pieces = sentence_pieces(subject.tokenizer, rules.chunk_ends)
+    chunks = ChunkedDocument(subject.tokenizer, document, rules.chunk_size, pieces=pieces)
+    try:
+        chunks[0]
+    except IndexError:
+        raise CannotRead(f"{_name(document)} is empty; there is nothing to read") from None
+    return chunks
+
+
+async def followed(
+    reads: AsyncIterator[tuple[Turn, memory_agent.State]], subject: Subject,
+    chunks: ChunkedDocument, course: UnderWay, ended: Callable[[Turn, str | None], None],
+) -> tuple[Answer, int]:  # fmt: skip
+    """Takes a reading down to its end; returns the answer, and how many turns were made.
+
+    `ended` is told each turn, with the memory that it left if that is a new one.
+    """
+    tokenizer, template = subject.tokenizer, subject.template
     memories: list[Memory] = []
     shown = tokenizer.decode(template.no_memory)
-    state = memory_agent.start(asked, chunks)
-    async for turn, after in memory_agent.read(writes, template, rules, state, sampling, answers):
+    async for turn, after in reads:
         course.turn(turn)
         memory = tokenizer.decode(template.shown_memory(after.memory_tokens))
-        if turn.kind is TurnKind.UPDATE and memory != shown:
+        changed = turn.kind is TurnKind.UPDATE and memory != shown
+        if changed:
             shown = memory
             memories.append(Memory(turn.chunk + 1, memory))
             course.add(MemoryChange(turn.chunk, memory, len(after.memory_tokens)))
-            telling.ended(turn, memory)
-        else:
-            telling.ended(turn)
-    transcript.finish()
+        ended(turn, memory if changed else None)
     answer = Answer(
         answer=tokenizer.decode(memory_agent.answered(after)),
         truncated=turn.completion.finish is not Finish.STOP,
@@ -140,10 +166,7 @@ async def ask(
         tokens=chunks.tokens_read,
         memories=tuple(memories),
     )
-    if trace is not None:
-        made = after.turns + after.contexts
-        _append(trace, subject, document, question, answer, made, course)
-    return answer
+    return answer, after.turns + after.contexts
 
 
 def check_asked(document: FileDocument, question: str) -> None:
@@ -164,10 +187,11 @@ def check_trace(path: Path) -> None:
         raise ValueError(f"{error}; name a new file, or one that a trace was written to") from None
 
 
-def _append(
+def append(
     path: Path, subject: Subject, document: Document, question: str, answer: Answer, turns: int,
     course: UnderWay,
 ) -> None:  # fmt: skip
+    """Appends a reading to a trace."""
     told = {
         "question": question,
         "task_id": _name(document),
@@ -259,7 +283,7 @@ class _Telling:
         self._now = dataclasses.replace(self._now, text=self._now.text + text)
         self._tell()
 
-    def ended(self, turn: Turn, memory: str | None = None) -> None:
+    def ended(self, turn: Turn, memory: str | None) -> None:
         """The turn has ended, with a new memory if it wrote one."""
         self._place = _place(turn)
         now = self._now = dataclasses.replace(self._now, ended=True)

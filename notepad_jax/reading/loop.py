@@ -145,7 +145,7 @@ async def read_all(
             with alone:
                 return ended(index, watcher, end)
 
-        with _first_failure():
+        with first_failure():
             async with asyncio.TaskGroup() as readings:
                 running = [readings.create_task(one(index)) for index in indices]
         return [reading.result() for reading in running]
@@ -179,7 +179,7 @@ def shared_out(jobs: Sequence[Job], parts: int, homes: Homes | None = None) -> l
 
 
 @contextlib.contextmanager
-def _first_failure() -> Iterator[None]:
+def first_failure() -> Iterator[None]:
     """Raises the first of a group of failures as if it had been the only one."""
     try:
         yield

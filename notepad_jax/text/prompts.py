@@ -100,6 +100,12 @@ class Template:
     def _update_tail(self) -> tuple[Segment, ...]:
         return self.update[_update_cut(self.update) :]
 
+    @property
+    def shares_questions(self) -> bool:
+        """Whether all questions about a document share its chunks: the question follows them."""
+        names = [part if isinstance(part, str) else "" for part in self.update]
+        return names.index("chunk") < names.index("question")
+
     def shown_memory(self, memory: Tokens) -> Tokens:
         """Returns the memory as a prompt shows it: the marker where nothing was written."""
         return memory if len(memory) else self.no_memory
