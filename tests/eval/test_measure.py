@@ -2,11 +2,13 @@
 
 import asyncio
 import dataclasses
+import functools
 
 import pytest
 
 from notepad_jax.eval.measure import REPORTED, measure
 from notepad_jax.reading.trace import MemoryChange
+from notepad_jax.scoring import labels, metrics
 from notepad_jax.text.chunks import Documents
 from notepad_jax.types import CompleterFailed, Evidence, Finish
 from tests import fakes
@@ -70,6 +72,20 @@ def test_an_item_may_have_a_shorter_answer_than_the_reader_allows_and_no_longer_
     per_reading = 2 if method == "notepad" else 1  # of one update and one answer, or the answer
     answers = completer.calls[per_reading - 1 :: per_reading]
     assert [sampling.max_new_tokens for _, sampling in answers] == [whole, 1, whole]
+
+
+def test_a_metric_that_looks_at_the_question_is_shown_it(monkeypatch):
+    judge = functools.partial(labels.judge, ("ann", "red"))
+    monkeypatch.setitem(metrics._JUDGES, "named", judge)
+    monkeypatch.setitem(labels.METRICS, "named", judge)
+    said = fakes.tokenizer().encode("code of ann is red").tolist()
+    completer = fakes.Scripted(lambda asked, sampling: [*said, 2])
+    for question, correct in (("code of ann ?", 1.0), ("code of bob ?", 0.0)):
+        one = dataclasses.replace(task("a", "red is", "red"), question=question, metric="named")
+        how = reader(completer)
+        how = dataclasses.replace(how, rules=dataclasses.replace(how.rules, max_answer=6))
+        (result,) = asyncio.run(measure(items(one), how))
+        assert (result.answer, result.correct) == ("code of ann is red", correct)
 
 
 def test_an_answer_of_several_contexts_is_scored_whole_and_its_turns_are_told_apart():

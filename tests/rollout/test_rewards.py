@@ -46,6 +46,13 @@ def test_parts_are_of_the_answer_found():
     assert scored(r"it is \boxed{ann}", contract="boxed").reward_parts["em"] == 1.0
 
 
+def test_labels_of_the_question_do_not_count_where_the_metric_looks_at_it():
+    said = "Before the kitchen it was in the office"
+    for question, reward in (("Where before the kitchen?", 1.0), ("Where?", 0.0)):
+        task = Task("t", question, TextDocument("x"), ("office",), "test", "babilong_places")
+        assert score(Reading("t", 0, (), said, Status.ANSWERED), task).reward == reward
+
+
 def test_a_truncated_answer_is_scored_as_it_is():
     truncated = scored("ann", status=Status.TRUNCATED)
     assert truncated.reward == truncated.reward_parts["truncated"] == 1.0
