@@ -156,7 +156,7 @@ def _gifts(events: Sequence[Event]) -> Iterator[Asked]:
                 found.setdefault(question, []).append(Known(answer, i))
     for question, known in found.items():
         if len({answer.name for answer in known}) == 1:
-            yield Asked(question, known[-1].name, known[-1:])
+            yield Asked(question, known[-1].name, (known[-1],))
 
 
 def _about_gift(gift: Event) -> Iterator[tuple[str, str]]:
@@ -199,7 +199,7 @@ def _walk_kind(together: int, pronouns: bool) -> Kind:
     return Kind(functools.partial(whereabouts.walks, together, pronouns), "babilong_places", _ROOM)
 
 
-_TWO = functools.partial(_meeting, PEOPLE)
+_HOST = functools.partial(_meeting, PEOPLE)
 _KINDS: Mapping[str, Kind] = {
     "qa1": _walk_kind(1, False),
     "qa2": Kind(functools.partial(_played, _where, (4, 20), _house), "babilong_places", _ROOM),
@@ -215,8 +215,8 @@ _KINDS: Mapping[str, Kind] = {
         _WORD,
     ),
     "qa6": Kind(functools.partial(_played, _whether, (2, 20), _house), "babilong_yes_no", _YES_NO),
-    "qa7": Kind(functools.partial(_played, _how_many, (4, 20), _TWO), "babilong_numbers", _COUNT),
-    "qa8": Kind(functools.partial(_played, _what, (4, 20), _TWO), "babilong_things", _LIST),
+    "qa7": Kind(functools.partial(_played, _how_many, (4, 20), _HOST), "babilong_numbers", _COUNT),
+    "qa8": Kind(functools.partial(_played, _what, (4, 20), _HOST), "babilong_things", _LIST),
     "qa9": Kind(
         functools.partial(whereabouts.sightings, False, PEOPLE, ROOMS), "babilong_yes_no", _YES_NO
     ),
