@@ -125,9 +125,9 @@ def test_a_shared_prefix_is_the_prompt_repeated():
     """Packed once, or G rows of prompt and tail: the same outputs; the prefix's gradients add."""
     prefix, tails = 140, [70, 40, 50]
     total = prefix + sum(tails)
-    q, k, v, d_out, d_lse = draw(3, 1, total, total, 4, 2, 64)
+    q, k, v, d_out, d_lse = map(np.array, draw(3, 1, total, total, 4, 2, 64))
     # A prefix's own outputs exist once here and G times there: only tails get cotangents.
-    d_out, d_lse = d_out.at[:, :prefix].set(0), d_lse.at[:, :prefix].set(0)
+    d_out[:, :prefix], d_lse[:, :prefix] = 0, 0
     kv_end = jnp.asarray(layouts.bundle(prefix, tails, total))[None]
     once = results(q, k, v, kv_end, d_out, d_lse, backend="interpret")
 
@@ -139,9 +139,9 @@ def test_a_shared_prefix_is_the_prompt_repeated():
         ends[row] = layouts.bundle(prefix + tail, [], longest)
         start += tail
     real = (np.arange(longest) < prefix + np.array(tails)[:, None])[..., None, None]
-    rows = [jnp.where(real, x[0][at], 0) for x in (q, k, v, d_out)]
-    d_lse_rows = jnp.where(real[..., 0], d_lse[0][at], 0)
-    repeated = results(*rows[:3], jnp.asarray(ends), rows[3], d_lse_rows, backend="dense")
+    rows = [np.where(real, x[0][at], np.float32(0)) for x in (q, k, v, d_out)]
+    d_lse_rows = np.where(real[..., 0], d_lse[0][at], np.float32(0))
+    repeated = results(*rows[:3], ends, rows[3], d_lse_rows, backend="dense")
     for name, a, b in zip(("out", "lse"), once, repeated, strict=False):
         start = prefix
         for row, tail in enumerate(tails):
@@ -173,8 +173,13 @@ def test_no_races():
     assert entries.k_block.tolist() == [0, 0, 1, 0, 1, 2]
     watch = pltpu.InterpretParams(detect_races=True)
     attend = lambda q, k, v: packed.packed_attention(q, k, v, entries, watch)  # noqa: E731
-    _, backward = jax.vjp(attend, q, k, v)
-    jax.block_until_ready(backward((d_out, d_lse)))
+
+    @jax.jit
+    def both(q, k, v):
+        found, backward = jax.vjp(attend, q, k, v)
+        return found, backward((d_out, d_lse))
+
+    jax.block_until_ready(both(q, k, v))
     assert not interpret_pallas_call.races.races_found
 
 
@@ -247,10 +252,11 @@ def test_too_little_room_is_nan_not_a_wrong_number():
     q, k, v, *_ = draw(0, 1, 256, 256, 2, 1, 64)
     fits, short = (schedule.packed_schedule(kv_end, 256, 128, 128, room) for room in (3, 2))
     assert not fits.overflowed and short.overflowed
+    attend = jax.jit(lambda *args: pallas_kernels.packed_attention(*args))
     for backend in ("interpret", "reference"):
         with pallas_kernels.using(backend):
             for entries, finite in ((fits, True), (short, False)):
-                out, lse = pallas_kernels.packed_attention(q, k, v, entries)
+                out, lse = attend(q, k, v, entries)
                 assert np.isfinite(out).all() == np.isfinite(lse).all() == finite
 
 
