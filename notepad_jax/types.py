@@ -329,12 +329,13 @@ class Turn:
     """One independent context: a prompt and its completion."""
 
     kind: TurnKind
-    chunk: int  # the chunk read; for an answer turn, the number of update turns
+    chunk: int  # update turns before it: of one serial pass, the chunk read
     prompt: Prompt
     completion: Completion
     size: int = 0  # tokens of the chunk read
     level: int = 0  # as `Round` has them
     round: int = 0
+    unit: int = 0  # which of its level's chunks was read
 
 
 class Status(enum.Enum):

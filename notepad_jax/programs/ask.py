@@ -21,7 +21,7 @@ from typing import NamedTuple
 from notepad_jax.eval.readings import UnderWay
 from notepad_jax.programs.file_document import CannotRead, FileDocument
 from notepad_jax.programs.subjects import Subject
-from notepad_jax.reading import memory_agent
+from notepad_jax.reading import memory_agent, rounds
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
 from notepad_jax.reading.trace import MemoryChange, TraceFile, check
@@ -156,7 +156,7 @@ async def followed(
         changed = turn.kind is TurnKind.UPDATE and memory != shown
         if changed:
             shown = memory
-            memories.append(Memory(turn.chunk + 1, memory))
+            memories.append(Memory(turn.unit + 1, memory))
             course.add(MemoryChange(turn.chunk, memory, len(after.memory_tokens)))
         ended(turn, memory if changed else None)
     answer = Answer(
@@ -285,11 +285,11 @@ class _Telling:
 
     def ended(self, turn: Turn, memory: str | None) -> None:
         """The turn has ended, with a new memory if it wrote one."""
-        self._place = _place(turn)
+        self._place = rounds.place(turn)
         now = self._now = dataclasses.replace(self._now, ended=True)
         if turn.kind is TurnKind.UPDATE:
             of, exact = self._of()
-            now = self._now = dataclasses.replace(now, chunk=turn.chunk + 1, chunks=of, exact=exact)
+            now = self._now = dataclasses.replace(now, chunk=turn.unit + 1, chunks=of, exact=exact)
         self._tell()
         said = f"{self._label()}, {self._took()}"
         if memory is not None:
@@ -311,10 +311,10 @@ class _Telling:
         now = self._now
         if now.kind is TurnKind.ANSWER:
             return "answer"
-        if "level" in self._place:
+        if self._place:
             return self._place
         of = "" if now.chunks is None else f" of {'' if now.exact else 'about '}{now.chunks:,}"
-        return f"{self._place}chunk {now.chunk:,}{of}"
+        return f"chunk {now.chunk:,}{of}"
 
     def _took(self) -> str:
         compiling = compiled.watched().seconds - self._compiled
@@ -330,12 +330,6 @@ class _Telling:
         if not self._size or not self._there:
             return None
         return max(read, round(read * self._size / self._there))
-
-
-def _place(turn: Turn) -> str:
-    """Where a turn stands that is not of the first pass over the document; else ""."""
-    round_ = f"round {turn.round + 1}, " if turn.round else ""
-    return f"{round_}level {turn.level}, notes {turn.chunk + 1:,}" if turn.level else round_
 
 
 def _name(document: Document) -> str:

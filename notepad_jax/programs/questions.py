@@ -68,7 +68,7 @@ async def ask_all(
     bar = screen.bar(f"reading for {len(questions)} questions", None, "turns")
 
     def ended(turn: Turn, memory: str | None) -> None:
-        bar.advance(1, chunk=turn.chunk + (turn.kind is TurnKind.UPDATE))
+        bar.advance(1, chunk=turn.unit + (turn.kind is TurnKind.UPDATE))
 
     async def one(ids: Tokens) -> tuple[Answer, int, UnderWay]:
         course = UnderWay(Turns(Pieces(subject.tokenizer)) if trace is not None else None)

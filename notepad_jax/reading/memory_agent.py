@@ -134,8 +134,8 @@ def turn_of(state: State, kind: TurnKind, asked: Prompt, completion: Completion)
         return Turn(kind, state.turns, asked, completion)
     if kind is TurnKind.ANSWER:
         return Turn(kind, state.turns, asked, completion, round=state.round.number)
-    size, now = len(state.chunks[state.next_chunk]), state.round
-    return Turn(kind, state.next_chunk, asked, completion, size, now.level, now.number)
+    size, now, unit = len(state.chunks[state.next_chunk]), state.round, state.next_chunk
+    return Turn(kind, state.turns, asked, completion, size, now.level, now.number, unit)
 
 
 def advance(

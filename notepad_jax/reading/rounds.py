@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -35,6 +36,22 @@ def chunk_or_none(chunks: Chunks, k: int) -> Tokens | None:
         return chunks[k]
     except IndexError:
         return None
+
+
+class Placed(Protocol):
+    """A turn, or the record of one."""
+
+    level: int
+    round: int
+    unit: int
+
+
+def place(turn: Placed) -> str:
+    """Says where an update turn stands; "" for one of the first pass over the document."""
+    round_ = f"round {turn.round + 1}, " if turn.round else ""
+    if turn.level:
+        return f"{round_}level {turn.level}, notes {turn.unit + 1:,}"
+    return f"{round_}chunk {turn.unit + 1:,}" if turn.round else ""
 
 
 def beside(state: MemoryState) -> MemoryState | None:

@@ -53,8 +53,9 @@ class TurnRecord:
     tokens: Sequence[int]  # of the completion
     logprobs: Sequence[float]  # of the sampler, one a token of the completion
     proximal: Sequence[float] = ()  # of the trainer, the same; empty where it computed none
-    level: int = 0  # as `types.Round`
+    level: int = 0  # as `types.Turn`
     round: int = 0
+    unit: int = 0
 
 
 class Spool:

@@ -47,6 +47,7 @@ class Turns:
             proximal=_rounded(proximal),
             level=turn.level,
             round=turn.round,
+            unit=turn.unit,
         )
         self._found.update(record.shared, record.tail, record.tokens)
         self._spool.add(record)

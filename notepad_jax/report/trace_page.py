@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from notepad_jax.reading import rounds
 from notepad_jax.reading.trace import MemoryChange, Trace, TurnRecord, Whole
 from notepad_jax.report import render
 from notepad_jax.scoring.recall import Recall
@@ -186,7 +187,8 @@ def _change(change: MemoryChange, recall: Recall) -> list[Any]:
 
 
 def _turn(turn: TurnRecord, first: int, shared: int) -> list[Any]:
-    """[chunk, kind, version, finish, tokens, mean and least logprob, prompt tokens, whose, gap]."""
+    """[chunk, kind, version, finish, tokens, mean and least logprob, prompt tokens, whose, gap,
+    where it stands that is not of the first pass]."""
     said = turn.logprobs
     mean = round(sum(said) / len(said), 4) if said else None
     whose = None if turn.shared_of is None else first + turn.shared_of
@@ -194,6 +196,7 @@ def _turn(turn: TurnRecord, first: int, shared: int) -> list[Any]:
     return [
         turn.chunk, turn.kind, turn.version, turn.finish, len(turn.tokens), mean,
         min(said, default=None), length, whose, _gap(turn),
+        rounds.place(turn) if turn.kind == "update" else "",
     ]  # fmt: skip
 
 

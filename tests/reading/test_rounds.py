@@ -74,7 +74,8 @@ def test_a_round_reads_all_chunks_with_one_memory_and_merges_what_they_note():
     assert memories == [[]] * 8 + [[401, 402, 403, 404]] * 10
     shown = {tuple(fakes.memory_of(turn.prompt)) for turn, _ in pairs[:8]}
     assert shown == {tuple(fakes.tokenizer().encode("nothing"))}
-    assert [turn.chunk for turn, _ in pairs] == [*range(8), 0, *range(8), 17]
+    assert [turn.chunk for turn, _ in pairs] == list(range(18))
+    assert [turn.unit for turn, _ in pairs] == [*range(8), 0, *range(8), 0]
     assert [turn.size for turn, _ in pairs[:9]] == [16] * 8 + [4]
 
 

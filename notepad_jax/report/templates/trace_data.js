@@ -70,8 +70,9 @@ const trace = (() => {
     const changes = told.changes.map(([chunk, tokens, seconds, share, held, sum, block, place]) =>
       ({ chunk, tokens, seconds, share, held, sum, block, place }));
     const turns = told.turns.map(
-      ([chunk, kind, version, finish, tokens, mean, least, prompt, whose, gap, block, place]) =>
-        ({ chunk, kind, version, finish, tokens, mean, least, prompt, whose, gap, block, place }));
+      ([chunk, kind, version, finish, tokens, mean, least, prompt, whose, gap, stands, block,
+        place]) => ({ chunk, kind, version, finish, tokens, mean, least, prompt, whose, gap, stands,
+        block, place }));
     const last = changes.length ? changes.at(-1).chunk + 2 : 1;
     return { reading, fields: told.fields, evidence: told.evidence, changes, turns,
       count: Math.max(reading.turns ?? last, last, 1), ...sources(n, told) };

@@ -184,7 +184,7 @@ function turnRow(row, element, head, find, shade) {
     return;
   }
   const answer = row.from === head.count - 1;
-  el("span", "asked", answer ? "answer" : "chunk " + number(row.from + 1), top);
+  el("span", "asked", answer ? "answer" : kept?.stands || "chunk " + number(row.from + 1), top);
   if (change) {
     facts(change.held, top);
     el("span", "dim", number(change.tokens) + " tokens", top);

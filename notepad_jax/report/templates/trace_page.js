@@ -101,13 +101,14 @@ trace.start(({ title, sources, readings }) => {
   async function drawTurn(under, another) {
     const { reading, fields } = head, k = state.turn, here = find(k), end = k === head.count - 1;
     const top = el("div", "top", "", under);
-    el("h2", "", (end ? "Answer" : "Chunk " + number(k + 1)) + " ", top);
+    const stands = end ? "answer" : here.kept?.stands || "chunk " + number(k + 1);
+    el("h2", "", stands[0].toUpperCase() + stands.slice(1) + " ", top);
     el("span", "dim", "turn " + number(k + 1) + " of " + number(head.count), top);
     const slider = el("input", "slider", "", under);
     Object.assign(slider, { type: "range", min: 1, max: head.count, value: k + 1 });
     slider.dataset.hold = "slider";
     slider.setAttribute("aria-label", "turn");
-    slider.setAttribute("aria-valuetext", end ? "answer" : "chunk " + (k + 1));
+    slider.setAttribute("aria-valuetext", stands);
     slider.addEventListener("input", () => go(Number(slider.value) - 1));
     const row = el("p", "buttons", "", under);
     const step = (words, title, to) => {
@@ -135,7 +136,7 @@ trace.start(({ title, sources, readings }) => {
     if (another()) return;
     const heading = el("h3", "", end ? "The memory it answered from" : "Memory", under);
     el("small", "", " " + [here.change ? "changed here" : here.now ?
-      "as after chunk " + number(here.now.chunk + 1) : "nothing was written yet",
+      "as after turn " + number(here.now.chunk + 1) : "nothing was written yet",
     here.now && number(here.now.tokens) + " tokens",
     here.change?.seconds && number(here.change.seconds, 1) + " s"].filter(Boolean).join(" · "), heading);
     if (here.now) {
