@@ -30,6 +30,7 @@ from notepad_jax.parallel.rules import SERVING, TRAINING
 from notepad_jax.planner import workload
 from notepad_jax.planner.planned_policy import Policy, policy_of
 from notepad_jax.planner.residents import bytes_of, on_the_way, shared
+from notepad_jax.reading.rules import Rules
 from notepad_jax.setup import builders, learner, sizes
 from notepad_jax.setup.config.learning import AdapterKeys
 from notepad_jax.setup.config.whole import Training
@@ -82,6 +83,8 @@ class Planned:
     reading: workload.Readings
     rollout: workload.Rollout
     update: workload.Update
+    rules: Rules
+    settings: EngineSettings
 
 
 def plan_of(
@@ -96,7 +99,8 @@ def plan_of(
     devices, heads, rows or the vocabulary, or sizes that do not fit each other.
     """
     policy = policy_of(config, there[0].platform) if policy is None else policy
-    config = sizes.settled(config, policy.template, builders.rules(config.reading))
+    rules = builders.rules(config.reading)
+    config = sizes.settled(config, policy.template, rules)
     plan, settings, optimizer_settings = learner.settings_of(config)
     trainer = builders.trainers_mesh(config, there)
     micro_batches.check_parts(settings.micro_batch_rows, trainer.shape["fsdp"])
@@ -106,9 +110,7 @@ def plan_of(
     hosts = len({device.process_index for device in there})
     beside = builders.engines(config.engine, first if host is None else host)
     engines, sharing = hosts * beside, beside // side_by_side.shape["fsdp"]
-    engine_settings = builders.engine_settings(
-        config.engine, policy.config, builders.rules(config.reading), policy.template
-    )
+    engine_settings = builders.engine_settings(config.engine, policy.config, rules, policy.template)
     reading = workload.readings(config, policy.template)
     rollout = workload.rollout(reading, engine_settings, engines, config.engine.use_drafts)
     updates = workload.update(
@@ -137,6 +139,8 @@ def plan_of(
         reading=reading,
         rollout=rollout,
         update=updates,
+        rules=rules,
+        settings=engine_settings,
     )
 
 
@@ -250,7 +254,7 @@ def _engine_programs(
             moved = cached * settings.steps_per_launch * read
         made.append(
             Program(
-                name=_name(shape),
+                name=name_of(shape),
                 phase=ROLLOUT,
                 lower=lambda shape=shape: executor.lowered(config, settings, weights, shape, mesh),
                 holds=frozenset({"weights", "cache"}),
@@ -263,7 +267,8 @@ def _engine_programs(
     return made
 
 
-def _name(shape: shapes.Shape) -> str:
+def name_of(shape: shapes.Shape) -> str:
+    """Returns what a launch of this shape is called in a plan."""
     if isinstance(shape, shapes.PrefixRow):
         return f"prefix {shape.tokens}"
     if isinstance(shape, shapes.TailRow):

@@ -17,6 +17,7 @@ from notepad_jax.planner import (
     advice,
     arithmetic,
     cost_analysis,
+    document,
     estimate,
     lowering,
     planned_policy,
@@ -77,6 +78,7 @@ class Plan:
     fits: bool
     verdict: str
     advice: tuple[advice.Change, ...]
+    documents: tuple[document.Document, ...] = ()  # read on one engine (estimate)
 
 
 def fit(
@@ -164,6 +166,7 @@ def run(
         verdict=_verdict(slice_name, worst, chip.hbm_size, room, missing, changes)
         + ("" if compiled else " (an estimate: nothing was compiled)"),
         advice=changes,
+        documents=document.documents(made, chip),
     )
     if not plan.fits:
         raise DoesNotFit(plan)

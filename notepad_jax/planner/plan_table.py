@@ -13,7 +13,7 @@ GB = 1e9
 
 def text(plan: Plan, changed: Sequence[Change] = ()) -> str:
     """Returns the whole report, the verdict last; `changed` is what made it fit."""
-    parts = (_head, _residents, _programs, _collectives, _times, _advice)
+    parts = (_head, _residents, _programs, _collectives, _times, _documents, _advice)
     lines = [line for part in parts for line in part(plan)]
     words = " ".join(change.words for change in changed)
     return "\n".join([*lines, "", plan.verdict + (f", with {words}" if words else "")])
@@ -107,6 +107,22 @@ def _times(plan: Plan) -> Iterator[str]:
                 f"{phase.flops / 1e12:12,.0f} TFLOP a device; most in {phase.limit}"
             )
     yield f"  {'in all':10} at least {plan.seconds:10.1f} s"
+
+
+def _documents(plan: Plan) -> Iterator[str]:
+    if not plan.documents:
+        return
+    yield from ("", "one document on one engine (estimate: at least, every turn at its limit)")
+    yield (
+        f"  {'tokens':>10}{'chunks':>8}{'keys, GB':>10}{'kept':>6}{'serial':>12}"
+        f"{'one round':>12}{'each more':>12}  turns in a chain"
+    )
+    for one in plan.documents:
+        yield (
+            f"  {one.tokens:>10,}{one.chunks:>8,}{one.keys / GB:>10.1f}"
+            f"{'yes' if one.kept else 'no':>6}{one.serial:>10,.0f} s{one.parallel:>10,.0f} s"
+            f"{one.again:>10,.0f} s  {one.chain:,} instead of {one.chunks:,}"
+        )
 
 
 def _advice(plan: Plan) -> Iterator[str]:

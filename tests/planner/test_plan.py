@@ -18,6 +18,7 @@ from notepad_jax.parallel import mesh
 from notepad_jax.planner import (
     advice,
     cost_analysis,
+    document,
     estimate,
     lowering,
     plan,
@@ -216,8 +217,9 @@ def program(**more) -> lowering.Program:
 
 
 @pytest.fixture
-def small() -> lowering.Planned:
-    """A run that has 2 GB of masters and 4 of cache on each device."""
+def small(monkeypatch) -> lowering.Planned:
+    """A run that has 2 GB of masters and 4 of cache on each device, and no engine's programs."""
+    monkeypatch.setattr(document, "documents", lambda made, chip: ())
     there = mesh.one()
     turn = Turn(100, 10, 10)
     made = lowering.Planned(
@@ -230,6 +232,7 @@ def small() -> lowering.Planned:
         },
         programs=(), reading=workload.Readings(4, 2, 3, turn, (turn,)),
         rollout=None, update=workload.Update(2, 3, 100, 1000, 6, 600, 800, 1.5, 100, 2),
+        rules=None, settings=None,
     )  # fmt: skip
     return made
 
@@ -467,6 +470,7 @@ def test_the_table_holds_what_the_plan_holds(small):
         compiled=True, programs=(one, refused), left_out=21, step=plan._step(small), seconds=1.0,
         fits=True,
         verdict="fits", advice=(),
+        documents=(document.Document(2**20, 210, 16 * GB, False, 290.4, 21.2, 20.6, 5),),
     )  # fmt: skip
     lines = plan_table.text(made).splitlines()
     assert lines[0] == "small, 2.00 billion parameters, on v5p:2x2x1: 4 devices, 1 host(s)"
@@ -477,4 +481,6 @@ def test_the_table_holds_what_the_plan_holds(small):
     assert lines[3].startswith("an update computes 1,600 tokens, 75.0% of them real (1,200)")
     assert "a shared prefix is written 1.50 times" in lines[3]
     assert any("21 narrower ones were not compiled" in line for line in lines)
+    (row,) = (line for line in lines if line.startswith("   1,048,576"))
+    assert row.split() == "1,048,576 210 16.0 no 290 s 21 s 21 s 5 instead of 210".split()
     assert lines[-1] == "fits"
