@@ -17,8 +17,9 @@ CONFIG = BY_SUITE
 LONG = """\
 Reads a suite of tasks at each length with each method, and reports scores with 95%
 intervals, what was lost since the training length, and where. A suite is synthetic
-(the starter's language), ruler, ruler-qa, memory, stories, babilong, graphwalks, or a file or
-folder of tasks (.jsonl, .json, .parquet, .array_record), of which all rows are read, by length. The
+(the starter's language), ruler, ruler-qa, memory, stories, babilong, graphwalks, mrcr,
+oolong, nolima, or a file or folder of tasks (.jsonl, .json, .parquet, .array_record), of
+which all rows are read, by length. The
 reader is a policy on our engine, or any OpenAI-compatible endpoint. Everything goes
 to runs/NAME: readings.jsonl, report.json, report.html.
 
@@ -33,8 +34,8 @@ def options(parser: Parser) -> None:
     run_options(parser)
     parser.add_argument(
         "--suite",
-        help="synthetic, ruler, ruler-qa, memory, stories, babilong, graphwalks, or a path "
-        "(synthetic; of an endpoint, ruler-qa)",
+        help="synthetic, ruler, ruler-qa, memory, stories, babilong, graphwalks, mrcr, oolong, "
+        "nolima, or a path (synthetic; of an endpoint, ruler-qa)",
     )
     parser.add_argument("--methods", help=f"how documents are shown: {', '.join(methods.METHODS)}")
     parser.add_argument("--repeats", type=int, help="readings of each question")

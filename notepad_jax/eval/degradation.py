@@ -10,11 +10,14 @@ on the safe side. Below: summary; above: evaluation_page.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 
 from notepad_jax.eval.summary import Share, Summary
+
+KEPT = 0.85  # share of the short length's accuracy that an effective length keeps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,3 +104,18 @@ def relative_loss(first: Share, second: Share) -> Loss:
     a, c = p.low * (2 * p.mean - p.low), q.high * (2 * q.mean - q.high)
     largest = (product + math.sqrt(max(0.0, product**2 - a * c))) / a
     return Loss(1 - q.mean / p.mean, 1 - largest, 1 - smallest)
+
+
+def effective_length(summaries: Sequence[Summary], kept: float = KEPT) -> int | None:
+    """Returns the longest length up to which accuracy stays at least `kept` of the shortest's.
+
+    As NoLiMa has it (Modarressi et al. 2025, arXiv 2502.05167), of one method and source, in
+    tokens. What lies beyond the first length that falls short does not count. None where nothing
+    was measured, or nothing right at the shortest length.
+    """
+    ranked = sorted(summaries, key=lambda s: s.length)
+    if not ranked or ranked[0].accuracy.mean == 0:
+        return None
+    least = kept * ranked[0].accuracy.mean
+    held = itertools.takewhile(lambda s: s.accuracy.mean >= least, ranked)
+    return list(held)[-1].length

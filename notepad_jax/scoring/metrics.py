@@ -14,7 +14,7 @@ case, no punctuation, no articles). `memagent` and the `published_` metrics are 
 published, to the letter (`published`); they find the answer in their own way. The metrics of
 `labels.METRICS` (BABILong's) look at the question, too, and `graphwalks` at a last line. Below:
 extraction, published, and one file for each kind of answer (lists, choices, labels, nodes,
-tables, quantities, summaries). Above: rollout.rewards, eval.
+tables, quantities, summaries, long_context). Above: rollout.rewards, eval.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from notepad_jax.scoring import (
     extraction,
     labels,
     lists,
+    long_context,
     nodes,
     published,
     quantities,
@@ -197,6 +198,11 @@ _JUDGES: Mapping[str, Metric] = {
     "rouge_l": summaries.rouge_l,
     "graphwalks": nodes.graphwalks,
     **labels.METRICS,
+    "mrcr": long_context.mrcr,
+    "oolong": long_context.oolong,
+    "oolong_number": long_context.oolong_number,
+    "oolong_date": long_context.oolong_date,
+    "contains": long_context.contains,
     **published.METRICS,
 }
 ALL_WANTED = published.ALL_WANTED | {

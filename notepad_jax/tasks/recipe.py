@@ -11,6 +11,7 @@ above are ruler, memory_tasks and others, which write the facts and ask for them
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
@@ -232,15 +233,20 @@ def hide_among(
     length: int,
     count: Count,
     parted: str = " ",
+    farewell: str = "",
 ) -> tuple[RecipeDocument, tuple[Evidence, ...]]:
     """As `hide`, in units that `write` writes from their numbers: distractors all over.
 
-    The last gap, shorter than a unit, is closed with bland sentences. `parted` stands between
-    two units: a space, or a line break.
+    The last gap, shorter than a unit, is closed with bland sentences; with a `farewell`, in one
+    unit behind it, which no fact parts. `parted` stands between two units: a space, or a line
+    break.
     """
     room = _room_beside(task, facts, length, count, parted)
+    room -= count(parted + farewell) if farewell else 0
     size, left = fitting(write, room, count, parted)
     bland, left = closing(haystacks.noise(), left, count, parted)
+    if farewell:
+        bland = (" ".join((farewell, *bland)),)
     check_length(task, length - FIRST_WORD - left, length)
     return _place(facts, Written(write, size), bland, parted)
 
@@ -320,9 +326,10 @@ def _place(
     document = RecipeDocument(filler, placed, closing, parted)
     whole = document.characters(slots - 1) + sum(_width(fact.text) for fact in facts) - 1
     evidence, before = [], 0
+    characters = functools.cache(document.characters)  # facts may stand at one place
     for (slot, text), fact in zip(placed, facts, strict=True):
         if fact.shown:
-            evidence.append(Evidence(fact.shown, (document.characters(slot) + before) / whole))
+            evidence.append(Evidence(fact.shown, (characters(slot) + before) / whole))
         before += _width(text)
     return document, tuple(evidence)
 

@@ -2,8 +2,8 @@
 
 `ruler` is RULER's thirteen tasks, `ruler-qa` questions among so many paragraphs that they fill the
 length (what the published memory agents were measured on), `memory` what a memory in particular may
-get wrong, `stories` stories of both in one haystack, `babilong` and `graphwalks` these two
-benchmarks. A sample is a function of (seed, task, number)
+get wrong, `stories` stories of both in one haystack; `babilong`, `graphwalks`, `mrcr`, `oolong` and
+`nolima` are of the form of these benchmarks. A sample is a function of (seed, task, number)
 and the length, so building files, evaluating without files, and going on after a kill all see the
 same one. Its facts and its question are the same at every length: lengths are compared over the
 same questions. Above: the programs `build` and `evaluate`; below: the generators.
@@ -27,6 +27,9 @@ from notepad_jax.tasks import (
     haystack,
     invented,
     memory_tasks,
+    mrcr,
+    nolima,
+    oolong,
     questions,
     ruler,
     stories,
@@ -37,20 +40,24 @@ from notepad_jax.types import Task, TextDocument
 
 RULER_QA = ("qa_1", "qa_2")  # SQuAD, HotpotQA
 BUILT_IN_QA = "multi_hop"
+# Suites whose samples each have a document of their own, out of nothing but a seed and prose.
+_GENERATED = {
+    "memory": memory_tasks,
+    "babilong": babilong,
+    "graphwalks": graphwalks,
+    "mrcr": mrcr,
+    "oolong": oolong,
+    "nolima": nolima,
+}
 _NAMES = {
     "ruler": (*ruler.NAMES, *RULER_QA),
     "ruler-qa": ("hotpotqa", "squad", BUILT_IN_QA),
-    "memory": memory_tasks.NAMES,
+    **{suite: generator.NAMES for suite, generator in _GENERATED.items()},
     "stories": stories.NAMES,
-    "babilong": babilong.NAMES,
-    "graphwalks": graphwalks.NAMES,
 }
-# Of suites whose samples each have a document of their own, out of nothing but a seed and prose.
 _MAKERS: Mapping[str, Callable[[str, int, int, Haystack, Count], Task]] = {
     "ruler": ruler.make_task,
-    "memory": memory_tasks.make_task,
-    "babilong": babilong.make_task,
-    "graphwalks": graphwalks.make_task,
+    **{suite: generator.make_task for suite, generator in _GENERATED.items()},
 }
 SUITES = tuple(_NAMES)
 WORLD = 2**32  # the number of no sample: it seeds the world that built-in questions are about

@@ -37,6 +37,21 @@ def test_the_interval_of_a_difference_is_newcombes(first, second, low, high):
     assert (loss.low, loss.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
 
 
+@pytest.mark.parametrize(
+    ("rights", "reached"),
+    [
+        ((80, 68, 68), 4000),  # .85 of .8 is .68, and is enough
+        ((80, 67, 70), 1000),  # what comes after a fall does not count
+        ((80, 90, 0), 2000),
+        ((0, 90, 90), None),
+        ((), None),
+    ],
+)
+def test_the_effective_length_keeps_85_percent_of_the_shortest_length_s_accuracy(rights, reached):
+    found = [summary(1000 * 2**k, right, 100) for k, right in enumerate(rights)]
+    assert degradation.effective_length(found[::-1]) == reached
+
+
 def test_a_loss_turned_round_is_a_gain():
     there, back = (degradation.difference(counted(*a), counted(*b))
                    for a, b in itertools.permutations([(56, 70), (48, 80)]))  # fmt: skip

@@ -196,7 +196,7 @@ def test_what_is_no_reading_of_ours_is_left_where_it_lies(tmp_path, caplog):
 
 
 def test_turns_that_trainers_give_up_are_made_again(url):
-    streamer = Arithmetic(pause=0.01)
+    streamer = Arithmetic(pause=0.05)  # so long that the abort finds turns under way
     with running(served(streamer), trainers=lambda *_: None) as other:
         CLIENT.put(f"{other}/v1/files/book", content=DOCUMENT)
         there = begin(other)

@@ -144,8 +144,8 @@ class SuiteKeys(EvaluateKeys):
 
     suite: str = key(
         "text",
-        "`ruler`, `ruler-qa`, `memory`, `stories`, `babilong`, `graphwalks`, or a task file or a "
-        "folder of them. `--suite`",
+        "`ruler`, `ruler-qa`, `memory`, `stories`, `babilong`, `graphwalks`, `mrcr`, `oolong`, "
+        "`nolima`, or a task file or a folder of them. `--suite`",
     )
     tasks: tuple[str, ...] = key(
         "list",
@@ -198,8 +198,9 @@ class ValidationKeys:
     )
     suite: str = key(
         "name",
-        "`synthetic`, `ruler`, `ruler-qa`, `memory`, `stories`, `babilong`, `graphwalks`: "
-        "documents made for it, of `validation.lengths`, with other questions than `eval` asks. "
+        "`synthetic`, `ruler`, `ruler-qa`, `memory`, `stories`, `babilong`, `graphwalks`, `mrcr`, "
+        "`oolong`, `nolima`: documents made for it, of `validation.lengths`, with other questions "
+        "than `eval` asks. "
         "One of suite, files and split must be named",
     )
     tasks: tuple[str, ...] = key(

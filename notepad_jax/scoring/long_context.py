@@ -1,0 +1,115 @@
+"""The scorers of three benchmarks of long context: MRCR, OOLONG and NoLiMa, as published.
+
+Written from what the published functions do, not with their lines: OpenAI's grader of MRCR (its
+dataset's card), `synth_process_response` of abertsch72/oolong, metric "contains" of
+adobe-research/NoLiMa. They get the answer that the task's contract finds; where a metric cannot
+tell an answer's type from the gold answer, there is one name for each type. What they do
+otherwise than the published ones is listed in docs/evaluation.md. Used by metrics; imports
+nothing of ours.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import re
+from collections.abc import Sequence
+
+PREFIX = 10  # characters with which an answer of MRCR has to begin
+FAR_TOO_LONG = 10  # times the gold answer: the ratio could only be below 2 / 11, and costs much
+SHORT = 20  # characters: OOLONG takes an answer of fewer as it is
+
+_COMPARISONS = ("more common", "less common", "same frequency")  # in OOLONG's order
+_BOLD = str.maketrans("", "", "*[]")
+_DATE_PART = re.compile(r"[A-Za-z]+|\d+")
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+
+def mrcr(prediction: str, answers: Sequence[str]) -> float:
+    """Ratio of matching characters, for an answer that begins with the gold one's prefix.
+
+    The prefix is the first PREFIX characters of a gold answer and counts no further: 2 M / T
+    with M characters in difflib's matching blocks and T in both rests (`SequenceMatcher.ratio`).
+    White space before it is let pass. Without it, and FAR_TOO_LONG, 0.
+    """
+    return max(_copied(prediction.lstrip(), gold) for gold in answers)
+
+
+def _copied(said: str, gold: str) -> float:
+    prefix, rest = gold[:PREFIX], gold[PREFIX:]
+    if not said.startswith(prefix) or len(said) > FAR_TOO_LONG * len(gold):
+        return 0.0
+    return difflib.SequenceMatcher(None, said.removeprefix(prefix), rest).ratio()
+
+
+def contains(prediction: str, answers: Sequence[str]) -> float:
+    """1 if a gold answer occurs in the prediction, in its case, glued to what it may be."""
+    return float(any(gold in prediction for gold in answers))
+
+
+def oolong(prediction: str, answers: Sequence[str]) -> float:
+    """1 if what stands after the last colon is a gold label, user, month or comparison."""
+    said = _after_the_colon(prediction)
+    return float(any(_equal(said, gold) for gold in answers))
+
+
+def oolong_number(prediction: str, answers: Sequence[str]) -> float:
+    """.75 ** |said - gold| for the whole number after the last colon; 0 where there is none."""
+    said = _after_the_colon(prediction)
+    return max(float(_equal(said, gold)) or _near(said, gold) for gold in answers)
+
+
+def oolong_date(prediction: str, answers: Sequence[str]) -> float:
+    """1 if the date after the last colon is a gold one, in any usual way of writing a date."""
+    said = _after_the_colon(prediction)
+    day = _date(said)
+    return float(any(_equal(said, gold) or _same_day(day, gold) for gold in answers))
+
+
+def _after_the_colon(text: str) -> str:
+    """The answer: what stands after the last colon, or without one a short text or last word."""
+    before, colon, last = text.rpartition(":")
+    if not colon:
+        return text if len(text) < SHORT else "".join(text.split()[-1:])
+    said = last.strip().translate(_BOLD)
+    if len(said) < SHORT:
+        return said
+    return next((words for words in _COMPARISONS if words in said), said)
+
+
+def _equal(said: str, gold: str) -> bool:
+    return said == gold or (said in _COMPARISONS and said in gold)
+
+
+def _near(said: str, gold: str) -> float:
+    try:
+        return 0.75 ** abs(int(gold) - int(said))
+    except (ValueError, OverflowError):  # no numbers, or too far apart for a float
+        return 0.0
+
+
+def _same_day(day: datetime.date | None, gold: str) -> bool:
+    return day is not None and day == _date(gold)
+
+
+def _date(text: str) -> datetime.date | None:
+    """The day that a text names by year, month and day; None for anything else."""
+    parts = _DATE_PART.findall(text.lower())
+    months = [_MONTHS.index(part[:3]) + 1 for part in parts if part[:3] in _MONTHS]
+    numbers = [int(part) for part in parts if part.isdecimal() and len(part) <= 4]
+    if len(months) > 1 or len(numbers) + len(months) != 3:
+        return None
+    return _day(numbers, months[0] if months else 0)
+
+
+def _day(numbers: Sequence[int], month: int) -> datetime.date | None:
+    """Year first or last; without a month's name the American order, or the one that is left."""
+    year, *rest = numbers if numbers[0] > 31 else (numbers[-1], *numbers[:-1])
+    if not month and len(rest) == 2:
+        month = rest.pop(0)
+        if month > 12 and numbers[0] <= 31:
+            month, rest = rest[0], [month]
+    try:
+        return datetime.date(year, month, rest[0])
+    except ValueError:
+        return None
