@@ -93,7 +93,7 @@ def check(task: Task, where: str) -> None:
     if not texts or not all(isinstance(gold, str) and gold.strip() for gold in task.answers):
         raise Fault(f"{where} has a blank gold answer: {task.answers!r:.80}", NO_GOLD)
     if not isinstance(task.metric, str) or task.metric not in metrics.METRICS:
-        known = ", ".join(metrics.METRICS)
+        known = metrics.known()
         raise Fault(f"{where}: there is no metric {task.metric!r:.40}; use one of {known}", METRIC)
     if not isinstance(task.contract, str) or task.contract not in extraction.CONTRACTS:
         known = ", ".join(extraction.CONTRACTS)

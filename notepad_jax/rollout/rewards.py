@@ -218,9 +218,8 @@ def by(metric: str, key: str = KEY) -> Score:
     if not metric:
         return score
     if metric not in (PUBLISHED, *metrics.METRICS):
-        known = ", ".join(metrics.METRICS)
         raise ValueError(
-            f"{key}: there is no metric {metric!r}; use one of {known}, or {PUBLISHED}"
+            f"{key}: there is no metric {metric!r}; use one of {metrics.known()}, or {PUBLISHED}"
         )
     return lambda reading, task, said=NOTHING: score(reading, judged(metric, task), said)
 

@@ -66,6 +66,13 @@ class Score:
     problem: str  # one of few short reasons, for counting; empty for a well-formed answer
 
 
+def known() -> str:
+    """Returns the names of all metrics as an error says them: families by their beginning."""
+    families = ("published_", "babilong_")
+    alone = [name for name in METRICS if not name.startswith(families)]
+    return ", ".join([*alone, *(f"{family}..." for family in families)]) + " (docs/evaluation.md)"
+
+
 def score(
     text: str, answers: Sequence[str], metric: str, contract: str, question: str = ""
 ) -> Score:
@@ -76,7 +83,7 @@ def score(
     Raises ValueError for an unknown metric or contract, and for nothing in `text`.
     """
     if metric not in _JUDGES:
-        raise ValueError(f"there is no metric {metric!r}; use one of {', '.join(_JUDGES)}")
+        raise ValueError(f"there is no metric {metric!r}; use one of {known()}")
     whole = metric in published.METRICS
     found = extraction.extract("" if whole else text, contract)  # an unknown contract is named
     if whole:

@@ -38,7 +38,7 @@ CUES = [tokens([n] * 10) for n in (50, 51)]  # with a memory behind them a page 
 TEMPLATE = Template(
     name="made", update=(CUES[0], "question", "chunk", "memory"),
     answer=(CUES[1], "question", "memory", tokens([52, 53])), direct=(),
-    no_memory=tokens([54]), keep=tokens(), stop_ids=tiny.STOPS,
+    no_memory=tokens([54]), keep=tokens(), between=tokens(), stop_ids=tiny.STOPS,
 )  # fmt: skip
 
 
