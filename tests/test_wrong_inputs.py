@@ -58,9 +58,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "given").mkdir()
     (tmp_path / "given" / "story.txt").write_text(STORY)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        sys, "dont_write_bytecode", True
-    )  # beside configs
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # beside configs
     monkeypatch.setattr(builders, "load_policy", taken)
     for variable in ("NOTEPAD_API_KEY", "NOTEPAD_CONTROL_KEY"):
         monkeypatch.delenv(variable, raising=False)
