@@ -21,8 +21,21 @@ SHORT = 20  # characters: OOLONG takes an answer of fewer as it is
 
 _COMPARISONS = ("more common", "less common", "same frequency")  # in OOLONG's order
 _BOLD = str.maketrans("", "", "*[]")
+_DATE = re.compile(r"[A-Za-z0-9\s,./'-]+")
+_COMPACT = re.compile(r"\b(\d{4})(\d\d)(\d\d)\b")
 _DATE_PART = re.compile(r"[A-Za-z]+|\d+")
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTHS = {
+    name: number
+    for number, month in enumerate(
+        "january february march april may june july august september october november december"
+        .split(), start=1,
+    )
+    for name in (month, month[:3])
+} | {"sept": 9}  # fmt: skip
+_SILENT = frozenset(
+    "st nd rd th of on at and monday tuesday wednesday thursday friday saturday sunday "
+    "mon tue wed thu fri sat sun".split()
+)  # words of a date that say nothing about which
 
 
 def mrcr(prediction: str, answers: Sequence[str]) -> float:
@@ -94,10 +107,13 @@ def _same_day(day: datetime.date | None, gold: str) -> bool:
 
 def _date(text: str) -> datetime.date | None:
     """The day that a text names by year, month and day; None for anything else."""
-    parts = _DATE_PART.findall(text.lower())
-    months = [_MONTHS.index(part[:3]) + 1 for part in parts if part[:3] in _MONTHS]
-    numbers = [int(part) for part in parts if part.isdecimal() and len(part) <= 4]
-    if len(months) > 1 or len(numbers) + len(months) != 3:
+    if not _DATE.fullmatch(text):
+        return None
+    parts = _DATE_PART.findall(_COMPACT.sub(r"\1-\2-\3", text.lower()))
+    telling = [part for part in parts if part not in _SILENT]
+    months = [_MONTHS[part] for part in telling if part in _MONTHS]
+    numbers = [int(part) for part in telling if part.isdecimal() and len(part) <= 4]
+    if len(telling) != 3 or len(numbers) + len(months) != 3 or len(months) > 1:
         return None
     return _day(numbers, months[0] if months else 0)
 

@@ -113,7 +113,10 @@ def run(config, reader, folder):
     return evaluate.run(config, reader, folder, SilentScreen())
 
 
-@pytest.mark.parametrize("suite", ["ruler", "ruler-qa", "memory", "babilong", "graphwalks"])
+@pytest.mark.parametrize(
+    "suite",
+    ["ruler", "ruler-qa", "memory", "babilong", "graphwalks", "mrcr", "oolong", "nolima"],
+)
 def test_who_knows_everything_scores_100_and_who_says_nothing_0(tmp_path, suite):
     config = config_of(f"--config.evaluate.suite={suite}", "--config.evaluate.lengths=4k")
     if suite == "babilong":  # asks the same of several documents, which begin alike in noise
@@ -126,7 +129,8 @@ def test_who_knows_everything_scores_100_and_who_says_nothing_0(tmp_path, suite)
     assert "Every reading gave an answer" not in silent.report.read_text()
     assert "with an answer that was empty" in silent.report.read_text()
     assert all(s.n == 6 and s.questions == 3 and not s.unanswered for s in known.by_task)
-    tasks = {"ruler": 13, "ruler-qa": 1, "memory": 7, "babilong": 13, "graphwalks": 2}[suite]
+    tasks = {"ruler": 13, "ruler-qa": 1, "memory": 7, "babilong": 13, "graphwalks": 2,
+             "mrcr": 3, "oolong": 10, "nolima": 4}[suite]  # fmt: skip
     assert len(known.by_task) == len(silent.by_task) == tasks
 
 

@@ -81,7 +81,8 @@ def test_oolong_and_nolima(name, said, gold, worth):
     "said",
     [
         "Mar 04, 2023", "March 4, 2023", "March 4th, 2023", "4 March 2023", "04 Mar 2023",
-        "2023-03-04", "2023/3/4", "03/04/2023", "Sat, Mar 4, 2023", "[2023-03-04]",
+        "2023-03-04", "2023/3/4", "03/04/2023", "Sat, Mar 4, 2023", "4th of March 2023",
+        "[2023-03-04]", "20230304",
     ],
 )  # fmt: skip
 def test_a_date_may_be_written_in_many_ways(said):
@@ -93,7 +94,7 @@ def test_a_date_may_be_written_in_many_ways(said):
 @pytest.mark.parametrize(
     "said",
     ["", "March", "March 2023", "04", "2023", "Feb 30, 2023", "March April 4", "1 2 3 4", "Mar 4 5",
-     "0/0/0", "13/13/2023"],
+     "0/0/0", "13/13/2023", "Mar 4, 2023!", "202303041", "It is Mar 4, 2023", "Marble 4, 2023"],
 )  # fmt: skip
 def test_what_names_no_day_is_none(said):
     assert METRICS["oolong_date"](f"Date: {said}", DAY) == 0

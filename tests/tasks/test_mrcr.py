@@ -2,9 +2,12 @@
 
 import collections
 import difflib
+import itertools
 import re
+import tracemalloc
 
 import pytest
+import tokenizers
 
 from notepad_jax.scoring import metrics
 from notepad_jax.tasks import haystack, mrcr, recipe, suites
@@ -104,6 +107,31 @@ def test_every_ordinal_form_and_letter_is_drawn():
     assert set(ordinals) == set("12345678") and max(ordinals.values()) < 20
     assert len({re.search(r"the \d.. (.*) about", t.question)[1] for t in tasks}) == len(mrcr.FORMS)
     assert len({t.answers[0][:10] for t in tasks}) == 60
+
+
+@pytest.mark.parametrize("name", mrcr.NAMES)
+def test_lengths_hold_for_bpe(name):
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=900, show_progress=False)
+    bpe.train_from_iterator([text_of(make(mrcr.NAMES[0], 0, 8192)), *PROSE.sentences], trainer)
+
+    def tokens(text):
+        return len(bpe.encode(text).ids)
+
+    for seed in range(2):
+        text = text_of(mrcr.make_task(name, seed, 8192, PROSE, tokens))
+        assert 0.98 * 8192 < tokens(text) <= 8192
+
+
+def test_a_long_document_is_written_in_constant_memory():
+    task = make(mrcr.NAMES[2], 0, 1_000_000)
+    for_one_piece = max(len(piece) for piece in itertools.islice(task.document.pieces(), 3))
+    tracemalloc.start()
+    characters = sum(map(len, task.document.pieces()))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert characters > 2_000_000 and peak < 20 * for_one_piece
 
 
 def test_what_cannot_be_made_is_said():
