@@ -29,6 +29,7 @@ from notepad_jax.scoring import recall
 
 REPORT, ACCURACY, COMPARED = "report.html", "accuracy.svg", "compared.svg"
 TEMPLATE = "evaluation.html"
+EFFECTIVE = "nolima"  # the suite whose published figures are effective lengths
 WALL_CLOCK = ("seconds", "began")  # fields that differ from run to run
 
 
@@ -84,6 +85,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "by_length": [_plain(s) for s in _sorted(report.by_length)],
         "by_task": [_plain(s) for s in _sorted(report.by_task)],
         "degradation": [_plain(loss) for loss in losses],
+        "effective_length": _effective(report),
         "examples": [_plain(example) for example in report.examples],
         "settings": _plain(report.settings),
         "published": [
@@ -161,6 +163,8 @@ def _values(report: Report, picture: Picture, compared: Picture | None) -> dict[
         "methods": methods,
         "accuracies": _rows(methods, summaries),
         "labelled": [(s.method, s) for s in summaries],
+        "effective": _effective(report),
+        "kept": degradation.KEPT,
         "outcomes": [
             outcomes.outcomes(method, [s for s in summaries if s.method == method])
             for method in methods
@@ -215,6 +219,16 @@ def _methods(summaries: Sequence[Summary]) -> list[str]:
 def _sorted(summaries: Sequence[Summary]) -> list[Summary]:
     order = _methods(summaries)
     return sorted(summaries, key=lambda s: (order.index(s.method), s.source, s.length))
+
+
+def _effective(report: Report) -> dict[str, int | None]:
+    """Returns each method's effective length, which is how NoLiMa is reported; else nothing."""
+    if report.suite != EFFECTIVE:
+        return {}
+    return {
+        method: degradation.effective_length([s for s in report.by_length if s.method == method])
+        for method in _methods(report.by_length)
+    }
 
 
 def _losses(report: Report) -> list[Degradation]:

@@ -185,12 +185,10 @@ def make_task(name: str, seed: int, length: int, haystack: Haystack, count: Coun
 
 
 def _people(sample: Sample, rng: np.random.Generator) -> list[str]:
-    """First names, all different, that are no part of each other: the metric is "contains"."""
-    held, taken = sample.haystack.holds, []
-    for name in rng.permutation(vocabulary.NAMES).tolist():
-        within = any(name in other or other in name for other in taken)
-        if not within and not held(name) and name.lower() not in _words_of_links():
-            taken.append(name)
+    """First names, all different, that neither the prose nor a link has."""
+    held, links = sample.haystack.holds, _words_of_links()
+    drawn = rng.permutation(vocabulary.NAMES).tolist()
+    taken = [name for name in drawn if name.lower() not in links and not held(name)]
     if len(taken) <= OTHERS:
         raise ValueError(
             f"the haystack holds all names but {len(taken)}, and {OTHERS + 1} are needed; "

@@ -261,6 +261,17 @@ def test_the_json_has_everything_but_the_clock():
     assert "2507.02259" in best["source"] and best["metric"] == "sub_em_two_way"
 
 
+def test_effective_lengths_are_said_of_nolima_alone(tmp_path):
+    kept = [summary("notepad", length, right, 80) for length, right in ((1024, 80), (8192, 68),
+            (32768, 67))] + [summary("full-context", 1024, 0, 80)]  # fmt: skip
+    told = evaluation_page.report_json(full(suite="nolima", by_length=kept))
+    assert told["effective_length"] == {"notepad": 8192, "full-context": None}
+    text = written(tmp_path, suite="nolima", by_length=kept)
+    assert "at least 85.0% of that at the shortest one here: notepad 8K, full-context none." in text
+    assert evaluation_page.report_json(full())["effective_length"] == {}
+    assert "Effective length" not in written(tmp_path)
+
+
 def test_the_json_does_not_depend_on_who_ended_first():
     slower = [summary(s.method, s.length, 0, accuracy=s.accuracy, scores=s.scores, n=s.n,
                       questions=s.questions, recall=s.recall, lost=s.lost, unanswered=s.unanswered,

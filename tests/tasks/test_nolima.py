@@ -61,6 +61,11 @@ def test_there_are_forty_associations_and_no_needle_shares_a_word_with_a_questio
             assert not needles & stems(other.question(hops)), (one.link, other.link)
 
 
+def test_no_name_stands_in_another_one():
+    for name, other in itertools.permutations(vocabulary.NAMES, 2):
+        assert name not in other  # the metric is "contains"
+
+
 def test_every_question_belongs_to_one_association():
     asked = [one.question(hops) for one in nolima.ASSOCIATIONS for hops in ("one_hop", "two_hop")]
     assert len(set(asked)) == len(asked)

@@ -143,6 +143,15 @@ def test_what_is_left_open_is_drawn_evenly_and_lines_are_shuffled():
     assert abs(halves["sport"] - halves["travel"]) < 5 * lines.size**0.5
 
 
+@pytest.mark.parametrize("shares", [(0.4, 0.35, 0.25), (0.05, 0.05, 0.9), (1 / 3, 1 / 3, 1 / 3)])
+def test_sizes_are_shares_to_the_nearest_line(shares):
+    sample = recipe.sample("oolong/x", 0, 1500, PROSE, count)
+    cells = [oolong_lines.Cell((k,)) for k in range(3)]
+    lines, _ = oolong_lines.fitted(sample, cells, np.array(shares))
+    assert lines.size > 50 and np.abs(lines.sizes - lines.size * np.array(shares)).max() < 1
+    assert sorted(lines.sizes, reverse=shares[0] >= shares[2]) == lines.sizes.tolist()
+
+
 def test_answers_are_no_guessing_game():
     def answers(name):
         return collections.Counter(make(name, seed, 2048).answers[0] for seed in range(120))
