@@ -10,10 +10,10 @@ import tracemalloc
 import numpy as np
 import pytest
 import scipy.stats
-import tokenizers
 
 from notepad_jax.scoring import metrics, nodes
 from notepad_jax.tasks import draws, graphwalks, haystack, recipe, suites
+from tests import measures
 
 _EDGE = re.compile(r"^([0-9a-f]{10}) -> ([0-9a-f]{10})$", re.MULTILINE)
 _PIECE = re.compile(r"\w+|[^\w\s]")
@@ -75,14 +75,7 @@ def test_lengths_are_met_from_below(name, length, counter):
 
 @pytest.mark.parametrize("name", graphwalks.NAMES)
 def test_lengths_hold_for_bpe(name):
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
-    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=600, show_progress=False)
-    bpe.train_from_iterator([text_of(make("bfs", 0, 8192)), *haystack.noise().sentences], trainer)
-
-    def tokens(text):
-        return len(bpe.encode(text).ids)
-
+    tokens = measures.bpe([text_of(make("bfs", 0, 8192)), *haystack.noise().sentences], 600)
     for seed in range(4):
         text = text_of(make(name, seed, 8192, tokens))
         assert 0.98 * 8192 < tokens(text) <= 8192

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
-import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notepad_jax.starter import vocabulary
 from notepad_jax.tasks import haystack
+from tests import measures
 
 _PIECE = re.compile(r"\w+|[^\w\s]")
 
@@ -72,14 +72,10 @@ def test_counters_that_cut_at_spaces_pass(count):
 
 def test_real_tokenizers_are_additive_over_sentences(tmp_path):
     prose = haystack.stdlib_prose().sentences
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
-    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.train_from_iterator(
-        prose[::4], tokenizers.trainers.BpeTrainer(vocab_size=1500, show_progress=False)
-    )
     vocabulary.build_sentencepiece(tmp_path / "tokenizer.model")
     unigram = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
-    for count in (lambda text: len(bpe.encode(text).ids), lambda text: len(unigram.encode(text))):
+    bpe = measures.bpe(prose[::4], 1500)
+    for count in (bpe, lambda text: len(unigram.encode(text))):
         haystack.check_additive(count)
         part = prose[100:200]
         assert abs(sum(count(" " + s) for s in part) - count(" ".join(part))) <= 1

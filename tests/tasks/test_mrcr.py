@@ -4,13 +4,12 @@ import collections
 import difflib
 import itertools
 import re
-import tracemalloc
 
 import pytest
-import tokenizers
 
 from notepad_jax.scoring import metrics
 from notepad_jax.tasks import haystack, mrcr, recipe, suites
+from tests import measures
 
 PROSE = haystack.noise()
 _PIECE = re.compile(r"\w+|[^\w\s]")
@@ -111,14 +110,7 @@ def test_every_ordinal_form_and_letter_is_drawn():
 
 @pytest.mark.parametrize("name", mrcr.NAMES)
 def test_lengths_hold_for_bpe(name):
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
-    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=900, show_progress=False)
-    bpe.train_from_iterator([text_of(make(mrcr.NAMES[0], 0, 8192)), *PROSE.sentences], trainer)
-
-    def tokens(text):
-        return len(bpe.encode(text).ids)
-
+    tokens = measures.bpe([text_of(make(mrcr.NAMES[0], 0, 8192)), *PROSE.sentences], 900)
     for seed in range(2):
         text = text_of(mrcr.make_task(name, seed, 8192, PROSE, tokens))
         assert 0.98 * 8192 < tokens(text) <= 8192
@@ -127,10 +119,7 @@ def test_lengths_hold_for_bpe(name):
 def test_a_long_document_is_written_in_constant_memory():
     task = make(mrcr.NAMES[2], 0, 1_000_000)
     for_one_piece = max(len(piece) for piece in itertools.islice(task.document.pieces(), 3))
-    tracemalloc.start()
-    characters = sum(map(len, task.document.pieces()))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    characters, peak = measures.written(task.document)
     assert characters > 2_000_000 and peak < 20 * for_one_piece
 
 

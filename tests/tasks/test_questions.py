@@ -8,15 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import tokenizers
-import tokenizers.models
-import tokenizers.pre_tokenizers
-import tokenizers.trainers
 from scipy import stats
 
 from notepad_jax.data.foreign.corpus import Corpus, Fact, Paragraph, Question, find_word
 from notepad_jax.scoring import metrics
 from notepad_jax.tasks import invented, questions
+from tests import measures
 
 WORLD = invented.synthetic_corpus(0)
 SOURCE = "ruler-qa/invented"
@@ -50,12 +47,8 @@ def test_lengths_come_within_two_percent_from_below(length):
 
 def trained_bpe():
     """A byte-level BPE that splits like GPT-2's: white space before a word changes the count."""
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
-    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=600, show_progress=False)
     texts = [text_of(questions.make_task_of_paragraphs(WORLD, 0, 0, 200, SOURCE))]
-    bpe.train_from_iterator(texts, trainer)
-    return lambda text: len(bpe.encode(text).ids)
+    return measures.bpe(texts, 600)
 
 
 @pytest.mark.parametrize("length", [1000, 4096, 16384])

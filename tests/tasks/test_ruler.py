@@ -11,10 +11,10 @@ import tracemalloc
 import numpy as np
 import pytest
 import scipy.stats
-import tokenizers
 
 from notepad_jax.scoring import metrics
 from notepad_jax.tasks import draws, haystack, recipe, ruler
+from tests import measures
 
 _PIECE = re.compile(r"\w+|[^\w\s]")
 _NEEDLE = re.compile(r"An? (?:number|identifier) that belongs to (\S+) is (\S+)\.")
@@ -80,14 +80,7 @@ def test_lengths_are_met_from_below(name, length):
 @pytest.mark.parametrize("name", ruler.NAMES)
 def test_lengths_hold_for_bpe(name):
     prose = haystack.stdlib_prose()
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
-    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=1200, show_progress=False)
-    bpe.train_from_iterator(prose.sentences[::8], trainer)
-
-    def tokens(text):
-        return len(bpe.encode(text).ids)
-
+    tokens = measures.bpe(prose.sentences[::8], 1200)
     for seed in range(4):
         task = ruler.make_task(name, seed, 8192, prose, tokens)
         assert 0.98 * 8192 < tokens(text_of(task)) <= 8192
