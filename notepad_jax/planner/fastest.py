@@ -275,7 +275,9 @@ def _plan(asked: Asked, name: str, sets: Mapping[str, Any], policy: Policy) -> P
     """A plan by arithmetic, whether it fits or not; None for what cannot run there."""
     try:
         config = _changed(asked.config, sets)
-        return plan.run(config, name, SilentScreen(), programs=plan.ESTIMATE, policy=policy)
+        return plan.run(
+            config, name, SilentScreen(), programs=plan.ESTIMATE, policy=policy, documents=False
+        )
     except DoesNotFit as problem:
         return problem.plan
     except ValueError:

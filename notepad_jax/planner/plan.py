@@ -121,14 +121,15 @@ def run(
     known: dict[str, Read] | None = None,
     programs: str = ALL,
     policy: planned_policy.Policy | None = None,
+    documents: bool = True,
 ) -> Plan:
     """Plans `config` for a slice such as "v5p:2x4x4".
 
     `known` holds what was compiled before, and takes what is compiled now; `programs` says which
     are: ALL, the LARGEST of each kind, or NONE; with ESTIMATE those are counted, and libtpu need
-    not be there. `policy` is the config's, where it was found before. Raises ValueError for a
-    slice that does not exist, a config that cannot run on it, or where libtpu is missed, and
-    `DoesNotFit`.
+    not be there. `policy` is the config's, where it was found before; a search, which compares
+    steps, does without `documents`. Raises ValueError for a slice that does not exist, a config
+    that cannot run on it, or where libtpu is missed, and `DoesNotFit`.
     """
     source = cost_analysis.Source(config, slice_name)
     if programs == ESTIMATE:
@@ -166,7 +167,7 @@ def run(
         verdict=_verdict(slice_name, worst, chip.hbm_size, room, missing, changes)
         + ("" if compiled else " (an estimate: nothing was compiled)"),
         advice=changes,
-        documents=document.documents(made, chip),
+        documents=document.documents(made, chip) if documents else (),
     )
     if not plan.fits:
         raise DoesNotFit(plan)

@@ -192,7 +192,7 @@ def compiler(monkeypatch):
     compiled = []
     run = plan.run
 
-    def made_up(config, name, screen, known=None, programs=plan.ALL, policy=None):
+    def made_up(config, name, screen, known=None, programs=plan.ALL, policy=None, documents=True):
         if programs == plan.ESTIMATE:
             return run(config, name, screen, programs=programs, policy=policy)
         compiled.append((config.parallel.tensor, config.grpo.remat, config.grpo.row_length))
