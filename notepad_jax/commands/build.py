@@ -11,15 +11,15 @@ from notepad_jax.commands.parser import Parser
 from notepad_jax.data import files
 from notepad_jax.programs import build
 from notepad_jax.setup.config.whole import Config
+from notepad_jax.tasks import suites
 from notepad_jax.telemetry.screen import Screen
 
 CONFIG = "ruler"
 LONG = """\
 Makes the tasks of a suite at each length, one file each, and goes on with those that
-are missing. SUITE is ruler (13 tasks), ruler-qa, memory, stories, babilong, graphwalks,
-mrcr, oolong, nolima; golongrl, which converts the rows of --rows; or the path of any file
-that `eval` reads, which is converted. Lengths are tokens of --tokenizer; without one, of
-a stand-in that counts words and their parts.
+are missing. SUITE is one of those below; golongrl, which converts the rows of --rows; or
+the path of any file that `eval` reads, which is converted. Lengths are tokens of
+--tokenizer; without one, of a stand-in that counts words and their parts.
 `eval` asks the samples of seed 0 without any files: a training set needs a --seed of
 its own, or other questions.
 
@@ -33,8 +33,7 @@ def options(parser: Parser) -> None:
     parser.add_argument(
         "suite",
         metavar="SUITE",
-        help="ruler, ruler-qa, memory, stories, babilong, graphwalks, mrcr, oolong, nolima, "
-        "golongrl or a path",
+        help=f"{', '.join(suites.SUITES)}, golongrl or a path",
     )
     parser.add_argument("--out", required=True, help="the folder for the files")
     parser.add_argument("--form", default="jsonl", help=f"{' or '.join(files.FORMS)} (jsonl)")

@@ -10,6 +10,7 @@ from notepad_jax.eval.methods import METHODS
 from notepad_jax.keys import POSITIVE, SHARE, also, key, whole, words
 from notepad_jax.reading.rules import MOST_TOKENS
 from notepad_jax.starter import mixed
+from notepad_jax.tasks.suites import SUITES
 from notepad_jax.types import SamplingParams
 
 
@@ -26,6 +27,8 @@ class Lengths:
 
 
 LENGTHS = Lengths()
+
+_MADE_HERE = ", ".join(f"`{name}`" for name in SUITES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,8 +147,7 @@ class SuiteKeys(EvaluateKeys):
 
     suite: str = key(
         "text",
-        "`ruler`, `ruler-qa`, `memory`, `stories`, `babilong`, `graphwalks`, `mrcr`, `oolong`, "
-        "`nolima`, or a task file or a folder of them. `--suite`",
+        f"{_MADE_HERE}, or a task file or a folder of them. `--suite`",
     )
     tasks: tuple[str, ...] = key(
         "list",
@@ -198,10 +200,8 @@ class ValidationKeys:
     )
     suite: str = key(
         "name",
-        "`synthetic`, `ruler`, `ruler-qa`, `memory`, `stories`, `babilong`, `graphwalks`, `mrcr`, "
-        "`oolong`, `nolima`: documents made for it, of `validation.lengths`, with other questions "
-        "than `eval` asks. "
-        "One of suite, files and split must be named",
+        f"`synthetic`, {_MADE_HERE}: documents made for it, of `validation.lengths`, with other "
+        "questions than `eval` asks. One of suite, files and split must be named",
     )
     tasks: tuple[str, ...] = key(
         "words",
