@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax import waiting
-from notepad_jax.programs import ask, evaluate, file_document, subjects
-from notepad_jax.programs import questions as questions_
+from notepad_jax.programs import ask, evaluate, file_document, questions, subjects
 from notepad_jax.reading.rules import Rules
 from notepad_jax.setup import builders, configuration, process, settings
 from notepad_jax.setup.config.whole import Config
@@ -210,7 +209,7 @@ async def _read(opened: _Open, *what: Any) -> ask.Answer:
 
 
 async def _read_all(opened: _Open, *what: Any) -> list[ask.Answer]:
-    return await questions_.ask_all(await opened.completer(), *what)
+    return await questions.ask_all(await opened.completer(), *what)
 
 
 def _close(loop: waiting.Loop, opened: _Open) -> None:

@@ -46,8 +46,7 @@ def run(
 ) -> tuple[Any, str]:
     document = file_document.FileDocument(None if arguments.file == "-" else Path(arguments.file))
     asked = _asked(arguments)
-    for question in asked:
-        ask.check_asked(document, question)  # before any weight is loaded
+    ask.check_asked(document, asked)  # before any weight is loaded
     if arguments.trace:
         ask.check_trace(Path(arguments.trace))
     if config.reading.order == "serial":

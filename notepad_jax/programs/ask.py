@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -169,9 +169,9 @@ async def followed(
     return answer, after.turns + after.contexts
 
 
-def check_asked(document: FileDocument, question: str) -> None:
+def check_asked(document: FileDocument, questions: Sequence[str]) -> None:
     """Raises what `ask` would, as far as nothing has to be opened for it but the file."""
-    if not question.strip():
+    if not all(question.strip() for question in questions):
         raise ValueError(NO_QUESTION)
     if document.path is not None:
         next(document.pieces(), None)
@@ -264,8 +264,9 @@ class _Telling:
         before = self._now
         said = before.text if kind is before.kind is TurnKind.ANSWER else ""  # it goes on
         chunk = before.chunk + (kind is TurnKind.UPDATE)
-        if self._chunks.total_chunks is not None and chunk > self._chunks.total_chunks:
-            chunk = 1 if kind is TurnKind.UPDATE else chunk  # of the next pass
+        if kind is TurnKind.UPDATE and before.chunk == self._chunks.total_chunks:
+            chunk = 1  # of the next pass
+        self._place = ""  # known when it has ended
         self._now = Progress(kind, chunk, *self._of(), prompt, said, False)
         self._began, self._compiled = time.perf_counter(), compiled.watched().seconds
         self._written = 0
@@ -287,7 +288,7 @@ class _Telling:
         """The turn has ended, with a new memory if it wrote one."""
         self._place = rounds.place(turn)
         now = self._now = dataclasses.replace(self._now, ended=True)
-        if turn.kind is TurnKind.UPDATE:
+        if turn.kind is TurnKind.UPDATE:  # of a parallel reading nobody heard it begin
             of, exact = self._of()
             now = self._now = dataclasses.replace(now, chunk=turn.unit + 1, chunks=of, exact=exact)
         self._tell()
