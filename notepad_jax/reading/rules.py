@@ -60,6 +60,11 @@ class Rules:
         """Whether a reading is more than one turn after another over the document, once."""
         return self.passes > 1 or self.order == "parallel"
 
+    @property
+    def plain(self) -> bool:
+        """Whether a reading is one serial pass with one memory."""
+        return not self.goes_over and self.heads == 1
+
     def most_memory(self, template: Template) -> int:
         """Returns the tokens of the longest memory that a prompt shows."""
         return self.heads * self.max_memory + (self.heads - 1) * len(template.between)

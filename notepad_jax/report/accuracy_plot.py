@@ -96,19 +96,14 @@ def capture_and_retention(summaries: Sequence[Summary], train_length: int | None
 
     `summaries` are one method's. None where no evidence is known.
     """
-    curves = {
-        "ever written": [(s, s.captured) for s in summaries if s.captured is not None],
-        "kept to the end": [(s, s.retained) for s in summaries if s.retained is not None],
-    }
-    lines = [
-        _line(label, tone, mark, [dataclasses.replace(s, accuracy=share) for s, share in found])
-        for (label, found), (tone, mark) in zip(
-            curves.items(), ((OTHER, "square"), (OURS, "circle")), strict=True
-        )
-        if found
-    ]
-    if not lines:
+    captured = [dataclasses.replace(s, accuracy=s.captured) for s in summaries if s.captured]
+    retained = [dataclasses.replace(s, accuracy=s.retained) for s in summaries if s.retained]
+    if not captured:
         return None
+    lines = [
+        _line("ever written", OTHER, "square", captured),
+        _line("kept to the end", OURS, "circle", retained),
+    ]
     made = _picture(lines, train_length, ())
     told = dict(
         title="Evidence by document length",

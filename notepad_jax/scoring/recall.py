@@ -42,16 +42,18 @@ class Recall:
 
     def see(self, memory: str) -> None:
         """Takes the text that the memory became."""
-        said = normalise(memory)
-        self._held = [stands_in(fact, said) for fact in self._facts]
-        self._seen = [a or b for a, b in zip(self._seen, self._held, strict=True)]
+        self._held = self._seen_in(memory)
 
     def note(self, text: str) -> None:
         """Takes the text that a turn of a parallel reading wrote, which is no memory yet."""
+        self._seen_in(text)
+
+    def _seen_in(self, text: str) -> list[bool]:
+        """Returns which facts stand in a text, and remembers that they were written."""
         said = normalise(text)
-        self._seen = [
-            a or stands_in(fact, said) for a, fact in zip(self._seen, self._facts, strict=True)
-        ]
+        found = [stands_in(fact, said) for fact in self._facts]
+        self._seen = [a or b for a, b in zip(self._seen, found, strict=True)]
+        return found
 
     @property
     def held(self) -> tuple[bool, ...]:

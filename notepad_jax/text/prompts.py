@@ -103,8 +103,8 @@ class Template:
     @property
     def shares_questions(self) -> bool:
         """Whether all questions about a document share its chunks: the question follows them."""
-        names = [part if isinstance(part, str) else "" for part in self.update]
-        return names.index("chunk") < names.index("question")
+        shared = {part for part in self._update_shared if isinstance(part, str)}
+        return shared == {"chunk"}
 
     def shown_memory(self, memory: Tokens) -> Tokens:
         """Returns the memory as a prompt shows it: the marker where nothing was written."""

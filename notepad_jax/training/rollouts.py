@@ -45,6 +45,8 @@ from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import Chunks, Completer, Draw, Group, Task
 
+_PLAIN = "reading.order, passes and heads to serial, 1 and 1"  # what an error asks for
+
 
 class ReadingsFailed(ValueError):
     """More readings of a step failed than the config lets pass."""
@@ -276,16 +278,16 @@ def _teacher(said: str) -> imitation.Teacher | None:
 def check(config: Training) -> None:
     """Raises ValueError for rewards that there are not, and for what does not go together."""
     rewards.with_memories(scoring(config), config.tasks.memory_reward)
-    rules, r = builders.rules(config.reading), config.rollout
-    if r.local.samples and (rules.goes_over or rules.heads > 1):
+    plain, r = builders.rules(config.reading).plain, config.rollout
+    if r.local.samples and not plain:
         raise ValueError(
             f"rollout.local.samples is {r.local.samples}, which writes single turns of a serial "
-            "reading again; set it to 0, or reading.order, passes and heads to serial, 1 and 1"
+            f"reading again; set it to 0, or {_PLAIN}"
         )
-    if r.teacher and (rules.goes_over or rules.heads > 1):
+    if r.teacher and not plain:
         raise ValueError(
             f"rollout.teacher is {r.teacher}, whose notes are those of one serial reading; set "
-            "reading.order, passes and heads to serial, 1 and 1"
+            f"{_PLAIN}"
         )
 
 
