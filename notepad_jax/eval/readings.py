@@ -43,12 +43,14 @@ class Readings:
 
     A reading that failed is not taken up: going on makes it again. Raises ValueError if the
     folder's readings have another identity (who reads, and how; JSON values), and for a line
-    that is no reading, naming file and line.
+    that is no reading, naming file and line. `before`: as `settle`'s.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, identity: Mapping[str, Any], before: Mapping[str, Any] | None = None
+    ) -> None:
         self._folder = folder
-        settle(folder / IDENTITY, identity, "begin a run of another name")
+        settle(folder / IDENTITY, identity, "begin a run of another name", before)
         self._under_way: dict[Key, UnderWay] = {}
         self._pieces: Pieces | None = None
         self._whole: set[Key] = set()  # whose turns are kept

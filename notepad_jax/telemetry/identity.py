@@ -17,17 +17,20 @@ from typing import Any
 DIGEST = "digest"  # of a file's other keys, among them
 
 
-def settle(path: Path, identity: Mapping[str, Any], mend: str) -> None:
+def settle(
+    path: Path, identity: Mapping[str, Any], mend: str, before: Mapping[str, Any] | None = None
+) -> None:
     """Writes `identity` (JSON values) to `path`, or makes sure that it stands there already.
 
-    Raises ValueError naming the first value that differs, with both and the mend; also for a
-    file that is damaged.
+    A name of `before` that is not in the file has the value given there: the folder is older
+    than the name. Raises ValueError naming the first value that differs, with both and the mend;
+    also for a file that is damaged.
     """
     ours = json.loads(json.dumps(identity))
     if not path.is_file():
         write_json(path, ours)
         return
-    theirs = read_json(path, mend)
+    theirs = {**(before or {}), **read_json(path, mend)}
     for name in sorted(ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):
             raise ValueError(
