@@ -107,7 +107,7 @@ async def ask(
     telling = _Telling(chunks, document, rules.chunk_size, transcript, on_progress)
     telling.look_ahead()
     writes, answers = (_Aloud(completer, tokenizer.decode, telling, kind) for kind in TurnKind)
-    if rules.order == "parallel":  # many write at once, so none of them is heard
+    if rules.order != "serial":  # many write at once, so none of them is heard
         writes = completer
     course = UnderWay(Turns(Pieces(tokenizer)) if trace is not None else None)
     reads = memory_agent.read(

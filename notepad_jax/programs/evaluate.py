@@ -73,7 +73,10 @@ _FREE = (
     "usual_samples", "tasks", "at_once", "train_length", "archive_turns",
 )  # fmt: skip
 # Keys that came later, with the value under which a reading is what it was before them.
-OLDER = {"reading.heads": 1, "reading.order": "serial", "reading.passes": 1}
+OLDER = {
+    "reading.heads": 1, "reading.order": "serial", "reading.passes": 1,
+    "reading.again": False, "reading.exits": False, "reading.exit_after": 0,
+}  # fmt: skip
 
 
 def identity(config: Config) -> dict[str, Any]:

@@ -331,7 +331,7 @@ class Readings:
                 tokens(data["token_ids"]), np.array(data["logprobs"], np.float32),
                 Finish(data["finish"]), data["policy_version"],
             )  # fmt: skip
-            turn = memory_agent.turn_of(state, kind, prompt, made)
+            turn = memory_agent.turn_of(rules, template, state, prompt, made)
             state = memory_agent.after(rules, template, state, turn)
             yield turn, state
 
