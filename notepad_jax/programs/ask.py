@@ -62,9 +62,10 @@ class Answer:
 
     answer: str
     truncated: bool  # cut at the limit of an answer
-    chunks: int
-    tokens: int  # of the document
+    chunks: int  # that were read
+    tokens: int  # of the document, in them
     memories: tuple[Memory, ...]  # one for every chunk that changed what was noted
+    early: bool = False  # whether the reading ended before the document did
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +150,12 @@ async def followed(
     """
     tokenizer, template = subject.tokenizer, subject.template
     memories: list[Memory] = []
+    sizes: list[int] = []  # of the document's chunks that were read
     shown = tokenizer.decode(template.no_memory)
     async for turn, after in reads:
         course.turn(turn)
+        if turn.kind is TurnKind.UPDATE and turn.level == turn.round == 0:
+            sizes.append(turn.size)
         memory = tokenizer.decode(template.shown_memory(after.memory_tokens))
         changed = turn.kind is TurnKind.UPDATE and memory != shown
         if changed:
@@ -162,9 +166,10 @@ async def followed(
     answer = Answer(
         answer=tokenizer.decode(memory_agent.answered(after)),
         truncated=turn.completion.finish is not Finish.STOP,
-        chunks=chunks.total_chunks,
-        tokens=chunks.tokens_read,
+        chunks=len(sizes),
+        tokens=sum(sizes),
         memories=tuple(memories),
+        early=rounds.chunk_or_none(chunks, len(sizes)) is not None,
     )
     return answer, after.turns + after.contexts
 
