@@ -296,7 +296,7 @@ async def _read(
     made = None
     async with contextlib.aclosing(memory_agent.read(streamer, *about)) as course:
         await chunks.reach(state.turns)
-        while chunks.has(state.turns):
+        while state.chunks is chunks and chunks.has(state.turns):  # else it left early
             turn, state = await anext(course)
             made = turn.completion
             change = watch.change(turn, state)
