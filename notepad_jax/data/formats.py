@@ -46,6 +46,10 @@ _OTHERS = {  # a column that only their rows have: whose they are, what makes ta
     "reward_model": ("GoLongRL", "build golongrl --rows"),
 }
 _TEXTS = {"document", "context"}
+_BESIDE = {  # a column of files that lie beside tasks and are none: what they are, which to give
+    "ideal_response": "BEAM's probing questions; give the chat.json beside their folder",
+    "hypothesis": "answers to LongMemEval's questions; give longmemeval_s.json itself",
+}
 
 
 def read_any(
@@ -80,6 +84,9 @@ def read_any(
                 f"{path} has rows of {whose}; make tasks of them first: "
                 f"notepad-jax {command} {path}"
             )
+    for key, whose in _BESIDE.items():
+        if key in keys and not keys & _TEXTS:
+            raise ValueError(f"{path} holds {whose}")
     found: Iterable[Row | Fault]
     if form == "parquet":
         found = parquet.scan(path, on_block, memo)

@@ -108,6 +108,9 @@ def test_a_chat_without_its_questions_and_a_file_that_lost_rows_are_named(tmp_pa
     (tmp_path / "chat.json").write_text(json.dumps(BATCHES))
     with pytest.raises(ValueError, match=r"probing_questions/probing_questions.json is missing"):
         formats.read_any(tmp_path / "chat.json")
+    asked = folder(tmp_path / "1") / "probing_questions" / "probing_questions.json"
+    with pytest.raises(ValueError, match="holds BEAM's probing questions; give the chat.json bes"):
+        formats.read_any(asked)
     path = hub(tmp_path / "d.parquet", repr(ASKED), repr(ASKED))
     document = formats.read_any(path)[-1][0].document
     hub(path, repr(ASKED))

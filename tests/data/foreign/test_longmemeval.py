@@ -81,6 +81,19 @@ def test_rows_lie_at_the_same_bytes_in_whatever_blocks_they_come(tmp_path, monke
     assert texts == [TOLD, TOLD]
 
 
+def test_a_file_cut_short_and_one_of_answers_are_refused_in_one_line(tmp_path):
+    path = written(tmp_path / "s.json", [row(), row(question_id="q2")])
+    whole = path.read_bytes()
+    for cut in range(600, len(whole), 97):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match=r"s\.json") as caught:
+            formats.read_any(path)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+    said = written(tmp_path / "said.jsonl", [{"question_id": "q1", "hypothesis": "Bergen"}])
+    with pytest.raises(ValueError, match="holds answers to LongMemEval's questions; give longm"):
+        formats.read_any(said)
+
+
 BAD = [
     (row(haystack_dates=DATES[:1]), "has 2 sessions and 1 dates; give each one"),
     (
