@@ -110,7 +110,7 @@ async def ask(
     writes, answers = (_Aloud(completer, tokenizer.decode, telling, kind) for kind in TurnKind)
     if rules.order != "serial":  # many write at once, so none of them is heard
         writes = completer
-    course = UnderWay(Turns(Pieces(tokenizer)) if trace is not None else None)
+    course = under_way(subject, rules, trace)
     reads = memory_agent.read(
         writes, subject.template, rules, memory_agent.start(asked, chunks), sampling, answers
     )
@@ -119,6 +119,13 @@ async def ask(
     if trace is not None:
         append(trace, subject, document, question, answer, made, course)
     return answer
+
+
+def under_way(subject: Subject, rules: Rules, trace: Path | None) -> UnderWay:
+    """Returns where a reading is taken down; its turns, too, if there is a `trace`."""
+    if trace is None:
+        return UnderWay()
+    return UnderWay(Turns(Pieces(subject.tokenizer), rules, subject.template))
 
 
 def encoded(subject: Subject, rules: Rules, question: str) -> Tokens:

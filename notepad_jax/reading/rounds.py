@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import numpy as np
 
@@ -100,13 +100,18 @@ def ended(state: MemoryState) -> MemoryState:
 def noted(rules: Rules, template: Template, state: MemoryState, note: Tokens | None) -> MemoryState:
     """Returns the state after a turn of a parallel reading that wrote `note`; None is nothing."""
     notes = state.round.notes
-    if note is not None and len(note) and not np.array_equal(note, state.memory_tokens):
+    if is_new(state.memory_tokens, note):
         notes = (*notes, note)
     round_ = dataclasses.replace(state.round, notes=notes)
     state = dataclasses.replace(state, next_chunk=state.next_chunk + 1, round=round_)
     if chunk_or_none(state.chunks, state.next_chunk) is not None:
         return state
     return _level_ended(rules, template, state)
+
+
+def is_new(memory: Tokens, note: Tokens | None) -> TypeGuard[Tokens]:
+    """Says whether a turn that was shown `memory` has written a note; None is nothing."""
+    return note is not None and len(note) > 0 and not np.array_equal(note, memory)
 
 
 def _level_ended(rules: Rules, template: Template, state: MemoryState) -> MemoryState:
@@ -145,16 +150,20 @@ def _begun(state: MemoryState, document: Chunks) -> MemoryState:
 
 def packed(notes: Sequence[Tokens], size: int, between: Tokens) -> tuple[Tokens, ...]:
     """Returns chunks of at most `size` tokens that hold all notes, whole and in their order."""
-    chunks: list[list[Tokens]] = [[]]
-    room = size
-    for note in notes:
-        more = len(note) + (len(between) if chunks[-1] else 0)
-        if more > room and chunks[-1]:
-            chunks.append([])
-            room, more = size, len(note)
-        chunks[-1].append(note)
+    packs = packing([len(note) for note in notes], size, len(between))
+    return tuple(joined([notes[k] for k in pack], between) for pack in packs)
+
+
+def packing(lengths: Sequence[int], size: int, between: int) -> list[range]:
+    """Returns of each chunk which notes it holds, by their lengths; the last has the rest."""
+    packs, first, room = [], 0, size
+    for k, length in enumerate(lengths):
+        more = length + (between if k > first else 0)
+        if more > room and k > first:
+            packs.append(range(first, k))
+            first, room, more = k, size, length
         room -= more
-    return tuple(joined(part, between) for part in chunks)
+    return [*packs, range(first, len(lengths))]
 
 
 def joined(parts: Sequence[Tokens], between: Tokens) -> Tokens:

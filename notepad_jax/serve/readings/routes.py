@@ -209,7 +209,7 @@ class Readers:
             for number, course in enumerate(reading.courses):
                 if course.answer is None and not (stopped and course.turns):
                     continue
-                turns = Turns(pieces)
+                turns = Turns(pieces, self._readings.rules_of(asked), self._served.template)
                 if chunks is not None:
                     for turn, _ in self._readings.again(reading, number, chunks):
                         turns.add(turn)
