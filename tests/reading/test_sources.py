@@ -102,3 +102,18 @@ def test_a_merge_alone_is_one_whose_notes_nobody_saw():
     """One that was written again is kept without the turns below it."""
     merges = [turn for turn, _ in read(whim(3), 12) if turn.level]
     assert Sources(PARALLEL, fakes.template()).add(merges[-1]).reads == ()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_mixed_reading_that_asks_for_rounds_reads_what_is_said_too(seed):
+    template = dataclasses.replace(fakes.template(), again=tokens([401]), end=tokens([399]))
+    rules = dataclasses.replace(PARALLEL, order="mixed", again=True)
+    chunks = int(np.random.default_rng(seed).integers(1, 30))
+    pairs = read(whim(seed), chunks, rules, template)
+    sources, said = Sources(rules, template), {}
+    for turn, chunk, memory in shown(pairs, chunks):
+        source = sources.add(turn)
+        said[turn.chunk] = memory_agent.written(turn.completion)
+        held = chunk if turn.level > 0 else memory
+        notes = [said[k] for k in source.reads]
+        assert rounds.joined(notes, template.between).tolist() == held.tolist()

@@ -139,5 +139,5 @@ def test_the_templates_are_shipped_with_the_package():
     shipped = settings["tool"]["setuptools"]["package-data"]["notepad_jax.report"]
     folder = ROOT / "notepad_jax" / "report"
     there = [str(path.relative_to(folder)) for path in (folder / "templates").iterdir()]
-    assert len(there) == 30
+    assert len(there) == 31
     assert [name for name in there if not any(fnmatch.fnmatch(name, p) for p in shipped)] == []
