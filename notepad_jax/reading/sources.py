@@ -68,13 +68,14 @@ class Sources:
 
     def _noted(self, turn: Turn) -> bool:
         said = memory_agent.written(turn.completion)
-        wrote = turn.action is Action.WRITE and turn.completion.finish is not Finish.CANCELLED
-        if not wrote or not rounds.is_new(self._memory, said):
+        if turn.action is not Action.WRITE or turn.completion.finish is Finish.CANCELLED:
             return False
-        if rounds.merges(self._rules, turn.level):
-            self._notes.setdefault(said.tobytes(), turn.chunk)
-        else:
-            self._memory, self._writer = said, (turn.chunk,)
+        if not rounds.merges(self._rules, turn.level):
+            self._memory, self._writer = said, (turn.chunk,) * (len(said) > 0)
+            return True
+        if not rounds.is_new(self._memory, said):
+            return False
+        self._notes.setdefault(said.tobytes(), turn.chunk)
         return True
 
     def _reads(self, turn: Turn) -> tuple[int, ...]:
