@@ -82,6 +82,7 @@ def get_config() -> ConfigDict:
             # Held-out rows are judged by it, too.
             reward="",
             # What each memory on the way is worth, said in the same way: its turn learns from it.
+            # "recall_gain" is what its turn added to the facts that it was shown, or lost of them.
             memory_reward="",
         )
     )
@@ -118,6 +119,8 @@ def get_config() -> ConfigDict:
             # What the rollout before counts in the scale of a kind of task (batch_std, task_std,
             # tmn, tmn_reweight): 0.9 steadies a kind with few groups. 0: each rollout its own.
             scale_memory=0.0,
+            # Of turn-level advantages, beside the reading's: of what `tasks.memory_reward` says.
+            memory_weight=1.0,
             normaliser="token_mean",  # or turn_mean, trajectory_mean, prompt_mean, constant
             constant=0.0,  # of `constant`: completion tokens that a trajectory may have
             ratio="ppo_clip",  # or gspo, a turn's own; gspo_trajectory, all turns'; cispo

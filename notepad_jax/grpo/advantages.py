@@ -5,9 +5,9 @@ more turns, and must not weigh more in its own baseline. The baseline is always 
 the scale is of the group, of the batch, or of all groups of one kind in it, so an advantage is
 a function of a whole batch; or of several, where `remembered` scales are given instead of the
 batch's own. A group whose rewards are all equal gets exactly 0 and is in no scale. All turns of a
-trajectory have its advantage, unless their memories earn something, too (`of_turns`); `batch`
-(beside) gives a turn's to each of its completion tokens. Turns that were written again beside
-their group (`local`) have a baseline of their own.
+trajectory have its advantage, unless their memories earn something, too (`of_turns`: turn-level
+advantages); `batch` (beside) gives a turn's to each of its completion tokens. Turns that were
+written again beside their group (`local`) have a baseline of their own.
 Pure numpy; formulas and papers: docs/algorithms.md.
 """
 
@@ -153,30 +153,44 @@ def of_groups(name: str, groups: Sequence[Group], scales: Scales | None = None) 
     return advantage(groups) if scales is None else advantage(groups, scales)
 
 
-def of_turns(group: Group, advantages_G: np.ndarray) -> list[np.ndarray]:
+def of_turns(
+    group: Group, advantages_G: np.ndarray, name: str = dr_grpo.__name__, weight: float = 1.0
+) -> list[np.ndarray]:
     """Returns each trajectory's advantages, [turns]: its own, the same for all of its turns.
 
-    Where memories earn something by themselves, an update turn has in addition what its memory
-    is worth less the mean of the group's memories after the same chunk. Raises ValueError for
-    members that had other numbers of update turns: these cannot be compared.
+    Where memories earn something by themselves, an update turn has in addition `weight` times the
+    advantage `name` of what its memory is worth, among the group's turns at the same place of the
+    reading: round, level, unit. A turn that no other member has made is compared with nothing, and
+    has its trajectory's. Raises ValueError for rewards that are not one an update turn.
     """
     members = group.trajectories
-    worth = [member.memory_rewards for member in members]
-    if not any(worth):
-        return [np.full(len(m.turns), a) for m, a in zip(members, advantages_G, strict=True)]
-    if len({len(one) for one in worth}) > 1:
-        raise ValueError(
-            f"task {group.task.id!r}: the members of a group have {sorted(map(len, worth))} "
-            "memories to compare; they read the same document, so it must be one number"
-        )
-    own_GC = np.stack([centred(at_G) for at_G in np.array(worth, np.float64).T], 1)
-    found = []
-    for member, own_C, advantage in zip(members, own_GC, advantages_G, strict=True):
-        updates = np.array([turn.kind is TurnKind.UPDATE for turn in member.turns])
-        values = np.full(len(updates), advantage)
-        values[updates] += own_C
-        found.append(values)
+    found = [np.full(len(m.turns), a) for m, a in zip(members, advantages_G, strict=True)]
+    if not any(member.memory_rewards for member in members):
+        return found
+    for at in _places(group).values():
+        worth_M = np.array([worth for _, _, worth in at], np.float64)
+        if len(at) > 1:
+            own_M = weight * WITHIN.get(name, centred)(worth_M)
+            for (member, turn, _), own in zip(at, own_M, strict=True):
+                found[member][turn] += own
     return found
+
+
+def _places(group: Group) -> dict[tuple[int, int, int], list[tuple[int, int, float]]]:
+    """Gathers (member, turn, worth of its memory) of a group's update turns by their place."""
+    places: dict[tuple[int, int, int], list[tuple[int, int, float]]] = {}
+    for member, one in enumerate(group.trajectories):
+        updates = [k for k, turn in enumerate(one.turns) if turn.kind is TurnKind.UPDATE]
+        if len(updates) != len(one.memory_rewards):
+            raise ValueError(
+                f"task {group.task.id!r}: {len(one.memory_rewards)} rewards of memories for "
+                f"{len(updates)} update turns; give one for each"
+            )
+        for k, worth in zip(updates, one.memory_rewards, strict=True):
+            turn = one.turns[k]
+            at = places.setdefault((turn.round, turn.level, turn.unit), [])
+            at.append((member, k, worth))
+    return places
 
 
 # ---------------------------------------------------------------- scales

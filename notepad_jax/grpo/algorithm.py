@@ -48,6 +48,7 @@ class Algorithm:
     entropy_high: float  # nats above which turns of a kind learn from success alone; 0: never
     entropy_low: float  # nats below which they learn from failure again
     max_skipped: int  # steps in a row that may be skipped for not being finite
+    memory_weight: float  # of the advantage of a turn's own memory, beside its trajectory's
     local_weight: float  # of the advantage of turns that were written again (`Group.local`)
 
     def __post_init__(self) -> None:
@@ -272,7 +273,8 @@ def _advantages(
     counts = [part.stop - part.start for part in cut]
     whole = [one for part, n in zip(parts, counts, strict=True) for one in part[:n]]
     found = advantages.of_groups(how.advantage, whole, scales)
-    values = [advantages.of_turns(*pair) for pair in zip(whole, found, strict=True)]
+    name, weight = how.advantage, how.memory_weight
+    values = [advantages.of_turns(*pair, name, weight) for pair in zip(whole, found, strict=True)]
     return [
         values[here]
         + [advantages.local(how.advantage, one.rewards, how.local_weight) for one in part[n:]]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from notepad_jax.grpo import ratios
+from notepad_jax.grpo import advantages, ratios
 from notepad_jax.types import Group, TrainBatch
 
 
@@ -41,6 +41,27 @@ def metrics(
         return {}
     shares = {f"task/{name}/advantage_share": of_task[name] / whole for name in sorted(of_task)}
     return {"advantage_share_update": updates / whole} | shares
+
+
+def turn_level(
+    groups: Sequence[Group], advantages_G: Sequence[np.ndarray], name: str, weight: float
+) -> dict[str, float]:
+    """Returns what update turns have beside their trajectories' advantages, as metrics.
+
+    `turn_advantage` is its mean size, and `turn_advantage_share` its share of the sizes of both.
+    Nothing where memories earn nothing. Arguments are those of `advantages.of_turns`.
+    """
+    if not any(one.memory_rewards for group in groups for one in group.trajectories):
+        return {}
+    own = outcome = turns = 0.0
+    for group, its_G in zip(groups, advantages_G, strict=True):
+        alone = advantages.of_turns(group, np.zeros(len(its_G)), name, weight)
+        counts_G = np.array([len(one.memory_rewards) for one in group.trajectories])
+        own += sum(np.abs(one).sum() for one in alone)
+        outcome += (np.abs(its_G) * counts_G).sum()
+        turns += counts_G.sum()
+    share = own / (own + outcome) if own else 0.0
+    return {"turn_advantage": own / max(1, turns), "turn_advantage_share": share}
 
 
 def effective_share(made: Sequence[TrainBatch]) -> float:

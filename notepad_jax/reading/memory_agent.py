@@ -17,7 +17,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from notepad_jax.reading import answer, rounds
@@ -209,17 +209,22 @@ def answered(state: State) -> Tokens:
     return state.written if isinstance(state, AnswerState) else NO_TOKENS
 
 
-def memories(rules: Rules, template: Template, turns: Sequence[Turn]) -> list[Tokens]:
-    """Returns the memory after each turn of a whole reading, by playing it again."""
+def played(
+    rules: Rules, template: Template, turns: Sequence[Turn]
+) -> Iterator[tuple[Turn, State, State]]:
+    """Yields each turn of a whole reading with the states before and after it."""
     chunks = sum(
         turn.kind is TurnKind.UPDATE and turn.level == turn.round == 0 for turn in turns
     )  # what they say stands in the turns; how many there are decides when a pass ends
     state: State = start(NO_TOKENS, (NO_TOKENS,) * chunks)
-    found: list[Tokens] = []
     for turn in turns:
-        state = after(rules, template, state, turn)
-        found.append(state.memory_tokens)
-    return found
+        before, state = state, after(rules, template, state, turn)
+        yield turn, before, state
+
+
+def memories(rules: Rules, template: Template, turns: Sequence[Turn]) -> list[Tokens]:
+    """Returns the memory after each turn of a whole reading, by playing it again."""
+    return [state.memory_tokens for _, _, state in played(rules, template, turns)]
 
 
 async def read(

@@ -22,6 +22,7 @@ from types import MappingProxyType
 
 from notepad_jax.reading import memory_agent
 from notepad_jax.reading.rules import Rules
+from notepad_jax.rollout import turn_credit
 from notepad_jax.scoring import metrics, own, published
 from notepad_jax.scoring.own import Own, RewardFailed, Worth
 from notepad_jax.scoring.reading_record import ReadingRecord, Recorder
@@ -57,6 +58,11 @@ class Shown:
             recorder.turn(turn, memory)
         status = reading.status.value
         return recorder.record(reading.sample, reading.answer, status, reading.chunks)
+
+    def gains(self, reading: Reading, task: Task) -> Worth:
+        """Returns what each update turn gained of the task's facts (`turn_credit`)."""
+        decode = self.tokenizer.decode
+        return turn_credit.gains(self.rules, self.template, decode, reading.turns, task)
 
     def _played(self, reading: Reading) -> Iterator[tuple[Turn, Tokens]]:
         after = memory_agent.memories(self.rules, self.template, reading.turns)
@@ -145,13 +151,16 @@ def with_memories(answers: Scoring, said: str) -> Scoring:
     """Returns `answers`, and beside it what each memory on the way is worth by `said`; "": nothing.
 
     A metric judges a memory as it would an answer that says it; a function says a number for
-    each. What `answers` says of memories is added. Raises as `of`.
+    each; `turn_credit.GAIN` is what each turn gained of the facts. What `answers` says of memories
+    is added. Raises as `of`.
     """
     if not said:
         return answers
     weights = _weights(said, MEMORY_KEY)
     asked = {name: own.named(name, MEMORY_KEY, True) for name in weights if ":" in name}
-    judges = {name: by(name, MEMORY_KEY) for name in weights if name not in asked}
+    gained = turn_credit.GAIN in weights
+    metric = [name for name in weights if name not in asked and name != turn_credit.GAIN]
+    judges = {name: by(name, MEMORY_KEY) for name in metric}
 
     def scored(reading: Reading, task: Task, said: Said = NOTHING) -> Trajectory:
         found = answers.score(reading, task, said)
@@ -160,6 +169,8 @@ def with_memories(answers: Scoring, said: str) -> Scoring:
         texts = [dataclasses.replace(reading, answer=text) for text in said_by]
         for name, judge in judges.items():
             worth[name] = tuple(judge(text, task, NOTHING).judged for text in texts)
+        if gained:
+            worth[turn_credit.GAIN] = answers.shown.gains(reading, task)
         memories = _mean(weights, worth)
         if found.memory_rewards:
             memories = tuple(map(sum, zip(memories, found.memory_rewards, strict=True)))

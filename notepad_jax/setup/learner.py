@@ -203,6 +203,8 @@ def learn(
     if before:
         learnt |= _sampler_gap(there) | {"update/effective_share": effective}
     learnt |= shares.metrics(taught, algorithm.parts_with_local(plan, groups), named)
+    outcome = advantages.of_groups(plan.advantage, groups, scales)
+    learnt |= shares.turn_level(groups, outcome, plan.advantage, plan.memory_weight)
     tokens = sum(s.packed_tokens for s in stats)
     places = sum(s.rows * s.row_length for s in stats)
     return learnt | {

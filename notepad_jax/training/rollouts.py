@@ -312,6 +312,8 @@ def idle(config: Training) -> Iterator[str]:
     g = config.grpo
     if g.overlong_window and not g.overlong_weight:
         yield f"grpo.overlong_window={g.overlong_window} cannot act: grpo.overlong_weight is 0"
+    if g.memory_weight != 1 and not config.tasks.memory_reward and ":" not in config.tasks.reward:
+        yield f"grpo.memory_weight={g.memory_weight} cannot act: tasks.memory_reward is empty"
     if config.tasks.retire_at and config.tasks.curriculum:
         yield (
             "tasks.retire_at counts readings of every stage of tasks.curriculum: a task that "

@@ -194,7 +194,8 @@ def test_by_trajectory_never_by_turn(make):
 def remembering(make, worth, rewards, answers=1):
     """Members of two memories each and one or more contexts of an answer."""
     turn, end = make["turn"]([1], [2], [3]), make["turn"]([1], [2], [3], kind=ANSWER)
-    made = make["group"]([[turn, turn] + [end] * answers for _ in rewards], rewards)
+    updates = [dataclasses.replace(turn, unit=k) for k in range(2)]
+    made = make["group"]([updates + [end] * answers for _ in rewards], rewards)
     members = (
         dataclasses.replace(one, memory_rewards=tuple(own))
         for one, own in zip(made.trajectories, worth, strict=True)
@@ -232,8 +233,75 @@ def test_memories_are_compared_after_the_same_chunk(make):
     np.testing.assert_allclose(values(worth), values(worth + [0.3, 5.0]), atol=1e-12)
     np.testing.assert_allclose(values(worth[::-1]), values(worth)[::-1])
     np.testing.assert_allclose(np.sum(values(worth), 0), 0, atol=1e-12)
-    with pytest.raises(ValueError, match=r"\[1, 2\] memories to compare"):
+    with pytest.raises(ValueError, match="1 rewards of memories for 2 update turns"):
         advantages.of_turns(remembering(make, [(1,), (1, 0)], [1.0, 0.0]), np.zeros(2))
+
+
+def in_rounds(make, places, worth, rewards=None):
+    """Members whose update turns were made at `places`: (round, level, unit) of each."""
+    turn, end = make["turn"]([1], [2], [3]), make["turn"]([1], [2], [3], kind=ANSWER)
+    put = lambda at: dataclasses.replace(turn, round=at[0], level=at[1], unit=at[2])  # noqa: E731
+    turns = [[*(put(at) for at in its), end] for its in places]
+    made = make["group"](turns, [0.0] * len(places) if rewards is None else rewards)
+    members = (
+        dataclasses.replace(one, memory_rewards=tuple(own))
+        for one, own in zip(made.trajectories, worth, strict=True)
+    )
+    return dataclasses.replace(made, trajectories=tuple(members))
+
+
+FOUR = ((0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0))
+
+
+def test_turns_of_rounds_are_compared_at_their_place_by_hand(make):
+    """One merged and read again, one merged, and one noted nothing: each has other turns."""
+    one = in_rounds(make, [FOUR, FOUR[:3], FOUR[:2]], [(1, 0, -0.5, 1), (0, 0, 0), (0.5, 1)])
+    found = advantages.of_turns(one, np.array([2.0, 0.0, 4.0]), weight=0.5)
+    assert [a.tolist() for a in found] == [
+        pytest.approx([2 + 0.25, 2 - 1 / 6, 2 - 0.125, 2, 2]),
+        pytest.approx([-0.25, -1 / 6, 0.125, 0]),
+        pytest.approx([4, 4 + 1 / 3, 4]),
+    ]
+
+
+@pytest.mark.parametrize("name", ["dr_grpo", "grpo", "rloo", "tmn"])
+def test_turn_level_advantages_sum_to_zero_at_a_place_in_any_order_of_members(make, name):
+    rng = np.random.default_rng(4)
+    places = [FOUR[: rng.integers(1, 5)] for _ in range(6)]
+    worth = [rng.normal(size=len(its)) for its in places]
+    alone = lambda order: advantages.of_turns(  # noqa: E731
+        in_rounds(make, [places[k] for k in order], [worth[k] for k in order]),
+        np.zeros(6), name, 0.7,
+    )  # fmt: skip
+    found, order = alone(range(6)), rng.permutation(6)
+    for at in range(4):
+        its = [own[at] for own, one in zip(found, places, strict=True) if len(one) > at]
+        assert sum(its) == pytest.approx(0, abs=1e-12)
+        assert len(its) < 2 or max(its) > 0.01, "they were compared"
+    for own, k in zip(alone(order), order, strict=True):
+        np.testing.assert_allclose(own, found[k], atol=1e-12)
+
+
+def test_a_turn_is_normalised_as_its_reading_is(make):
+    """Gains of 0 and 0.1 weigh what rewards of 0 and 1 do where a group's spread divides."""
+    one = in_rounds(make, [FOUR[:1]] * 2, [(0.1,), (0.0,)], [1.0, 0.0])
+    for name, expected in (("dr_grpo", 0.05), ("rloo", 0.1), ("grpo", 0.5**0.5)):
+        first, _ = advantages.of_turns(one, np.zeros(2), name)
+        assert first == pytest.approx([expected, 0], rel=1e-4)
+
+
+def test_a_weight_of_one_is_what_was_added_before_in_every_bit(make):
+    """And memories that earn alike, or nothing, leave readings' advantages to the bit."""
+    rng = np.random.default_rng(5)
+    for members in (2, 8, 33):
+        places, worth = [FOUR] * members, rng.normal(size=(members, 4))
+        of_readings = rng.normal(size=members)
+        found = advantages.of_turns(in_rounds(make, places, worth), of_readings)
+        before = np.stack([advantages.centred(at_G) for at_G in worth.T], 1)
+        assert np.array_equal(np.stack(found)[:, :4], of_readings[:, None] + before)
+        for none in (np.ones((members, 4)), [()] * members):
+            found = advantages.of_turns(in_rounds(make, places, none), of_readings, weight=0.3)
+            assert np.array_equal(found, np.repeat(of_readings[:, None], 5, 1))
 
 
 def test_a_misspelt_name_is_told_its_neighbour():

@@ -14,6 +14,7 @@ HOW = Algorithm(
     advantage="dr_grpo", normaliser="token_mean", constant=0.0, mask_truncated=False, kl_weight=0.0,
     kl_in="loss", minibatches=1, epochs=1, row_length=64, full_rate_at=0.0, ess_at=0.0,
     entropy_high=2.0, entropy_low=1.0, max_skipped=3, local_weight=0.5, scale_memory=0.0,
+    memory_weight=1.0,
 )  # fmt: skip
 
 

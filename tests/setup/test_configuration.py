@@ -35,6 +35,7 @@ LARGE = {
     "optimizer.learning_rate", "optimizer.adam_learning_rate", "optimizer.eps",
     "optimizer.weight_decay", "optimizer.max_grad_norm", "guidance", "policy.rope_theta",
     "policy.rms_eps", "initial.embed", "initial.branches", "rollout.local.weight",
+    "grpo.memory_weight",
 }  # fmt: skip
 
 

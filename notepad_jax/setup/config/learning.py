@@ -58,6 +58,13 @@ class GrpoKeys:
         "Part of a checkpoint",
         SHARE,
     )
+    memory_weight: float = key(
+        "above 0",
+        "of a turn's own advantage, of what its memory is worth (`tasks.memory_reward`), beside "
+        "that of its reading ([turn-level advantages](algorithms.md#rewards-of-memories)). 1: they "
+        "count alike; 0.25 is 0.8 of outcome and 0.2 of steps",
+        POSITIVE,
+    )
     normaliser: str = key(
         "text",
         "what a token weighs and what an optimizer step is divided by: `token_mean`, `turn_mean`, "

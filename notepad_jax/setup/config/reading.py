@@ -257,7 +257,8 @@ class TaskKeys:
     memory_reward: str = key(
         "as `tasks.reward`; empty: none",
         "what each memory on the way is worth, from 0 to 1, by a metric or a function that "
-        "returns a number for each; its turn learns from it, beside what the answer was worth "
+        "returns a number for each; or `recall_gain`, what its turn added to the facts that it was "
+        "shown, or lost of them. Its turn learns from it, beside what the answer was worth "
         "([how](algorithms.md#rewards-of-memories))",
     )
 
