@@ -11,13 +11,14 @@ programs above.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from notepad_jax.eval import methods
-from notepad_jax.reading import memory_agent
+from notepad_jax.reading import memory_agent, turn_credit
 from notepad_jax.reading.loop import Ended, Job, Reader, read_all
 from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.scoring import extraction, metrics
@@ -138,7 +139,8 @@ async def measure(
     def watch(index: int) -> _Course:
         item = items[index]
         trace = trace_of(item) if trace_of else None
-        recorder = Recorder(item.task, reader.tokenizer.decode) if judge else None
+        left = functools.partial(turn_credit.left, reader.rules)
+        recorder = Recorder(item.task, reader.tokenizer.decode, left) if judge else None
         notes = reader.rules.order == "parallel"
         return _Course(item, reader.tokenizer, trace, turned, recorder, notes)
 

@@ -20,15 +20,14 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from notepad_jax.reading import memory_agent
+from notepad_jax.reading import memory_agent, turn_credit
 from notepad_jax.reading.rules import Rules
-from notepad_jax.rollout import turn_credit
 from notepad_jax.scoring import metrics, own, published
 from notepad_jax.scoring.own import Own, RewardFailed, Worth
 from notepad_jax.scoring.reading_record import ReadingRecord, Recorder
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
-from notepad_jax.types import Reading, Status, Task, Tokens, Trajectory, Turn, TurnKind
+from notepad_jax.types import Reading, Status, Task, Trajectory, TurnKind
 
 Said = Mapping[Own, Worth]  # what each function says of one reading
 Score = Callable[[Reading, Task, Said], Trajectory]
@@ -48,13 +47,20 @@ class Shown:
     rules: Rules
 
     def texts(self, reading: Reading) -> list[str]:
-        """Returns the memory after each update turn."""
-        pairs = self._played(reading)
-        return [self.tokenizer.decode(one) for turn, one in pairs if turn.kind is TurnKind.UPDATE]
+        """Returns what each update turn left: the memory, or its note."""
+        played = memory_agent.played(self.rules, self.template, reading.turns)
+        left = (
+            turn_credit.left(self.rules, turn, before.memory_tokens, after.memory_tokens)
+            for turn, before, after in played
+            if turn.kind is TurnKind.UPDATE
+        )
+        return [self.tokenizer.decode(one) for one in left]
 
     def record(self, reading: Reading, task: Task) -> ReadingRecord:
-        recorder = Recorder(task, self.tokenizer.decode)
-        for turn, memory in self._played(reading):
+        left = functools.partial(turn_credit.left, self.rules)
+        recorder = Recorder(task, self.tokenizer.decode, left)
+        memories = memory_agent.memories(self.rules, self.template, reading.turns)
+        for turn, memory in zip(reading.turns, memories, strict=True):
             recorder.turn(turn, memory)
         status = reading.status.value
         return recorder.record(reading.sample, reading.answer, status, reading.chunks)
@@ -63,10 +69,6 @@ class Shown:
         """Returns what each update turn gained of the task's facts (`turn_credit`)."""
         decode = self.tokenizer.decode
         return turn_credit.gains(self.rules, self.template, decode, reading.turns, task)
-
-    def _played(self, reading: Reading) -> Iterator[tuple[Turn, Tokens]]:
-        after = memory_agent.memories(self.rules, self.template, reading.turns)
-        return zip(reading.turns, after, strict=True)
 
 
 @dataclasses.dataclass(frozen=True)

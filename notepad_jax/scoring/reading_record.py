@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from notepad_jax.scoring.recall import Recall
-from notepad_jax.types import Finish, Task, Tokens, Turn, TurnKind
+from notepad_jax.types import NO_TOKENS, Finish, Task, Tokens, Turn, TurnKind
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryRecord:
-    """The memory after one chunk. Lengths are in tokens."""
+    """The memory after one chunk, or the note, where notes are merged. Lengths are in tokens."""
 
     text: str
     tokens: int  # of the memory
@@ -26,6 +26,9 @@ class MemoryRecord:
     cut: bool  # whether the turn was cut at its limit
     chunk_tokens: int  # of the chunk that the turn read
     held: tuple[bool, ...]  # which facts of the reading's `evidence` stand in it
+    round: int = 0  # in which the turn was, of a reading in rounds; or pass
+    level: int = 0  # 0 reads the document, a higher one what the level below has written
+    unit: int = 0  # which of the level's chunks it read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +68,21 @@ def understood(fields: Mapping[str, Any]) -> ReadingRecord:
     return ReadingRecord(**{**fields, "memories": memories, "evidence": evidence})
 
 
+# (update turn, memory before, memory after) -> what the turn left
+Left = Callable[[Turn, Tokens, Tokens], Tokens]
+
+
 class Recorder:
     """Takes down one reading of a task. Raises ValueError for evidence without words."""
 
-    def __init__(self, task: Task, decode: Callable[[Tokens], str]) -> None:
-        self._task, self._decode = task, decode
+    def __init__(
+        self,
+        task: Task,
+        decode: Callable[[Tokens], str],
+        left: Left = lambda turn, before, after: after,
+    ) -> None:
+        self._task, self._decode, self._left = task, decode, left
+        self._memory = NO_TOKENS
         self._recall = Recall(task.evidence)
         self._memories: list[MemoryRecord] = []
         self._answer_tokens = 0
@@ -80,10 +93,11 @@ class Recorder:
         if turn.kind is TurnKind.ANSWER:
             self._answer_tokens += written
             return
-        text, cut = self._decode(memory), turn.completion.finish is Finish.LENGTH
+        left, self._memory = self._left(turn, self._memory, memory), memory
+        text, cut = self._decode(left), turn.completion.finish is Finish.LENGTH
         self._recall.see(text)
-        held = self._recall.held
-        self._memories.append(MemoryRecord(text, len(memory), written, cut, 0, held))
+        held, place = self._recall.held, (turn.round, turn.level, turn.unit)
+        self._memories.append(MemoryRecord(text, len(left), written, cut, 0, held, *place))
 
     def record(self, sample: int, answer: str, status: str, chunks: Sequence[int]) -> ReadingRecord:
         """Returns the record of a reading that has ended; `chunks` are sizes in tokens."""

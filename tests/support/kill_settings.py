@@ -108,6 +108,8 @@ def _rounds(run: Path) -> Iterator[str]:
         yield "no two notes were merged"
     if not any(turn.round for turn in turns):
         yield "no document was read in a second round"
+    if not any(line.get("turn_advantage") for line in read_metrics(run)):
+        yield "no turn had an advantage of its own"
 
 
 def _learning(run: Path) -> Iterator[str]:
@@ -191,6 +193,8 @@ SETTINGS = {
                 "--config.reading.passes=2",
                 "--config.reading.memory_update=overwrite_or_keep",
                 "--config.reading.chunk_size=64",
+                "--config.tasks.memory_reward=recall_gain",
+                "--config.grpo.memory_weight=0.25",
                 "--config.checkpoint.handoff=memory",
             ),
             _rounds,

@@ -7,8 +7,9 @@ import fakes
 import numpy as np
 import pytest
 
+from notepad_jax.reading import turn_credit
 from notepad_jax.reading.rules import Rules
-from notepad_jax.rollout import rewards, turn_credit
+from notepad_jax.rollout import rewards
 from notepad_jax.scoring.recall import Recall
 from notepad_jax.types import Evidence, Reading, Status, Task, TextDocument, TurnKind
 from tests.reading.test_rounds import KEEP, PARALLEL, TEMPLATE, began, document, read
@@ -119,6 +120,21 @@ def test_it_is_a_reward_of_memories_alone_or_by_weight():
     both = rewards.with_memories(answers, f"{turn_credit.GAIN}=3,em=1")
     mixed = both.score(reading, of, rewards.NOTHING)
     assert mixed.memory_rewards == pytest.approx([0.75 * gain for gain in found])
+
+
+def test_rewards_of_one_s_own_see_the_notes():
+    notes, of = [[401], None, None, [402], [401]], task(401, 402)
+    turns, _ = gains(notes, of)
+    updates = [turn for turn in turns if turn.kind is TurnKind.UPDATE]
+    sizes = tuple(turn.size for turn in updates)
+    reading = Reading("t", 0, tuple(turns), "w0", Status.ANSWERED, sizes)
+    shown = rewards.Shown(Words(), TEMPLATE, PARALLEL)
+    found = shown.record(reading, of).memories
+    assert [one.text for one in found][:6] == ["w401", "", "", "w402", "w401", "w401"]
+    assert [one.text for one in found] == shown.texts(reading)
+    assert [one.held for one in found][3:5] == [(False, True), (True, False)]
+    places = [(one.round, one.level, one.unit) for one in found]
+    assert places == [(turn.round, turn.level, turn.unit) for turn in updates]
 
 
 class Words:

@@ -6,7 +6,7 @@ above 0 for a fact that came in from the document, below for one that was droppe
 serial reading and in every round and level of a parallel one. Of one serial pass the gains add up
 to the recall of the last memory. Facts are the task's evidence; where nobody wrote it down, its
 gold answers (ReMemR1's step reward is the gain in words of these). Pure, given a decoder. Above:
-rewards, which has it as a reward of memories; below: reading.memory_agent and scoring.recall.
+rollout.rewards, which has it as a reward of memories; below: memory_agent and scoring.recall.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def gains(
     """
     facts = _Facts(task)
     return tuple(
-        facts.share([left(rules, turn, before, after)], decode) - facts.share(shown(before), decode)
+        facts.share([left(rules, turn, before.memory_tokens, after.memory_tokens)], decode)
+        - facts.share(shown(before), decode)
         for turn, before, after in memory_agent.played(rules, template, turns)
         if turn.kind is TurnKind.UPDATE
     )
@@ -45,15 +46,16 @@ def shown(before: MemoryState) -> list[Tokens]:
     return [before.memory_tokens, *notes]
 
 
-def left(rules: Rules, turn: Turn, before: MemoryState, after: MemoryState) -> Tokens:
-    """Returns the note that a turn wrote, where notes are merged, else the memory after it.
+def left(rules: Rules, turn: Turn, before: Tokens, after: Tokens) -> Tokens:
+    """Returns the note that an update turn wrote, where notes are merged, else the memory after it.
 
-    A turn that had nothing to note leaves the memory that it was shown.
+    `before` and `after` are memories. A turn that had nothing to note leaves the memory that it was
+    shown.
     """
     if not rounds.merges(rules, turn.level):
-        return after.memory_tokens
+        return after
     said = memory_agent.written(turn.completion)
-    return said if turn.action is Action.WRITE and len(said) else before.memory_tokens
+    return said if turn.action is Action.WRITE and len(said) else before
 
 
 class _Facts:
