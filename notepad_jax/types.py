@@ -349,6 +349,11 @@ class Turn:
     unit: int = 0  # which of its level's chunks was read
     action: Action = Action.WRITE  # of an update turn
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """(round, level, unit): no two update turns of a reading have the same."""
+        return self.round, self.level, self.unit
+
 
 class Status(enum.Enum):
     ANSWERED = "answered"
@@ -399,6 +404,11 @@ class Trajectory:
         return self.reading.turns
 
     @property
+    def updates(self) -> tuple[Turn, ...]:
+        """Those of its turns that have a memory, as `memory_rewards` are."""
+        return tuple(turn for turn in self.turns if turn.kind is TurnKind.UPDATE)
+
+    @property
     def oldest_version(self) -> int:
         """Staleness is counted from the oldest turn's policy version."""
         return min(turn.completion.policy_version for turn in self.turns)
@@ -436,14 +446,19 @@ class Group:
 
     @property
     def informative(self) -> bool:
-        """Whether its members, or their memories, were judged differently.
+        """Whether its members, or their memories of the same place, were judged differently.
 
-        Shaping alone does not make it so.
+        Shaping alone does not make it so, nor do members that made other turns.
         """
         judged = [t.judged for t in self.trajectories]
         if max(judged) > (min(judged) if len(judged) > 1 else 0):
             return True
-        return len({t.memory_rewards for t in self.trajectories}) > 1
+        worth: dict[tuple[int, int, int], float] = {}
+        return any(
+            worth.setdefault(turn.place, own) != own
+            for one in self.trajectories
+            for turn, own in zip(one.updates, one.memory_rewards, strict=False)
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

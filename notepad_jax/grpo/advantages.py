@@ -187,9 +187,7 @@ def _places(group: Group) -> dict[tuple[int, int, int], list[tuple[int, int, flo
                 f"{len(updates)} update turns; give one for each"
             )
         for k, worth in zip(updates, one.memory_rewards, strict=True):
-            turn = one.turns[k]
-            at = places.setdefault((turn.round, turn.level, turn.unit), [])
-            at.append((member, k, worth))
+            places.setdefault(one.turns[k].place, []).append((member, k, worth))
     return places
 
 

@@ -108,6 +108,7 @@ def record(group: Group, trajectory: Trajectory, step: int) -> dict[str, Any]:
         "status": reading.status.value,
         "reward": trajectory.reward,
         "reward_parts": dict(trajectory.reward_parts),
+        **({"memory_rewards": list(own)} if (own := trajectory.memory_rewards) else {}),
         "turns": len(reading.turns),
         "answer_turns": sum(turn.kind is TurnKind.ANSWER for turn in reading.turns),
         "truncated_memories": sum(

@@ -8,9 +8,10 @@ import pytest
 
 from notepad_jax.eval.measure import REPORTED, measure
 from notepad_jax.reading.trace import MemoryChange
+from notepad_jax.rollout import rewards
 from notepad_jax.scoring import labels, metrics
 from notepad_jax.text.chunks import Documents
-from notepad_jax.types import CompleterFailed, Evidence, Finish
+from notepad_jax.types import CompleterFailed, Evidence, Finish, Reading, Status, TurnKind
 from tests import fakes
 from tests.eval.reading import items, read, reader, task
 
@@ -321,3 +322,23 @@ def test_a_reading_that_failed_is_not_judged_and_one_that_cannot_be_judged_ends_
     assert [(r.failed, r.correct) for r in results] == [(True, 0.0), (False, 0.5)]
     with pytest.raises(ValueError, match="^the reward mine raised$"):
         read([*two, *items(task("c", "red is"))], fakes.empty(), judge=judge)
+
+
+def test_a_judge_of_a_reading_in_rounds_sees_the_notes_as_in_training():
+    evidence = (Evidence("red", 0.0), Evidence("ann", 0.5))
+    one = task("a", "red is blue of " * 5 + "ann is blue of " * 5, evidence=evidence)
+    with_rounds = reader(fakes.first_of_chunk(), 16)
+    rules = dataclasses.replace(with_rounds.rules, order="parallel", passes=2)
+    with_rounds, trace, seen = dataclasses.replace(with_rounds, rules=rules), Trace(), []
+
+    async def judge(item, record):
+        seen.append(record)
+        return 1.0
+
+    asyncio.run(measure(items(one), with_rounds, judge=judge, trace_of=lambda item: trace))
+    assert {turn.level for turn in trace.turns} == {0, 1}
+    sizes = tuple(turn.size for turn in trace.turns if turn.kind is TurnKind.UPDATE)
+    reading = Reading("a", 0, tuple(trace.turns), seen[0].answer, Status.ANSWERED, sizes)
+    shown = rewards.Shown(with_rounds.tokenizer, with_rounds.template, rules)
+    assert [shown.record(reading, one)] == seen
+    assert len({memory.text for memory in seen[0].memories if not memory.level}) > 1

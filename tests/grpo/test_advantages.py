@@ -264,6 +264,13 @@ def test_turns_of_rounds_are_compared_at_their_place_by_hand(make):
     ]
 
 
+def test_members_that_made_other_turns_are_informative_where_one_place_differs(make):
+    places = [FOUR, FOUR[:3]]
+    assert not in_rounds(make, places, [(0, 1, 0, 0.5), (0, 1, 0)]).informative
+    assert in_rounds(make, places, [(0, 1, 0, 0.5), (0, 1, 0.5)]).informative
+    assert not in_rounds(make, places, [(), ()]).informative
+
+
 @pytest.mark.parametrize("name", ["dr_grpo", "grpo", "rloo", "tmn"])
 def test_turn_level_advantages_sum_to_zero_at_a_place_in_any_order_of_members(make, name):
     rng = np.random.default_rng(4)
