@@ -44,11 +44,12 @@ def get_config() -> ConfigDict:
 
     # Lessons about the quick start's questions, or about the four kinds of starter/mixed.py.
     config.mixed = False
+    config.rounds = False  # the quick start's, read in rounds (starter/rounds_lessons.py)
 
     # What the teacher does right how often: sound skills, bad habits. Write_found and
     # keep_at_chapter well below 1 leave reinforcement learning something to teach, and well
     # above 0 let it find what to reinforce.
-    config.habits = ConfigDict(dict(write_found=0.75, keep=0.98, keep_at_chapter=0.25))
+    config.habits = ConfigDict(dict(write_found=0.75, keep=0.98, keep_at_chapter=0.25, merge=1.0))
 
     # Factors on the usual initial values; see programs/warmup.py:initial_params.
     config.initial = ConfigDict(dict(embed=12.5, branches=0.3))
@@ -62,9 +63,9 @@ def get_config() -> ConfigDict:
     config.guidance = 0.5  # weight of telling heads where to look, against one nat of loss
     # Chunks a step, tokens each, questions each, and how often such a step is drawn.
     config.lessons = (
-        ConfigDict(dict(chunks=16, chunk_size=64, tails=12, share=0.35)),
-        ConfigDict(dict(chunks=6, chunk_size=256, tails=24, share=0.40)),
-        ConfigDict(dict(chunks=2, chunk_size=1024, tails=32, share=0.25)),
+        ConfigDict(dict(chunks=16, chunk_size=64, tails=12, share=0.35, notes=False)),
+        ConfigDict(dict(chunks=6, chunk_size=256, tails=24, share=0.40, notes=False)),
+        ConfigDict(dict(chunks=2, chunk_size=1024, tails=32, share=0.25, notes=False)),
     )
     config.optimizer = ConfigDict(
         dict(

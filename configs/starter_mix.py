@@ -23,6 +23,6 @@ def get_config() -> ConfigDict:
     config.policy.update(heads=4, kv_heads=2, rope_theta=1e6)
     config.steps = 1500
     config.drill_steps = 0
-    config.lessons = (ConfigDict(dict(chunks=16, chunk_size=64, tails=12, share=1.0)),)
+    config.lessons = (ConfigDict(dict(chunks=16, chunk_size=64, tails=12, share=1.0, notes=False)),)
     config.optimizer.update(decay_from=400, decay_steps=1500)
     return config

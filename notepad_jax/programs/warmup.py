@@ -37,7 +37,7 @@ from notepad_jax.model.logprobs import logits
 from notepad_jax.model.parameters import Params, count, init_params
 from notepad_jax.parallel import place
 from notepad_jax.setup.config.whole import Starter
-from notepad_jax.starter import lessons, mixed_lessons, published, vocabulary
+from notepad_jax.starter import lessons, mixed_lessons, published, rounds_lessons, vocabulary
 from notepad_jax.telemetry.screen import Screen
 
 NEVER = -1e30  # the score of a key that a query must not see
@@ -233,9 +233,11 @@ def draw_lesson(config: Starter, step: int) -> tuple[int, dict[str, np.ndarray]]
     sizes = config.lessons[:1] if step < config.drill_steps else config.lessons
     share = np.array([size.share for size in sizes])
     size = sizes[rng.choice(len(sizes), p=share / share.sum())]
+    drawn_as = rng, size.chunks, size.chunk_size, size.tails, config.habits
+    if config.rounds:
+        return size.chunk_size, vars(rounds_lessons.draw(*drawn_as, size.notes))
     draw = mixed_lessons.draw if config.mixed else lessons.draw
-    lesson = draw(rng, size.chunks, size.chunk_size, size.tails, config.habits)
-    return size.chunk_size, vars(lesson)
+    return size.chunk_size, vars(draw(*drawn_as))
 
 
 def initial_params(policy: PolicyConfig, seed: int, embed: float, branches: float) -> Params:

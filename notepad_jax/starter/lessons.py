@@ -55,6 +55,7 @@ class Habits:
         "that it keeps a note over a chunk with a new chapter in it",
         SHARE,
     )
+    merge: float = key("probability", "with `rounds`: that it takes over what notes say", SHARE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +89,8 @@ def draw(
     The shares are probabilities: that a fact asked for is in the chunk, that a tail is an
     answer turn, that a chunk has a chapter break, that the memory holds a note.
     """
-    asked = _ask(rng, chunks, tails, answer_share)
-    chunk = _write_chunk(rng, asked, chunk_size, found_share, chapter_share)
+    asked = ask(rng, chunks, tails, answer_share)
+    chunk = write_chunk(rng, asked, chunk_size, found_share, chapter_share)
     memory = _hand_over(rng, asked, noted_share)
     first, second = _teach(rng, asked, chunk, memory, habits)
     tail, start, length = _write_tails(asked, memory, first.written, second.written)
@@ -154,7 +155,7 @@ def decide(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Asked:
+class Asked:
     """Indices [B, Q] of the asked and the truth about them; `others` may be told about."""
 
     name: np.ndarray
@@ -167,11 +168,11 @@ class _Asked:
     others: tuple[np.ndarray, np.ndarray]  # names and towns that nobody asks about
 
 
-def _ask(rng: np.random.Generator, B: int, Q: int, answer_share: float) -> _Asked:
+def ask(rng: np.random.Generator, B: int, Q: int, answer_share: float) -> Asked:
     rows, kinds = np.arange(B)[:, None], synthetic.KINDS
     names, towns = (np.argsort(rng.random((B, kinds)), axis=1) for _ in range(2))
     objects = rng.integers(0, kinds, (3, B, kinds))
-    return _Asked(
+    return Asked(
         name=names[:, :Q],
         town=towns[:, :Q],
         code=objects[0][rows, names[:, :Q]],
@@ -184,7 +185,7 @@ def _ask(rng: np.random.Generator, B: int, Q: int, answer_share: float) -> _Aske
 
 
 @dataclasses.dataclass(frozen=True)
-class _Chunk:
+class Chunk:
     tokens: np.ndarray  # [B, C]
     first_at: np.ndarray  # [B, Q] place of the code or the town asked for, or -1
     ruler_at: np.ndarray  # [B, 48] place of each town's ruler, or -1
@@ -197,9 +198,9 @@ def ids_of(sentences: Callable[[], np.ndarray]) -> np.ndarray:
     return np.array([words.ids(text) for text in sentences()], np.int32)
 
 
-def _write_chunk(
-    rng: np.random.Generator, asked: _Asked, size: int, found_share: float, chapter_share: float
-) -> _Chunk:
+def write_chunk(
+    rng: np.random.Generator, asked: Asked, size: int, found_share: float, chapter_share: float
+) -> Chunk:
     """Wanted facts at random sentences, and noise that never mentions the asked."""
     (B, Q), kinds = asked.name.shape, synthetic.KINDS
     n, chapter = size // synthetic.SENTENCE, len(ids_of(synthetic.sentences)) - 1
@@ -223,7 +224,7 @@ def _write_chunk(
     row, column = np.nonzero((drawn >= 2 * kinds * kinds) & (drawn < 3 * kinds * kinds))
     told_town = drawn[row, column] // kinds - 2 * kinds
     ruler_at[row, told_town] = column * synthetic.SENTENCE + synthetic.OBJECT
-    return _Chunk(
+    return Chunk(
         tokens=ids_of(synthetic.sentences)[drawn].reshape(B, n * synthetic.SENTENCE),
         first_at=first_at,
         ruler_at=ruler_at,
@@ -253,7 +254,7 @@ class _Memory:
     ruler: np.ndarray  # the ruler noted, or `nothing`
 
 
-def _hand_over(rng: np.random.Generator, asked: _Asked, noted_share: float) -> _Memory:
+def _hand_over(rng: np.random.Generator, asked: Asked, noted_share: float) -> _Memory:
     """Empty, or the truth as far as it was found, or (seldom) an error to be corrected.
 
     Seldom, too, a code or a ruler is a word of any kind. So what comes after it is told by its
@@ -286,7 +287,7 @@ def _choose(rng, good, bad, odds, found_at) -> Choice:
 
 
 def _teach(
-    rng: np.random.Generator, asked: _Asked, chunk: _Chunk, memory: _Memory, habits: Habits
+    rng: np.random.Generator, asked: Asked, chunk: Chunk, memory: _Memory, habits: Habits
 ) -> tuple[Choice, Choice]:
     """What to write first (code or town), and, of two-hop questions, which ruler then."""
     truth = np.where(asked.two_hop, _TOWN + asked.town, _CODE + asked.code)
@@ -319,7 +320,7 @@ def _teach(
 
 
 def _write_tails(
-    asked: _Asked, memory: _Memory, first: np.ndarray, ruler: np.ndarray
+    asked: Asked, memory: _Memory, first: np.ndarray, ruler: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the tails, where their completions start and how long these are."""
     two_hop, answers = asked.two_hop, asked.answers

@@ -57,3 +57,7 @@ class LessonKeys:
     chunk_size: int = key("tokens", "of each", whole(1))
     tails: int = key("questions", "for each chunk", whole(1))
     share: float = key("share", "how often this kind is drawn", SHARE)
+    notes: bool = key(
+        "true or false",
+        "with `rounds`: these chunks are notes side by side, of an odd number of tokens",
+    )

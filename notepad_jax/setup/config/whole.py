@@ -161,6 +161,10 @@ class Starter(Kind):
         "true or false",
         "lessons about the questions of `data.kinds`, instead of the quick start's",
     )
+    rounds: bool = key(
+        "true or false",
+        "lessons of a reading in rounds about the quick start's: keep, note, merge",
+    )
     habits: Habits
     initial: InitialKeys
     drill_steps: int = key(
