@@ -8,8 +8,8 @@ of each length greedily in its own order. A run is a process; what is finished i
 one that was stopped goes on, and a length that is there is not read again, so the same command
 resumes everything. Prints the tables; `--page` writes them between the page's marks. Beside
 accuracy: the turns that follow one another (what no number of chips shortens) and the tokens
-decoded, of the first ARCHIVED readings; wall and CPU seconds of all questions of a length, without
-those of compiling. Expected: 7 minutes of one core for the starter, 5 a run.
+decoded, of the first ARCHIVED readings; wall and CPU seconds of all questions of a length, with
+what is compiled. Expected: 7 minutes of one core for the starter, 5 a run.
 """
 
 from __future__ import annotations
