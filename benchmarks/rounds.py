@@ -39,7 +39,10 @@ MARK, STARTER = "rounds", "starter"
 ARCHIVED = 16  # readings of a length whose turns are kept, to count
 LENGTHS = ("2k", "8k", "32k", "128k", "512k")
 ORDERS = {
-    "serial": ("reading.order=serial", "reading.passes=1", "data.chapter_rate=0.03125"),
+    "serial": (
+        *("reading.order=serial", "reading.passes=1"),
+        *("data.chapter_rate=0.03125", "rollout.temperature=1.3"),  # the quick start's
+    ),
     "parallel": ("reading.order=parallel", "reading.passes=2"),
 }
 UNTRAINED = "untrained"  # in the place of a seed: the starter as it is

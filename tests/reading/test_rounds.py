@@ -87,6 +87,25 @@ def test_one_note_is_the_memory_as_it_is_and_none_leaves_it(facts, levels):
     assert pairs[-1][1].memory_tokens.tolist() == sorted(sum(facts.values(), []))
 
 
+@pytest.mark.parametrize("slips", [(), (0,), (0, 2)])
+def test_a_slip_in_a_later_round_is_read_beside_the_memory_that_it_would_replace(slips):
+    wise = note_taker()
+
+    def said(prompt, sampling):
+        again = FIRST + 1 in fakes.memory_of(prompt)
+        place = int(prompt.shared[0]) - 300
+        if again and place in slips:
+            return [350 + place, sampling.stop_ids[0]]
+        return wise._answer(prompt, sampling)
+
+    chunks = document(4, {1: [FIRST + 1]})
+    for k, chunk in enumerate(chunks):
+        chunk[0] = 300 + k
+    pairs = read(fakes.Scripted(said), began(chunks))
+    assert pairs[-1][1].memory_tokens.tolist() == [FIRST + 1]
+    assert places(pairs).get((1, 1), 0) == bool(slips)
+
+
 def test_a_document_of_one_chunk_and_of_none():
     (update, after), (answer, _) = read(
         note_taker(), began(document(1, {0: [401]})), dataclasses.replace(PARALLEL, passes=1)
