@@ -7,7 +7,8 @@ RULER and of the memory tasks at each length, greedily, by `notepad-jax eval` in
 ./runs/curve-NAME; a reading that is there is not made again, so the same command goes on after a
 kill. Prints the tables; `--page` keeps what was found in MEASURED, beside the page, and writes
 tables and picture between the page's marks: what was measured on another day, or another
-machine, stays until as many questions were asked anew. GRPO of another seed is a run:
+machine, stays until as many questions were asked anew. A second table has what GRPO gained on
+imitation, question by question, of the readings that are here. GRPO of another seed is a run:
 `notepad-jax train --config smollm --name smollm-1 --config.seed=1`.
 """
 
@@ -17,6 +18,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -33,7 +35,7 @@ from notepad_jax.reading.trace import TraceFile
 from notepad_jax.report import accuracy_plot, numerals, render
 
 RUNS = Path("runs")
-MARK, PICTURE = "smollm", "images/smollm.svg"
+MARK, GAINED, PICTURE = "smollm", "smollm-gained", "images/smollm.svg"
 MEASURED = "smollm.jsonl"  # a line a `Point`, in the order of tables
 # Questions of each of the 13 tasks.
 SAMPLES = {"1k": 16, "2k": 16, "4k": 16, "16k": 8, "64k": 4, "1m": 1}
@@ -115,6 +117,8 @@ def main(argv: list[str] | None = None) -> None:
         lines = [json.dumps(dataclasses.asdict(point)) + "\n" for point in found]
         (said.page.parent / MEASURED).write_text("".join(lines), encoding="utf-8")
         marks.put(said.page, MARK, text)
+        if gained := gains(readings("imitation"), readings("GRPO")):
+            marks.put(said.page, GAINED, gain_table(gained))
         render.picture(said.page.parent / PICTURE, pictures(found), columns=2)
 
 
@@ -154,14 +158,19 @@ def _how_it_reads() -> list[str]:
 # ---------------------------------------------------------------- what was found
 
 
-def points_of(name: str) -> list[Point]:
-    """Returns what a reader has read, summed up by kind and length."""
+def readings(name: str) -> list[Result]:
+    """Returns what a reader has read; nothing where it is not there."""
     path = folder(name) / READINGS
     if not path.is_file():
         return []
     with TraceFile(path) as file:
         results = [understood(fields) for _, fields in file.readings()]
-    results = [one for one in results if not one.failed]
+    return [one for one in results if not one.failed]
+
+
+def points_of(name: str) -> list[Point]:
+    """Returns what a reader has read, summed up by kind and length."""
+    results = readings(name)
     today = datetime.date.today().isoformat()
     return [
         Point(name, kind, s.length, s.questions, *dataclasses.astuple(s.accuracy), today)
@@ -172,9 +181,76 @@ def points_of(name: str) -> list[Point]:
 
 def of_kind(results: Sequence[Result], kind: str) -> list[Summary]:
     """Returns the summaries by length of one of `KINDS`, or of all tasks."""
-    tasks = KINDS.get(kind)
-    own = [r for r in results if tasks is None or r.source.removeprefix("stories/") in tasks]
+    own = [one for one in results if kind == ALL or _task(one) in KINDS[kind]]
     return summary.by_length(own)
+
+
+def _task(one: Result) -> str:
+    return one.source.removeprefix("stories/")
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """By how much a reader's answers to the same questions are better than another's."""
+
+    kind: str  # of KINDS, or ALL
+    lengths: tuple[int, ...]  # tokens
+    questions: int
+    mean: float  # of the differences in accuracy, with its 95% interval
+    low: float
+    high: float
+    better: int  # questions
+    worse: int
+
+
+def gains(before: Sequence[Result], after: Sequence[Result]) -> list[Gain]:
+    """Returns what `after` gained, by kind: of all lengths that both have read, then of each.
+
+    Questions differ much and are the same for both, so the differences vary far less than the two
+    accuracies do. Questions about one document are not independent: the variance is that over
+    documents, linearised, as `eval.summary.worth` has it.
+    """
+    old, new = ({one.key[1:]: one for one in results} for results in (before, after))
+    both = [(old[key], new[key]) for key in sorted(old.keys() & new.keys())]
+    lengths = sorted({one.length for one, _ in both})
+    found = []
+    for kind in (ALL, *KINDS):
+        own = [pair for pair in both if kind == ALL or _task(pair[0]) in KINDS[kind]]
+        for some in dict.fromkeys((tuple(lengths), *((length,) for length in lengths))):
+            here = [pair for pair in own if pair[0].length in some]
+            found += [_gain(kind, some, here)] if here else []
+    return found
+
+
+def _gain(kind: str, lengths: tuple[int, ...], pairs: Sequence[tuple[Result, Result]]) -> Gain:
+    differences = [new.correct - old.correct for old, new in pairs]
+    n, mean = len(pairs), sum(differences) / len(pairs)
+    apart: dict[tuple[int, str], float] = {}
+    for (old, _), difference in zip(pairs, differences, strict=True):
+        document = (old.length, old.document or old.task_id)
+        apart[document] = apart.get(document, 0.0) + difference - mean
+    m = len(apart)
+    variance = m / (m - 1) * sum(e * e for e in apart.values()) / n**2 if m > 1 else math.inf
+    half = 1.96 * variance**0.5
+    better, worse = (sum(sign * one > 0 for one in differences) for sign in (1, -1))
+    return Gain(kind, lengths, n, mean, mean - half, mean + half, better, worse)
+
+
+def gain_table(found: Sequence[Gain]) -> str:
+    """Returns the differences as markdown, a line a kind, a column a length."""
+    columns = list(dict.fromkeys(one.lengths for one in found))
+    heads = [", ".join(map(format_length, lengths)) for lengths in columns]
+    lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(columns) + 1) + "|"]
+    for kind in dict.fromkeys(one.kind for one in found):
+        own = {one.lengths: one for one in found if one.kind == kind}
+        cells = (_gained(own[lengths]) if lengths in own else "-" for lengths in columns)
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _gained(one: Gain) -> str:
+    mean, low, high = (f"{100 * share:+.1f}" for share in (one.mean, one.low, one.high))
+    return f"{mean} ({low} to {high}), n {one.questions}: {one.better} better, {one.worse} worse"
 
 
 def measured(path: Path) -> list[Point]:

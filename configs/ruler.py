@@ -33,8 +33,11 @@ def get_config() -> ConfigDict:
             carry=0,  # of its last tokens, those that the next context begins with
             memory_update="overwrite",
             heads=1,  # memories; more with memory_update="heads"
-            order="serial",  # or "parallel": all chunks with one memory, then what they noted
-            passes=1,  # over the document at most; rounds, where the order is parallel
+            order="serial",  # "parallel": all chunks with one memory, then their notes; "mixed"
+            passes=1,  # over the document at most; rounds, where the order is not serial
+            again=False,  # whether a further pass is made only where the policy asks for it
+            exits=False,  # whether the template's [exit] marker leads to the answer
+            exit_after=0,  # turns in a row that changed nothing, after which it follows; 0: never
         )
     )
     # Instead of `policy`. A key is read from the environment and never written down.

@@ -133,7 +133,7 @@ class Round:
     """Where a reading stands that goes over its document again, or in parallel (`rounds`)."""
 
     number: int = 0  # of the pass, or the round
-    level: int = 0  # 0 reads the document, a higher one what the level below has written
+    level: int = 0  # 0 reads the document, a higher one what the level below has written; ENDED
     notes: tuple[Tokens, ...] = ()  # what this level has written so far, in its order
     document: Chunks = ()  # where `chunks` are not its own
     before: int = 0  # update turns of the levels and rounds that have ended
@@ -150,6 +150,7 @@ class MemoryState:
     next_chunk: int  # index of the chunk that the next update turn reads
     heads: tuple[Tokens, ...] = ()  # what the memory is joined of, where it is; newest first
     round: Round = Round()
+    same: int = 0  # turns in a row that left the memory as it was, where the rules count them
 
     @property
     def turns(self) -> int:
@@ -160,6 +161,16 @@ class MemoryState:
 class TurnKind(enum.Enum):
     UPDATE = "update"
     ANSWER = "answer"
+
+
+class Action(enum.Enum):
+    """What an update turn did."""
+
+    WRITE = "write"
+    KEEP = "keep"  # the memory as it was
+    NOTHING = "nothing"  # to note: as KEEP, where notes are merged
+    EXIT = "exit"  # to the answer, whatever is left to read
+    AGAIN = "again"  # the document, from its beginning
 
 
 class Finish(enum.Enum):
@@ -336,6 +347,7 @@ class Turn:
     level: int = 0  # as `Round` has them
     round: int = 0
     unit: int = 0  # which of its level's chunks was read
+    action: Action = Action.WRITE  # of an update turn
 
 
 class Status(enum.Enum):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.data import admission, files, formats, rows
-from notepad_jax.data.foreign import memagent
+from notepad_jax.data.foreign import longbench_v2, memagent
 from notepad_jax.types import Task, TextDocument
 
 COLUMNS = (
@@ -116,7 +116,7 @@ def _task(row: Any, number: int, path: Path) -> Task:
         name: value for name, value in columns.items() if not (value is None and name in COLUMNS)
     }
     found = rows.Row(number, columns, TextDocument(text))
-    if not memagent.matches(columns):
+    if not (memagent.matches(columns) or longbench_v2.matches(columns)):
         extra = columns.pop("extra", {})
         if not isinstance(extra, Mapping):
             raise ValueError(

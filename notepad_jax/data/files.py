@@ -93,8 +93,8 @@ def read(
     return rows.pairs(path, Path(str(path)).name, jsonl.scan(path, on_block), _own, on_fault)
 
 
-def _own(row: rows.Row, where: str, name: str) -> Pair:
-    return rows.task_of(row.columns, row.document, where, name)
+def _own(row: rows.Row, where: str, name: str) -> list[Pair]:
+    return [rows.task_of(row.columns, row.document, where, name)]
 
 
 def _kind(path: str | Path) -> str:

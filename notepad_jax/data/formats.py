@@ -2,7 +2,8 @@
 
 The name says how a file is laid out (.jsonl, .json, .parquet, .array_record), its columns who
 wrote it: we, or somebody by hand (`rows`), the makers of a published memory agent
-(foreign.memagent), or NVIDIA's RULER scripts (foreign.ruler_files). Rows of data sets that are
+(foreign.memagent), NVIDIA's RULER scripts (foreign.ruler_files), or the makers of LongBench v2,
+LongMemEval, MemoryAgentBench and BEAM (foreign, a file each). Rows of data sets that are
 made into tasks first (GoLongRL, HotpotQA, SQuAD) are recognised and refused with the way to
 convert them. Below: files, jsonl, json_arrays, parquet and foreign. Above: task_sources,
 tasks.file_suite and programs.build.
@@ -11,7 +12,7 @@ tasks.file_suite and programs.build.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from notepad_jax.data import (
@@ -25,7 +26,14 @@ from notepad_jax.data import (
     sources,
 )
 from notepad_jax.data.admission import Fault, Memo, OnFault
-from notepad_jax.data.foreign import memagent, ruler_files
+from notepad_jax.data.foreign import (
+    beam,
+    longbench_v2,
+    longmemeval,
+    memagent,
+    memory_agent_bench,
+    ruler_files,
+)
 from notepad_jax.data.rows import Pair, Row
 
 FORMS = ("jsonl", "json", "parquet", "array_record")  # how the names of files of tasks end
@@ -38,6 +46,10 @@ _OTHERS = {  # a column that only their rows have: whose they are, what makes ta
     "reward_model": ("GoLongRL", "build golongrl --rows"),
 }
 _TEXTS = {"document", "context"}
+_BESIDE = {  # a column of files that lie beside tasks and are none: what they are, which to give
+    "ideal_response": "BEAM's probing questions; give the chat.json beside their folder",
+    "hypothesis": "answers to LongMemEval's questions; give longmemeval_s.json itself",
+}
 
 
 def read_any(
@@ -63,6 +75,8 @@ def read_any(
     keys = set(parquet.columns(path)) if form == "parquet" else _keys(path)
     if form == "jsonl" and "input" in keys and not keys & {"question", "answers", *_TEXTS}:
         return ruler_files.read(path, on_block=on_block, name=name, on_fault=on_fault)
+    if whole := _whole(form, keys):
+        return whole(path, on_block, name, on_fault)
     for key, (whose, command) in _OTHERS.items():
         # Published memory agents have a reward_model, too, and the text in a column of its own.
         if key in keys and not (key == "reward_model" and keys & _TEXTS):
@@ -70,19 +84,40 @@ def read_any(
                 f"{path} has rows of {whose}; make tasks of them first: "
                 f"notepad-jax {command} {path}"
             )
+    for key, whose in _BESIDE.items():
+        if key in keys and not keys & _TEXTS:
+            raise ValueError(f"{path} holds {whose}")
     found: Iterable[Row | Fault]
     if form == "parquet":
         found = parquet.scan(path, on_block, memo)
     else:
         found = {"jsonl": jsonl.scan, "json": json_arrays.scan}[form](path, on_block)
-    return rows.pairs(path, name or Path(str(path)).name, found, task_of, on_fault)
+    return rows.pairs(path, name or Path(str(path)).name, found, tasks_of, on_fault)
+
+
+def tasks_of(row: Row, where: str, name: str) -> Iterable[Pair | Fault]:
+    """Returns a row as tasks and their lengths, whoever wrote it: one for each of its questions."""
+    if memory_agent_bench.matches(row.columns):
+        return memory_agent_bench.tasks_of(row, where, name)
+    return [task_of(row, where, name)]
 
 
 def task_of(row: Row, where: str, name: str) -> Pair:
-    """Returns a row as a task and its length, whoever wrote it; `rows.task_of` says more."""
+    """Returns a row of one question as a task and its length; `rows.task_of` says more."""
+    if longbench_v2.matches(row.columns):
+        return longbench_v2.task_of(row, where, name)
     if memagent.matches(row.columns):
         return memagent.task_of(row, where, name)
     return rows.task_of(row.columns, row.document, where, name)
+
+
+def _whole(form: str, keys: set[str]) -> Callable[..., list[Pair]] | None:
+    """Returns the reader of files whose texts are no column, but spread over a row or a file."""
+    if form in ("json", "jsonl") and longmemeval.COLUMN in keys:
+        return longmemeval.read
+    if form == "parquet" and {"chat", beam.QUESTIONS} <= keys:
+        return beam.read_hub
+    return beam.read_chat if form == "json" and {"batch_number", "turns"} <= keys else None
 
 
 def _keys(path: str | Path) -> set[str]:

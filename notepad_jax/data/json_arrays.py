@@ -43,12 +43,20 @@ def scan(path: str | Path, on_block: sources.OnBlock | None = None) -> Iterator[
 
 def values(path: str | Path) -> Iterator[tuple[int, Any]]:
     """Yields (row number from 1, value), of which one is held at a time."""
-    window = Window(path, None)
-    for number in _numbers(window, path):
-        where = f"{path} row {number}"
-        end, value = _end(window, b"", sources.LONGEST_ROW, where)
-        window.take(end)
+    for number, _, _, value in spans(path):
         yield number, value
+
+
+def spans(
+    path: str | Path, on_block: sources.OnBlock | None = None
+) -> Iterator[tuple[int, int, int, Any]]:
+    """Yields (row number from 1, bytes [start, stop) of the file, value), one held at a time."""
+    window = Window(path, on_block)
+    for number in _numbers(window, path):
+        start = window.at
+        end, value = _end(window, b"", sources.LONGEST_ROW, f"{path} row {number}")
+        window.take(end)
+        yield number, start, window.at, value
 
 
 def _row(window: Window, number: int, path: str | Path) -> Row:

@@ -40,9 +40,27 @@ BLANK = 4096  # bytes: a longer text is not asked whether it is all white space
 MAY_BE_NULL = ("id", "source", "metric", "contract", "length", "evidence", "note_script", "extra")
 
 
-def values(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (row number from 1, row); ValueError for a file that is missing, broken or short."""
-    yield from enumerate(_batches(path, None), start=1)
+def values(
+    path: str | Path, wanted: list[str] | None = None, together: int = TOGETHER
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (row number from 1, row with the columns `wanted`, None: all), `together` decoded.
+
+    Raises ValueError for a file that is missing, broken or short.
+    """
+    yield from enumerate(_batches(path, wanted, together), start=1)
+
+
+def cell(path: str | Path, column: str, place: int) -> Any:
+    """Returns the value of a column in row `place`, from 0; the rows before it are passed over.
+
+    Raises ValueError for a file that is missing or broken, and for one without such a row.
+    """
+    with _opened(path) as table, _named(path):
+        for batch in table.iter_batches(batch_size=1, columns=[column]):
+            if not place:
+                return batch.column(0)[0].as_py()
+            place -= 1
+    raise ValueError(f"{path} changed after it was opened: it has fewer rows; start again")
 
 
 def columns(path: str | Path) -> list[str]:
@@ -225,11 +243,13 @@ def _size(group: Any, column: str) -> int:
 # ---------------------------------------------------------------- opening and decoding
 
 
-def _batches(path: str | Path, wanted: list[str] | None) -> Iterator[dict[str, Any]]:
-    """Yields rows with the columns `wanted` (None: all), decoded a few at a time."""
+def _batches(
+    path: str | Path, wanted: list[str] | None, together: int = TOGETHER
+) -> Iterator[dict[str, Any]]:
+    """Yields rows with the columns `wanted` (None: all), decoded `together` at a time."""
     done = 0
     with _opened(path) as table:
-        batches = table.iter_batches(batch_size=TOGETHER, columns=wanted)
+        batches = table.iter_batches(batch_size=together, columns=wanted)
         while True:
             with _named(path, done):
                 batch = next(batches, None)

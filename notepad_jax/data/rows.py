@@ -40,7 +40,8 @@ class Row:
     document: Document
 
 
-Convert = Callable[[Row, str, str], Pair]  # (row, "FILE row 7", its name where it has no id)
+# (row, "FILE row 7", its name where it has no id) -> its tasks, one for each question.
+Convert = Callable[[Row, str, str], Iterable[Pair | Fault]]
 
 
 def pairs(
@@ -49,31 +50,47 @@ def pairs(
 ) -> list[Pair]:  # fmt: skip
     """Makes tasks of a file's rows, in their order; `on_fault` is told of those left out.
 
-    A row that has no id is called `name`:NUMBER. Raises ValueError for two tasks of one id, for
-    a file without a row that can be used, and what `found` raises.
+    A row that has no id is called `name`:NUMBER. Places of faults count tasks, so that a row with
+    several questions has several. Raises ValueError for two tasks of one id, for a file without a
+    row that can be used, and what `found` raises.
     """
     made: list[Pair] = []
     known: dict[str, int] = {}
     left_out, first_fault = 0, None
-    for place, row in enumerate(found):
+    for place, (number, pair) in enumerate(_converted(path, name, found, convert)):
+        where = f"{path} row {number}"
         try:
-            if isinstance(row, Fault):
-                raise row
-            where = f"{path} row {row.number}"
-            pair = convert(row, where, f"{name}:{row.number}")
+            if isinstance(pair, Fault):
+                raise pair
             admission.check(pair[0], where)
         except Fault as fault:
             fault.place = place
             on_fault(fault)
             left_out, first_fault = left_out + 1, first_fault or fault
             continue
-        first = known.setdefault(pair[0].id, row.number)
-        if first != row.number:
+        if pair[0].id in known:
+            first = known[pair[0].id]
             raise ValueError(f"{where} has the id {pair[0].id!r} of row {first}; ids must differ")
+        known[pair[0].id] = number
         made.append(pair)
     if not made:
         raise nothing_left(path, left_out, first_fault)
     return made
+
+
+def _converted(
+    path: str | Path, name: str, found: Iterable[Row | Fault], convert: Convert
+) -> Iterator[tuple[int, Pair | Fault]]:
+    """Yields (row number, one of its tasks or what is wrong); 0 for a row that was not read."""
+    for row in found:
+        if isinstance(row, Fault):
+            yield 0, row
+            continue
+        try:
+            for pair in convert(row, f"{path} row {row.number}", f"{name}:{row.number}"):
+                yield row.number, pair
+        except Fault as fault:
+            yield row.number, fault
 
 
 def nothing_left(path: str | Path, count: int, first: Fault | None) -> ValueError:

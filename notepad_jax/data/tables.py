@@ -1,12 +1,13 @@
 """Rows of data sets as they are published: jsonl, one JSON array, parquet; one row at a time.
 
-For data sets whose rows are short enough to be parsed whole (HotpotQA, SQuAD, GoLongRL). Rows
-with texts of any length are read by `formats`, which leaves the texts where they lie. Above: the
-readers in foreign; below: json_arrays, parquet and sources.
+For data sets whose rows can be parsed whole (HotpotQA, SQuAD, GoLongRL, LongMemEval). Rows
+with one text of any length are read by `formats`, which leaves the texts where they lie. Above:
+the readers in foreign; below: json_arrays, parquet and sources.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,43 @@ def rows(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 f"{path} row {number} is {type(row).__name__}, not an object with named columns"
             )
         yield number, row
+
+
+def spans(
+    path: str | Path, on_block: sources.OnBlock | None = None
+) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
+    """Yields (row number from 1, its bytes [start, stop), row) of a .jsonl or .json file.
+
+    For rows whose text is spread over them: whoever reads it comes back to these bytes (`row_at`).
+    `on_block`, if given, is shown all bytes of the file, in order. Raises as `rows` does.
+    """
+    lines = str(path).lower().endswith(".jsonl")
+    found = _line_spans(path, on_block) if lines else json_arrays.spans(path, on_block)
+    for number, start, stop, row in found:
+        if not isinstance(row, dict):
+            raise ValueError(
+                f"{path} row {number} is {type(row).__name__}, not an object with named columns"
+            )
+        yield number, start, stop, row
+
+
+def row_at(path: str | Path, start: int, stop: int) -> Any:
+    """Returns the JSON value at bytes [start, stop) of a file; ValueError if it has changed."""
+    try:
+        return json.loads(b"".join(sources.blocks(path, start, stop)))
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        raise ValueError(
+            f"{path} changed after it was opened: bytes {start:,} to {stop:,} are no row any "
+            f"more; start again"
+        ) from None
+
+
+def _line_spans(
+    path: str | Path, on_block: sources.OnBlock | None
+) -> Iterator[tuple[int, int, int, Any]]:
+    for number, start, line in sources.open_lines(path, on_block=on_block):
+        if line.strip():
+            yield number, start, start + len(line), sources.parse(line, path, number, start)
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, Any]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -77,6 +78,7 @@ class Result:
     answer_turns: int = 1  # of `turns`, those of the answer
     evidence: tuple[str, ...] = ()  # the words of each fact that recall looks for
     captured: float | None = None  # share of the evidence that was ever written
+    actions: Mapping[str, int] = dataclasses.field(default_factory=dict)  # update turns by Action
 
     @property
     def key(self) -> Key:
@@ -213,6 +215,7 @@ class _Course:
         self._recall = Recall(item.task.evidence if item.method == methods.NOTEPAD else ())
         self._memory = b""  # that of the last turn
         self._turns = self._answers = self._changes = 0
+        self._did: Counter[str] = Counter()
 
     @property
     def _seconds(self) -> float:
@@ -220,7 +223,10 @@ class _Course:
 
     def turn(self, turn: Turn, memory: Tokens) -> None:
         self._turns += 1
-        self._answers += turn.kind is TurnKind.ANSWER
+        if turn.kind is TurnKind.ANSWER:
+            self._answers += 1
+        else:
+            self._did[turn.action.value] += 1
         if self._trace is not None:
             self._trace.turn(turn)
         if self._recorder is not None:
@@ -278,6 +284,7 @@ class _Course:
             answer_turns=self._answers,
             evidence=tuple(fact.text for fact in task.evidence),
             captured=self._recall.captured,
+            actions=dict(self._did),
         )
 
 

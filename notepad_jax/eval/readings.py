@@ -8,7 +8,7 @@ readings of a folder have in common. Above: programs; beside: measure.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from notepad_jax.eval.measure import Item, Key, Result
 from notepad_jax.reading.trace import MemoryChange, Spool, TraceFile
 from notepad_jax.reading.turns import Turns
 from notepad_jax.telemetry.identity import settle
-from notepad_jax.text.pieces import Pieces
 from notepad_jax.types import Finish, Turn
 
 READINGS, IDENTITY = "readings.jsonl", "identity.json"
@@ -52,8 +51,7 @@ class Readings:
         self._folder = folder
         settle(folder / IDENTITY, identity, "begin a run of another name", before)
         self._under_way: dict[Key, UnderWay] = {}
-        self._pieces: Pieces | None = None
-        self._whole: set[Key] = set()  # whose turns are kept
+        self._whole: dict[Key, Callable[[], Turns]] = {}  # whose turns are kept
         self._number: dict[Key, int] = {}
         self._done: dict[Key, Result] = {}
         self._file = TraceFile(folder / READINGS)
@@ -91,15 +89,14 @@ class Readings:
         """Returns every result, as they were written."""
         return list(self._done.values())
 
-    def keep_turns(self, items: Iterable[Item], pieces: Pieces) -> None:
-        """Has every turn of the readings of `items` kept, if they begin after this."""
-        self._pieces = pieces
-        self._whole.update(item.key for item in items)
+    def keep_turns(self, items: Iterable[Item], turns: Callable[[], Turns]) -> None:
+        """Has every turn of the readings of `items` kept in `turns()`, if they begin after this."""
+        self._whole.update((item.key, turns) for item in items)
 
     def trace_of(self, item: Item) -> UnderWay:
         """Returns where a reading that begins now is taken down."""
-        turns = Turns(self._pieces) if self._pieces and item.key in self._whole else None
-        trace = self._under_way[item.key] = UnderWay(turns)
+        whole = self._whole.get(item.key)
+        trace = self._under_way[item.key] = UnderWay(whole() if whole else None)
         return trace
 
     def add(self, result: Result) -> None:

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from notepad_jax.eval.measure import Result
-from notepad_jax.types import Finish
+from notepad_jax.types import Action, Finish
 
 ALL = "all"  # the source of a summary over all tasks
 
@@ -50,6 +50,11 @@ class Summary:
     seconds: float  # wall, while at least one of them was under way
     captured: Share | None = None  # evidence that was ever written
     retained: Share | None = None  # of what was, the share in the last memory
+    actions: Mapping[str, int] = dataclasses.field(default_factory=dict)  # update turns by Action
+
+    def did(self, action: Action) -> float:
+        """Returns the share of update turns that did this."""
+        return self.actions.get(action.value, 0) / max(1, sum(self.actions.values()))
 
 
 def share(values: Sequence[float], documents: Sequence[Hashable] | None = None) -> Share:
@@ -154,6 +159,7 @@ def _summary(method: str, source: str, length: int, results: Sequence[Result]) -
         seconds=_busy(results),
         captured=_over_questions(seen, lambda r: r.captured) if seen else None,
         retained=_over_questions(written, lambda r: r.recall / r.captured) if written else None,
+        actions=dict(sum((Counter(r.actions) for r in results), Counter())),
     )
 
 

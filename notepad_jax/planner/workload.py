@@ -93,11 +93,11 @@ def readings(config: Training, template: Template) -> Readings:
     chunks = -(-document // config.reading.chunk_size)
     most = curriculum.parsed(config.tasks.curriculum).longest
     chunks = min(chunks, most or chunks)
-    merged = chunks - 1 if rules.order == "parallel" else 0  # each of two notes: there are no more
+    merged = 0 if rules.order == "serial" else chunks - 1  # each of two notes: there are no more
     return Readings(
         groups=groups,
         members=config.rollout.group_size,
-        chunks=rules.passes * (chunks + merged),
+        chunks=rules.passes * (chunks + merged) + rules.again * (rules.passes - 1),
         update=turns.update,
         answers=turns.answers,
         local_groups=math.ceil(groups * local.share) if local.samples else 0,

@@ -62,9 +62,10 @@ class Answer:
 
     answer: str
     truncated: bool  # cut at the limit of an answer
-    chunks: int
-    tokens: int  # of the document
+    chunks: int  # that were read
+    tokens: int  # of the document, in them
     memories: tuple[Memory, ...]  # one for every chunk that changed what was noted
+    early: bool = False  # whether the reading ended before the document did
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +108,9 @@ async def ask(
     telling = _Telling(chunks, document, rules.chunk_size, transcript, on_progress)
     telling.look_ahead()
     writes, answers = (_Aloud(completer, tokenizer.decode, telling, kind) for kind in TurnKind)
-    if rules.order == "parallel":  # many write at once, so none of them is heard
+    if rules.order != "serial":  # many write at once, so none of them is heard
         writes = completer
-    course = UnderWay(Turns(Pieces(tokenizer)) if trace is not None else None)
+    course = under_way(subject, rules, trace)
     reads = memory_agent.read(
         writes, subject.template, rules, memory_agent.start(asked, chunks), sampling, answers
     )
@@ -118,6 +119,13 @@ async def ask(
     if trace is not None:
         append(trace, subject, document, question, answer, made, course)
     return answer
+
+
+def under_way(subject: Subject, rules: Rules, trace: Path | None) -> UnderWay:
+    """Returns where a reading is taken down; its turns, too, if there is a `trace`."""
+    if trace is None:
+        return UnderWay()
+    return UnderWay(Turns(Pieces(subject.tokenizer), rules, subject.template))
 
 
 def encoded(subject: Subject, rules: Rules, question: str) -> Tokens:
@@ -149,9 +157,12 @@ async def followed(
     """
     tokenizer, template = subject.tokenizer, subject.template
     memories: list[Memory] = []
+    sizes: list[int] = []  # of the document's chunks that were read
     shown = tokenizer.decode(template.no_memory)
     async for turn, after in reads:
         course.turn(turn)
+        if turn.kind is TurnKind.UPDATE and turn.level == turn.round == 0:
+            sizes.append(turn.size)
         memory = tokenizer.decode(template.shown_memory(after.memory_tokens))
         changed = turn.kind is TurnKind.UPDATE and memory != shown
         if changed:
@@ -162,9 +173,10 @@ async def followed(
     answer = Answer(
         answer=tokenizer.decode(memory_agent.answered(after)),
         truncated=turn.completion.finish is not Finish.STOP,
-        chunks=chunks.total_chunks,
-        tokens=chunks.tokens_read,
+        chunks=len(sizes),
+        tokens=sum(sizes),
         memories=tuple(memories),
+        early=rounds.chunk_or_none(chunks, len(sizes)) is not None,
     )
     return answer, after.turns + after.contexts
 

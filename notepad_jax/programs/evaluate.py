@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from notepad_jax.eval.readings import Readings
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.turns import Turns
 from notepad_jax.report import evaluation_page
 from notepad_jax.report.examples import Example, example, spread
 from notepad_jax.report.origin import Next
@@ -73,7 +75,10 @@ _FREE = (
     "usual_samples", "tasks", "at_once", "train_length", "archive_turns",
 )  # fmt: skip
 # Keys that came later, with the value under which a reading is what it was before them.
-OLDER = {"reading.heads": 1, "reading.order": "serial", "reading.passes": 1}
+OLDER = {
+    "reading.heads": 1, "reading.order": "serial", "reading.passes": 1,
+    "reading.again": False, "reading.exits": False, "reading.exit_after": 0,
+}  # fmt: skip
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -113,15 +118,17 @@ async def _read(
     left = [(job, readings.missing(job.items)) for job in planned]
     left = [(job, items) for job, items in left if items]
     pieces = Pieces(subject.tokenizer)
+    update = builders.rules(config.reading, subject.tokenizer).memory_update
     for job in planned:
-        readings.keep_turns(job.items[: e.archive_turns], pieces)
+        rules = dataclasses.replace(job.rules, memory_update=update)
+        turns = functools.partial(Turns, pieces, rules, subject.template)
+        readings.keep_turns(job.items[: e.archive_turns], turns)
     failures: list[Exception] = []  # the first; more would keep their readings alive
 
     def on_failure(failure: Exception) -> None:
         if not failures:
             failures.append(failure)
 
-    update = builders.rules(config.reading, subject.tokenizer).memory_update
     judge = judge_of(config)
     for limits, group in itertools.groupby(left, lambda pair: pair[0].rules):
         rules = dataclasses.replace(limits, memory_update=update)

@@ -21,9 +21,7 @@ from notepad_jax.reading import memory_agent
 from notepad_jax.reading.loop import first_failure
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
-from notepad_jax.reading.turns import Turns
 from notepad_jax.telemetry.screen import Screen
-from notepad_jax.text.pieces import Pieces
 from notepad_jax.types import Completer, Document, Tokens, Turn, TurnKind
 
 
@@ -71,7 +69,7 @@ async def ask_all(
         bar.advance(1, chunk=turn.unit + (turn.kind is TurnKind.UPDATE))
 
     async def one(ids: Tokens) -> tuple[Answer, int, UnderWay]:
-        course = UnderWay(Turns(Pieces(subject.tokenizer)) if trace is not None else None)
+        course = ask.under_way(subject, rules, trace)
         state = memory_agent.start(ids, chunks)
         reads = memory_agent.read(completer, subject.template, rules, state, sampling)
         return *await ask.followed(reads, subject, chunks, course, ended), course

@@ -191,8 +191,8 @@ async def _follow(
     job: Job, chunks: Chunks, reader: Reader, completer: Completer, watcher: Watcher,
     alone: threading.Lock,
 ) -> Ended:  # fmt: skip
-    read = _Counted(chunks)
-    course = _turns(job, read, reader, completer)
+    read = _Read()
+    course = _turns(job, chunks, read, reader, completer)
     turn: Turn | None = None
     sizes: list[int] = []
     while True:
@@ -211,6 +211,7 @@ async def _follow(
             return Ended("", Finish.CANCELLED, read.tokens, failure)
         if turn.kind is TurnKind.UPDATE:
             sizes.append(turn.size)
+            read.tokens += turn.size if turn.round == turn.level == 0 else 0
         with alone:
             watcher.turn(turn, state.memory_tokens)
 
@@ -220,7 +221,7 @@ class Cancelled(RuntimeError):
 
 
 async def _turns(
-    job: Job, read: _Counted, reader: Reader, completer: Completer
+    job: Job, chunks: Chunks, read: _Read, reader: Reader, completer: Completer
 ) -> AsyncIterator[tuple[Turn, memory_agent.State]]:
     rules, template = reader.rules, reader.template
     if job.max_answer is not None:
@@ -234,7 +235,7 @@ async def _turns(
             completer, template, rules, state, old.turn, sampling, old.probed
         )
     else:
-        state = memory_agent.start(question, read)
+        state = memory_agent.start(question, chunks)
         if job.shown is not None:
             excerpt = job.shown()
             read.tokens = len(excerpt)
@@ -244,15 +245,6 @@ async def _turns(
         yield turn, after
 
 
-class _Counted:
-    """The chunks of a reading; counts the tokens it went through."""
-
-    def __init__(self, chunks: Chunks) -> None:
-        self._chunks, self._next, self.tokens = chunks, 0, 0
-
-    def __getitem__(self, k: int) -> Tokens:
-        chunk = self._chunks[k]
-        if k == self._next:  # they are asked for in their order, and then perhaps again
-            self._next += 1
-            self.tokens += len(chunk)
-        return chunk
+@dataclasses.dataclass
+class _Read:
+    tokens: int = 0  # of the document that were shown so far; those that are read again count once

@@ -20,8 +20,6 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
-import numpy as np
-
 from notepad_jax.reading import answer, rounds
 from notepad_jax.reading.answer import AnswerState
 from notepad_jax.reading.rounds import chunk_or_none
@@ -30,6 +28,7 @@ from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import (
     NO_TOKENS,
+    Action,
     Chunks,
     Completer,
     Completion,
@@ -128,14 +127,34 @@ def written(completion: Completion) -> Tokens:
     return tokens(completion.tokens)
 
 
-def turn_of(state: State, kind: TurnKind, asked: Prompt, completion: Completion) -> Turn:
-    """Returns the turn that `state` led to, with its place in the reading."""
+def turn_of(
+    rules: Rules, template: Template, state: State, asked: Prompt, completion: Completion
+) -> Turn:
+    """Returns the turn that `state` led to, with its place in the reading and what it did."""
     if isinstance(state, AnswerState):
-        return Turn(kind, state.turns, asked, completion)
-    if kind is TurnKind.ANSWER:
-        return Turn(kind, state.turns, asked, completion, round=state.round.number)
-    size, now, unit = len(state.chunks[state.next_chunk]), state.round, state.next_chunk
-    return Turn(kind, state.turns, asked, completion, size, now.level, now.number, unit)
+        return Turn(TurnKind.ANSWER, state.turns, asked, completion)
+    now, unit = state.round, state.next_chunk
+    if (chunk := chunk_or_none(state.chunks, unit)) is None:
+        return Turn(TurnKind.ANSWER, state.turns, asked, completion, round=now.number)
+    did = action(rules, template, now.level, written(completion))
+    place = (len(chunk), now.level, now.number, unit)
+    return Turn(TurnKind.UPDATE, state.turns, asked, completion, *place, did)
+
+
+def action(rules: Rules, template: Template, level: int, said: Tokens) -> Action:
+    """Returns what an update turn at a level did by writing `said`."""
+    if rules.keeps and _same(said, template.keep):
+        return Action.NOTHING if rounds.merges(rules, level) else Action.KEEP
+    if rules.exits and _same(said, template.exit):
+        return Action.EXIT
+    if level == rounds.ENDED and _same(said, template.again):
+        return Action.AGAIN
+    return Action.WRITE
+
+
+def _same(one: Tokens, other: Tokens) -> bool:
+    # Of a memory and a marker the lengths nearly always differ; `np.array_equal` takes 2 us.
+    return len(one) == len(other) and bool((one == other).all())
 
 
 def advance(
@@ -147,21 +166,31 @@ def advance(
     empty one leaves no memory, which the next prompt shows by the no-memory marker.
     """
     said = written(completion)
-    kept = rules.keeps and np.array_equal(said, template.keep)
-    if rules.order == "parallel":
-        return rounds.noted(rules, template, state, None if kept else said)
+    did = action(rules, template, state.round.level, said)
+    if rounds.merges(rules, state.round.level):
+        return rounds.noted(rules, template, state, said if did is Action.WRITE else None)
     memory, heads = state.memory_tokens, state.heads
-    if callable(rules.memory_update):
-        memory = rules.memory_update(memory, said, rules.max_memory)
-    elif rules.heads > 1 and not kept:
-        heads = (said, *heads[: rules.heads - 1])
-        memory = rounds.joined(heads, template.between)
-    elif not kept:
-        memory = said
+    if did is Action.WRITE:
+        if callable(rules.memory_update):
+            memory = rules.memory_update(memory, said, rules.max_memory)
+        elif rules.heads > 1:
+            heads = (said, *heads[: rules.heads - 1])
+            memory = rounds.joined(heads, template.between)
+        else:
+            memory = said
+    same = _stood_still(rules, state, memory)
     state = dataclasses.replace(
-        state, memory_tokens=memory, next_chunk=state.next_chunk + 1, heads=heads
+        state, memory_tokens=memory, next_chunk=state.next_chunk + 1, heads=heads, same=same
     )
-    return rounds.passed(rules, state) if rules.passes > 1 else state
+    if did is Action.EXIT or same and same == rules.exit_after:
+        return rounds.ended(state)
+    return rounds.passed(rules, template, state, said) if rules.goes_over else state
+
+
+def _stood_still(rules: Rules, state: MemoryState, memory: Tokens) -> int:
+    """Returns for how many turns the memory has been what it is now; 0 where nobody counts."""
+    counts = rules.exit_after and len(memory) and _same(memory, state.memory_tokens)
+    return state.same + 1 if counts else 0
 
 
 def after(rules: Rules, template: Template, state: State, turn: Turn) -> State:
@@ -215,12 +244,12 @@ async def read(
         params = sampling.params(rules, kind, _number(state), asked.begun)
         aloud = kind is TurnKind.ANSWER and answering is not None
         completion = await (answering if aloud else completer).complete(asked, params)
-        return turn_of(state, kind, asked, completion)
+        return turn_of(rules, template, state, asked, completion)
 
     abreast, over = _Abreast(make), False
     try:
         while not over:
-            alone = rules.order == "serial" or isinstance(state, AnswerState)
+            alone = isinstance(state, AnswerState) or not rounds.merges(rules, state.round.level)
             turn = await (make(state) if alone else abreast.turn(state))
             state = after(rules, template, state, turn)
             yield turn, state
@@ -285,7 +314,9 @@ async def rewrite(
     # What was written then is a likely completion now.
     asked = dataclasses.replace(turn.prompt, draft=turn.completion.tokens)
     params = sampling.params(rules, turn.kind, state.turns)
-    made = dataclasses.replace(turn, completion=await completer.complete(asked, params))
+    completion = await completer.complete(asked, params)
+    did = action(rules, template, turn.level, written(completion))
+    made = dataclasses.replace(turn, completion=completion, action=did)
     state = after(rules, template, state, made)
     yield made, state
     if made.completion.finish is Finish.CANCELLED or not probed:

@@ -1,6 +1,7 @@
 """Readings that go over their document more than once, or in parallel: what follows a turn.
 
 A serial reading of several passes begins again at the first chunk with the memory that it has.
+It may also end early: by the policy's exit marker, or when its memory has long stood still.
 
 A parallel reading is made in rounds. In a round every chunk is read with the same memory, that of
 the round before, so all of them may be under way at once; each writes a note, the memory as it
@@ -10,8 +11,11 @@ until one note is left. It is the memory of the next round. A chunk has room for
 (`Rules.check`), so each level has at most half as many notes as the one below, every context is
 bounded for a document of any length, and n chunks take at most 1 + log2 n turns one after another.
 
-Either ends after `Rules.passes` rounds, or with the first that leaves the memory as it was: under
-the same memory the next would read the same.
+A mixed reading is made in rounds, too: its chunks are read as those of a parallel one, and what
+they noted is read serially. Either ends after `Rules.passes` rounds, or with the first that leaves
+the memory as it was: under the same memory the next would read the same. With `Rules.again` there
+is one more turn before a further round, at level ENDED: it reads the template's [end] in the place
+of a chunk, and the round is made if it asks for it.
 
 PI-Mem (2026, arXiv 2608.03048) reads in such rounds and merges all notes in one prompt, whose
 length grows with the document's. Pure, as memory_agent, which is above.
@@ -21,13 +25,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import numpy as np
 
 from notepad_jax.reading.rules import Rules
 from notepad_jax.text.prompts import Template
 from notepad_jax.types import Chunks, MemoryState, Round, Tokens, tokens
+
+ENDED = -1  # the level of a turn after a round, which may ask for another
 
 
 def chunk_or_none(chunks: Chunks, k: int) -> Tokens | None:
@@ -49,6 +55,8 @@ class Placed(Protocol):
 def place(turn: Placed) -> str:
     """Says where an update turn stands; "" for one of the first pass over the document."""
     round_ = f"round {turn.round + 1}, " if turn.round else ""
+    if turn.level == ENDED:
+        return f"{round_}end of the document"
     if turn.level:
         return f"{round_}level {turn.level}, notes {turn.unit + 1:,}"
     return f"{round_}chunk {turn.unit + 1:,}" if turn.round else ""
@@ -64,23 +72,46 @@ def beside(state: MemoryState) -> MemoryState | None:
     return dataclasses.replace(state, next_chunk=state.next_chunk + 1)
 
 
-def passed(rules: Rules, state: MemoryState) -> MemoryState:
-    """Returns the state after a turn of a serial reading: of the next pass, if one ends here."""
+def merges(rules: Rules, level: int) -> bool:
+    """Whether what the turns of a level write are notes, and its chunks are read at once."""
+    return rules.order == "parallel" and level >= 0 or rules.order == "mixed" and level == 0
+
+
+def passed(rules: Rules, template: Template, state: MemoryState, said: Tokens) -> MemoryState:
+    """Returns the state after a turn that made the memory: of the next pass, if one ends here.
+
+    `said` is what the turn wrote.
+    """
+    now = state.round
+    if now.level == ENDED:
+        asked = np.array_equal(said, template.again)
+        return _begun(state, now.document) if asked else ended(state)
     if chunk_or_none(state.chunks, state.next_chunk) is not None:
         return state
-    return _next_round(rules, state, state.chunks)
+    return _next_round(rules, template, state, now.document if now.level else state.chunks)
+
+
+def ended(state: MemoryState) -> MemoryState:
+    """Returns the state in which no chunk is left, whatever the document still has."""
+    round_ = Round(state.round.number, before=state.turns, began=state.memory_tokens)
+    return dataclasses.replace(state, chunks=(), next_chunk=0, round=round_)
 
 
 def noted(rules: Rules, template: Template, state: MemoryState, note: Tokens | None) -> MemoryState:
     """Returns the state after a turn of a parallel reading that wrote `note`; None is nothing."""
     notes = state.round.notes
-    if note is not None and len(note) and not np.array_equal(note, state.memory_tokens):
+    if is_new(state.memory_tokens, note):
         notes = (*notes, note)
     round_ = dataclasses.replace(state.round, notes=notes)
     state = dataclasses.replace(state, next_chunk=state.next_chunk + 1, round=round_)
     if chunk_or_none(state.chunks, state.next_chunk) is not None:
         return state
     return _level_ended(rules, template, state)
+
+
+def is_new(memory: Tokens, note: Tokens | None) -> TypeGuard[Tokens]:
+    """Says whether a turn that was shown `memory` has written a note; None is nothing."""
+    return note is not None and len(note) > 0 and not np.array_equal(note, memory)
 
 
 def _level_ended(rules: Rules, template: Template, state: MemoryState) -> MemoryState:
@@ -96,31 +127,44 @@ def _level_ended(rules: Rules, template: Template, state: MemoryState) -> Memory
         return dataclasses.replace(state, chunks=together, next_chunk=0, round=above)
     if notes:
         state = dataclasses.replace(state, memory_tokens=notes[0])
-    return _next_round(rules, state, document)
+    return _next_round(rules, template, state, document)
 
 
-def _next_round(rules: Rules, state: MemoryState, document: Chunks) -> MemoryState:
-    """Returns the state in which the document is read again, or no chunk is left."""
-    now, memory = state.round, state.memory_tokens
-    over = now.number + 1 >= rules.passes or np.array_equal(memory, now.began)
-    following = Round(now.number + (not over), before=state.turns, began=memory)
-    return dataclasses.replace(
-        state, chunks=() if over else document, next_chunk=0, round=following
-    )
+def _next_round(
+    rules: Rules, template: Template, state: MemoryState, document: Chunks
+) -> MemoryState:
+    """Returns the state in which the document is read again, or may be, or no chunk is left."""
+    now = state.round
+    if now.number + 1 >= rules.passes or np.array_equal(state.memory_tokens, now.began):
+        return ended(state)
+    if not rules.again:
+        return _begun(state, document)
+    asks = dataclasses.replace(now, level=ENDED, notes=(), document=document, before=state.turns)
+    return dataclasses.replace(state, chunks=(template.end,), next_chunk=0, round=asks)
+
+
+def _begun(state: MemoryState, document: Chunks) -> MemoryState:
+    """Returns the state in which the next round begins."""
+    following = Round(state.round.number + 1, before=state.turns, began=state.memory_tokens)
+    return dataclasses.replace(state, chunks=document, next_chunk=0, round=following)
 
 
 def packed(notes: Sequence[Tokens], size: int, between: Tokens) -> tuple[Tokens, ...]:
     """Returns chunks of at most `size` tokens that hold all notes, whole and in their order."""
-    chunks: list[list[Tokens]] = [[]]
-    room = size
-    for note in notes:
-        more = len(note) + (len(between) if chunks[-1] else 0)
-        if more > room and chunks[-1]:
-            chunks.append([])
-            room, more = size, len(note)
-        chunks[-1].append(note)
+    packs = packing([len(note) for note in notes], size, len(between))
+    return tuple(joined([notes[k] for k in pack], between) for pack in packs)
+
+
+def packing(lengths: Sequence[int], size: int, between: int) -> list[range]:
+    """Returns of each chunk which notes it holds, by their lengths; the last has the rest."""
+    packs, first, room = [], 0, size
+    for k, length in enumerate(lengths):
+        more = length + (between if k > first else 0)
+        if more > room and k > first:
+            packs.append(range(first, k))
+            first, room, more = k, size, length
         room -= more
-    return tuple(joined(part, between) for part in chunks)
+    return [*packs, range(first, len(lengths))]
 
 
 def joined(parts: Sequence[Tokens], between: Tokens) -> Tokens:

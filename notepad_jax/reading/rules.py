@@ -13,7 +13,7 @@ from notepad_jax.text.prompts import Template
 from notepad_jax.types import Tokens
 
 MEMORY_UPDATES = ("overwrite", "overwrite_or_keep", "heads")
-ORDERS = ("serial", "parallel")
+ORDERS = ("serial", "parallel", "mixed")
 MOST_TOKENS = 2**24  # of a part of a context: sizes are found out by building the longest one
 
 
@@ -28,7 +28,12 @@ class Rules:
     `max_answer` count the stop token too.
 
     A `serial` reading shows each chunk with the memory that the chunk before it left, and begins
-    again until it has made `passes` passes. A `parallel` one is made in `passes` rounds (`rounds`).
+    again until it has made `passes` passes. A `parallel` one is made in `passes` rounds (`rounds`),
+    and so is a `mixed` one, whose notes are read serially.
+
+    Where a reading `exits`, the template's exit marker in the place of a memory leads to the
+    answer at once; `exit_after` turns in a row that left a memory as it was (0: never) do, too.
+    With `again`, a further pass is made where the policy asks for it.
 
     An answer that is cut at `max_answer` goes on in another context, of `answer_chunks` at most,
     which begins with the last `carry` tokens of it and adds `max_answer - carry` at most.
@@ -45,6 +50,9 @@ class Rules:
     passes: int = 1  # over the document
     order: str = "serial"  # of ORDERS
     heads: int = 1
+    exits: bool = False
+    exit_after: int = 0  # turns
+    again: bool = False
 
     def __post_init__(self) -> None:
         for problem in (*_limits(self), *_of_answers(self), *_of_rounds(self)):
@@ -58,12 +66,13 @@ class Rules:
     @property
     def goes_over(self) -> bool:
         """Whether a reading is more than one turn after another over the document, once."""
-        return self.passes > 1 or self.order == "parallel"
+        return self.passes > 1 or self.order != "serial"
 
     @property
     def plain(self) -> bool:
-        """Whether a reading is one serial pass with one memory."""
-        return not self.goes_over and self.heads == 1
+        """Whether a reading is one serial pass with one memory, to the document's end."""
+        early = self.exits or self.exit_after > 0
+        return not self.goes_over and self.heads == 1 and not early
 
     def most_memory(self, template: Template) -> int:
         """Returns the tokens of the longest memory that a prompt shows."""
@@ -97,12 +106,30 @@ class Rules:
                 f"reading.memory_update to overwrite"
             )
         two = 2 * self.max_memory + len(template.between)
-        if self.order == "parallel" and self.chunk_size < two:
+        if self.order != "serial" and self.chunk_size < two:
             raise ValueError(
-                f"reading.chunk_size is {self.chunk_size}, and a parallel reading merges what its "
-                f"chunks wrote, two at a time or more: that is {two} tokens (reading.max_memory is "
-                f"{self.max_memory}); raise the one or lower the other"
+                f"reading.chunk_size is {self.chunk_size}, and a {self.order} reading merges what "
+                f"its chunks wrote, two at a time or more: that is {two} tokens "
+                f"(reading.max_memory is {self.max_memory}); raise the one or lower the other"
             )
+        for problem in _of_actions(self, template):
+            raise ValueError(problem)
+
+
+def _of_actions(rules: Rules, template: Template) -> Iterator[str]:
+    wanted = ["exit"] * rules.exits + ["again", "end"] * rules.again
+    for name in wanted:
+        if not len(getattr(template, name)):
+            yield (
+                f"reading.{'exits' if name == 'exit' else 'again'} is true, and template "
+                f"{template.name} has no [{name}] section; give it one, or take a template that "
+                f"has one (document_first_actions)"
+            )
+    if rules.again and len(template.end) > rules.chunk_size:
+        yield (
+            f"section [end] of template {template.name} has {len(template.end)} tokens and is read "
+            f"as a chunk; reading.chunk_size is {rules.chunk_size}"
+        )
 
 
 def _limits(rules: Rules) -> Iterator[str]:
@@ -144,9 +171,19 @@ def _of_rounds(rules: Rules) -> Iterator[str]:
             f"heads is {rules.heads} and memory_update is {rules.memory_update!r}; memory_update "
             f"'heads' takes 2 or more, and any other one"
         )
-    if rules.order == "parallel" and (own or several):
+    if rules.order != "serial" and (own or several):
         yield (
-            "order is 'parallel', where what the chunks wrote is merged by the policy, and "
+            f"order is {rules.order!r}, where what the chunks wrote is merged by the policy, and "
             f"memory_update is {'a rule of yours' if own else repr('heads')}, which takes one "
             "chunk after another; use overwrite or overwrite_or_keep, or order 'serial'"
         )
+    if rules.exit_after < 0:
+        yield f"exit_after is {rules.exit_after}; it must be at least 1 turn, or 0 for never"
+    if rules.order != "serial" and (rules.exits or rules.exit_after):
+        yield (
+            f"order is {rules.order!r}, where all chunks are under way at once, and "
+            f"{'exits is true' if rules.exits else f'exit_after is {rules.exit_after}'}; only a "
+            "serial reading can end early"
+        )
+    if rules.again and rules.passes == 1:
+        yield "again is true and passes is 1, so there is no pass to ask for; raise passes"

@@ -56,6 +56,8 @@ class TurnRecord:
     level: int = 0  # as `types.Turn`
     round: int = 0
     unit: int = 0
+    noted: bool | None = None  # as `sources.Source`
+    reads: Sequence[int] = ()
 
 
 class Spool:

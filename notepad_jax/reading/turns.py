@@ -3,7 +3,8 @@
 A prompt is kept in its two parts. Members of a group share the first, which holds the chunk, so
 only one of them has it and the others say who. Which text a token is stands beside the turns,
 for the tokens that occur: a trace can be looked at where nobody has the tokenizer. Above:
-rollout.archive, eval.readings and programs.ask; beside: trace, whose lines these become.
+rollout.archive, eval.readings and programs.ask; beside: trace, whose lines these become; below:
+sources.
 """
 
 from __future__ import annotations
@@ -12,18 +13,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.sources import Sources
 from notepad_jax.reading.trace import Kept, Spool, TurnRecord
 from notepad_jax.text.pieces import Pieces
+from notepad_jax.text.prompts import Template
 from notepad_jax.types import Turn
 
 PLACES = 4  # of a logprob, after the point
 
 
 class Turns:
-    """The turns of a reading, taken down as they come."""
+    """The turns of a reading, taken down as they come, from its first.
 
-    def __init__(self, pieces: Pieces) -> None:
-        self._pieces = pieces
+    `rules` and `template` are those that it is read by.
+    """
+
+    def __init__(self, pieces: Pieces, rules: Rules, template: Template) -> None:
+        self._pieces, self._sources = pieces, Sources(rules, template)
         self._spool, self._found = Spool(), set()
 
     def add(
@@ -34,6 +41,7 @@ class Turns:
         `shared_of` is the number of the reading, of the same group, that has the shared part of
         the prompt; None: it is kept here.
         """
+        source = self._sources.add(turn)
         record = TurnRecord(
             chunk=turn.chunk,
             kind=turn.kind.value,
@@ -48,6 +56,8 @@ class Turns:
             level=turn.level,
             round=turn.round,
             unit=turn.unit,
+            noted=source.noted,
+            reads=source.reads,
         )
         self._found.update(record.shared, record.tail, record.tokens)
         self._spool.add(record)

@@ -26,6 +26,7 @@ from notepad_jax.report.accuracy_plot import Picture
 from notepad_jax.report.examples import Example
 from notepad_jax.report.origin import Origin
 from notepad_jax.scoring import recall
+from notepad_jax.types import Action
 
 REPORT, ACCURACY, COMPARED = "report.html", "accuracy.svg", "compared.svg"
 TEMPLATE = "evaluation.html"
@@ -173,6 +174,8 @@ def _values(report: Report, picture: Picture, compared: Picture | None) -> dict[
         "stand_ins": sorted({d.reference for d in losses} - {report.train_length}),
         "heat_maps": [_heat_map(m, report.by_task) for m in _methods(report.by_task)],
         "with_evidence": [s for s in summaries if s.recall is not None or s.lost],
+        "with_actions": [s for s in summaries if set(s.actions) - {Action.WRITE.value}],
+        "actions": list(Action),
         "fates": recall.FATES,
         "evidence": accuracy_plot.capture_and_retention(
             [s for s in summaries if s.method == NOTEPAD], report.train_length

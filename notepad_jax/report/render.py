@@ -32,7 +32,7 @@ SCRIPT, NOTICE_SCRIPT = "page.js", "notice.js"
 # The script of a trace's page, in the order in which its files need one another.
 TRACE_SCRIPTS = (
     "trace_data.js", "texts.js", "trace_list.js", "trace_lists.js", "trace_turn.js",
-    "trace_peers.js", "trace_page.js",
+    "trace_tree.js", "trace_peers.js", "trace_page.js",
 )  # fmt: skip
 # That of the server's page, likewise.
 READING_SCRIPTS = ("texts.js", "reading_api.js", "reading_cards.js", "reading_page.js")

@@ -9,7 +9,7 @@ of thousands of turns opens at once. Data are ASCII JSON without a `<`, and the 
 (`templates/trace_*.js`) puts them in as text alone.
 
 Whoever wants a page says where its files go (`Put`). Above: programs.traces; below:
-reading.trace, scoring.recall (which fact a memory held) and render.
+reading.trace, scoring.recall (which fact a memory held), reading_tree and render.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from notepad_jax.reading import rounds
 from notepad_jax.reading.trace import MemoryChange, Trace, TurnRecord, Whole
-from notepad_jax.report import render
+from notepad_jax.report import reading_tree, render
 from notepad_jax.scoring.recall import Recall
 from notepad_jax.types import Evidence
 
@@ -168,6 +168,7 @@ def _write_reading(shards: _Shards, number: int, whole: Whole, first: int, share
         "memory_files": texts.files,
         "turn_files": details.files,
         "pieces": pieces,
+        "rounds": reading_tree.pictures(whole.turns, _written(whole, recall)),
     }
     return shards.add(f"r{number}", head)
 
@@ -176,10 +177,27 @@ def _facts(reading: Mapping[str, Any]) -> list[str]:
     return [fact for fact in map(str, reading.get("evidence") or ()) if fact.strip()]
 
 
+def _written(whole: Whole, recall: Recall) -> list[str]:
+    """Returns of each turn which facts stand in what it wrote, as "101"; looks if it has notes."""
+
+    def facts(turn: TurnRecord) -> str:
+        if not turn.noted:
+            return ""
+        said = turn.tokens[:-1] if turn.finish == "stop" else turn.tokens
+        recall.see("".join(whole.pieces.get(token, "") for token in said))
+        return _flags(recall)
+
+    return [facts(turn) for turn in whole.turns]
+
+
+def _flags(recall: Recall) -> str:
+    return "".join(str(int(one)) for one in recall.held)
+
+
 def _change(change: MemoryChange, recall: Recall) -> list[Any]:
     """[chunk, tokens, seconds, share of the evidence, which facts as "101", the text's sum]."""
     recall.see(change.memory)
-    held = "".join(str(int(one)) for one in recall.held)
+    held = _flags(recall)
     share = change.recall if recall.final is None else recall.final
     total = zlib.crc32(change.memory.encode("utf-8", "surrogatepass"))
     seconds = None if change.seconds is None else round(change.seconds, 2)

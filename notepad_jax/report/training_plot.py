@@ -56,6 +56,15 @@ PANELS = (
     ),
     Panel("Memory written, tokens", {"rollout/memory_tokens": "memory"}),
     Panel(
+        "What turns did",
+        {
+            "rollout/keep": "keep",
+            "rollout/nothing": "nothing",
+            "rollout/exit": "exit",
+            "rollout/again": "again",
+        },
+    ),
+    Panel(
         "Turns cut at their limit",
         {"rollout/truncated_memories": "memory", "rollout/truncated_answers": "answer"},
         "share",

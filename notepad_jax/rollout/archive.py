@@ -40,12 +40,13 @@ def append(
             told["advantage"] = float(advantages[number][k]) if len(advantages) else None
             kept = None
             if number < turns:
-                kept = turns_kept(trajectory, group.trajectories[0], pieces, first, recomputed)
+                taken = Turns(pieces, reader.rules, reader.template)
+                kept = turns_kept(trajectory, group.trajectories[0], taken, first, recomputed)
             file.add(told, Spool(changes(trajectory, reader)), kept)
 
 
 def turns_kept(
-    trajectory: Trajectory, first: Trajectory, pieces: Pieces, number: int,
+    trajectory: Trajectory, first: Trajectory, turns: Turns, number: int,
     proximal: Iterator[np.ndarray],
 ) -> Kept:  # fmt: skip
     """Returns a trajectory's turns; what its prompts share with those of `first` is kept there.
@@ -55,7 +56,6 @@ def turns_kept(
     """
     others = () if trajectory is first else reversed(first.turns)  # of a chunk the first one
     theirs = {turn.chunk: turn.prompt.shared for turn in others}
-    turns = Turns(pieces)
     for turn in trajectory.turns:
         same = turn.chunk in theirs and np.array_equal(turn.prompt.shared, theirs[turn.chunk])
         turns.add(turn, next(proximal, ()), number if same else None)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from notepad_jax.rollout import overlong
-from notepad_jax.types import Finish, Group, Status, TurnKind
+from notepad_jax.types import Action, Finish, Group, Reading, Status, TurnKind
 
 TASK, OTHERS = "task/", "others"  # the first word of a metric of one kind of task; all the rest
 MOST = 20  # kinds of task with metrics of their own
@@ -73,6 +74,11 @@ class GroupStats:
     update_turns: int = 0
     truncated_updates: int = 0  # memories cut at the limit
     memory_tokens: int = 0  # of all update turns, stop tokens included
+    keep_turns: int = 0  # update turns that did this (`types.Action`)
+    nothing_turns: int = 0
+    exit_turns: int = 0
+    again_turns: int = 0
+    unwritten: int = 0  # trajectories that never wrote anything down
     answer_turns: int = 0  # contexts that answers took
     answer_tokens: int = 0
     overlong_sum: float = 0.0  # of what too long turns took off rewards
@@ -123,6 +129,11 @@ class GroupStats:
             "rollout/truncated_answers": self.truncated_answers / n,
             "rollout/truncated_memories": self.truncated_updates / turns,
             "rollout/memory_tokens": self.memory_tokens / turns,
+            "rollout/keep": self.keep_turns / turns,
+            "rollout/nothing": self.nothing_turns / turns,
+            "rollout/exit": self.exit_turns / n,
+            "rollout/again": self.again_turns / n,
+            "rollout/unwritten": self.unwritten / n,
             "rollout/answer_tokens": self.answer_tokens / n,
             "rollout/answer_turns": self.answer_turns / n,
             "rollout/update_turns": self.update_turns,
@@ -172,6 +183,7 @@ def _measure_one(group: Group) -> GroupStats:
     turns = [turn for reading in readings for turn in reading.turns]
     updates = [turn.completion for turn in turns if turn.kind is TurnKind.UPDATE]
     answers = [turn.completion for turn in turns if turn.kind is TurnKind.ANSWER]
+    did = Counter(turn.action for turn in turns if turn.kind is TurnKind.UPDATE)
 
     def part(name: str) -> float:
         return sum(trajectory.reward_parts.get(name, 0.0) for trajectory in group.trajectories)
@@ -191,6 +203,11 @@ def _measure_one(group: Group) -> GroupStats:
         update_turns=len(updates),
         truncated_updates=sum(update.finish is Finish.LENGTH for update in updates),
         memory_tokens=sum(len(update.tokens) for update in updates),
+        keep_turns=did[Action.KEEP],
+        nothing_turns=did[Action.NOTHING],
+        exit_turns=did[Action.EXIT],
+        again_turns=did[Action.AGAIN],
+        unwritten=sum(map(_wrote_nothing, readings)),
         answer_turns=len(answers),
         answer_tokens=sum(len(answer.tokens) for answer in answers),
         overlong_sum=part(overlong.PART),
@@ -204,3 +221,8 @@ def _measure_one(group: Group) -> GroupStats:
             )
         },
     )
+
+
+def _wrote_nothing(reading: Reading) -> bool:
+    updates = [turn.action for turn in reading.turns if turn.kind is TurnKind.UPDATE]
+    return bool(updates) and Action.WRITE not in updates

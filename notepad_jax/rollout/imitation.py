@@ -198,7 +198,7 @@ def _turns(
         unsampled = np.zeros(len(whole), np.float32)
         completion = Completion(whole, unsampled, Finish.STOP, version)
         prompt = shared_once(prompt, kept)
-        turns.append(memory_agent.turn_of(state, kind, prompt, completion))
+        turns.append(memory_agent.turn_of(rules, template, state, prompt, completion))
         state = memory_agent.after(rules, template, state, turns[-1])
     if lesson.chunks not in (None, len(turns) - 1):
         raise ValueError(

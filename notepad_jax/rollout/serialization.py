@@ -187,7 +187,7 @@ def _reading(
         here, at = slice(at, at + length), at + length
         completion = Completion(tokens(ids[here]), logprobs[here], Finish(finish), version)
         prompt = shared_once(prompt, kept)
-        turns.append(memory_agent.turn_of(state, kind, prompt, completion))
+        turns.append(memory_agent.turn_of(reader.rules, reader.template, state, prompt, completion))
         state = memory_agent.after(reader.rules, reader.template, state, turns[-1])
     if _digest(turns) != said["prompts"]:
         raise ValueError(

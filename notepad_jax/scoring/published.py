@@ -1,20 +1,22 @@
 r"""Rewards as others published them, to the letter and with their faults: for comparison.
 
-`memagent` is the training reward of the memory agents. The others are GoLongRL's reward
-functions, under the names of ours that mean the same: `published_pairwise` beside
-`pairwise`. What each does otherwise than ours is listed in docs/evaluation.md. They judge a
-whole completion: thinking is there where the published function sees it, and each finds the
-answer in its own way, so a task's contract does not matter to them. Written from what the
-published functions do, not with their lines. Above: metrics; imports nothing of ours but
-`extraction.Malformed`.
+`memagent` is the training reward of the memory agents, the four of `memory_` are
+MemoryAgentBench's evaluation. The others are GoLongRL's reward functions, under the names of ours
+that mean the same: `published_pairwise` beside `pairwise`. What each does otherwise than ours is
+listed in docs/evaluation.md. They judge a whole completion: thinking is there where the published
+function sees it, and each finds the answer in its own way, so a task's contract does not matter to
+them. Written from what the published functions do, not with their lines. Above: metrics; imports
+nothing of ours but `extraction.Malformed`.
 """
 
 from __future__ import annotations
 
 import bisect
+import functools
 import json
 import math
 import re
+import string
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -30,6 +32,7 @@ _CLEANING = (
     ("\\left", ""), ("\\right", ""), ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", ""),
     ("\\%", ""), (" .", " 0."), ("{.", "{0."), (" ", ""),
 )  # fmt: skip
+_SIGN = "answer:"  # behind which MemoryAgentBench looks for an answer
 _STATED = (r"The correct answer is \(([A-D])\)", r"The correct answer is ([A-D])")
 
 
@@ -193,6 +196,42 @@ def _row(row: Any) -> Hashable:
     return tuple(map(str, row)) if isinstance(row, list) else str(row)
 
 
+# ---------------------------------------------------------------- MemoryAgentBench
+
+
+def memory_em(completion: str, answers: Sequence[str], line_only: bool = False) -> float:
+    """1 if the completion, or the line with its answer, is a gold one, both normalised as SQuAD's.
+
+    (utils/eval_other_utils.py, `exact_match`.) `line_only`: the line alone, as for its data sets
+    of labels and events.
+    """
+    said = _ways(completion, line_only)
+    return float(any(way == _squad(gold) for way in said for gold in answers))
+
+
+def memory_sub_em(completion: str, answers: Sequence[str], line_only: bool = False) -> float:
+    """As `memory_em` (`substring_exact_match`), but a gold answer may be any part of it."""
+    said = _ways(completion, line_only)
+    return float(any(_squad(gold) in way for way in said for gold in answers))
+
+
+def _ways(completion: str, line_only: bool) -> list[str]:
+    line = _line(completion)
+    return [_squad(line)] if line_only else [_squad(completion), _squad(line)]
+
+
+def _line(completion: str) -> str:
+    """The rest of the line behind the first "Answer:", or without one the first line."""
+    sign = re.search(_SIGN, completion, re.IGNORECASE)
+    line = completion[sign.end() if sign else 0 :].partition("\n")[0].strip()
+    return line[len(_SIGN) :].strip() if line.lower().startswith(_SIGN) else line
+
+
+def _squad(text: str) -> str:
+    plain = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
+
+
 # What others published for what a metric of ours judges. `accuracy` is nobody's twin: we read
 # it as `choice` or `normalised_em`, as the gold answer is.
 TWINS: Mapping[str, str] = {
@@ -215,5 +254,9 @@ METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {
     "published_ndcg": ndcg,
     "published_pairwise": pairwise,
     "published_accuracy": accuracy,
+    "published_memory_em": memory_em,
+    "published_memory_em_line": functools.partial(memory_em, line_only=True),
+    "published_memory_sub_em": memory_sub_em,
+    "published_memory_sub_em_line": functools.partial(memory_sub_em, line_only=True),
 }
 ALL_WANTED = frozenset(TWINS[name] for name in ("set_f1", "sub_em_lines", "ndcg", "pairwise"))

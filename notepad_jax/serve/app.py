@@ -168,6 +168,8 @@ class App:
             return await self._reading(request, served, chat, body)
         if chat.limits or chat.how.memories:
             raise bad("notepad", f"{chat.model} has no notepad; {served.ids[1]} has")
+        if chat.questions:
+            raise bad("questions", f"{chat.model} takes no questions; {served.ids[1]} does")
         ids = await self._conversation(served, chat.messages)
         stops = served.conversations.stop_ids
         return await self._continued(request, Chats, chat, [ids], stops, "messages")
@@ -242,20 +244,20 @@ class App:
 
     async def _reading(self, request: Request, served: Served, chat: Chat, body: bytes) -> Response:
         about = served, self.files, self._memories, chat
-        question = await asyncio.to_thread(chat_model.asked, *about)
+        questions = await asyncio.to_thread(chat_model.asked, *about)
         otherwise = secrets.randbits(62)
 
         def courses(seat: Streamer) -> list[AsyncGenerator[Delta]]:
-            seeds = [chat.how.seed_of(index, otherwise) for index in range(chat.how.n)]
+            seeds = [chat.how.seed_of(index, otherwise) for index in range(len(questions))]
             return [
                 chat_model.reading(seat, served, question, seed, index, watched)
-                for index, seed in enumerate(seeds)
+                for index, (question, seed) in enumerate(zip(questions, seeds, strict=True))
             ]
 
-        count, watched = chat.how.n, chat.how.memories is not None
+        count, watched = len(questions), chat.how.memories is not None
         reply = Chats(chat.model, served.fingerprint(), chat.how, served.tokenizer, [])
         size = count * (served.max_prompt + served.max_completion)
-        certain = chat.how.seed is not None or not question.sampling.temperature
+        certain = chat.how.seed is not None or not questions[0].sampling.temperature
         deltas = self._joined.follow(
             likeness(request, body, chat.how.stream, certain),
             lambda: self._made(served, courses, reply, self.queue.admitted(count, size)),

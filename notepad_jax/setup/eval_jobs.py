@@ -16,6 +16,7 @@ from pathlib import Path
 
 from notepad_jax.data import formats
 from notepad_jax.data.admission import Admission
+from notepad_jax.data.foreign import judged
 from notepad_jax.data.sources import is_remote
 from notepad_jax.eval import methods
 from notepad_jax.eval.lengths import format_length, parse_length
@@ -167,6 +168,8 @@ def _of_file(
             f"{found.elsewhere:,} of {found.rows:,} rows are left out: they have none of the "
             f"lengths {names}; leave out --lengths to read all"
         )
+    for line in judged.notes((t.source, t.metric) for own in found.tasks.values() for t in own):
+        screen.say(line)
     bands = "; ".join(f"{format_length(n)}: {len(own):,}" for n, own in found.tasks.items())
     screen.say(f"{found.rows:,} rows of {e.suite}, questions by length: {bands}")
     return dict(found.tasks)

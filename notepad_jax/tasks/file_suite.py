@@ -16,6 +16,7 @@ from pathlib import Path
 
 from notepad_jax.data import admission, formats, sources
 from notepad_jax.data.admission import OnFault
+from notepad_jax.data.foreign import beam
 from notepad_jax.data.rows import Pair
 from notepad_jax.tasks.haystack import Count
 from notepad_jax.types import Task
@@ -125,11 +126,14 @@ def _chosen(
     pairs = formats.read_any(file, name=name, on_fault=on_fault)
     said: set[int] = set()
     chosen: list[Pair] = []
+    counted: dict[int, int] = {}  # by document: it may have a hundred questions
     for number in range(len(pairs)):
         task, length = pairs[number]
         said.add(length)
         if not wanted or {task.source, task.source.rpartition("/")[2]} & set(wanted):
-            length = length or sum(map(count, task.document.pieces()))
+            if not length and id(task.document) not in counted:
+                counted[id(task.document)] = sum(map(count, task.document.pieces()))
+            length = length or counted[id(task.document)]
             if not isinstance(pairs, list):
                 task = dataclasses.replace(task, document=RecordDocument(pairs, number))
             chosen.append((task, length))
@@ -143,6 +147,7 @@ def _files(path: str) -> list[str]:
     found = sorted(file for form in formats.FORMS for file in Path(path).rglob(f"*.{form}"))
     # RULER's scripts write what was predicted beside `data`, in rows of the same columns.
     found = [file for file in found if file.parent.name != "pred" and not _of_no_rows(file)]
+    found = [file for file in found if not beam.is_beside(file)]
     if not found:
         raise ValueError(f"{path} holds no files of tasks ({', '.join(formats.FORMS)})")
     return list(map(str, found))

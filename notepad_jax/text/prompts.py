@@ -4,7 +4,9 @@ A file has the sections `[update]` (one turn over a chunk), `[answer]` (the last
 `[no_memory]` (shown while nothing was ever written), `[keep]` (the marker by which a
 policy keeps its memory; may be empty) and, if wanted, `[direct]` (document and question in
 one turn, for the methods that a memory is compared with), `[between]` (what stands between notes
-that are shown together; a line break where the section is missing) and `[chat]`, turn markers
+that are shown together; a line break where the section is missing), `[exit]` (the marker by which
+a policy goes to the answer at once), `[end]` (what is read after the document's last chunk) and
+`[again]` (the marker by which a policy then reads it again), and `[chat]`, turn markers
 around `{turn}`, for which the model's own chat template can stand in (`chat.frame`). What stands
 before the first section is a comment; blank lines around a section's text are dropped,
 and `\\n` at its very end is a line break. `{question}`, `{chunk}` and `{memory}` are
@@ -36,7 +38,7 @@ SHIPPED = pathlib.Path(__file__).parent / "templates"
 
 NO_CHAT = "{turn}"
 _SECTIONS = ("update", "answer", "no_memory", "keep")
-_IF_WANTED = ("direct", "between", "chat")
+_IF_WANTED = ("direct", "between", "exit", "end", "again", "chat")
 _HEADER = re.compile(r"^\[([a-z_]+)\][ \t]*$", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
@@ -55,6 +57,10 @@ class Template:
     keep: Tokens  # empty: this template has no keep marker
     between: Tokens  # notes that are shown together
     stop_ids: tuple[int, ...]
+    # These three empty: the template has no such section.
+    exit: Tokens = dataclasses.field(default_factory=tokens)
+    end: Tokens = dataclasses.field(default_factory=tokens)
+    again: Tokens = dataclasses.field(default_factory=tokens)
 
     @classmethod
     def load(
@@ -83,6 +89,10 @@ class Template:
                 keep=_marker(sections, "keep", tokenizer),
                 between=tokenizer.encode_template(sections.get("between", "\n")),
                 stop_ids=stop_ids,
+                **{
+                    name: tokenizer.encode_template(sections.get(name, ""))
+                    for name in ("exit", "end", "again")
+                },
             )
         except ValueError as error:
             raise ValueError(f"template {path}: {error}") from error

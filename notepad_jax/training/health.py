@@ -26,6 +26,7 @@ COLLAPSED, SOME_ENTROPY = 0.1, 0.05  # of the entropy at first; nats a token tha
 APART, GROWN = 0.02, 3.0  # nats a token between sampler and trainer; times the gap at first
 PINNED, MOSTLY = 0.95, 0.25  # of the limit of a memory; share of memories that are cut there
 CUT = 0.1  # share of turns
+SOME_USE, HALF = 0.02, 0.5  # rate of an action that was in use; share of readings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +204,55 @@ def _cut(kind: str, limit: Callable[[Limits], tuple[int, str]]) -> Callable[[_Vi
     return check
 
 
+def _stands_still(view: _View) -> bool:
+    """Whether the reward of the last steps is neither good nor better than just before."""
+    reward = view.latest("reward", LONG)
+    before = _mean(view.last[:LONG], "reward")
+    return len(view.last) == 2 * LONG and reward < SOLVED and not reward > before + PLATEAU
+
+
+def _died_out(name: str, what: str) -> Callable[[_View], str]:
+    """Of an action: ReMemR1's issue 3 tells of one that training forgot."""
+
+    def check(view: _View) -> str:
+        before, now = view.at_first(f"rollout/{name}"), view.latest(f"rollout/{name}", LONG)
+        if not (before > SOME_USE and now < COLLAPSED * before and _stands_still(view)):
+            return ""
+        return (
+            f"{what} has died out: its rate fell from {before:.2g} to {now:.2g}, and the reward "
+            f"stands still at {view.latest('reward', LONG):.2f}; an action that is not sampled is "
+            f"not learnt: go back some steps (--resume --step) with a higher rollout.temperature "
+            f"or a smaller optimizer.learning_rate, teach it once more by imitation, or give it a "
+            f"price or a prize (tasks.reward)"
+        )
+
+    return check
+
+
+def _nothing_written(view: _View) -> str:
+    share = view.latest("rollout/unwritten", LONG)
+    if not (share > HALF and _stands_still(view)):
+        return ""
+    return (
+        f"{share:.0%} of the readings write nothing down at all, and the reward stands still at "
+        f"{view.latest('reward', LONG):.2f}: saying nothing has taken over; begin with imitation, "
+        f"a higher rollout.temperature, or documents whose answers need notes (data.unanswerable, "
+        f"tasks.weights)"
+    )
+
+
+def _leaves_early(view: _View) -> str:
+    share, before = view.latest("rollout/exit", LONG), view.at_first("rollout/exit")
+    lost = view.at_first("reward") - view.latest("reward", LONG)
+    if not (share > before + SOME_USE and lost > PLATEAU):
+        return ""
+    return (
+        f"{share:.0%} of the readings end early, {before:.0%} at first, and the reward fell by "
+        f"{lost:.2f}: leaving has taken over; lower optimizer.learning_rate, or read to the end "
+        f"(reading.exits=false)"
+    )
+
+
 def _of_memory(limits: Limits) -> tuple[int, str]:
     return limits.memory, "reading.max_memory"
 
@@ -219,4 +269,15 @@ CHECKS: dict[str, Callable[[_View], str]] = {
     "pinned memories": _pinned,
     "cut memories": _cut("memories", _of_memory),
     "cut answers": _cut("answers", _of_answer),
+    "nothing written": _nothing_written,
+    "leaves early": _leaves_early,
+    **{
+        f"{name} died out": _died_out(name, what)
+        for name, what in (
+            ("keep", "keeping the memory as it is"),
+            ("nothing", "noting nothing"),
+            ("exit", "leaving early"),
+            ("again", "reading again"),
+        )
+    },
 }

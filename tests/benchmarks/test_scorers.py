@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -33,6 +34,20 @@ def _f1_score(predicted, expected, parse_failed):
 """
 
 
+NESTED = """
+import no_such_package
+class Judge:
+    def _evaluate_response(self, said: NoSuchType, gold_answers=None):
+        return any(gold in said for gold in gold_answers)
+def outer():
+    def grade(response, answer, prefix) -> NoSuchType:
+        if not response.startswith(prefix):
+            return 0
+        whole = SequenceMatcher(None, response[len(prefix):], answer[len(prefix):])
+        return whole.ratio()
+"""
+
+
 def compared(capsys, *arguments):
     code = scorers.main([*map(str, arguments), "--answers", "200"])
     return code, json.loads(capsys.readouterr().out)
@@ -55,6 +70,24 @@ def test_partial_answers_are_found_to_differ(tmp_path, capsys):
     assert said and all("Final Answer:" in one for one in said)
 
 
+def test_what_stands_in_a_class_or_a_function_is_found_and_agrees(tmp_path, capsys):
+    file = tmp_path / "nested.py"
+    file.write_text(NESTED)
+    code, found = compared(capsys, "--nolima", file, "--mrcr", file)
+    assert code == 0 and found["mrcr"]["differ as meant"] > 5
+    for name, meant in (("nolima", 0), ("mrcr", 100)):
+        assert found[name]["differ as meant"] <= meant
+        assert 20 < found[name]["worth something"] < 180
+
+
+def test_a_package_that_is_not_there_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dateutil.parser", None)
+    with pytest.raises(SystemExit):
+        scorers.main(["--oolong", str(tmp_path / "eval_helpers.py")])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith("eval_helpers.py reads dates with python-dateutil; install it")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("x = 1", "defines no TASK_LABELS"), (None, "No such file"), ("def f(:", "invalid syntax")],
@@ -71,4 +104,4 @@ def test_a_file_of_another_kind_is_one_line(tmp_path, capsys, text, message):
 def test_something_must_be_given(capsys):
     with pytest.raises(SystemExit):
         scorers.main([])
-    assert "--babilong or --graphwalks" in capsys.readouterr().err
+    assert "with one of --babilong, --graphwalks, --mrcr" in capsys.readouterr().err

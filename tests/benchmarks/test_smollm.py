@@ -1,5 +1,7 @@
 """The curve of the published model: what is read, and the tables made of readings on disk."""
 
+import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -106,3 +108,18 @@ def test_the_page_of_results_has_its_place():
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert 0 < text.index("<!-- smollm: begin -->") < text.index("<!-- smollm: end -->")
     assert "python -m benchmarks.smollm --page docs/results.md" in text
+
+
+def test_what_was_gained_is_told_question_by_question_and_over_documents():
+    old = [result("vt", n, 1024, score) for n, score in enumerate((0.0, 0.5, 1.0, 1.0))]
+    new = [result("vt", n, 1024, score) for n, score in enumerate((1.0, 1.0, 0.5, 1.0))]
+    everything, kind = smollm.gains(old, new[::-1])
+    assert (everything.kind, kind.kind) == (smollm.ALL, "variable tracking")
+    assert (kind.questions, kind.mean, kind.better, kind.worse) == (4, 0.25, 2, 1)
+    # Differences 1, .5, -.5, 0, apart from their mean by .75, .25, -.75, -.25: 4/3 x 1.25 / 16.
+    assert kind.high - kind.mean == pytest.approx(1.96 * (4 / 3 * 1.25 / 16) ** 0.5)
+    one = [dataclasses.replace(r, document="the same") for r in old]
+    (_, together) = smollm.gains(one, new)
+    assert together.high == math.inf  # of one document nobody can tell
+    row = smollm.gain_table([everything, kind]).splitlines()[3]
+    assert row.startswith("| variable tracking | +25.0 (-") and row.endswith("2 better, 1 worse |")

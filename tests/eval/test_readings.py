@@ -6,6 +6,7 @@ import pytest
 
 from notepad_jax.eval.readings import READINGS, Readings
 from notepad_jax.reading.trace import Trace
+from notepad_jax.reading.turns import Turns
 from notepad_jax.text.pieces import Pieces
 from tests import fakes
 from tests.eval.reading import items, read, task
@@ -34,7 +35,8 @@ def test_readings_and_traces_come_back(tmp_path):
 
 def test_turns_are_kept_of_those_that_are_asked_for(tmp_path):
     with Readings(tmp_path, {"policy": "fake"}) as readings:
-        readings.keep_turns(PLANNED[1:2], Pieces(fakes.tokenizer()))
+        pieces = Pieces(fakes.tokenizer())
+        readings.keep_turns(PLANNED[1:2], lambda: Turns(pieces, fakes.rules(), fakes.template()))
         read(PLANNED, fakes.first_of_chunk(), trace_of=readings.trace_of, on_result=readings.add)
         (result,) = readings.of(PLANNED[1:2])
     with Trace(tmp_path / READINGS) as trace:

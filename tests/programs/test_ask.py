@@ -5,6 +5,7 @@ else is in the launch.
 """
 
 import asyncio
+import dataclasses
 import json
 import re
 
@@ -12,6 +13,7 @@ import pytest
 
 import notepad_jax as nj
 from notepad_jax import cli
+from notepad_jax.commands import ask as command
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.programs import ask, subjects
@@ -145,3 +147,18 @@ def test_chunks_are_estimated_until_the_end_of_a_file_was_seen(tmp_path, path):
         reader.read(path, "who ?", on_progress=some)
     tokens = len(fakes.tokenizer().encode(STORY * 20_000))
     assert not told[-1].exact and told[-1].chunks == pytest.approx(tokens / 4, rel=0.05)
+
+
+def test_who_leaves_early_says_so_and_counts_what_was_read():
+    rules = dataclasses.replace(fakes.rules(), exit_after=1)
+    still = fakes.Scripted(lambda prompt, sampling: [WORDS[0], 2])
+
+    async def asked():
+        return await ask.ask(
+            still, Subject("a fake", fakes.tokenizer(), fakes.template(), None), rules,
+            TurnSampling(1.0, 1.0, (2,), 0), nj.TextDocument(STORY), "who ?", SilentScreen(),
+        )  # fmt: skip
+
+    answer = asyncio.run(asked())
+    assert (answer.chunks, answer.tokens, answer.early) == (2, 8, True)
+    assert "(read 8 tokens in 2 chunks, and left the rest; " in command._told(answer)

@@ -110,6 +110,8 @@ def test_commands_of_a_page_have_options_and_keys_that_there_are(
     assert len(lines) >= least
     for line in lines:
         program, *words = shlex.split(line)
+        if words[:2] == ["-m", "benchmarks.exits"]:  # whose last words are eval's
+            program, words = "notepad-jax", ["eval", *words[words.index("--") + 1 :]]
         assert program == "notepad-jax"
         arguments, rest = build_parser(words[0]).parse_known_args(words)
         overrides = [word for word in rest if word.startswith(configuration.FLAG)]

@@ -109,6 +109,35 @@ def test_a_published_evaluation_file_needs_nothing_but_its_name_and_failures_are
     assert "1 readings failed and count as wrong; again with" in evaluate.text(made)
 
 
+def test_files_of_benchmarks_are_read_as_downloaded_and_what_a_model_judges_is_said(tmp_path):
+    choices = {f"choice_{letter}": letter.lower() for letter in "ABCD"}
+    asked = {
+        "question": "who ?",
+        "answer": "A",
+        "question_id": "q",
+        "question_type": "multi-session",
+    }
+    said_in_it = [{"role": "user", "content": "it was A ."}]
+    (tmp_path / "one.json").write_text(json.dumps([{**asked, **choices, "context": "A " * 50}]))
+    (tmp_path / "two.json").write_text(
+        json.dumps([{
+            **asked, "question_date": "today", "haystack_dates": ["May"],
+            "haystack_sessions": [said_in_it],
+        }])
+    )  # fmt: skip
+    many = {"context": "A " * 90, "questions": ["who ?", "what ?"], "answers": [["A"], ["B"]]}
+    rows = [{**many, "metadata": {"source": "detective_qa"}}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "three.parquet")
+    asked = repr({"abstention": [{"question": "who ?", "ideal_response": "A"}]})
+    rows = [{"conversation_id": "1", "chat": [said_in_it], "probing_questions": asked}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "four.parquet")
+    made, said = run(tmp_path, tmp_path / "run", lambda asked: "A ")
+    assert sum(s.n for s in made.by_length) == 5
+    assert sum(s.n * s.accuracy.mean for s in made.by_length) == pytest.approx(4)
+    told = [line for line in said if "is judged by a model as published" in line]
+    assert [line.split()[0] for line in sorted(told)] == ["BEAM", "LongMemEval"]
+
+
 def test_rows_that_have_none_of_the_lengths_asked_for_are_told(tmp_path):
     path = by_hand(tmp_path / "mine.jsonl")
     made, said = run(

@@ -1,5 +1,6 @@
 """Traces made by hand, for the tests of their pages: a group in training, and an evaluation."""
 
+import dataclasses
 from pathlib import Path
 
 from notepad_jax.reading.trace import Kept, MemoryChange, Spool, TraceFile, TurnRecord
@@ -84,3 +85,27 @@ def endless(path: Path, turns: int = 5000, words: int = 600) -> Path:
         MemoryChange(k, f"turn {k} {text}", words + 2, k * 0.1) for k, text in enumerate(texts)
     ]
     return evaluation(path, turns, changes)
+
+
+def parallel(path: Path, chunks: int = 3) -> Path:
+    """Two rounds. The last two chunks note a fact each, the merge keeps the second alone."""
+    said = {chunks - 2: [1], chunks - 1: [3], chunks: [3]}
+    first = [_noting(k, k, 0, said.get(k)) for k in range(chunks)]
+    merge = _noting(chunks, 0, 0, said[chunks], level=1, reads=(chunks - 2, chunks - 1))
+    second = [_noting(chunks + 1 + k, k, 1, None, reads=(chunks,)) for k in range(chunks)]
+    answer = dataclasses.replace(turn(2 * chunks + 1, "answer"), noted=False, reads=(chunks,))
+    changes = [MemoryChange(chunks, "king", 1)]
+    reading = {
+        "task_id": "p", "question": "who ?", "answer": "Rex", "correct": 0.0, "finish": "stop",
+        "evidence": ["Rex", "king"], "turns": 2 * chunks + 2,
+    }  # fmt: skip
+    with TraceFile(path) as file:
+        file.add(reading, Spool(changes), Kept(Spool([*first, merge, *second, answer]), PIECES))
+    return path
+
+
+def _noting(chunk, unit, round_, said, level=0, reads=()):
+    made = dataclasses.replace(turn(chunk), tokens=[*(said or [5]), 4], logprobs=[-0.1, -0.1])
+    return dataclasses.replace(
+        made, unit=unit, round=round_, level=level, noted=said is not None, reads=reads
+    )

@@ -7,7 +7,7 @@ import pytest
 from notepad_jax.reading.trace import Trace
 from notepad_jax.report import trace_page
 from notepad_jax.report.trace_page import Source
-from tests.report.made_traces import endless, evaluation, hostile, training
+from tests.report.made_traces import endless, evaluation, hostile, parallel, training
 from tests.support.chromium import CHROMIUM, Browser
 
 pytestmark = [
@@ -233,11 +233,71 @@ def test_thousands_of_turns_open_at_once_and_stay_few_in_memory(shown, tmp_path)
     turned(browser, 4998)
 
 
+def labels(browser):
+    cells = "[...document.querySelectorAll('.crown button')]"
+    return browser.ask(cells + ".map((one) => one.getAttribute('aria-label'))")
+
+
+def test_a_parallel_reading_is_a_tree_that_is_climbed_by_clicks_and_keys(shown, tmp_path):
+    browser = shown(parallel(tmp_path / "one.jsonl"))
+    assert labels(browser) == [
+        "chunk 1: nothing new", "chunk 2: wrote a note, with 1 fact",
+        "chunk 3: wrote a note, with 1 fact",
+        "level 1, merge 1: wrote a note, with 1 fact; 1 fact lost here",
+        "the memory after round 1",
+        "chunk 1: nothing new", "chunk 2: nothing new", "chunk 3: nothing new",
+        "the memory, as it was before",
+    ]  # fmt: skip
+    assert texts(browser, ".tree figcaption") == [
+        "Round 1: 3 chunks, 2 notes; 1 merge, 1 note, 1 fact lost",
+        "Round 2: 3 chunks, 0 notes; the memory stayed as it was",
+    ]
+    drawn = browser.ask("document.querySelector('.crown path').getAttribute('d').split('M').length")
+    assert drawn == 1 + 2 + 1  # two notes to the merge, its own to the memory
+    browser.ask("document.querySelectorAll('.crown button')[3].click()")
+    turned(browser, 4)
+    held = "document.activeElement.getAttribute('aria-label')"
+    browser.ask("document.querySelector('.crown [aria-current]').focus()")
+    browser.press("ArrowDown")
+    assert browser.ask(held).startswith("chunk 2")
+    browser.press("ArrowRight", "ArrowRight")  # stops at the last
+    assert browser.ask(held).startswith("chunk 3")
+    browser.press("Enter")
+    turned(browser, 3)
+    browser.wait(held + ".startsWith('chunk 3')")  # held, though the page was drawn anew
+    browser.press("ArrowUp", "ArrowUp")
+    assert browser.ask(held) == "the memory after round 1"
+    browser.press("ArrowDown")
+    assert browser.ask(held).startswith("level 1")
+    stops = "[...document.querySelectorAll('.crown button')].filter((one) => one.tabIndex === 0)"
+    assert browser.ask(stops + ".length") == 1
+
+
+def test_a_serial_reading_has_no_tree(shown, tmp_path):
+    browser = shown(training(tmp_path / "one.jsonl"))
+    assert browser.ask("document.querySelectorAll('.tree, .crown').length") == 0
+
+
+def test_thousands_of_chunks_are_a_tree_of_few_cells(shown, tmp_path):
+    browser = shown(parallel(tmp_path / "one.jsonl", 2_000))
+    first, *_, last = labels(browser)[:100]
+    assert first == "chunks 1 to 20: nothing new"
+    assert last == "chunks 1,981 to 2,000: 2 of 20 wrote a note, with 2 facts"
+    assert browser.ask("document.querySelectorAll('*').length") < 900
+    browser.ask("document.querySelectorAll('.crown button')[99].click()")
+    turned(browser, 1_999)  # the first that wrote a note
+
+
 @pytest.mark.parametrize("width", [400, 800, 1400])
 def test_it_fits(shown, width, tmp_path):
     long = evaluation(tmp_path / "one.jsonl", question="x" * 500, answer="y" * 500)
-    browser = shown(training(tmp_path / "two.jsonl", groups=2), long, address="#reading=5&beside")
+    tree = parallel(tmp_path / "tree.jsonl", 2_000)
+    made = training(tmp_path / "two.jsonl", groups=2)
+    browser = shown(made, long, tree, address="#reading=5&beside")
     browser.resize(width, 900)
     browser.wait(f"innerWidth === {width}")
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    browser.ask("location.hash = '#reading=6&turn=1'")
+    browser.wait("document.querySelector('.crown')")
     assert browser.ask("document.documentElement.scrollWidth") <= width
     browser.resize(1400, 900)

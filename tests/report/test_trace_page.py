@@ -10,7 +10,15 @@ import pytest
 from notepad_jax.reading.trace import Kept, MemoryChange, Spool, Trace, TraceFile
 from notepad_jax.report import render, trace_page
 from notepad_jax.report.trace_page import COLUMNS, INDEX, PAGE, Source
-from tests.report.made_traces import HOSTILE, endless, evaluation, hostile, training, turn
+from tests.report.made_traces import (
+    HOSTILE,
+    endless,
+    evaluation,
+    hostile,
+    parallel,
+    training,
+    turn,
+)
 
 PART = re.compile(r"trace\.part\((\"[^\"]+\"),(.*)\);")
 
@@ -100,6 +108,16 @@ def test_facts_are_looked_for_in_every_memory(tmp_path):
     assert held == [["1", "1"], ["1", "0"]]  # "king", which "Rex sleeps" lacks
     sums = [[change[5] for change in parts[f"r{k}"][1]["changes"]] for k in (0, 1)]
     assert sums[0][0] == sums[1][0] and sums[0][1] != sums[1][1]  # where they part
+
+
+def test_the_tree_of_a_parallel_reading_says_where_a_fact_was_lost(tmp_path):
+    _, _, parts = page(parallel(tmp_path / "one.jsonl"), training(tmp_path / "two.jsonl"))
+    first, second = parts["r0"][1]["rounds"]
+    assert first["lines"] == [[0, 1, 0], [0, 2, 0]] and first["memory"] == [1, 0]
+    told = [[(cell["holds"], cell["lost"]) for cell in level] for level in first["levels"]]
+    assert told == [[(0, 0), (1, 0), (1, 0)], [(1, 1)]]
+    assert second["memory"] is None
+    assert parts["r1"][1]["rounds"] == []
 
 
 def test_a_reading_of_thousands_of_turns_lies_in_files_of_bounded_size(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from notepad_jax.serve.http import web
-from notepad_jax.types import CompleterFailed
+from notepad_jax.types import CompleterFailed, Prompt, tokens
 from tests.serve.fake import NAME, TOKENIZER, Arithmetic, running, served, until
 from tests.serve.test_requests import BODIES
 
@@ -451,3 +451,29 @@ def test_a_mistake_of_ours_is_told_without_its_insides():
         assert reply.status_code == 500 and "secret" not in reply.text
         with contextlib.suppress(httpx2.HTTPError):
             assert CLIENT.get(url + "/health").status_code == 503
+
+
+class Still(Arithmetic):
+    """A policy that notes the same word at every turn."""
+
+    async def stream(self, prompt, sampling):
+        async for piece in super().stream(Prompt(tokens(IDS[:1]), tokens(IDS[:1])), sampling):
+            yield piece
+
+
+def test_a_reading_that_leaves_early_is_answered_by_chat_and_as_a_job(tmp_path):
+    rules = dataclasses.replace(fakes.rules(), exit_after=2)
+    with running(served(Still(), rules=rules), folder=tmp_path) as url:
+        document = " ".join([WORDS] * 9)
+        parts = [{"type": "text", "text": text} for text in (document, "who is ann ?")]
+        said = post(url, "/v1/chat/completions", model=f"{NAME}:notepad",
+                    messages=[{"role": "user", "content": parts}]).json()  # fmt: skip
+        assert said["usage"]["notepad"][0]["turns"] == 4  # one that writes, two that stand still
+        CLIENT.put(f"{url}/v1/files/book", content=document)
+        job = CLIENT.post(f"{url}/v1/readings", json={
+            "file_id": "book", "questions": ["who is ann ?"], "detach": True})  # fmt: skip
+        there = url + job.headers["location"]
+        until(lambda: CLIENT.get(there).json()["status"] != "in_progress")
+        card = CLIENT.get(there).json()
+        assert card["status"] == "completed" and card["usage"]["turns"] == 4
+        assert card["readings"][0]["answer"] == said["choices"][0]["message"]["content"]

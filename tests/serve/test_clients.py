@@ -236,7 +236,7 @@ def test_the_commands_of_the_servers_page(tmp_path, capsys):
     blocks = [(kind, block) for kind, block in blocks if "--adapters" not in block]
     start, *curls = [block for kind, block in blocks if not kind]
     pythons = [block for kind, block in blocks if kind == "python"]
-    assert len(blocks) == 1 + len(curls) + len(pythons) and len(curls) == 2
+    assert len(blocks) == 1 + len(curls) + len(pythons) and len(curls) == 3
     command, *options = start.split()[:-2]
     assert [command, *options[:2]] == ["notepad-jax", "serve", "--policy"]
     assert start.split()[-2:] == ["--port", "8000"]
@@ -250,7 +250,9 @@ def test_the_commands_of_the_servers_page(tmp_path, capsys):
         ]  # fmt: skip
         said = json.loads(replies[0])["choices"][0]["message"]["content"]
         assert said == "amber" and "answers `amber`" in page
-        sent, _, begun = replies[1].partition("}{")
+        several = [one["message"]["content"] for one in json.loads(replies[1])["choices"]]
+        assert several == ["amber", "falcon"] and "in their order: `amber` and `falcon`" in page
+        sent, _, begun = replies[2].partition("}{")
         assert '"status":"processed"' in sent
         there = f"{url}/v1/readings/{json.loads('{' + begun)['id']}"
         until(lambda: httpx2.get(there).json()["status"] == "completed", 200)

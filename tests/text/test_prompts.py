@@ -143,6 +143,6 @@ def test_missing_and_doubled_sections_and_files(tmp_path):
     with pytest.raises(ValueError, match="is twice"):
         Template.load(write(tmp_path, "[update]\nx\n[update]\ny"), fakes.tokenizer())
     with pytest.raises(
-        ValueError, match="chunk_first, document_first, memory_first, question_last"
+        ValueError, match="chunk_first, document_first, document_first_actions, memory_first, "
     ):
         prompts.find("chunk_frist")

@@ -37,6 +37,7 @@ def run(steps, **sick):
     short = {"gap": "logprob_gap_mean", "informative": "groups/informative_share"}
     short |= {"memory": "rollout/memory_tokens", "cut": "rollout/truncated_memories"}
     short |= {"cut_answers": "rollout/truncated_answers"}
+    short |= {name: f"rollout/{name}" for name in ("keep", "exit", "again", "unwritten")}
     return [
         {"step": k, **WELL, **{short.get(name, name): of(k) for name, of in sick.items()}}
         for k in range(1, steps + 1)
@@ -57,6 +58,11 @@ SICK = {
     "all alike": (run(9, informative=lambda k: 0), "uninformative groups", 3, "end alike"),
     "memories collapse": (run(20, entropy_update=falls), "collapsed memories", 10, "of memories"),
     "answers collapse": (run(20, entropy_answer=falls), "collapsed answers", 10, "of answers fell"),
+    "exit forgotten": (run(12, exit=lambda k: 0.3 * (k < 6)), "exit died out", 10, "has died out"),
+    "keep forgotten": (run(12, keep=lambda k: 0.5**k), "keep died out", 10, "its rate fell from"),
+    "silence": (run(12, unwritten=lambda k: 0.7), "nothing written", 10, "nothing has taken over"),
+    "leaving": (run(12, exit=lambda k: min(1, k / 9), reward=lambda k: 0.5 - 0.02 * k),
+                "leaves early", 10, "leaving has taken over"),
     "apart": (run(12, gap=lambda k: 0.004 * k**1.4), "sampler and trainer apart", 10, "tis_cap=2"),
     "pinned": (run(9, memory=lambda k: 99.0, cut=lambda k: 0.8), "pinned memories", 3,
                "memories have 99 of at most 100 tokens, and 80% are cut there"),

@@ -75,6 +75,7 @@ const trace = (() => {
         block, place }));
     const last = changes.length ? changes.at(-1).chunk + 2 : 1;
     return { reading, fields: told.fields, evidence: told.evidence, changes, turns,
+      rounds: told.rounds,
       count: Math.max(reading.turns ?? last, last, 1), ...sources(n, told) };
   }
 

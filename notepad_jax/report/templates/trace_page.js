@@ -5,7 +5,7 @@
 trace.start(({ title, sources, readings }) => {
   const at = (id) => document.getElementById(id);
   const form = at("filter"), detail = at("detail"), fold = at("fold");
-  const state = { reading: -1, turn: 0, beside: false, prompt: false };
+  const state = { reading: -1, turn: 0, beside: false, prompt: false, tree: true };
   const heads = new Map(); // of the readings that were looked at last
   const opened = new Set(); // folded turns of this reading that were opened
   let head = null, find = null, shade = null, ticket = 0;
@@ -123,6 +123,7 @@ trace.start(({ title, sources, readings }) => {
     copier("copy link", row, async () => location.href);
 
     el("p", "question", fields.question ?? "", under);
+    if (head.rounds.length) under.append(treeOf(head, k, state, go));
     if (end) {
       const said = el("p", "", "", under);
       said.append("answer: ", el("q", "", fields.answer || "(none)"), " ");

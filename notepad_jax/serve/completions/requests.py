@@ -30,7 +30,7 @@ _SHARED = (
     "logprobs", "stream", "stream_options", "return_token_ids", "return_tokens_as_token_ids",
     "response_format",
 )  # fmt: skip
-CHAT = (*_SHARED, "messages", "max_completion_tokens", "top_logprobs", "notepad")
+CHAT = (*_SHARED, "messages", "max_completion_tokens", "top_logprobs", "notepad", "questions")
 COMPLETION = (*_SHARED, "prompt", "prompt_logprobs")
 OPTIONS = ("include_usage", "continuous_usage_stats", "include_notepad", "include_obfuscation")
 LIMITS = ("chunk_size", "max_memory")  # of a reading, in tokens, that a request may lower
@@ -70,6 +70,7 @@ class Chat:
     messages: tuple[Message, ...]
     how: How
     limits: Mapping[str, int]  # of a reading, those of LIMITS that it lowers
+    questions: tuple[str, ...]  # of a reading, a choice each; (): the messages ask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +97,28 @@ def chat(body: Body) -> Chat:
     limits, told_as = notepad_of(body, how.stream)
     if told_as is not None:
         how = dataclasses.replace(how, memories=told_as)
-    return Chat(_model(body), messages(body), how, limits)
+    return Chat(_model(body), messages(body), how, limits, _questions(body, how.n))
+
+
+def _questions(body: Body, n: int) -> tuple[str, ...]:
+    """Returns the questions of a reading that has several, () where `questions` is not given."""
+    if body.get("questions") is None:
+        return ()
+    found = questions_of(body)
+    if len(found) > MOST_CHOICES:
+        raise bad("questions", f"there are {len(found)} questions and may be {MOST_CHOICES}")
+    if n > 1:
+        raise bad("n", f"n is {n}, and with questions there is one choice for each; leave n out")
+    return found
+
+
+def questions_of(body: Body) -> tuple[str, ...]:
+    """Returns a body's questions; Refusal for anything but a list of at least one text."""
+    given = body.get("questions")
+    good = isinstance(given, list) and given and all(isinstance(one, str) for one in given)
+    if not good:
+        raise bad("questions", "questions must be a list of at least one text")
+    return tuple(map(well_formed, given))
 
 
 def notepad_of(body: Body, stream: bool) -> tuple[dict[str, int], str | None]:

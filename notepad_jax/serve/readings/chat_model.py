@@ -23,7 +23,7 @@ from notepad_jax.reading.rules import Rules
 from notepad_jax.serve.completions.choices import REASONS, Delta, choice, completed, told
 from notepad_jax.serve.completions.detokenizer import Saying
 from notepad_jax.serve.completions.model_card import Served
-from notepad_jax.serve.completions.requests import Chat
+from notepad_jax.serve.completions.requests import Chat, How
 from notepad_jax.serve.documents.store import Files, in_thread
 from notepad_jax.serve.http.errors import bad
 from notepad_jax.serve.readings import dialogue
@@ -63,7 +63,7 @@ Memories = dialogue.Memories[Known]
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question about a document, as all choices of a request share it."""
+    """A question about a document, as a choice of a request asks it."""
 
     text: str
     tokens: Tokens
@@ -80,15 +80,54 @@ class Question:
     grammar: Grammar | None = None
 
 
-def asked(served: Served, files: Files, memories: Memories, request: Chat) -> Question:
-    """Returns what a request asks; Refusal for what a reading has no way to do."""
-    how, said = request.how, dialogue.dialogue(request.messages)
-    rules = lowered(served.rules, request.limits)
+def asked(
+    served: Served, files: Files, memories: Memories, request: Chat
+) -> tuple[Question, ...]:  # fmt: skip
+    """Returns what each choice of a request asks; Refusal for what a reading has no way to do.
+
+    All are of one document, and share its chunks.
+    """
+    how, rules, several = request.how, lowered(served.rules, request.limits), request.questions
+    every = (
+        dialogue.several(request.messages, several)
+        if several
+        else [dialogue.dialogue(request.messages)]
+    )
+    ids = [_ids(served, request, number, said) for number, said in enumerate(every)]
+    grammar = served.grammar_of(how.schema)
+    most = _longest(rules, how, grammar)
+    found = [
+        part if isinstance(part, str) else part.text or files.document(part.id, part.where)
+        for part in every[0].document
+    ]
+    fresh = ReadAhead(served, Parts(tuple(found)), rules)
+    rules = rules.within(how.max_tokens or most)
+    sampled = sampling(served, how.temperature, how.top_p)
+    stops = served.stops(sampled.stop_ids, how.stop_token_ids)
+
+    def question(said: dialogue.Dialogue, reads: Tokens, asks: Tokens) -> Question:
+        read = dialogue.digest(served.name, found, said.reads, request.limits)
+        known = None if said.answer is None else memories.get(read, said.answer)
+        remember = _remember(memories, read, said.answer, known)
+        chunks = known.chunks if known else fresh
+        about = said.asks, asks, reads, known, remember, chunks
+        return Question(*about, rules, sampled, how.stop, stops, how.top_logprobs, grammar)
+
+    made = [question(said, *both) for said, both in zip(every, ids, strict=True)]
+    return tuple(made if several else made * how.n)
+
+
+def _ids(served: Served, request: Chat, number: int, said: dialogue.Dialogue) -> list[Tokens]:
+    """Returns what the document is read for and what is asked, of one question."""
     mend = "ask a shorter one" if said.document else FORM
     if request.messages[0].role in dialogue.SYSTEM:
         mend += ", or leave the system message out, which stands before it"
-    reads, ids = (question_tokens(served, one, "messages", mend) for one in (said.reads, said.asks))
-    grammar = served.grammar_of(how.schema)
+    where = f"questions[{number}]" if request.questions else "messages"
+    return [question_tokens(served, one, where, mend) for one in (said.reads, said.asks)]
+
+
+def _longest(rules: Rules, how: How, grammar: Grammar | None) -> int:
+    """Returns how many tokens an answer may have; Refusal where more are asked for."""
     # What a schema wants is written in one context.
     most = rules.longest_answer if grammar is None else rules.max_answer
     if (how.max_tokens or 0) > most:
@@ -96,25 +135,21 @@ def asked(served: Served, files: Files, memories: Memories, request: Chat) -> Qu
             "max_tokens", f"max_tokens is {how.max_tokens} and an answer may have {most} tokens"
             f"{'' if grammar is None else ' by a schema'}",
         )  # fmt: skip
-    found = [
-        part if isinstance(part, str) else part.text or files.document(part.id, part.where)
-        for part in said.document
-    ]
-    read = dialogue.digest(served.name, found, said.reads, request.limits)
-    known = None if said.answer is None else memories.get(read, said.answer)
-    chunks = known.chunks if known else ReadAhead(served, Parts(tuple(found)), rules)
+    return most
+
+
+def _remember(
+    memories: Memories, read: str, before: str | None, known: Known | None
+) -> Callable[[str, Known], None]:
+    """Returns what keeps a reading `read`, under its own answer or the one `before` this."""
 
     def remember(answer: str, what: Known) -> None:
-        if said.answer is None:
+        if before is None:
             memories.keep(read, answer, what)
         elif known is None:  # it was read again, and what it was asked first stands in the request
-            memories.keep(read, said.answer, what)
+            memories.keep(read, before, what)
 
-    rules = rules.within(how.max_tokens or most)
-    sampled = sampling(served, how.temperature, how.top_p)
-    stops = served.stops(sampled.stop_ids, how.stop_token_ids)
-    about = said.asks, ids, reads, known, remember, chunks
-    return Question(*about, rules, sampled, how.stop, stops, how.top_logprobs, grammar)
+    return remember
 
 
 def question_tokens(served: Served, question: str, param: str, mend: str) -> Tokens:
@@ -296,7 +331,7 @@ async def _read(
     made = None
     async with contextlib.aclosing(memory_agent.read(streamer, *about)) as course:
         await chunks.reach(state.turns)
-        while chunks.has(state.turns):
+        while state.chunks is chunks and chunks.has(state.turns):  # else it left early
             turn, state = await anext(course)
             made = turn.completion
             change = watch.change(turn, state)

@@ -56,6 +56,22 @@ def dialogue(messages: Sequence[Message]) -> Dialogue:
     return Dialogue(document, reads, answer, asks)
 
 
+def several(messages: Sequence[Message], questions: Sequence[str]) -> list[Dialogue]:
+    """Returns what a document says that comes with its questions; Refusal for a conversation.
+
+    All of the one message is the document: no part of it is a question.
+    """
+    start = next((k for k, one in enumerate(messages) if one.role not in SYSTEM), len(messages))
+    if [one.role for one in messages[start:]] != ["user"]:
+        raise bad(
+            "messages", "with questions there is one message of the user's, the document; leave "
+            "the others out, or ask in messages and leave questions out"
+        )  # fmt: skip
+    before = [one.text for one in messages[:start]]
+    asked = ["\n".join([*before, question]) for question in questions]
+    return [Dialogue(messages[start].parts, one, None, one) for one in asked]
+
+
 def _first(message: Message, where: str) -> tuple[tuple[str | FilePart, ...], str]:
     """The document and the question: the last text, or of a single text its last line."""
     parts = message.parts

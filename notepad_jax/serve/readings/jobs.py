@@ -110,7 +110,7 @@ class Readings:
 
     async def begin(self, asked: Asked) -> Reading:
         """Begins what was asked; Refusal if the server is busy (429), or its disk full (507)."""
-        self._known_rules(asked)
+        self.rules_of(asked)
         place = contextlib.ExitStack()
         place.enter_context(self._admitted(asked))
         folder = self._folder / f"reading_{secrets.token_hex(12)}"
@@ -156,7 +156,8 @@ class Readings:
 
     # ------------------------------------------------------------ running
 
-    def _known_rules(self, asked: Asked) -> Rules:
+    def rules_of(self, asked: Asked) -> Rules:
+        """Returns the rules that it is read by."""
         rules = chat_model.lowered(self._served.rules, asked.limits)
         return rules.within(asked.max_tokens or rules.longest_answer)
 
@@ -232,14 +233,14 @@ class Readings:
                 "limits; begin it again", None, "reading_changed",
             )  # fmt: skip
         text = self._files.document(asked.file_id, "file_id")
-        return ReadAhead(self._served, Parts((text,)), self._known_rules(asked))
+        return ReadAhead(self._served, Parts((text,)), self.rules_of(asked))
 
     async def _read(
         self, reading: Reading, number: int, seat: Streamer, state: State, origins: Origins,
         chunks: ReadAhead,
     ) -> None:  # fmt: skip
         asked, served, course = reading.asked, self._served, reading.courses[number]
-        rules, sampling = self._known_rules(asked), self._sampling(asked, number)
+        rules, sampling = self.rules_of(asked), self._sampling(asked, number)
         watch = chat_model.Watch(served, chunks, state.memory_tokens, course.seconds)
         while course.answer is None and not reading.stopping:
             await chunks.reach(state.turns)
@@ -320,7 +321,7 @@ class Readings:
         self, reading: Reading, number: int, chunks: ReadAhead
     ) -> Iterator[tuple[Turn, State]]:
         """Yields the turns of one reading as they were, from the journal, and the states after."""
-        template, rules = self._served.template, self._known_rules(reading.asked)
+        template, rules = self._served.template, self.rules_of(reading.asked)
         state = self._first(reading, number, chunks)
         for line in reading.journal.lines():
             name, data = line[0]
@@ -331,7 +332,7 @@ class Readings:
                 tokens(data["token_ids"]), np.array(data["logprobs"], np.float32),
                 Finish(data["finish"]), data["policy_version"],
             )  # fmt: skip
-            turn = memory_agent.turn_of(state, kind, prompt, made)
+            turn = memory_agent.turn_of(rules, template, state, prompt, made)
             state = memory_agent.after(rules, template, state, turn)
             yield turn, state
 

@@ -34,7 +34,6 @@ from notepad_jax.serve.readings.jobs import Readings
 from notepad_jax.serve.readings.journal import Happened
 from notepad_jax.serve.readings.record import Asked, Reading
 from notepad_jax.text.pieces import Pieces
-from notepad_jax.text.token_blocks import well_formed
 
 NAMES = ("model", "file_id", "questions", "samples", "seed", "temperature", "top_p", "max_tokens",
          "detach", "notepad")  # fmt: skip
@@ -156,15 +155,10 @@ class Readers:
         if not isinstance(file_id, str):
             raise bad("file_id", "file_id is missing; send a document to /v1/files first")
         self._files.document(file_id, "file_id")
-        questions = body.get("questions")
-        good = isinstance(questions, list) and questions
-        if not good or not all(isinstance(one, str) for one in questions):
-            raise bad("questions", "questions must be a list of at least one text")
+        questions = requests.questions_of(body)
         for number, question in enumerate(questions):
             where = f"questions[{number}]"
-            chat_model.question_tokens(
-                self._served, well_formed(question), where, "ask a shorter one"
-            )
+            chat_model.question_tokens(self._served, question, where, "ask a shorter one")
         samples = bodies.whole(body, "samples", 1, requests.MOST_CHOICES) or 1
         if len(questions) * samples > requests.MOST_CHOICES:
             raise bad("questions", f"{len(questions)} questions with {samples} samples each are "
@@ -176,7 +170,7 @@ class Readers:
         seed = bodies.whole(body, "seed", -requests.SEEDS, requests.SEEDS - 1)
         return Asked(
             file_id=file_id,
-            questions=tuple(map(well_formed, questions)),
+            questions=questions,
             samples=samples,
             seed=secrets.randbits(62) if seed is None else seed,
             temperature=requests.sampled(body, "temperature"),
@@ -209,7 +203,7 @@ class Readers:
             for number, course in enumerate(reading.courses):
                 if course.answer is None and not (stopped and course.turns):
                     continue
-                turns = Turns(pieces)
+                turns = Turns(pieces, self._readings.rules_of(asked), self._served.template)
                 if chunks is not None:
                     for turn, _ in self._readings.again(reading, number, chunks):
                         turns.add(turn)

@@ -19,6 +19,7 @@ class ReadingKeys:
         "name or file",
         "`question_last` (the starter's), `chunk_first`, `memory_first`, `document_first` (for "
         "chat models, question after the chunk: all questions about a document share its chunks), "
+        "`document_first_actions` (the same, with `[exit]` and `[again]`), "
         "or a template file of your own (format: `notepad_jax/text/prompts.py`). Decides the "
         "prompt, and how much a group shares. A policy must be trained with the template it is "
         "used with",
@@ -84,18 +85,38 @@ class ReadingKeys:
         "`reading.memory_update=heads`, else 1",
     )
     order: str = key(
-        "`serial`, `parallel`",
+        "`serial`, `parallel`, `mixed`",
         "`serial`: a chunk is read with the memory that the one before it left. `parallel`: all "
         "chunks are read with the same memory, at once; what they note is read as a short "
         "document, until one note is left, which is the memory. For time: the longest chain of "
-        "turns is the number of levels instead of the number of chunks. "
+        "turns is the number of levels instead of the number of chunks. `mixed`: that document of "
+        "notes is read serially. "
         "[Reading in rounds](evaluation.md#reading-in-rounds)",
         words(*ORDERS),
     )
     passes: int = key(
         "passes",
-        "over the document at most, or rounds with `parallel`; the first that leaves the memory as "
-        "it was is the last",
+        "over the document at most, or rounds with `parallel` and `mixed`; the first that leaves "
+        "the memory as it was is the last",
+    )
+    again: bool = key(
+        "true, false",
+        "whether a further pass, of `reading.passes` at most, is made only where the policy asks "
+        "for it: after the last chunk it reads the template's `[end]`, and writes the `[again]` "
+        "marker or, as after any chunk, a memory",
+    )
+    exits: bool = key(
+        "true, false",
+        "whether a turn that writes just the template's `[exit]` marker leads to the answer, "
+        "whatever is left to read. `document_first_actions` has the marker, and says so to chat "
+        "models",
+    )
+    exit_after: int = key(
+        "turns, 0: never",
+        "in a row that left a memory as it was, after which the answer follows: for policies that "
+        "were not taught to exit. `eval --exits` [says what it costs]"
+        "(evaluation.md#leaving-early)",
+        whole(0),
     )
 
     def __post_init__(self) -> None:
@@ -116,6 +137,9 @@ class ReadingKeys:
             passes=self.passes,
             order=self.order,
             heads=self.heads,
+            again=self.again,
+            exits=self.exits,
+            exit_after=self.exit_after,
         )
 
 
