@@ -39,8 +39,12 @@ MARK, STARTER = "rounds", "starter"
 ARCHIVED = 16  # readings of a length whose turns are kept, to count
 LENGTHS = ("2k", "8k", "32k", "128k", "512k")
 ORDERS = {
-    "serial": ("reading.order=serial", "reading.passes=1", "data.chapter_rate=0.03125"),
+    "serial": (
+        *("reading.order=serial", "reading.passes=1"),
+        *("data.chapter_rate=0.03125", "rollout.temperature=1.3"),  # the quick start's
+    ),
     "parallel": ("reading.order=parallel", "reading.passes=2"),
+    "mixed": ("reading.order=mixed", "reading.passes=2"),
 }
 UNTRAINED = "untrained"  # in the place of a seed: the starter as it is
 
@@ -148,18 +152,20 @@ def counted(path: Path, order: str) -> dict[str, float]:
         kept = [trace.whole(number).turns for number in range(len(trace))]
     kept = [turns for turns in kept if turns]
     return {
-        "chain": sum(chain(turns, order == "serial") for turns in kept) / len(kept),
+        "chain": sum(chain(turns, order) for turns in kept) / len(kept),
         "turns": sum(map(len, kept)) / len(kept),
         "decoded": sum(len(turn.tokens) for turns in kept for turn in turns) / len(kept),
     }
 
 
-def chain(turns: Sequence[TurnRecord], serial: bool) -> int:
+def chain(turns: Sequence[TurnRecord], order: str) -> int:
     """Returns how many turns of a reading have to wait for one another.
 
-    In a parallel reading those of one level of one round do not.
+    In a parallel reading those of one level of one round do not; in a mixed one, the chunks' own.
     """
-    return len({(t.kind, t.round, t.level, t.chunk if serial else 0) for t in turns})
+    abreast = {"serial": lambda t: False, "parallel": lambda t: True}
+    beside = abreast.get(order, lambda t: t.level == 0 and t.kind == "update")
+    return len({(t.kind, t.round, t.level, 0 if beside(t) else t.chunk) for t in turns})
 
 
 # ---------------------------------------------------------------- what was found

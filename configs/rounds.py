@@ -23,6 +23,8 @@ def get_config() -> ConfigDict:
     # quick start has, that all five are kept over happens once in a thousand readings, and nothing
     # is there to reinforce. A serial reading has it easier: after its last fact few are left.
     config.data.update(chapter_rate=1 / 128)
+    # Above 1, slips are many: a name that might be noted is said in every second reading.
+    config.rollout.temperature = 1.0
     config.engine.update(row_tokens=544)  # 32 questions of 17
     config.evaluate.update(chunk_size=256, lengths=("2k", "8k", "32k", "128k", "512k"))
     return config

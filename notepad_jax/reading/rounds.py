@@ -118,7 +118,8 @@ def _level_ended(rules: Rules, template: Template, state: MemoryState) -> Memory
     now = state.round
     document = now.document if now.level else state.chunks
     notes = list({note.tobytes(): note for note in now.notes}.values())
-    if len(notes) > 1:
+    # As it stands, the lone slip of one chunk in n would be the end of what earlier rounds found.
+    if len(notes) > 1 or (notes and not now.level and len(state.memory_tokens)):
         above = dataclasses.replace(
             now, level=now.level + 1, notes=(), document=document, before=state.turns
         )

@@ -31,8 +31,10 @@ def test_every_order_is_a_config():
 
 def test_turns_of_one_level_do_not_wait_for_each_other():
     read = [turn(0), turn(1), turn(2), turn(0, level=1), turn(0, round_=1), turn(0, "answer")]
-    assert rounds.chain(read, serial=False) == 4
-    assert rounds.chain([turn(0), turn(1), turn(2), turn(3, "answer")], serial=True) == 4
+    assert rounds.chain(read, "parallel") == 4
+    assert rounds.chain([turn(0), turn(1), turn(2), turn(3, "answer")], "serial") == 4
+    noted = [turn(0), turn(1), turn(2, level=1), turn(3, level=1), turn(4, "answer")]
+    assert rounds.chain(noted, "mixed") == 4
 
 
 def test_tables_are_made_of_what_is_there(tmp_path, capsys):
