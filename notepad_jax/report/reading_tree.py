@@ -27,6 +27,7 @@ class Cell:
     unit: int  # of the first: which chunk of its level it read
     opens: int  # the turn to look at: the first that lost a fact, or wrote a note, or is there
     notes: int  # turns that wrote one
+    same: int  # of these, which say what an earlier one of the level says: nobody reads them
     holds: int  # of the evidence, facts that stand in these notes
     lost: int  # facts that a turn was shown and did not write down
 
@@ -53,6 +54,14 @@ def pictures(turns: Sequence[TurnRecord], held: Sequence[str]) -> list[dict[str,
     return [dataclasses.asdict(_picture(list(some), turns, facts)) for _, some in rounds]
 
 
+def _same(level: list[TurnRecord], turns: Sequence[TurnRecord]) -> set[int]:
+    """Returns the turns of a level whose notes nobody read; of one that never ended, none."""
+    if level[-1].chunk >= turns[-1].chunk:
+        return set()
+    read = {note for one in turns for note in one.reads}
+    return {one.chunk for one in level if one.noted and one.chunk not in read}
+
+
 def _picture(
     round_: list[TurnRecord], turns: Sequence[TurnRecord], held: dict[int, str]
 ) -> Picture:
@@ -69,7 +78,8 @@ def _picture(
         for one in itertools.chain(*levels[1:])
         for below in one.reads
     }
-    made = tuple(tuple(_cell(cell, held) for cell in level) for level in cells)
+    same = set().union(*(_same(level, turns) for level in levels))
+    made = tuple(tuple(_cell(cell, held, same) for cell in level) for level in cells)
     return Picture(made, tuple(sorted(lines)), place.get(_writer(round_, turns)))
 
 
@@ -85,15 +95,15 @@ def _writer(round_: list[TurnRecord], turns: Sequence[TurnRecord]) -> int:
     return following.reads[0] if following is not None and following.reads else -1
 
 
-def _cell(turns: list[TurnRecord], held: dict[int, str]) -> Cell:
+def _cell(turns: list[TurnRecord], held: dict[int, str], same: set[int]) -> Cell:
     noted = [one.chunk for one in turns if one.noted]
     lost = {one.chunk: len(_lost(one, held)) for one in turns}
     holds = {k for chunk in noted for k, fact in enumerate(held[chunk]) if fact == "1"}
     losing = [chunk for chunk, count in lost.items() if count]
     opens = [*losing, *noted, turns[0].chunk][0]
     return Cell(
-        turns[0].chunk, turns[-1].chunk, turns[0].unit, opens, len(noted), len(holds),
-        sum(lost.values()),
+        turns[0].chunk, turns[-1].chunk, turns[0].unit, opens, len(noted),
+        len(same.intersection(noted)), len(holds), sum(lost.values()),
     )  # fmt: skip
 
 

@@ -41,6 +41,15 @@ def test_a_round_has_its_levels_and_who_read_whom():
     assert second["lines"] == () and second["memory"] is None  # it is the first round's
 
 
+def test_a_note_that_nobody_read_says_what_an_earlier_one_says():
+    said = [dataclasses.replace(TURNS[3], reads=(0,)), *TURNS[4:]]
+    first, _ = reading_tree.pictures([*TURNS[:3], *said], HELD)
+    assert cells(first, "notes", "same") == [[(1, 0), (0, 0), (1, 1)], [(1, 0)]]
+    # A level that never ended was read by nobody yet.
+    (first,) = reading_tree.pictures(TURNS[:3], HELD[:3])
+    assert cells(first, "notes", "same") == [[(1, 0), (0, 0), (1, 0)]]
+
+
 def test_facts_are_lost_where_they_were_shown_and_not_written():
     first, second = reading_tree.pictures(TURNS, HELD)
     assert cells(first, "holds", "lost") == [[(1, 0), (0, 0), (1, 0)], [(1, 1)]]

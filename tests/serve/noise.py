@@ -40,6 +40,8 @@ JSONS: tuple[tuple[str, str, dict[str, Any]], ...] = (
      "logprobs": True, "top_logprobs": 2}),
     ("POST", "/v1/chat/completions", {"model": NOTEPAD, "messages": _PARTS, "seed": 3,
      "notepad": {"chunk_size": 3, "max_memory": 3}}),
+    ("POST", "/v1/chat/completions", {"model": NOTEPAD, "messages": _PARTS, "seed": 3,
+     "questions": ["who ?", "red ?"]}),
     ("POST", "/v1/chat/completions", {"model": NOTEPAD, "messages": _PARTS, "stream": True,
      "stream_options": {"include_notepad": True}, "notepad": {"as": "chunks"}}),
     ("POST", "/v1/chat/completions", {"model": NOTEPAD, "seed": 3, "messages": [

@@ -4,6 +4,10 @@
 "use strict";
 
 const STOREY = 28; // pixels from one level to the next
+const LOOKS = [["cell", "nothing new"], ["cell noted", "a note"],
+  ["cell noted same", "one that was there already"],
+  // where the evidence is known:
+  ["cell noted holds", "a note with evidence"], ["cell lost", "evidence lost"]];
 
 function several(count, word) {
   return number(count) + " " + word + (count === 1 ? "" : "s");
@@ -12,17 +16,19 @@ function several(count, word) {
 // What a cell is, in words: "chunks 21 to 40: 3 of 20 wrote a note, with 1 fact; 1 fact lost here".
 function cellWords(cell, level) {
   const count = cell.last - cell.first + 1, one = count === 1;
-  const name = level ? "level " + level + (one ? ", merge " : ", merges ") : one ? "chunk " : "chunks ";
+  const kind = (level ? "level " + level + ", merge" : "chunk") + (one ? " " : "s ");
   const place = number(cell.unit + 1) + (one ? "" : " to " + number(cell.unit + count));
   const wrote = !cell.notes ? "nothing new" : one ? "wrote a note" :
     number(cell.notes) + " of " + number(count) + " wrote a note";
-  return name + place + ": " + wrote +
+  return kind + place + ": " + wrote + (!cell.same ? "" : one ? " that was there already" :
+    ", " + number(cell.same) + " of them there already") +
     (cell.holds ? ", with " + several(cell.holds, "fact") : "") +
     (cell.lost ? "; " + several(cell.lost, "fact") + " lost here" : "");
 }
 
 function cellLook(cell) {
-  return "cell" + (cell.notes ? " noted" : "") + (cell.holds ? " holds" : "") +
+  return "cell" + (cell.notes ? " noted" : "") +
+    (cell.notes && cell.same === cell.notes ? " same" : "") + (cell.holds ? " holds" : "") +
     (cell.lost ? " lost" : "");
 }
 
@@ -31,8 +37,10 @@ function roundWords({ levels, memory }, n) {
   const sum = (level, name) => level.reduce((all, cell) => all + cell[name], 0);
   const told = levels.map((level, k) => {
     const count = level.at(-1).last - level[0].first + 1, lost = sum(level, "lost");
+    const same = sum(level, "same");
     return (k ? several(count, "merge") : several(count, "chunk")) + ", " +
-      several(sum(level, "notes"), "note") + (lost ? ", " + several(lost, "fact") + " lost" : "");
+      several(sum(level, "notes"), "note") + (same ? " (" + number(same) + " there already)" : "") +
+      (lost ? ", " + several(lost, "fact") + " lost" : "");
   });
   return "Round " + (n + 1) + ": " + told.join("; ") +
     (memory ? "" : "; the memory stayed as it was");
@@ -48,7 +56,8 @@ function boughs({ levels, lines, memory }, under) {
   const svg = document.getElementById("boughs").content.firstElementChild.cloneNode(true);
   const storeys = levels.length + 1;
   const down = (level) => (storeys - level - 0.5) * STOREY;
-  const line = (level, from, to) => "M" + from + " " + down(level) + "L" + to + " " + down(level + 1);
+  const line = (level, from, to) =>
+    "M" + from + " " + down(level) + "L" + to + " " + down(level + 1);
   const drawn = lines.map(([level, cell, above]) =>
     line(level, across(cell, levels[level].length), across(above, levels[level + 1].length)));
   if (memory) drawn.push(...toMemory(levels, memory, line));
@@ -73,13 +82,11 @@ function treeOf(head, turn, state, go) {
   here.tabIndex = 0; // one stop of Tab; arrows go on from it
   box.addEventListener("keydown", (event) => climb(event, head.rounds, box));
   const legend = el("p", "legend dim", "", box);
-  [["cell", "nothing new"], ["cell noted", "a note"]].concat(!head.evidence.length ? [] :
-    [["cell noted holds", "a note with evidence"], ["cell lost", "evidence lost"]])
-    .forEach(([look, words]) => {
-      const pair = el("span", "pair", "", legend);
-      el("i", look, "", pair);
-      pair.append(" " + words);
-    });
+  LOOKS.slice(0, head.evidence.length ? LOOKS.length : 3).forEach(([look, words]) => {
+    const pair = el("span", "pair", "", legend);
+    el("i", look, "", pair);
+    pair.append(" " + words);
+  });
   return box;
 }
 
@@ -108,10 +115,11 @@ function roundOf(round, n, turn, go, under) {
     if (cell.first <= turn && turn <= cell.last) one.setAttribute("aria-current", "true");
   }));
   const label = round.memory ? "the memory after round " + (n + 1) : "the memory, as it was before";
-  put("cell root" + (round.memory ? " noted" : ""), label, levels.length, 0, 1, levels.at(-1).at(-1).last);
+  const look = "cell root" + (round.memory ? " noted" : "");
+  put(look, label, levels.length, 0, 1, levels.at(-1).at(-1).last);
 }
 
-// The arrows go to the cell beside, to the one that read this one's notes, and to one whose it read.
+// The arrows go to the cell beside, to who read this one's notes, and to one whose it read.
 function climb(event, rounds, box) {
   const [, n, level, k] = (event.target.dataset?.hold ?? "").split("-").map(Number);
   const round = rounds[n];
