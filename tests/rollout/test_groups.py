@@ -112,8 +112,14 @@ def test_truncated_answers_count(status):
 def test_the_archive_shows_a_reading(tmp_path):
     path = tmp_path / "new" / archive.FILE
     with TraceFile(path) as file:
-        archive.append(file, [group(1, 0, place=(7, 2), versions=(3, 4))], READER, 3, [], 0)
+        made = group(1, 0, place=(7, 2), versions=(3, 4))
+        first, second = made.trajectories
+        made = dataclasses.replace(
+            made, trajectories=(dataclasses.replace(first, memory_rewards=(0.5,)), second)
+        )
+        archive.append(file, [made], READER, 3, [], 0)
         (_, first), (_, second) = file.readings()
+        assert first["memory_rewards"] == [0.5] and "memory_rewards" not in second
         assert (first["step"], first["ordinal"], first["question"]) == (3, 7, "who ?")
         assert (first["gold"], first["answer"], first["reward"]) == (["ann"], "ann", 1)
         assert (second["answer"], second["reward"], second["sample"]) == ("bob", 0, 1)

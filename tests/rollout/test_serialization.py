@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from notepad_jax.rollout import serialization
+from notepad_jax.rollout import rewards, serialization
 from notepad_jax.rollout.collector import collect
 from notepad_jax.rollout.ledger import Ledger, Outcome, Waiting
 from notepad_jax.types import TextDocument
@@ -75,6 +75,24 @@ def test_what_waits_comes_back_bit_by_bit():
                 assert mine_bits.tobytes() == their_bits.tobytes() and mine_bits.dtype == np.float32
                 assert a.completion.finish is b.completion.finish
                 assert a.completion.policy_version == b.completion.policy_version
+
+
+def test_turns_of_rounds_come_back_with_their_places_and_what_they_are_worth():
+    """Bit for bit, of readings that were rewarded turn by turn."""
+    one = task("a", TextDocument("ann bob the code of red is blue . " * 6))
+    plain = reader(fakes.first_of_chunk(), 16)
+    rules = dataclasses.replace(plain.rules, order="parallel", passes=2)
+    rounds = dataclasses.replace(plain, rules=rules)
+    shown = rewards.Shown(rounds.tokenizer, rounds.template, rules)
+    how = rewards.with_memories(rewards.of("", shown=shown), "recall_gain")
+    (group,), _ = asyncio.run(collect(draws(one, first=3), rounds, 2, 1, how))
+    assert {turn.level for turn in group.trajectories[0].updates} == {0, 1}
+    assert any(group.trajectories[0].memory_rewards)
+    said = json.loads(json.dumps(serialization.encode(Ledger(4, 1, {}, (Waiting(group, 1.0),)))))
+    (found,) = serialization.decode(said, lambda place, chunks: (one, rounds)).waiting
+    for mine, theirs in zip(group.trajectories, found.group.trajectories, strict=True):
+        assert [turn.place for turn in mine.updates] == [turn.place for turn in theirs.updates]
+        assert mine.memory_rewards == theirs.memory_rewards
 
 
 def test_prompts_are_not_written():
