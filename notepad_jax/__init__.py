@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from notepad_jax.api import Trained, evaluate, export_hf, train
-    from notepad_jax.programs.ask import Answer, Memory, Progress
+    from notepad_jax.programs.ask import Answer, Memory
+    from notepad_jax.programs.ask_progress import Progress
     from notepad_jax.reader import Reader
     from notepad_jax.reading.memory_rules import Note
     from notepad_jax.scoring.own_calls import reward
@@ -31,7 +32,7 @@ _HOMES = {
     "Reader": "notepad_jax.reader",
     "Answer": "notepad_jax.programs.ask",
     "Memory": "notepad_jax.programs.ask",
-    "Progress": "notepad_jax.programs.ask",
+    "Progress": "notepad_jax.programs.ask_progress",
     "train": "notepad_jax.api",
     "Trained": "notepad_jax.api",
     "evaluate": "notepad_jax.api",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax import waiting
-from notepad_jax.programs import ask, evaluate, file_document, questions, subjects
+from notepad_jax.programs import ask, ask_progress, evaluate, file_document, questions, subjects
 from notepad_jax.reading.rules import Rules
 from notepad_jax.setup import builders, configuration, process, settings
 from notepad_jax.setup.config.whole import Config
@@ -81,7 +81,7 @@ class Reader:
     def read(
         self, document: str | os.PathLike[str] | Document, question: str,
         trace: str | os.PathLike[str] | None = None,
-        on_progress: Callable[[ask.Progress], None] = lambda now: None,
+        on_progress: Callable[[ask_progress.Progress], None] = lambda now: None,
     ) -> ask.Answer:  # fmt: skip
         """Reads the document and answers the question.
 
@@ -120,7 +120,7 @@ class Reader:
     async def aread(
         self, document: str | os.PathLike[str] | Document, question: str,
         trace: str | os.PathLike[str] | None = None,
-        on_progress: Callable[[ask.Progress], None] = lambda now: None,
+        on_progress: Callable[[ask_progress.Progress], None] = lambda now: None,
     ) -> ask.Answer:  # fmt: skip
         """As `read`, for coroutines; several at once share the engine."""
         begun = self._loop.begun(self._reading(document, question, trace, on_progress))
@@ -138,7 +138,7 @@ class Reader:
 
     def _reading(
         self, document: str | os.PathLike[str] | Document, question: str,
-        trace: str | os.PathLike[str] | None, on_progress: Callable[[ask.Progress], None],
+        trace: str | os.PathLike[str] | None, on_progress: Callable[[ask_progress.Progress], None],
     ) -> Any:  # fmt: skip
         if not isinstance(question, str):
             raise ValueError(f"a question is a text, and this is of type {type(question).__name__}")

@@ -16,7 +16,7 @@ from notepad_jax import cli
 from notepad_jax.commands import ask as command
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
-from notepad_jax.programs import ask, subjects
+from notepad_jax.programs import ask, ask_progress, subjects
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reader import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
@@ -74,7 +74,7 @@ def test_who_watches_changes_no_token_no_logprob_and_no_launch(at_once, tmp_path
 
 
 def test_what_is_told_of_a_reading_by_hand(tmp_path):
-    told: list[ask.Progress] = []
+    told: list[ask_progress.Progress] = []
     (((answer, _),), _) = read(True, 1, tmp_path, told.append)
     updates = [now for now in told if now.kind is TurnKind.UPDATE]
     begun = [now for now in updates if not now.text and not now.ended]
