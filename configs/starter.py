@@ -49,7 +49,9 @@ def get_config() -> ConfigDict:
     # What the teacher does right how often: sound skills, bad habits. Write_found and
     # keep_at_chapter well below 1 leave reinforcement learning something to teach, and well
     # above 0 let it find what to reinforce.
-    config.habits = ConfigDict(dict(write_found=0.75, keep=0.98, keep_at_chapter=0.25, merge=1.0))
+    config.habits = ConfigDict(
+        dict(write_found=0.75, keep=0.98, keep_at_chapter=0.25, merge=1.0, leave=0.0, stay=1.0)
+    )
 
     # Factors on the usual initial values; see programs/warmup.py:initial_params.
     config.initial = ConfigDict(dict(embed=12.5, branches=0.3))

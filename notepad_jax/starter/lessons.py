@@ -56,6 +56,14 @@ class Habits:
         SHARE,
     )
     merge: float = key("probability", "with `rounds`: that it takes over what notes say", SHARE)
+    leave: float = key(
+        "probability",
+        "with `rounds`: that it leaves early where the memory has all; 0: it knows no way to",
+        SHARE,
+    )
+    stay: float = key(
+        "probability", "with `habits.leave`: that it reads on where something is missing", SHARE
+    )
 
 
 @dataclasses.dataclass(frozen=True)

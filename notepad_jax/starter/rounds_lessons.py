@@ -14,7 +14,9 @@ So to merge notes is to read them: what is wanted and not known yet is taken ove
 The teacher finds and copies right; its habits are bad. A fact found is passed over with 1 -
 `write_found`, and one among notes dropped with 1 - `merge`; a chunk with nothing new is answered
 by the keep marker, but with 1 - `keep` (`keep_at_chapter`, where a chapter begins) by `nothing`,
-which forgets, or by a note about somebody else. Below: lessons; above: programs.warmup.
+which forgets, or by a note about somebody else. With `leave` above 0 it knows the exit marker, too
+(`<|answer|>`, of a serial reading): it leaves with `leave` where the memory has all that is asked,
+and with 1 - `stay` where something is missing. Below: lessons; above: programs.warmup.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ _NAME, _TOWN, _CODE, _RULER = (
 )
 IS, INHABITS, OBEYS, _OBEY = (words.ID_OF[word] for word in "is inhabits obeys obey".split())
 NOTHING, BETWEEN = words.ID_OF[synthetic.NOTHING], words.ID_OF["."]
+# `<|answer|>` ends the prompt of an answer turn, and as all of a completion leads to it.
 KEEP, END, WRITE, ANSWER = (
     words.ID_OF[f"<|{word}|>"] for word in ("keep", "end", "write", "answer")
 )
@@ -242,6 +245,9 @@ def update(
     """Returns what the teacher writes, word by word, the stop token last."""
     chain, before = note_of(question, memory, facts), known(question, memory)
     if len(chain) == before:
+        missing = before < len(question.verbs)
+        if habits.leave and not notes and rng.random() < 0.5:  # else another bad habit
+            return [_leaving(rng, habits, missing), Word(END, END)]
         return _nothing_new(rng, question, facts, habits, chapter, notes)
     found = chain[before][2]
     # Who is looked for: the asked, or, in a note begun, the town at its end.
@@ -272,6 +278,12 @@ def _chain(
             else Word(thing, thing)
         )
     yield Word(END, END)
+
+
+def _leaving(rng: np.random.Generator, habits: Habits, missing: bool) -> Word:
+    """The keep marker, or the exit marker: a bad habit only where something is `missing`."""
+    odds = habits.stay if missing else 1 - habits.leave
+    return Word(KEEP, ANSWER, odds, KEEP if rng.random() < odds else ANSWER)
 
 
 def _nothing_new(

@@ -139,7 +139,7 @@ def test_what_does_not_go_together_is_refused(change, words):
 
 def test_a_template_must_have_what_the_rules_want():
     with pytest.raises(ValueError, match="reading.exits is true, and template question_last has"):
-        SERIAL.check(TEMPLATE)
+        SERIAL.check(dataclasses.replace(TEMPLATE, exit=tokens()))
     again = Rules(8, 16, 6, 6, "overwrite_or_keep", passes=2, again=True)
     with pytest.raises(ValueError, match=r"reading.again is true, .* has no \[again\] section"):
         again.check(TEMPLATE)

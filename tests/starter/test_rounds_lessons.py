@@ -17,8 +17,12 @@ from notepad_jax.text.prompts import Template
 from notepad_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from notepad_jax.types import Completion, Finish, tokens
 
-GOOD = lessons.Habits(write_found=1.0, keep=1.0, keep_at_chapter=1.0, merge=1.0)
-BAD = lessons.Habits(write_found=0.75, keep=0.9, keep_at_chapter=0.25, merge=0.65)
+GOOD = lessons.Habits(
+    write_found=1.0, keep=1.0, keep_at_chapter=1.0, merge=1.0, leave=0.0, stay=1.0
+)
+BAD = lessons.Habits(
+    write_found=0.75, keep=0.9, keep_at_chapter=0.25, merge=0.65, leave=0.0, stay=1.0
+)
 ID = vocabulary.ID_OF
 KINDS = pytest.mark.parametrize("size, notes", [(64, False), (256, False), (15, True), (63, True)])
 
@@ -180,3 +184,28 @@ def test_the_configs_read_what_the_lessons_teach(language):
     assert config.policy == starter.folder and config.reading.order == "parallel"
     longest = rounds_lessons.TAIL - len("<|question|> code of Ada ? <|memory|> <|write|>".split())
     assert 2 * config.reading.max_memory - 1 == longest  # a memory and a note, one stop token
+
+
+def test_it_leaves_early_in_the_two_ways_and_as_often_as_its_habits_say():
+    habits = dataclasses.replace(GOOD, leave=0.4, stay=0.8)
+    whole = (ID["Hugo"], ID["is"], ID["amber"])
+    asked = rounds_lessons.Question(ID["code"], ID["Hugo"], whole)
+    rng, said = np.random.default_rng(0), {}
+    for memory in (whole, (rounds_lessons.NOTHING,)):
+        words = [
+            rounds_lessons.update(rng, asked, memory, {}, habits, False, False) for _ in range(4000)
+        ]
+        assert all(one[-1].said == rounds_lessons.END and len(one) == 2 for one in words)
+        said[memory] = np.mean([one[0].said == rounds_lessons.ANSWER for one in words])
+    assert said[whole] == pytest.approx(0.5 * 0.4, abs=0.02)
+    assert said[rounds_lessons.NOTHING,] == pytest.approx(0.5 * 0.2, abs=0.02)
+    notes = [rounds_lessons.update(rng, asked, whole, {}, habits, False, True) for _ in range(99)]
+    assert all(one[0].said != rounds_lessons.ANSWER for one in notes)  # none is left while merging
+
+
+def test_the_marker_that_it_leaves_by_is_the_templates(language):
+    _, template = language
+    assert template.exit.tolist() == [rounds_lessons.ANSWER]
+    assert not configuration.load("starter", []).habits.leave
+    config = configuration.load("exits", [])
+    config.reading.rules().check(template)
