@@ -22,9 +22,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from notepad_jax.keys import SHARE, key
 from notepad_jax.starter import synthetic
 from notepad_jax.starter import vocabulary as words
+from notepad_jax.starter.habits import Habits
 
 ODD = 0.1  # of the notes: their code or ruler is a word of any kind
 MANY_CHAPTERS = 0.3  # of the chunks: short ones must show how a long one looks
@@ -33,37 +33,6 @@ _NAME, _TOWN, _CODE, _RULER = (
     words.ID_OF[group[0]] for group in (words.NAMES, words.TOWNS, words.CODES, words.RULERS)
 )
 _NOTHING = words.ID_OF[synthetic.NOTHING]
-
-
-@dataclasses.dataclass(frozen=True)
-class Habits:
-    """The teacher's odds; each is the probability of doing the right thing."""
-
-    write_found: float = key(
-        "probability",
-        "that the teacher writes down a fact it has found. Well below 1, or there is nothing to "
-        "teach later; well above 0, or there is nothing to reinforce",
-        SHARE,
-    )
-    keep: float = key(
-        "probability",
-        "that it keeps a note over an ordinary chunk",
-        SHARE,
-    )
-    keep_at_chapter: float = key(
-        "probability",
-        "that it keeps a note over a chunk with a new chapter in it",
-        SHARE,
-    )
-    merge: float = key("probability", "with `rounds`: that it takes over what notes say", SHARE)
-    leave: float = key(
-        "probability",
-        "with `rounds`: that it leaves early where the memory has all; 0: it knows no way to",
-        SHARE,
-    )
-    stay: float = key(
-        "probability", "with `habits.leave`: that it reads on where something is missing", SHARE
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,8 @@ import numpy as np
 
 from notepad_jax.starter import lessons, mixed, synthetic
 from notepad_jax.starter import vocabulary as words
-from notepad_jax.starter.lessons import Choice, Habits, Lesson
+from notepad_jax.starter.habits import Habits
+from notepad_jax.starter.lessons import Choice, Lesson
 
 TAIL = 16  # <|question|> 4 words <|memory|> 3 words <|answer|> 5 words <|end|>
 SLOTS, WRITTEN = 3, 10  # words of a memory, and where the new one begins

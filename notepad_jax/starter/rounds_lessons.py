@@ -28,7 +28,8 @@ import numpy as np
 
 from notepad_jax.starter import lessons, synthetic
 from notepad_jax.starter import vocabulary as words
-from notepad_jax.starter.lessons import Asked, Habits, Lesson
+from notepad_jax.starter.habits import Habits
+from notepad_jax.starter.lessons import Asked, Lesson
 
 TAIL = 18  # <|question|> 4 words <|memory|> 5 words <|write|> 5 words <|end|>
 STRANGE = 0.08  # of the memories without a note about the asked: one about somebody else

@@ -20,11 +20,12 @@ from notepad_jax.model.parameters import init_params
 from notepad_jax.programs import warmup
 from notepad_jax.setup import configuration
 from notepad_jax.starter import lessons, mixed_lessons, vocabulary
+from notepad_jax.starter.habits import Habits
 from notepad_jax.telemetry.progress import choose
 from notepad_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 
 STARTER = pathlib.Path(__file__).parents[2] / "data" / "starter"
-HABITS = lessons.Habits(0.75, 0.98, 0.25)
+HABITS = Habits(0.75, 0.98, 0.25, merge=1.0, leave=0.0, stay=1.0)
 
 
 def packed(lesson: lessons.Lesson):

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from notepad_jax.scoring import metrics
-from notepad_jax.starter import lessons, mixed, mixed_lessons, synthetic, vocabulary
+from notepad_jax.starter import mixed, mixed_lessons, synthetic, vocabulary
+from notepad_jax.starter.habits import Habits
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 
 KINDS = tuple(mixed.OF_NAME)
-HABITS = lessons.Habits(
-    write_found=0.75, keep=0.98, keep_at_chapter=0.25, merge=1.0, leave=0.0, stay=1.0
-)
+HABITS = Habits(write_found=0.75, keep=0.98, keep_at_chapter=0.25, merge=1.0, leave=0.0, stay=1.0)
 WORD = [piece.removeprefix("▁") for piece in vocabulary.PIECES]
 
 

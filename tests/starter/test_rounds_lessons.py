@@ -12,17 +12,14 @@ from notepad_jax.reading import memory_agent
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
 from notepad_jax.setup import configuration
-from notepad_jax.starter import lessons, rounds_lessons, synthetic, vocabulary
+from notepad_jax.starter import rounds_lessons, synthetic, vocabulary
+from notepad_jax.starter.habits import Habits
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from notepad_jax.types import Completion, Finish, tokens
 
-GOOD = lessons.Habits(
-    write_found=1.0, keep=1.0, keep_at_chapter=1.0, merge=1.0, leave=0.0, stay=1.0
-)
-BAD = lessons.Habits(
-    write_found=0.75, keep=0.9, keep_at_chapter=0.25, merge=0.65, leave=0.0, stay=1.0
-)
+GOOD = Habits(write_found=1.0, keep=1.0, keep_at_chapter=1.0, merge=1.0, leave=0.0, stay=1.0)
+BAD = Habits(write_found=0.75, keep=0.9, keep_at_chapter=0.25, merge=0.65, leave=0.0, stay=1.0)
 ID = vocabulary.ID_OF
 KINDS = pytest.mark.parametrize("size, notes", [(64, False), (256, False), (15, True), (63, True)])
 

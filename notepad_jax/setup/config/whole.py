@@ -24,7 +24,7 @@ from notepad_jax.setup.config.learning import CheckpointKeys, GrpoKeys, Parallel
 from notepad_jax.setup.config.reading import DataKeys, ReadingKeys, TaskKeys
 from notepad_jax.setup.config.rollout import RolloutKeys
 from notepad_jax.setup.config.starter import InitialKeys, LessonKeys, PolicyKeys
-from notepad_jax.starter.lessons import Habits
+from notepad_jax.starter.habits import Habits
 
 
 class Kind:
