@@ -13,7 +13,7 @@ from notepad_jax.types import Action, TurnKind, tokens
 from tests.reading.test_rounds import KEEP, TEMPLATE, began, document, note_taker, places
 
 EXIT, AGAIN, END = tokens([390, 391]), tokens([392]), tokens([393, 394])
-ACTIONS = dataclasses.replace(TEMPLATE, exit=EXIT, again=AGAIN, end=END)
+ACTIONS = dataclasses.replace(TEMPLATE, between=tokens(), exit=EXIT, again=AGAIN, end=END)
 SERIAL = Rules(8, 16, 6, 6, "overwrite_or_keep", exits=True)
 CHUNKS = document(6, {1: [401], 3: [402], 5: [403]})
 

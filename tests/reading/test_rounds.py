@@ -16,7 +16,7 @@ from notepad_jax.types import CompleterFailed, Finish, TurnKind, tokens
 
 SAMPLING = TurnSampling(temperature=1.0, top_p=1.0, stop_ids=(2,), seed=7)
 QUESTION = tokens([310, 311])
-TEMPLATE = dataclasses.replace(fakes.template(), between=tokens())
+TEMPLATE = fakes.template()
 FIRST = 400  # ids from here on are facts; what is below is prose
 KEEP = fakes.tokenizer().control_id("<|keep|>")
 PARALLEL = Rules(8, 16, 6, 6, "overwrite_or_keep", order="parallel", passes=3)

@@ -44,11 +44,15 @@ def gains(notes, of, chunks=4, rules=PARALLEL):
 
 
 def test_rounds_by_hand():
-    """Two of four chunks note a fact, the merge drops one, and the second round finds it again."""
+    """Two of four chunks note a fact, the merge drops one, and the second round finds it again.
+
+    What it notes is read beside the memory, and taken over.
+    """
     first = [[401], None, [300], [402]]
-    again = [None, None, None, [401, 402]]
+    again = [None, None, None, [401, 402], [401, 402]]
     turns, found = gains([*first, [401], *again], task(401, 402))
-    assert [(turn.round, turn.level, turn.unit) for turn in turns if turn.level] == [(0, 1, 0)]
+    above = [(turn.round, turn.level, turn.unit) for turn in turns if turn.level]
+    assert above == [(0, 1, 0), (1, 1, 0)]
     assert found[:5] == (0.5, 0.0, 0.0, 0.5, -0.5)
     assert found[5:9] == (0.0, 0.0, 0.0, 0.5)
     assert not any(found[9:]), "the third round leaves what there is"
