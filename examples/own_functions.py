@@ -40,6 +40,15 @@ def recalled(reading: nj.ReadingRecord) -> list[float]:
     return [*worth, nj.score(reading.answer, golds)]
 
 
+def brisk(reading: nj.ReadingRecord) -> float:
+    """A right answer, worth more for each of eight chunks that was not read for it.
+
+    What it takes to teach a policy to leave a document early (`reading.exits`).
+    """
+    right = nj.score(reading.answer, reading.row["answers"])
+    return right * max(0.0, 1 - len(reading.memories) / 8)
+
+
 async def asked(reading: nj.ReadingRecord) -> float:
     """A judge that takes its time: many are asked at once, for what `await` waits for."""
     return await judge(reading.row["question"], reading.answer)
