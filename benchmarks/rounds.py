@@ -124,7 +124,8 @@ def one(
 def read(out: Path, order: str, who: str, policy: Path, length: str, questions: int) -> None:
     """Reads one length and writes what was found."""
     words = [f"evaluate.lengths={length}"]
-    words += [f"evaluate.questions={questions}"] if questions else []
+    many = ("questions", "questions_longest")  # the second, of 1M tokens and more
+    words += [f"evaluate.{name}={questions}" for name in many] if questions else []
     config = config_of(order, policy, *words)
     process.prepared(config)
     screen, folder = LineScreen(sys.stderr), out / f"{order}-{who}"
