@@ -23,9 +23,8 @@ from benchmarks import marks
 from notepad_jax.eval import summary
 from notepad_jax.eval.lengths import format_length
 from notepad_jax.eval.measure import Result
-from notepad_jax.eval.readings import READINGS, understood
+from notepad_jax.eval.readings import results_in
 from notepad_jax.eval.summary import Share
-from notepad_jax.reading.trace import TraceFile
 from notepad_jax.report import numerals
 
 RUNS, MARK = Path("runs"), "exits"
@@ -54,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     numbers = [0, *map(int, said.exit_after.split(","))]
     for after in numbers:
         _read(said, after)
-    found = {after: results(RUNS / f"{said.name}-{after}") for after in numbers}
+    found = {after: results_in(RUNS / f"{said.name}-{after}") for after in numbers}
     text = table([cost for after in numbers for cost in costs(after, found[0], found[after])])
     print(text)
     if said.page is not None:
@@ -70,12 +69,6 @@ def _read(said: argparse.Namespace, after: int) -> None:
     print(" ".join(command[1:]), file=sys.stderr, flush=True)
     if code := subprocess.run(command, stdout=sys.stderr).returncode:
         sys.exit(f"{name} ended with {code}; the same command goes on")
-
-
-def results(folder: Path) -> list[Result]:
-    """Returns the readings of a run."""
-    with TraceFile(folder / READINGS) as file:
-        return [understood(fields) for _, fields in file.readings()]
 
 
 def costs(after: int, whole: Sequence[Result], early: Sequence[Result]) -> list[Cost]:

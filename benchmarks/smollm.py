@@ -29,9 +29,8 @@ from configs import smollm as training
 from notepad_jax.eval import summary
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Result
-from notepad_jax.eval.readings import READINGS, understood
+from notepad_jax.eval.readings import READINGS, results_in
 from notepad_jax.eval.summary import Share, Summary
-from notepad_jax.reading.trace import TraceFile
 from notepad_jax.report import accuracy_plot, numerals, render
 
 RUNS = Path("runs")
@@ -160,12 +159,9 @@ def _how_it_reads() -> list[str]:
 
 def readings(name: str) -> list[Result]:
     """Returns what a reader has read; nothing where it is not there."""
-    path = folder(name) / READINGS
-    if not path.is_file():
+    if not (folder(name) / READINGS).is_file():
         return []
-    with TraceFile(path) as file:
-        results = [understood(fields) for _, fields in file.readings()]
-    return [one for one in results if not one.failed]
+    return [one for one in results_in(folder(name)) if not one.failed]
 
 
 def points_of(name: str) -> list[Point]:

@@ -350,6 +350,11 @@ class Turn:
     action: Action = Action.WRITE  # of an update turn
 
     @property
+    def first_read(self) -> bool:
+        """Whether it reads a chunk of the document that was not read before."""
+        return self.kind is TurnKind.UPDATE and self.level == self.round == 0
+
+    @property
     def place(self) -> tuple[int, int, int]:
         """(round, level, unit): no two update turns of a reading have the same."""
         return self.round, self.level, self.unit

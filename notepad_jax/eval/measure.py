@@ -141,7 +141,7 @@ async def measure(
         trace = trace_of(item) if trace_of else None
         left = functools.partial(turn_credit.left, reader.rules)
         recorder = Recorder(item.task, reader.tokenizer.decode, left) if judge else None
-        notes = reader.rules.order == "parallel"
+        notes = reader.rules.order != "serial"
         return _Course(item, reader.tokenizer, trace, turned, recorder, notes)
 
     async def judged(index: int, course: _Course, end: Ended) -> None:

@@ -19,6 +19,11 @@ from notepad_jax.telemetry.identity import settle
 from notepad_jax.types import Finish, Turn
 
 READINGS, IDENTITY = "readings.jsonl", "identity.json"
+# Keys that came later, with the value under which a reading is what it was before them.
+OLDER = {
+    "reading.heads": 1, "reading.order": "serial", "reading.passes": 1,
+    "reading.again": False, "reading.exits": False, "reading.exit_after": 0,
+}  # fmt: skip
 
 
 class UnderWay:
@@ -42,14 +47,12 @@ class Readings:
 
     A reading that failed is not taken up: going on makes it again. Raises ValueError if the
     folder's readings have another identity (who reads, and how; JSON values), and for a line
-    that is no reading, naming file and line. `before`: as `settle`'s.
+    that is no reading, naming file and line.
     """
 
-    def __init__(
-        self, folder: Path, identity: Mapping[str, Any], before: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         self._folder = folder
-        settle(folder / IDENTITY, identity, "begin a run of another name", before)
+        settle(folder / IDENTITY, identity, "begin a run of another name", OLDER)
         self._under_way: dict[Key, UnderWay] = {}
         self._whole: dict[Key, Callable[[], Turns]] = {}  # whose turns are kept
         self._number: dict[Key, int] = {}
@@ -119,6 +122,12 @@ class Readings:
         self._done.pop(result.key, None)
         if not result.failed:
             self._done[result.key], self._number[result.key] = result, number
+
+
+def results_in(folder: Path) -> list[Result]:
+    """Returns every reading that a run's folder has, failed ones too; raises as `TraceFile`."""
+    with TraceFile(folder / READINGS) as file:
+        return [understood(fields) for _, fields in file.readings()]
 
 
 def told(result: Result) -> dict[str, Any]:

@@ -134,7 +134,7 @@ async def followed(
     shown = tokenizer.decode(template.no_memory)
     async for turn, after in reads:
         course.turn(turn)
-        if turn.kind is TurnKind.UPDATE and turn.level == turn.round == 0:
+        if turn.first_read:
             sizes.append(turn.size)
         memory = tokenizer.decode(template.shown_memory(after.memory_tokens))
         changed = turn.kind is TurnKind.UPDATE and memory != shown

@@ -74,11 +74,6 @@ _FREE = (
     "lengths", "lengths_before", "usual_lengths", "methods", "repeats", "samples",
     "usual_samples", "tasks", "at_once", "train_length", "archive_turns",
 )  # fmt: skip
-# Keys that came later, with the value under which a reading is what it was before them.
-OLDER = {
-    "reading.heads": 1, "reading.order": "serial", "reading.passes": 1,
-    "reading.again": False, "reading.exits": False, "reading.exit_after": 0,
-}  # fmt: skip
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -215,7 +210,7 @@ def _run(config: Config, reader: Subject, folder: Path, screen: Screen) -> Outco
     everything = [item for job in planned for item in job.items]
     check(everything, reader.tokenizer, config.reading.max_question)
     who = {"reader": reader.name, **reader.dtypes}
-    with Readings(folder, identity(config) | who, OLDER) as readings:
+    with Readings(folder, identity(config) | who) as readings:
         write_sealed(folder / CONFIG, keys.plain(config))
         results = read(config, reader, planned, "eval", readings, screen)
         outcome = evaluation_page.Report(

@@ -165,7 +165,7 @@ def measured(
     subject = subjects.engine(config, policy, screen)
     tasks = {n: eval_jobs.tasks_of_length(config, n) for n in map(lengths.parse_length, names)}
     planned = eval_jobs.jobs(config, tasks)
-    with Readings(folder, evaluate.identity(config), evaluate.OLDER) as readings:
+    with Readings(folder, evaluate.identity(config)) as readings:
         results = evaluate.read(config, subject, planned, label, readings, screen)
         return results, examples(results, readings)
 
@@ -189,8 +189,8 @@ def pairs(
     """Picks questions of every kind, each as it was read before and after, for the page."""
     identity = evaluate.identity(config)
     with (
-        Readings(folder / STEP.format(0), identity, evaluate.OLDER) as old,
-        Readings(folder / STEP.format(config.steps), identity, evaluate.OLDER) as new,
+        Readings(folder / STEP.format(0), identity) as old,
+        Readings(folder / STEP.format(config.steps), identity) as new,
     ):
         readings = {BEFORE: old, AFTER: new}
         return [

@@ -211,7 +211,7 @@ async def _follow(
             return Ended("", Finish.CANCELLED, read.tokens, failure)
         if turn.kind is TurnKind.UPDATE:
             sizes.append(turn.size)
-            read.tokens += turn.size if turn.round == turn.level == 0 else 0
+            read.tokens += turn.size if turn.first_read else 0
         with alone:
             watcher.turn(turn, state.memory_tokens)
 

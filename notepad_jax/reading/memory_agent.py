@@ -184,7 +184,7 @@ def advance(
     )
     if did is Action.EXIT or same and same == rules.exit_after:
         return rounds.ended(state)
-    return rounds.passed(rules, template, state, said) if rules.goes_over else state
+    return rounds.passed(rules, template, state, did) if rules.goes_over else state
 
 
 def _stood_still(rules: Rules, state: MemoryState, memory: Tokens) -> int:
@@ -213,9 +213,8 @@ def played(
     rules: Rules, template: Template, turns: Sequence[Turn]
 ) -> Iterator[tuple[Turn, State, State]]:
     """Yields each turn of a whole reading with the states before and after it."""
-    chunks = sum(
-        turn.kind is TurnKind.UPDATE and turn.level == turn.round == 0 for turn in turns
-    )  # what they say stands in the turns; how many there are decides when a pass ends
+    # What they say stands in the turns; how many there are decides when a pass ends.
+    chunks = sum(turn.first_read for turn in turns)
     state: State = start(NO_TOKENS, (NO_TOKENS,) * chunks)
     for turn in turns:
         before, state = state, after(rules, template, state, turn)

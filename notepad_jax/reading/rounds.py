@@ -31,7 +31,7 @@ import numpy as np
 
 from notepad_jax.reading.rules import Rules
 from notepad_jax.text.prompts import Template
-from notepad_jax.types import Chunks, MemoryState, Round, Tokens, tokens
+from notepad_jax.types import Action, Chunks, MemoryState, Round, Tokens, tokens
 
 ENDED = -1  # the level of a turn after a round, which may ask for another
 
@@ -77,15 +77,14 @@ def merges(rules: Rules, level: int) -> bool:
     return rules.order == "parallel" and level >= 0 or rules.order == "mixed" and level == 0
 
 
-def passed(rules: Rules, template: Template, state: MemoryState, said: Tokens) -> MemoryState:
+def passed(rules: Rules, template: Template, state: MemoryState, did: Action) -> MemoryState:
     """Returns the state after a turn that made the memory: of the next pass, if one ends here.
 
-    `said` is what the turn wrote.
+    `did` is what the turn did.
     """
     now = state.round
     if now.level == ENDED:
-        asked = np.array_equal(said, template.again)
-        return _begun(state, now.document) if asked else ended(state)
+        return _begun(state, now.document) if did is Action.AGAIN else ended(state)
     if chunk_or_none(state.chunks, state.next_chunk) is not None:
         return state
     return _next_round(rules, template, state, now.document if now.level else state.chunks)

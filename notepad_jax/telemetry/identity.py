@@ -30,7 +30,8 @@ def settle(
     if not path.is_file():
         write_json(path, ours)
         return
-    theirs = {**(before or {}), **read_json(path, mend)}
+    then = {name: value for name, value in (before or {}).items() if name in ours}
+    theirs = {**then, **read_json(path, mend)}
     for name in sorted(ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):
             raise ValueError(

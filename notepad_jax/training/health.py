@@ -140,16 +140,21 @@ def _uninformative(view: _View) -> str:
     )
 
 
+def _stands_still(view: _View) -> bool:
+    """Whether the reward of the last steps is neither good nor better than just before."""
+    reward = view.latest("reward", LONG)
+    before = _mean(view.last[:LONG], "reward")
+    return len(view.last) == 2 * LONG and reward < SOLVED and not reward > before + PLATEAU
+
+
 def _collapsed(name: str, of: str) -> Callable[[_View], str]:
     def check(view: _View) -> str:
         before, now = view.at_first(name), view.latest(name, LONG)
         if not (before > SOME_ENTROPY and now < COLLAPSED * before):
             return ""
-        reward = view.latest("reward", LONG)
-        if not (reward < SOLVED and len(view.last) == 2 * LONG):
+        if not _stands_still(view):  # else it may have found what is right
             return ""
-        if reward > _mean(view.last[:LONG], "reward") + PLATEAU:
-            return ""  # it has found what is right
+        reward = view.latest("reward", LONG)
         return (
             f"the entropy of {of} fell from {before:.3g} to {now:.3g} nats a token, and the reward "
             f"stands still at {reward:.2f}: readings of a question are nearly the same, and there "
@@ -202,13 +207,6 @@ def _cut(kind: str, limit: Callable[[Limits], tuple[int, str]]) -> Callable[[_Vi
         )
 
     return check
-
-
-def _stands_still(view: _View) -> bool:
-    """Whether the reward of the last steps is neither good nor better than just before."""
-    reward = view.latest("reward", LONG)
-    before = _mean(view.last[:LONG], "reward")
-    return len(view.last) == 2 * LONG and reward < SOLVED and not reward > before + PLATEAU
 
 
 def _died_out(name: str, what: str) -> Callable[[_View], str]:

@@ -97,7 +97,7 @@ def test_readings_of_another_kind_are_not_mixed_in(tmp_path):
 def test_a_folder_older_than_a_name_has_the_value_that_it_had_then(tmp_path):
     read_into(tmp_path, PLANNED, fakes.first_of_chunk())
     known = json.loads((tmp_path / "identity.json").read_text())
-    with Readings(tmp_path, {**known, "heads": 1}, {"heads": 1}) as readings:
+    with Readings(tmp_path, {**known, "reading.heads": 1}) as readings:
         assert not readings.missing(PLANNED)
-    with pytest.raises(ValueError, match="made with heads = 1, and now it is 2"):
-        Readings(tmp_path, {**known, "heads": 2}, {"heads": 1})
+    with pytest.raises(ValueError, match="made with reading.heads = 1, and now it is 2"):
+        Readings(tmp_path, {**known, "reading.heads": 2})

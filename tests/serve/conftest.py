@@ -1,8 +1,10 @@
-"""One server of our engine for all tests that need a real one: starting it costs the most."""
+"""The servers of tests: one of our engine for all that need a real one, whose start costs the most,
+and one that is arithmetic for each file that has no other `url`."""
 
 import pytest
 
 from tests import chat_models
+from tests.serve.fake import Arithmetic, running, served
 from tests.serve.program import program
 
 
@@ -16,3 +18,14 @@ def chats(tmp_path_factory):
     how = ("--config", "chat", "--served-name", "chats", "--rl")
     with program(policy, folder, *how, *sizes) as url:
         yield url, policy
+
+
+@pytest.fixture(scope="module")
+def streamer():
+    return Arithmetic()
+
+
+@pytest.fixture(scope="module")
+def url(streamer):
+    with running(served(streamer)) as there:
+        yield there

@@ -9,7 +9,7 @@ import pytest
 from notepad_jax.serve.completions import messages
 from notepad_jax.serve.http.errors import Refusal
 from notepad_jax.serve.readings import dialogue
-from tests.serve.fake import NAME, TOKENIZER, Arithmetic, running, served
+from tests.serve.fake import NAME, TOKENIZER
 
 WORDS = "ann says the secret code of bob is blue . " * 3
 WHO, CODE, OTHER = "who is ann ?", "bob ?", "who is bob ?"
@@ -37,17 +37,6 @@ def ask(url: str, *said: dict, **more) -> httpx2.Response:
 def answer(reply: httpx2.Response) -> str:
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]["message"]["content"]
-
-
-@pytest.fixture(scope="module")
-def streamer():
-    return Arithmetic()
-
-
-@pytest.fixture(scope="module")
-def url(streamer):
-    with running(served(streamer)) as there:
-        yield there
 
 
 # ---------------------------------------------------------------- what is which

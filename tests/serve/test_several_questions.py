@@ -15,21 +15,10 @@ from notepad_jax.serve.documents.store import Files
 from notepad_jax.serve.readings import chat_model
 from tests import fakes, slots
 from tests.programs.test_questions import ASKED, SAYS, SETTINGS, STORY
-from tests.serve.fake import NAME, TOKENIZER, Arithmetic, running, served
+from tests.serve.fake import NAME, TOKENIZER, Arithmetic, served
 
 MODEL = f"{NAME}:notepad"
 CLIENT = httpx2.Client(timeout=30)
-
-
-@pytest.fixture(scope="module")
-def streamer():
-    return Arithmetic()
-
-
-@pytest.fixture(scope="module")
-def url(streamer):
-    with running(served(streamer)) as there:
-        yield there
 
 
 def body(**more):
