@@ -43,7 +43,7 @@ from notepad_jax.training import (
     decided,
     partial_rollout,
     record,
-    rollouts,
+    rollout_settings,
     run_log,
     validation,
 )
@@ -134,7 +134,7 @@ def check(
     there = builders.trainers_mesh(config)
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
     builders.engines_mesh(config.engine)
-    rollouts.check(config)
+    rollout_settings.check(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
     if not resume and mended:
@@ -190,11 +190,11 @@ def prepare(
         config.engine, policy, reading, template, nobody,
         lambda executor: begun.around(Metered(executor, screen.work)),
     )  # fmt: skip
-    sampled = rollouts.rollouts(config, stream, driver, policy.tokenizer, template, reading)
+    sampled = rollout_settings.rollouts(config, stream, driver, policy.tokenizer, template, reading)
     held_out = validation.opened(config, held_out, sampled.reader, sampled.probe)
     learning = learner.prepare(config, policy.config, policy.params)
     said = algorithm.idle(learning.plan, learning.settings, config.rollout.max_staleness)
-    for idle in (*said, *rollouts.idle(config)):
+    for idle in (*said, *rollout_settings.idle(config)):
         screen.say(idle)
     waiting.look()
     wanted = builders.adopted(config, policy.config, config.grpo.lora.wanted)

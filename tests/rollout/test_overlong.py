@@ -9,7 +9,7 @@ from notepad_jax.grpo import advantages
 from notepad_jax.rollout import groups, overlong
 from notepad_jax.rollout.overlong import Overlong
 from notepad_jax.setup import configuration
-from notepad_jax.training import rollouts
+from notepad_jax.training import rollout_settings
 from notepad_jax.types import Finish, Reading, Status, Trajectory, TurnKind
 from tests.rollout import made
 from tests.runs import SMALL
@@ -91,8 +91,10 @@ def config(*words):
 
 
 def test_off_it_is_the_score_itself_and_on_it_is_of_the_limits_of_a_run():
-    assert rollouts.scoring(config()).score is rollouts.rewards.score
-    score = rollouts.scoring(config("--config.grpo.overlong_window=4")).score  # memory 8, answer 4
+    assert rollout_settings.scoring(config()).score is rollout_settings.rewards.score
+    score = rollout_settings.scoring(
+        config("--config.grpo.overlong_window=4")
+    ).score  # memory 8, answer 4
     turns = (turn(TurnKind.UPDATE, 6), turn(TurnKind.ANSWER, 2))
     found = score(Reading("t", 0, turns, "ann", Status.ANSWERED), made.task())
     assert (found.reward, found.reward_parts["em"]) == (0.5, 1.0)
@@ -107,10 +109,10 @@ def test_off_it_is_the_score_itself_and_on_it_is_of_the_limits_of_a_run():
 )
 def test_what_does_not_go_together_is_refused(words, message):
     with pytest.raises(ValueError, match=message):
-        rollouts.scoring(config(*(f"--config.grpo.{word}" for word in words)))
+        rollout_settings.scoring(config(*(f"--config.grpo.{word}" for word in words)))
 
 
 def test_a_weight_of_nothing_is_said():
     words = ("--config.grpo.overlong_window=4", "--config.grpo.overlong_weight=0.0")
-    assert "overlong_weight is 0" in "".join(rollouts.idle(config(*words)))
-    assert list(rollouts.idle(config())) == []
+    assert "overlong_weight is 0" in "".join(rollout_settings.idle(config(*words)))
+    assert list(rollout_settings.idle(config())) == []

@@ -13,7 +13,7 @@ from notepad_jax.rollout.ledger import Ledger, Waiting
 from notepad_jax.setup import builders, configuration, curriculum, task_stream
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.screen import SilentScreen
-from notepad_jax.training import rollouts
+from notepad_jax.training import rollout_settings
 from tests import fakes
 from tests.runs import SMALL, WRITTEN, run
 from tests.training.test_train_files import Said, run_and_listen
@@ -121,7 +121,7 @@ def sampled():
     template, rules = builders.template(config.reading, words), builders.rules(config.reading)
     stream = task_stream.opened(config, words.tokenizer, SilentScreen())
     completer = fakes.Scripted(lambda prompt, sampling: [sampling.seed % 7 + 270, 2])
-    return rollouts.rollouts(config, stream, completer, words.tokenizer, template, rules)
+    return rollout_settings.rollouts(config, stream, completer, words.tokenizer, template, rules)
 
 
 def read(sampled, chunks, *ordinals):

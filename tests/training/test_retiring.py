@@ -11,7 +11,7 @@ from notepad_jax.rollout.pass_rates import PassRates
 from notepad_jax.setup import builders, configuration, task_stream
 from notepad_jax.starter.synthetic import make_tasks
 from notepad_jax.telemetry.metrics import LEDGER
-from notepad_jax.training import rollouts
+from notepad_jax.training import rollout_settings
 from tests import fakes
 from tests.runs import SMALL, WRITTEN, run
 from tests.training.test_train_files import Said, run_and_listen
@@ -68,7 +68,7 @@ def test_who_goes_on_without_retiring_draws_all_tasks_again(two_kinds):
     for word, retires in ((RETIRE, True), ("--config.tasks.retire_at=0.0", False)):
         config = configuration.load("quickstart", [*SMALL, two_kinds, word])
         words = builders.words(config.policy)
-        sampled = rollouts.rollouts(
+        sampled = rollout_settings.rollouts(
             config, task_stream.opened(config, words.tokenizer, Said()), fakes.empty(),
             words.tokenizer, builders.template(config.reading, words),
             builders.rules(config.reading),

@@ -33,7 +33,7 @@ from notepad_jax.rollout import dynamic_sampling, local, rewards
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.setup import stopping
 from notepad_jax.setup.task_stream import TaskStream
-from notepad_jax.training import rollouts as programs
+from notepad_jax.training import rollouts
 from notepad_jax.training.partial_rollout import FILE, UnderWay
 from notepad_jax.training.rollouts import Rollouts
 from notepad_jax.types import PolicySnapshot, Task, TextDocument, TrainBatch
@@ -186,7 +186,7 @@ class Loop:
                 if skipped := self.how.unsound and then % 2 == 1:
                     rollout = dynamic_sampling.without_update(rollout, before)
                 step, ledger = step + 1, rollout.ledger
-                account = {"step": step, "learnt": then, **programs.account(before, rollout)}
+                account = {"step": step, "learnt": then, **rollouts.account(before, rollout)}
                 with lines.open("a") as file:
                     file.write(json.dumps({**account, **metrics, **counts}) + "\n")
                 if not skipped:

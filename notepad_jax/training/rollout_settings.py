@@ -1,0 +1,120 @@
+"""How a training run samples, out of its config: what goes together, and what cannot act.
+
+Above: train; below: rollouts, which this builds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+from notepad_jax.reading.loop import Reader
+from notepad_jax.reading.memory_agent import TurnSampling
+from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.trace import Trace
+from notepad_jax.rollout import imitation, overlong, rewards
+from notepad_jax.rollout.dynamic_sampling import Wanted
+from notepad_jax.rollout.overlong import Overlong
+from notepad_jax.rollout.rewards import Scoring
+from notepad_jax.setup import builders, trace_files
+from notepad_jax.setup.config.whole import Training
+from notepad_jax.setup.task_stream import TaskStream
+from notepad_jax.text.prompts import Template
+from notepad_jax.text.tokenizer import Tokenizer
+from notepad_jax.training.rollouts import Rollouts
+from notepad_jax.types import Completer
+
+_PLAIN = "reading.order, passes and heads to serial, 1 and 1"  # what an error asks for
+
+
+def rollouts(
+    config: Training, stream: TaskStream, completer: Completer, tokenizer: Tokenizer,
+    template: Template, rules: Rules,
+) -> Rollouts:  # fmt: skip
+    """Returns how a run samples. Raises ValueError for a config that cannot work."""
+    r = config.rollout
+    answers = scoring(config, rewards.Shown(tokenizer, template, rules))
+    return Rollouts(
+        stream=stream,
+        reader=Reader(
+            completer, tokenizer, template, rules,
+            TurnSampling(r.temperature, r.top_p, template.stop_ids, 0),
+            stream.documents(tokenizer, rules.chunk_size, rules.chunk_ends),
+        ),
+        scoring=rewards.with_memories(answers, config.tasks.memory_reward),
+        probe=answers,
+        wanted=Wanted(
+            r.documents, stream.questions, r.max_rounds, r.max_staleness, stream.balanced
+        ),
+        group_size=r.group_size,
+        seed=config.seed,
+        max_failed_share=r.max_failed_share,
+        local=r.local,
+        shaped=bool(config.grpo.overlong_window),
+        retire_at=config.tasks.retire_at if stream.records.tasks else 0.0,
+        teacher=_teacher(r.teacher),
+    )  # fmt: skip
+
+
+def _teacher(said: str) -> imitation.Teacher | None:
+    """Returns whom a run imitates. Raises ValueError for a run that has no right reading."""
+    if not said:
+        return None
+    if said == imitation.SCRIPT:
+        return imitation.of_script
+    with contextlib.ExitStack() as stack:
+        found = [
+            stack.enter_context(Trace(file))
+            for file in trace_files.files(trace_files.existing(said), False)
+        ]
+        teacher, tasks = imitation.of_readings(found)
+    if not tasks:
+        raise ValueError(f"{said} has no reading that was right, so there is nothing to imitate")
+    return teacher
+
+
+def check(config: Training) -> None:
+    """Raises ValueError for rewards that there are not, and for what does not go together."""
+    rewards.with_memories(scoring(config), config.tasks.memory_reward)
+    plain, r = builders.rules(config.reading).plain, config.rollout
+    if r.local.samples and not plain:
+        raise ValueError(
+            f"rollout.local.samples is {r.local.samples}, which writes single turns of a serial "
+            f"reading again; set it to 0, or {_PLAIN}"
+        )
+    if r.teacher and not plain:
+        raise ValueError(
+            f"rollout.teacher is {r.teacher}, whose notes are those of one serial reading; set "
+            f"{_PLAIN}"
+        )
+
+
+def scoring(config: Training, shown: rewards.Shown | None = None) -> Scoring:
+    """Returns how a run rewards an answer. Raises ValueError for what does not go together."""
+    found, g = rewards.of(config.tasks.reward, shown=shown), config.grpo
+    if not g.overlong_window:
+        return found
+    if g.mask_truncated:
+        raise ValueError(
+            f"grpo.overlong_window is {g.overlong_window} and grpo.mask_truncated is true: the "
+            f"first punishes turns that were cut and the second does not learn from them; use one"
+        )
+    rules = builders.rules(config.reading)
+    limits = rules.max_memory, rules.longest_answer
+    how = Overlong(g.overlong_window, g.overlong_weight, *limits)
+    return dataclasses.replace(found, score=overlong.shaped(found.score, how))
+
+
+def idle(config: Training) -> Iterator[str]:
+    """Yields, in words, what was chosen of rewards and draws and cannot act."""
+    g = config.grpo
+    if g.overlong_window and not g.overlong_weight:
+        yield f"grpo.overlong_window={g.overlong_window} cannot act: grpo.overlong_weight is 0"
+    if g.memory_weight != 1 and not config.tasks.memory_reward and ":" not in config.tasks.reward:
+        yield f"grpo.memory_weight={g.memory_weight} cannot act: tasks.memory_reward is empty"
+    if config.tasks.retire_at and config.tasks.curriculum:
+        yield (
+            "tasks.retire_at counts readings of every stage of tasks.curriculum: a task that "
+            "retires while its document is short does not come back when it is whole"
+        )
