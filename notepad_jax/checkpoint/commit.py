@@ -19,6 +19,7 @@ from typing import Protocol
 from etils import epath
 
 from notepad_jax.checkpoint import bucket, manifest
+from notepad_jax.telemetry.identity import sync_folder
 
 STEP = re.compile(r"0|[1-9]\d*")
 SET_ASIDE = re.compile(r"\d+\.set-aside")
@@ -78,7 +79,7 @@ class OnDisk:
         for later in reversed([found for found in self.steps() if found >= step]):
             self.remove(later)
         os.rename(self.under_way(step), self._folder / str(step))
-        self._sync()
+        sync_folder(self._folder)
 
     def remove(self, step: int) -> None:
         gone = self._folder / f".{step}.removed"
@@ -94,13 +95,6 @@ class OnDisk:
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             if (SET_ASIDE if aside else LEFT_OVER).fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
-
-    def _sync(self) -> None:
-        handle = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 class InBucket:

@@ -122,3 +122,12 @@ def sync(path: Path) -> None:
     """
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until a folder's names, new and gone ones, are on its disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
