@@ -112,6 +112,9 @@ def get_config() -> ConfigDict:
             local=ConfigDict(dict(samples=0, share=0.25, weight=1.0)),  # 0: off; recipe logo: 4
         )
     )
+    # Readers in processes of their own (docs/fleet.md), here or on other machines (`apart`). A step
+    # is read in so many bundles (0: one a reader) by a policy at most `lead` versions old.
+    config.fleet = ConfigDict(dict(readers=0, apart=False, bundles=0, lead=1))
     config.grpo = ConfigDict(
         dict(
             # The algorithm: docs/algorithms.md says which published one is which choice.

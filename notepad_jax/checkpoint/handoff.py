@@ -33,7 +33,7 @@ from notepad_jax.checkpoint.checksums import (
     leaf_checksums,
 )
 from notepad_jax.checkpoint.restore import load_base, load_own
-from notepad_jax.checkpoint.steps import BASE, Folder, read_meta, steps_in, write
+from notepad_jax.checkpoint.steps import BASE, Folder, read_meta, set_aside, steps_in, write
 from notepad_jax.model.parameters import join, without
 from notepad_jax.parallel import hosts
 from notepad_jax.types import PolicySnapshot
@@ -114,13 +114,21 @@ class ThroughStorage:
     publish and adopt at the same point, each what its own engine asks for.
     `publish` writes `params` and `meta`, unless the folder already holds that version (the
     training checkpoint of the same step): then it only proves that they are the same.
+
+    `base` are the target's leaves that are never published, where whoever adopts has them already;
+    otherwise they are read from the folder.
     """
 
-    def __init__(self, folder: Folder, target: Any, keep: int = 2) -> None:
+    def __init__(self, folder: Folder, target: Any, keep: int = 2, base: Any = None) -> None:
         self.folder = bucket.path(folder)
         self._target = target
         self._keep = keep  # steps that survive when publish writes
-        self._base: tuple[str | None, Any] = None, {}  # the name of the one that was read, and it
+        base, target = base or {}, placed(target)
+        given = share(base, without(target, without(target, base)), "the base")
+        self._base: tuple[str | None, Any] = (
+            None,
+            given,
+        )  # name of the one read, and it
 
     def publish(self, snapshot: PolicySnapshot) -> str:
         leaves = leaf_checksums(snapshot.params)
@@ -137,10 +145,21 @@ class ThroughStorage:
         found = self._steps()
         return found[-1] if found else None
 
-    def _steps(self) -> list[int]:
-        return hosts.broadcast(lambda: steps_in(self.folder))
+    def versions(self) -> list[int]:
+        """Returns the versions that can be adopted, ascending."""
+        return steps_in(self.folder)
 
-    def adopt(self) -> PolicySnapshot:
+    def forget(self, after: int) -> None:
+        """Makes later versions than `after` be published no longer; one process does that."""
+        set_aside(self.folder, after)
+
+    def _steps(self) -> list[int]:
+        return hosts.broadcast(self.versions)
+
+    def adopt(self, version: int | None = None) -> PolicySnapshot:
+        """Returns `version`, or the newest, as the target asks for it. Raises HandoffError."""
+        if version is not None:
+            return PolicySnapshot(version, self._read(version))
         version = self.newest()
         if version is None:
             raise HandoffError(f"no finished snapshot under {self.folder}; publish one first")

@@ -43,6 +43,19 @@ def read(path: Path) -> tuple[dict[str, Any], dict[int, Given]]:
         raise ValueError(f"{path} is cut off, or has other bytes than were saved") from None
 
 
+def encoded(header: Mapping[str, Any], turns: Mapping[int, Given]) -> bytes:
+    """Returns the same as the content of an object."""
+    return b"".join(_lines(header, turns))
+
+
+def decoded(content: bytes) -> tuple[dict[str, Any], dict[int, Given]]:
+    """Returns what was `encoded`; ValueError for what is cut or changed."""
+    try:
+        return _read(iter(content.splitlines(keepends=True)))
+    except (KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError("it is cut off, or has other bytes than were saved") from None
+
+
 def _lines(header: Mapping[str, Any], turns: Mapping[int, Given]) -> Iterator[bytes]:
     digest = hashlib.sha256()
     for line in _contents(header, turns):

@@ -126,6 +126,40 @@ class Replay:
         return sampled
 
 
+class Replays:
+    """The replays of all engines of a process, as one."""
+
+    def __init__(self) -> None:
+        self._each: list[Replay] = []
+
+    def around(self, executor: Runs) -> Replay:
+        """Returns the executor through which an engine has to run."""
+        self._each.append(Replay(executor))
+        return self._each[-1]
+
+    def begin(self, known: Mapping[int, Given]) -> None:
+        """As `Replay.begin`, of all: which engine a turn comes to is the same every time."""
+        for one in self._each:
+            one.begin(known)
+
+    @property
+    def count(self) -> int:
+        """Engines."""
+        return len(self._each)
+
+    @property
+    def turns(self) -> Mapping[int, Given]:
+        """Of this rollout, by seed, those that have ended."""
+        # Copied first, and at once: another thread may ask while turns end.
+        every = [dict(one.turns) for one in self._each]
+        return {seed: given for turns in every for seed, given in turns.items()}
+
+    @property
+    def replayed(self) -> int:
+        """Turns that were known when they were asked for."""
+        return sum(one.replayed for one in self._each)
+
+
 def _digest(context: Context) -> str:
     """Tells apart what is asked: the prompt's ids, and all of the sampling but its seed."""
     s, digest = context.sampling, hashlib.blake2b(digest_size=12)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from notepad_jax.parallel import hosts
@@ -24,9 +24,10 @@ from notepad_jax.rollout import (
     imitation,
     local,
     serialization,
+    task_sampler,
 )
 from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
-from notepad_jax.rollout.groups import ages
+from notepad_jax.rollout.groups import GroupStats, ages
 from notepad_jax.rollout.ledger import PASSED, Ledger, Outcome, Place
 from notepad_jax.rollout.rewards import Scoring
 from notepad_jax.rollout.task_sampler import Stream
@@ -34,6 +35,9 @@ from notepad_jax.setup import task_stream
 from notepad_jax.setup.task_stream import TaskStream
 from notepad_jax.text.chunks import Documents
 from notepad_jax.types import Chunks, Draw, Group, Task
+
+# (step, its draws) -> what each bundle of them came to
+Apart = Callable[[int, Sequence[int]], Awaitable[Sequence[Mapping[str, Any]]]]
 
 
 class ReadingsFailed(ValueError):
@@ -56,14 +60,16 @@ class Rollouts:
     shaped: bool = False  # by the lengths of turns
     retire_at: float = 0.0  # pass rate at which a task is drawn no more; 0: none is
     teacher: imitation.Teacher | None = None  # who writes the turns; None: the policy itself
+    # What others read of a step's draws, as they `serialization.tell` it; None: it is read here.
+    apart: Apart | None = None
 
     async def step(self, ledger: Ledger, version: int) -> tuple[Rollout, dict[str, float]]:
         """Returns what policy `version` has to learn from, and metrics of how it came about.
 
         Raises ReadingsFailed where more of the groups failed than `max_failed_share`.
         """
-        chunks = self.stream.curriculum.at(version)
-        stage = self.stream.stage(chunks, self.reader.rules.chunk_size)
+        chunks = self.chunks(version)
+        stage = self._stage(chunks)
         documents = self._documents(stage)
         homes = {} if self.local.samples else None  # only local turns come back
         reader = dataclasses.replace(self.reader, chunks_of=_held(documents), homes=homes)
@@ -118,6 +124,31 @@ class Rollouts:
         batch, stats = local.joined(rollout.batch, made)
         return dataclasses.replace(rollout, batch=batch), stats.metrics()
 
+    def chunks(self, version: int) -> int:
+        """Returns the chunks that documents for policy `version` to learn from have at most."""
+        return self.stream.curriculum.at(version)
+
+    def draws(self, ledger: Ledger, first: int) -> task_sampler.Drawn:
+        """Returns what a step reads that begins at ordinal `first`, where no group waits."""
+        rooms = self.wanted.rooms
+        counts = {kind: self.wanted.draws(room, GroupStats()) for kind, room in rooms.items()}
+        return task_sampler.draw(first, counts, self._stream(ledger), self.stream.questions)
+
+    def shared(self, ordinals: Sequence[int], parts: int) -> list[list[int]]:
+        """Returns the draws that each of several engines, or processes, reads of `ordinals`."""
+        return [list(ordinals[number::parts]) for number in range(parts)]
+
+    async def read(
+        self, chunks: int, ordinals: Sequence[int], version: int
+    ) -> tuple[list[Group], list[collector.Failed]]:
+        """Reads draws alone, as policy `version`; documents have at most so many chunks."""
+        stage = self._stage(chunks)
+        reader = dataclasses.replace(self.reader, chunks_of=_held(self._documents(stage)))
+        return await self._read(stage, reader, ordinals, version)
+
+    def _stage(self, chunks: int) -> TaskStream:
+        return self.stream.stage(chunks, self.reader.rules.chunk_size)
+
     def _stream(self, ledger: Ledger) -> Stream:
         records = self.stream.records
         retired = ledger.rates.retired if self.retire_at else frozenset()
@@ -155,32 +186,38 @@ class Rollouts:
     async def _read(
         self, stage: TaskStream, reader: Reader, ordinals: Sequence[int], version: int
     ) -> tuple[list[Group], list[collector.Failed]]:
+        if self.apart is not None:
+            return self._told(stage, reader, await self.apart(version + 1, ordinals))
         own = ordinals[hosts.index() :: hosts.count()]
         draws = [Draw(ordinal, stage.records.at(ordinal), stage.chunks) for ordinal in own]
         if self.teacher:
             read = await imitation.collect(draws, reader, self.teacher, version, self.scoring)
         else:
             read = await collector.collect(draws, reader, self.group_size, self.seed, self.scoring)
-        return read if hosts.count() == 1 else self._shared(stage, reader, *read)
+        if hosts.count() == 1:
+            return read
+        every = hosts.gather(json.dumps(serialization.tell(*read)).encode())
+        others = (json.loads(said) for at, said in enumerate(every) if at != hosts.index())
+        return self._told(stage, reader, list(others), *read)
 
-    def _shared(
+    def _told(
         self,
         stage: TaskStream,
         reader: Reader,
-        groups: list[Group],
-        failed: list[collector.Failed],
+        others: Sequence[Mapping[str, Any]],
+        groups: Sequence[Group] = (),
+        failed: Sequence[collector.Failed] = (),
     ) -> tuple[list[Group], list[collector.Failed]]:
-        """Tells the other processes what was read here, and returns what all have read."""
-        every = hosts.gather(json.dumps(serialization.tell(groups, failed)).encode())
+        """Returns what others read, and what was read here, in the order of the draws."""
         draws = functools.cache(lambda ordinal: stage.records.at(ordinal))
-        for number, said in enumerate(every):
-            if number != hosts.index():
-                others = serialization.told(
-                    json.loads(said),
-                    lambda place, chunks: (draws(place[0])[place[1]], reader),  # all of one stage
-                )
-                groups, failed = groups + others[0], failed + others[1]
-        return tuple(sorted(found, key=lambda one: one.place) for found in (groups, failed))
+
+        def task_at(place: Place, chunks: int) -> tuple[Task, Reader]:
+            return draws(place[0])[place[1]], reader  # all of one stage
+
+        told = [serialization.told(said, task_at) for said in others]
+        found = [*groups, *(one for each, _ in told for one in each)]
+        lost = [*failed, *(one for _, each in told for one in each)]
+        return sorted(found, key=_place), sorted(lost, key=_place)
 
     def _check(self, rollout: Rollout) -> None:
         failed, sampled = rollout.failed, rollout.stats.groups_sampled
@@ -207,7 +244,7 @@ class Rollouts:
 
         @functools.cache
         def stage(chunks: int) -> tuple[TaskStream, Reader]:
-            of = self.stream.stage(chunks, self.reader.rules.chunk_size)
+            of = self._stage(chunks)
             return of, dataclasses.replace(self.reader, chunks_of=self._documents(of))
 
         def again(place: Place, chunks: int) -> tuple[Task, Reader]:
@@ -224,6 +261,10 @@ def account(before: Ledger, rollout: Rollout) -> dict[str, Any]:
         **{outcome.value: places for outcome, places in rollout.settled.items()},
         "waiting": [one.group.place for one in rollout.ledger.waiting],
     }
+
+
+def _place(one: Group | collector.Failed) -> Place:
+    return one.place
 
 
 def _held(documents: Callable[[Task], Chunks]) -> Callable[[Task], Chunks]:

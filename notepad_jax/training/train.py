@@ -31,7 +31,6 @@ from notepad_jax.rollout import dynamic_sampling, groups
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.setup import builders, compiled, learner, sizes, stopping, task_stream
-from notepad_jax.setup.config.learning import CheckpointKeys
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry import sinks
 from notepad_jax.telemetry.identity import write_sealed
@@ -41,6 +40,7 @@ from notepad_jax.training import (
     base_fingerprint,
     callbacks,
     decided,
+    fleet,
     partial_rollout,
     record,
     rollout_settings,
@@ -48,11 +48,16 @@ from notepad_jax.training import (
     validation,
 )
 from notepad_jax.training.callbacks import Callback
+from notepad_jax.training.fleet import Fleet
+from notepad_jax.training.fleet_processes import beside
 from notepad_jax.training.run import (
     Run,
     end_here,
+    hand_to_readers,
     keep_last_good,
+    learning_version,
     published,
+    rolled,
     save,
     save_and_hand_over,
     skipped,
@@ -90,7 +95,7 @@ async def _train(
     told = run_log.telling(
         _named(config, run), folder, screen, run.rollouts.reader, run.step, resume
     )
-    with stop.patiently(), hosts.keeping(run.under_way.keep), told as tell:
+    with stop.patiently(), hosts.keeping(run.under_way.keep), told as tell, beside(run, folder):
         async with run.driver:
             await validate(run, tell, folder, stop)
             while run.step < config.steps and not run.validation.exhausted:
@@ -114,6 +119,8 @@ async def _train(
                 if not callbacks.go_on(callback, run.step, {**metrics, **validated}):
                     end_here(run)
                     break
+        if run.fleet:
+            run.fleet.end()
     return run.checkpoints.folder
 
 
@@ -135,6 +142,7 @@ def check(
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
     builders.engines_mesh(config.engine)
     rollout_settings.check(config)
+    fleet.check(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
     if not resume and mended:
@@ -164,7 +172,7 @@ def prepare(
     stop: stopping.Stop | None = None, mended: bool = False,
 ) -> Run:  # fmt: skip
     """Loads the policy and puts the parts together, where a checkpoint left them."""
-    asked = config
+    asked, anew = config, step is not None
     words = check(config, folder, resume, step, mended)  # before anything is written or removed
     waiting.look()
     config = decided.kept(config, folder, words, resume, screen)
@@ -198,7 +206,12 @@ def prepare(
         screen.say(idle)
     waiting.look()
     wanted = builders.adopted(config, policy.config, config.grpo.lora.wanted)
-    handoff = _handoff(config.checkpoint, where, wanted, learning.frozen)
+    handoff = _handoff(config, where, wanted, learning.frozen)
+    apart = None
+    if config.fleet.on:
+        terms = fleet.terms(config, start, stream.records.identity, before)
+        apart = Fleet(where.parent, terms, sampled, handoff, screen.say)
+        sampled = dataclasses.replace(sampled, apart=apart.read)
     del policy  # the starting weights live on in the learner alone
 
     ledger, fresh = Ledger(), step is None and not (resume and checkpoints.steps())
@@ -228,6 +241,7 @@ def prepare(
         start=start,
         checkpoints=checkpoints,
         handoff=handoff,
+        fleet=apart,
         under_way=begun,
         validation=held_out,
         screen=screen,
@@ -242,15 +256,20 @@ def prepare(
         checkpoints.keep_base(learner.base(learning, stored))
         save(run, ledger)
         record.begin(folder, named)
-    run.driver.start_with(published(run, step))
+    if run.fleet:
+        run.fleet.begin(step, anew)
+        hand_to_readers(run)
+    else:
+        run.driver.start_with(published(run, step))
     return run
 
 
-def _handoff(
-    checkpoint: CheckpointKeys, folder: Path | epath.Path, wanted: Any, frozen: Any
-) -> Handoff:
+def _handoff(config: Training, folder: Path | epath.Path, wanted: Any, frozen: Any) -> Handoff:
     """Returns the bridge to the engine, which asks for `wanted`; `frozen` is handed over once."""
-    if checkpoint.handoff == "memory":
+    if config.fleet.on:
+        kept = config.fleet.lead + config.checkpoint.every + 1
+        return ThroughStorage(folder.parent / fleet.POLICY, wanted, kept, frozen)
+    if config.checkpoint.handoff == "memory":
         return InProcess(wanted, frozen)
     return ThroughStorage(folder, wanted)
 
@@ -261,14 +280,12 @@ def _handoff(
 async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollout]:
     """Rollout and update; returns (metrics, timings, what was sampled)."""
     began, before, compiling = time.perf_counter(), run.ledger, compiled.watched()
-    compiled_before, version = compiling.seconds, run.driver.version
-    rollout, metrics = await run.under_way.rolled(
-        run.step + 1, version, before.next, run.rollouts.step(before, version)
-    )
-    rolled, compiled_then = time.perf_counter(), compiling.seconds
+    compiled_before, version = compiling.seconds, learning_version(run)
+    rollout, metrics = await rolled(run, version)
+    rolled_at, compiled_then = time.perf_counter(), compiling.seconds
     if run.config.engine.give_back:
         run.driver.rest(weights=True)
-    engine = run.driver.take_stats()
+    engine = (run.fleet or run.driver).take_stats()
     counted = hosts.all_sum(
         {
             "rollout/prefix_tokens": engine.prefix_tokens,
@@ -293,12 +310,12 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
     ended = time.perf_counter()
     sampled = sum(counted[f"rollout/{kind}_tokens"] for kind in ("prefix", "tail", "decode"))
     timings = {
-        "rollout_seconds": rolled - began,
-        "update_seconds": ended - rolled,
+        "rollout_seconds": rolled_at - began,
+        "update_seconds": ended - rolled_at,
         "rollout_compile_seconds": compiled_then - compiled_before,
         "update_compile_seconds": compiling.seconds - compiled_then,
-        "rollout_tokens_per_second": sampled / (rolled - began),
-        "update_tokens_per_second": packed_tokens / (ended - rolled),
+        "rollout_tokens_per_second": sampled / (rolled_at - began),
+        "update_tokens_per_second": packed_tokens / (ended - rolled_at),
         "replayed_turns": run.under_way.replayed,  # of a rollout that was stopped
     }
     return metrics, timings, rollout
@@ -315,8 +332,11 @@ async def validate(run: Run, tell: Tell, folder: Path, stop: stopping.Stop) -> d
     began = time.perf_counter()
     metrics = hosts.broadcast(lambda: validation.told(read_metrics(folder), step))
     if metrics is None or held_out.begun_anew:
+        if run.fleet:  # its engine reads nothing else
+            await run.driver.adopt(run.handoff.adopt(step), drain=True)
         metrics = await held_out.measure(step, stop, run.screen)
-        run.driver.rest()  # nothing that it read is there when the next rollout begins
+        # Nothing that it read is there when the next rollout begins.
+        run.driver.rest(weights=run.fleet is not None)
         run.driver.take_stats()
         tell.validated(step, metrics)
     held_out.add(step, metrics)
