@@ -198,7 +198,6 @@ def prepare(
         screen.say(idle)
     waiting.look()
     wanted = builders.adopted(config, policy.config, config.grpo.lora.wanted)
-    handoff = _handoff(config.checkpoint, where, wanted, learning.frozen)
     del policy  # the starting weights live on in the learner alone
 
     ledger, fresh = Ledger(), step is None and not (resume and checkpoints.steps())
@@ -207,12 +206,14 @@ def prepare(
     else:
         saved = checkpoints.restore(*learner.restore_target(learning), screen.warn, step)
         base_fingerprint.compare(saved.meta.get("start", {}), start, folder)
-        checkpoints.keep_base(learner.base(learning, stored))
         ledger = sampled.restored(saved.data, mended)
+    checkpoints.take_over()  # nothing is refused from here on
+    if not fresh:
+        checkpoints.keep_base(learner.base(learning, stored))
         learner.resume(learning, saved)
         step = saved.step
         if held_out.restored(saved.data, screen):
-            held_out.mark(checkpoints.folder)
+            held_out.mark(checkpoints)
         checkpoints.go_on_from(step)
     waiting.look()
     if hosts.first():
@@ -227,7 +228,7 @@ def prepare(
         learner=learning,
         start=start,
         checkpoints=checkpoints,
-        handoff=handoff,
+        handoff=_handoff(config.checkpoint, checkpoints, wanted, learning.frozen),
         under_way=begun,
         validation=held_out,
         screen=screen,
@@ -247,12 +248,12 @@ def prepare(
 
 
 def _handoff(
-    checkpoint: CheckpointKeys, folder: Path | epath.Path, wanted: Any, frozen: Any
+    checkpoint: CheckpointKeys, checkpoints: Checkpoints, wanted: Any, frozen: Any
 ) -> Handoff:
     """Returns the bridge to the engine, which asks for `wanted`; `frozen` is handed over once."""
     if checkpoint.handoff == "memory":
         return InProcess(wanted, frozen)
-    return ThroughStorage(folder, wanted)
+    return ThroughStorage(checkpoints.folder, wanted, life=checkpoints.life)
 
 
 # ---------------------------------------------------------------- one step
@@ -320,7 +321,7 @@ async def validate(run: Run, tell: Tell, folder: Path, stop: stopping.Stop) -> d
         run.driver.take_stats()
         tell.validated(step, metrics)
     held_out.add(step, metrics)
-    held_out.mark(run.checkpoints.folder)
+    held_out.mark(run.checkpoints)
     for line in validation.lines(held_out, metrics, began):
         run.screen.say(line)
     return metrics
