@@ -22,6 +22,7 @@ from etils import epath
 
 from notepad_jax import keys
 from notepad_jax.checkpoint import bucket
+from notepad_jax.checkpoint.fence import Life
 from notepad_jax.checkpoint.handoff import ThroughStorage
 from notepad_jax.checkpoint.objects import Objects
 from notepad_jax.engine.stats import EngineStats
@@ -154,17 +155,22 @@ def check(config: Training) -> None:
 
 
 class Fleet:
-    """What a trainer says to its readers, and hears of them; one a run."""
+    """What a trainer says to its readers, and hears of them; one a run.
+
+    Whatever changes something raises `fence.Superseded` once another trainer took the run over.
+    """
 
     def __init__(
         self,
         run: Path | epath.Path,
+        life: Life,
         terms: Terms,
         rollouts: Rollouts,
         handoff: ThroughStorage,
         say: Callable[[str], None],
     ) -> None:
-        self._objects, self._terms, self._rollouts = Objects(run / FOLDER), terms, rollouts
+        self._objects, self._life = Objects(run / FOLDER), life
+        self._terms, self._rollouts = terms, rollouts
         self._handoff, self._say = handoff, say
         self._wait = FAR if bucket.is_bucket(run) else NEAR
         self._lead, self._parts = terms.config["fleet"]["lead"], terms.config["fleet"]["bundles"]
@@ -196,7 +202,10 @@ class Fleet:
 
     async def read(self, step: int, ordinals: Sequence[int]) -> list[Mapping[str, Any]]:
         """Returns what readers made of the draws of `step`, when they have: `rollouts.Apart`."""
-        plan = schedule.parsed(self._objects.get(_name(schedule.PLAN, step)) or b"")
+        content = self._objects.get(_name(schedule.PLAN, step))
+        if content is None:
+            self._life.check()  # its successor is past the step, and has tidied up
+        plan = schedule.parsed(content or b"")
         if plan.ordinals != sorted(ordinals):
             raise RuntimeError(f"step {step} draws {ordinals}, and {plan.ordinals} were planned")
         found = [await self._arrived(bundle) for bundle in plan.each()]
@@ -212,6 +221,7 @@ class Fleet:
     # ------------------------------------------------------------ what lies there
 
     def _begin(self, step: int, anew: bool) -> int:
+        self._life.check()
         there = self._objects.get(schedule.TERMS)
         kept = terms_of(there) if there else None
         if kept and (anew or kept.digest != self._terms.digest or not self._go_on(step, kept)):
@@ -235,6 +245,7 @@ class Fleet:
         return needed <= set(self._handoff.versions())
 
     def _plan(self, done: int, ledger: Ledger) -> None:
+        self._life.check()
         first = ledger.next
         for step in schedule.open_steps(done, self._lead, self._last):
             drawn = self._rollouts.draws(ledger, first)
@@ -255,6 +266,7 @@ class Fleet:
             first = drawn.next
 
     def _tidy(self, saved: int) -> None:
+        self._life.check()
         for name in schedule.settled(self._objects.names(), saved):
             self._objects.remove(name)
 
@@ -273,6 +285,7 @@ class Fleet:
                         ) from None
                     self._say(f"{line}; it is read again")
                     hosts.broadcast(lambda: self._objects.remove(name))
+            self._life.check()
             self.look(bundle.step)
             await asyncio.sleep(self._wait)
 

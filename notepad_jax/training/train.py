@@ -206,12 +206,6 @@ def prepare(
         screen.say(idle)
     waiting.look()
     wanted = builders.adopted(config, policy.config, config.grpo.lora.wanted)
-    handoff = _handoff(config, where, wanted, learning.frozen)
-    apart = None
-    if config.fleet.on:
-        terms = fleet.terms(config, start, stream.records.identity, before)
-        apart = Fleet(where.parent, terms, sampled, handoff, screen.say)
-        sampled = dataclasses.replace(sampled, apart=apart.read)
     del policy  # the starting weights live on in the learner alone
 
     ledger, fresh = Ledger(), step is None and not (resume and checkpoints.steps())
@@ -220,12 +214,19 @@ def prepare(
     else:
         saved = checkpoints.restore(*learner.restore_target(learning), screen.warn, step)
         base_fingerprint.compare(saved.meta.get("start", {}), start, folder)
-        checkpoints.keep_base(learner.base(learning, stored))
         ledger = sampled.restored(saved.data, mended)
+    checkpoints.take_over()  # nothing is refused from here on
+    handoff, apart = _handoff(config, checkpoints, wanted, learning.frozen), None
+    if config.fleet.on:
+        terms = fleet.terms(config, start, stream.records.identity, before)
+        apart = Fleet(where.parent, checkpoints.life, terms, sampled, handoff, screen.say)
+        sampled = dataclasses.replace(sampled, apart=apart.read)
+    if not fresh:
+        checkpoints.keep_base(learner.base(learning, stored))
         learner.resume(learning, saved)
         step = saved.step
         if held_out.restored(saved.data, screen):
-            held_out.mark(checkpoints.folder)
+            held_out.mark(checkpoints)
         checkpoints.go_on_from(step)
     waiting.look()
     if hosts.first():
@@ -264,14 +265,15 @@ def prepare(
     return run
 
 
-def _handoff(config: Training, folder: Path | epath.Path, wanted: Any, frozen: Any) -> Handoff:
+def _handoff(config: Training, checkpoints: Checkpoints, wanted: Any, frozen: Any) -> Handoff:
     """Returns the bridge to the engine, which asks for `wanted`; `frozen` is handed over once."""
     if config.fleet.on:
         kept = config.fleet.lead + config.checkpoint.every + 1
-        return ThroughStorage(folder.parent / fleet.POLICY, wanted, kept, frozen)
+        place = checkpoints.folder.parent / fleet.POLICY
+        return ThroughStorage(place, wanted, kept, checkpoints.life, frozen)
     if config.checkpoint.handoff == "memory":
         return InProcess(wanted, frozen)
-    return ThroughStorage(folder, wanted)
+    return ThroughStorage(checkpoints.folder, wanted, life=checkpoints.life)
 
 
 # ---------------------------------------------------------------- one step
@@ -340,7 +342,7 @@ async def validate(run: Run, tell: Tell, folder: Path, stop: stopping.Stop) -> d
         run.driver.take_stats()
         tell.validated(step, metrics)
     held_out.add(step, metrics)
-    held_out.mark(run.checkpoints.folder)
+    held_out.mark(run.checkpoints)
     for line in validation.lines(held_out, metrics, began):
         run.screen.say(line)
     return metrics

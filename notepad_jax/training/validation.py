@@ -19,11 +19,10 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from notepad_jax.checkpoint import best
 from notepad_jax.checkpoint.best import Best
+from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.data import formats, held_out
 from notepad_jax.data.admission import Admission
 from notepad_jax.data.rows import Pair
@@ -108,9 +107,9 @@ class Validation:
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         self.found.append(Best(step, metrics[SCORE]))
 
-    def mark(self, checkpoints: Path) -> None:
-        """Marks the best step so far in a run's folder of steps."""
-        hosts.broadcast(lambda: best.mark(checkpoints, self.best))
+    def mark(self, checkpoints: Checkpoints) -> None:
+        """Marks the best step so far among a run's steps."""
+        checkpoints.mark(self.best)
 
     # ------------------------------------------------------------ in a checkpoint
 

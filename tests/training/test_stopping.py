@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from notepad_jax import cli, waiting
+from notepad_jax.checkpoint.steps import steps_in
 from notepad_jax.engine import journal
 from notepad_jax.engine.replay import Given, Replay
 from notepad_jax.reading.trace import TraceFile
@@ -63,7 +64,7 @@ def kept(folder: Path) -> int:
 
 def saved_in(folder: Path) -> list[str]:
     """Steps in the run's checkpoints."""
-    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+    return [str(step) for step in steps_in(folder / "checkpoints")]
 
 
 @pytest.mark.slow
