@@ -9,6 +9,7 @@ from notepad_jax.checkpoint.handoff import Handoff
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
+from notepad_jax.planner.peak import Peak
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.setup import learner
 from notepad_jax.setup.config.whole import Training
@@ -39,6 +40,7 @@ class Run:
     good: int  # the last step whose update was finite, or that had none
     saved: int | None  # the last step on disk
     seen: Mapping[str, float]  # what of the policy the engine samples with (`learner.seen`)
+    peak: Peak | None  # of the devices that learn
 
 
 class Diverged(ValueError):

@@ -26,7 +26,8 @@ from notepad_jax.checkpoint.steps import check_place, place_of, steps_in
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.metered import Metered
 from notepad_jax.grpo import algorithm, micro_batches
-from notepad_jax.parallel import hosts
+from notepad_jax.parallel import hosts, mesh
+from notepad_jax.planner import peak
 from notepad_jax.rollout import dynamic_sampling, groups
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
@@ -45,6 +46,7 @@ from notepad_jax.training import (
     record,
     rollout_settings,
     run_log,
+    throughput,
     validation,
 )
 from notepad_jax.training.callbacks import Callback
@@ -235,7 +237,10 @@ def prepare(
         good=step,
         saved=None if fresh else step,
         seen={},
+        peak=peak.of(mesh.of(learning.state.masters).devices.flat),
     )
+    if run.peak is not None:
+        screen.say(f"update/mfu is the share of {run.peak}")
     if fresh:
         named = _named(asked, run)
         record.put_beside(folder, named)  # before there is a step that nobody knows
@@ -268,17 +273,10 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
     rolled, compiled_then = time.perf_counter(), compiling.seconds
     if run.config.engine.give_back:
         run.driver.rest(weights=True)
-    engine = run.driver.take_stats()
-    counted = hosts.all_sum(
-        {
-            "rollout/prefix_tokens": engine.prefix_tokens,
-            "rollout/prefix_tokens_saved": engine.prefix_tokens_saved,
-            "rollout/tail_tokens": engine.tail_tokens,
-            "rollout/draft_tokens": engine.draft_tokens,
-            "rollout/decode_tokens": engine.decode_tokens,
-        }
+    metrics |= throughput.of_rollout(
+        run.driver.take_stats(), run.learner.config, learner.adapters(run.learner)
     )
-    metrics |= counted | run.seen
+    metrics |= run.seen
     packed_tokens = 0
     if rollout.batch:
         learnt, packed_tokens = learner.learn(
@@ -290,17 +288,14 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
             rollout = dynamic_sampling.without_update(rollout, before)
         rollout = dataclasses.replace(rollout, proximal=run.learner.proximal)
     run.step, run.ledger = run.step + 1, rollout.ledger
-    ended = time.perf_counter()
-    sampled = sum(counted[f"rollout/{kind}_tokens"] for kind in ("prefix", "tail", "decode"))
-    timings = {
-        "rollout_seconds": rolled - began,
-        "update_seconds": ended - rolled,
-        "rollout_compile_seconds": compiled_then - compiled_before,
-        "update_compile_seconds": compiling.seconds - compiled_then,
-        "rollout_tokens_per_second": sampled / (rolled - began),
-        "update_tokens_per_second": packed_tokens / (ended - rolled),
-        "replayed_turns": run.under_way.replayed,  # of a rollout that was stopped
-    }
+    clock = throughput.Clock(
+        rollout=rolled - began,
+        update=time.perf_counter() - rolled,
+        rollout_compiling=compiled_then - compiled_before,
+        update_compiling=compiling.seconds - compiled_then,
+    )
+    timings = throughput.timings(clock, metrics, packed_tokens, run.peak)
+    timings["replayed_turns"] = run.under_way.replayed  # of a rollout that was stopped
     return metrics, timings, rollout
 
 
