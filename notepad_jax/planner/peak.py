@@ -3,8 +3,8 @@
 Of an accelerator it is the published peak of dense bfloat16 products, whatever it computes in. A
 CPU publishes none, and one core's clock depends on what the others do, so there it is measured,
 once and for some 50 ms, with numpy's float32 product: that is as near to the machine's peak as
-libraries come, needs no compiling, and is what the process may use at that moment. So a CPU's MFU
-may pass 1 where a neighbour was busy then. Where a device is none of those there is no MFU.
+libraries come, needs no compiling, and is what the process could use at that moment. On a machine
+that others use, a CPU's MFU is as vague as that, and may pass 1. A device of other kinds has none.
 Above: train; below: `estimate`, which has the TPUs' peaks.
 """
 
@@ -38,8 +38,8 @@ GPUS = {
     "NVIDIA H100 80GB HBM3": 989e12,
     "NVIDIA H200": 989e12,
 }
-SIDE = 1024  # of the matrices that a CPU multiplies
-TIMES = 3  # of which the fastest counts
+SIDE = 512  # of the matrices that a CPU multiplies: 1 to 2 ms each
+LEAST, SECONDS = 3, 0.05  # products, and what they take, of which the fastest counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +74,9 @@ def of(devices: Sequence[Any]) -> Peak | None:
 def measured() -> float:
     """Returns FLOP/s of numpy's product of two float32 matrices, the fastest of some."""
     one = np.ones((SIDE, SIDE), np.float32)
-    out, least = np.empty_like(one), float("inf")
-    for _ in range(TIMES):
+    out, found = np.empty_like(one), []
+    while len(found) < LEAST or sum(found) < SECONDS:
         began = time.perf_counter()
         np.matmul(one, one, out=out)
-        least = min(least, time.perf_counter() - began)
-    return 2 * SIDE**3 / least
+        found.append(time.perf_counter() - began)
+    return 2 * SIDE**3 / min(found)

@@ -50,6 +50,7 @@ from notepad_jax.training import (
     validation,
 )
 from notepad_jax.training.callbacks import Callback
+from notepad_jax.training.profiling import Profiler
 from notepad_jax.training.run import (
     Run,
     end_here,
@@ -66,12 +67,14 @@ from notepad_jax.types import PolicySnapshot
 def train(
     config: Training, folder: Path, screen: Screen, resume: bool = False,
     step: int | None = None, told: Sequence[Callback] = (), mended: bool = False,
+    profiled: range = range(0),
 ) -> Path | epath.Path:  # fmt: skip
     """Runs the training in the new folder `folder`, or continues one; returns its checkpoints.
 
     With `resume` it goes on from the newest good checkpoint, or from `step`; with `mended` also
     where rows of task files were mended since, as they stand. `told` are called
-    after every step, and may end the run there (`callbacks`). Raises ValueError
+    after every step, and may end the run there (`callbacks`). Of the steps `profiled` there is a
+    profile in the folder (`profiling`). Raises ValueError
     for a config that cannot work, a checkpoint that is damaged, a policy or task files that are
     not those that the run began with, and as `run_folder.opened` does. Whatever is refused,
     nothing that was in the folder has changed. On Ctrl-C and SIGTERM it keeps what was begun
@@ -79,12 +82,15 @@ def train(
     """
     stop = stopping.Stop()
     with run_log.opened(folder, resume), stop.watching():
-        return waiting.run(_train(config, folder, screen, resume, step, stop, told, mended))
+        profiler = Profiler(profiled, folder, screen.say)
+        return waiting.run(
+            _train(config, folder, screen, resume, step, stop, told, mended, profiler)
+        )
 
 
 async def _train(
     config: Training, folder: Path, screen: Screen, resume: bool, step: int | None,
-    stop: stopping.Stop, callback: Sequence[Callback], mended: bool,
+    stop: stopping.Stop, callback: Sequence[Callback], mended: bool, profiler: Profiler,
 ) -> Path | epath.Path:  # fmt: skip
     if not resume and hosts.first():  # so that a start that is killed can be resumed
         write_sealed(folder / CONFIG, keys.plain(config))
@@ -92,13 +98,14 @@ async def _train(
     told = run_log.telling(
         _named(config, run), folder, screen, run.rollouts.reader, run.step, resume
     )
-    with stop.patiently(), hosts.keeping(run.under_way.keep), told as tell:
+    with stop.patiently(), hosts.keeping(run.under_way.keep), told as tell, profiler:
         async with run.driver:
             await validate(run, tell, folder, stop)
             while run.step < config.steps and not run.validation.exhausted:
                 before = run.ledger
                 try:
-                    metrics, timings, rollout = await one_step(run)
+                    with profiler.step(run.step + 1):
+                        metrics, timings, rollout = await one_step(run)
                 except stopping.Stopped as stopped:
                     # Others may be in the middle of something, and saving is done by all together.
                     if stopped.patient and hosts.count() == 1:

@@ -37,4 +37,4 @@ def test_a_product_is_counted_by_hand_and_the_fastest_counts(monkeypatch):
     clock = iter([0.0, 4.0, 4.0, 6.0, 6.0, 9.0])
     monkeypatch.setattr(peak.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(peak.np, "matmul", lambda a, b, out: np.copyto(out, a))
-    assert peak.measured() == pytest.approx(2 * 1024**3 / 2.0)
+    assert peak.measured() == pytest.approx(2 * 512**3 / 2.0)
