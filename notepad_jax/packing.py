@@ -60,6 +60,11 @@ class Rows:
     used: int  # tokens that are not padding
 
 
+def triangle(tokens: int) -> int:
+    """Returns the (query, key) pairs of so many tokens that see themselves and all before."""
+    return tokens * (tokens + 1) // 2
+
+
 def first_fit(
     prefixes: Sequence[int],
     tails: Sequence[Sequence[int]],

@@ -30,6 +30,10 @@ def options(parser: Parser) -> None:
     training_options(parser)
     parser.add_argument("--mended", action="store_true", help="with --resume: rows of tasks.files "
                      "were mended since, where they stand; those left out stay so")  # fmt: skip
+    parser.add_argument(
+        "--profile", metavar="STEP", type=_steps, default=range(0),
+        help="record in runs/NAME/profile what devices and host do in this step (or 3..5)",
+    )  # fmt: skip
     parser.add_argument("--policy", help="what training begins with (the config's)")
     parser.add_argument(
         "--hosts",
@@ -40,9 +44,23 @@ def options(parser: Parser) -> None:
     )
 
 
+def _steps(text: str) -> range:
+    """Returns the steps that "3" or "3..5" names; ArgumentTypeError for what names none."""
+    first, _, last = text.partition("..")
+    ends = first, last if ".." in text else first
+    if not all(map(str.isdecimal, ends)) or not 1 <= int(ends[0]) <= int(ends[1]):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} names no step; say one from 1 on, as 3, or the first and the last, as 3..5"
+        )
+    return range(int(ends[0]), int(ends[1]) + 1)
+
+
 def run(
     arguments: argparse.Namespace, config: Training, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
-    train.train(config, folder, screen, arguments.resume, arguments.step, mended=arguments.mended)
+    train.train(
+        config, folder, screen, arguments.resume, arguments.step, mended=arguments.mended,
+        profiled=arguments.profile,
+    )  # fmt: skip
     made = outcome.outcome(config, folder)
     return made, outcome.text(made)

@@ -18,6 +18,7 @@ import dataclasses
 import enum
 from collections.abc import Sequence
 
+from notepad_jax import packing
 from notepad_jax.engine.pages import CachedPrefix, Key, PagePool, PrefixCache
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
 from notepad_jax.types import (
@@ -86,6 +87,12 @@ class Context:
         """RoPE's position of the newest token."""
         before = self.prefix.length if self.prefix is not None else 0
         return before + len(self.tail) + self.made - 1
+
+    @property
+    def pairs(self) -> int:
+        """(query, key) pairs that attention met in the tail and in what was sampled."""
+        before = self.prefix.length if self.prefix is not None else 0
+        return packing.triangle(self.position) - packing.triangle(before)
 
     @property
     def remaining(self) -> int:

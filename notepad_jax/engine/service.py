@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from notepad_jax import packing
 from notepad_jax.engine.executor import Runs, Sampled
 from notepad_jax.engine.scheduler import Admission, Context, Scheduler
 from notepad_jax.engine.stats import EngineStats
@@ -324,6 +325,7 @@ class EngineService:
         if admission.prefixes:
             self._executor.read(params, admission.prefixes)
         self.stats.prefix_tokens += sum(prefix.length for prefix in admission.prefixes)
+        self.stats.pairs += sum(packing.triangle(prefix.length) for prefix in admission.prefixes)
         self.stats.prefix_tokens_saved += admission.saved
         self.stats.tail_tokens += sum(len(context.tail) for context in contexts)
         if contexts:
@@ -341,6 +343,7 @@ class EngineService:
             if not context.remaining:
                 del self._tickets[context]
                 self.stats.turns += 1
+                self.stats.pairs += context.pairs
                 if not ticket.done.done():  # cancelled, and not yet withdrawn
                     ticket.done.set_result(None)
                 ticket.more.set()

@@ -14,6 +14,7 @@ class EngineStats:
     tail_tokens: int = 0  # of private tails: prefilled, or one decoded; drafts not counted
     draft_tokens: int = 0  # completion tokens that came from verified drafts
     decode_tokens: int = 0  # completion tokens that were decoded one by one
+    pairs: int = 0  # (query, key) pairs of attention, in prefixes and in turns that ended
     turns: int = 0
     rounds: int = 0
     prefill_seconds: float = 0.0

@@ -33,6 +33,7 @@ class PackingStats:
     empty_turns: int  # left out: without a completion token, or truncated where these are masked
     turn_tokens: int  # prompts and completions as if nothing were shared
     packed_tokens: int  # what the rows hold
+    pairs: int  # (query, key) pairs that attention meets in them, padding's left out
     loss_tokens: int  # completion tokens
     rows: int  # padding rows included
     row_length: int
@@ -119,6 +120,7 @@ def pack(
         empty_turns=sum(len(t.turns) for g in groups for t in g.trajectories) - len(turns),
         turn_tokens=sum(len(t.turn.prompt.shared) + _private(t.turn) for t in turns),
         packed_tokens=written.used,
+        pairs=int((written.kv_end - np.arange(width)).sum()) - (height * width - written.used),
         loss_tokens=sum(len(t.turn.completion.tokens) for t in turns),
         rows=height,
         row_length=width,

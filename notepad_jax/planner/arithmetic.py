@@ -17,12 +17,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from notepad_jax.model import parameters
+from notepad_jax.model import flops, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.planner import cost_analysis, lowering
 from notepad_jax.planner.cost_analysis import Facts, Read
 from notepad_jax.planner.estimate import Chip
-from notepad_jax.planner.lowering import Planned, Program, Work
+from notepad_jax.planner.lowering import Planned, Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Arrays:
 
     def bytes(self, policy: PolicyConfig, tensor: int) -> float:
         """Of a device that shares a layer with `tensor - 1` others."""
-        cut = self.heads * policy.heads * policy.head_size + self.wide * _wide(policy)
+        cut = self.heads * policy.heads * policy.head_size + self.wide * flops.wide(policy)
         cut += self.keys * policy.kv_heads * policy.head_size
         return jnp.dtype(policy.dtype).itemsize * (self.width * policy.width + cut / tensor)
 
@@ -52,7 +52,6 @@ ALIVE_ROUTED = 16  # more, of a token's width for each of its experts
 KEPT_WITH_REMAT = Arrays(width=1, heads=1, keys=0, wide=0)
 KEPT_WITHOUT = Arrays(width=8, heads=6, keys=4, wide=6)
 
-LEARNING = 3  # matrix products of a weight: there, and both ways back
 LOGITS_LEARNING = 5  # of the unembedding's: logits are made again for either way back
 ADAM = 73  # bytes moved for a trained parameter by the optimizer, and
 ADAM_ALIVE = 6  # alive beside its arguments
@@ -91,9 +90,9 @@ def kept(policy: PolicyConfig, tensor: int, remat: bool) -> float:
 def _accumulate(program: Program, made: Planned, chip: Chip) -> Read:
     p, t, work = made.policy, made.trainer.shape["tensor"], program.work
     size = jnp.dtype(p.dtype).itemsize
-    made_again = _layer(p, t) - _down(p, t) if made.remat else 0
-    flops = 2 * work.tokens * p.layers * (LEARNING * _layer(p, t) + made_again)
-    flops += 2 * LOGITS_LEARNING * work.logits * p.width * p.vocab_size / t
+    made_again = flops.layer(p, t) - flops.down(p, t) if made.remat else 0
+    computed = 2 * work.tokens * p.layers * (flops.LEARNING * flops.layer(p, t) + made_again)
+    computed += 2 * LOGITS_LEARNING * work.logits * p.width * p.vocab_size / t
     stacked, vocabulary = _stacked(p) * size / t, p.vocab_size * p.width * size / t
     moved = work.tokens * p.layers * MOVED_LEARNING.bytes(p, t) + 2 * stacked
     passes = 2 if made.remat else 1  # in which the weights come together
@@ -108,20 +107,20 @@ def _accumulate(program: Program, made: Planned, chip: Chip) -> Read:
         "reduce-scatter": ring * wider * stacked,
         "all-reduce": 2 * ring * wider * vocabulary + sums,
     }
-    return _read(beside, flops, 0, moved, sent, chip)
+    return _read(beside, computed, 0, moved, sent, chip)
 
 
 def _logprobs(program: Program, made: Planned, chip: Chip) -> Read:
     p, t, work = made.policy, made.trainer.shape["tensor"], program.work
     size = jnp.dtype(p.dtype).itemsize
-    flops = _forward(p, work, t)
+    computed = flops.products(p, work.tokens, work.logits, t)
     stacked, vocabulary = _stacked(p) * size / t, p.vocab_size * p.width * size / t
     moved = work.tokens * p.layers * MOVED_FORWARD.bytes(p, t)
     beside = work.tokens * ALIVE_FORWARD.bytes(p, t) + 2 * stacked / p.layers + vocabulary
     ring = _ring(made.trainer.shape["fsdp"])
     sums = 2 * p.layers * work.tokens * p.width * size * 2 * _ring(t)
     sent = {"all-gather": ring * (stacked + vocabulary), "all-reduce": sums}
-    return _read(beside, flops, 0, moved, sent, chip)
+    return _read(beside, computed, 0, moved, sent, chip)
 
 
 def _apply(program: Program, made: Planned, chip: Chip) -> Read:
@@ -135,7 +134,7 @@ def _apply(program: Program, made: Planned, chip: Chip) -> Read:
 def _reading(program: Program, made: Planned, chip: Chip) -> Read:
     p, t, work = made.policy, made.engine.shape["tensor"], program.work
     size = jnp.dtype(p.dtype).itemsize
-    flops = _forward(p, work, t)
+    computed = flops.products(p, work.tokens, work.logits, t)
     weights = work.steps * (_stacked(p) + (p.vocab_size * p.width if work.logits else 0)) * size / t
     moved = work.tokens * p.layers * MOVED_FORWARD.bytes(p, t)
     moved += SAMPLING * 4 * work.logits * p.vocab_size / t
@@ -144,44 +143,22 @@ def _reading(program: Program, made: Planned, chip: Chip) -> Read:
     beside = alive * (ALIVE_FORWARD.bytes(p, t) + keys)
     beside += SAMPLED_AT_ONCE * 4 * work.logits / work.steps * p.vocab_size / t
     sums = 2 * p.layers * work.tokens * p.width * size * 2 * _ring(t)
-    return _read(beside, flops, weights, moved, {"all-reduce": sums}, chip)
+    return _read(beside, computed, weights, moved, {"all-reduce": sums}, chip)
 
 
 # ---------------------------------------------------------------- sizes
 
 
 def _read(
-    beside: float, flops: float, weights: float, moved: float, sent: dict[str, float], chip: Chip
+    beside: float, computed: float, weights: float, moved: float, sent: dict[str, float], chip: Chip
 ) -> Read:
     """`weights` are bytes that matrix products read, `moved` those of everything else."""
-    compute, memory = cost_analysis.seconds(flops, weights, chip)
+    compute, memory = cost_analysis.seconds(computed, weights, chip)
     return Read(
-        arguments=0, beside=int(beside), refused="", failed="", whole=False, flops=flops,
+        arguments=0, beside=int(beside), refused="", failed="", whole=False, flops=computed,
         moved=weights + moved, sent={kind: size for kind, size in sent.items() if size},
         compute_seconds=compute, memory_seconds=memory + cost_analysis.seconds(0, moved, chip)[1],
     )  # fmt: skip
-
-
-def _forward(p: PolicyConfig, work: Work, tensor: int) -> float:
-    """FLOPs of the matrix products of a forward pass."""
-    unembedding = work.logits * p.width * p.vocab_size / tensor
-    return 2 * (work.tokens * p.layers * _layer(p, tensor) + unembedding)
-
-
-def _wide(p: PolicyConfig) -> int:
-    """Of the feed-forward that a token goes through."""
-    return p.experts.feed_forward * p.experts.per_token if p.experts else p.feed_forward
-
-
-def _layer(p: PolicyConfig, tensor: int) -> float:
-    """Weights of a layer that a token is multiplied with, on one of `tensor` devices."""
-    heads, keys = p.heads * p.head_size, p.kv_heads * p.head_size
-    return p.width * (2 * heads + 2 * keys) / tensor + 3 * _down(p, tensor)
-
-
-def _down(p: PolicyConfig, tensor: int) -> float:
-    """The last product's. A token's experts may all be on this device, and shapes say they are."""
-    return p.width * _wide(p) / (1 if p.experts else tensor)
 
 
 def _stacked(p: PolicyConfig) -> int:

@@ -23,7 +23,7 @@ from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import micro_batches, state, update
 from notepad_jax.grpo.algorithm import Algorithm
 from notepad_jax.grpo.optimizer import make_optimizer
-from notepad_jax.model import lora, parameters
+from notepad_jax.model import flops, lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.parallel.rules import SERVING, TRAINING
@@ -39,7 +39,7 @@ ROLLOUT, UPDATE, HANDOFF = "rollout", "update", "hand-off"
 PHASES = (ROLLOUT, UPDATE, HANDOFF)
 # Attention's products of a query and key: scores and values; and once more each, with the
 # gradients of both sides, in the two kernels of the backward pass. Remat keeps what it gave.
-FORWARD, BACKWARD = 2, 7
+FORWARD, BACKWARD = flops.ATTENTION, 7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,11 +231,11 @@ def _engine_programs(
         shapes.TailRow(shapes.tail_widths(settings)[-1]),
         rollout.decode_shape,
     }
-    pair = 2 * config.heads // tensor * config.head_size * config.layers
+    pair = flops.pair(config, tensor)
     cached = executor.cache_bytes(config, settings, mesh) / settings.pages / settings.page_size
     made = []
     for shape in shapes.shapes(settings):
-        launches, flops, moved = 0.0, 0.0, 0.0
+        launches, kernel, moved = 0.0, 0.0, 0.0
         if isinstance(shape, shapes.Decode):
             written = settings.steps_per_launch * shape.slots
             work = Work(written, written, settings.steps_per_launch)
@@ -244,12 +244,12 @@ def _engine_programs(
         if shape not in full:
             pass
         elif isinstance(shape, shapes.PrefixRow):
-            launches, flops = rollout.prefix_launches, FORWARD * pair * rollout.prefix_pairs
+            launches, kernel = rollout.prefix_launches, FORWARD * pair * rollout.prefix_pairs
         elif isinstance(shape, shapes.TailRow):
-            launches, flops = rollout.tail_launches, FORWARD * pair * rollout.tail_pairs
+            launches, kernel = rollout.tail_launches, FORWARD * pair * rollout.tail_pairs
         else:
             launches, steps = rollout.decode_launches, settings.steps_per_launch * shape.slots
-            flops = FORWARD * pair * steps * (rollout.shared + rollout.private)
+            kernel = FORWARD * pair * steps * (rollout.shared + rollout.private)
             read = shape.rows * rollout.shared + shape.slots * rollout.private
             moved = cached * settings.steps_per_launch * read
         made.append(
@@ -259,7 +259,7 @@ def _engine_programs(
                 lower=lambda shape=shape: executor.lowered(config, settings, weights, shape, mesh),
                 holds=frozenset({"weights", "cache"}),
                 launches=launches,
-                kernel_flops=flops,
+                kernel_flops=kernel,
                 kernel_bytes=moved,
                 work=work,
             )
@@ -293,7 +293,7 @@ def _update_programs(
 
     c, mesh = learning.config, learning.mesh
     rows = learning.settings.micro_batch_rows // mesh.shape["fsdp"]
-    pair = 2 * c.heads // mesh.shape["tensor"] * c.head_size * c.layers * rows * updates.pairs
+    pair = flops.pair(c, mesh.shape["tensor"]) * rows * updates.pairs
     many = updates.micro_batches * updates.optimizer_steps
     # Of the trainer's policy, and of the reference, whose program differs in its weights' dtype.
     passes = plan.forwards(learning.settings, updates.optimizer_steps // plan.epochs)

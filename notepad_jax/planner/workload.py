@@ -126,11 +126,11 @@ def rollout(reading: Readings, settings: EngineSettings, engines: int, drafts: b
     decoded += again * samples * (turn.completion + reading.answer_tokens)
     return Rollout(
         prefix_launches=(groups * reading.chunks + again) / fit,
-        prefix_pairs=fit * _triangle(turn.shared),
+        prefix_pairs=fit * packing.triangle(turn.shared),
         tail_launches=groups * (reading.chunks * math.ceil(reading.members / tails))
         + groups * answered(reading.members)
         + again * (math.ceil(samples / tails) + answered(samples)),  # memories, and probes of them
-        tail_pairs=tails * (tail * turn.shared + _triangle(tail)),
+        tail_pairs=tails * (tail * turn.shared + packing.triangle(tail)),
         decode_launches=decoded / slots / settings.steps_per_launch,
         decode_shape=shape,
         shared=turn.shared,
@@ -195,11 +195,7 @@ def _tokens(turn: Turn, piece: Piece) -> int:
 
 def _pairs(turn: Turn, piece: Piece) -> int:
     def seen(tokens: int) -> int:
-        return tokens * turn.shared + _triangle(tokens)
+        return tokens * turn.shared + packing.triangle(tokens)
 
     tails, own = piece.last - piece.first, turn.private + turn.completion
-    return _triangle(turn.shared) + tails * seen(own) - (tails - 1) * seen(turn.common)
-
-
-def _triangle(tokens: int) -> int:
-    return tokens * (tokens + 1) // 2
+    return packing.triangle(turn.shared) + tails * seen(own) - (tails - 1) * seen(turn.common)

@@ -38,7 +38,7 @@ class Report:
     summary: str  # one or two sentences under the title
     origin: Origin
     warnings: Sequence[str]  # what looks sick, in words, with the mend
-    metrics: Sequence[Mapping[str, float]]  # as `read_metrics` returns them
+    metrics: Sequence[Mapping[str, float]]  # as `read_metrics` returns them; timings, too
     curves: Mapping[str, str]  # of held-out tasks: metric name -> label
     lengths: Sequence[str]  # of held-out documents: "2K"
     validations: Sequence[Validation]

@@ -69,6 +69,8 @@ PANELS = (
         {"rollout/truncated_memories": "memory", "rollout/truncated_answers": "answer"},
         "share",
     ),
+    Panel("Seconds a step", {"rollout_seconds": "rollout", "update_seconds": "update"}),
+    Panel("Model FLOPs utilization", {"update/mfu": "update"}),
 )
 BY_TASK = {  # what is drawn of each kind of task -> title
     "reward": "Reward, by kind of task",

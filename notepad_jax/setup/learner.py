@@ -21,11 +21,12 @@ from notepad_jax.checkpoint.abstract_trees import abstract
 from notepad_jax.checkpoint.training_state import Saved
 from notepad_jax.grpo import advantages, algorithm, batch, entropy_gate, forward, shares, update
 from notepad_jax.grpo.algorithm import Algorithm
+from notepad_jax.grpo.batch import PackingStats
 from notepad_jax.grpo.entropy_gate import Gate
 from notepad_jax.grpo.optimizer import OptimizerSettings, make_optimizer, schedule
 from notepad_jax.grpo.settings import UpdateSettings
 from notepad_jax.grpo.state import TrainState, start
-from notepad_jax.model import lora, lora_merge, parameters
+from notepad_jax.model import flops, lora, lora_merge, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import place
 from notepad_jax.setup import policies
@@ -213,7 +214,25 @@ def learn(
         "update/packed_tokens": tokens,
         "update/prefix_tokens_saved": sum(s.prefix_tokens_saved for s in stats),
         "update/fill": tokens / max(1, places),
+        "update/model_flops": _model_flops(learner, stats),
     }, tokens
+
+
+def adapters(learner: Learner) -> int:
+    """Returns how many elements of adapters learn beside the weights; 0 where these do."""
+    return sum(leaf.size for leaf in jax.tree.leaves(learner.state.masters)) * bool(learner.frozen)
+
+
+def _model_flops(learner: Learner, stats: Sequence[PackingStats]) -> int:
+    """Model FLOPs of learning from packed parts, and of the forward passes that this asks for."""
+    plan, beside = learner.plan, adapters(learner)
+    passes = plan.forwards(learner.settings, len(stats)) / max(1, len(stats))
+    found = 0.0
+    for part in stats:
+        work = part.packed_tokens, part.pairs, part.loss_tokens, beside
+        found += plan.epochs * flops.learning(learner.config, *work)
+        found += passes * flops.forward(learner.config, *work)
+    return round(found)
 
 
 def _to_look_at(

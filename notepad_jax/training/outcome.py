@@ -19,7 +19,7 @@ from notepad_jax.report import training_page
 from notepad_jax.report.origin import Next
 from notepad_jax.setup import policies, provenance
 from notepad_jax.setup.config.whole import Training
-from notepad_jax.telemetry.metrics import read_metrics
+from notepad_jax.telemetry.metrics import TIMINGS, read_metrics
 from notepad_jax.training import health, record
 from notepad_jax.training.validation import SCORE
 
@@ -111,7 +111,7 @@ def _report(
         summary=f"{told}.",
         origin=provenance.origin([Next(why, command) for why, command in after.items()]),
         warnings=_warnings(config, lines),
-        metrics=lines,
+        metrics=[*lines, *read_metrics(folder, TIMINGS)],
         curves=curves if validated else {},
         lengths=[name.removeprefix(by_length) for name in names],
         validations=[

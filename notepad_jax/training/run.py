@@ -9,6 +9,7 @@ from notepad_jax.checkpoint.handoff import Handoff
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
+from notepad_jax.planner.peak import Peak
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.setup import learner
@@ -42,6 +43,7 @@ class Run:
     good: int  # the last step whose update was finite, or that had none
     saved: int | None  # the last step on disk
     seen: Mapping[str, float]  # what of the policy the engine samples with (`learner.seen`)
+    peak: Peak | None  # of the devices that learn
 
 
 class Diverged(ValueError):
@@ -60,6 +62,18 @@ async def save_and_hand_over(run: Run) -> None:
         hand_to_readers(run)
     else:
         await run.driver.adopt(published(run, run.step), drain=True)
+
+
+def start_reading(run: Run, anew: bool) -> None:
+    """Hands the first policy over; where a run goes on, what readers had begun is taken up.
+
+    Not where it begins `anew` at a step that it was past.
+    """
+    if run.fleet:
+        run.fleet.begin(run.step, anew)
+        hand_to_readers(run)
+    else:
+        run.driver.start_with(published(run, run.step))
 
 
 def learning_version(run: Run) -> int:

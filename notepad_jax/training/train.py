@@ -26,7 +26,8 @@ from notepad_jax.checkpoint.steps import check_place, place_of, steps_in
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.metered import Metered
 from notepad_jax.grpo import algorithm, micro_batches
-from notepad_jax.parallel import hosts
+from notepad_jax.parallel import hosts, mesh
+from notepad_jax.planner import peak
 from notepad_jax.rollout import dynamic_sampling, groups
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
@@ -45,22 +46,23 @@ from notepad_jax.training import (
     record,
     rollout_settings,
     run_log,
+    throughput,
     validation,
 )
 from notepad_jax.training.callbacks import Callback
 from notepad_jax.training.fleet import Fleet
 from notepad_jax.training.fleet_processes import beside
+from notepad_jax.training.profiling import Profiler
 from notepad_jax.training.run import (
     Run,
     end_here,
-    hand_to_readers,
     keep_last_good,
     learning_version,
-    published,
     rolled,
     save,
     save_and_hand_over,
     skipped,
+    start_reading,
 )
 from notepad_jax.training.run_log import Tell
 from notepad_jax.types import PolicySnapshot
@@ -69,12 +71,14 @@ from notepad_jax.types import PolicySnapshot
 def train(
     config: Training, folder: Path, screen: Screen, resume: bool = False,
     step: int | None = None, told: Sequence[Callback] = (), mended: bool = False,
+    profiled: range = range(0),
 ) -> Path | epath.Path:  # fmt: skip
     """Runs the training in the new folder `folder`, or continues one; returns its checkpoints.
 
     With `resume` it goes on from the newest good checkpoint, or from `step`; with `mended` also
     where rows of task files were mended since, as they stand. `told` are called
-    after every step, and may end the run there (`callbacks`). Raises ValueError
+    after every step, and may end the run there (`callbacks`). Of the steps `profiled` there is a
+    profile in the folder (`profiling`). Raises ValueError
     for a config that cannot work, a checkpoint that is damaged, a policy or task files that are
     not those that the run began with, and as `run_folder.opened` does. Whatever is refused,
     nothing that was in the folder has changed. On Ctrl-C and SIGTERM it keeps what was begun
@@ -82,12 +86,15 @@ def train(
     """
     stop = stopping.Stop()
     with run_log.opened(folder, resume), stop.watching():
-        return waiting.run(_train(config, folder, screen, resume, step, stop, told, mended))
+        profiler = Profiler(profiled, folder, screen.say)
+        return waiting.run(
+            _train(config, folder, screen, resume, step, stop, told, mended, profiler)
+        )
 
 
 async def _train(
     config: Training, folder: Path, screen: Screen, resume: bool, step: int | None,
-    stop: stopping.Stop, callback: Sequence[Callback], mended: bool,
+    stop: stopping.Stop, callback: Sequence[Callback], mended: bool, profiler: Profiler,
 ) -> Path | epath.Path:  # fmt: skip
     if not resume and hosts.first():  # so that a start that is killed can be resumed
         write_sealed(folder / CONFIG, keys.plain(config))
@@ -95,13 +102,15 @@ async def _train(
     told = run_log.telling(
         _named(config, run), folder, screen, run.rollouts.reader, run.step, resume
     )
-    with stop.patiently(), hosts.keeping(run.under_way.keep), told as tell, beside(run, folder):
+    keeping = hosts.keeping(run.under_way.keep)
+    with stop.patiently(), keeping, told as tell, profiler, beside(run, folder):
         async with run.driver:
             await validate(run, tell, folder, stop)
             while run.step < config.steps and not run.validation.exhausted:
                 before = run.ledger
                 try:
-                    metrics, timings, rollout = await one_step(run)
+                    with profiler.step(run.step + 1):
+                        metrics, timings, rollout = await one_step(run)
                 except stopping.Stopped as stopped:
                     # Others may be in the middle of something, and saving is done by all together.
                     if stopped.patient and hosts.count() == 1:
@@ -250,18 +259,17 @@ def prepare(
         good=step,
         saved=None if fresh else step,
         seen={},
+        peak=peak.of(mesh.of(learning.state.masters).devices.flat),
     )
+    if run.peak is not None:
+        screen.say(f"update/mfu is the share of {run.peak}")
     if fresh:
         named = _named(asked, run)
         record.put_beside(folder, named)  # before there is a step that nobody knows
         checkpoints.keep_base(learner.base(learning, stored))
         save(run, ledger)
         record.begin(folder, named)
-    if run.fleet:
-        run.fleet.begin(step, anew)
-        hand_to_readers(run)
-    else:
-        run.driver.start_with(published(run, step))
+    start_reading(run, anew)
     return run
 
 
@@ -287,17 +295,10 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
     rolled_at, compiled_then = time.perf_counter(), compiling.seconds
     if run.config.engine.give_back:
         run.driver.rest(weights=True)
-    engine = (run.fleet or run.driver).take_stats()
-    counted = hosts.all_sum(
-        {
-            "rollout/prefix_tokens": engine.prefix_tokens,
-            "rollout/prefix_tokens_saved": engine.prefix_tokens_saved,
-            "rollout/tail_tokens": engine.tail_tokens,
-            "rollout/draft_tokens": engine.draft_tokens,
-            "rollout/decode_tokens": engine.decode_tokens,
-        }
+    metrics |= throughput.of_rollout(
+        (run.fleet or run.driver).take_stats(), run.learner.config, learner.adapters(run.learner)
     )
-    metrics |= counted | run.seen
+    metrics |= run.seen
     packed_tokens = 0
     if rollout.batch:
         learnt, packed_tokens = learner.learn(
@@ -309,17 +310,14 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
             rollout = dynamic_sampling.without_update(rollout, before)
         rollout = dataclasses.replace(rollout, proximal=run.learner.proximal)
     run.step, run.ledger = run.step + 1, rollout.ledger
-    ended = time.perf_counter()
-    sampled = sum(counted[f"rollout/{kind}_tokens"] for kind in ("prefix", "tail", "decode"))
-    timings = {
-        "rollout_seconds": rolled_at - began,
-        "update_seconds": ended - rolled_at,
-        "rollout_compile_seconds": compiled_then - compiled_before,
-        "update_compile_seconds": compiling.seconds - compiled_then,
-        "rollout_tokens_per_second": sampled / (rolled_at - began),
-        "update_tokens_per_second": packed_tokens / (ended - rolled_at),
-        "replayed_turns": run.under_way.replayed,  # of a rollout that was stopped
-    }
+    clock = throughput.Clock(
+        rollout=rolled_at - began,
+        update=time.perf_counter() - rolled_at,
+        rollout_compiling=compiled_then - compiled_before,
+        update_compiling=compiling.seconds - compiled_then,
+    )
+    timings = throughput.timings(clock, metrics, packed_tokens, run.peak)
+    timings["replayed_turns"] = run.under_way.replayed  # of a rollout that was stopped
     return metrics, timings, rollout
 
 

@@ -63,6 +63,18 @@ def test_a_chunk_is_prefilled_once_for_all_members_and_rounds(whole):
     assert stats.prefix_tokens == sum(map(len, DOCUMENT)) + merged
 
 
+def test_attentions_pairs_are_counted_a_shared_prefix_once(whole):
+    readings, stats = whole
+    turns = [turn for turns in readings for turn in turns]
+    ends = [len(turn.prompt.tokens) + len(turn.completion.tokens) - 1 for turn in turns]
+    cached = {turn.prompt.shared.tobytes(): len(turn.prompt.shared) for turn in turns}
+    cached = {ids: length for ids, length in cached.items() if length >= PAGE}
+    starts = [cached.get(turn.prompt.shared.tobytes(), 0) for turn in turns]
+    seen = sum(sum(range(start + 1, end + 1)) for start, end in zip(starts, ends, strict=True))
+    assert stats.pairs == seen + sum(sum(range(n + 1)) for n in cached.values())
+    assert sum(cached.values()) == stats.prefix_tokens
+
+
 def test_neither_company_nor_few_slots_change_what_is_written(whole):
     readings, _ = whole
     few = dataclasses.replace(tiny.SETTINGS, slots=2)

@@ -45,6 +45,9 @@ def test_a_bundle_by_hand(make):
     assert (stats.turn_tokens, stats.packed_tokens, stats.prefix_tokens_saved) == (14, 11, 3)
     assert (stats.loss_tokens, stats.turns, stats.rows, stats.row_length) == (5, 2, 1, 12)
     assert stats.fill == 11 / 12
+    r = np.arange(12)
+    seen = (r[None] <= r[:, None]) & (r[:, None] < batch.kv_end[0][None])
+    assert stats.pairs == seen[:11].sum()  # and padding's own is not in it
 
 
 def test_each_turn_has_an_advantage_of_its_own_by_hand(make):

@@ -253,7 +253,7 @@ def test_a_full_disk_leaves_policies_and_task_files_as_they_were(tmp_path, capfd
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
-    def interrupted(config, folder, screen, resume, step, mended):
+    def interrupted(config, folder, screen, resume, step, mended, profiled):
         (folder / "checkpoints" / "0").mkdir(parents=True)
         raise KeyboardInterrupt
 
@@ -346,7 +346,9 @@ def test_a_resumed_run_keeps_its_settings(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
         "notepad_jax.training.train.train",
-        lambda config, folder, screen, resume, step, mended: seen.append(config) or folder,
+        lambda config, folder, screen, resume, step, mended, profiled: (
+            seen.append(config) or folder
+        ),
     )
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
