@@ -69,10 +69,14 @@ class _Open:
 
 
 class Replay:
-    """An executor that remembers the turns of a rollout; see `service.Runs`."""
+    """An executor that remembers the turns of a rollout; see `service.Runs`.
 
-    def __init__(self, executor: Runs):
+    `ended` is told of each turn that ends here and was not known, in the thread of the launch.
+    """
+
+    def __init__(self, executor: Runs, ended: Callable[[int, Given], None] = lambda *_: None):
         self.settings = executor.settings
+        self._ended = ended
         self.turns: dict[int, Given] = {}  # of this rollout, by seed: ended here, or known
         self.replayed = 0  # turns that were known when they were asked for
         self._executor = executor
@@ -121,8 +125,11 @@ class Replay:
         for context, turn, piece in zip(contexts, turns, sampled, strict=True):
             turn.pieces.append(piece)
             if piece.ends(context):
-                self.turns[context.sampling.seed] = turn.given()
+                seed = context.sampling.seed
+                self.turns[seed] = turn.given()
                 del self._open[context]
+                if turn.known is None:
+                    self._ended(seed, self.turns[seed])
         return sampled
 
 

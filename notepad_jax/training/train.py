@@ -184,7 +184,9 @@ def prepare(
     start, stored = base_fingerprint.content(policy), policy.stored
     digests = [file["digest"] for file in stream.admitted.get("files", ())]
     identity = {**keys.plain(config), "start": start, "bytes of tasks.files": digests}
-    begun = partial_rollout.UnderWay(folder, identity, stop or stopping.Stop(), screen.warn)
+    begun = partial_rollout.UnderWay(
+        folder, identity, stop or stopping.Stop(), screen.warn, config.checkpoint.keep_turns
+    )
     nobody = PolicySnapshot(-1, None)
     driver = builders.service(
         config.engine, policy, reading, template, nobody,

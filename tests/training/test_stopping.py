@@ -239,7 +239,7 @@ def test_turns_wait_for_their_step_and_leave_with_it(tmp_path):
 )
 def test_what_does_not_fit_is_said_in_a_line(tmp_path, header, now, cut, says):
     path = kept_in(tmp_path, header)
-    path.write_bytes(path.read_bytes()[: -cut or None])
+    path.write_bytes(path.read_bytes()[cut:])
     known, (said,), _, there = gone_on(tmp_path, SETTINGS | now)
     assert says in said and "\n" not in said
     assert known == 0 and not there
@@ -259,7 +259,7 @@ def test_a_damaged_file_makes_the_rollout_anew(uninterrupted, tmp_path, at_launc
     with pytest.raises(Stopped):
         run(folder)
     path = folder / partial_rollout.FILE
-    path.write_bytes(path.read_bytes()[:-9])
+    path.write_bytes(path.read_bytes()[9:])
     run(folder, resume=True)
     (said,) = capsys.readouterr().err.splitlines()
     assert "under_way.jsonl is cut off" in said
