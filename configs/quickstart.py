@@ -210,6 +210,7 @@ def get_config() -> ConfigDict:
             rollout_dtype="",
             every=1,  # steps between checkpoints; must be 1 with handoff="storage"
             keep=2,
+            keep_turns=512,  # what is kept of a rollout for the case of a kill; 0: nothing
             # "": in runs/NAME. Else FOLDER/NAME/checkpoints: a bucket (gs://...) or a disk; several
             # hosts need one that all of them see.
             folder="",

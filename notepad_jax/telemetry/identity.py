@@ -103,7 +103,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def write_blocks(path: Path, blocks: Iterable[bytes]) -> None:
     """As `write_whole`, of content that is made while it is written."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = half_written(path)
     try:
         with temporary.open("wb") as file:
             for block in blocks:
@@ -113,6 +113,11 @@ def write_blocks(path: Path, blocks: Iterable[bytes]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)  # on a full disk, half a file
+
+
+def half_written(path: Path) -> Path:
+    """Returns where `write_blocks` has a file until it is whole; a kill leaves that there."""
+    return path.with_name(path.name + ".tmp")
 
 
 def sync(path: Path) -> None:

@@ -209,6 +209,10 @@ class _Check:
             self.files += 1
             try:
                 journal.read(path)
+                if journal.is_torn(path):
+                    self.notes.append(
+                        f"the last turns in {path.name} are cut off; --resume makes them anew"
+                    )
             except ValueError as problem:
                 said = str(problem).removeprefix(f"{path} ")
                 self.wrong(path, said, "remove it: the rollout is made anew, and the same")

@@ -141,7 +141,7 @@ def _prepared(
         engine=engine,
         replays=replays,
         policies=ThroughStorage(steps, wanted, base=frozen),
-        keep_turns=16,
+        keep_turns=config.checkpoint.keep_turns,
         stop=stop,
         alone=alone,
         screen=screen,
@@ -279,7 +279,7 @@ class Reader:
 
     def _header(self, bundle: Bundle) -> dict[str, Any]:
         told = {"terms": self.terms, "bundle": bundle.name, "version": bundle.version}
-        return {**told, "engines": self.replays.count}
+        return {**told, "engines": len(self.replays.each)}
 
     def _kept(self, bundle: Bundle) -> Mapping[int, Given]:
         """Returns the turns that a reader before has put beside a bundle."""

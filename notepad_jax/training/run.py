@@ -89,8 +89,7 @@ async def rolled(run: Run, version: int) -> tuple[Rollout, dict[str, float]]:
     rolling, step = run.rollouts.step(run.ledger, version), run.step + 1
     if run.fleet is None:
         return await run.under_way.rolled(step, version, run.ledger.next, rolling)
-    for replay in run.under_way.replays:  # the engine here validates; no turn of that stands again
-        replay.begin({})
+    run.under_way.replays.begin({})  # the engine here validates: it asks no turn of the last time
     waited = await run.under_way.stop.until(rolling)
     if waited.cancelled():
         run.under_way.stop.check(f"while step {step} was read, which readers go on with")

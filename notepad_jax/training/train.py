@@ -201,7 +201,9 @@ def prepare(
     start, stored = base_fingerprint.content(policy), policy.stored
     digests = [file["digest"] for file in stream.admitted.get("files", ())]
     identity = {**keys.plain(config), "start": start, "bytes of tasks.files": digests}
-    begun = partial_rollout.UnderWay(folder, identity, stop or stopping.Stop(), screen.warn)
+    begun = partial_rollout.UnderWay(
+        folder, identity, stop or stopping.Stop(), screen.warn, config.checkpoint.keep_turns
+    )
     nobody = PolicySnapshot(-1, None)
     driver = builders.service(
         config.engine, policy, reading, template, nobody,
@@ -317,7 +319,7 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
         update_compiling=compiling.seconds - compiled_then,
     )
     timings = throughput.timings(clock, metrics, packed_tokens, run.peak)
-    timings["replayed_turns"] = run.under_way.replayed  # of a rollout that was stopped
+    timings["replayed_turns"] = run.under_way.replays.replayed  # of a rollout that was stopped
     return metrics, timings, rollout
 
 

@@ -286,3 +286,10 @@ class CheckpointKeys:
         "loaded. The run's settings lie beside the steps (`run.json`): where its folder is lost, "
         "`--resume --config.checkpoint.folder=FOLDER` goes on from them",
     )
+    keep_turns: int = key(
+        "turns",
+        "of a rollout are written to `under_way.jsonl` whenever so many more have ended, in a "
+        "thread beside it; after a kill, `--resume` computes only the others. `0`: only when the "
+        "run is told to stop",
+        whole(0),
+    )
