@@ -1,9 +1,9 @@
 """The rollouts of a training run: what a step draws, reads and counts.
 
 Where a run has several processes, each has an engine and reads its share of a round's draws,
-every so-many-th ordinal; then all tell all what came of them. So every process goes on from the
-same groups, in the same order, and the account is the same everywhere. Only what was said
-travels: prompts are made again from the task (`serialization`).
+dealt by the lengths of documents; then all tell all what came of them. So every process goes on
+from the same groups, in the same order, and the account is the same everywhere. Only what was
+said travels: prompts are made again from the task (`serialization`).
 
 Above: train, which learns from it; below: task_stream and rollout.
 """
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from notepad_jax.parallel import hosts
+from notepad_jax.reading import shares
 from notepad_jax.reading.loop import Reader
 from notepad_jax.rollout import (
     collector,
@@ -31,6 +32,7 @@ from notepad_jax.rollout.ledger import PASSED, Ledger, Outcome, Place
 from notepad_jax.rollout.rewards import Scoring
 from notepad_jax.rollout.task_sampler import Stream
 from notepad_jax.setup import task_stream
+from notepad_jax.setup.lengths import Length
 from notepad_jax.setup.task_stream import TaskStream
 from notepad_jax.text.chunks import Documents
 from notepad_jax.types import Chunks, Draw, Group, Task
@@ -56,6 +58,7 @@ class Rollouts:
     shaped: bool = False  # by the lengths of turns
     retire_at: float = 0.0  # pass rate at which a task is drawn no more; 0: none is
     teacher: imitation.Teacher | None = None  # who writes the turns; None: the policy itself
+    length: Length = lambda ordinal: 0
 
     async def step(self, ledger: Ledger, version: int) -> tuple[Rollout, dict[str, float]]:
         """Returns what policy `version` has to learn from, and metrics of how it came about.
@@ -71,8 +74,9 @@ class Rollouts:
         read: list[Group] = []
 
         async def collect(ordinals: Sequence[int]) -> tuple[list[Group], list[collector.Failed]]:
-            readers.update((one, k % hosts.count()) for k, one in enumerate(ordinals))
-            groups, failed = await self._read(stage, reader, ordinals, version)
+            draws = self._dealt(stage, ordinals)
+            readers.update((one, k) for k, own in enumerate(draws) for one in own)
+            groups, failed = await self._read(stage, reader, draws[hosts.index()], version)
             read.extend(groups)
             return groups, failed
 
@@ -152,11 +156,32 @@ class Rollouts:
         rules = self.reader.rules
         return stage.documents(self.reader.tokenizer, rules.chunk_size, rules.chunk_ends)
 
+    def _dealt(self, stage: TaskStream, ordinals: Sequence[int]) -> list[dict[int, int]]:
+        """Returns the draws of each process, with the lengths of their documents.
+
+        The first process looks, for all: what it cannot read another might, and one account is
+        needed of who reads what.
+        """
+        lengths = hosts.broadcast(lambda: [self._length(stage, one) for one in ordinals])
+        return [
+            {ordinals[k]: lengths[k] for k in own} for own in shares.deal(lengths, hosts.count())
+        ]
+
+    def _length(self, stage: TaskStream, ordinal: int) -> int:
+        """Returns the tokens, about, that are read of a draw's document; 0: unknown."""
+        try:
+            length = self.length(ordinal)
+        except ValueError:  # its reading fails as well, and is counted under its name
+            return 0
+        return min(length, stage.max_document or length)
+
     async def _read(
-        self, stage: TaskStream, reader: Reader, ordinals: Sequence[int], version: int
+        self, stage: TaskStream, reader: Reader, own: Mapping[int, int], version: int
     ) -> tuple[list[Group], list[collector.Failed]]:
-        own = ordinals[hosts.index() :: hosts.count()]
-        draws = [Draw(ordinal, stage.records.at(ordinal), stage.chunks) for ordinal in own]
+        draws = [
+            Draw(ordinal, stage.records.at(ordinal), stage.chunks, own[ordinal])
+            for ordinal in sorted(own)
+        ]
         if self.teacher:
             read = await imitation.collect(draws, reader, self.teacher, version, self.scoring)
         else:
