@@ -101,6 +101,8 @@ def get_config() -> ConfigDict:
             # Policy versions between sampling and learning. From 1 on, informative groups that
             # a batch had no room for wait for the next one.
             max_staleness=0,
+            # Steps whose draws are sorted by length, so that long documents meet in one of them.
+            window=1,
             # Who writes the turns: "" the policy itself; "script", what the tasks say of good notes
             # (recipe imitate).
             teacher="",

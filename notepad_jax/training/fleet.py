@@ -249,12 +249,13 @@ class Fleet:
         first = ledger.next
         for step in schedule.open_steps(done, self._lead, self._last):
             drawn = self._rollouts.draws(ledger, first)
-            shared = self._rollouts.shared(drawn.read, self._parts)
+            chunks = self._rollouts.chunks(step - 1)
+            bundles = self._rollouts.bundles(chunks, drawn.read, self._parts)
             plan = Plan(
                 step=step,
                 version=schedule.reads(step, self._lead, self._terms.since),
-                chunks=self._rollouts.chunks(step - 1),
-                bundles=tuple(tuple(each) for each in shared if each),
+                chunks=chunks,
+                bundles=tuple(tuple(each) for each in bundles if each),
                 terms=self._terms.digest,
             )
             name, content = _name(schedule.PLAN, step), plan.encoded()

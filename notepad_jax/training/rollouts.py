@@ -1,9 +1,9 @@
 """The rollouts of a training run: what a step draws, reads and counts.
 
 Where a run has several processes, each has an engine and reads its share of a round's draws,
-every so-many-th ordinal; then all tell all what came of them. So every process goes on from the
-same groups, in the same order, and the account is the same everywhere. Only what was said
-travels: prompts are made again from the task (`serialization`).
+dealt by the lengths of documents; then all tell all what came of them. So every process goes on
+from the same groups, in the same order, and the account is the same everywhere. Only what was
+said travels: prompts are made again from the task (`serialization`).
 
 Above: train, which learns from it; below: task_stream and rollout.
 """
@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from notepad_jax.parallel import hosts
+from notepad_jax.reading import shares
 from notepad_jax.reading.loop import Reader
 from notepad_jax.rollout import (
     collector,
@@ -32,6 +33,7 @@ from notepad_jax.rollout.ledger import PASSED, Ledger, Outcome, Place
 from notepad_jax.rollout.rewards import Scoring
 from notepad_jax.rollout.task_sampler import Stream
 from notepad_jax.setup import task_stream
+from notepad_jax.setup.lengths import Length
 from notepad_jax.setup.task_stream import TaskStream
 from notepad_jax.text.chunks import Documents
 from notepad_jax.types import Chunks, Draw, Group, Task
@@ -60,6 +62,7 @@ class Rollouts:
     shaped: bool = False  # by the lengths of turns
     retire_at: float = 0.0  # pass rate at which a task is drawn no more; 0: none is
     teacher: imitation.Teacher | None = None  # who writes the turns; None: the policy itself
+    length: Length = lambda ordinal: 0
     # What others read of a step's draws, as they `serialization.tell` it; None: it is read here.
     apart: Apart | None = None
 
@@ -77,8 +80,12 @@ class Rollouts:
         read: list[Group] = []
 
         async def collect(ordinals: Sequence[int]) -> tuple[list[Group], list[collector.Failed]]:
-            readers.update((one, k % hosts.count()) for k, one in enumerate(ordinals))
-            groups, failed = await self._read(stage, reader, ordinals, version)
+            if self.apart is None:
+                draws = self._dealt(stage, ordinals)
+                readers.update((one, k) for k, own in enumerate(draws) for one in own)
+                groups, failed = await self._read(stage, reader, draws[hosts.index()], version)
+            else:
+                groups, failed = self._told(stage, reader, await self.apart(version + 1, ordinals))
             read.extend(groups)
             return groups, failed
 
@@ -134,9 +141,11 @@ class Rollouts:
         counts = {kind: self.wanted.draws(room, GroupStats()) for kind, room in rooms.items()}
         return task_sampler.draw(first, counts, self._stream(ledger), self.stream.questions)
 
-    def shared(self, ordinals: Sequence[int], parts: int) -> list[list[int]]:
-        """Returns the draws that each of several engines, or processes, reads of `ordinals`."""
-        return [list(ordinals[number::parts]) for number in range(parts)]
+    def bundles(self, chunks: int, ordinals: Sequence[int], parts: int) -> list[list[int]]:
+        """Returns the draws of each of several readers, in order, by the lengths of documents."""
+        lengths = self._lengths(self._stage(chunks), ordinals)
+        dealt = shares.deal(list(lengths.values()), parts)
+        return [sorted(ordinals[k] for k in own) for own in dealt]
 
     async def read(
         self, chunks: int, ordinals: Sequence[int], version: int
@@ -144,7 +153,7 @@ class Rollouts:
         """Reads draws alone, as policy `version`; documents have at most so many chunks."""
         stage = self._stage(chunks)
         reader = dataclasses.replace(self.reader, chunks_of=_held(self._documents(stage)))
-        return await self._read(stage, reader, ordinals, version)
+        return await self._read(stage, reader, self._lengths(stage, ordinals), version)
 
     def _stage(self, chunks: int) -> TaskStream:
         return self.stream.stage(chunks, self.reader.rules.chunk_size)
@@ -183,13 +192,33 @@ class Rollouts:
         rules = self.reader.rules
         return stage.documents(self.reader.tokenizer, rules.chunk_size, rules.chunk_ends)
 
+    def _dealt(self, stage: TaskStream, ordinals: Sequence[int]) -> list[dict[int, int]]:
+        """Returns the draws of each process, with the lengths of their documents.
+
+        The first process looks, for all: what it cannot read another might, and one account is
+        needed of who reads what.
+        """
+        told = hosts.broadcast(lambda: list(self._lengths(stage, ordinals).values()))
+        return [{ordinals[k]: told[k] for k in own} for own in shares.deal(told, hosts.count())]
+
+    def _lengths(self, stage: TaskStream, ordinals: Sequence[int]) -> dict[int, int]:
+        return {one: self._length(stage, one) for one in ordinals}
+
+    def _length(self, stage: TaskStream, ordinal: int) -> int:
+        """Returns the tokens, about, that are read of a draw's document; 0: unknown."""
+        try:
+            length = self.length(ordinal)
+        except ValueError:  # its reading fails as well, and is counted under its name
+            return 0
+        return min(length, stage.max_document or length)
+
     async def _read(
-        self, stage: TaskStream, reader: Reader, ordinals: Sequence[int], version: int
+        self, stage: TaskStream, reader: Reader, own: Mapping[int, int], version: int
     ) -> tuple[list[Group], list[collector.Failed]]:
-        if self.apart is not None:
-            return self._told(stage, reader, await self.apart(version + 1, ordinals))
-        own = ordinals[hosts.index() :: hosts.count()]
-        draws = [Draw(ordinal, stage.records.at(ordinal), stage.chunks) for ordinal in own]
+        draws = [
+            Draw(ordinal, stage.records.at(ordinal), stage.chunks, own[ordinal])
+            for ordinal in sorted(own)
+        ]
         if self.teacher:
             read = await imitation.collect(draws, reader, self.teacher, version, self.scoring)
         else:

@@ -294,8 +294,10 @@ def test_an_answer_in_contexts_stopped_at_any_launch_goes_on_to_the_same_bits(tm
         assert account(folder) == account(tmp_path / "whole"), launch
         assert not (folder / FILE).exists()
         (said,) = again.says
-        assert said == f"step 1 goes on with the {again.begun.replayed} turns that had ended"
-        kept.add(again.begun.replayed)
+        assert (
+            said == f"step 1 goes on with the {again.begun.replays.replayed} turns that had ended"
+        )
+        kept.add(again.begun.replays.replayed)
     assert len(kept) > 10
 
 

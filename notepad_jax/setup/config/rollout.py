@@ -49,6 +49,15 @@ class RolloutKeys:
         "dropped and counted (`groups/dropped_stale`). 0: nothing waits",
         whole(0),
     )
+    window: int = key(
+        "steps",
+        "the draws of so many steps are sorted by the length of their documents and dealt to as "
+        "many batches, in an order that chance decides: the longest document is waited for once a "
+        "window and not once a step, and every draw is read by the newest policy. 1: as the stream "
+        "has them. It [changes what meets in a batch](training.md#windows). With files; made "
+        "documents are of one length",
+        whole(1),
+    )
     max_failed_share: float = key(
         "share of groups",
         "a group of which a reading failed is named on the screen, counted "
