@@ -173,13 +173,16 @@ def _first_of_fastest(rows: Sequence[Row]) -> Row:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """Returns which mode is fastest per chip, and whether a second slice pays, in a sentence."""
+    """Returns which mode is fastest per chip, and whether a second slice pays, in a sentence.
+
+    Modes are told apart where they are by more than `TIE`.
+    """
     together = _first_of_fastest([row for row in rows if not row.mode.apart])
     apart = _first_of_fastest([row for row in rows if row.mode.apart])
     pays = _first_of_fastest(rows).mode.apart
     fastest = f"fastest per chip: {_said(apart if pays else together)}"
     if pays:
-        return f"{fastest}; a second slice pays: one alone is at most {_said(together)}"
+        return f"{fastest}; a second slice pays: on one alone it is {_said(together)}"
     return (
         f"{fastest}; a second slice does not pay: it would have to beat that, and the best split "
         f"is {_said(apart)}"

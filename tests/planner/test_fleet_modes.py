@@ -2,12 +2,16 @@
 
 import dataclasses
 import json
+import re
+import shlex
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 from notepad_jax import cli
+from notepad_jax.commands.parser import build_parser
 from notepad_jax.planner import (
     arithmetic,
     estimate,
@@ -21,6 +25,7 @@ from notepad_jax.planner import (
 from notepad_jax.planner.fleet import PINNED
 from notepad_jax.setup import configuration
 
+ROOT = Path(__file__).parents[2]
 CHIP, SLICE = estimate.CHIPS["v5p"], "v5p:2x2x1"
 
 
@@ -188,7 +193,7 @@ def test_the_verdict_says_whether_a_second_slice_pays(compared):
         "that, and the best split is 1:2 pinned, S=0, x0.90"
     )
     assert fleet_modes.verdict(rows(compared, together=1.0, apart=1.2)) == (
-        "fastest per chip: 1:2 pinned, S=0, x1.20; a second slice pays: one alone is at most as it "
+        "fastest per chip: 1:2 pinned, S=0, x1.20; a second slice pays: on one alone it is as it "
         "is, x1.00"
     )
     # What scatter could make of it is no reason to buy.
@@ -211,3 +216,14 @@ def test_readings_that_are_no_chain_and_documents_without_end_are_refused():
         asked("1:1", None, "--config.reading.order=parallel")
     with pytest.raises(ValueError, match="turns to play"):
         asked("1:1", "100m-200m")
+
+
+def test_the_page_shows_what_the_command_prints():
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    pattern = r"^(notepad-jax plan [^\n]* --fleet [^\n]*)\n```\n.*?^```text\n(.*?)^```$"
+    ((command, shown),) = re.findall(pattern, page, re.MULTILINE | re.DOTALL)
+    arguments, _ = build_parser("plan").parse_known_args(shlex.split(command)[1:])
+    config = configuration.load(arguments.config, [])
+    parts = fleet_modes.splits(arguments.fleet)
+    what = fleet_modes.asked(config, arguments.tpu, parts, arguments.document_lengths)
+    assert shown == fleet_table.text(fleet_modes.compare(what)) + "\n"
