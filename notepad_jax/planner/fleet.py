@@ -237,8 +237,6 @@ class _Run:
         took = packed / (self._rates.update * chips)
         self._learning, self._learnt_at, self._news = batch, self._now + took, False
         self._learnt += took
-        for engine in self._engines if together else ():
-            engine.clock = max(engine.clock, self._learnt_at)
 
     def _ready(self) -> list[int]:
         """The next batch; shorter than a batch where what is owed or fills it is not read yet."""

@@ -8,7 +8,7 @@ import pytest
 
 from notepad_jax.planner import fleet
 from notepad_jax.planner.fleet import DRAINING, PINNED, RESIDENT, Mode
-from notepad_jax.planner.fleet_engine import Document, Lot, Rates
+from notepad_jax.planner.fleet_engine import Document, Engine, Lot, Rates
 
 RATES = Rates(
     slots=8, prefill=100.0, decode=0.5, slot=0.25, update=50.0, handoff=3.0, publish=5.0,
@@ -141,6 +141,38 @@ def test_readings_wait_for_slots():
     outcome = fleet.simulate([document] * 2, Mode("as it is", 1), RATES, 1, 2, 0)
     read = (100 + 160) / 100 + 2 * 4 * (0.5 + 0.25 * 8)
     assert outcome.whole == pytest.approx(2 * (read + 10.0) + 3.0)
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_prefix_is_prefilled_once_by_each_version(newer):
+    """Two readings after one another in the one slot, 4 steps of 0.75 s each."""
+    document = Document((100,), (Lot(1, (10,), (4,)),) * 2, packed=500)
+    rates = dataclasses.replace(RATES, slots=1)
+    engine = Engine(rates, [document], draining=False)
+    engine.take([0])
+    engine.go_on(0.0)
+    assert engine.ends == pytest.approx(1.1 + 3.0) and engine.load == 2
+    assert engine.end_turn() == (0, 0, True)
+    engine.coming = 1 if newer else None
+    engine.go_on(engine.clock)
+    again = 1.1 if newer else 0.1
+    assert engine.ends == pytest.approx(4.1 + again + 3.0)
+    assert engine.end_turn() == (0, int(newer), True)
+    assert engine.busy == engine.clock and engine.load == 0
+
+
+def test_an_engine_that_drains_begins_nothing_and_stands_still_for_its_weights():
+    document = Document((100, 0), (Lot(1, (10, 10), (4, 4)),), packed=500)
+    engine = Engine(RATES, [document], draining=True)
+    engine.take([0])
+    engine.go_on(0.0)
+    engine.coming = 1
+    engine.go_on(2.0)
+    assert (engine.version, engine.taken) == (0, 1)
+    assert engine.end_turn() == (0, 0, False)
+    engine.go_on(engine.clock)
+    assert (engine.version, engine.coming) == (1, None)
+    assert engine.ends == pytest.approx(4.1 + 2.0 + 0.1 + 3.0)
 
 
 def test_apart_the_slower_side_decides():
