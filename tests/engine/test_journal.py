@@ -45,7 +45,7 @@ def appended(path, *segments):
 
 
 @pytest.mark.parametrize("sizes", [(6,), (0,), (0, 6), (2, 1, 3), (0, 1, 1, 1, 1, 1, 1)])
-def test_what_was_written_comes_back_bit_by_bit_in_whatever_segments(sizes, tmp_path):
+def test_what_was_written_comes_back_bit_by_bit_in_whatever_segments(sizes, tmp_path, monkeypatch):
     path, every, segments = tmp_path / "journal.jsonl", {}, []
     for size in sizes:
         segments.append(turns(len(every), size))
@@ -54,6 +54,7 @@ def test_what_was_written_comes_back_bit_by_bit_in_whatever_segments(sizes, tmp_
     header, found = journal.read(path)
     assert header == HEADER
     assert_same(found, every)
+    monkeypatch.setattr(journal, "TOGETHER", 4)  # turns a line
     header, found = journal.decoded(journal.encoded(HEADER, every))
     assert header == HEADER
     assert_same(found, every)

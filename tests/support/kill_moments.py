@@ -53,7 +53,7 @@ FILES = (METRICS, LEDGER, TIMINGS, archive.FILE)
 BESIDE = {best.NAME, BASE, record.BESIDE, fence.FOLDER}
 
 # What a kill can hit, as it is told; each kill is of one kind, the first that is true.
-KEPT = "a rollout, whose turns it kept when it was told to stop"
+KEPT = "a rollout, of which it kept turns, told to stop or as they ended"
 NOTHING_SAVED = "before the first checkpoint"
 STARTING = "a resume has begun, and no file has changed yet"
 CUT_BACK = "a resume has cut its files back, and no step is new"
