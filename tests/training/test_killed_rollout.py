@@ -30,7 +30,7 @@ def killed(how: How, folder: Path, launch: int, keep_turns: int) -> int:
     with contextlib.suppress(CompleterFailed):
         waiting.run(loop.run(1))
     loop.begun._thread.shutdown()
-    return len(loop.begun.turns)
+    return len(loop.begun.replays.turns)
 
 
 @pytest.mark.parametrize("keep_turns", [1, 4])
@@ -54,7 +54,7 @@ def test_a_rollout_killed_at_any_launch_goes_on_with_its_segments_to_the_same_bi
             continue
         again = go(how, folder, 1)
         assert account(folder) == account(tmp_path / "whole"), launch
-        assert again.begun.replayed >= turns
+        assert again.begun.replays.replayed >= turns
         assert not (folder / FILE).exists()
         kept.add(turns)
     assert len(kept) > 10 // keep_turns
@@ -80,7 +80,7 @@ def test_segments_of_a_later_step_wait_for_it(tmp_path):
     with contextlib.suppress(CompleterFailed):
         waiting.run(loop.run(2))
     loop.begun._thread.shutdown()
-    turns = len(loop.begun.turns)
+    turns = len(loop.begun.replays.turns)
     assert turns and (folder / FILE).exists()
     (folder / "saved.json").unlink()
     (folder / "account.jsonl").unlink()
