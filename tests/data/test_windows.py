@@ -88,6 +88,9 @@ def test_of_one_length_draws_keep_their_order_within_batches_and_of_one_step_all
         found = permutation([7] * (STEPS * documents), STEPS, 0, 0)
         batches = np.array(found).reshape(STEPS, documents)
         assert (np.diff(batches, axis=1) == 1).all() and (batches[:, 0] % documents == 0).all()
+    # Of two lengths, half of 300 draws each: the first hundred of the longer make a batch.
+    found = np.array(permutation([7, 5] * 150, 3, 0, 0)).reshape(3, 100)
+    assert list(range(0, 200, 2)) in found.tolist()
     plain, asked = make(tmp_path), []
     assert in_windows(plain, steps=1, asked=asked) is plain and not asked
 
