@@ -36,7 +36,7 @@ class Row:
     mode: Mode
     outcome: Outcome
     chips: float
-    speed: float  # per chip, in that of the config as it is
+    speed: float  # per chip, in that of documents dealt by turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Comparison:
     batch: int  # documents a step
     engine_chips: float
     rates: Rates
-    rows: tuple[Row, ...]  # the first: as it is
+    rows: tuple[Row, ...]  # the first: by turns
     full: float  # speed per chip, were every chip busy and every slot taken (over all steps)
     fastest: Row
     verdict: str
@@ -73,12 +73,12 @@ def splits(text: str) -> tuple[Split, ...]:
 
 
 def modes(engines: int, parts: Sequence[Split]) -> Iterator[Mode]:
-    """Yields what is compared; the first is what `train` does today.
+    """Yields what is compared; the second is what `train` does, to which the first is the measure.
 
     Apart, readers are half of the slice's engines, and the trainer has chips in proportion.
     """
-    yield Mode("as it is", engines, by_length=False)
-    yield Mode("shares by length", engines)
+    yield Mode("by turns", engines, by_length=False)
+    yield Mode("as it is, by length", engines)
     yield Mode("windows of 2 steps", engines, window=2)
     yield Mode("windows of 4 steps", engines, window=4)
     yield Mode("carried over, S=0", engines, lead=1)

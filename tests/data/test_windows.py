@@ -84,8 +84,13 @@ def test_chance_orders_the_batches_by_the_seed_and_the_first_place_alone(tmp_pat
 
 
 def test_of_one_length_draws_keep_their_order_within_batches_and_of_one_step_all_do(tmp_path):
-    batches = np.array(permutation([7] * SIZE, STEPS, 0, 0)).reshape(STEPS, DOCUMENTS)
-    assert (np.diff(batches, axis=1) == 1).all() and (batches[:, 0] % DOCUMENTS == 0).all()
+    for documents in (DOCUMENTS, 100):
+        found = permutation([7] * (STEPS * documents), STEPS, 0, 0)
+        batches = np.array(found).reshape(STEPS, documents)
+        assert (np.diff(batches, axis=1) == 1).all() and (batches[:, 0] % documents == 0).all()
+    # Of two lengths, half of 300 draws each: the first hundred of the longer make a batch.
+    found = np.array(permutation([7, 5] * 150, 3, 0, 0)).reshape(3, 100)
+    assert list(range(0, 200, 2)) in found.tolist()
     plain, asked = make(tmp_path), []
     assert in_windows(plain, steps=1, asked=asked) is plain and not asked
 

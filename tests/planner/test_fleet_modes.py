@@ -155,7 +155,7 @@ def test_modes_are_named_once_and_share_the_slice():
 
 def test_a_comparison_is_of_the_same_documents(compared):
     first = compared.rows[0]
-    assert first.mode.name == "as it is" and first.speed == 1
+    assert first.mode.name == "by turns" and first.speed == 1
     packed = {row.outcome.packed for row in compared.rows if not row.mode.slack}
     assert packed == {first.outcome.packed}
     for row in compared.rows:
@@ -180,7 +180,7 @@ def test_the_table_has_a_row_of_every_mode_and_ends_with_the_verdict(compared):
 
 def rows(compared, **speeds):
     """Of one mode on the same chips and one apart."""
-    found = [row for row in compared.rows if row.mode.name in ("as it is", "1:2 pinned, S=0")]
+    found = [row for row in compared.rows if row.mode.name in ("by turns", "1:2 pinned, S=0")]
     return [
         dataclasses.replace(row, speed=speed)
         for row, speed in zip(found, speeds.values(), strict=True)

@@ -69,3 +69,7 @@ def test_who_comes_back_to_a_document_comes_where_it_was_read():
     assert whole_documents([second, second, third], [1] * 3, 2, homes) == [[2], [0, 1]]
     assert whole_documents([third, second], [1, 1], 2, homes) == [[0], [1]]
     assert {part for _, part in homes.values()} == {0, 1} and len(homes) == 3
+    # A document that is new goes to whom those who came back have left idle.
+    homes = {}
+    assert whole_documents([first], [1], 2, homes) == [[0], []]
+    assert whole_documents([second, first], [1, 1], 2, homes) == [[1], [0]]
