@@ -189,7 +189,7 @@ def rows(compared, **speeds):
 
 def test_the_verdict_says_whether_a_second_slice_pays(compared):
     assert fleet_modes.verdict(rows(compared, together=1.0, apart=0.9)) == (
-        "fastest per chip: as it is, x1.00; a second slice does not pay: it would have to beat "
+        "fastest per chip: by turns, x1.00; a second slice does not pay: it would have to beat "
         "that, and the best split is 1:2 pinned, S=0, x0.90"
     )
     assert fleet_modes.verdict(rows(compared, together=1.0, apart=1.2)) == (

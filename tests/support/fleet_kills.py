@@ -1,0 +1,238 @@
+"""A trainer and two readers, killed where it hurts, that end as if nothing had happened.
+
+    python -m tests.support.fleet_kills [--runs 10] [--kills 6] [--seed 0]
+
+Each run is begun, and whoever is killed begun again, until the trainer ends; then its folder is
+compared with that of an undisturbed run, every byte (`same_run`). A kill comes a random short time
+after something tender happened: a look at the folders every millisecond sees names come and go.
+SIGKILL for the most part; a reader is also asked to stop and then killed, frozen for a while, or
+killed together with all others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from notepad_jax.training import fleet
+from tests import runs
+from tests.support import same_run
+
+READERS, STEPS = ("reader-0", "reader-1"), 6
+TRAINER = "trainer"
+WORDS = (
+    *runs.SMALL, f"--config.steps={STEPS}", "--config.rollout.max_rounds=1",
+    "--config.rollout.documents=4", "--config.validation.every=0", "--config.fleet.bundles=2",
+    "--config.checkpoint.every=2", "--config.checkpoint.handoff=memory",
+    "--config.checkpoint.keep_turns=8",
+)  # fmt: skip
+# Who is killed after which kind of name has come (+) or gone (-), and within how many seconds.
+AIMS = {
+    "claim +": (READERS, 0.3),
+    "progress +": (READERS, 0.05),
+    "spool +": (READERS, 0.005),
+    "policy +": (READERS, 0.2),
+    "plan +": ((TRAINER,), 0.01),
+    "spool + (trainer)": ((TRAINER,), 0.1),
+    "checkpoints +": ((TRAINER,), 0.1),
+    "policy + (trainer)": ((TRAINER,), 0.1),
+    "plan -": ((TRAINER,), 0.01),
+    "metrics": ((TRAINER,), 0.05),
+    "clock": ((TRAINER, *READERS), 3.0),
+}
+ALL, ASKED, FROZEN = "all at once", "asked, then killed", "frozen"
+LONGEST = 300.0  # seconds of a run
+
+
+@dataclasses.dataclass
+class Run:
+    """One run's processes."""
+
+    folder: Path  # where it is started
+    name: str
+    chance: random.Random
+    kills: list[str] = dataclasses.field(default_factory=list)  # what was hit
+    alive: dict[str, subprocess.Popen[bytes]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "runs" / self.name
+
+    def begin(self, who: str) -> None:
+        """Starts a process, or starts it again."""
+        if who == TRAINER:
+            again = (self.path / "checkpoints").is_dir() and any(
+                self.path.glob("checkpoints/[0-9]*")
+            )
+            begun = ["--resume"] if again or self.path.is_dir() else []
+            words = ["train", "--name", self.name, *WORDS, "--config.fleet.apart=true", *begun]
+        else:
+            self.path.mkdir(parents=True, exist_ok=True) if self.alive else None
+            words = ["rollout", str(self.path), "--as", who]
+        with (self.folder / f"{self.name}-{who}.log").open("ab") as said:
+            self.alive[who] = subprocess.Popen(
+                [sys.executable, "-m", "notepad_jax", *words], cwd=self.folder,
+                stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
+            )  # fmt: skip
+
+    def kill(self, who: str, how: str) -> None:
+        """Kills a process, or several, and begins them again."""
+        every = [TRAINER, *READERS] if how == ALL else [who]
+        for one in every:
+            process = self.alive[one]
+            if how == ASKED:
+                process.send_signal(signal.SIGTERM)
+                time.sleep(self.chance.uniform(0, 0.5))
+            if how == FROZEN:
+                process.send_signal(signal.SIGSTOP)
+                time.sleep(self.chance.uniform(0.5, 3))
+                process.send_signal(signal.SIGCONT)
+                return
+            process.kill()
+        for one in every:
+            self.alive[one].wait()
+            self.begin(one)
+
+    def to_the_end(self, count: int) -> None:
+        """Runs until the trainer has ended, with so many kills at most."""
+        self.begin(TRAINER)
+        while not self.path.is_dir():
+            self._look()
+        for who in READERS:
+            self.begin(who)
+        watch, due, began = Watch(self.path), None, time.monotonic()
+        aim, nth = self._aim()
+        while self._look():
+            now = time.monotonic()
+            if now - began > LONGEST:
+                raise TimeoutError(f"{self.path} had not ended after {LONGEST:.0f} s")
+            for happened in watch.look():
+                nth -= happened == aim.partition(" (")[0]
+            if due is None and len(self.kills) < count and (aim == "clock" or nth <= 0):
+                due = now + self.chance.uniform(0, AIMS[aim][1])
+            if due is not None and now >= due:
+                who = self.chance.choice(AIMS[aim][0])
+                how = self._how(who)
+                self.kill(who, how)
+                self.kills.append(
+                    f"{who.partition('-')[0]}: {aim.partition(' (')[0]}{how and ', '}{how}"
+                )
+                due, (aim, nth) = None, self._aim()
+            time.sleep(0.001)
+        self.end()
+
+    def end(self) -> None:
+        """Waits for readers, which see that the run has ended."""
+        for process in self.alive.values():
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _aim(self) -> tuple[str, int]:
+        return self.chance.choice(list(AIMS)), self.chance.randint(1, 3)
+
+    def _how(self, who: str) -> str:
+        drawn = self.chance.random()
+        if drawn < 0.1:
+            return ALL
+        if who != TRAINER and drawn < 0.3:
+            return ASKED if drawn < 0.2 else FROZEN
+        return ""
+
+    def _look(self) -> bool:
+        """Whether the trainer runs; a process that ended otherwise than it should is said."""
+        for who, process in self.alive.items():
+            if (code := process.poll()) not in (None, 0):
+                said = (self.folder / f"{self.name}-{who}.log").read_text()[-800:]
+                raise RuntimeError(f"{who} of {self.path} ended with {code}: {said}")
+        return self.alive[TRAINER].poll() is None
+
+
+class Watch:
+    """Sees names come and go in a run's folder."""
+
+    def __init__(self, run: Path) -> None:
+        kinds = ("claim", "progress", "spool", "plan")
+        self._folders = {kind: run / fleet.FOLDER / kind for kind in kinds}
+        self._folders |= {name: run / name for name in (fleet.POLICY, "checkpoints")}
+        self._metrics, self._size = run / "metrics.jsonl", 0
+        self._names = {kind: self._in(kind) for kind in self._folders}
+
+    def look(self) -> Iterator[str]:
+        """Yields what happened since the last look."""
+        for kind in self._folders:
+            now, before = self._in(kind), self._names[kind]
+            self._names[kind] = now
+            yield from [f"{kind} +"] * len(now - before)
+            yield from [f"{kind} -"] * len(before - now)
+        with contextlib.suppress(OSError):
+            size = self._metrics.stat().st_size
+            if size > self._size:
+                yield "metrics"
+            self._size = size
+
+    def _in(self, kind: str) -> set[str]:
+        with contextlib.suppress(OSError):
+            return set(os.listdir(self._folders[kind]))
+        return set()
+
+
+def undisturbed(folder: Path) -> Path:
+    """Returns the folder of a run whose readers the trainer starts itself."""
+    words = ["train", "--name", "whole", *WORDS, f"--config.fleet.readers={len(READERS)}"]
+    with (folder / "whole.log").open("wb") as said:
+        subprocess.run(
+            [sys.executable, "-m", "notepad_jax", *words], cwd=folder, check=True, stdout=said,
+            stderr=said,
+        )  # fmt: skip
+    return folder / "runs" / "whole"
+
+
+def kill_all(folder: Path, count: int, kills: int, seed: int) -> tuple[list[str], list[str]]:
+    """Returns (what was hit, what is wrong) of so many runs, each with so many kills at most."""
+    whole, hit, wrong = undisturbed(folder), [], []
+    for number in range(count):
+        one = Run(folder, f"killed-{number}", random.Random(f"{seed} {number}"))
+        try:
+            one.to_the_end(kills)
+            wrong += [f"{one.name}: {line}" for line in same_run.differences(whole, one.path)]
+        except (RuntimeError, TimeoutError) as problem:
+            wrong.append(str(problem))
+        finally:
+            for process in one.alive.values():
+                process.kill()
+        hit += one.kills
+        print(f"{one.name}: {', '.join(one.kills)}", file=sys.stderr, flush=True)
+    return hit, wrong
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=10, help="runs that are killed (10)")
+    parser.add_argument("--kills", type=int, default=6, help="of each, at most (6)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
+    options = parser.parse_args(words)
+    with tempfile.TemporaryDirectory(prefix="fleet-kills-") as folder:
+        hit, wrong = kill_all(Path(folder), options.runs, options.kills, options.seed)
+    for what, count in sorted(collections.Counter(hit).items()):
+        print(f"{count:4}  {what}")
+    print(f"{len(hit)} kills in {options.runs} runs; {'all equal' if not wrong else 'WRONG'}")
+    if wrong:
+        sys.exit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()
