@@ -14,7 +14,7 @@ import pytest
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.rollout import archive
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, TIMINGS
-from tests.support import kill_moments, kills, same_run
+from tests.support import fleet_kills, kill_moments, kills, same_run
 from tests.support.kill_moments import Moment, Seen, Watch
 from tests.support.kill_settings import SETTINGS
 
@@ -255,3 +255,10 @@ def test_killed_runs_end_as_the_undisturbed_one(tmp_path):
     assert [outcome.wrong for outcome in outcomes] == [[], []]
     assert [len(outcome.kills) for outcome in outcomes] == [2, 1]
     assert all(outcome.equal > 0 for outcome in outcomes)
+
+
+@pytest.mark.slow
+def test_a_fleet_that_is_killed_ends_as_an_undisturbed_one(tmp_path):
+    """The short form of `python -m tests.support.fleet_kills`: four kills in one run."""
+    hit, wrong = fleet_kills.kill_all(tmp_path, 1, 4, 0)
+    assert wrong == [] and len(hit) == 4

@@ -72,13 +72,9 @@ class Run:
     def begin(self, who: str) -> None:
         """Starts a process, or starts it again."""
         if who == TRAINER:
-            again = (self.path / "checkpoints").is_dir() and any(
-                self.path.glob("checkpoints/[0-9]*")
-            )
-            begun = ["--resume"] if again or self.path.is_dir() else []
+            begun = ["--resume"] if self.path.is_dir() else []
             words = ["train", "--name", self.name, *WORDS, "--config.fleet.apart=true", *begun]
         else:
-            self.path.mkdir(parents=True, exist_ok=True) if self.alive else None
             words = ["rollout", str(self.path), "--as", who]
         with (self.folder / f"{self.name}-{who}.log").open("ab") as said:
             self.alive[who] = subprocess.Popen(
@@ -125,9 +121,8 @@ class Run:
                 who = self.chance.choice(AIMS[aim][0])
                 how = self._how(who)
                 self.kill(who, how)
-                self.kills.append(
-                    f"{who.partition('-')[0]}: {aim.partition(' (')[0]}{how and ', '}{how}"
-                )
+                what = f"{who.partition('-')[0]}: {aim.partition(' (')[0]}"
+                self.kills.append(f"{what}, {how}" if how else what)
                 due, (aim, nth) = None, self._aim()
             time.sleep(0.001)
         self.end()
