@@ -101,6 +101,8 @@ def get_config() -> ConfigDict:
             # Policy versions between sampling and learning. From 1 on, informative groups that
             # a batch had no room for wait for the next one.
             max_staleness=0,
+            # Steps whose draws are sorted by length, so that long documents meet in one of them.
+            window=1,
             # Who writes the turns: "" the policy itself; "script", what the tasks say of good notes
             # (recipe imitate).
             teacher="",
@@ -112,6 +114,9 @@ def get_config() -> ConfigDict:
             local=ConfigDict(dict(samples=0, share=0.25, weight=1.0)),  # 0: off; recipe logo: 4
         )
     )
+    # Readers in processes of their own (docs/fleet.md), here or on other machines (`apart`). A step
+    # is read in so many bundles (0: one a reader) by a policy at most `lead` versions old.
+    config.fleet = ConfigDict(dict(readers=0, apart=False, bundles=0, lead=1))
     config.grpo = ConfigDict(
         dict(
             # The algorithm: docs/algorithms.md says which published one is which choice.
@@ -207,6 +212,7 @@ def get_config() -> ConfigDict:
             rollout_dtype="",
             every=1,  # steps between checkpoints; must be 1 with handoff="storage"
             keep=2,
+            keep_turns=512,  # what is kept of a rollout for the case of a kill; 0: nothing
             # "": in runs/NAME. Else FOLDER/NAME/checkpoints: a bucket (gs://...) or a disk; several
             # hosts need one that all of them see.
             folder="",

@@ -54,7 +54,7 @@ def get_config() -> ConfigDict:
         decay_to=0.1,
         weight_decay=0.0,
     )
-    config.checkpoint.update(handoff="memory", every=5, keep=4)
+    config.checkpoint.update(handoff="memory", every=5, keep=4, keep_turns=16)
     config.validation.update(every=0, suite="stories", lengths=("1280",), samples=4)
     config.engine.update(
         per_cpu=1,

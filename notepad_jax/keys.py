@@ -142,7 +142,8 @@ def read(section: type[T], said: Mapping[str, Any], prefix: str = "") -> T:
     try:
         return section(**found)
     except ValueError as problem:
-        raise ValueError(f"in section {prefix.rstrip('.')}: {problem}") from None
+        where = f"in section {prefix.rstrip('.')}: " if prefix else ""
+        raise ValueError(f"{where}{problem}") from None
 
 
 def strangers(section: type, said: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

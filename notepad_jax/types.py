@@ -116,6 +116,7 @@ class Draw:
     ordinal: int
     tasks: tuple[Task, ...]
     chunks: int = 0  # that the document has at most, by a curriculum; 0: no limit
+    length: int = 0  # tokens of the document, about; 0: nobody knows
 
 
 # ---------------------------------------------------------------- reading

@@ -57,6 +57,8 @@ def here(tmp_path, monkeypatch):
 
     (tmp_path / "given").mkdir()
     (tmp_path / "given" / "story.txt").write_text(STORY)
+    (tmp_path / "given" / "empty.txt").write_text("\n")
+    (tmp_path / "given" / "zeros.txt").write_text("512\n0\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # beside configs
     monkeypatch.setattr(builders, "load_policy", taken)

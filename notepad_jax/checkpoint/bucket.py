@@ -36,7 +36,7 @@ def path(folder: str | Path | epath.Path) -> Path | epath.Path:
         if "://" in str(folder):
             raise ValueError(f"{folder}: checkpoints lie on a disk or in a bucket, {SCHEME}...")
         return Path(folder).absolute()
-    fsspec.register_implementation("gcs", Objects, clobber=True)
+    fsspec.register_implementation("gcs", FileSystem, clobber=True)
     return epath.Path(folder)
 
 
@@ -82,7 +82,7 @@ class Written(io.BytesIO):
             super().close()
 
 
-class Objects(fsspec.AbstractFileSystem):
+class FileSystem(fsspec.AbstractFileSystem):
     """The file system of fsspec over tensorstore's buckets; what etils' paths ask of one."""
 
     protocol = "gs"

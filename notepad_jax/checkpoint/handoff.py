@@ -32,8 +32,9 @@ from notepad_jax.checkpoint.checksums import (
     compare,
     leaf_checksums,
 )
+from notepad_jax.checkpoint.fence import Life
 from notepad_jax.checkpoint.restore import load_base, load_own
-from notepad_jax.checkpoint.steps import BASE, Folder, read_meta, steps_in, write
+from notepad_jax.checkpoint.steps import BASE, Folder, read_meta, set_aside, steps_in, write
 from notepad_jax.model.parameters import join, without
 from notepad_jax.parallel import hosts
 from notepad_jax.types import PolicySnapshot
@@ -113,34 +114,61 @@ class ThroughStorage:
     The folder is on a disk or in a bucket. Where the trainer has several processes, all of them
     publish and adopt at the same point, each what its own engine asks for.
     `publish` writes `params` and `meta`, unless the folder already holds that version (the
-    training checkpoint of the same step): then it only proves that they are the same.
+    training checkpoint of the same step): then it only proves that they are the same. It raises
+    `fence.Superseded` where a higher `life` of the trainer has taken the folder over.
+
+    `base` are the target's leaves that are never published, where whoever adopts has them already;
+    otherwise they are read from the folder.
     """
 
-    def __init__(self, folder: Folder, target: Any, keep: int = 2) -> None:
+    def __init__(
+        self, folder: Folder, target: Any, keep: int = 2, life: Life | None = None, base: Any = None
+    ) -> None:
         self.folder = bucket.path(folder)
+        self._life = life or Life(self.folder)
         self._target = target
         self._keep = keep  # steps that survive when publish writes
-        self._base: tuple[str | None, Any] = None, {}  # the name of the one that was read, and it
+        base, target = base or {}, placed(target)
+        given = share(base, without(target, without(target, base)), "the base")
+        # The name of the one that was read, and it.
+        self._base: tuple[str | None, Any] = None, given
 
     def publish(self, snapshot: PolicySnapshot) -> str:
         leaves = leaf_checksums(snapshot.params)
         path = self.folder / str(snapshot.version)
-        if snapshot.version in self._steps():
+        if snapshot.version in hosts.broadcast(self._ours):
             meta = read_meta(self.folder, snapshot.version)
             compare(meta["leaf_checksums"], leaves, f"{path}, saved before,")
             return combine(leaves)
         meta = {"step": snapshot.version, "checksum": combine(leaves), "leaf_checksums": leaves}
-        write(self.folder, snapshot.version, {"params": snapshot.params, "meta": meta}, self._keep)
+        parts = {"params": snapshot.params, "meta": meta}
+        write(self.folder, snapshot.version, parts, self._keep, life=self._life)
         return combine(leaves)
+
+    def _ours(self) -> list[int]:
+        """Returns the steps; those of a higher life are not ours to go on from."""
+        self._life.check()
+        return steps_in(self.folder)
 
     def newest(self) -> int | None:
         found = self._steps()
         return found[-1] if found else None
 
-    def _steps(self) -> list[int]:
-        return hosts.broadcast(lambda: steps_in(self.folder))
+    def versions(self) -> list[int]:
+        """Returns the versions that can be adopted, ascending."""
+        return steps_in(self.folder)
 
-    def adopt(self) -> PolicySnapshot:
+    def forget(self, after: int) -> None:
+        """Makes later versions than `after` count no longer; one process does that."""
+        set_aside(self.folder, after, self._life)
+
+    def _steps(self) -> list[int]:
+        return hosts.broadcast(self.versions)
+
+    def adopt(self, version: int | None = None) -> PolicySnapshot:
+        """Returns `version`, or the newest, as the target asks for it. Raises HandoffError."""
+        if version is not None:
+            return PolicySnapshot(version, self._read(version))
         version = self.newest()
         if version is None:
             raise HandoffError(f"no finished snapshot under {self.folder}; publish one first")

@@ -32,6 +32,7 @@ from orbax.checkpoint import v1 as ocp
 
 from notepad_jax.checkpoint import best, bucket, commit, manifest
 from notepad_jax.checkpoint.checksums import combine, leaf_checksums
+from notepad_jax.checkpoint.fence import Life, Superseded
 from notepad_jax.checkpoint.hf.storage import first_line
 from notepad_jax.parallel import hosts
 
@@ -132,7 +133,7 @@ def check_place(folder: Folder, seconds: float = 60.0) -> None:
 
 def write(
     folder: Folder, step: int, parts: Mapping[str, Any], keep: int, keep_every: int | None = None,
-    in_flight: int | None = None,
+    in_flight: int | None = None, life: Life | None = None,
 ) -> None:  # fmt: skip
     """Saves `parts` as a step, in place of it and of later ones, which then are deleted.
 
@@ -141,17 +142,19 @@ def write(
     has several processes, all of them call this, write what their devices hold, and the first
     does the rest; the folder is a bucket, or on a disk that all of them see. At most `in_flight`
     bytes of leaves wait to be there, more than the largest leaf has; without it all of them may,
-    compressed, in memory.
+    compressed, in memory. Raises Superseded, and changes nothing that counts, where a trainer of a
+    higher `life` has taken the folder over.
     """
-    shelf = commit.at(folder)
+    shelf = commit.at(folder, life)
     hosts.broadcast(lambda: shelf.begin(step))
     try:
         with context(in_flight), _alone(Path(folder), in_flight is not None):
             ocp.save_checkpointables(shelf.under_way(step), dict(parts))
         content = manifest.made(shelf.under_way(step))
         hosts.broadcast(lambda: shelf.finish(step, content))
-    except BaseException:
+    except BaseException as problem:
         _wait_for_threads()
+        _was_ours(life, problem)
         raise
     finally:
         if hosts.first():
@@ -160,10 +163,17 @@ def write(
                 shelf.sweep(aside=False)
     if hosts.first():
         shelf.sweep(aside=True)
-        retain(folder, keep, keep_every)
+        retain(folder, keep, keep_every, life)
 
 
-def write_base(folder: Folder, base: Any, named: str | None) -> str:
+def _was_ours(life: Life | None, problem: BaseException) -> None:
+    """Raises Superseded where a save failed because a higher life swept up what it had written."""
+    if life is not None and not isinstance(problem, Superseded):
+        with contextlib.suppress(OSError):  # what failed says enough
+            life.check()
+
+
+def write_base(folder: Folder, base: Any, named: str | None, life: Life | None = None) -> str:
     """Saves the leaves that no step of `folder` changes, unless they lie there; returns their name.
 
     What lies there damaged is saved again. Raises CheckpointError unless they are those that the
@@ -182,7 +192,7 @@ def write_base(folder: Folder, base: Any, named: str | None) -> str:
 
     if hosts.broadcast(found) != ours:
         meta = {"step": 0, "checksum": ours, "leaf_checksums": leaves}
-        write(place, 0, {"params": base, "meta": meta}, keep=1)
+        write(place, 0, {"params": base, "meta": meta}, keep=1, life=life)
     return ours
 
 
@@ -193,9 +203,11 @@ def base_in(folder: Folder) -> str | None:
     return read_meta(place, 0)["checksum"] if found else None
 
 
-def retain(folder: Folder, keep: int, keep_every: int | None = None) -> None:
+def retain(
+    folder: Folder, keep: int, keep_every: int | None = None, life: Life | None = None
+) -> None:
     """Deletes leftovers, and steps but the newest `keep`, multiples of `keep_every`, the best."""
-    shelf = commit.at(folder)
+    shelf = commit.at(folder, life)
     shelf.sweep(aside=False)
     kept = best.read(folder)
     for old in shelf.steps()[:-keep]:
@@ -203,12 +215,12 @@ def retain(folder: Folder, keep: int, keep_every: int | None = None) -> None:
             shelf.remove(old)
 
 
-def set_aside(folder: Folder, after: int) -> None:
+def set_aside(folder: Folder, after: int, life: Life | None = None) -> None:
     """Makes the steps later than `after` count no longer: a run goes on from there.
 
     Whoever looks does not see them, and the next save deletes them.
     """
-    shelf = commit.at(folder)
+    shelf = commit.at(folder, life)
     for later in reversed([found for found in shelf.steps() if found > after]):
         shelf.set_aside(later)
 

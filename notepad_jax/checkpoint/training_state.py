@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from notepad_jax.checkpoint import bucket, restore, steps
+from notepad_jax.checkpoint import best, bucket, fence, restore, steps
 from notepad_jax.checkpoint.abstract_trees import check_shapes, placed
 from notepad_jax.checkpoint.checksums import combine, leaf_checksums
 from notepad_jax.checkpoint.steps import CheckpointError
@@ -39,13 +39,20 @@ class Saved:
 class Checkpoints:
     """Writes and restores the steps of one run.
 
-    `keep` newest steps survive, and every step divisible by `keep_every`.
+    `keep` newest steps survive, and every step divisible by `keep_every`. Whatever changes
+    something raises `fence.Superseded`, in one line, once somebody else took the steps over.
     """
 
     def __init__(self, folder: steps.Folder, keep: int = 3, keep_every: int | None = None) -> None:
         self.folder = bucket.path(folder)
         self._keep, self._keep_every = keep, keep_every
         self._base: dict[str, str] = {}  # what a step's meta says of what no step changes
+        self.life = fence.Life(self.folder)
+
+    def take_over(self) -> None:
+        """Makes this the one trainer that may change the steps; an earlier one is over."""
+        number = hosts.broadcast(lambda: fence.take(self.folder).number)
+        self.life = fence.Life(self.folder, number)
 
     def keep_base(self, base: Any) -> None:
         """Saves the leaves that no step of the run changes, once; the steps to come name them.
@@ -55,7 +62,7 @@ class Checkpoints:
         """
         if jax.tree.leaves(base):
             named = self._base.get(steps.BASE)
-            self._base = {steps.BASE: steps.write_base(self.folder, base, named)}
+            self._base = {steps.BASE: steps.write_base(self.folder, base, named, self.life)}
 
     def save(self, step: int, params: Any, opt: Any, data: Any, meta: Mapping[str, Any]) -> str:
         """Saves one step, in place of it and later ones; returns the checksum of `params`."""
@@ -65,7 +72,7 @@ class Checkpoints:
         for name, value in (("meta", told), ("data", data)):
             _check_json(name, value)
         parts = {"params": params, "opt": opt, "data": data, "meta": told}
-        steps.write(self.folder, step, parts, self._keep, self._keep_every)
+        steps.write(self.folder, step, parts, self._keep, self._keep_every, life=self.life)
         return total
 
     def steps(self) -> list[int]:
@@ -100,8 +107,16 @@ class Checkpoints:
         hosts.broadcast(lambda: self._go_on_from(step))
 
     def _go_on_from(self, step: int) -> None:
-        steps.set_aside(self.folder, step)
-        steps.retain(self.folder, self._keep, self._keep_every)
+        steps.set_aside(self.folder, step, self.life)
+        steps.retain(self.folder, self._keep, self._keep_every, self.life)
+
+    def mark(self, found: best.Best | None) -> None:
+        """Marks a step as the best on held-out tasks (`best.mark`)."""
+        hosts.broadcast(lambda: self._mark(found))
+
+    def _mark(self, found: best.Best | None) -> None:
+        self.life.check()
+        best.mark(self.folder, found)
 
 
 def _check_json(name: str, value: Any) -> None:

@@ -17,6 +17,7 @@ from notepad_jax.near import meant
 COMMANDS = {
     "quickstart": "the whole claim at laptop scale, in 6 minutes",
     "train": "reinforcement learning on the final answer (GRPO)",
+    "rollout": "read for a training run whose trainer is elsewhere",
     "plan": "whether a config fits a TPU slice that is not here",
     "warmup": "make the starter policy by supervised learning",
     "eval": "how well a policy reads documents of growing length",

@@ -10,7 +10,16 @@ from typing import Any
 
 from notepad_jax.commands.options import recipe_option
 from notepad_jax.commands.parser import Parser, Refused
-from notepad_jax.planner import cost_analysis, fastest, figures, plan, plan_table
+from notepad_jax.planner import (
+    cost_analysis,
+    fastest,
+    figures,
+    fleet_modes,
+    fleet_table,
+    plan,
+    plan_table,
+)
+from notepad_jax.setup import configuration
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.screen import Screen
 from pallas_kernels import aot
@@ -29,10 +38,16 @@ the fewest seconds, and the fewest dollars; its numbers stay what they are. Hund
 settings are counted by arithmetic, the best compiled. Without libtpu, or with
 --estimate, arithmetic is all. With --json it prints a line for each when it is known.
 
+--fleet plays steps in which reading and learning overlap, on these chips and on readers
+and a trainer apart (R:T, chips of the ones to chips of the other), for documents of
+--lengths, and says which is fastest per chip and whether a second slice pays.
+
 examples: notepad-jax plan --config configs/qwen2_5_7b.py --tpu v5p:2x4x4
           notepad-jax plan --config configs/qwen2_5_7b.py --tpu v5p:2x4x4 --fastest
           notepad-jax plan --config configs/qwen2_5_7b.py --tpu v5p,v6e --fastest \\
-              --estimate --price v5p=2.94"""
+              --estimate --price v5p=2.94
+          notepad-jax plan --config configs/qwen2_5_7b.py --tpu v5p:2x4x4 --estimate \\
+              --fleet all --lengths 2K-128K"""
 
 
 def options(parser: Parser) -> None:
@@ -68,6 +83,15 @@ def options(parser: Parser) -> None:
     listed = ", ".join(f"{chip} {price:.2f}" for chip, price in fastest.PRICES.items())
     parser.add_argument("--price", action="append", default=[], metavar="CHIP=DOLLARS",
                      help=f"of a chip for an hour, also several times ({listed})")  # fmt: skip
+    parser.add_argument("--fleet", metavar="R:T", help="compare also readers and a trainer "
+                        f"apart, as 1:2, or {fleet_modes.ALL}: several splits")  # fmt: skip
+    parser.add_argument(
+        "--lengths",
+        dest="document_lengths",  # `lengths` stands for a key of evaluations (cli.SHORTHAND)
+        metavar="FORM",
+        help="with --fleet: of documents, as 2K-128K (log-uniform), pareto:1.3:1M (tail, longest; "
+        "the mean is the config's) or a file, a number of tokens a line (all at the config's)",
+    )
     parser.add_argument(
         "--out",
         metavar="FILE",
@@ -83,6 +107,7 @@ def run(
         raise ValueError("--price and --tries are of --fastest; say that, too, or leave them out")
     if arguments.estimate and arguments.largest:
         raise ValueError("--estimate compiles nothing, and --largest the largest: leave one out")
+    fleet = _fleet(arguments, config)  # before anything is compiled
     known = cost_analysis.Kept(Path(arguments.out)) if arguments.out else {}
     if arguments.fastest:
         return _fastest(arguments, config, screen, known)
@@ -96,7 +121,25 @@ def run(
             made = plan.run(config, arguments.tpu, screen, known, programs)
     except plan.DoesNotFit as problem:
         raise Refused(problem.plan, plan_table.text(problem.plan), str(problem)) from problem
-    return dataclasses.asdict(made) | {"changed": changed}, plan_table.text(made, changed)
+    result = dataclasses.asdict(made) | {"changed": changed, "fleet": None}
+    text = plan_table.text(made, changed)
+    if fleet is None:
+        return result, text
+    config = configuration.changed(config, [word for one in changed for word in one.overrides])
+    compared = fleet_modes.compare(_fleet(arguments, config))
+    return result | {"fleet": compared.told}, f"{text}\n\n{fleet_table.text(compared)}"
+
+
+def _fleet(arguments: argparse.Namespace, config: Training) -> fleet_modes.Asked | None:
+    """What --fleet asks for. Raises ValueError for what cannot be compared."""
+    if arguments.fleet is None:
+        if arguments.document_lengths is not None:
+            raise ValueError("--lengths are those of --fleet; say that, too, or leave them out")
+        return None
+    if arguments.fastest:
+        raise ValueError("--fleet is of one setting, and --fastest of many: leave one out")
+    parts = fleet_modes.splits(arguments.fleet)
+    return fleet_modes.asked(config, arguments.tpu, parts, arguments.document_lengths)
 
 
 def _fastest(

@@ -12,6 +12,7 @@ task_sources (what is read; what is made comes in as a function).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -27,6 +28,7 @@ from notepad_jax.data.rows import Pair
 from notepad_jax.data.task_sources import TaskSources, shares
 from notepad_jax.types import Task
 
+WINDOW = "window"  # in an identity that has one
 ALL_DOCUMENTS = range(2**31)  # document seeds; give a part of it to hold documents out
 
 
@@ -40,7 +42,7 @@ class Records:
 
     def __init__(
         self,
-        keys: grain.MapDataset,
+        keys: grain.MapDataset | _Reordered,
         read: Callable[[Any], tuple[Task, ...]],
         identity: Mapping[str, Any],
         tasks: Mapping[str, int],
@@ -63,6 +65,14 @@ class Records:
         """
         return self._key(ordinal)
 
+    def reordered(self, order: Callable[[int], int], window: Sequence[int]) -> Records:
+        """Returns the same samples in another order: at a place stands what stood at `order`.
+
+        `window` says which order, in the identity: (steps, documents a step) of `windows`.
+        """
+        identity = {**self.identity, WINDOW: list(window)}
+        return Records(_Reordered(self._keys, order), self._read, identity, self.tasks)
+
     def _key(self, ordinal: int) -> Any:
         if ordinal < 0:
             raise ValueError(f"there is no ordinal {ordinal}; they are counted from 0")
@@ -81,7 +91,12 @@ class Records:
                 f"this data position was saved in a run that draws {drawn[0]}, and this one "
                 f"draws {drawn[1]}; resume with the tasks.files of the saved run"
             )
-        for name in {**self.identity, "held_out": None}:
+        if mended and WINDOW in self.identity and _bytes(self.identity) != _bytes(saved):
+            raise ValueError(
+                "rows were mended, and rollout.window sorts draws by the lengths of documents, "
+                "which they may have changed; go on with the files as they were, without --mended"
+            )
+        for name in {**self.identity, "held_out": None, WINDOW: None}:
             theirs, ours = saved.get(name), self.identity.get(name)
             if name == "max_question":
                 continue  # it matters where it leaves something out, and `left_out` says so
@@ -113,11 +128,28 @@ class Records:
                     f"the run holds out: {_counts(ours)}; resume with the validation.split of the "
                     f"saved run"
                 )
+            elif name == WINDOW and theirs != ours:
+                raise ValueError(
+                    f"this data position was saved {_windows(theirs)}, and the run goes on "
+                    f"{_windows(ours)}; resume with the rollout.window and rollout.documents of "
+                    f"the saved run"
+                )
             elif theirs != ours:
                 raise ValueError(
                     f"this data position was saved with {name} = {theirs} and the run has {ours}; "
                     "resume with the settings of the saved run"
                 )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reordered:
+    """Keys in another order."""
+
+    keys: Any  # by place
+    order: Callable[[int], int]
+
+    def __getitem__(self, ordinal: int) -> Any:
+        return self.keys[self.order(ordinal)]
 
 
 def generated(
@@ -286,6 +318,18 @@ def _check_files(ours: Mapping[str, Sequence[Sequence[str]]], theirs: Any, mende
                 f"saved: its bytes or its ids differ; resume with the file as it was ({paths}), "
                 f"or, if its rows were mended where they stand, with --mended"
             )
+
+
+def _bytes(identity: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Returns the digests of each source's files, wherever they lie."""
+    return {
+        name: sorted(digest for _, digest in files)
+        for name, files in (identity.get("files") or {}).items()
+    }
+
+
+def _windows(said: Sequence[int] | None) -> str:
+    return "in windows of {} steps of {} documents".format(*said) if said else "without windows"
 
 
 def _counts(left_out: Mapping[str, int] | None) -> str:

@@ -69,10 +69,14 @@ class _Open:
 
 
 class Replay:
-    """An executor that remembers the turns of a rollout; see `service.Runs`."""
+    """An executor that remembers the turns of a rollout; see `service.Runs`.
 
-    def __init__(self, executor: Runs):
+    `ended` is told of each turn that ends here and was not known, in the thread of the launch.
+    """
+
+    def __init__(self, executor: Runs, ended: Callable[[int, Given], None] = lambda *_: None):
         self.settings = executor.settings
+        self._ended = ended
         self.turns: dict[int, Given] = {}  # of this rollout, by seed: ended here, or known
         self.replayed = 0  # turns that were known when they were asked for
         self._executor = executor
@@ -121,9 +125,42 @@ class Replay:
         for context, turn, piece in zip(contexts, turns, sampled, strict=True):
             turn.pieces.append(piece)
             if piece.ends(context):
-                self.turns[context.sampling.seed] = turn.given()
+                seed = context.sampling.seed
+                self.turns[seed] = turn.given()
                 del self._open[context]
+                if turn.known is None:
+                    self._ended(seed, self.turns[seed])
         return sampled
+
+
+class Replays:
+    """The replays of all engines of a process, as one; `ended` as of a `Replay`."""
+
+    def __init__(self, ended: Callable[[int, Given], None] = lambda *_: None) -> None:
+        self.each: list[Replay] = []
+        self._ended = ended
+
+    def around(self, executor: Runs) -> Replay:
+        """Returns the executor through which an engine has to run."""
+        self.each.append(Replay(executor, self._ended))
+        return self.each[-1]
+
+    def begin(self, known: Mapping[int, Given]) -> None:
+        """As `Replay.begin`, of all: which engine a turn comes to is the same every time."""
+        for one in self.each:
+            one.begin(known)
+
+    @property
+    def turns(self) -> Mapping[int, Given]:
+        """Of this rollout, by seed, those that have ended."""
+        # Copied first, and at once: another thread may ask while turns end.
+        every = [dict(one.turns) for one in self.each]
+        return {seed: given for turns in every for seed, given in turns.items()}
+
+    @property
+    def replayed(self) -> int:
+        """Turns that were known when they were asked for."""
+        return sum(one.replayed for one in self.each)
 
 
 def _digest(context: Context) -> str:

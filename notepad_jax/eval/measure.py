@@ -167,7 +167,7 @@ def _job(item: Item, seed: int, excerpts: methods.Excerpts | None) -> Job:
         "eval", seed, item.method, item.length, item.task.id, item.repeat
     )
     if item.method == methods.NOTEPAD:
-        return Job(item.task, own, max_answer=item.max_answer)
+        return Job(item.task, own, max_answer=item.max_answer, length=item.length)
     if excerpts is None:
         raise ValueError(f"{item.method} shows an excerpt, and nobody said how long it may be")
     document, method = item.task.document, item.method

@@ -33,6 +33,9 @@ from notepad_jax.parallel.peers import FAREWELL, First, Meeting, Other, Peers, S
 
 AUTO = "auto"  # on TPU pods, and under SLURM or Open MPI, jax finds the others by itself
 WAIT = 300  # seconds for all to come
+# Seconds until jax aborts the others of a process that is frozen, whose connections stay (`peers`
+# sees those that break, at once); it looks at threads of C++, so one that computes is not frozen.
+HEARTBEAT = 30
 # Seconds for the news that a process is gone to come, after what we were in with it has failed;
 # of one that has ended by itself it comes later than FAREWELL.
 SETTLE = FAREWELL + 2.0
@@ -76,7 +79,7 @@ def joined(where: str, ends: Callable[[str], object], say: Say) -> Iterator[None
         jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(
             them.coordinator, them.count, them.index, devices, initialization_timeout=WAIT,
-            coordinator_bind_address=them.coordinator,
+            coordinator_bind_address=them.coordinator, heartbeat_timeout_seconds=HEARTBEAT,
         )  # fmt: skip
     except (RuntimeError, ValueError) as problem:
         said = _first_line(problem)

@@ -4,7 +4,8 @@ All go through one address, HOST:PORT of the first process. There the first list
 other connects, says who it is, and stays connected (`Other`). A process that dies takes its
 connections with it, whatever killed it, and of a host that vanishes TCP's keep-alive tells within
 `GONE` seconds; so nobody has to send beats, and nobody is taken for dead who only computes. The
-first tells the others. What jax would do of itself: see nothing for 100 s, and then abort.
+first tells the others. What jax would do of itself: see nothing for 100 s, and then abort; that is
+left to it, sooner, for a process that is frozen and keeps its connections (`hosts.HEARTBEAT`).
 
 jax's own client and coordinator talk through that address, too, relayed. For if the client sees the
 coordinator's connection close, it aborts the process from a C++ thread at once, with a stack and

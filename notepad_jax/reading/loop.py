@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeVar
 from notepad_jax.reading import answer, memory_agent
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.rules import Rules
+from notepad_jax.reading.shares import Homes, whole_documents
 from notepad_jax.text.prompts import Template
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import (
@@ -32,7 +33,6 @@ from notepad_jax.types import (
     Completer,
     CompleterFailed,
     Completers,
-    Document,
     Finish,
     MemoryState,
     Task,
@@ -40,10 +40,6 @@ from notepad_jax.types import (
     Turn,
     TurnKind,
 )
-
-# Which of several completers read a document, by its id, for who comes back to it: its chunks may
-# be there still. It holds on to the documents, so that no other has their id.
-Homes = dict[int, tuple[Document, int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +80,12 @@ class Job:
     shown: Callable[[], Tokens] | None = None
     max_answer: int | None = None  # tokens of all its contexts; None: as the reader's rules say
     again: Again | None = None
+    length: int = 0  # tokens of its document, about; 0: nobody knows
+
+    @property
+    def work(self) -> int:
+        """What it costs beside others: tokens, or 1 where nobody knows, or for one turn."""
+        return max(1, self.length) if self.whole else 1
 
     @property
     def whole(self) -> bool:
@@ -151,31 +153,16 @@ async def read_all(
         return [reading.result() for reading in running]
 
     at_once = reader.at_once or max(1, len(jobs))
-    if not isinstance(reader.completer, Completers):
-        return await some(range(len(jobs)), reader.completer, at_once)
-    shares = shared_out(jobs, reader.completer.count, reader.homes)
-    most = -(-at_once // reader.completer.count)
-    read = await reader.completer.each(lambda k, completer: some(shares[k], completer, most))
+    several = isinstance(reader.completer, Completers)
+    parts, homes = (reader.completer.count, reader.homes) if several else (1, None)
+    shares = whole_documents([job.task for job in jobs], [job.work for job in jobs], parts, homes)
+    most = -(-at_once // parts)
+    if several:
+        read = await reader.completer.each(lambda k, completer: some(shares[k], completer, most))
+    else:
+        read = [await some(shares[0], reader.completer, most)]
     found = dict(zip(itertools.chain(*shares), itertools.chain(*read), strict=True))
     return [found[index] for index in range(len(jobs))]
-
-
-def shared_out(jobs: Sequence[Job], parts: int, homes: Homes | None = None) -> list[list[int]]:
-    """Returns the indices of each part's jobs: whole documents, as even as their jobs come.
-
-    A document goes where `homes` says, or to the part that has fewest readings so far, the first
-    of those, which is written there.
-    """
-    homes = {} if homes is None else homes
-    shares: list[list[int]] = [[] for _ in range(parts)]
-    documents: dict[int, list[int]] = {}
-    for index, job in enumerate(jobs):
-        documents.setdefault(id(job.task.document), []).append(index)
-    for document, indices in documents.items():
-        fewest = min(range(parts), key=lambda part: len(shares[part]))
-        _, home = homes.setdefault(document, (jobs[indices[0]].task.document, fewest))
-        shares[home].extend(indices)
-    return shares
 
 
 @contextlib.contextmanager

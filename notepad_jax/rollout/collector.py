@@ -75,7 +75,11 @@ async def collect(
         raise ValueError(f"group_size is {group_size}; it must be at least 1")
     asked = [(task, draw, question) for draw in draws for question, task in enumerate(draw.tasks)]
     jobs = [
-        Job(task, trajectory_seed(run_seed, draw.ordinal, question, sample))
+        Job(
+            task,
+            trajectory_seed(run_seed, draw.ordinal, question, sample),
+            length=draw.length,
+        )
         for task, draw, question in asked
         for sample in range(group_size)
     ]

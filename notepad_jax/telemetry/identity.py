@@ -103,7 +103,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def write_blocks(path: Path, blocks: Iterable[bytes]) -> None:
     """As `write_whole`, of content that is made while it is written."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = half_written(path)
     try:
         with temporary.open("wb") as file:
             for block in blocks:
@@ -115,6 +115,11 @@ def write_blocks(path: Path, blocks: Iterable[bytes]) -> None:
         temporary.unlink(missing_ok=True)  # on a full disk, half a file
 
 
+def half_written(path: Path) -> Path:
+    """Returns where `write_blocks` has a file until it is whole; a kill leaves that there."""
+    return path.with_name(path.name + ".tmp")
+
+
 def sync(path: Path) -> None:
     """Waits until a file's bytes are on its disk: what to do before it gets its name.
 
@@ -122,3 +127,12 @@ def sync(path: Path) -> None:
     """
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until a folder's names, new and gone ones, are on its disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -22,7 +22,7 @@ from notepad_jax.engine import journal
 from notepad_jax.eval import readings
 from notepad_jax.rollout import archive
 from notepad_jax.telemetry import lines, run_folder
-from notepad_jax.telemetry.identity import read_json
+from notepad_jax.telemetry.identity import read_sealed
 from notepad_jax.telemetry.metrics import CONFIG, LEDGER, METRICS, TIMINGS
 from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import decided, partial_rollout, record
@@ -105,7 +105,7 @@ class _Check:
             return {}
         self.files += 1
         try:
-            return read_json(path, "")
+            return read_sealed(path, "")
         except ValueError as problem:
             said = str(problem).removeprefix(f"{path} ").rstrip("; ")
             self.wrong(path, said, SAY_AGAIN if path.name == CONFIG else FROM_A_COPY)
@@ -209,6 +209,10 @@ class _Check:
             self.files += 1
             try:
                 journal.read(path)
+                if journal.is_torn(path):
+                    self.notes.append(
+                        f"the last turns in {path.name} are cut off; --resume makes them anew"
+                    )
             except ValueError as problem:
                 said = str(problem).removeprefix(f"{path} ")
                 self.wrong(path, said, "remove it: the rollout is made anew, and the same")

@@ -17,7 +17,7 @@ from notepad_jax.rollout import imitation, overlong, rewards
 from notepad_jax.rollout.dynamic_sampling import Wanted
 from notepad_jax.rollout.overlong import Overlong
 from notepad_jax.rollout.rewards import Scoring
-from notepad_jax.setup import builders, trace_files
+from notepad_jax.setup import builders, lengths, trace_files
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.setup.task_stream import TaskStream
 from notepad_jax.text.prompts import Template
@@ -34,6 +34,7 @@ def rollouts(
 ) -> Rollouts:  # fmt: skip
     """Returns how a run samples. Raises ValueError for a config that cannot work."""
     r = config.rollout
+    stream, length = lengths.in_windows(stream, tokenizer, r.window, r.documents, config.seed)
     answers = scoring(config, rewards.Shown(tokenizer, template, rules))
     return Rollouts(
         stream=stream,
@@ -54,6 +55,7 @@ def rollouts(
         shaped=bool(config.grpo.overlong_window),
         retire_at=config.tasks.retire_at if stream.records.tasks else 0.0,
         teacher=_teacher(r.teacher),
+        length=length,
     )  # fmt: skip
 
 
@@ -88,6 +90,11 @@ def check(config: Training) -> None:
             f"rollout.teacher is {r.teacher}, whose notes are those of one serial reading; set "
             f"{_PLAIN}"
         )
+    if r.window > 1 and config.tasks.balanced and config.tasks.files:
+        raise ValueError(
+            f"rollout.window is {r.window}, and tasks.balanced passes over draws of a source that "
+            f"a batch has no room for, which in a window are those of one length; use one of them"
+        )
 
 
 def scoring(config: Training, shown: rewards.Shown | None = None) -> Scoring:
@@ -113,8 +120,30 @@ def idle(config: Training) -> Iterator[str]:
         yield f"grpo.overlong_window={g.overlong_window} cannot act: grpo.overlong_weight is 0"
     if g.memory_weight != 1 and not config.tasks.memory_reward and ":" not in config.tasks.reward:
         yield f"grpo.memory_weight={g.memory_weight} cannot act: tasks.memory_reward is empty"
+    yield from _idle_window(config)
     if config.tasks.retire_at and config.tasks.curriculum:
         yield (
             "tasks.retire_at counts readings of every stage of tasks.curriculum: a task that "
             "retires while its document is short does not come back when it is whole"
+        )
+
+
+def _idle_window(config: Training) -> Iterator[str]:
+    r, said = config.rollout, f"rollout.window={config.rollout.window}"
+    if r.window == 1:
+        return
+    if not config.tasks.files:
+        yield f"{said} cannot act: documents that are made are all of one length (data.tokens)"
+        return
+    if config.steps % r.window:
+        yield (
+            f"{said}: a run of {config.steps} steps ends within a window, of which some lengths "
+            f"are read and others are not; a multiple is better"
+        )
+    moves = {"rollout.max_rounds": r.max_rounds > 1, "rollout.max_staleness": r.max_staleness > 0}
+    moves |= {"tasks.retire_at": config.tasks.retire_at > 0}
+    if moving := [key for key, moves_it in moves.items() if moves_it]:
+        yield (
+            f"{said} saves less with {' and '.join(moving)}: steps then draw more documents than "
+            f"rollout.documents, or fewer, and the longest of a window fall into two of them"
         )

@@ -1,9 +1,9 @@
 """The rollouts of a training run: what a step draws, reads and counts.
 
 Where a run has several processes, each has an engine and reads its share of a round's draws,
-every so-many-th ordinal; then all tell all what came of them. So every process goes on from the
-same groups, in the same order, and the account is the same everywhere. Only what was said
-travels: prompts are made again from the task (`serialization`).
+dealt by the lengths of documents; then all tell all what came of them. So every process goes on
+from the same groups, in the same order, and the account is the same everywhere. Only what was
+said travels: prompts are made again from the task (`serialization`).
 
 Above: train, which learns from it; below: task_stream and rollout.
 """
@@ -13,10 +13,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from notepad_jax.parallel import hosts
+from notepad_jax.reading import shares
 from notepad_jax.reading.loop import Reader
 from notepad_jax.rollout import (
     collector,
@@ -24,16 +25,21 @@ from notepad_jax.rollout import (
     imitation,
     local,
     serialization,
+    task_sampler,
 )
 from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
-from notepad_jax.rollout.groups import ages
+from notepad_jax.rollout.groups import GroupStats, ages
 from notepad_jax.rollout.ledger import PASSED, Ledger, Outcome, Place
 from notepad_jax.rollout.rewards import Scoring
 from notepad_jax.rollout.task_sampler import Stream
 from notepad_jax.setup import task_stream
+from notepad_jax.setup.lengths import Length
 from notepad_jax.setup.task_stream import TaskStream
 from notepad_jax.text.chunks import Documents
 from notepad_jax.types import Chunks, Draw, Group, Task
+
+# (step, its draws) -> what each bundle of them came to
+Apart = Callable[[int, Sequence[int]], Awaitable[Sequence[Mapping[str, Any]]]]
 
 
 class ReadingsFailed(ValueError):
@@ -56,14 +62,17 @@ class Rollouts:
     shaped: bool = False  # by the lengths of turns
     retire_at: float = 0.0  # pass rate at which a task is drawn no more; 0: none is
     teacher: imitation.Teacher | None = None  # who writes the turns; None: the policy itself
+    length: Length = lambda ordinal: 0
+    # What others read of a step's draws, as they `serialization.tell` it; None: it is read here.
+    apart: Apart | None = None
 
     async def step(self, ledger: Ledger, version: int) -> tuple[Rollout, dict[str, float]]:
         """Returns what policy `version` has to learn from, and metrics of how it came about.
 
         Raises ReadingsFailed where more of the groups failed than `max_failed_share`.
         """
-        chunks = self.stream.curriculum.at(version)
-        stage = self.stream.stage(chunks, self.reader.rules.chunk_size)
+        chunks = self.chunks(version)
+        stage = self._stage(chunks)
         documents = self._documents(stage)
         homes = {} if self.local.samples else None  # only local turns come back
         reader = dataclasses.replace(self.reader, chunks_of=_held(documents), homes=homes)
@@ -71,8 +80,12 @@ class Rollouts:
         read: list[Group] = []
 
         async def collect(ordinals: Sequence[int]) -> tuple[list[Group], list[collector.Failed]]:
-            readers.update((one, k % hosts.count()) for k, one in enumerate(ordinals))
-            groups, failed = await self._read(stage, reader, ordinals, version)
+            if self.apart is None:
+                draws = self._dealt(stage, ordinals)
+                readers.update((one, k) for k, own in enumerate(draws) for one in own)
+                groups, failed = await self._read(stage, reader, draws[hosts.index()], version)
+            else:
+                groups, failed = self._told(stage, reader, await self.apart(version + 1, ordinals))
             read.extend(groups)
             return groups, failed
 
@@ -118,6 +131,33 @@ class Rollouts:
         batch, stats = local.joined(rollout.batch, made)
         return dataclasses.replace(rollout, batch=batch), stats.metrics()
 
+    def chunks(self, version: int) -> int:
+        """Returns the chunks that documents for policy `version` to learn from have at most."""
+        return self.stream.curriculum.at(version)
+
+    def draws(self, ledger: Ledger, first: int) -> task_sampler.Drawn:
+        """Returns what a step reads that begins at ordinal `first`, where no group waits."""
+        rooms = self.wanted.rooms
+        counts = {kind: self.wanted.draws(room, GroupStats()) for kind, room in rooms.items()}
+        return task_sampler.draw(first, counts, self._stream(ledger), self.stream.questions)
+
+    def bundles(self, chunks: int, ordinals: Sequence[int], parts: int) -> list[list[int]]:
+        """Returns the draws of each of several readers, in order, by the lengths of documents."""
+        lengths = self._lengths(self._stage(chunks), ordinals)
+        dealt = shares.deal(list(lengths.values()), parts)
+        return [sorted(ordinals[k] for k in own) for own in dealt]
+
+    async def read(
+        self, chunks: int, ordinals: Sequence[int], version: int
+    ) -> tuple[list[Group], list[collector.Failed]]:
+        """Reads draws alone, as policy `version`; documents have at most so many chunks."""
+        stage = self._stage(chunks)
+        reader = dataclasses.replace(self.reader, chunks_of=_held(self._documents(stage)))
+        return await self._read(stage, reader, self._lengths(stage, ordinals), version)
+
+    def _stage(self, chunks: int) -> TaskStream:
+        return self.stream.stage(chunks, self.reader.rules.chunk_size)
+
     def _stream(self, ledger: Ledger) -> Stream:
         records = self.stream.records
         retired = ledger.rates.retired if self.retire_at else frozenset()
@@ -152,35 +192,61 @@ class Rollouts:
         rules = self.reader.rules
         return stage.documents(self.reader.tokenizer, rules.chunk_size, rules.chunk_ends)
 
+    def _dealt(self, stage: TaskStream, ordinals: Sequence[int]) -> list[dict[int, int]]:
+        """Returns the draws of each process, with the lengths of their documents.
+
+        The first process looks, for all: what it cannot read another might, and one account is
+        needed of who reads what.
+        """
+        told = hosts.broadcast(lambda: list(self._lengths(stage, ordinals).values()))
+        return [{ordinals[k]: told[k] for k in own} for own in shares.deal(told, hosts.count())]
+
+    def _lengths(self, stage: TaskStream, ordinals: Sequence[int]) -> dict[int, int]:
+        return {one: self._length(stage, one) for one in ordinals}
+
+    def _length(self, stage: TaskStream, ordinal: int) -> int:
+        """Returns the tokens, about, that are read of a draw's document; 0: unknown."""
+        try:
+            length = self.length(ordinal)
+        except ValueError:  # its reading fails as well, and is counted under its name
+            return 0
+        return min(length, stage.max_document or length)
+
     async def _read(
-        self, stage: TaskStream, reader: Reader, ordinals: Sequence[int], version: int
+        self, stage: TaskStream, reader: Reader, own: Mapping[int, int], version: int
     ) -> tuple[list[Group], list[collector.Failed]]:
-        own = ordinals[hosts.index() :: hosts.count()]
-        draws = [Draw(ordinal, stage.records.at(ordinal), stage.chunks) for ordinal in own]
+        draws = [
+            Draw(ordinal, stage.records.at(ordinal), stage.chunks, own[ordinal])
+            for ordinal in sorted(own)
+        ]
         if self.teacher:
             read = await imitation.collect(draws, reader, self.teacher, version, self.scoring)
         else:
             read = await collector.collect(draws, reader, self.group_size, self.seed, self.scoring)
-        return read if hosts.count() == 1 else self._shared(stage, reader, *read)
+        if hosts.count() == 1:
+            return read
+        every = hosts.gather(json.dumps(serialization.tell(*read)).encode())
+        others = (json.loads(said) for at, said in enumerate(every) if at != hosts.index())
+        return self._told(stage, reader, list(others), *read)
 
-    def _shared(
+    def _told(
         self,
         stage: TaskStream,
         reader: Reader,
-        groups: list[Group],
-        failed: list[collector.Failed],
+        others: Sequence[Mapping[str, Any]],
+        groups: Sequence[Group] = (),
+        failed: Sequence[collector.Failed] = (),
     ) -> tuple[list[Group], list[collector.Failed]]:
-        """Tells the other processes what was read here, and returns what all have read."""
-        every = hosts.gather(json.dumps(serialization.tell(groups, failed)).encode())
+        """Returns what others read, and what was read here, in the order of the draws."""
         draws = functools.cache(lambda ordinal: stage.records.at(ordinal))
-        for number, said in enumerate(every):
-            if number != hosts.index():
-                others = serialization.told(
-                    json.loads(said),
-                    lambda place, chunks: (draws(place[0])[place[1]], reader),  # all of one stage
-                )
-                groups, failed = groups + others[0], failed + others[1]
-        return tuple(sorted(found, key=lambda one: one.place) for found in (groups, failed))
+
+        def task_at(place: Place, chunks: int) -> tuple[Task, Reader]:
+            return draws(place[0])[place[1]], reader  # all of one stage
+
+        told = [serialization.told(said, task_at) for said in others]
+        found = [*groups, *(one for each, _ in told for one in each)]
+        lost = [*failed, *(one for _, each in told for one in each)]
+        return sorted(found, key=_place), sorted(lost, key=_place)
 
     def _check(self, rollout: Rollout) -> None:
         failed, sampled = rollout.failed, rollout.stats.groups_sampled
@@ -207,7 +273,7 @@ class Rollouts:
 
         @functools.cache
         def stage(chunks: int) -> tuple[TaskStream, Reader]:
-            of = self.stream.stage(chunks, self.reader.rules.chunk_size)
+            of = self._stage(chunks)
             return of, dataclasses.replace(self.reader, chunks_of=self._documents(of))
 
         def again(place: Place, chunks: int) -> tuple[Task, Reader]:
@@ -224,6 +290,10 @@ def account(before: Ledger, rollout: Rollout) -> dict[str, Any]:
         **{outcome.value: places for outcome, places in rollout.settled.items()},
         "waiting": [one.group.place for one in rollout.ledger.waiting],
     }
+
+
+def _place(one: Group | collector.Failed) -> Place:
+    return one.place
 
 
 def _held(documents: Callable[[Task], Chunks]) -> Callable[[Task], Chunks]:

@@ -10,12 +10,14 @@ from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.engine.engines import Engines
 from notepad_jax.engine.service import EngineService
 from notepad_jax.planner.peak import Peak
+from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.setup import learner
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.setup.learner import Learner
 from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import partial_rollout
+from notepad_jax.training.fleet import Fleet
 from notepad_jax.training.rollouts import Rollouts
 from notepad_jax.training.validation import Validation
 from notepad_jax.types import PolicySnapshot
@@ -33,6 +35,7 @@ class Run:
     start: Mapping[str, str]  # the policy that it began with, by content
     checkpoints: Checkpoints
     handoff: Handoff
+    fleet: Fleet | None  # whose readers read; None: the engine here does
     under_way: partial_rollout.UnderWay
     validation: Validation
     screen: Screen
@@ -55,7 +58,48 @@ async def save_and_hand_over(run: Run) -> None:
     run.good, last = run.step, run.step == run.config.steps
     if run.step % run.config.checkpoint.every == 0 or last or run.validation.due(run.step):
         save(run, run.ledger)
-    await run.driver.adopt(published(run, run.step), drain=True)
+    if run.fleet:
+        hand_to_readers(run)
+    else:
+        await run.driver.adopt(published(run, run.step), drain=True)
+
+
+def start_reading(run: Run, anew: bool) -> None:
+    """Hands the first policy over; where a run goes on, what readers had begun is taken up.
+
+    Not where it begins `anew` at a step that it was past.
+    """
+    if run.fleet:
+        run.fleet.begin(run.step, anew)
+        hand_to_readers(run)
+    else:
+        run.driver.start_with(published(run, run.step))
+
+
+def learning_version(run: Run) -> int:
+    """Returns the version of the policy that learns: of readers each step has one of its own."""
+    return run.step if run.fleet else run.driver.version
+
+
+async def rolled(run: Run, version: int) -> tuple[Rollout, dict[str, float]]:
+    """Returns what is learnt from next, and its metrics: read here, or when readers have.
+
+    Raises Stopped if somebody asked for it meanwhile; what has ended is kept, here or by readers.
+    """
+    rolling, step = run.rollouts.step(run.ledger, version), run.step + 1
+    if run.fleet is None:
+        return await run.under_way.rolled(step, version, run.ledger.next, rolling)
+    run.under_way.replays.begin({})  # the engine here validates: it asks no turn of the last time
+    waited = await run.under_way.stop.until(rolling)
+    if waited.cancelled():
+        run.under_way.stop.check(f"while step {step} was read, which readers go on with")
+    return waited.result()
+
+
+def hand_to_readers(run: Run) -> None:
+    """Publishes the step; one that learnt nothing, too, or readers would wait for it."""
+    snapshot = PolicySnapshot(run.step, run.learner.state.masters)
+    run.fleet.publish(snapshot, run.ledger, run.saved)
 
 
 def end_here(run: Run) -> None:
@@ -86,7 +130,9 @@ async def keep_last_good(run: Run, before: Ledger) -> None:
             f"{run.checkpoints.folder}: go on from it with a lower optimizer.learning_rate, or "
             f"look at what those steps read"
         )
-    if run.config.engine.give_back:
+    if run.fleet:
+        hand_to_readers(run)
+    elif run.config.engine.give_back:
         await run.driver.adopt(published(run, run.good))
 
 

@@ -32,7 +32,6 @@ from notepad_jax.rollout import dynamic_sampling, groups
 from notepad_jax.rollout.dynamic_sampling import Rollout
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.setup import builders, compiled, learner, sizes, stopping, task_stream
-from notepad_jax.setup.config.learning import CheckpointKeys
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry import sinks
 from notepad_jax.telemetry.identity import write_sealed
@@ -42,6 +41,7 @@ from notepad_jax.training import (
     base_fingerprint,
     callbacks,
     decided,
+    fleet,
     partial_rollout,
     record,
     rollout_settings,
@@ -50,15 +50,19 @@ from notepad_jax.training import (
     validation,
 )
 from notepad_jax.training.callbacks import Callback
+from notepad_jax.training.fleet import Fleet
+from notepad_jax.training.fleet_processes import beside
 from notepad_jax.training.profiling import Profiler
 from notepad_jax.training.run import (
     Run,
     end_here,
     keep_last_good,
-    published,
+    learning_version,
+    rolled,
     save,
     save_and_hand_over,
     skipped,
+    start_reading,
 )
 from notepad_jax.training.run_log import Tell
 from notepad_jax.types import PolicySnapshot
@@ -98,7 +102,8 @@ async def _train(
     told = run_log.telling(
         _named(config, run), folder, screen, run.rollouts.reader, run.step, resume
     )
-    with stop.patiently(), hosts.keeping(run.under_way.keep), told as tell, profiler:
+    keeping = hosts.keeping(run.under_way.keep)
+    with stop.patiently(), keeping, told as tell, profiler, beside(run, folder):
         async with run.driver:
             await validate(run, tell, folder, stop)
             while run.step < config.steps and not run.validation.exhausted:
@@ -123,6 +128,8 @@ async def _train(
                 if not callbacks.go_on(callback, run.step, {**metrics, **validated}):
                     end_here(run)
                     break
+        if run.fleet:
+            run.fleet.end()
     return run.checkpoints.folder
 
 
@@ -144,6 +151,7 @@ def check(
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
     builders.engines_mesh(config.engine)
     rollout_settings.check(config)
+    fleet.check(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
     if not resume and mended:
@@ -173,7 +181,7 @@ def prepare(
     stop: stopping.Stop | None = None, mended: bool = False,
 ) -> Run:  # fmt: skip
     """Loads the policy and puts the parts together, where a checkpoint left them."""
-    asked = config
+    asked, anew = config, step is not None
     words = check(config, folder, resume, step, mended)  # before anything is written or removed
     waiting.look()
     config = decided.kept(config, folder, words, resume, screen)
@@ -193,7 +201,9 @@ def prepare(
     start, stored = base_fingerprint.content(policy), policy.stored
     digests = [file["digest"] for file in stream.admitted.get("files", ())]
     identity = {**keys.plain(config), "start": start, "bytes of tasks.files": digests}
-    begun = partial_rollout.UnderWay(folder, identity, stop or stopping.Stop(), screen.warn)
+    begun = partial_rollout.UnderWay(
+        folder, identity, stop or stopping.Stop(), screen.warn, config.checkpoint.keep_turns
+    )
     nobody = PolicySnapshot(-1, None)
     driver = builders.service(
         config.engine, policy, reading, template, nobody,
@@ -207,7 +217,6 @@ def prepare(
         screen.say(idle)
     waiting.look()
     wanted = builders.adopted(config, policy.config, config.grpo.lora.wanted)
-    handoff = _handoff(config.checkpoint, where, wanted, learning.frozen)
     del policy  # the starting weights live on in the learner alone
 
     ledger, fresh = Ledger(), step is None and not (resume and checkpoints.steps())
@@ -216,12 +225,19 @@ def prepare(
     else:
         saved = checkpoints.restore(*learner.restore_target(learning), screen.warn, step)
         base_fingerprint.compare(saved.meta.get("start", {}), start, folder)
-        checkpoints.keep_base(learner.base(learning, stored))
         ledger = sampled.restored(saved.data, mended)
+    checkpoints.take_over()  # nothing is refused from here on
+    handoff, apart = _handoff(config, checkpoints, wanted, learning.frozen), None
+    if config.fleet.on:
+        terms = fleet.terms(config, start, stream.records.identity, before)
+        apart = Fleet(where.parent, checkpoints.life, terms, sampled, handoff, screen.say)
+        sampled = dataclasses.replace(sampled, apart=apart.read)
+    if not fresh:
+        checkpoints.keep_base(learner.base(learning, stored))
         learner.resume(learning, saved)
         step = saved.step
         if held_out.restored(saved.data, screen):
-            held_out.mark(checkpoints.folder)
+            held_out.mark(checkpoints)
         checkpoints.go_on_from(step)
     waiting.look()
     if hosts.first():
@@ -237,6 +253,7 @@ def prepare(
         start=start,
         checkpoints=checkpoints,
         handoff=handoff,
+        fleet=apart,
         under_way=begun,
         validation=held_out,
         screen=screen,
@@ -254,17 +271,19 @@ def prepare(
         checkpoints.keep_base(learner.base(learning, stored))
         save(run, ledger)
         record.begin(folder, named)
-    run.driver.start_with(published(run, step))
+    start_reading(run, anew)
     return run
 
 
-def _handoff(
-    checkpoint: CheckpointKeys, folder: Path | epath.Path, wanted: Any, frozen: Any
-) -> Handoff:
+def _handoff(config: Training, checkpoints: Checkpoints, wanted: Any, frozen: Any) -> Handoff:
     """Returns the bridge to the engine, which asks for `wanted`; `frozen` is handed over once."""
-    if checkpoint.handoff == "memory":
+    if config.fleet.on:
+        kept = config.fleet.lead + config.checkpoint.every + 1
+        place = checkpoints.folder.parent / fleet.POLICY
+        return ThroughStorage(place, wanted, kept, checkpoints.life, frozen)
+    if config.checkpoint.handoff == "memory":
         return InProcess(wanted, frozen)
-    return ThroughStorage(folder, wanted)
+    return ThroughStorage(checkpoints.folder, wanted, life=checkpoints.life)
 
 
 # ---------------------------------------------------------------- one step
@@ -273,15 +292,13 @@ def _handoff(
 async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollout]:
     """Rollout and update; returns (metrics, timings, what was sampled)."""
     began, before, compiling = time.perf_counter(), run.ledger, compiled.watched()
-    compiled_before, version = compiling.seconds, run.driver.version
-    rollout, metrics = await run.under_way.rolled(
-        run.step + 1, version, before.next, run.rollouts.step(before, version)
-    )
-    rolled, compiled_then = time.perf_counter(), compiling.seconds
+    compiled_before, version = compiling.seconds, learning_version(run)
+    rollout, metrics = await rolled(run, version)
+    rolled_at, compiled_then = time.perf_counter(), compiling.seconds
     if run.config.engine.give_back:
         run.driver.rest(weights=True)
     metrics |= throughput.of_rollout(
-        run.driver.take_stats(), run.learner.config, learner.adapters(run.learner)
+        (run.fleet or run.driver).take_stats(), run.learner.config, learner.adapters(run.learner)
     )
     metrics |= run.seen
     packed_tokens = 0
@@ -296,13 +313,13 @@ async def one_step(run: Run) -> tuple[dict[str, float], dict[str, float], Rollou
         rollout = dataclasses.replace(rollout, proximal=run.learner.proximal)
     run.step, run.ledger = run.step + 1, rollout.ledger
     clock = throughput.Clock(
-        rollout=rolled - began,
-        update=time.perf_counter() - rolled,
+        rollout=rolled_at - began,
+        update=time.perf_counter() - rolled_at,
         rollout_compiling=compiled_then - compiled_before,
         update_compiling=compiling.seconds - compiled_then,
     )
     timings = throughput.timings(clock, metrics, packed_tokens, run.peak)
-    timings["replayed_turns"] = run.under_way.replayed  # of a rollout that was stopped
+    timings["replayed_turns"] = run.under_way.replays.replayed  # of a rollout that was stopped
     return metrics, timings, rollout
 
 
@@ -317,12 +334,15 @@ async def validate(run: Run, tell: Tell, folder: Path, stop: stopping.Stop) -> d
     began = time.perf_counter()
     metrics = hosts.broadcast(lambda: validation.told(read_metrics(folder), step))
     if metrics is None or held_out.begun_anew:
+        if run.fleet:  # its engine reads nothing else
+            await run.driver.adopt(run.handoff.adopt(step), drain=True)
         metrics = await held_out.measure(step, stop, run.screen)
-        run.driver.rest()  # nothing that it read is there when the next rollout begins
+        # Nothing that it read is there when the next rollout begins.
+        run.driver.rest(weights=run.fleet is not None)
         run.driver.take_stats()
         tell.validated(step, metrics)
     held_out.add(step, metrics)
-    held_out.mark(run.checkpoints.folder)
+    held_out.mark(run.checkpoints)
     for line in validation.lines(held_out, metrics, began):
         run.screen.say(line)
     return metrics

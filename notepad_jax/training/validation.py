@@ -19,11 +19,10 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from notepad_jax.checkpoint import best
 from notepad_jax.checkpoint.best import Best
+from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.data import formats, held_out
 from notepad_jax.data.admission import Admission
 from notepad_jax.data.rows import Pair
@@ -31,6 +30,7 @@ from notepad_jax.eval import methods, readings, summary
 from notepad_jax.eval.lengths import format_length, parse_length
 from notepad_jax.eval.measure import Item, Judge, Progress, Result, check, measure
 from notepad_jax.parallel import hosts
+from notepad_jax.reading import shares
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.rollout import rewards
@@ -93,7 +93,9 @@ class Validation:
 
     async def measure(self, step: int, stop: Stop, screen: Screen) -> dict[str, float]:
         """Reads all items with what the engine holds; raises Stopped if somebody asked for it."""
-        own = self.items[hosts.index() :: hosts.count()]
+        tasks, lengths = zip(*((item.task, item.length) for item in self.items), strict=True)
+        dealt = shares.whole_documents(tasks, lengths, hosts.count())
+        own = [self.items[number] for number in dealt[hosts.index()]]
         with _progress(step, len(own), screen) as on_progress:
             measuring = await stop.until(measure(own, self.reader, on_progress, judge=self.judge))
         stop.check_all(f"in the validation of step {step}, which is made again")
@@ -108,9 +110,9 @@ class Validation:
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         self.found.append(Best(step, metrics[SCORE]))
 
-    def mark(self, checkpoints: Path) -> None:
-        """Marks the best step so far in a run's folder of steps."""
-        hosts.broadcast(lambda: best.mark(checkpoints, self.best))
+    def mark(self, checkpoints: Checkpoints) -> None:
+        """Marks the best step so far among a run's steps."""
+        checkpoints.mark(self.best)
 
     # ------------------------------------------------------------ in a checkpoint
 

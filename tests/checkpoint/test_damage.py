@@ -247,7 +247,7 @@ def test_a_save_killed_after_orbax_was_done_is_as_if_it_had_never_begun(tmp_path
         env=os.environ | {"JAX_PLATFORMS": "cpu"}, timeout=120,
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL
-    assert ".2.writing" in os.listdir(tmp_path)
+    assert ".2.writing-0" in os.listdir(tmp_path)
     checkpoints, said = training_state.Checkpoints(tmp_path, keep=1), []
     params, opt = {"a": jnp.full(3, 2.0)}, {"m": jnp.ones(2)}
     found = checkpoints.restore(abstract(params), abstract(opt), said.append)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from notepad_jax.reading.loop import Job, Reader, read_all, shared_out
+from notepad_jax.reading.loop import Job, Reader, read_all
 from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.text.chunks import Documents
 from notepad_jax.types import (
@@ -164,25 +164,18 @@ class Several:
         return [task.result() for task in tasks]
 
 
-def test_documents_are_shared_out_whole():
-    """Three questions of one document, then documents of two, one and one."""
-    names = [("a", 3), ("b", 2), ("c", 1), ("d", 1)]
-    documents = {name: TextDocument(name) for name, _ in names}
-    jobs = [Job(task(name, documents[name]), 0) for name, n in names for _ in range(n)]
-    assert shared_out(jobs, 1) == [[0, 1, 2, 3, 4, 5, 6]]
-    assert shared_out(jobs, 2) == [[0, 1, 2, 6], [3, 4, 5]]
-    assert shared_out(jobs, 3) == [[0, 1, 2], [3, 4], [5, 6]]
-    assert shared_out(jobs[:3], 2) == [[0, 1, 2], []]
+def test_the_longest_document_is_begun_first_and_results_stay_in_their_places():
+    """Two at a time: the last of four is known to be the longest."""
+    begun = []
+    jobs = [Job(task(str(k), TextDocument("ann is red .")), k, length=k + 1) for k in range(4)]
 
+    def watch(index):
+        begun.append(index)
+        return Seen([], index)
 
-def test_who_comes_back_to_a_document_comes_where_it_was_read():
-    first, second, third = (TextDocument(text) for text in ("ann", "bob", "ann"))
-    jobs = [Job(Task("t", "who ?", one, ("a",), "test", "em"), 0) for one in (first, second, third)]
-    homes = {}
-    assert shared_out(jobs[:2], 2, homes) == [[0], [1]]
-    assert shared_out([jobs[1], jobs[1], jobs[2]], 2, homes) == [[2], [0, 1]]
-    assert shared_out([jobs[2], jobs[1]], 2, homes) == [[0], [1]]
-    assert {part for _, part in homes.values()} == {0, 1} and len(homes) == 3
+    how = reader(fakes.empty(), at_once=2)
+    ends = asyncio.run(read_all(jobs, how, watch, lambda index, seen, end: index))
+    assert begun == [3, 2, 1, 0] and ends == [0, 1, 2, 3]
 
 
 def test_several_completers_read_what_one_reads_and_watchers_are_never_disturbed():

@@ -126,7 +126,8 @@ def sampled():
 
 def read(sampled, chunks, *ordinals):
     stage = sampled.stream.stage(chunks, 256)
-    groups, failed = asyncio.run(sampled._read(stage, sampled.reader, ordinals, 0))
+    own = dict.fromkeys(ordinals[hosts.index() :: hosts.count()], 0)
+    groups, failed = asyncio.run(sampled._read(stage, sampled.reader, own, 0))
     assert not failed
     return groups
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from subprocess import Popen
 
 from notepad_jax import __main__
-from notepad_jax.checkpoint import best
+from notepad_jax.checkpoint import best, fence
 from notepad_jax.checkpoint.steps import BASE, steps_in
 from notepad_jax.rollout import archive
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, TIMINGS
@@ -49,10 +49,11 @@ AIMS = {
 POLL = 0.001  # seconds between two looks
 STARTS = 0.4  # of the time that a run takes: its start
 FILES = (METRICS, LEDGER, TIMINGS, archive.FILE)
-BESIDE = {best.NAME, BASE, record.BESIDE}  # what else lies among the steps and stays there
+# What else lies among the steps and stays there.
+BESIDE = {best.NAME, BASE, record.BESIDE, fence.FOLDER}
 
 # What a kill can hit, as it is told; each kill is of one kind, the first that is true.
-KEPT = "a rollout, whose turns it kept when it was told to stop"
+KEPT = "a rollout, of which it kept turns, told to stop or as they ended"
 NOTHING_SAVED = "before the first checkpoint"
 STARTING = "a resume has begun, and no file has changed yet"
 CUT_BACK = "a resume has cut its files back, and no step is new"

@@ -187,7 +187,9 @@ SETTINGS = {
             _guards,
         ),
         Setting(
-            "rounds", "documents read in two parallel rounds, what they note merged", 6, 1,
+            "rounds",
+            "documents read in two parallel rounds, what they note merged; turns kept as they end",
+            6, 1,
             (
                 "--config.reading.order=parallel",
                 "--config.reading.passes=2",
@@ -196,6 +198,7 @@ SETTINGS = {
                 "--config.tasks.memory_reward=recall_gain",
                 "--config.grpo.memory_weight=0.25",
                 "--config.checkpoint.handoff=memory",
+                "--config.checkpoint.keep_turns=8",
             ),
             _rounds,
         ),

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from notepad_jax.checkpoint import best, steps
+from notepad_jax.checkpoint import best, fence, steps
 from notepad_jax.checkpoint.checksums import named_leaves
 from notepad_jax.rollout import archive
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, TIMINGS, read_metrics
@@ -78,7 +78,8 @@ def _has(item: str, step: str) -> bool:
 
 def _names(checkpoints: Path) -> list[str]:
     """The steps, and whatever a save or a removal that was cut off has left among them."""
-    return sorted(path.name for path in checkpoints.glob("*"))
+    names = {path.name for path in checkpoints.glob("*")}
+    return sorted(names - {fence.FOLDER})  # how often a trainer began: as often as it was killed
 
 
 def _of_bytes(whole: Path, other: Path) -> str:

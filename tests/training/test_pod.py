@@ -115,8 +115,8 @@ def test_two_processes_are_one_also_after_one_was_killed(tmp_path):
         steps = {name.split("/")[3] for name in there.objects}
         written = {name for name in there.objects if "/ocdbt.process_1/" in name}
     # The newest two, the best, and what their adapters lie on.
-    assert {"2", "3", "base", "run.json"} <= steps
-    assert steps <= {"0", "2", "3", "base", "run.json", "best.json"}
+    assert {"2", "3", "base", "run.json", "trainer"} <= steps
+    assert steps <= {"0", "2", "3", "base", "run.json", "best.json", "trainer"}
     assert written  # each writes its part
     assert not (tmp_path / "host-0" / "runs" / "two" / "checkpoints").exists()
     assert not (tmp_path / "host-1" / "runs" / "two").exists()

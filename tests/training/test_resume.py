@@ -206,7 +206,7 @@ def test_a_damaged_newest_step_is_passed_over_and_done_again(uninterrupted, tmp_
     (said,) = capsys.readouterr().err.splitlines()  # also on a screen that is silent
     assert "step 4 is damaged (opt/" in said and said.endswith("; the newest good step is 3")
     jax.tree.map(np.testing.assert_array_equal, last_state(folder), last_state(uninterrupted))
-    assert sorted(os.listdir(folder / "checkpoints")) == ["3", "4"]
+    assert sorted(os.listdir(folder / "checkpoints")) == ["3", "4", "trainer"]
 
 
 def test_a_run_goes_on_from_the_step_that_is_asked_for(
@@ -219,7 +219,7 @@ def test_a_run_goes_on_from_the_step_that_is_asked_for(
     assert "runs/x/checkpoints has no step 2; there: 3, 4" in capsys.readouterr().err
     assert cli.main(["train", "--name=y", "--step=2"]) == 1
     assert "say --resume as well" in capsys.readouterr().err and not Path("runs/y").exists()
-    assert sorted(os.listdir("runs/x/checkpoints")) == ["3", "4"]
+    assert sorted(os.listdir("runs/x/checkpoints")) == ["3", "4", "trainer"]
     assert cli.main([*resume, "--step=3"]) == 0
     metrics = Path("runs/x/metrics.jsonl")
     assert metrics.read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
@@ -244,7 +244,7 @@ def test_a_run_of_an_earlier_version_is_neither_resumed_nor_begun_over(uninterru
         run(folder, resume=True)
     with pytest.raises(ValueError, match="run exists; choose another name"):
         run(folder)
-    assert sorted(os.listdir(folder / "checkpoints")) == ["3", "4"]
+    assert sorted(os.listdir(folder / "checkpoints")) == ["3", "4", "trainer"]
 
 
 def another_bit(folder: Path) -> None:

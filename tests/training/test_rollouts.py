@@ -6,10 +6,11 @@ import json
 import types
 
 import numpy as np
+import pytest
 
 from notepad_jax.grpo import algorithm
 from notepad_jax.parallel import hosts
-from notepad_jax.rollout import dynamic_sampling, local, rewards
+from notepad_jax.rollout import collector, dynamic_sampling, local, rewards
 from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.setup.task_stream import TaskStream
 from notepad_jax.training.rollouts import Rollouts
@@ -42,7 +43,22 @@ def two_questions(ordinal):
 STREAM = TaskStream(types.SimpleNamespace(at=two_questions), 2, 0, None)
 
 
-def rollouts(completer, wanted, staleness=0, documents=3) -> Rollouts:
+def equal(ordinal):
+    return 0
+
+
+def uneven(ordinal):
+    """None of which is twice the next; the second process, by turns, would have the longest."""
+    return (300, 900, 500, 700, 400)[ordinal % 5]
+
+
+def unknown(ordinal):
+    if ordinal % 2:
+        raise ValueError("the document is gone, and its reading will say so")
+    return uneven(ordinal)
+
+
+def rollouts(completer, wanted, staleness=0, documents=3, length=equal) -> Rollouts:
     return Rollouts(
         stream=STREAM,
         reader=reader(completer),
@@ -53,6 +69,7 @@ def rollouts(completer, wanted, staleness=0, documents=3) -> Rollouts:
         seed=3,
         max_failed_share=0.0,
         local=wanted,
+        length=length,
     )
 
 
@@ -115,9 +132,11 @@ def test_a_group_that_waits_gets_its_local_turns_from_the_policy_that_learns():
     assert versions <= {1}
 
 
-def test_every_process_comes_to_the_same(monkeypatch):
+@pytest.mark.parametrize("length", [equal, uneven, unknown])
+def test_every_process_comes_to_the_same_whatever_its_share(monkeypatch, length):
     """Played one after another: what each says of its share is kept for the others."""
     count, (alone, numbers) = 3, step(scribe(), ON)
+    shares = {}
     spoken: dict[int, list[bytes]] = {k: [] for k in range(count)}
 
     class Silent(Exception):
@@ -137,7 +156,14 @@ def test_every_process_comes_to_the_same(monkeypatch):
         monkeypatch.setattr(hosts, "index", lambda: index)
         monkeypatch.setattr(hosts, "count", lambda: count)
         monkeypatch.setattr(hosts, "gather", gather)
-        return step(scribe(), ON)
+        monkeypatch.setattr(collector, "collect", collect)
+        return step(scribe(), ON, length=length)
+
+    collect_here = collector.collect
+
+    async def collect(draws, *how):
+        shares.setdefault(hosts.index(), [draw.ordinal for draw in draws])
+        return await collect_here(draws, *how)
 
     done = {}
     for _ in range(10):
@@ -147,6 +173,8 @@ def test_every_process_comes_to_the_same(monkeypatch):
             except Silent:
                 continue
     assert len(done) == count
+    longest_first = {equal: [0, 1, 2], uneven: [1, 2, 0], unknown: [2, 0, 1]}[length]
+    assert [shares[k] for k in range(count)] == [[ordinal] for ordinal in longest_first]
     assert all(json.loads(some[-1]) for some in spoken.values())  # each had turns of its own
     for rollout, metrics in done.values():
         assert metrics == numbers

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from notepad_jax import cli, waiting
+from notepad_jax.checkpoint.steps import steps_in
 from notepad_jax.engine import journal
 from notepad_jax.engine.replay import Given, Replay
 from notepad_jax.reading.trace import TraceFile
@@ -63,7 +64,7 @@ def kept(folder: Path) -> int:
 
 def saved_in(folder: Path) -> list[str]:
     """Steps in the run's checkpoints."""
-    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+    return [str(step) for step in steps_in(folder / "checkpoints")]
 
 
 @pytest.mark.slow
@@ -191,7 +192,7 @@ def kept_in(folder, header=(), settings=SETTINGS):
     step = {"step": 3, "version": 2, "draw": 8} | dict(header)
 
     async def rollout():
-        mine.replays[0].turns = TURNS
+        mine.replays.each[0].turns = TURNS
 
     with pytest.raises(Stopped, match=f"in the rollout of step {step['step']}, of which 1 turns"):
         asyncio.run(mine.rolled(*step.values(), rollout()))
@@ -206,7 +207,7 @@ def gone_on(folder, settings=SETTINGS, step=3):
     mine.take_up(step - 1)
 
     async def rollout():
-        return len(mine.turns)
+        return len(mine.replays.turns)
 
     known = asyncio.run(mine.rolled(step, step - 1, 8, rollout()))
     mine.done(step - 1)
@@ -238,7 +239,7 @@ def test_turns_wait_for_their_step_and_leave_with_it(tmp_path):
 )
 def test_what_does_not_fit_is_said_in_a_line(tmp_path, header, now, cut, says):
     path = kept_in(tmp_path, header)
-    path.write_bytes(path.read_bytes()[: -cut or None])
+    path.write_bytes(path.read_bytes()[cut:])
     known, (said,), _, there = gone_on(tmp_path, SETTINGS | now)
     assert says in said and "\n" not in said
     assert known == 0 and not there
@@ -258,7 +259,7 @@ def test_a_damaged_file_makes_the_rollout_anew(uninterrupted, tmp_path, at_launc
     with pytest.raises(Stopped):
         run(folder)
     path = folder / partial_rollout.FILE
-    path.write_bytes(path.read_bytes()[:-9])
+    path.write_bytes(path.read_bytes()[9:])
     run(folder, resume=True)
     (said,) = capsys.readouterr().err.splitlines()
     assert "under_way.jsonl is cut off" in said
@@ -277,9 +278,9 @@ def test_engines_side_by_side_keep_their_turns_together(tmp_path):
         return mine
 
     async def rollout(mine, *seeds):
-        for one, seed in zip(mine.replays, seeds, strict=False):
+        for one, seed in zip(mine.replays.each, seeds, strict=False):
             one.turns[seed] = TURNS[7]
-        return [len(one.turns) for one in mine.replays]
+        return [len(one.turns) for one in mine.replays.each]
 
     mine = began(2)
     mine.stop.number = signal.SIGTERM
@@ -287,7 +288,7 @@ def test_engines_side_by_side_keep_their_turns_together(tmp_path):
         asyncio.run(mine.rolled(3, 2, 8, rollout(mine, 7, 9)))
     mine = began(2)
     assert asyncio.run(mine.rolled(3, 2, 8, rollout(mine))) == [2, 2]
-    assert set(mine.turns) == {7, 9}
+    assert set(mine.replays.turns) == {7, 9}
     mine = began(1)
     assert asyncio.run(mine.rolled(3, 2, 8, rollout(mine))) == [0]
     assert "begins with engines 2, and this step with 1; its rollout is made anew" in said[-1]
@@ -301,7 +302,7 @@ def test_what_has_ended_is_kept_when_another_process_is_gone(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
     async def rollout():
-        mine.replays[0].turns = TURNS
+        mine.replays.each[0].turns = TURNS
         await asyncio.to_thread(mine.keep)
 
     asyncio.run(mine.rolled(3, 2, 8, rollout()))

@@ -198,3 +198,33 @@ def test_a_run_does_not_go_on_with_files_of_other_content(read_whole, twice_as_l
     words = (f"--config.tasks.files={moved}", "--config.steps=3")
     metrics, _ = run_and_listen(folder, *words, resume=True)
     assert [m["step"] for m in metrics] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_run_stopped_within_a_window_goes_on_as_one_that_was_not(tmp_path):
+    """Three steps are a window, and one of them reads its longest documents."""
+    sizes = [size for _ in range(4) for size in (128, 256, 512)]
+    tasks = [make_tasks(k, size, 1)[0] for k, size in enumerate(sizes)]
+    files.write(tmp_path / "mixed.jsonl", tasks, iter(sizes))
+    words = [
+        f"--config.tasks.files={tmp_path / 'mixed.jsonl'}", "--config.rollout.documents=2",
+        "--config.rollout.max_rounds=1", "--config.rollout.archive=2",
+    ]  # fmt: skip
+    window = [*words, "--config.rollout.window=3"]
+    whole = run(tmp_path / "whole", *window, "--config.steps=6")
+    run(tmp_path / "parts", *window, "--config.steps=4")
+    assert run(tmp_path / "parts", *window, "--config.steps=6", resume=True) == whole
+    for name in WRITTEN:
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    with pytest.raises(ValueError, match="windows of 3 steps of 2 documents, .* without windows"):
+        run(tmp_path / "parts", *words, "--config.steps=7", resume=True)
+
+    read: dict[int, list[int]] = {}  # by step: tokens of documents, of the groups that are kept
+    with TraceFile(tmp_path / "whole" / archive.FILE) as trajectories:
+        for _, reading in trajectories.readings():
+            size = sizes[int(reading["task_id"].split("-")[1])]
+            read.setdefault(reading["step"], []).append(size)
+    for window in ((1, 2, 3), (4, 5, 6)):
+        longest = sorted((read[step] for step in window if step in read), key=max, reverse=True)
+        assert len(longest) > 1
+        assert all(min(long) >= max(short) for long, short in itertools.pairwise(longest))

@@ -120,15 +120,19 @@ class Right:
 class Loop:
     """A process of a run: what is on disk, and what it does until it is stopped."""
 
-    def __init__(self, how: How, folder: Path, stop_at: int):
+    def __init__(
+        self, how: How, folder: Path, stop_at: int, kill_at: int = -1, keep_turns: int = 0
+    ):
         self.how, self.folder, self.stop, self.made = how, folder, stopping.Stop(), 0
         self.says, self.batches = [], []
         rules = how.rules()
         identity = json.loads(json.dumps(dataclasses.asdict(how)))
-        self.begun = UnderWay(folder, identity, self.stop, self.says.append)
+        self.begun = UnderWay(folder, identity, self.stop, self.says.append, keep_turns)
 
         def launched(number: int) -> None:
             self.made = number + 1
+            if number == kill_at:
+                raise RuntimeError("killed")
             if number == stop_at:
                 self.stop.number = signal.SIGTERM
                 self.stop.noticed.set()
@@ -290,8 +294,10 @@ def test_an_answer_in_contexts_stopped_at_any_launch_goes_on_to_the_same_bits(tm
         assert account(folder) == account(tmp_path / "whole"), launch
         assert not (folder / FILE).exists()
         (said,) = again.says
-        assert said == f"step 1 goes on with the {again.begun.replayed} turns that had ended"
-        kept.add(again.begun.replayed)
+        assert (
+            said == f"step 1 goes on with the {again.begun.replays.replayed} turns that had ended"
+        )
+        kept.add(again.begun.replays.replayed)
     assert len(kept) > 10
 
 

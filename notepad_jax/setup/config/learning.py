@@ -266,7 +266,8 @@ class CheckpointKeys:
     )
     every: int = key(
         "steps",
-        "between checkpoints (the last step is always saved). Must be 1 with `storage`. After a "
+        "between checkpoints (the last step is always saved). Must be 1 with `storage`, unless "
+        "readers are apart ([fleet.md](fleet.md)). After a "
         "kill, at most this many steps are done again, and those that were skipped "
         "(`grpo.max_skipped`)",
         whole(1),
@@ -285,10 +286,10 @@ class CheckpointKeys:
         "loaded. The run's settings lie beside the steps (`run.json`): where its folder is lost, "
         "`--resume --config.checkpoint.folder=FOLDER` goes on from them",
     )
-
-    def __post_init__(self) -> None:
-        if self.handoff == "storage" and self.every != 1:
-            raise ValueError(
-                f"checkpoint.every is {self.every}, but handoff='storage' reads each step's "
-                f"checkpoint; use every=1, or handoff='memory'"
-            )
+    keep_turns: int = key(
+        "turns",
+        "of a rollout are written to `under_way.jsonl` whenever so many more have ended, in a "
+        "thread beside it; after a kill, `--resume` computes only the others. `0`: only when the "
+        "run is told to stop",
+        whole(0),
+    )

@@ -1,4 +1,4 @@
-"""Keys of what is read in a step: section rollout."""
+"""Keys of what is read in a step, and by whom: sections rollout and fleet."""
 
 from __future__ import annotations
 
@@ -49,6 +49,15 @@ class RolloutKeys:
         "dropped and counted (`groups/dropped_stale`). 0: nothing waits",
         whole(0),
     )
+    window: int = key(
+        "steps",
+        "the draws of so many steps are sorted by the length of their documents and dealt to as "
+        "many batches, in an order that chance decides: the longest document is waited for once a "
+        "window and not once a step, and every draw is read by the newest policy. 1: as the stream "
+        "has them. It [changes what meets in a batch](training.md#windows). With files; made "
+        "documents are of one length",
+        whole(1),
+    )
     max_failed_share: float = key(
         "share of groups",
         "a group of which a reading failed is named on the screen, counted "
@@ -81,3 +90,44 @@ class RolloutKeys:
 
     def __post_init__(self) -> None:
         SamplingParams(self.temperature, self.top_p, 1, (), 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FleetKeys:
+    """Readers in processes, or on machines, of their own."""
+
+    readers: int = key(
+        "processes",
+        "that read for the run beside it, on this machine; `train` starts them, starts those again "
+        "that die, and ends them. What they say is in `runs/NAME/readers`. 0: the trainer reads, "
+        "unless `fleet.apart` ([fleet.md](fleet.md))",
+        whole(0),
+    )
+    apart: bool = key(
+        "true, false",
+        "readers are started elsewhere, with `notepad-jax rollout` on the run's folder, or on that "
+        "of `checkpoint.folder`, any number of them, at any time",
+    )
+    bundles: int = key(
+        "parts of a step's draws",
+        "each is read by one reader, from an empty cache, in launches of its own: part of what "
+        "decides the last bits. 0: one for each of `fleet.readers`, 1 where there are none",
+        whole(0),
+    )
+    lead: int = key(
+        "versions",
+        "by which the policy that reads may be older than the one that learns, so that both work "
+        "at once. 0: readers wait for each update, and what is learnt is what `train` alone "
+        "learns",
+        whole(0),
+    )
+
+    @property
+    def on(self) -> bool:
+        """Whether others read than the trainer."""
+        return self.readers > 0 or self.apart
+
+    @property
+    def parts(self) -> int:
+        """Bundles of a step."""
+        return self.bundles or max(1, self.readers)

@@ -22,7 +22,7 @@ from notepad_jax.setup.config.asking import (
 from notepad_jax.setup.config.engine import EngineKeys, ServeKeys, TrainingEngineKeys
 from notepad_jax.setup.config.learning import CheckpointKeys, GrpoKeys, ParallelKeys
 from notepad_jax.setup.config.reading import DataKeys, ReadingKeys, TaskKeys
-from notepad_jax.setup.config.rollout import RolloutKeys
+from notepad_jax.setup.config.rollout import FleetKeys, RolloutKeys
 from notepad_jax.setup.config.starter import InitialKeys, LessonKeys, PolicyKeys
 from notepad_jax.starter.habits import Habits
 
@@ -111,6 +111,7 @@ class Training(Common):
     )
     tasks: TaskKeys
     rollout: RolloutKeys
+    fleet: FleetKeys
     grpo: GrpoKeys
     optimizer: OptimizerSettings
     parallel: ParallelKeys
@@ -121,6 +122,14 @@ class Training(Common):
     validation: ValidationKeys | None = None
     evaluate: SyntheticKeys | None = None
     serve: ServeKeys | None = None
+
+    def __post_init__(self) -> None:
+        kept = self.checkpoint
+        if kept.handoff == "storage" and kept.every != 1 and not self.fleet.on:
+            raise ValueError(
+                f"checkpoint.every is {kept.every}, but handoff='storage' reads each step's "
+                f"checkpoint; use every=1, or handoff='memory'"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

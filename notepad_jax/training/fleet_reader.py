@@ -1,0 +1,305 @@
+"""A reader of a fleet: reads what a trainer somewhere planned, bundle by bundle, until it ends.
+
+Reader and trainer meet in one folder (`fleet`), and everything that a reader has to know is there:
+the config, which policy the run began with, what is planned, the versions. A reader comes and goes
+as it likes. What it reads of a bundle follows from plan and weights; the turns that have ended are
+put beside it every so often, and whoever goes on with the bundle is given them again
+(`engine.replay`), so that the bits are those of a reader that nobody ever killed.
+
+A reader with nothing else to do begins what another has begun, if that takes much longer than a
+bundle of its own did: the other may be dead. Above: commands.rollout; below: rollouts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+
+from notepad_jax import keys, waiting
+from notepad_jax.checkpoint import bucket
+from notepad_jax.checkpoint.handoff import ThroughStorage
+from notepad_jax.checkpoint.objects import Objects
+from notepad_jax.engine import journal
+from notepad_jax.engine.engines import Engines
+from notepad_jax.engine.metered import Metered
+from notepad_jax.engine.replay import Given, Replays
+from notepad_jax.engine.service import EngineService
+from notepad_jax.rollout import schedule, serialization
+from notepad_jax.rollout.schedule import Bundle, Plan
+from notepad_jax.setup import builders, learner, process, provenance, task_stream
+from notepad_jax.setup.config.whole import Training
+from notepad_jax.setup.stopping import Stop
+from notepad_jax.telemetry.screen import Screen
+from notepad_jax.training import base_fingerprint, fleet, rollout_settings
+from notepad_jax.training.fleet import Spooled, Terms
+from notepad_jax.training.rollouts import Rollouts
+from notepad_jax.types import PolicySnapshot
+
+PATIENCE = 30.0  # seconds after which another's bundle is begun again, before one was read here
+SLOWER = 3.0  # times as long as the last of our own
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    """What a reader did."""
+
+    run: str
+    bundles: int
+    seconds: float  # of reading them
+
+
+def read(run: str, me: str, policy: str | None, screen: Screen, alone: Callable[[], bool]) -> Read:
+    """Reads for the run in the folder, or under the URL, `run` until it ends.
+
+    `me` is the reader's name: one that is started again under the same goes on with what it had
+    begun. `policy` is where the run's first policy lies here, if that is elsewhere. It also ends
+    when `alone` says that nobody wants it any more. Raises ValueError for a folder without a run
+    and for a policy, task files or code other than the run's, and `stopping.Stopped` when it is
+    told to stop; then the turns that have ended are kept.
+    """
+    stop = Stop()
+    with stop.watching():
+        return waiting.run(_read(run, me, policy, screen, alone, stop))
+
+
+async def _read(
+    run: str, me: str, policy: str | None, screen: Screen, alone: Callable[[], bool], stop: Stop
+) -> Read:
+    place = bucket.path(run)
+    there = Objects(place / fleet.FOLDER)
+    terms = await _terms(there, place, screen, alone)
+    reader = _prepared(place, there, terms, policy, me, screen, stop, alone)
+    with stop.patiently():
+        async with reader.engine:
+            while bundle := await reader.next():
+                await reader.take(bundle)
+    return Read(run, reader.bundles, reader.seconds)
+
+
+async def _terms(
+    there: Objects, place: Path | epath.Path, screen: Screen, alone: Callable[[], bool]
+) -> Terms:
+    """Waits for a trainer to begin. Raises ValueError where it cannot have."""
+    if not bucket.is_bucket(place) and not Path(place).is_dir():
+        raise ValueError(
+            f"there is no run {place}; name the folder of a run that trains with readers "
+            f"(--config.fleet.apart=true), or the one in its checkpoint.folder"
+        )
+    said = False
+    while (content := there.get(schedule.TERMS)) is None:
+        if not said:
+            said = True
+            screen.say(f"waiting for a trainer with readers to begin in {place}")
+        if alone():
+            raise ValueError(f"no trainer has begun in {place}")
+        waiting.look()
+        await asyncio.sleep(fleet.NEAR)
+    return fleet.terms_of(content)
+
+
+def _prepared(
+    place: Path | epath.Path, there: Objects, terms: Terms, policy_here: str | None, me: str,
+    screen: Screen, stop: Stop, alone: Callable[[], bool],
+) -> Reader:  # fmt: skip
+    """Loads what reads. Raises ValueError for what is not the run's."""
+    if (ours := provenance.commit()) != terms.code:
+        raise ValueError(
+            f"{place} is trained by {terms.code}, and this is {ours}; a reader needs the same code"
+        )
+    config = keys.read(Training, terms.config)
+    config = keys.changed(config, {"policy": policy_here or config.policy})
+    process.prepared(config)
+    policy = builders.load_policy(
+        config.policy, config.dtype, builders.to_read(config.engine), screen.warn
+    )
+    base_fingerprint.compare(terms.start, base_fingerprint.content(policy), place)
+    stream = task_stream.opened(config, policy.tokenizer, screen, terms.rows)
+    stream.records.check(terms.stream)
+    template = builders.template(config.reading, policy)
+    rules = builders.rules(config.reading, policy.tokenizer)
+    replays = Replays()
+    engine = builders.service(
+        config.engine, policy, rules, template, PolicySnapshot(-1, None),
+        lambda executor: replays.around(Metered(executor, screen.work)),
+    )  # fmt: skip
+    wanted = builders.adopted(config, policy.config, config.grpo.lora.wanted)
+    frozen, _ = learner.partition(config.grpo.lora, policy.config, policy.params, config.seed)
+    steps = place / fleet.POLICY
+    return Reader(
+        objects=there,
+        terms=terms.digest,
+        me=me,
+        rollouts=rollout_settings.rollouts(
+            config, stream, engine, policy.tokenizer, template, rules
+        ),
+        engine=engine,
+        replays=replays,
+        policies=ThroughStorage(steps, wanted, base=frozen),
+        keep_turns=config.checkpoint.keep_turns,
+        stop=stop,
+        alone=alone,
+        screen=screen,
+        look=fleet.FAR if bucket.is_bucket(place) else fleet.NEAR,
+    )
+
+
+@dataclasses.dataclass
+class Reader:
+    """Reads bundles, one after another."""
+
+    objects: Objects
+    terms: str  # digest of what it agreed on with the trainer
+    me: str
+    rollouts: Rollouts
+    engine: EngineService | Engines
+    replays: Replays
+    policies: ThroughStorage
+    keep_turns: int  # that end between two times that they are put beside
+    stop: Stop
+    alone: Callable[[], bool]
+    screen: Screen
+    look: float  # seconds between two looks at what lies there
+    bundles: int = 0  # read so far
+    seconds: float = 0.0  # of reading them
+    last: float = PATIENCE / SLOWER  # seconds that the last one took
+    held: int | None = None  # the version that the engine has
+    plans: dict[str, Plan] = dataclasses.field(default_factory=dict)
+    seen: dict[str, float] = dataclasses.field(default_factory=dict)  # claims, since when
+
+    async def next(self) -> Bundle | None:
+        """Returns what is to be read next, when there is something; None when the run has ended."""
+        while True:
+            names = self.objects.names()
+            if schedule.ENDED in names or self.alone():
+                return None
+            if bundle := self._chosen(names):
+                return bundle
+            self.stop.check("between two bundles")
+            await asyncio.sleep(self.look)
+
+    def _chosen(self, names: Sequence[str]) -> Bundle | None:
+        """Returns the bundle that is begun, with our claim on it."""
+        read, by = set(schedule.of_kind(names, schedule.SPOOL)), schedule.claimed(names)
+        plans = self._planned(schedule.of_kind(names, schedule.PLAN))
+        claims = {bundle: [self._whose(one) for one in each] for bundle, each in by.items()}
+        fresh = {bundle for bundle, each in by.items() if self._fresh(each[-1])}
+        others = {bundle for bundle, each in claims.items() if each[-1] != self.me}
+        bundle = schedule.chosen(plans, read | fresh & others, claims, self.me)
+        if bundle is None:
+            return None
+        number = len(by.get(bundle.name, ()))
+        mine = self.objects.put(f"{schedule.CLAIM}/{bundle.name}-{number}", self.me.encode())
+        return bundle if mine else None  # another was quicker: look again
+
+    def _planned(self, steps: Sequence[str]) -> list[Plan]:
+        for step in steps:
+            content = None if step in self.plans else self.objects.get(f"{schedule.PLAN}/{step}")
+            if content:
+                self.plans[step] = schedule.parsed(content)
+        self.plans = {step: plan for step, plan in self.plans.items() if step in steps}
+        for plan in self.plans.values():
+            if plan.terms != self.terms:
+                raise ValueError(
+                    f"the run in {self.objects.folder.parent} went on with other settings since "
+                    f"this reader began; start it again"
+                )
+        there = set(self.policies.versions()) if self.plans else ()
+        return [plan for plan in self.plans.values() if plan.version in there]
+
+    def _whose(self, claim: str) -> str:
+        return (self.objects.get(claim) or b"").decode()
+
+    def _fresh(self, claim: str) -> bool:
+        """Whether a claim has not stood for so long that its reader may be dead."""
+        since = self.seen.setdefault(claim, time.monotonic())
+        return time.monotonic() - since < SLOWER * self.last
+
+    # ------------------------------------------------------------ one bundle
+
+    async def take(self, bundle: Bundle) -> None:
+        """Reads a bundle and puts it, unless somebody else has by then; raises Stopped."""
+        began, what = time.monotonic(), f"step {bundle.step}, part {bundle.number}"
+        draws = f"{len(bundle.ordinals)} draws by version {bundle.version}"
+        self.screen.say(f"{what}: {draws}")
+        reading = await self.stop.until(self._bundle(bundle))
+        if self.stop.number is not None and (reading.cancelled() or not reading.exception()):
+            self._keep(bundle)
+            self.stop.check(f"in {what}, of which {len(self.replays.turns):,} turns are kept")
+        made = reading.result()
+        if made is None:
+            self.screen.say(f"{what}: another reader has it")
+            return
+        self.objects.put(f"{schedule.SPOOL}/{bundle.name}", made.encoded())
+        self.last = time.monotonic() - began
+        self.bundles, self.seconds = self.bundles + 1, self.seconds + self.last
+        self.screen.say(f"{what}: read in {self.last:.1f} s")
+
+    async def _bundle(self, bundle: Bundle) -> Spooled | None:
+        """Returns what a bundle came to; None where another reader was quicker."""
+        await self._hold(bundle.version)
+        self.engine.take_stats()
+        self.replays.begin(self._kept(bundle))
+        reading = asyncio.ensure_future(
+            self.rollouts.read(bundle.chunks, bundle.ordinals, bundle.version)
+        )
+        try:
+            while not reading.done():
+                await asyncio.wait((reading,), timeout=self.look)
+                if not reading.done() and self._superfluous(bundle):
+                    return None
+        finally:
+            reading.cancel()
+            await asyncio.wait((reading,))
+        told = serialization.tell(*reading.result())
+        return Spooled(self.terms, told, dataclasses.asdict(self.engine.take_stats()))
+
+    def _superfluous(self, bundle: Bundle) -> bool:
+        """Puts turns beside, if enough have ended; returns whether nobody wants the bundle."""
+        if self.keep_turns and len(self.replays.turns) >= self._put + self.keep_turns:
+            self._keep(bundle)
+        return self.objects.get(f"{schedule.SPOOL}/{bundle.name}") is not None or self.alone()
+
+    async def _hold(self, version: int) -> None:
+        """Has the engine hold a version, and nothing of what it read."""
+        if version == self.held:
+            self.engine.rest()
+            return
+        self.engine.rest(weights=True)
+        self.held = None
+        await self.engine.adopt(self.policies.adopt(version), drain=True)
+        self.held = version
+
+    # ------------------------------------------------------------ turns that have ended
+
+    def _header(self, bundle: Bundle) -> dict[str, Any]:
+        told = {"terms": self.terms, "bundle": bundle.name, "version": bundle.version}
+        return {**told, "engines": len(self.replays.each)}
+
+    def _kept(self, bundle: Bundle) -> Mapping[int, Given]:
+        """Returns the turns that a reader before has put beside a bundle."""
+        self._put = 0
+        content = self.objects.get(f"{schedule.PROGRESS}/{bundle.name}")
+        if not content:
+            return {}
+        try:
+            header, turns = journal.decoded(content)
+        except ValueError:
+            return {}  # damaged: it is read anew
+        if header != self._header(bundle):
+            return {}
+        self._put = len(turns)
+        if turns:
+            self.screen.say(f"goes on with the {len(turns):,} turns that had ended")
+        return turns
+
+    def _keep(self, bundle: Bundle) -> None:
+        turns = self.replays.turns
+        self._put = len(turns)
+        content = journal.encoded(self._header(bundle), turns)
+        self.objects.replace(f"{schedule.PROGRESS}/{bundle.name}", content)

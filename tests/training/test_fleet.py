@@ -1,0 +1,242 @@
+"""A trainer and readers that meet in a folder: what they learn is what `train` alone learns.
+
+Readers are threads here, so that what one has compiled all have; as processes, killed where it
+hurts, they are in `tests/support/fleet_kills.py`.
+"""
+
+import contextlib
+import dataclasses
+import json
+import threading
+
+import pytest
+
+from notepad_jax.checkpoint.objects import Objects
+from notepad_jax.engine.stats import EngineStats
+from notepad_jax.rollout import schedule
+from notepad_jax.setup import configuration
+from notepad_jax.telemetry.screen import SilentScreen
+from notepad_jax.training import fleet, fleet_reader
+from notepad_jax.training.fleet import Spooled
+from tests.runs import SMALL, run
+from tests.support import same_run
+
+ALONE = (
+    "--config.rollout.max_rounds=1", "--config.validation.suite=synthetic",
+    "--config.validation.every=2", "--config.validation.lengths=512",
+    "--config.validation.samples=4",
+)  # fmt: skip
+APART = (*ALONE, "--config.fleet.apart=true")
+
+
+class Told(SilentScreen):
+    """Keeps what is said."""
+
+    def __init__(self):
+        self.lines = []
+
+    def say(self, text):
+        self.lines.append(text)
+
+    warn = say
+
+
+@contextlib.contextmanager
+def readers(folder, *names, screens=None):
+    """Reads for the run in the folder, as several, until it ends; yields what each said it did."""
+    found, leave = {}, threading.Event()
+
+    def one(name):
+        screen = (screens or {}).get(name, SilentScreen())
+        while not folder.exists() and not leave.wait(0.02):
+            pass
+        try:
+            found[name] = fleet_reader.read(str(folder), name, None, screen, leave.is_set)
+        except Exception as problem:
+            found[name] = problem
+
+    threads = [threading.Thread(target=one, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    try:
+        yield found
+    finally:
+        leave.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    run(folder, *ALONE)
+    return folder
+
+
+def learnt(folder, *words, names=("one",), **more):
+    with readers(folder, *names, **more) as found:
+        run(folder, *APART, *words)
+    return found
+
+
+def test_without_a_lead_it_learns_what_train_learns_byte_by_byte(alone, tmp_path):
+    found = learnt(tmp_path / "run", "--config.fleet.lead=0")
+    assert same_run.differences(alone, tmp_path / "run") == []
+    assert found["one"].bundles == 4
+    assert Objects(tmp_path / "run" / fleet.FOLDER).names() == ["ended", "terms"]
+
+
+@pytest.fixture(scope="module")
+def by_one(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("by_one") / "run"
+    learnt(folder, "--config.fleet.bundles=2", "--config.checkpoint.every=2")
+    return folder
+
+
+def test_with_a_lead_versions_are_as_old_as_they_may_be(by_one):
+    lines = [json.loads(line) for line in (by_one / "metrics.jsonl").open()]
+    ages = [line.get("rollout/age_max") for line in lines if "reward" in line]
+    assert ages[0] == 0 and set(ages[1:]) <= {1, None}  # None: nothing to learn from
+    assert 1 in ages
+
+
+def test_how_many_read_changes_no_bit(by_one, tmp_path):
+    words = ("--config.fleet.bundles=2", "--config.checkpoint.every=2")
+    found = learnt(tmp_path / "run", *words, names=("one", "two"))
+    assert same_run.differences(by_one, tmp_path / "run") == []
+    assert sum(one.bundles for one in found.values()) >= 8
+
+
+def test_a_trainer_that_was_killed_goes_on_with_what_readers_have_read(by_one, tmp_path):
+    """Between saving and publishing, with a step read ahead, and one that has to be made again."""
+    folder = tmp_path / "run"
+    words = ("--config.fleet.bundles=2", "--config.checkpoint.every=2")
+    published = fleet.Fleet.publish
+
+    def killed(self, snapshot, ledger, saved):
+        if snapshot.version == 3:
+            raise KeyboardInterrupt
+        published(self, snapshot, ledger, saved)
+
+    with readers(folder, "one") as found:
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(fleet.Fleet, "publish", killed)
+            run(folder, *APART, *words)
+        run(folder, *APART, *words, resume=True)
+    assert same_run.differences(by_one, folder) == []
+    assert found["one"].bundles == 8  # no bundle was read twice
+
+
+def test_a_bundle_that_was_changed_on_the_way_is_read_again(alone, tmp_path):
+    folder, objects = tmp_path / "run", Objects(tmp_path / "run" / fleet.FOLDER)
+    put, broken = Objects.put, []
+
+    def flipped(self, name, content):
+        if name == "spool/2-0" and not broken:
+            broken.append(name)
+            content = content.replace(b'"ids"', b'"idz"', 1)
+        return put(self, name, content)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Objects, "put", flipped)
+        found = learnt(folder, "--config.fleet.lead=0")
+    assert broken and found["one"].bundles == 5
+    assert same_run.differences(alone, folder) == []
+    assert objects.get("ended") == b""
+
+
+def test_a_reader_of_other_code_or_another_policy_says_so(by_one, tmp_path, monkeypatch):
+    def refused(**changes):
+        terms = fleet.terms_of(Objects(by_one / fleet.FOLDER).get(schedule.TERMS))
+        place = tmp_path / "run"
+        Objects(place / fleet.FOLDER).replace(
+            schedule.TERMS, dataclasses.replace(terms, **changes).encoded()
+        )
+        with pytest.raises(ValueError) as refusal:
+            fleet_reader.read(str(place), "me", None, SilentScreen(), lambda: False)
+        return str(refusal.value)
+
+    assert "is trained by 1234567, and this is" in refused(code="1234567")
+    start = {"folder": "elsewhere", "weights": "0", "tokenizer": "0", "config": "0"}
+    assert "began with the policy in elsewhere; not the same" in refused(start=start)
+    other = {**fleet.terms_of(Objects(by_one / fleet.FOLDER).get("terms")).stream, "seed": 5}
+    assert "this data position was saved with seed = 5" in refused(stream=other)
+    with pytest.raises(ValueError, match="there is no run .*nothing; name the folder of a run"):
+        fleet_reader.read(str(tmp_path / "nothing"), "me", None, SilentScreen(), lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--config.rollout.max_rounds=2",), "rollout.max_rounds is 2, and a fleet reads what was"),
+        (("--config.rollout.local.samples=2",), "rollout.local.samples is 2, which are of turns"),
+        (("--config.tasks.retire_at=0.9",), "tasks.retire_at is 0.9, by which"),
+        (("--config.grpo.minibatches=2",), "fleet.lead is 1, and nothing bounds what is learnt"),
+        (("--config.grpo.proximal=interpolated",), "fleet.lead is 1, and nothing bounds"),
+    ],
+)
+def test_what_a_fleet_cannot_do_is_refused_before_anything_is_loaded(words, message):
+    with pytest.raises(ValueError, match=message):
+        fleet.check(configuration.load("quickstart", [*SMALL, *APART, *words]))
+
+
+def test_what_bounds_old_turns_lets_a_lead_be():
+    for words in (
+        ("--config.grpo.minibatches=2", "--config.grpo.tis_cap=2"),
+        ("--config.grpo.minibatches=2", "--config.fleet.lead=0"),
+        (),
+    ):
+        fleet.check(configuration.load("quickstart", [*SMALL, *APART, *words]))
+
+
+# ---------------------------------------------------------------- what is put
+
+BUNDLE = schedule.Bundle(3, 0, 2, 0, (7, 9))
+TOLD = {
+    "groups": [{"place": [7, 0], "readings": [{"turns": [[4, "stop", 2], [1, "stop", 2]]}]}],
+    "failed": [[9, 0, 1, "ValueError: no"]],
+}
+
+
+def test_a_bundle_is_taken_whole_or_not_at_all():
+    made = Spooled("terms", TOLD, dataclasses.asdict(EngineStats(turns=2)))
+    content = made.encoded()
+    assert fleet.spooled(content, BUNDLE, "terms") == made
+    for cut in range(len(content) - 1):
+        with pytest.raises((ValueError, KeyError)):
+            fleet.spooled(content[:cut], BUNDLE, "terms")
+    for at in range(len(content) - 1):
+        broken = bytes([*content[:at], content[at] ^ 1, *content[at + 1 :]])
+        with pytest.raises(ValueError, match="is cut off, or was changed"):
+            fleet.spooled(broken, BUNDLE, "terms")
+
+
+@pytest.mark.parametrize(
+    ("bundle", "terms", "message"),
+    [
+        (BUNDLE, "others", "with other settings, or by other code"),
+        (dataclasses.replace(BUNDLE, ordinals=(7,)), "terms", "is of other draws"),
+        (dataclasses.replace(BUNDLE, ordinals=(7, 9, 11)), "terms", "is of other draws"),
+        (dataclasses.replace(BUNDLE, version=1), "terms", "by another version"),
+    ],
+)
+def test_what_is_not_the_bundles_is_refused(bundle, terms, message):
+    with pytest.raises(ValueError, match=message):
+        fleet.spooled(Spooled("terms", TOLD, {}).encoded(), bundle, terms)
+
+
+def test_settings_that_change_no_turn_leave_the_terms_as_they_are():
+    def digest(*words):
+        config = configuration.load("quickstart", [*SMALL, *words])
+        start = {"folder": "here", "weights": "1"}
+        return fleet.terms(config, start, {"seed": 0}, {}).digest
+
+    same = digest("--config.fleet.bundles=2")
+    for words in (
+        ("--config.fleet.readers=2",),  # two bundles, too
+        ("--config.fleet.bundles=2", "--config.steps=9", "--config.fleet.apart=true"),
+        ("--config.fleet.bundles=2", "--config.validation.every=7"),
+    ):
+        assert digest(*words) == same
+    for word in ("fleet.bundles=3", "fleet.lead=2", "rollout.temperature=1.1", "seed=3"):
+        assert digest("--config.fleet.bundles=2", f"--config.{word}") != same
