@@ -6,6 +6,7 @@ shapes that `launches` takes. Rows, their mask and their positions are `packing`
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from notepad_jax.engine.scheduler import Context
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
 from notepad_jax.engine.shapes import Decode, prefix_pages, private_pages
 from notepad_jax.packing import Bundle, lay_out
-from notepad_jax.types import SamplingParams, Tokens
+from notepad_jax.types import Tokens
 from pallas_kernels import PageTables
 
 LEAST = 8  # tokens that tails begin alike with to be computed together: pages are copied for it
@@ -97,35 +98,29 @@ def tail_row(
     A token is to be sampled after each tail's last prompt token and after each draft token.
     `common` is of each tail how many of its tokens the one before it has, too (`alike`).
     """
-    Z, prefix = settings.page_size, contexts[0].prefix
+    prefix = contexts[0].prefix
     start = prefix.length if prefix is not None else 0
     inputs = [_input(context) for context in contexts]
     rows = lay_out([[Bundle(tails=inputs, start=start, common=common)]], 1, width)
     table = np.zeros((1, prefix_pages(settings)), np.int32)
-    target = np.full(width, settings.pages * Z, np.int32)
-    sample_at = np.zeros(width, np.int32)
-    entries: list[tuple[SamplingParams, int]] = []
-    which: list[int] = []  # mask of each entry
-    found = masks.found(settings, contexts)
-    copies: list[tuple[int, int, int]] = []
-    spans: list[slice] = []
     if prefix is not None:
         table[0, : len(prefix.pages)] = prefix.pages
-    at, before = np.zeros(0, np.int64), contexts[0]
-    for context, ids, same, end in zip(contexts, inputs, common, rows.ends.tolist(), strict=True):
+    target = np.full(width, settings.pages * settings.page_size, np.int32)
+    sample_at = np.zeros(width, np.int32)
+    counts = [
+        len(ids) - len(context.tail) + 1 for context, ids in zip(contexts, inputs, strict=True)
+    ]
+    ends = list(itertools.accumulate(counts))
+    at: np.ndarray = np.zeros(0, np.int64)
+    for x, (context, ids, same, end) in enumerate(
+        zip(contexts, inputs, common, rows.ends.tolist(), strict=True)
+    ):
+        # Where in the row this tail's tokens are: its own, behind those that the last one has, too.
         own = np.arange(end - len(ids) + same, end)
-        at = np.concatenate([at[:same], own])  # where in the row this tail's tokens are
-        target[own] = _flat(settings, context, len(ids))[same:]
-        copied = context.ragged + same
-        source = before.pages if same else prefix.pages[-1:] if copied else ()
-        for page in range(settings.pages_for(copied)):
-            copies.append((source[page], context.pages[page], min(Z, copied - page * Z)))
-        n = len(ids) - len(context.tail) + 1
-        spans.append(slice(len(entries), len(entries) + n))
-        sample_at[spans[-1]] = at[len(context.tail) - 1 :]
-        entries += [(context.sampling, made) for made in range(n)]
-        which += [found.which[len(spans) - 1]] * n
-        before = context
+        at = np.concatenate([at[:same], own]) if same else own
+        _place(settings, context, same, target[end - len(ids) + same : end])
+        sample_at[ends[x] - counts[x] : ends[x]] = at[len(context.tail) - 1 :]
+    found = masks.found(settings, contexts)
     arrays = launches.TailArrays(
         table=table,
         length=np.array([start], np.int32),
@@ -133,14 +128,28 @@ def tail_row(
         positions=rows.positions,
         kv_end=rows.kv_end,
         target=target,
-        copies=_copies(copies, width),
+        copies=_copies(_begun(settings, contexts, common), width),
         sample_at=sample_at,
-        samples=np.int32(len(entries)),
-        draws=_draws(entries, width, found, which),
+        samples=np.int32(ends[-1]),
+        draws=_draws(contexts, counts, width, found),
         adapters=np.full((1, 1), contexts[0].sampling.adapters, np.int32),
         masks=found.bits,
     )
-    return arrays, spans
+    return arrays, [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
+
+
+def _begun(
+    settings: EngineSettings, contexts: Sequence[Context], common: Sequence[int]
+) -> list[tuple[int, int, int]]:
+    """Of each page that a tail's own tokens do not begin: whose it was, whose it is, how much."""
+    Z, found, before = settings.page_size, [], contexts[0]
+    for context, same in zip(contexts, common, strict=True):
+        if copied := context.ragged + same:
+            source = before.pages if same else context.prefix.pages[-1:]
+            for page in range(settings.pages_for(copied)):
+                found.append((source[page], context.pages[page], min(Z, copied - page * Z)))
+        before = context
+    return found
 
 
 def _copies(pages: Sequence[tuple[int, int, int]], size: int) -> launches.Copies:
@@ -171,10 +180,17 @@ def _input(context: Context) -> Tokens:
     return np.concatenate([context.tail, _draft(context)])
 
 
-def _flat(settings: EngineSettings, context: Context, count: int) -> np.ndarray:
-    """Flat cache indices of the first `count` private tokens after the ragged ones."""
-    Z, at = settings.page_size, context.ragged + np.arange(count)
-    return np.asarray(context.pages)[at // Z] * Z + at % Z
+def _place(settings: EngineSettings, context: Context, first: int, out: np.ndarray) -> None:
+    """Writes where in the cache a turn's tokens from `first` on belong, page by page.
+
+    They are counted from the ragged ones on, and lie in the pages one after the other.
+    """
+    Z, at, done = settings.page_size, context.ragged + first, 0
+    while done < len(out):
+        page, offset = divmod(at + done, Z)
+        begin, size = context.pages[page] * Z + offset, min(Z - offset, len(out) - done)
+        out[done : done + size] = np.arange(begin, begin + size)
+        done += size
 
 
 def accepted(sampled: np.ndarray, context: Context) -> int:
@@ -244,7 +260,7 @@ def slot_arrays(
         adapters[b] = c.sampling.adapters
         stops[b, : len(c.sampling.stop_ids)] = c.sampling.stop_ids
     found = masks.found(settings, contexts)
-    draws = _draws([(c.sampling, c.made) for c in contexts], slots, found, found.which)
+    draws = _draws(contexts, [1] * len(contexts), slots, found)
     return launches.SlotArrays(
         token,
         position,
@@ -259,17 +275,20 @@ def slot_arrays(
 
 
 def _draws(
-    entries: Sequence[tuple[SamplingParams, int]], size: int, found: Masks, which: Sequence[int]
+    contexts: Sequence[Context], counts: Sequence[int], size: int, found: Masks
 ) -> launches.Draws:
-    """Packs (sampling, tokens made so far) of each position, padded to `size` greedy ones."""
+    """How the next tokens of each turn are sampled, so many of each; greedy ones fill up."""
+    who = [x for x, count in enumerate(counts) for _ in range(count)]
+    sampled, used = [contexts[x].sampling for x in who], len(who)
     temperature, top_p = np.zeros(size, np.float32), np.ones(size, np.float32)
     seed, index = np.zeros((size, 2), np.uint32), np.zeros(size, np.int32)
-    for x, (sampling, made) in enumerate(entries):
-        temperature[x], top_p[x] = sampling.temperature, sampling.top_p
-        seed[x] = sampling.seed >> 32 & 0xFFFFFFFF, sampling.seed & 0xFFFFFFFF
-        index[x] = made
+    temperature[:used] = [s.temperature for s in sampled]
+    top_p[:used] = [s.top_p for s in sampled]
+    seed[:used, 0] = [s.seed >> 32 & 0xFFFFFFFF for s in sampled]
+    seed[:used, 1] = [s.seed & 0xFFFFFFFF for s in sampled]
+    index[:used] = [c.made + k for c, n in zip(contexts, counts, strict=True) for k in range(n)]
     mask = None
     if found.bits is not None:
         mask = np.full(size, -1, np.int32)
-        mask[: len(which)] = which
+        mask[:used] = [found.which[x] for x in who]
     return launches.Draws(temperature, top_p, seed, index, mask)

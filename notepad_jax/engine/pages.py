@@ -58,7 +58,7 @@ class CachedPrefix:
 
     key: Key
     pages: tuple[int, ...]
-    length: int  # tokens
+    asked: Tokens  # the array that it was first asked for with: most who ask later have the same
     users: int = 0  # turns that may still read it
 
     @property
@@ -73,6 +73,10 @@ class CachedPrefix:
     def tokens(self) -> Tokens:
         return np.frombuffer(self.key[2], np.int32)
 
+    @property
+    def length(self) -> int:
+        return len(self.asked)
+
 
 class PrefixCache:
     """Prefixes by (policy version, adapters, tokens), least recently used first."""
@@ -81,6 +85,7 @@ class PrefixCache:
         self._pool = pool
         self._page_size = page_size
         self._entries: collections.OrderedDict[Key, CachedPrefix] = collections.OrderedDict()
+        self._of_array: dict[int, CachedPrefix] = {}  # by the id of `asked`, which is alive
         self.unused = 0  # pages of prefixes that nobody reads: they can be had
 
     def __len__(self) -> int:
@@ -93,15 +98,23 @@ class PrefixCache:
     def key(version: int, adapters: int, prefix: Tokens) -> Key:
         return version, adapters, prefix.tobytes()
 
-    def find(self, key: Key) -> CachedPrefix | None:
-        return self._entries.get(key)
+    def find(self, version: int, adapters: int, prefix: Tokens) -> CachedPrefix | None:
+        """Returns a prefix's entry; its bytes are looked at where its array is a new one."""
+        entry = self._of_array.get(id(prefix))
+        if entry is not None and entry.key[:2] == (version, adapters):
+            return entry
+        return self._entries.get(self.key(version, adapters, prefix))
 
-    def add(self, key: Key, length: int) -> CachedPrefix:
-        """Gives a new prefix its pages and its first user, evicting what nobody reads."""
-        count = -(-length // self._page_size)
+    def add(self, version: int, adapters: int, prefix: Tokens) -> CachedPrefix:
+        """Gives a new prefix its pages and its first user, evicting what nobody reads.
+
+        `prefix` is read-only, as token ids are (`types.tokens`).
+        """
+        count = -(-len(prefix) // self._page_size)
         self.make_room(count)
-        entry = CachedPrefix(key, self._pool.allocate(count), length, users=1)
-        self._entries[key] = entry
+        key = self.key(version, adapters, prefix)
+        entry = CachedPrefix(key, self._pool.allocate(count), prefix, users=1)
+        self._entries[key] = self._of_array[id(prefix)] = entry
         return entry
 
     def use(self, entry: CachedPrefix) -> None:
@@ -128,6 +141,8 @@ class PrefixCache:
     def remove(self, entry: CachedPrefix) -> None:
         assert not entry.users, "a prefix is evicted under a turn that reads it"
         del self._entries[entry.key]
+        if self._of_array.get(id(entry.asked)) is entry:  # and not another version's
+            del self._of_array[id(entry.asked)]
         self.unused -= len(entry.pages)
         self._pool.release(entry.pages)
 

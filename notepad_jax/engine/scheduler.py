@@ -286,14 +286,13 @@ class Scheduler:
         context.ragged = len(shared) % s.page_size
         private = s.pages_for(context.ragged + len(context.tail) + context.sampling.max_new_tokens)
         if len(shared):
-            key = self._key(context, shared)
-            prefix = self.prefixes.find(key)
+            prefix = self.prefixes.find(self.version, context.sampling.adapters, shared)
             wanted = s.pages_for(len(shared)) if prefix is None else 0
         held = len(prefix.pages) if prefix is not None and not prefix.users else 0
         if wanted + private > self.pool.free + self.prefixes.unused - held:
             return False
         if wanted:
-            prefix = self.prefixes.add(key, len(shared))
+            prefix = self.prefixes.add(self.version, context.sampling.adapters, shared)
             new.append(prefix)
         elif prefix is not None:
             self.prefixes.use(prefix)
@@ -315,13 +314,12 @@ class Scheduler:
         for entry in kept:
             self.prefixes.use(entry)
         for context in admitted:
-            ahead = context.ahead
-            key = self._key(context, ahead)
-            if len(ahead) < s.page_size or self.prefixes.find(key) is not None:
+            ahead, whose = context.ahead, (self.version, context.sampling.adapters)
+            if len(ahead) < s.page_size or self.prefixes.find(*whose, ahead) is not None:
                 continue
             if s.pages_for(len(ahead)) > self.pool.free + self.prefixes.unused:
                 break
-            kept.append(self.prefixes.add(key, len(ahead)))
+            kept.append(self.prefixes.add(*whose, ahead))
             new.append(kept[-1])
         for entry in kept:
             self.prefixes.leave(entry)

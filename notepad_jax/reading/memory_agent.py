@@ -157,16 +157,13 @@ def _same(one: Tokens, other: Tokens) -> bool:
     return len(one) == len(other) and bool((one == other).all())
 
 
-def advance(
-    rules: Rules, template: Template, state: MemoryState, completion: Completion
-) -> MemoryState:
-    """Returns the state after an update turn.
+def advance(rules: Rules, template: Template, state: MemoryState, turn: Turn) -> MemoryState:
+    """Returns the state after an update turn, which says what it did (`turn_of`).
 
     The completion becomes the memory as it is, also when it was cut at the limit; an
     empty one leaves no memory, which the next prompt shows by the no-memory marker.
     """
-    said = written(completion)
-    did = action(rules, template, state.round.level, said)
+    said, did = written(turn.completion), turn.action
     if rounds.merges(rules, state.round.level):
         return rounds.noted(rules, template, state, said if did is Action.WRITE else None)
     memory, heads = state.memory_tokens, state.heads
@@ -198,7 +195,7 @@ def after(rules: Rules, template: Template, state: State, turn: Turn) -> State:
     if turn.completion.finish is Finish.CANCELLED:
         return state
     if turn.kind is TurnKind.UPDATE:
-        return advance(rules, template, state, turn.completion)
+        return advance(rules, template, state, turn)
     if isinstance(state, MemoryState):
         state = answer.start(turn.prompt, state.memory_tokens, state.turns)
     return answer.advance(state, written(turn.completion), rules.carry)

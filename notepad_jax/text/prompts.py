@@ -139,7 +139,7 @@ class Template:
         return Prompt(
             shared=_fill(self._update_shared, values),
             tail=_fill(self._update_tail, values),
-            draft=tokens(np.concatenate([same, self._stop])),
+            draft=_whole([same, self._stop]),
             ahead=ahead,
         )
 
@@ -275,4 +275,11 @@ def _fill(segments: tuple[Segment, ...], values: Mapping[str, Tokens]) -> Tokens
     parts = [values[part] if isinstance(part, str) else part for part in segments]
     if len(parts) == 1:
         return tokens(parts[0])  # the very same array: equal prefixes are cheap to recognise
-    return tokens(np.concatenate(parts)) if parts else NO_TOKENS
+    return _whole(parts) if parts else NO_TOKENS
+
+
+def _whole(parts: Sequence[Tokens]) -> Tokens:
+    """Returns the parts one after the other: nobody else has that array, so it is not copied."""
+    whole = np.concatenate(parts)
+    whole.flags.writeable = False
+    return whole

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from notepad_jax.engine.pages import PagePool, PrefixCache
 from notepad_jax.engine.scheduler import PromptTooLong, Scheduler, Stage
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.types import Prompt, SamplingParams, tokens
@@ -227,3 +228,19 @@ def check(scheduler: Scheduler) -> None:
     assert scheduler.prefixes.unused == sum(len(p.pages) for p in unused)
     assert len(scheduler.running) <= scheduler.settings.slots
     assert len(scheduler.resident) <= 2
+
+
+def test_a_prefix_is_found_by_its_array_by_its_tokens_and_by_nothing_else():
+    cache = PrefixCache(PagePool(8), 4)
+    asked, same, other = tokens(range(6)), tokens(range(6)), tokens(range(7))
+    entry = cache.add(1, 0, asked)
+    assert cache.find(1, 0, asked) is cache.find(1, 0, same) is entry
+    assert [cache.find(*key) for key in ((2, 0, asked), (1, 1, asked), (1, 0, other))] == [None] * 3
+    newer = cache.add(2, 0, asked)
+    assert cache.find(1, 0, asked) is entry and cache.find(2, 0, asked) is newer
+    cache.leave(entry)
+    cache.remove(entry)
+    assert cache.find(1, 0, asked) is None and cache.find(2, 0, asked) is newer
+    cache.leave(newer)
+    cache.remove(newer)
+    assert cache.find(2, 0, asked) is None and not len(cache)

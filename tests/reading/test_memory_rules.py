@@ -64,8 +64,8 @@ def test_the_agent_goes_by_it_in_a_reading_and_when_that_is_played_again():
         said = fakes.completion(
             [*tokenizer.encode(word), stop], sampling.params(rules, kind, state.next_chunk)
         )
-        turns.append(memory_agent.Turn(kind, state.next_chunk, prompt, said))
-        state = memory_agent.advance(rules, template, state, said)
+        turns.append(memory_agent.turn_of(rules, template, state, prompt, said))
+        state = memory_agent.advance(rules, template, state, turns[-1])
     assert tokenizer.decode(state.memory_tokens) == "red blue"
     again = memory_agent.memories(rules, template, turns)
     assert list(map(tokenizer.decode, again)) == ["red", "red blue"]
