@@ -222,8 +222,7 @@ class Fleet:
 
     def _begin(self, step: int, anew: bool) -> int:
         self._life.check()
-        there = self._objects.get(schedule.TERMS)
-        kept = terms_of(there) if there else None
+        kept = self._kept()
         if kept and (anew or kept.digest != self._terms.digest or not self._go_on(step, kept)):
             kept = None
             self._say(f"what readers had begun after step {step} is of no use now: it is read anew")
@@ -237,6 +236,15 @@ class Fleet:
         self._objects.replace(schedule.TERMS, terms.encoded())
         self._objects.remove(schedule.ENDED)
         return since
+
+    def _kept(self) -> Terms | None:
+        """Returns the terms on which there are plans, if any, and none that are damaged."""
+        there = self._objects.get(schedule.TERMS)
+        try:
+            return terms_of(there) if there else None
+        except ValueError as problem:
+            self._say(f"{self._objects.folder}/{schedule.TERMS}: {problem}")
+            return None
 
     def _go_on(self, step: int, kept: Terms) -> bool:
         """Whether the versions are there that read for the steps to come."""
@@ -281,11 +289,11 @@ class Fleet:
                     refused += 1
                     line = f"{self._objects.folder}/{name} {problem}"
                     if refused == TRIES:
-                        raise ValueError(
-                            f"{line}, {TRIES} times; nothing is learnt from it"
-                        ) from None
-                    self._say(f"{line}; it is read again")
-                    hosts.broadcast(lambda: self._objects.remove(name))
+                        said = f"{line}, {TRIES} times; nothing is learnt from it"
+                        raise ValueError(said) from None
+                    if hosts.first():
+                        self._say(f"{line}; it is read again")
+                        self._objects.remove(name)
             self._life.check()
             self.look(bundle.step)
             await asyncio.sleep(self._wait)
