@@ -11,6 +11,7 @@ import threading
 
 import pytest
 
+from notepad_jax.checkpoint import bucket
 from notepad_jax.checkpoint.objects import Objects
 from notepad_jax.engine.stats import EngineStats
 from notepad_jax.rollout import schedule
@@ -18,6 +19,7 @@ from notepad_jax.setup import configuration
 from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import fleet, fleet_reader
 from notepad_jax.training.fleet import Spooled
+from tests.checkpoint.fake_bucket import cloud
 from tests.runs import SMALL, run
 from tests.support import same_run
 
@@ -29,29 +31,16 @@ ALONE = (
 APART = (*ALONE, "--config.fleet.apart=true")
 
 
-class Told(SilentScreen):
-    """Keeps what is said."""
-
-    def __init__(self):
-        self.lines = []
-
-    def say(self, text):
-        self.lines.append(text)
-
-    warn = say
-
-
 @contextlib.contextmanager
-def readers(folder, *names, screens=None):
+def readers(folder, *names):
     """Reads for the run in the folder, as several, until it ends; yields what each said it did."""
     found, leave = {}, threading.Event()
 
     def one(name):
-        screen = (screens or {}).get(name, SilentScreen())
-        while not folder.exists() and not leave.wait(0.02):
+        while not (bucket.is_bucket(folder) or folder.exists()) and not leave.wait(0.02):
             pass
         try:
-            found[name] = fleet_reader.read(str(folder), name, None, screen, leave.is_set)
+            found[name] = fleet_reader.read(str(folder), name, None, SilentScreen(), leave.is_set)
         except Exception as problem:
             found[name] = problem
 
@@ -73,8 +62,8 @@ def alone(tmp_path_factory):
     return folder
 
 
-def learnt(folder, *words, names=("one",), **more):
-    with readers(folder, *names, **more) as found:
+def learnt(folder, *words, names=("one",), place=None):
+    with readers(place or folder, *names) as found:
         run(folder, *APART, *words)
     return found
 
@@ -84,6 +73,28 @@ def test_without_a_lead_it_learns_what_train_learns_byte_by_byte(alone, tmp_path
     assert same_run.differences(alone, tmp_path / "run") == []
     assert found["one"].bundles == 4
     assert Objects(tmp_path / "run" / fleet.FOLDER).names() == ["ended", "terms"]
+
+
+def test_they_meet_in_a_bucket_as_well_and_end_in_a_line_where_it_refuses(
+    alone, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(fleet, "FAR", fleet.NEAR)
+    folder = tmp_path / "run"
+    words = ("--config.fleet.lead=0", "--config.checkpoint.folder=gs://bucket/runs")
+    with cloud() as there:
+        for name, value in there.environment.items():
+            monkeypatch.setenv(name, value)
+        with readers("gs://bucket/runs/run", "one") as found:
+            there.refuse = lambda verb, name: verb == "write" and "plan/3" in name
+            with pytest.raises(OSError, match="plan/3 cannot be written: .*403"):
+                run(folder, *APART, *words)
+            there.refuse = lambda verb, name: False
+            run(folder, *APART, *words, resume=True)
+        left = {name for name in there.objects if name.startswith("runs/run/fleet")}
+    assert left == {"runs/run/fleet/terms", "runs/run/fleet/ended"}
+    assert found["one"].bundles == 4
+    for name in same_run.WRITTEN:
+        assert (folder / name).read_bytes() == (alone / name).read_bytes()
 
 
 @pytest.fixture(scope="module")
