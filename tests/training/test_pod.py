@@ -132,6 +132,60 @@ def test_two_processes_are_one_also_after_one_was_killed(tmp_path):
             assert b[name] == pytest.approx(value, rel=loose, abs=loose), name
 
 
+@contextlib.contextmanager
+def reading(work: Path, run: str, **more: str):
+    """A reader of a run, on a host of its own; whatever happens, it is gone in the end."""
+    work.mkdir()
+    command = [sys.executable, "-m", "notepad_jax.cli", "rollout", run, "--as", "reader"]
+    with (work / "said").open("wb") as said:
+        one = subprocess.Popen(
+            command,
+            cwd=work,
+            stdout=said,
+            stderr=said,
+            env=os.environ | {"PYTHONPATH": str(ROOT), **more},
+        )
+    try:
+        yield one
+    finally:
+        one.kill()
+        one.wait()
+
+
+@pytest.mark.slow
+def test_a_gang_with_a_reader_apart_goes_on_when_one_of_it_was_killed(tmp_path):
+    """The reader reads on meanwhile, and the end is that of a gang that nobody disturbed."""
+    apart = (
+        *SMALL, "--config.rollout.max_rounds=1", "--config.rollout.local.samples=0",
+        "--config.checkpoint.folder=gs://bucket/runs", "--config.fleet.apart=true",
+    )  # fmt: skip
+    told = []
+    for killed in (False, True):
+        work = tmp_path / f"killed-{killed}"
+        work.mkdir()
+        with cloud() as there, reading(work / "reader", "gs://bucket/runs/two",
+                                       **there.environment) as reader:  # fmt: skip
+            with two(work, *apart, **there.environment) as pair:
+                if killed:
+                    until = time.monotonic() + MOST_SECONDS
+                    while "runs/two/policy/1/manifest.json" not in there.objects:
+                        assert pair[0].poll() is None and time.monotonic() < until
+                        time.sleep(0.05)
+                    pair[1].kill()
+                    assert ended(pair[0])[0] == 128 + signal.SIGTERM
+                    assert max(line["step"] for line in metrics(work / "host-0", "two")) < 3
+                else:
+                    for code, said in map(ended, pair):
+                        assert code == 0, said
+            if killed:
+                with two(work, of_first=("--resume",), **there.environment) as pair:
+                    for code, said in map(ended, pair):
+                        assert code == 0, said
+            assert reader.wait(60) == 0, (work / "reader" / "said").read_text()
+        told.append((work / "host-0" / "runs" / "two" / "metrics.jsonl").read_bytes())
+    assert told[0].count(b"\n") == 3 and told[0] == told[1]
+
+
 @pytest.mark.slow
 def test_a_folder_that_not_all_see_is_refused_by_all(tmp_path):
     """Before anything is loaded, and nothing is left of the start."""
