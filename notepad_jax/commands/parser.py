@@ -25,6 +25,7 @@ COMMANDS = {
     "ask": "one question about a file of any size",
     "serve": "the policy behind OpenAI's API",
     "trace": "readings to look through, turn by turn, as a page",
+    "audit": "were turns said by the policy that the run names?",
     "check": "is everything in a run's folder as it was written?",
     "import-hf": "a published model, as a checkpoint of ours",
     "export-hf": "a trained checkpoint, as transformers and vLLM load it",

@@ -1,0 +1,62 @@
+"""What a run says of its turns is what its checkpoints say; another policy's words are found."""
+
+import pytest
+
+from notepad_jax import cli
+from notepad_jax.setup import builders
+from notepad_jax.telemetry.screen import SilentScreen
+from notepad_jax.training import audit
+from tests.runs import run
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run whose checkpoints are all there."""
+    folder = tmp_path_factory.mktemp("audit") / "run"
+    run(folder, "--config.checkpoint.keep=9", "--config.steps=3")
+    return folder
+
+
+def test_every_token_is_as_its_version_says_it(whole):
+    made = audit.run(whole, None, SilentScreen())
+    assert [one.version for one in made.versions] == [0, 1, 2]
+    assert made.steps == (1, 2, 3) and made.gone == () and made.off == ()
+    # Four decimals are kept, of which rounding is half of the last one.
+    assert all(0 < one.most < 1e-4 and one.tokens >= one.turns > 3 for one in made.versions)
+    assert audit.text(made).endswith("every token is as its version says it, to 0.002 nats")
+    one = audit.run(whole, 2, SilentScreen())
+    assert one.steps == (2,) and one.versions == made.versions[1:2]
+
+
+def test_words_of_another_version_are_found(whole, monkeypatch, capsys):
+    load = builders.load_policy
+
+    def other(name, *words, **more):
+        return load(str(name).replace("@1", "@3"), *words, **more)
+
+    monkeypatch.setattr(builders, "load_policy", other)
+    made = audit.run(whole, 2, SilentScreen())
+    assert [one.version for one in made.off] == [1] and made.off[0].most > 0.01
+    assert cli.main(["audit", str(whole), "--step", "2"]) == 1
+    said = capsys.readouterr()
+    assert "has a token that version 1 says otherwise, by" in said.err
+    assert "step 2, task synthetic-" in said.err and "every token" not in said.out
+
+
+def test_what_cannot_be_looked_at_is_said_in_a_line(whole, tmp_path):
+    def refused(folder, step=None):
+        with pytest.raises(ValueError) as refusal:
+            audit.run(folder, step, SilentScreen())
+        return str(refusal.value)
+
+    assert "has no turns of step 7, token by token" in refused(whole, 7)
+    assert "config.json cannot be read" in refused(tmp_path)
+
+
+def test_versions_without_a_checkpoint_are_named(uninterrupted):
+    made = audit.run(uninterrupted, None, SilentScreen())
+    assert made.gone and "not looked at: versions 0" in audit.text(made)
+    with pytest.raises(
+        ValueError, match=r"were said by versions 0, and checkpoints of .* are kept"
+    ):
+        audit.run(uninterrupted, 1, SilentScreen())
