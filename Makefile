@@ -76,7 +76,7 @@ $(VENV)/gguf: $(VENV)/installed
 
 # What only slow tests need. libtpu (0.7 GB) compiles for TPUs where there is none, on x86_64 Linux.
 $(VENV)/slow: $(VENV)/tests
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[aot,clients]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[aot,clients,ray]'
 	@touch $@
 
 test: export XLA_FLAGS := $(TEST_FLAGS)

@@ -12,6 +12,10 @@
 #
 #   kubectl create secret generic NAME --from-literal=NOTEPAD_API_KEY=... --from-literal=NOTEPAD_CONTROL_KEY=...
 #
+# With READERS=4 it prints two JobSets over one bucket: the run, which learns, and four readers of it
+# (`notepad-jax rollout`), one TPU host each, that end when the run has ended. A reader that is lost is
+# made again alone.
+#
 # The cluster has JobSet installed, and TPU nodes or Autopilot. Its pods, as GKE_SERVICE_ACCOUNT, may
 # write the bucket. A pod that is lost is made again, RECREATIONS times, and goes on from the last
 # copy in the bucket; launch/logs.sh and launch/status.sh read the bucket as ever. It prints and
@@ -35,7 +39,9 @@ main() {
         rollouts
     else
         check_hosts
+        ((READERS == 0)) || check_readers
         manifest
+        ((READERS == 0)) || readers
     fi
 }
 
@@ -44,6 +50,19 @@ check_rollouts() {
     ((SLICES == 1)) || refuse "ROLLOUTS=$ROLLOUTS counts the servers; set SLICES=1"
     [[ -n $TRAINER_IMAGE && -n $TRAINER ]] ||
         refuse "ROLLOUTS=$ROLLOUTS needs somebody who trains: TRAINER_IMAGE, and TRAINER, its command"
+}
+
+check_readers() {
+    (
+        reader_host
+        ((HOSTS == 1)) || refuse "READERS_TPU=$READERS_TPU: a reader is one host, and that has $HOSTS; take $GENERATION:$ONE_HOST"
+    )
+}
+
+# Sets what tpu_facts does to a reader's host, for a subshell.
+reader_host() {
+    READERS_TPU=${READERS_TPU:-$GENERATION:$ONE_HOST}
+    tpu_facts READERS_TPU
 }
 
 # A container on a TPU host: all but what runs there.
@@ -201,6 +220,58 @@ $(tpu_container)
                       export HOST_INDEX=\$((SLICE * $HOSTS + JOB_COMPLETION_INDEX))
                       export ${WORK% flock *}
                       exec bash notepad/code/launch/host_run.sh work${WORDS[*]:+ }${WORDS[*]} > >(tee -a notepad/logs/$RUN.log) 2>&1
+YAML
+}
+
+# Each reader is a job of its own: GKE takes the pods of one indexed job on TPUs for the hosts of one
+# slice, and tells libtpu so. A host that is taken away is nobody's failure.
+readers() {
+    cat <<YAML
+---
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata:
+  name: $NAME-readers
+  labels:
+    notepad: $NAME
+spec:
+  failurePolicy:
+    maxRestarts: $RECREATIONS
+  replicatedJobs:
+    - name: reader
+      replicas: $READERS
+      template:
+        spec:
+          parallelism: 1
+          completions: 1
+          backoffLimit: $RECREATIONS
+          podFailurePolicy:
+            rules:
+              - action: Ignore
+                onPodConditions:
+                  - type: DisruptionTarget
+                    status: "True"
+          template:
+            metadata:
+              labels:
+                notepad: $NAME
+            spec:
+              restartPolicy: Never
+              serviceAccountName: $GKE_SERVICE_ACCOUNT
+              # Time to put the turns that have ended into the bucket.
+              terminationGracePeriodSeconds: 120
+$(reader_host && tpu_container)
+                  env:
+                    - name: READER
+                      valueFrom:
+                        fieldRef:
+                          fieldPath: metadata.annotations['jobset.sigs.k8s.io/job-index']
+                  args:
+                    - |
+                      cd "\$HOME"
+                      $INSTALL
+                      cd notepad/code
+                      exec ../venv/bin/notepad-jax rollout $ROOT/runs/$RUN --as reader-\$READER
 YAML
 }
 

@@ -9,7 +9,7 @@
 #   host_run.sh stop             SIGTERM, and wait until all is saved and copied
 #
 # ROOT (gs://...), RUN, COMMAND, CONFIG, SYNC_SECONDS, HOSTS (of a slice), ALL_HOSTS and HOST_INDEX
-# are set by launch/run.sh; so is FIRST, the address of the first host, where slices do not know of one
+# are set by launch/run.sh; so are READERS, where others read for the run, and FIRST, the address of the first host, where slices do not know of one
 # another. Every host copies its log; host 0 copies the run's folder too, brings it
 # back before it goes on after the slice was lost, and writes how the run stands to ROOT/state/RUN.
 # Several hosts are one run (--hosts=auto), which writes its checkpoints into the bucket itself, each
@@ -70,6 +70,9 @@ attribute() {
 }
 
 several() { ((ALL_HOSTS > 1)); }
+
+# Whether checkpoints go into the bucket directly: neither other hosts nor readers see this disk.
+shared() { several || ((${READERS:-0})); }
 
 # The lock is taken here and passed on, so that there is no moment in which two could start.
 start() {
@@ -143,10 +146,15 @@ work() {
         local where=auto
         # Told outright: whether such a host's metadata suffice for jax to find the others is not known.
         [[ -z ${FIRST:-} ]] || where=$FIRST:8482,$ALL_HOSTS,$HOST_INDEX
-        words+=("--hosts=$where" "--config.checkpoint.folder=$ROOT/runs")
+        words+=("--hosts=$where")
+    fi
+    if shared; then
+        words+=("--config.checkpoint.folder=$ROOT/runs")
     elif [[ $COMMAND != eval ]]; then
         words+=(--config.checkpoint.folder=) # also of a run that began on several hosts
     fi
+    # Each reader has a part of every step, unless the flags say otherwise.
+    ((${READERS:-0} == 0)) || words+=(--config.fleet.apart=true "--config.fleet.bundles=$READERS")
     # Of several hosts the first decides this for all.
     ((HOST_INDEX)) || [[ ! -d runs/$RUN ]] || words+=(--resume)
     cd code
@@ -225,10 +233,8 @@ tell() {
 # A new host has no folder of the run; the bucket may have one, and the turns that hosts kept.
 bring_back() {
     local there="" less=()
-    if several; then
-        less=("--exclude=^checkpoints/.*") # they are read where they are
-        bring_turns
-    fi
+    ! shared || less=("--exclude=^(checkpoints|fleet|policy)/.*") # they are read where they are
+    ! several || bring_turns
     ((HOST_INDEX == 0)) && [[ ! -d runs/$RUN ]] || return 0
     there=$(gcloud storage ls "$ROOT/runs/$RUN/" 2>&1) || {
         grep -qi 'matched no objects' <<<"$there" && return
@@ -264,8 +270,8 @@ copy() {
     done
     local to=(gcloud storage rsync --recursive "picture/$RUN" "$ROOT/runs/$RUN" --quiet)
     "${to[@]}" || return
-    # The checkpoints of several hosts are there and not in the picture.
-    several || "${to[@]}" --delete-unmatched-destination-objects
+    # Checkpoints that are there and not in the picture were written there.
+    shared || "${to[@]}" --delete-unmatched-destination-objects
 }
 
 # The turns of the rollout under way that hosts other than the first kept when they were stopped.

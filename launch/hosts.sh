@@ -17,6 +17,7 @@ host_lines() {
     INSTALL+=" && bash notepad/code.new/launch/host_setup.sh"
     WORK="ROOT=$ROOT RUN=$RUN COMMAND=$COMMAND CONFIG=$CONFIG SYNC_SECONDS=$SYNC_SECONDS"
     WORK+=" HOSTS=$HOSTS ALL_HOSTS=$ALL_HOSTS"
+    ((READERS == 0)) || WORK+=" READERS=$READERS"
     [[ -z $FIRST ]] || WORK+=" FIRST=$FIRST"
     # Whoever installs takes the code away for a moment: not while a run is begun here, nor the other
     # way round. What is left running behind does not hold this lock.

@@ -28,10 +28,11 @@ NETWORK="" SUBNETWORK="" SERVICE_ACCOUNT="" IAP=no PRICE=""
 COMMAND=train CONFIG=quickstart RUN=first FLAGS="" SYNC_SECONDS=300 POLL_SECONDS=30
 ANSWER_SECONDS=120 TRIES=10 IDLE_MINUTES=60
 GKE_IMAGE=google/cloud-sdk:slim GKE_SERVICE_ACCOUNT=default
-ROLLOUTS=0 TRAINER_IMAGE="" TRAINER="" TRAINER_POOL=""
+ROLLOUTS=0 TRAINER_IMAGE="" TRAINER="" TRAINER_POOL="" READERS=0 READERS_TPU=""
 KEYS=(NAME PROJECT ZONE BUCKET TPU SLICES WAY CAPACITY RESERVATION VALID_FOR RUN_FOR RECREATIONS NETWORK
     SUBNETWORK SERVICE_ACCOUNT IAP PRICE COMMAND CONFIG RUN FLAGS SYNC_SECONDS POLL_SECONDS ANSWER_SECONDS
-    TRIES IDLE_MINUTES GKE_IMAGE GKE_SERVICE_ACCOUNT ROLLOUTS TRAINER_IMAGE TRAINER TRAINER_POOL)
+    TRIES IDLE_MINUTES GKE_IMAGE GKE_SERVICE_ACCOUNT ROLLOUTS TRAINER_IMAGE TRAINER TRAINER_POOL READERS
+    READERS_TPU)
 
 DRY_RUN=no
 KUBERNETES=no # gke.sh asks nobody for slices
@@ -141,6 +142,7 @@ check_settings() {
     may TRAINER_IMAGE '[A-Za-z0-9][A-Za-z0-9._/:@-]*' "the name of a container image"
     may TRAINER '[A-Za-z0-9_./][A-Za-z0-9_./,:=@%+ -]*' "a command line, with letters, digits, blanks and _./,:=@%+-"
     may TRAINER_POOL '[a-z]([a-z0-9-]{0,61}[a-z0-9])?' "the name of a node pool"
+    must READERS '0|[1-9][0-9]{0,2}' "a whole number"
     # A blank inside a flag cannot be said here, so every other odd character is refused, too: what
     # is left means the same in a shell, over ssh and in a manifest.
     read -ra WORDS <<<"$FLAGS"
@@ -149,8 +151,10 @@ check_settings() {
             refuse "FLAGS has ${word@Q}: say each option as --key=value, with letters, digits and _./,:=@%+-"
         [[ ! $word =~ ^--(name|resume|config|step|hosts|config.checkpoint.folder)(=|$) ]] ||
             refuse "FLAGS has $word: RUN, CONFIG, BUCKET and TPU say that, and run.sh decides when a run is resumed"
+        [[ $READERS == 0 || ! $word =~ ^--config.fleet.(apart|readers)= ]] ||
+            refuse "FLAGS has $word: READERS=$READERS says that; leave it out"
     done
-    tpu_facts
+    tpu_facts TPU
     check_ways
     REGION=${ZONE%-*}
     ROOT=$BUCKET/$NAME # where in the bucket everything of this launch lies
@@ -158,6 +162,9 @@ check_settings() {
 
 # What fits with what.
 check_ways() {
+    [[ $READERS == 0 || $COMMAND == train ]] || refuse "READERS=$READERS read for COMMAND=train, and COMMAND=$COMMAND reads by itself; set READERS=0"
+    ((READERS == 0 || ROLLOUTS == 0)) || refuse "READERS=$READERS read for our trainer, and ROLLOUTS=$ROLLOUTS serve somebody else's; set one of them to 0"
+    [[ $READERS != 0 || -z $READERS_TPU ]] || refuse "READERS_TPU=$READERS_TPU is for READERS above 0; leave it empty here"
     if [[ $KUBERNETES == yes ]]; then
         [[ $CAPACITY != reserved || -n $RESERVATION ]] || refuse "CAPACITY=reserved needs RESERVATION, the name of the reservation"
         return

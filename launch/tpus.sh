@@ -6,13 +6,14 @@
 # "TPU types and topologies", and the tables of AI-Hypercomputer/xpk; read in November 2026.
 # Above: settings.sh. A new generation is a new branch of tpu_facts and a line of the README.
 
-# From TPU sets GENERATION, TOPOLOGY, CHIPS (of a slice), USUAL (the topology that a queued resource
+# From the setting $1, TPU, sets GENERATION, TOPOLOGY, CHIPS (of a slice), USUAL (the topology that a queued resource
 # of so many chips has), HOST_CHIPS, HOSTS (of a slice), ALL_HOSTS, ONE_HOST (the largest topology of
 # one host), ACCELERATOR and RUNTIME (queued resources), MACHINE and IMAGES (Compute Engine), and
 # GKE_ACCELERATOR. Refuses a topology that does not exist.
 tpu_facts() {
-    [[ $TPU =~ ^([a-z0-9]+):([0-9]+(x[0-9]+)+)$ ]] ||
-        refuse "TPU=${TPU@Q} cannot be: a generation and a topology, as v5e:2x4, v5p:2x2x1, v6e:2x2 or tpu7x:2x2x1"
+    local setting=$1 tpu=${!1}
+    [[ $tpu =~ ^([a-z0-9]+):([0-9]+(x[0-9]+)+)$ ]] ||
+        refuse "$setting=${tpu@Q} cannot be: a generation and a topology, as v5e:2x4, v5p:2x2x1, v6e:2x2 or tpu7x:2x2x1"
     GENERATION=${BASH_REMATCH[1]} TOPOLOGY=${BASH_REMATCH[2]}
     RUNTIME="" IMAGES=ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e
     case $GENERATION in
@@ -36,7 +37,7 @@ tpu_facts() {
         ACCELERATOR=tpu7x-$((2 * CHIPS)) IMAGES=ubuntu-accel-2404-amd64-tpu-tpu7x
         MACHINE=tpu7x-standard-4t GKE_ACCELERATOR=tpu7x
         ;;
-    *) refuse "TPU=$TPU: there is no generation $GENERATION here; there are v5e, v5p, v6e and tpu7x" ;;
+    *) refuse "$setting=$tpu: there is no generation $GENERATION here; there are v5e, v5p, v6e and tpu7x" ;;
     esac
     HOSTS=$((CHIPS / HOST_CHIPS)) ALL_HOSTS=$((CHIPS * SLICES / HOST_CHIPS))
 }
@@ -61,7 +62,7 @@ chips_of() {
 flat() {
     local known="1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
     [[ " $known " == *" $TOPOLOGY "* ]] ||
-        refuse "TPU=$TPU: there is no topology $TOPOLOGY of $GENERATION; there are ${known// /, }"
+        refuse "$setting=$tpu: there is no topology $TOPOLOGY of $GENERATION; there are ${known// /, }"
     CHIPS=$((${TOPOLOGY//x/*})) USUAL=$TOPOLOGY ONE_HOST=2x4
     HOST_CHIPS=$((CHIPS > 8 ? 4 : CHIPS))
 }
@@ -75,7 +76,7 @@ solid() {
     CHIPS=$((a * b * c)) USUAL=$TOPOLOGY HOST_CHIPS=4 ONE_HOST=2x2x1
     case $TOPOLOGY in 2x2x1 | 2x2x2 | 2x2x4 | 2x4x4) return ;; esac
     if ((CHIPS == 0 || a % 4 || b % 4 || c % 4 || a > b || b > c || CHIPS > $1)); then
-        refuse "TPU=$TPU: there is no topology $TOPOLOGY of $GENERATION; there are 2x2x1, 2x2x2, 2x2x4, 2x4x4, and AxBxC in multiples of 4 with A <= B <= C and at most $1 chips"
+        refuse "$setting=$tpu: there is no topology $TOPOLOGY of $GENERATION; there are 2x2x1, 2x2x2, 2x2x4, 2x4x4, and AxBxC in multiples of 4 with A <= B <= C and at most $1 chips"
     fi
     usual_cubes $((CHIPS / 64))
 }

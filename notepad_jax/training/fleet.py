@@ -14,6 +14,7 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ FOLDER, POLICY = "fleet", "policy"  # in a run's folder: what is said, and versi
 NEAR, FAR = 0.1, 2.0  # seconds between two looks at a disk, and at a bucket
 # What a run may change, beside `partial_rollout.FREE`, while readers go on with what is planned.
 FREE = (*partial_rollout.FREE, "fleet.readers", "fleet.apart")
+LONELY = 10.0  # seconds after which a trainer says that it waits for a reader
 TRIES = 3  # times that a bundle may arrive damaged
 
 
@@ -175,7 +177,7 @@ class Fleet:
         self._wait = FAR if bucket.is_bucket(run) else NEAR
         self._lead, self._parts = terms.config["fleet"]["lead"], terms.config["fleet"]["bundles"]
         self._last = terms.config["steps"]
-        self._stats = EngineStats()
+        self._stats, self._said = EngineStats(), False
         self.look: Callable[[int], None] = lambda step: None  # called while it waits for a step
 
     def begin(self, step: int, anew: bool) -> None:
@@ -280,7 +282,7 @@ class Fleet:
             self._objects.remove(name)
 
     async def _arrived(self, bundle: Bundle) -> Spooled:
-        name, refused = f"{schedule.SPOOL}/{bundle.name}", 0
+        name, refused, began = f"{schedule.SPOOL}/{bundle.name}", 0, time.monotonic()
         while True:
             if content := self._objects.get(name):
                 try:
@@ -296,6 +298,13 @@ class Fleet:
                         self._objects.remove(name)
             self._life.check()
             self.look(bundle.step)
+            if not self._said and time.monotonic() - began > LONELY:
+                self._said = True
+                if not schedule.claimed(self._objects.names(schedule.CLAIM)):
+                    self._say(
+                        f"step {bundle.step} waits for a reader, and none has come; start one: "
+                        f"notepad-jax rollout {self._objects.folder.parent}"
+                    )
             await asyncio.sleep(self._wait)
 
 

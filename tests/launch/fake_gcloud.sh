@@ -203,7 +203,7 @@ storage() { # verb from to
         ;;
     rsync)
         from=$(realpath "$(place "$2")") to=$(realpath -m "$(place "$3")")
-        [[ -z $(option exclude) ]] || without=(-not -regex "[.]/$(option exclude | tr -d '^')")
+        [[ -z $(option exclude) ]] || without=(-regextype posix-extended -not -regex "[.]/$(option exclude | tr -d '^')")
         (cd "$from" && find . -type d "${without[@]}" -printf '%P\n') | while read -r path; do mkdir -p "$to/$path"; done
         (cd "$from" && find . -type f "${without[@]}" -printf '%P\n') | while read -r path; do
             cp -a "$from/$path" "$to/$path.part"

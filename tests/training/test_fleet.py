@@ -4,6 +4,7 @@ Readers are threads here, so that what one has compiled all have; as processes, 
 hurts, they are in `tests/support/fleet_kills.py`.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -17,7 +18,7 @@ from notepad_jax.engine.stats import EngineStats
 from notepad_jax.rollout import schedule
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.screen import SilentScreen
-from notepad_jax.training import fleet, fleet_reader
+from notepad_jax.training import fleet, fleet_reader, train
 from notepad_jax.training.fleet import Spooled
 from tests.checkpoint.fake_bucket import cloud
 from tests.runs import SMALL, run
@@ -174,6 +175,28 @@ def test_a_reader_of_other_code_or_another_policy_says_so(by_one, tmp_path, monk
     assert "this data position was saved with seed = 5" in refused(stream=other)
     with pytest.raises(ValueError, match="there is no run .*nothing; name the folder of a run"):
         fleet_reader.read(str(tmp_path / "nothing"), "me", None, SilentScreen(), lambda: False)
+
+
+def test_a_trainer_without_a_reader_says_how_to_start_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(fleet, "LONELY", 0.0)
+    folder, said = tmp_path / "run", []
+
+    def enough(seconds, sleep=asyncio.sleep):
+        if said:
+            raise KeyboardInterrupt
+        return sleep(seconds)
+
+    class Screen(SilentScreen):
+        def say(self, text):
+            said.append(text) if "waits for a reader" in text else None
+
+    monkeypatch.setattr(fleet.asyncio, "sleep", enough)
+    with pytest.raises(KeyboardInterrupt):
+        config = configuration.load("quickstart", [*SMALL, *APART])
+        train.train(config, folder, Screen())
+    assert said == [
+        f"step 1 waits for a reader, and none has come; start one: notepad-jax rollout {folder}"
+    ]
 
 
 @pytest.mark.parametrize(
