@@ -193,8 +193,8 @@ def test_the_verdict_says_whether_a_second_slice_pays(compared):
         "that, and the best split is 1:2 pinned, S=0, x0.90"
     )
     assert fleet_modes.verdict(rows(compared, together=1.0, apart=1.2)) == (
-        "fastest per chip: 1:2 pinned, S=0, x1.20; a second slice pays: on one alone it is as it "
-        "is, x1.00"
+        "fastest per chip: 1:2 pinned, S=0, x1.20; a second slice pays: on one alone it is by "
+        "turns, x1.00"
     )
     # What scatter could make of it is no reason to buy.
     assert "does not pay" in fleet_modes.verdict(rows(compared, together=1.0, apart=1.01))
