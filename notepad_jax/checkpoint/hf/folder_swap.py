@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from notepad_jax.checkpoint.hf.storage import ADAPTER_CONFIG, CONFIG, StoreProblem
+from notepad_jax.telemetry.identity import sync_folder
 
 
 @contextlib.contextmanager
@@ -49,7 +50,7 @@ def new_folder(
     try:
         yield temporary
         temporary.chmod(0o755)  # mkdtemp's are private
-        _sync_folder(temporary)
+        sync_folder(temporary)
         _refuse_target(folder, overwrite)  # somebody else may have been faster
         _take_name(temporary, folder)
     except Exception as problem:
@@ -111,7 +112,7 @@ def _take_name(temporary: Path, folder: Path) -> None:
             os.rename(old, folder)
             raise
         shutil.rmtree(old, ignore_errors=True)
-    _sync_folder(folder.parent)
+    sync_folder(folder.parent)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -123,14 +124,6 @@ def _exchange(one: Path, other: Path) -> bool:
         return False
     here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of linux/fcntl.h and linux/fs.h
     return call(here, os.fsencode(one), here, os.fsencode(other), ctypes.c_uint(swap)) == 0
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _remove_abandoned(folder: Path) -> None:
