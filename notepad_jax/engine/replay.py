@@ -158,6 +158,11 @@ class Replays:
         return {seed: given for turns in every for seed, given in turns.items()}
 
     @property
+    def ended(self) -> int:
+        """How many `turns` are, without a copy of them."""
+        return sum(len(one.turns) for one in self.each)
+
+    @property
     def replayed(self) -> int:
         """Turns that were known when they were asked for."""
         return sum(one.replayed for one in self.each)

@@ -10,6 +10,7 @@ more than rounding. Above: commands.audit; below: grpo.forward and reading.trace
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -140,25 +141,25 @@ def _config(folder: Path) -> Training:
 
 def _turns(trace: Trace, step: int | None) -> Iterator[tuple[str, int, Turn]]:
     """Yields (which reading, step, turn) of all turns that were kept."""
+    whole = functools.lru_cache(2)(trace.whole)  # a reading, and the one that it shares with
     for number, said in trace.readings():
         if step not in (None, said.get("step")):
             continue
         where = f"step {said.get('step')}, task {said.get('task_id')}, sample {said.get('sample')}"
-        for record in trace.whole(number).turns:
-            yield where, int(said["step"]), _turn(trace, record)
+        for record in whole(number).turns:
+            shared = record.shared
+            if record.shared_of is not None:  # that one's turn of this chunk has it
+                others = whole(record.shared_of).turns
+                shared = next(o.shared for o in others if o.chunk == record.chunk and o.shared)
+            yield where, int(said["step"]), _turn(record, shared)
 
 
-def _turn(trace: Trace, said: TurnRecord) -> Turn:
-    shared = said.shared
-    if said.shared_of is not None:  # another reading's turn of this chunk has it
-        others = trace.whole(said.shared_of).turns
-        shared = next(one.shared for one in others if one.chunk == said.chunk and one.shared)
+def _turn(said: TurnRecord, shared: Sequence[int]) -> Turn:
     completion = Completion(
         tokens(said.tokens), np.array(said.logprobs, np.float32), Finish(said.finish), said.version
     )
-    return Turn(
-        TurnKind(said.kind), said.chunk, Prompt(tokens(shared), tokens(said.tail)), completion
-    )
+    prompt = Prompt(tokens(shared), tokens(said.tail))
+    return Turn(TurnKind(said.kind), said.chunk, prompt, completion)
 
 
 def _version(

@@ -171,6 +171,7 @@ class Reader:
     held: int | None = None  # the version that the engine has
     plans: dict[str, Plan] = dataclasses.field(default_factory=dict)
     seen: dict[str, float] = dataclasses.field(default_factory=dict)  # claims, since when
+    owners: dict[str, str] = dataclasses.field(default_factory=dict)  # of claims
 
     async def next(self) -> Bundle | None:
         """Returns what is to be read next, when there is something; None when the run has ended."""
@@ -213,7 +214,9 @@ class Reader:
         return [plan for plan in self.plans.values() if plan.version in there]
 
     def _whose(self, claim: str) -> str:
-        return (self.objects.get(claim) or b"").decode()
+        if claim not in self.owners:  # asked once: it only says what is read first
+            self.owners[claim] = (self.objects.get(claim) or b"").decode()
+        return self.owners[claim]
 
     def _fresh(self, claim: str) -> bool:
         """Whether a claim has not stood for so long that its reader may be dead."""
@@ -230,7 +233,7 @@ class Reader:
         reading = await self.stop.until(self._bundle(bundle))
         if self.stop.number is not None and (reading.cancelled() or not reading.exception()):
             self._keep(bundle)
-            self.stop.check(f"in {what}, of which {len(self.replays.turns):,} turns are kept")
+            self.stop.check(f"in {what}, of which {self.replays.ended:,} turns are kept")
         made = reading.result()
         if made is None:
             self.screen.say(f"{what}: another reader has it")
@@ -261,7 +264,7 @@ class Reader:
 
     def _superfluous(self, bundle: Bundle) -> bool:
         """Puts turns beside, if enough have ended; returns whether nobody wants the bundle."""
-        if self.keep_turns and len(self.replays.turns) >= self._put + self.keep_turns:
+        if self.keep_turns and self.replays.ended >= self._put + self.keep_turns:
             self._keep(bundle)
         return self.objects.get(f"{schedule.SPOOL}/{bundle.name}") is not None or self.alone()
 
