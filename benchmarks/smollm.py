@@ -8,8 +8,9 @@ RULER and of the memory tasks at each length, greedily, by `notepad-jax eval` in
 kill. Prints the tables; `--page` keeps what was found in MEASURED, beside the page, and writes
 tables and picture between the page's marks: what was measured on another day, or another
 machine, stays until as many questions were asked anew. A second table has what GRPO gained on
-imitation, question by question, of the readings that are here. GRPO of another seed is a run:
-`notepad-jax train --config smollm --name smollm-1 --config.seed=1`.
+imitation, question by question, of the readings that are here. At 1M single needles alone are
+asked for. `GRPO, two cores` reads with what `make smollm-train` makes; GRPO of another seed is a
+run: `notepad-jax train --config smollm --name smollm-1 --config.seed=1`.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ from notepad_jax.report import accuracy_plot, numerals, render
 RUNS = Path("runs")
 MARK, GAINED, PICTURE = "smollm", "smollm-gained", "images/smollm.svg"
 MEASURED = "smollm.jsonl"  # a line a `Point`, in the order of tables
-# Questions of each of the 13 tasks.
-SAMPLES = {"1k": 16, "2k": 16, "4k": 16, "16k": 8, "64k": 4, "1m": 1}
+# Questions of each of the 13 tasks; at the longest of two, since each takes minutes.
+SAMPLES = {"1k": 16, "2k": 16, "4k": 16, "16k": 8, "64k": 4, "1m": 2}
+LONGEST = "1m"
 WINDOW = 8192  # what the model was made for
 
-ALL = "all tasks"
+ALL, NEEDLES = "all tasks", "single needles"
 KINDS = {
-    "single needles": ("niah_single_2", "niah_single_3"),
+    NEEDLES: ("niah_single_2", "niah_single_3"),
     "several needles": ("niah_multikey_1", "niah_multivalue", "niah_multiquery"),
     "variable tracking": ("vt",),
     "memory tasks": (
@@ -58,7 +60,7 @@ class Reader:
 
     policy: str
     method: str = "notepad"
-    longest: str = "1m"
+    longest: str = LONGEST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Point:
 READERS = {
     "instruct": Reader("policies/smollm2", longest="64k"),
     "imitation": Reader("data/smollm2-imitated"),
+    "GRPO, two cores": Reader("policies/smollm2-taught", longest="64k"),
     "GRPO": Reader("data/smollm2"),
     "GRPO, seed 1": Reader("runs/smollm-1", longest="64k"),
     "full context": Reader("policies/smollm2", "full-context", "4k"),
@@ -121,19 +124,22 @@ def main(argv: list[str] | None = None) -> None:
         render.picture(said.page.parent / PICTURE, pictures(found), columns=2)
 
 
-def folder(name: str) -> Path:
-    return RUNS / f"curve-{name.replace(', ', '-').replace(' ', '-').lower()}"
+def folder(name: str, length: str = "") -> Path:
+    """Where a reader's readings lie; those of the longest have a folder of their own."""
+    end = f"-{LONGEST}" if length == LONGEST else ""
+    return RUNS / f"curve-{name.replace(', ', '-').replace(' ', '-').lower()}{end}"
 
 
 def read(name: str, length: str) -> None:
     """Has a reader read one length; at once where it has, or is not there."""
-    reader, there = READERS[name], folder(name)
+    reader, there = READERS[name], folder(name, length)
     if not Path(reader.policy).exists() or parse_length(length) > parse_length(reader.longest):
         return
     command = [sys.executable, "-m", "notepad_jax", "eval", "--name", there.name]
     command += ["--lengths", length, "--samples", str(SAMPLES[length])]
     command += ["--resume"] if there.exists() else [
         *("--policy", reader.policy, "--suite", "stories", "--methods", reader.method),
+        *(("--tasks", ",".join(KINDS[NEEDLES])) if length == LONGEST else ()),
         *_how_it_reads(),
     ]  # fmt: skip
     print(" ".join(command[1:]), file=sys.stderr, flush=True)
@@ -157,21 +163,22 @@ def _how_it_reads() -> list[str]:
 # ---------------------------------------------------------------- what was found
 
 
-def readings(name: str) -> list[Result]:
-    """Returns what a reader has read; nothing where it is not there."""
-    if not (folder(name) / READINGS).is_file():
+def readings(name: str, length: str = "") -> list[Result]:
+    """Returns what a reader has read (at `LONGEST` alone); nothing where it is not there."""
+    there = folder(name, length)
+    if not (there / READINGS).is_file():
         return []
-    return [one for one in results_in(folder(name)) if not one.failed]
+    return [one for one in results_in(there) if not one.failed]
 
 
 def points_of(name: str) -> list[Point]:
     """Returns what a reader has read, summed up by kind and length."""
-    results = readings(name)
+    results, longest = readings(name), readings(name, LONGEST)
     today = datetime.date.today().isoformat()
     return [
         Point(name, kind, s.length, s.questions, *dataclasses.astuple(s.accuracy), today)
         for kind in (ALL, *KINDS)
-        for s in of_kind(results, kind)
+        for s in of_kind(results + (longest if kind == NEEDLES else []), kind)
     ]
 
 
@@ -263,16 +270,20 @@ def joined(before: Sequence[Point], found: Sequence[Point]) -> list[Point]:
     Of a reader and a length the newer ones, unless those before were of more questions: what was
     stopped on its way takes nothing away.
     """
-    asked = {(p.reader, p.length): p.questions for p in found if p.kind == ALL}
-    more = {
-        (p.reader, p.length)
-        for p in before
-        if p.kind == ALL and p.questions > asked.get((p.reader, p.length), 0)
-    }
+    asked, before_asked = _most(found), _most(before)
+    more = {key for key, count in before_asked.items() if count > asked.get(key, 0)}
     points = [p for p in before if (p.reader, p.length) in more]
     points += [p for p in found if (p.reader, p.length) not in more]
     readers, kinds = list(READERS), [ALL, *KINDS]
     return sorted(points, key=lambda p: (kinds.index(p.kind), readers.index(p.reader), p.length))
+
+
+def _most(points: Sequence[Point]) -> dict[tuple[str, int], int]:
+    """Returns how many questions each reader answered at each length: of its largest kind."""
+    most: dict[tuple[str, int], int] = {}
+    for p in points:
+        most[p.reader, p.length] = max(p.questions, most.get((p.reader, p.length), 0))
+    return most
 
 
 def page(found: Sequence[Point]) -> str:

@@ -196,11 +196,13 @@ def paged_attention(
             interpret=backend() == "interpret",
         )  # fmt: skip
     if cu_q_lens_B1 is None:
-        # How often the loops run is in the data: a GPU's host waits for it before every round. A
-        # CPU computes what is in a block and of no use, and a core's own cache holds few rows.
-        rows, block = (8, 128) if backend() == "reference" else (B, 2048)
+        # How often the loops run is in the data: a GPU's host waits for it before every round, so
+        # what one round covers is no loop there. A CPU computes what is in a block and of no use,
+        # and a core's own cache holds few rows.
+        small = backend() == "reference"
+        rows, block = (8, 128) if small else (B, 2048)
         return reference.paged_attention(
-            q_TNH, k_TKH, v_TKH, pages, layer, tables, kv_lens_B, rows, block, window
+            q_TNH, k_TKH, v_TKH, pages, layer, tables, kv_lens_B, rows, block, window, loops=small
         )
     rows_BP = layer * pages.pages_per_layer + tables.whole_BP(pages.page_size)
     ragged = reference.ragged_paged_attention

@@ -35,10 +35,13 @@ def paged_attention(
     rows: int,
     block: int,
     window: Int[Array, ""] | None = None,
+    *,
+    loops: bool = True,
 ) -> tuple[Float[Array, "B N H"], Pages]:
     """The decode step of `pallas_kernels.paged_attention`, reading shared pages once a row.
 
     One step of a loop meets `block` cached tokens of `rows` slots, or of `rows` rows that share.
+    Without `loops` a table that one block covers is met at once, also where it is empty.
     """
     Z, Q = pages.page_size, tables.private_BQ.shape[1]
     lens_B = jnp.maximum(kv_lens_B - tables.shared_lens_B, 0)  # private tokens, the new one too
@@ -53,7 +56,7 @@ def paged_attention(
         in_private = ((first_B - tables.shared_lens_B)[:, None],)
         in_shared = (first_B[tables.members_RM],)
     with jax.named_scope("paged_attention"):
-        some = functools.partial(_attend_to, pages, layer, block)
+        some = functools.partial(_attend_to, pages, layer, block, loops)
         private = _by_rows(some, rows, q_BNH[:, None], tables.private_BQ, lens_B, *in_private)
         shared = _by_rows(
             some, rows, q_BNH[tables.members_RM], tables.shared_RP, tables.shared_lens_R,
@@ -88,6 +91,7 @@ def _attend_to(
     pages: Pages,
     layer: Int[Array, ""],
     block: int,
+    loops: bool,
     q_RMNH: Float[Array, "R M N H"],
     table_RP: Int[Array, "R P"],
     lens_R: Int[Array, " R"],
@@ -141,7 +145,10 @@ def _attend_to(
     if first_RM is not None:
         seen = jnp.where(first_RM < lens_R[:, None], first_RM, jnp.max(lens_R))
         first_block = jnp.maximum(jnp.min(seen), 0) // (size * Z)
-    peak, total, out = jax.lax.fori_loop(first_block, blocks_used, step, start)
+    if P <= size and not loops:
+        peak, total, out = step(jnp.int32(0), start) if P else start
+    else:
+        peak, total, out = jax.lax.fori_loop(first_block, blocks_used, step, start)
     total = jnp.maximum(total, 1e-30)
     lse = jnp.where(lens_R[:, None, None, None] > 0, peak + jnp.log(total), HIDDEN)
 

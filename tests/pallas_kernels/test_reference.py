@@ -1,5 +1,6 @@
 """The jnp kernels against mathematics without blocks, pages or tricks."""
 
+import dataclasses
 import functools
 
 import jax
@@ -163,6 +164,25 @@ def test_paged_attention_writes_the_new_token_and_nothing_else():
         want[private[length // Z], :, :, length % Z] = np.stack([k[b], v[b]])
     assert not out[4].any()
     assert np.asarray(pages.data).tobytes() == want.tobytes()  # NaN included
+
+
+def test_a_gpu_waits_for_no_loop_where_one_round_covers_the_tables():
+    """How often a loop runs would be in the data: its host would wait twice a layer and token."""
+    data, tables, kv_lens, (q, k, v), _ = paged_case()  # where nothing was written there is NaN
+    kv_lens[4] = 0
+    arguments = q, k, v, Pages(jnp.asarray(data), PAGES), jnp.int32(0), tables, kv_lens
+    want, _ = jax.jit(paged_attention)(*arguments)
+    with pallas_kernels.using("xla"):
+        attend = jax.jit(lambda *a: paged_attention(*a))
+        assert "while" not in attend.lower(*arguments).as_text()
+        got, _ = attend(*arguments)
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    with pallas_kernels.using("xla"):
+        wide = dataclasses.replace(
+            tables, private_BQ=np.tile(tables.private_BQ, (1, 1 + 2048 // Z))
+        )
+        text = jax.jit(lambda *a: paged_attention(*a)).lower(*arguments[:-2], wide, kv_lens)
+    assert text.as_text().count("while") > 0
 
 
 # ---------------------------------------------------------------- token logprobs
