@@ -1,4 +1,4 @@
-"""The quick start from several seeds: the table of README and docs/quickstart.md.
+"""The quick start from several seeds: the table of docs/quickstart.md.
 
     python -m benchmarks.seeds --seeds 0-4 [--wrong] [--jobs 2] [--config.KEY=VALUE ...]
 
