@@ -46,7 +46,7 @@ from notepad_jax.model.config import PolicyConfig
 from notepad_jax.programs import serve
 from notepad_jax.serve.app import App
 from notepad_jax.serve.completions.admission import RequestQueue
-from notepad_jax.serve.http.connections import Limits, Server
+from notepad_jax.serve.http.connections import ConnectionLimits, Server
 from notepad_jax.setup import builders, configuration, process
 from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.text.tokenizer import FILES, open_tokenizer
@@ -102,7 +102,7 @@ def listening(asgi: Any) -> Iterator[str]:
     """The server's address; it has a thread, as the program has a process."""
     place = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     place.bind(("127.0.0.1", 0))
-    server = Server(asgi, Limits(), lambda: None, farewell=1)
+    server = Server(asgi, ConnectionLimits(), lambda: None, farewell=1)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([place])), daemon=True)
     thread.start()
     while not server.started:

@@ -136,7 +136,7 @@ def evaluate(
     resume: bool = False,
     changes: Mapping[str, Any] | None = None,
     quiet: bool = False,
-) -> evaluation.Outcome:
+) -> evaluation.EvaluationResult:
     """Measures how well a policy or an endpoint reads, as `notepad-jax eval` does.
 
     Args:

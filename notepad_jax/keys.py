@@ -48,7 +48,7 @@ class Range:
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
+class WordChoice:
     """One of some words, or a list of such."""
 
     known: tuple[str, ...]
@@ -70,8 +70,8 @@ def whole(lowest: int, highest: int = INT32) -> Range:
     return Range(lowest, highest, f"at least {lowest} and at most {highest}")
 
 
-def words(*known: str) -> Words:
-    return Words(known)
+def words(*known: str) -> WordChoice:
+    return WordChoice(known)
 
 
 SHARE = Range(0, 1, "at least 0 and at most 1")  # probabilities, too

@@ -35,7 +35,7 @@ class Piece(NamedTuple):
     last: int
 
 
-class Bundle(NamedTuple):
+class PrefixWithTails(NamedTuple):
     """Tokens of a piece: a prefix, then tails that see the prefix and themselves."""
 
     prefix: Tokens = NO_TOKENS
@@ -158,7 +158,7 @@ def _fitting(lengths: Sequence[int], common: Sequence[int], first: int, room: in
     return len(lengths)
 
 
-def lay_out(rows: Sequence[Sequence[Bundle]], height: int, width: int) -> Rows:
+def lay_out(rows: Sequence[Sequence[PrefixWithTails]], height: int, width: int) -> Rows:
     """Writes rows of pieces as arrays [height, width]; what is left over is padding.
 
     Raises ValueError if there are more rows than `height`, or a row is longer than `width`.
@@ -209,7 +209,7 @@ def lay_out(rows: Sequence[Sequence[Bundle]], height: int, width: int) -> Rows:
     )
 
 
-def _runs(bundle: Bundle, common: Sequence[int], ends: Sequence[int]) -> list[Run]:
+def _runs(bundle: PrefixWithTails, common: Sequence[int], ends: Sequence[int]) -> list[Run]:
     """Returns the runs of a piece's tails, in order; `ends` is where each tail ends in its row.
 
     Walked backwards: `seen` says until where a tail's tokens are seen by tails behind it, as

@@ -57,7 +57,7 @@ def remove(folder: str | Path | epath.Path) -> None:
     kvstore(folder).delete_range(ts.KvStore.KeyRange()).result()
 
 
-class Written(io.BytesIO):
+class NewObject(io.BytesIO):
     """A new object: it is there, whole, once this is closed without a problem."""
 
     def __init__(self, url: str) -> None:
@@ -95,7 +95,7 @@ class FileSystem(fsspec.AbstractFileSystem):
                 raise FileNotFoundError(f"there is no {SCHEME}{path}")
             return io.BytesIO(found.value)
         if mode == "wb":
-            return Written(path)
+            return NewObject(path)
         raise ValueError(f"{SCHEME}{path} cannot be opened with mode {mode!r}: objects are whole")
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def run(
     return result | {"fleet": compared.told}, f"{text}\n\n{fleet_table.text(compared)}"
 
 
-def _fleet(arguments: argparse.Namespace, config: Training) -> fleet_modes.Asked | None:
+def _fleet(arguments: argparse.Namespace, config: Training) -> fleet_modes.Unplayed | None:
     """What --fleet asks for. Raises ValueError for what cannot be compared."""
     if arguments.fleet is None:
         if arguments.document_lengths is not None:
@@ -168,7 +168,7 @@ def _fastest(
     if arguments.estimate or aot.missing_compiler():
         tries = 0
     names = fastest.slices(arguments.tpu)
-    asked = fastest.Asked(config, names, fastest.prices(arguments.price), tries)
+    asked = fastest.Search(config, names, fastest.prices(arguments.price), tries)
     try:
         fastest.search(asked, screen, told, known)
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from notepad_jax.engine.pages import CachedPrefix
 from notepad_jax.engine.scheduler import Context
 from notepad_jax.engine.settings import STOP_IDS, EngineSettings
 from notepad_jax.engine.shapes import Decode, prefix_pages, private_pages
-from notepad_jax.packing import Bundle, lay_out
+from notepad_jax.packing import PrefixWithTails, lay_out
 from notepad_jax.types import Tokens
 from pallas_kernels import PageTables
 
@@ -41,7 +41,7 @@ def prefix_row(
     Z = settings.page_size
     # What fills up a prefix's last page lies behind it: no token of the prefix sees it.
     whole = [np.pad(p.tokens, (0, -p.length % Z)) for p in prefixes]
-    rows = lay_out([[Bundle(prefix=ids) for ids in whole]], 1, width)
+    rows = lay_out([[PrefixWithTails(prefix=ids) for ids in whole]], 1, width)
     table = np.full((1, width // Z), settings.pages, np.int32)
     used = [page for prefix in prefixes for page in prefix.pages]
     table[0, : len(used)] = used
@@ -101,7 +101,7 @@ def tail_row(
     prefix = contexts[0].prefix
     start = prefix.length if prefix is not None else 0
     inputs = [_input(context) for context in contexts]
-    rows = lay_out([[Bundle(tails=inputs, start=start, common=common)]], 1, width)
+    rows = lay_out([[PrefixWithTails(tails=inputs, start=start, common=common)]], 1, width)
     table = np.zeros((1, prefix_pages(settings)), np.int32)
     if prefix is not None:
         table[0, : len(prefix.pages)] = prefix.pages

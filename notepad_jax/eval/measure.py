@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from notepad_jax.eval import methods
 from notepad_jax.reading import memory_agent, turn_credit
-from notepad_jax.reading.loop import Ended, Job, Reader, read_all
+from notepad_jax.reading.loop import Job, Reader, ReadingEnd, read_all
 from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.scoring import extraction, metrics
 from notepad_jax.scoring.reading_record import ReadingRecord, Recorder
@@ -144,11 +144,11 @@ async def measure(
         notes = reader.rules.order != "serial"
         return _Course(item, reader.tokenizer, trace, turned, recorder, notes)
 
-    async def judged(index: int, course: _Course, end: Ended) -> None:
+    async def judged(index: int, course: _Course, end: ReadingEnd) -> None:
         if judge is not None and end.finish is not Finish.CANCELLED:
             course.worth = await judge(items[index].task, course.record(end))
 
-    def ended(index: int, course: _Course, end: Ended) -> Result:
+    def ended(index: int, course: _Course, end: ReadingEnd) -> Result:
         nonlocal now
         if _broke(end):
             on_failure(end.failure)
@@ -174,7 +174,7 @@ def _job(item: Item, seed: int, excerpts: methods.Excerpts | None) -> Job:
     return Job(item.task, own, lambda: excerpts(document, method)[0], item.max_answer)
 
 
-def _broke(end: Ended) -> bool:
+def _broke(end: ReadingEnd) -> bool:
     """Whether a reading failed; a document that does not fit is a result of its method."""
     return end.failure is not None and not isinstance(end.failure, methods.DoesNotFit)
 
@@ -246,12 +246,12 @@ class _Course:
                 )
         self._turned()
 
-    def record(self, end: Ended) -> ReadingRecord:
+    def record(self, end: ReadingEnd) -> ReadingRecord:
         """Returns what somebody who judges sees."""
         status = Status.ANSWERED if end.finish is Finish.STOP else Status.TRUNCATED
         return self._recorder.record(self._item.repeat, end.answer, status.value, end.chunks)
 
-    def result(self, end: Ended) -> Result:
+    def result(self, end: ReadingEnd) -> Result:
         """Scores the answer, unless it is judged."""
         item, task, answered = self._item, self._item.task, end.finish is not Finish.CANCELLED
         score = metrics.score(end.answer, task.answers, task.metric, task.contract, task.question)
@@ -301,7 +301,7 @@ def _reported(name: str, answer: str, task: Task) -> float:
     return metrics.METRICS[name](said or "", task.answers)
 
 
-def _problem(end: Ended) -> str:
+def _problem(end: ReadingEnd) -> str:
     if end.failure is None:
         return ""
     return f"{type(end.failure).__name__}: {end.failure}" if _broke(end) else str(end.failure)

@@ -25,7 +25,7 @@ SHORTEST = 7 * 1024  # tokens, called 7K; each length after it is the double: 14
 
 
 @dataclasses.dataclass(frozen=True)
-class Published:
+class PublishedCurve:
     """What one model reached, by length."""
 
     model: str
@@ -37,8 +37,8 @@ class Published:
         return tuple((SHORTEST * 2**k, share) for k, share in enumerate(self.shares))
 
 
-def _published(model: str, *per_cent: float) -> Published:
-    return Published(model, tuple(round(value / 100, 3) for value in per_cent))
+def _published(model: str, *per_cent: float) -> PublishedCurve:
+    return PublishedCurve(model, tuple(round(value / 100, 3) for value in per_cent))
 
 
 # Those that are drawn. "No RL" and "whole" are Qwen2.5-Instruct, with the same prompts and a
@@ -57,7 +57,7 @@ TABLE = (
 )
 
 
-def of_suite(suite: str) -> tuple[Published, ...]:
+def of_suite(suite: str) -> tuple[PublishedCurve, ...]:
     """Returns the figures that belong to a suite: RULER-QA, or a file or folder of FILES."""
     path = Path(suite)
     names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]

@@ -21,7 +21,7 @@ import numpy as np
 from notepad_jax import packing
 from notepad_jax.grpo import normalisers
 from notepad_jax.grpo.normalisers import Normaliser
-from notepad_jax.packing import Bundle
+from notepad_jax.packing import PrefixWithTails
 from notepad_jax.types import Group, TrainBatch, Turn, TurnKind
 
 
@@ -184,9 +184,9 @@ def _private(turn: Turn) -> int:
     return len(turn.prompt.tail) + len(turn.completion.tokens)
 
 
-def _piece(members: Sequence[_Turn], common: Sequence[int]) -> Bundle:
+def _piece(members: Sequence[_Turn], common: Sequence[int]) -> PrefixWithTails:
     tails = [np.concatenate([m.turn.prompt.tail, m.turn.completion.tokens]) for m in members]
-    return Bundle(members[0].turn.prompt.shared, tails, common=[0, *common[1:]])
+    return PrefixWithTails(members[0].turn.prompt.shared, tails, common=[0, *common[1:]])
 
 
 def _in_common(members: Sequence[_Turn]) -> list[int]:

@@ -32,7 +32,7 @@ CUT_BY_HEADS = ("weights", "cache", "arriving weights")  # residents of an engin
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class Advice:
     """Values of the config, or another slice, that need less memory."""
 
     sets: Mapping[str, Any]  # keys of the config and what they become; {} for another slice
@@ -60,7 +60,7 @@ class Found:
     hbm: int
 
 
-def changes(config: Training, made: Planned, found: Found, name: str) -> tuple[Change, ...]:
+def changes(config: Training, made: Planned, found: Found, name: str) -> tuple[Advice, ...]:
     """Returns what would help on the slice `name`: what keeps the result first, and of equals
     what suffices alone."""
     worst = max(found.peaks, key=lambda phase: found.peaks[phase])
@@ -70,7 +70,7 @@ def changes(config: Training, made: Planned, found: Found, name: str) -> tuple[C
         if saves.get(worst, 0) > 0:
             enough = max(left.values()) <= found.hbm
             result = _result(sets)
-            listed.append(Change(sets, larger, consequence, int(saves[worst]), enough, result))
+            listed.append(Advice(sets, larger, consequence, int(saves[worst]), enough, result))
     return tuple(sorted(listed, key=lambda c: (RESULTS.index(c.result), not c.enough)))  # stable
 
 
@@ -80,7 +80,7 @@ def _result(sets: Mapping[str, Any]) -> str:
     return ROUNDED if ROUNDING.issuperset(sets) else OTHER
 
 
-def next_of(listed: Sequence[Change]) -> Change | None:
+def next_of(listed: Sequence[Advice]) -> Advice | None:
     """Returns what to try first on the same slice, or None: what keeps the result and is enough,
     then what keeps it and saves most, then the same of those that round, and of the others."""
     here = [change for change in listed if change.sets]

@@ -77,7 +77,7 @@ class Facts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class ProgramSource:
     """Where a child process has its programs from."""
 
     config: Training
@@ -163,7 +163,11 @@ class Kept(dict[str, Read]):
 
 
 def compiled(
-    source: Source, made: Planned, wanted: Sequence[int], screen: Screen, known: dict[str, Read]
+    source: ProgramSource,
+    made: Planned,
+    wanted: Sequence[int],
+    screen: Screen,
+    known: dict[str, Read],
 ) -> tuple[Facts, ...]:
     """Compiles the `wanted` of the programs of `made`, by their place, and returns their facts.
 
@@ -194,7 +198,7 @@ def compiled(
     return tuple(facts)
 
 
-def _words(died: Died, source: Source) -> str:
+def _words(died: Died, source: ProgramSource) -> str:
     """Why a program is not there, and the mend."""
     if died.killed:
         held = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9

@@ -22,7 +22,7 @@ LENGTHS = (2**17, 2**20, 3_500_000)  # tokens
 
 
 @dataclasses.dataclass(frozen=True)
-class Document:
+class DocumentTime:
     """One document on one engine. Seconds are at least, of turns at their limits."""
 
     tokens: int
@@ -35,7 +35,7 @@ class Document:
     chain: int  # turns after one another in a round; serially, as many as there are chunks
 
 
-def documents(made: Planned, chip: Chip) -> tuple[Document, ...]:
+def documents(made: Planned, chip: Chip) -> tuple[DocumentTime, ...]:
     """Returns the figures of documents of `LENGTHS`, read in the chunks of training."""
     costs = _costs(made, chip)
     return tuple(_document(tokens, made, costs) for tokens in LENGTHS)
@@ -73,7 +73,7 @@ def _costs(made: Planned, chip: Chip) -> _Costs:
     )
 
 
-def _document(tokens: int, made: Planned, costs: _Costs) -> Document:
+def _document(tokens: int, made: Planned, costs: _Costs) -> DocumentTime:
     settings = made.settings
     chunks = math.ceil(tokens / made.rules.chunk_size)
     pages = chunks * settings.pages_for(made.reading.update.shared)
@@ -81,7 +81,7 @@ def _document(tokens: int, made: Planned, costs: _Costs) -> Document:
     kept = pages <= settings.pages
     merging = list(_levels(chunks, max(2, made.rules.chunk_size // made.rules.max_memory)))
     merged = sum(merging) * (costs.chunk + costs.together)
-    return Document(
+    return DocumentTime(
         tokens=tokens,
         chunks=chunks,
         keys=pages * page,

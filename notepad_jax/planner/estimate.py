@@ -93,7 +93,7 @@ _NARROW = re.compile(r"\b(?:s8|u8|f8\w*|e4m3\w*|e5m2\w*)\b")
 
 
 @dataclasses.dataclass(frozen=True)
-class Bundle:
+class Cycle:
     """What a core issues in one cycle."""
 
     address: int
@@ -259,7 +259,7 @@ def parse(bundles_text: str, utilisation_text: str, chip: Chip) -> tuple[Block, 
 
 
 def _block(
-    bundles: list[Bundle], rows: list[dict[str, int]], capacity: dict[str, int], chip: Chip
+    bundles: list[Cycle], rows: list[dict[str, int]], capacity: dict[str, int], chip: Chip
 ) -> Block:
     used: collections.Counter[str] = collections.Counter()
     for row in rows:
@@ -281,7 +281,7 @@ def _block(
     )
 
 
-def _bundles(text: str) -> list[Bundle]:
+def _bundles(text: str) -> list[Cycle]:
     """A bundle begins at its address and may go over several lines."""
     heads: list[re.Match[str]] = []
     bodies: list[list[str]] = []
@@ -295,7 +295,7 @@ def _bundles(text: str) -> list[Bundle]:
     for head, lines in zip(heads, bodies, strict=True):
         body = "\n".join(lines)
         found.append(
-            Bundle(
+            Cycle(
                 address=int(head[1], 16),
                 label=head[2] or "",
                 depth=len(head[3]),

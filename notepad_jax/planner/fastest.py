@@ -47,7 +47,7 @@ SHOWN = 3  # estimates that are told of each slice
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class Search:
     """What is searched."""
 
     config: Training
@@ -127,7 +127,7 @@ def _is_price(text: str) -> bool:
 
 
 def search(
-    asked: Asked, screen: Screen, told: Callable[[Point], None], known: dict[str, Read]
+    asked: Search, screen: Screen, told: Callable[[Point], None], known: dict[str, Read]
 ) -> list[Point]:
     """Returns the points that were planned, in order; `told` is given each when it is there.
 
@@ -163,7 +163,7 @@ def search(
 
 
 def _compile(
-    asked: Asked,
+    asked: Search,
     pool: Sequence[_Guess],
     screen: Screen,
     tell: Callable[[Point], Point],
@@ -201,7 +201,7 @@ def _burdened(aim: Callable[[Any], float], guess: _Guess) -> float:
 
 
 def _compiled(
-    asked: Asked, name: str, sets: Mapping[str, Any], screen: Screen, known: dict[str, Read]
+    asked: Search, name: str, sets: Mapping[str, Any], screen: Screen, known: dict[str, Read]
 ) -> Point | None:
     """None, and a line, for what a kernel or a program refuses before anything is compiled."""
     config = _changed(asked.config, sets)
@@ -218,7 +218,7 @@ def _compiled(
 # ---------------------------------------------------------------- by arithmetic
 
 
-def _guesses(asked: Asked, name: str, policy: Policy) -> list[_Guess]:
+def _guesses(asked: Search, name: str, policy: Policy) -> list[_Guess]:
     """Returns what fits the slice `name` by arithmetic, the fastest first."""
     trainers, engines = (
         of_trainer(asked.config, name, policy),
@@ -271,7 +271,7 @@ def _best_of_families(guesses: Sequence[_Guess]) -> Iterator[_Guess]:
 # ---------------------------------------------------------------- one point
 
 
-def _plan(asked: Asked, name: str, sets: Mapping[str, Any], policy: Policy) -> Plan | None:
+def _plan(asked: Search, name: str, sets: Mapping[str, Any], policy: Policy) -> Plan | None:
     """A plan by arithmetic, whether it fits or not; None for what cannot run there."""
     try:
         config = _changed(asked.config, sets)
@@ -284,7 +284,7 @@ def _plan(asked: Asked, name: str, sets: Mapping[str, Any], policy: Policy) -> P
         return None
 
 
-def _runs(asked: Asked, name: str, sets: Mapping[str, Any]) -> bool:
+def _runs(asked: Search, name: str, sets: Mapping[str, Any]) -> bool:
     return _plan(asked, name, sets, planned_policy.policy_of(asked.config, "tpu")) is not None
 
 
@@ -293,7 +293,7 @@ def _changed(config: Training, sets: Mapping[str, Any]) -> Training:
     return configuration.changed(config, overrides)
 
 
-def _point(made: Plan, sets: Mapping[str, Any], asked: Asked) -> Point:
+def _point(made: Plan, sets: Mapping[str, Any], asked: Search) -> Point:
     known = keys.flat(asked.config)
     return Point(
         slice=made.slice,
@@ -310,6 +310,6 @@ def _point(made: Plan, sets: Mapping[str, Any], asked: Asked) -> Point:
     )
 
 
-def _dollars(asked: Asked, name: str, seconds: float) -> float | None:
+def _dollars(asked: Search, name: str, seconds: float) -> float | None:
     price = asked.prices.get(name.partition(":")[0])
     return None if price is None else price * aot.chips_of(name) * seconds / 3600

@@ -20,7 +20,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from notepad_jax.planner.fleet_engine import Document, Engine, Rates
+from notepad_jax.planner.fleet_engine import Engine, PlayedDocument, Rates
 
 # How an engine takes new weights. Pinned: it reads its whole share of a cohort with one version.
 # Draining: it ends its turns first. Resident: old and new weights lie beside each other, and every
@@ -52,7 +52,7 @@ class Mode:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class ModeResult:
     """What a mode made of a stream; seconds are of the model's clock."""
 
     seconds: float  # of a step, in the mean over those after the first ones
@@ -68,13 +68,13 @@ class Outcome:
 
 
 def simulate(
-    documents: Sequence[Document],
+    documents: Sequence[PlayedDocument],
     mode: Mode,
     rates: Rates,
     batch: int,
     steps: int = 12,
     first: int = 4,
-) -> Outcome:
+) -> ModeResult:
     """Plays `steps` steps of `batch` documents each; the mean is over those after the `first`.
 
     Raises ValueError where the stream is shorter than `needed` says.
@@ -94,7 +94,7 @@ def needed(mode: Mode, batch: int, steps: int) -> int:
     return batch * (steps + (ahead + 1 if ahead else 0))
 
 
-def arranged(documents: Sequence[Document], mode: Mode, batch: int) -> list[Document]:
+def arranged(documents: Sequence[PlayedDocument], mode: Mode, batch: int) -> list[PlayedDocument]:
     """Returns the stream as it is read: cohorts one after the other, what comes first, first."""
     stream = list(documents)
     if mode.window > 1:
@@ -102,13 +102,15 @@ def arranged(documents: Sequence[Document], mode: Mode, batch: int) -> list[Docu
     return _sorted(stream, batch, longest_first=True) if mode.by_length else stream
 
 
-def _sorted(stream: Sequence[Document], each: int, longest_first: bool) -> list[Document]:
+def _sorted(
+    stream: Sequence[PlayedDocument], each: int, longest_first: bool
+) -> list[PlayedDocument]:
     """Sorts every `each` documents among themselves; equally long ones stay as they are."""
     parts = (stream[first : first + each] for first in range(0, len(stream), each))
     return [one for part in parts for one in sorted(part, key=_length, reverse=longest_first)]
 
 
-def _length(document: Document) -> int:
+def _length(document: PlayedDocument) -> int:
     return document.length
 
 
@@ -116,7 +118,7 @@ class _Run:
     """A fleet at one moment of the model's clock."""
 
     def __init__(
-        self, stream: Sequence[Document], mode: Mode, rates: Rates, batch: int, steps: int
+        self, stream: Sequence[PlayedDocument], mode: Mode, rates: Rates, batch: int, steps: int
     ) -> None:
         self._stream, self._mode, self._rates = stream, mode, rates
         self._batch, self._steps = batch, steps
@@ -136,7 +138,7 @@ class _Run:
         self._news = False  # whether something happened that may let a step begin
         self._learnt, self._ages = 0.0, collections.Counter[int]()
 
-    def outcome(self, first: int) -> Outcome:
+    def outcome(self, first: int) -> ModeResult:
         self._release()
         while self._version < self._steps:
             self._event()
@@ -147,7 +149,7 @@ class _Run:
         may = self._now - (0 if self._mode.apart else self._learnt)
         chips = self._mode.trainer or self._mode.readers
         packed = sum(document.packed for document in settled)
-        return Outcome(
+        return ModeResult(
             seconds=(self._ends[-1] - self._ends[first]) / (self._steps - first),
             learning=self._learnt / self._steps,
             readers_idle=1 - reading / (len(self._engines) * may),

@@ -26,7 +26,7 @@ class Lot:
 
 
 @dataclasses.dataclass(frozen=True)
-class Document:
+class PlayedDocument:
     """A document with the readings of its group. The last turns are the answer's."""
 
     shared: tuple[int, ...]  # prompt tokens that its group shares, in each turn
@@ -62,7 +62,7 @@ class Rates:
     adopt: float  # seconds that an engine stands still to take them from there
     switch: float  # seconds that it does where they lie on its host by then
 
-    def least(self, document: Document) -> float:
+    def least(self, document: PlayedDocument) -> float:
         """Returns the engine's seconds of reading it, were all slots always taken."""
         written = sum(lot.readings * sum(lot.written) for lot in document.lots)
         steps = written / self.slots
@@ -72,7 +72,7 @@ class Rates:
 class Engine:
     """One engine; who owns it says when it goes on, and `ends` says when it is worth asking."""
 
-    def __init__(self, rates: Rates, stream: Sequence[Document], draining: bool) -> None:
+    def __init__(self, rates: Rates, stream: Sequence[PlayedDocument], draining: bool) -> None:
         self._rates, self._stream, self._draining = rates, stream, draining
         self.clock = 0.0
         self.busy = 0.0  # seconds

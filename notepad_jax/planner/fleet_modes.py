@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from notepad_jax.planner import cost_analysis, fleet, fleet_lengths, fleet_rates
-from notepad_jax.planner.fleet import DRAINING, PINNED, Mode, Outcome
-from notepad_jax.planner.fleet_engine import Document, Rates
+from notepad_jax.planner.fleet import DRAINING, PINNED, Mode, ModeResult
+from notepad_jax.planner.fleet_engine import PlayedDocument, Rates
 from notepad_jax.setup.config.whole import Training
 
 ALL = "all"
@@ -30,11 +30,11 @@ Split = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class PlayedMode:
     """A mode and what came of it."""
 
     mode: Mode
-    outcome: Outcome
+    outcome: ModeResult
     chips: float
     speed: float  # per chip, in that of documents dealt by turns
 
@@ -48,9 +48,9 @@ class Comparison:
     batch: int  # documents a step
     engine_chips: float
     rates: Rates
-    rows: tuple[Row, ...]  # the first: by turns
+    rows: tuple[PlayedMode, ...]  # the first: by turns
     full: float  # speed per chip, were every chip busy and every slot taken (over all steps)
-    fastest: Row
+    fastest: PlayedMode
     verdict: str
 
     @property
@@ -93,29 +93,29 @@ def modes(engines: int, parts: Sequence[Split]) -> Iterator[Mode]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class Unplayed:
     """What is to be compared, drawn and counted; not yet played."""
 
     lengths: str  # of the documents, in words
-    stream: Sequence[Document]
+    stream: Sequence[PlayedDocument]
     modes: tuple[Mode, ...]
     rates: Rates
     batch: int  # documents a step
     engine_chips: float
 
 
-def asked(config: Training, slice_name: str, parts: Sequence[Split], form: str | None) -> Asked:
+def asked(config: Training, slice_name: str, parts: Sequence[Split], form: str | None) -> Unplayed:
     """Returns what `compare` plays of `config` on a slice as "v5p:2x4x4", by arithmetic alone.
 
     `form` says how long documents are (`fleet_lengths.lengths`). Raises ValueError for a form that
     is none, documents that are too many turns to play, and readings that are not serial.
     """
-    source = cost_analysis.Source(config, slice_name)
+    source = cost_analysis.ProgramSource(config, slice_name)
     made = source.sketch()
     reader, batch = fleet_rates.reader(made), made.reading.groups
     every = tuple(modes(made.engines, parts))
     most = max(fleet.needed(mode, batch, STEPS) for mode in every)
-    return Asked(
+    return Unplayed(
         lengths=fleet_lengths.words(form, reader.usual),
         stream=_stream(reader, fleet_lengths.lengths(form, reader.usual), most),
         modes=every,
@@ -125,12 +125,12 @@ def asked(config: Training, slice_name: str, parts: Sequence[Split], form: str |
     )
 
 
-def compare(what: Asked) -> Comparison:
+def compare(what: Unplayed) -> Comparison:
     """Plays every mode over the same documents."""
     base, *others = (_played(what, mode) for mode in what.modes)
     first = what.modes[0]
     rows = tuple(
-        Row(
+        PlayedMode(
             mode=mode,
             outcome=outcome,
             chips=what.engine_chips * mode.engines,
@@ -151,7 +151,9 @@ def compare(what: Asked) -> Comparison:
     )
 
 
-def _stream(reader: fleet_rates.Reader, draw: fleet_lengths.Draw, count: int) -> Sequence[Document]:
+def _stream(
+    reader: fleet_rates.GroupTurns, draw: fleet_lengths.Draw, count: int
+) -> Sequence[PlayedDocument]:
     tokens = [int(one) for one in draw(np.random.default_rng(SEED), count)]
     events = sum(map(reader.turns, tokens)) * reader.members // reader.together
     if events > MOST_EVENTS:
@@ -163,16 +165,16 @@ def _stream(reader: fleet_rates.Reader, draw: fleet_lengths.Draw, count: int) ->
     return [documents[one] for one in tokens]
 
 
-def _played(what: Asked, mode: Mode) -> Outcome:
+def _played(what: Unplayed, mode: Mode) -> ModeResult:
     return fleet.simulate(what.stream, mode, what.rates, what.batch, STEPS, FIRST)
 
 
-def _first_of_fastest(rows: Sequence[Row]) -> Row:
+def _first_of_fastest(rows: Sequence[PlayedMode]) -> PlayedMode:
     most = max(row.speed for row in rows)
     return next(row for row in rows if row.speed >= most * (1 - TIE))
 
 
-def verdict(rows: Sequence[Row]) -> str:
+def verdict(rows: Sequence[PlayedMode]) -> str:
     """Returns which mode is fastest per chip, and whether a second slice pays, in a sentence.
 
     Modes are told apart where they are by more than `TIE`.
@@ -189,5 +191,5 @@ def verdict(rows: Sequence[Row]) -> str:
     )
 
 
-def _said(row: Row) -> str:
+def _said(row: PlayedMode) -> str:
     return f"{row.mode.name}, x{row.speed:.2f}"

@@ -18,7 +18,7 @@ from notepad_jax.model import parameters
 from notepad_jax.planner import arithmetic
 from notepad_jax.planner.cost_analysis import Facts
 from notepad_jax.planner.estimate import Chip
-from notepad_jax.planner.fleet_engine import Document, Lot, Rates
+from notepad_jax.planner.fleet_engine import Lot, PlayedDocument, Rates
 from notepad_jax.planner.lowering import HANDOFF, UPDATE, Planned, Program, name_of
 from notepad_jax.setup.sizes import Turn
 
@@ -29,7 +29,7 @@ HOST = 15e9  # byte/s of them from a host's memory to its chips
 
 
 @dataclasses.dataclass(frozen=True)
-class Reader:
+class GroupTurns:
     """The turns of a group, at their limits."""
 
     chunk_size: int  # tokens
@@ -44,7 +44,7 @@ class Reader:
         """Returns how many turns a reading of so many tokens has."""
         return self.passes * math.ceil(tokens / self.chunk_size) + len(self.answers)
 
-    def document(self, tokens: int) -> Document:
+    def document(self, tokens: int) -> PlayedDocument:
         """Returns what a document of so many tokens asks of engines and trainer."""
         chunks = math.ceil(tokens / self.chunk_size)
         rest = tokens - (chunks - 1) * self.chunk_size
@@ -57,7 +57,7 @@ class Reader:
             written=tuple(turn.completion for turn in turns),
         )
         lots = (lot,) * (self.members // self.together)
-        return Document(shared, lots, sum(map(self._packed, turns)))
+        return PlayedDocument(shared, lots, sum(map(self._packed, turns)))
 
     def _packed(self, turn: Turn) -> int:
         if turn.alone:
@@ -66,7 +66,7 @@ class Reader:
         return turn.shared + self.members * own - (self.members - 1) * turn.common
 
 
-def reader(made: Planned) -> Reader:
+def reader(made: Planned) -> GroupTurns:
     """Returns the turns of a plan's groups.
 
     Raises ValueError for what is not read serially: its turns are no chain.
@@ -77,7 +77,7 @@ def reader(made: Planned) -> Reader:
             f"--fleet counts serial readings, and reading.order is {rules.order}; "
             "leave --fleet out, or say --config.reading.order=serial"
         )
-    return Reader(
+    return GroupTurns(
         chunk_size=rules.chunk_size,
         usual=reading.chunks // rules.passes * rules.chunk_size,
         passes=rules.passes,
@@ -88,7 +88,7 @@ def reader(made: Planned) -> Reader:
     )
 
 
-def rates(made: Planned, chip: Chip, usual: Document) -> Rates:
+def rates(made: Planned, chip: Chip, usual: PlayedDocument) -> Rates:
     """Returns the rates of one engine's chips; `usual` is what a plan's step is made of.
 
     So with such documents alone, learning takes a plan's seconds over the efficiencies.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from notepad_jax.planner.fleet_modes import FIRST, STEPS, Comparison, Row
+from notepad_jax.planner.fleet_modes import FIRST, STEPS, Comparison, PlayedMode
 from notepad_jax.planner.fleet_rates import COMPUTE, HBM
 
 
@@ -38,7 +38,7 @@ def _head(compared: Comparison) -> Iterator[str]:
     )
 
 
-def _line(row: Row) -> str:
+def _line(row: PlayedMode) -> str:
     o = row.outcome
     learnt = sum(o.ages.values())
     ages = ", ".join(f"{age}: {count / learnt:.0%}" for age, count in o.ages.items())

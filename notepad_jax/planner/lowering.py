@@ -80,7 +80,7 @@ class Planned:
     engines: int
     residents: Mapping[str, Mapping[str, int]]  # phase -> name -> bytes of a device
     programs: tuple[Program, ...]
-    reading: workload.Readings
+    reading: workload.RolloutWork
     rollout: workload.Rollout
     update: workload.Update
     rules: Rules

@@ -77,8 +77,8 @@ class Plan:
     seconds: float  # of a step, at least (estimate)
     fits: bool
     verdict: str
-    advice: tuple[advice.Change, ...]
-    documents: tuple[document.Document, ...] = ()  # read on one engine (estimate)
+    advice: tuple[advice.Advice, ...]
+    documents: tuple[document.DocumentTime, ...] = ()  # read on one engine (estimate)
 
 
 def fit(
@@ -87,7 +87,7 @@ def fit(
     screen: Screen,
     programs: str = ALL,
     known: dict[str, Read] | None = None,
-) -> tuple[Plan, list[advice.Change]]:
+) -> tuple[Plan, list[advice.Advice]]:
     """Changes `config` until it fits; returns its plan and what was changed, in order.
 
     One change at a time: one that keeps the result of a step if there is such a one, else what
@@ -98,7 +98,7 @@ def fit(
     where no change is left.
     """
     known = {} if known is None else known
-    changed: list[advice.Change] = []
+    changed: list[advice.Advice] = []
     steps = (ESTIMATE,) if programs == ESTIMATE else dict.fromkeys((NONE, LARGEST, programs))
     while True:
         try:
@@ -131,7 +131,7 @@ def run(
     steps, does without `documents`. Raises ValueError for a slice that does not exist, a config
     that cannot run on it, or where libtpu is missed, and `DoesNotFit`.
     """
-    source = cost_analysis.Source(config, slice_name)
+    source = cost_analysis.ProgramSource(config, slice_name)
     if programs == ESTIMATE:
         made = source.sketch(policy)
         launched = [program for program in made.programs if program.launches]
@@ -175,7 +175,7 @@ def run(
 
 
 def _compiled(
-    source: cost_analysis.Source, screen: Screen, known: dict[str, Read], programs: str
+    source: cost_analysis.ProgramSource, screen: Screen, known: dict[str, Read], programs: str
 ) -> tuple[Planned, tuple[Facts, ...]]:
     try:
         made = source.made()
@@ -221,7 +221,7 @@ def _changes(
     found: Sequence[Facts],
     hbm: int,
     name: str,
-) -> tuple[advice.Change, ...]:
+) -> tuple[advice.Advice, ...]:
     beside = max((fact.beside for fact in found if fact.phase == lowering.UPDATE), default=0)
     peaks = {phase.name: phase.peak for phase in phases}
     return advice.changes(config, made, advice.Found(peaks, beside, hbm), name)
@@ -250,7 +250,7 @@ def _verdict(
     hbm: int,
     room: bool,
     missing: Sequence[str],
-    changes: Sequence[advice.Change],
+    changes: Sequence[advice.Advice],
 ) -> str:
     needs = f"{worst.peak / 1e9:.1f} of {hbm / 1e9:.1f} GB a device in the {worst.name}"
     if room and missing:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from notepad_jax.planner.advice import ROUNDED, SAME, Change
+from notepad_jax.planner.advice import ROUNDED, SAME, Advice
 from notepad_jax.planner.plan import Plan
 
 GB = 1e9
 
 
-def text(plan: Plan, changed: Sequence[Change] = ()) -> str:
+def text(plan: Plan, changed: Sequence[Advice] = ()) -> str:
     """Returns the whole report, the verdict last; `changed` is what made it fit."""
     parts = (_head, _residents, _programs, _collectives, _times, _documents, _advice)
     lines = [line for part in parts for line in part(plan)]

@@ -26,7 +26,7 @@ from notepad_jax.text.prompts import Template
 
 
 @dataclasses.dataclass(frozen=True)
-class Readings:
+class RolloutWork:
     """A step's rollout."""
 
     groups: int
@@ -83,7 +83,7 @@ class Update:
         return self.tokens / self.computed
 
 
-def readings(config: Training, template: Template) -> Readings:
+def readings(config: Training, template: Template) -> RolloutWork:
     """Returns what a step reads, every turn at its limits."""
     rules, local = builders.rules(config.reading), config.rollout.local
     turns = sizes.turns(template, rules)
@@ -94,7 +94,7 @@ def readings(config: Training, template: Template) -> Readings:
     most = curriculum.parsed(config.tasks.curriculum).longest
     chunks = min(chunks, most or chunks)
     merged = 0 if rules.order == "serial" else chunks - 1  # each of two notes: there are no more
-    return Readings(
+    return RolloutWork(
         groups=groups,
         members=config.rollout.group_size,
         chunks=rules.passes * (chunks + merged) + rules.again * (rules.passes - 1),
@@ -105,7 +105,7 @@ def readings(config: Training, template: Template) -> Readings:
     )
 
 
-def rollout(reading: Readings, settings: EngineSettings, engines: int, drafts: bool) -> Rollout:
+def rollout(reading: RolloutWork, settings: EngineSettings, engines: int, drafts: bool) -> Rollout:
     """Returns the launches of one of `engines` engines that share the readings evenly."""
     groups = math.ceil(reading.groups / engines)
     slots = min(settings.slots, groups * reading.members)
@@ -144,7 +144,7 @@ def _groups_of(slots: int, members: int) -> tuple[int, ...]:
 
 
 def update(
-    reading: Readings, row_length: int, rows: int, parts: int, minibatches: int, epochs: int
+    reading: RolloutWork, row_length: int, rows: int, parts: int, minibatches: int, epochs: int
 ) -> Update:
     """Returns the optimizer steps of a rollout: `rows` a micro-batch, over `parts` of a mesh.
 
@@ -171,7 +171,7 @@ def update(
 
 @functools.lru_cache(64)  # of a search: meshes and micro-batches ask for the same rows
 def _packed(
-    reading: Readings, row_length: int, minibatches: int
+    reading: RolloutWork, row_length: int, minibatches: int
 ) -> tuple[Sequence[Turn], Sequence[int], Sequence[Sequence[Piece]]]:
     """(the kind of turn of each bundle, its prefix's tokens, the pieces of each row)."""
     groups = math.ceil(reading.groups / minibatches)

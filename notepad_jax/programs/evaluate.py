@@ -49,7 +49,7 @@ HOPELESS = 256  # readings, all failed, after which an evaluation stops before i
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class EvaluationResult:
     """What an evaluation found, and where it lies."""
 
     folder: Path
@@ -190,7 +190,7 @@ def _progress(
 # ---------------------------------------------------------------- the program
 
 
-def run(config: Config, reader: Subject, folder: Path, screen: Screen) -> Outcome:
+def run(config: Config, reader: Subject, folder: Path, screen: Screen) -> EvaluationResult:
     """Evaluates into `folder` (or goes on there): readings, traces, report.json, report.html.
 
     Raises ValueError for settings that cannot work or are not those of the folder's readings,
@@ -200,7 +200,7 @@ def run(config: Config, reader: Subject, folder: Path, screen: Screen) -> Outcom
         return _run(config, reader, folder, screen)
 
 
-def _run(config: Config, reader: Subject, folder: Path, screen: Screen) -> Outcome:
+def _run(config: Config, reader: Subject, folder: Path, screen: Screen) -> EvaluationResult:
     e = config.evaluate
     check_meant(config)
     lengths = eval_jobs.lengths_of(config)
@@ -213,7 +213,7 @@ def _run(config: Config, reader: Subject, folder: Path, screen: Screen) -> Outco
     with Readings(folder, identity(config) | who) as readings:
         write_sealed(folder / CONFIG, keys.plain(config))
         results = read(config, reader, planned, "eval", readings, screen)
-        outcome = evaluation_page.Report(
+        outcome = evaluation_page.EvaluationReport(
             title=f"Reading {e.suite}, by length",
             summary=_summary(reader, results, config),
             origin=provenance.origin(_next(config, folder, results), here=not config.by_endpoint),
@@ -229,7 +229,7 @@ def _run(config: Config, reader: Subject, folder: Path, screen: Screen) -> Outco
     page = evaluation_page.write(folder, outcome)
     write_json(folder / REPORT, evaluation_page.report_json(outcome))
     failed = sum(result.failed for result in results)
-    return Outcome(folder, page, list(outcome.by_length), list(outcome.by_task), failed)
+    return EvaluationResult(folder, page, list(outcome.by_length), list(outcome.by_task), failed)
 
 
 def check_meant(config: Config) -> None:
@@ -319,7 +319,7 @@ def _next(config: Config, folder: Path, results: Sequence[Result]) -> list[Next]
     return commands
 
 
-def text(outcome: Outcome) -> str:
+def text(outcome: EvaluationResult) -> str:
     """Returns what the command prints at the end."""
     lines = [table(outcome.by_length), ""]
     if outcome.failed:

@@ -22,7 +22,7 @@ from notepad_jax.checkpoint import lazy_arrays, restore, steps
 from notepad_jax.checkpoint.abstract_trees import placed
 from notepad_jax.checkpoint.hf import adapters, added, huggingface, storage
 from notepad_jax.checkpoint.hf.rounding import Rounding, compared
-from notepad_jax.checkpoint.hf.writing import PART_BYTES, Written
+from notepad_jax.checkpoint.hf.writing import PART_BYTES, Export
 from notepad_jax.checkpoint.steps import read_meta
 from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
@@ -208,7 +208,7 @@ def _of_folder(found: policies.Named, config: PolicyConfig) -> tuple[lora.Lora, 
 
 def _exported(
     source: str | Path, found: policies.Named, config: PolicyConfig, dtype: str,
-    written: Written, began: float, rounding: Rounding,
+    written: Export, began: float, rounding: Rounding,
 ) -> Exported:  # fmt: skip
     return Exported(
         source=str(source),

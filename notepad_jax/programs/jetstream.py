@@ -32,7 +32,9 @@ from notepad_jax.types import SamplingParams
 LAST_LAUNCH = 1  # seconds that the engine has to end what it runs, when all replies have ended
 
 
-def run(config: Config, address: access.Address, name: str | None, screen: Screen) -> serve.Ended:
+def run(
+    config: Config, address: access.Address, name: str | None, screen: Screen
+) -> serve.ServerRun:
     """Serves until Ctrl-C or SIGTERM, which end replies under way within seconds.
 
     Raises ValueError for an address that cannot be taken, or not without a key, for a policy that
@@ -79,7 +81,7 @@ def run(config: Config, address: access.Address, name: str | None, screen: Scree
         _until_the_end(server)
     finally:
         server.abandon()  # whatever still runs, as a program that is being compiled
-    return serve.Ended(name, where)
+    return serve.ServerRun(name, where)
 
 
 def _room() -> types.ModuleType:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from notepad_jax.reading.trace import Trace
 from notepad_jax.report import server_pages, trace_page
-from notepad_jax.report.trace_page import Source
+from notepad_jax.report.trace_page import TraceSource
 from notepad_jax.serve.browser.renderers import Files, Put, Renderers
 from notepad_jax.setup import trace_files
 
@@ -80,7 +80,9 @@ def make_trace(
 ) -> None:
     """Makes the page of some trace files; see `serve.browser.renderers.MakeTrace`."""
     with contextlib.ExitStack() as stack:
-        sources = [Source(label, stack.enter_context(Trace(path))) for path, label in files.items()]
+        sources = [
+            TraceSource(label, stack.enter_context(Trace(path))) for path, label in files.items()
+        ]
         total, done = sum(len(source.trace) for source in sources), 0
 
         def one_more() -> None:

@@ -45,7 +45,7 @@ STARTER = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class QuickstartResult:
     """What the quick start found and where it lies."""
 
     folder: Path
@@ -61,7 +61,7 @@ class Outcome:
 
 def run(
     config: Training, folder: Path, screen: Screen, resume: bool = False, step: int | None = None
-) -> Outcome:
+) -> QuickstartResult:
     """Does everything; with `resume`, an earlier run in `folder` is continued.
 
     Its training goes on from the newest good checkpoint, or from `step`. Raises as `train.train`
@@ -71,7 +71,9 @@ def run(
         return _run(config, folder, screen, resume, step)
 
 
-def _run(config: Training, folder: Path, screen: Screen, resume: bool, step: int | None) -> Outcome:
+def _run(
+    config: Training, folder: Path, screen: Screen, resume: bool, step: int | None
+) -> QuickstartResult:
     timings, compiling = dict[str, float](), compiled.watched()
 
     def timed(name: str, work: Any) -> Any:
@@ -118,7 +120,7 @@ def _run(config: Training, folder: Path, screen: Screen, resume: bool, step: int
 
     screen.phase("4/4  export and report")
     export.export_hf(folder, str(folder / "hf"), screen, "float32", overwrite=True)
-    outcome = Outcome(
+    outcome = QuickstartResult(
         folder=folder,
         report=folder / "report.html",
         exported=folder / "hf",
@@ -200,7 +202,7 @@ def pairs(
         ]
 
 
-def _next(config: Training, outcome: Outcome) -> list[Next]:
+def _next(config: Training, outcome: QuickstartResult) -> list[Next]:
     """What somebody may want to do after the quick start."""
     policy = shlex.quote(str(outcome.exported))
     seed = f"--config.seed={config.seed + 1}"
@@ -215,14 +217,14 @@ def _next(config: Training, outcome: Outcome) -> list[Next]:
     ]
 
 
-def _report(config: Training, outcome: Outcome) -> None:
+def _report(config: Training, outcome: QuickstartResult) -> None:
     train_length = config.data.tokens
     last = outcome.after[-1]
     metrics = read_metrics(outcome.folder)
     lines = health.lines_of(metrics)
     quickstart_page.write(
         outcome.folder,
-        quickstart_page.Report(
+        quickstart_page.QuickstartReport(
             title="Quick start: reading without limit",
             summary=(
                 f"Trained with GRPO on documents of {train_length:,} tokens; read documents of up "
@@ -244,7 +246,7 @@ def _report(config: Training, outcome: Outcome) -> None:
     )
 
 
-def text(outcome: Outcome) -> str:
+def text(outcome: QuickstartResult) -> str:
     """Returns what the command prints at the end."""
     before = {s.length: s for s in outcome.before}
     lines = ["", f"{'tokens':>8}  {BEFORE:>24}  {AFTER:>24}  {'n':>4}"]

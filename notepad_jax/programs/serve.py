@@ -52,14 +52,14 @@ FAREWELL = 5  # seconds that replies have to end when the server is stopped
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class ServerRun:
     """What was served, when the server has ended by itself."""
 
     name: str
     url: str
 
 
-def run(config: Config, address: Address, name: str | None, screen: Screen) -> Ended:
+def run(config: Config, address: Address, name: str | None, screen: Screen) -> ServerRun:
     """Serves until Ctrl-C or SIGTERM, which end replies under way within seconds.
 
     Raises ValueError for an address that cannot be taken, or not without a key, and for a policy
@@ -114,7 +114,7 @@ def run(config: Config, address: Address, name: str | None, screen: Screen) -> E
         with stop.watching():
             waiting.run(until_the_end())
         stop.check("")
-    return Ended(served.name, url)
+    return ServerRun(served.name, url)
 
 
 async def _served(server: Any, place: socket.socket, stop: stopping.Stop) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from notepad_jax.reading.trace import Trace
 from notepad_jax.report import trace_page
-from notepad_jax.report.trace_page import Source
+from notepad_jax.report.trace_page import TraceSource
 from notepad_jax.setup.trace_files import existing, files
 from notepad_jax.telemetry.screen import Screen
 
@@ -52,7 +52,9 @@ def run(paths: Sequence[str], out: str | None, screen: Screen) -> Made:
     folder = Path(out) if out else beside(named[0])
     check_place(folder)
     with contextlib.ExitStack() as stack:
-        sources = [Source(label, stack.enter_context(Trace(file))) for file, label in found.items()]
+        sources = [
+            TraceSource(label, stack.enter_context(Trace(file))) for file, label in found.items()
+        ]
         total = sum(len(source.trace) for source in sources)
         if not total:
             raise ValueError(f"no reading of {named[0]} has ended yet; make its page later")

@@ -101,7 +101,7 @@ class Watcher(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class ReadingEnd:
     """How a reading ended."""
 
     answer: str  # all that its contexts wrote; "" where there is none
@@ -119,8 +119,8 @@ async def read_all(
     jobs: Sequence[Job],
     reader: Reader,
     watch: Callable[[int], W],
-    ended: Callable[[int, W, Ended], R],
-    judge: Callable[[int, W, Ended], Coroutine[Any, Any, None]] | None = None,
+    ended: Callable[[int, W, ReadingEnd], R],
+    judge: Callable[[int, W, ReadingEnd], Coroutine[Any, Any, None]] | None = None,
 ) -> list[R]:
     """Makes all readings, at most `reader.at_once` at a time.
 
@@ -177,7 +177,7 @@ def first_failure() -> Iterator[None]:
 async def _follow(
     job: Job, chunks: Chunks, reader: Reader, completer: Completer, watcher: Watcher,
     alone: threading.Lock,
-) -> Ended:  # fmt: skip
+) -> ReadingEnd:  # fmt: skip
     read = _Read()
     course = _turns(job, chunks, read, reader, completer)
     turn: Turn | None = None
@@ -189,13 +189,13 @@ async def _follow(
                 raise Cancelled("the completion was cancelled")
         except StopAsyncIteration:
             if turn.kind is TurnKind.UPDATE:  # written again, and nothing was asked of it
-                return Ended("", Finish.CANCELLED, read.tokens)
+                return ReadingEnd("", Finish.CANCELLED, read.tokens)
             said = reader.tokenizer.decode(memory_agent.answered(state))
-            return Ended(said, turn.completion.finish, read.tokens, chunks=tuple(sizes))
+            return ReadingEnd(said, turn.completion.finish, read.tokens, chunks=tuple(sizes))
         except CompleterFailed:
             raise  # nothing that this reading did: everybody's fails, with one cause
         except Exception as failure:
-            return Ended("", Finish.CANCELLED, read.tokens, failure)
+            return ReadingEnd("", Finish.CANCELLED, read.tokens, failure)
         if turn.kind is TurnKind.UPDATE:
             sizes.append(turn.size)
             read.tokens += turn.size if turn.first_read else 0

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from notepad_jax.eval.lengths import format_length
-from notepad_jax.eval.published import Published
+from notepad_jax.eval.published import PublishedCurve
 from notepad_jax.eval.summary import Summary
 from notepad_jax.report import chart, labels, numerals
-from notepad_jax.report.chart import GREY, OTHER, OURS, Axis, Chart, Line, Words
+from notepad_jax.report.chart import GREY, OTHER, OURS, Axis, Chart, Line, TextLines
 from notepad_jax.report.labels import Box, Label
 
 # Colour and mark of each method's line; methods that are not named here get OTHERS in turn.
@@ -57,7 +57,7 @@ class Picture:
 
     wide: Chart
     phone: Chart
-    published: tuple[Published, ...]
+    published: tuple[PublishedCurve, ...]
 
 
 def before_and_after(
@@ -74,7 +74,7 @@ def before_and_after(
 def by_method(
     summaries: Sequence[Summary],
     train_length: int | None,
-    published: Sequence[Published] = (),
+    published: Sequence[PublishedCurve] = (),
 ) -> Picture:
     """Returns one line with its 95% band per method, in the order of STYLES.
 
@@ -132,7 +132,7 @@ def _line(label: str, tone: str, mark: str, summaries: Sequence[Summary]) -> Lin
     )
 
 
-def _published_line(figures: Published, low: float, high: float) -> Line:
+def _published_line(figures: PublishedCurve, low: float, high: float) -> Line:
     """A published line as far as it lies within what was measured; maybe of no points."""
     points = [(x, y) for x, y in figures.points if low <= x <= high]
     y = [100 * share for _, share in points]
@@ -141,7 +141,7 @@ def _published_line(figures: Published, low: float, high: float) -> Line:
 
 
 def _picture(
-    lines: Sequence[Line], train_length: int | None, published: Sequence[Published]
+    lines: Sequence[Line], train_length: int | None, published: Sequence[PublishedCurve]
 ) -> Picture:
     lines = [line for line in lines if len(line.x)]
     if not lines:
@@ -228,13 +228,13 @@ def _label(line: Line, x: float, y: float, sheet: Sheet) -> Label:
     return Label(f"{line.label}\n{line.y[-1]:.1f}%", sheet.size, x, y)
 
 
-def _end_words(bare: Chart, sheet: Sheet, taken: Sequence[Box]) -> list[Words]:
+def _end_words(bare: Chart, sheet: Sheet, taken: Sequence[Box]) -> list[TextLines]:
     ends = [_label(line, *bare.points(line.x[-1:], line.y[-1:])[0], sheet) for line in bare.lines]
     floor = float(bare.upwards.share([0])[0]) * bare.axes_height
     inside = Box(0, floor, bare.width - bare.left - 4, bare.axes_height)
     boxes = labels.place(ends, _ink(bare), taken, inside, inside.top + 8)
     return [
-        Words(
+        TextLines(
             lines=end.words.split("\n"),
             x=box.left,
             middle=box.middle,
@@ -271,7 +271,7 @@ def _ink(bare: Chart) -> np.ndarray:
     return np.concatenate(ink)
 
 
-def _training_words(bare: Chart, length: int, sheet: Sheet) -> tuple[Words, Box]:
+def _training_words(bare: Chart, length: int, sheet: Sheet) -> tuple[TextLines, Box]:
     """Says beside the dashed line what it is, clear of the bands."""
     (x, _) = bare.points([length], [0.0])[0]
     label = Label(f"trained at {format_length(length)}", sheet.small, x, 0.0)
@@ -280,7 +280,7 @@ def _training_words(bare: Chart, length: int, sheet: Sheet) -> tuple[Words, Box]
     heights = np.linspace(8, bare.axes_height - label.height - 4, 20)
     boxes = [Box(left, y, left + label.width, y + label.height) for y in heights]
     box = next((box for box in boxes if not _in_a_band(box, bare)), boxes[0])
-    words = Words(
+    words = TextLines(
         lines=(label.words,),
         x=box.left if right else box.right,
         middle=box.middle,

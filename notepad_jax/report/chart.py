@@ -68,7 +68,7 @@ class Line:
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
+class TextLines:
     """Lines of text on the chart; pixels from the lower left corner of the axes."""
 
     lines: Sequence[str]
@@ -81,7 +81,7 @@ class Words:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stop:
+class Tooltip:
     """What the pointer is told at one x."""
 
     across: float  # pixels from the left edge of the picture
@@ -104,7 +104,7 @@ class Chart:
     across: Axis
     upwards: Axis
     lines: Sequence[Line]  # the first comes to lie on top
-    words: Sequence[Words] = ()
+    words: Sequence[TextLines] = ()
     rule: float | None = None  # an x with a dashed line
     heading: Callable[[float], str] = "{:g}".format  # of an x, for the pointer
 
@@ -153,7 +153,7 @@ class Chart:
         up = self.upwards.share([y for y, _ in ticks]) * self.axes_height
         return [(self.bottom - y, words) for y, (_, words) in zip(up, ticks, strict=True)]
 
-    def lines_of(self, words: Words) -> list[tuple[str, float, float]]:
+    def lines_of(self, words: TextLines) -> list[tuple[str, float, float]]:
         """Each line of words and where its letters stand, from above left."""
         x, middle = self.left + words.x, self.bottom - words.middle
         up = (len(words.lines) - 1) / 2
@@ -162,7 +162,7 @@ class Chart:
             for k, line in enumerate(words.lines)
         ]
 
-    def lead(self, words: Words) -> tuple[tuple[float, float], tuple[float, float]]:
+    def lead(self, words: TextLines) -> tuple[tuple[float, float], tuple[float, float]]:
         """The two ends of the thin line from the end of a line to its words."""
         a, b, c, d = words.lead
         return (self.left + a, self.bottom - b), (self.left + c, self.bottom - d)
@@ -171,7 +171,7 @@ class Chart:
         """Where the dashed line is, from the left."""
         return self.left + float(self.across.share([self.rule])[0]) * self.axes_width
 
-    def stops(self) -> list[Stop]:
+    def stops(self) -> list[Tooltip]:
         """What the pointer is told, from left to right: at each x, of all lines that have it."""
         found: dict[float, list[tuple[str, str, str, float]]] = {}
         for line in self.lines:
@@ -179,7 +179,7 @@ class Chart:
             for x, (_, y), told in zip(line.x, places, line.told, strict=True):
                 found.setdefault(float(x), []).append((line.label, line.tone, told, round(y, 1)))
         return [
-            Stop(
+            Tooltip(
                 round(float(self._at([x], [self.upwards.low])[0][0]), 1),
                 self.heading(x),
                 rows,

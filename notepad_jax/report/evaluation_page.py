@@ -35,7 +35,7 @@ WALL_CLOCK = ("seconds", "began")  # fields that differ from run to run
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class EvaluationReport:
     """What the page says. Empty sequences and mappings leave their part out."""
 
     title: str
@@ -51,11 +51,11 @@ class Report:
     published: bool  # whether to show the published figures, where there are some of this suite
 
     @property
-    def figures(self) -> tuple[published.Published, ...]:
+    def figures(self) -> tuple[published.PublishedCurve, ...]:
         return published.of_suite(self.suite) if self.published else ()
 
 
-def write(folder: str | Path, report: Report) -> Path:
+def write(folder: str | Path, report: EvaluationReport) -> Path:
     """Writes report.html and its pictures into `folder`; returns the path of the page.
 
     accuracy.svg is by the tasks' own metrics; compared.svg, where figures were published for
@@ -71,7 +71,7 @@ def write(folder: str | Path, report: Report) -> Path:
     return render.write(folder / REPORT, TEMPLATE, _values(report, picture, compared))
 
 
-def report_json(report: Report) -> dict[str, Any]:
+def report_json(report: EvaluationReport) -> dict[str, Any]:
     """Returns the report as dicts, lists and scalars: all of it but wall-clock times.
 
     The order of summaries does not depend on the order in which readings ended.
@@ -118,7 +118,7 @@ def _plain(value: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class MethodsAtLength:
     """What each method did with documents of one length; None where nothing was measured."""
 
     length: int  # tokens
@@ -150,7 +150,7 @@ class PublishedRow:
     shares: Sequence[float | None]
 
 
-def _values(report: Report, picture: Picture, compared: Picture | None) -> dict[str, Any]:
+def _values(report: EvaluationReport, picture: Picture, compared: Picture | None) -> dict[str, Any]:
     """Returns what the template shows."""
     methods, summaries = _methods(report.by_length), _sorted(report.by_length)
     losses = _losses(report)
@@ -192,11 +192,13 @@ def _values(report: Report, picture: Picture, compared: Picture | None) -> dict[
     }
 
 
-def _rows(methods: Sequence[str], found: Sequence[Summary] | Sequence[Degradation]) -> list[Row]:
+def _rows(
+    methods: Sequence[str], found: Sequence[Summary] | Sequence[Degradation]
+) -> list[MethodsAtLength]:
     """Returns a row per length that was found, ascending, with a cell per method."""
     there = {(one.length, one.method): one for one in found}
     return [
-        Row(length, [there.get((length, method)) for method in methods])
+        MethodsAtLength(length, [there.get((length, method)) for method in methods])
         for length in sorted({one.length for one in found})
     ]
 
@@ -224,7 +226,7 @@ def _sorted(summaries: Sequence[Summary]) -> list[Summary]:
     return sorted(summaries, key=lambda s: (order.index(s.method), s.source, s.length))
 
 
-def _effective(report: Report) -> dict[str, int | None]:
+def _effective(report: EvaluationReport) -> dict[str, int | None]:
     """Returns each method's effective length, which is how NoLiMa is reported; else nothing."""
     if report.suite != EFFECTIVE:
         return {}
@@ -234,7 +236,7 @@ def _effective(report: Report) -> dict[str, int | None]:
     }
 
 
-def _losses(report: Report) -> list[Degradation]:
+def _losses(report: EvaluationReport) -> list[Degradation]:
     if report.train_length is None:
         return []
     return degradation.by_length(_sorted(report.by_length), report.train_length)

@@ -45,7 +45,7 @@ class Example:
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class ExampleQuestion:
     """Everybody's reading of one question."""
 
     examples: Sequence[Example]
@@ -135,15 +135,15 @@ def _kind(sides: Mapping[str, Result]) -> Kind:
     return (-len(sides), -any_of.length, any_of.source, outcomes)
 
 
-def questions(examples: Sequence[Example]) -> list[Question]:
+def questions(examples: Sequence[Example]) -> list[ExampleQuestion]:
     """Puts readings of one question of one length together, in the order of the first."""
     asked: dict[Hashable, list[Example]] = collections.defaultdict(list)
     for one in examples:
         asked[one.result.length, one.result.task_id].append(one)
-    return [Question(sides) for sides in asked.values()]
+    return [ExampleQuestion(sides) for sides in asked.values()]
 
 
-def filters(asked: Sequence[Question]) -> Filters:
+def filters(asked: Sequence[ExampleQuestion]) -> Filters:
     """Returns the choices by which the questions of a page can be narrowed down."""
     lengths = sorted({question.result.length for question in asked})
     outcomes: dict[str, set[str]] = collections.defaultdict(set)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from notepad_jax.report.chart import Line, Words
+from notepad_jax.report.chart import Line, TextLines
 
 LETTER = 0.62  # of its size, a letter is about as wide
 NEAR, FAR = 9.0, 16.0  # from the end of a line to its label; far where labels had to move
@@ -168,20 +168,22 @@ def spread(
     return places
 
 
-def legend(lines: Sequence[Line], width: float, size: float, row: float) -> tuple[list[Words], int]:
+def legend(
+    lines: Sequence[Line], width: float, size: float, row: float
+) -> tuple[list[TextLines], int]:
     """Returns the names of lines, in rows above axes of that width, and how many rows they take.
 
     `size` is that of the letters, `row` the way from one row to the next; heights are counted
     from the upper end of the axes.
     """
-    rows: list[list[Words]] = [[]]
+    rows: list[list[TextLines]] = [[]]
     x = 0.0
     for line in lines:
         wide = LETTER * size * len(line.label)
         if rows[-1] and x + wide > width:
             rows.append([])
             x = 0.0
-        rows[-1].append(Words((line.label,), x, 0.0, size, line.tone))
+        rows[-1].append(TextLines((line.label,), x, 0.0, size, line.tone))
         x += wide + 14
     placed = [
         dataclasses.replace(words, middle=12 + row * above)

@@ -29,7 +29,7 @@ class Origin:
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class SettingsChange:
     """Settings that a run was gone on with."""
 
     step: int  # done by then

@@ -1,9 +1,9 @@
 """report.html of the quick start: what was measured, before and after learning.
 
-One calm, self-contained page. Everything on it comes in as the plain values of `Report`;
+One calm, self-contained page. Everything on it comes in as the plain values of `QuickstartReport`;
 this file lays them out as `templates/quickstart.html` shows them, and `write` also leaves
 the two pictures as SVG files beside the page. The page of an evaluation is
-`evaluation_page`. Above: the programs, which fill `Report` in; below: `render`,
+`evaluation_page`. Above: the programs, which fill `QuickstartReport` in; below: `render`,
 `accuracy_plot`, `training_plot` and `summary`.
 """
 
@@ -17,14 +17,14 @@ from typing import Any
 from notepad_jax.eval.summary import Summary
 from notepad_jax.report import accuracy_plot, examples, outcomes, render, training_plot
 from notepad_jax.report.examples import Example
-from notepad_jax.report.origin import Change, Origin
+from notepad_jax.report.origin import Origin, SettingsChange
 
 REPORT, ACCURACY, TRAINING = "report.html", "accuracy.svg", "training.svg"
 TEMPLATE = "quickstart.html"
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class QuickstartReport:
     """What the page says. Empty sequences and mappings leave their part out."""
 
     title: str
@@ -39,10 +39,10 @@ class Report:
     examples: Sequence[Example]
     config: Mapping[str, Any]  # flat: {"reading.max_memory": 64}
     timings: Mapping[str, float]  # what was done -> seconds
-    changes: Sequence[Change] = ()  # of the settings, in their order
+    changes: Sequence[SettingsChange] = ()  # of the settings, in their order
 
 
-def write(folder: str | Path, report: Report) -> Path:
+def write(folder: str | Path, report: QuickstartReport) -> Path:
     """Writes report.html and its pictures into `folder`; returns the page's path."""
     folder = Path(folder)
     accuracy = accuracy_plot.before_and_after(report.before, report.after, report.train_length)
@@ -73,7 +73,7 @@ def write(folder: str | Path, report: Report) -> Path:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class BeforeAndAfter:
     """What was measured at one length; None where nothing was."""
 
     length: int  # tokens
@@ -90,9 +90,11 @@ class Timing:
     share: float
 
 
-def _rows(before: Sequence[Summary], after: Sequence[Summary]) -> list[Row]:
+def _rows(before: Sequence[Summary], after: Sequence[Summary]) -> list[BeforeAndAfter]:
     old, new = {s.length: s for s in before}, {s.length: s for s in after}
-    return [Row(length, old.get(length), new.get(length)) for length in sorted(old | new)]
+    return [
+        BeforeAndAfter(length, old.get(length), new.get(length)) for length in sorted(old | new)
+    ]
 
 
 def _timings(timings: Mapping[str, float]) -> list[Timing]:

@@ -44,7 +44,7 @@ COLUMNS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class TraceSource:
     """Readings of one file, and what they are called: "step_100"."""
 
     label: str
@@ -62,8 +62,8 @@ class Made:
 
 
 def make(
-    put: Put, title: str, sources: Sequence[Source], advance: Callable[[], None] = lambda: None,
-    data: str = DATA,
+    put: Put, title: str, sources: Sequence[TraceSource],
+    advance: Callable[[], None] = lambda: None, data: str = DATA,
 ) -> Made:  # fmt: skip
     """Makes a page of all readings of `sources`, one in memory at a time; calls `advance` at each.
 

@@ -1,6 +1,6 @@
 """report.html of a training run: its curves, what it did on held-out tasks, what to do next.
 
-Everything on it comes in as the plain values of `Report`; this file lays them out as
+Everything on it comes in as the plain values of `TrainingReport`; this file lays them out as
 `templates/training.html` shows them, and `write` leaves the picture beside the page. Above:
 training.outcome; below: `render` and `training_plot`.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.report import render, training_plot
-from notepad_jax.report.origin import Change, Origin
+from notepad_jax.report.origin import Origin, SettingsChange
 from notepad_jax.report.training_plot import Panel
 
 REPORT, TRAINING = "report.html", "training.svg"
@@ -26,12 +26,12 @@ class Validation:
 
     step: int
     score: float  # share of all held-out questions
-    by_length: tuple[float, ...]  # as `Report.lengths`
+    by_length: tuple[float, ...]  # as `TrainingReport.lengths`
     best: bool  # of all steps
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class TrainingReport:
     """What the page says. Empty sequences and mappings leave their part out."""
 
     title: str
@@ -43,10 +43,10 @@ class Report:
     lengths: Sequence[str]  # of held-out documents: "2K"
     validations: Sequence[Validation]
     config: Mapping[str, Any]  # flat: {"reading.max_memory": 64}
-    changes: Sequence[Change] = ()  # of the settings, in their order
+    changes: Sequence[SettingsChange] = ()  # of the settings, in their order
 
 
-def write(folder: str | Path, report: Report) -> Path:
+def write(folder: str | Path, report: TrainingReport) -> Path:
     """Writes report.html and its picture into `folder`; returns the page's path."""
     held_out = [Panel("Held-out tasks", report.curves, "share")] if report.curves else []
     charts = training_plot.charts(report.metrics, held_out)

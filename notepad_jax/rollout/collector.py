@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.loop import Ended, Job, Reader, read_all
+from notepad_jax.reading.loop import Job, Reader, ReadingEnd, read_all
 from notepad_jax.rollout import rewards
 from notepad_jax.rollout.rewards import Scoring
 from notepad_jax.types import (
@@ -87,7 +87,7 @@ async def collect(
     read: list[list[Reading | Exception | None]] = [[None] * group_size for _ in asked]
     scored: list[list[Trajectory]] = [[] for _ in asked]
 
-    async def judge(index: int, turns: _Turns, end: Ended) -> None:
+    async def judge(index: int, turns: _Turns, end: ReadingEnd) -> None:
         number, sample = divmod(index, group_size)
         task, members = jobs[index].task, read[number]
         members[sample] = end.failure or reading(task, sample, turns.turns, end)
@@ -107,7 +107,7 @@ async def collect(
     return groups, failed
 
 
-def reading(task: Task, sample: int, turns: Sequence[Turn], end: Ended) -> Reading:
+def reading(task: Task, sample: int, turns: Sequence[Turn], end: ReadingEnd) -> Reading:
     """Returns a reading that ended with an answer."""
     status = Status.ANSWERED if end.finish is Finish.STOP else Status.TRUNCATED
     return Reading(task.id, sample, tuple(turns), end.answer, status, end.chunks)

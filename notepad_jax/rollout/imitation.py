@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.loop import Ended, Reader
+from notepad_jax.reading.loop import Reader, ReadingEnd
 from notepad_jax.reading.trace import Trace
 from notepad_jax.rollout.collector import Failed, reading, shared_once
 from notepad_jax.rollout.rewards import Scoring
@@ -154,7 +154,7 @@ async def collect(
             said = memory_agent.written(turns[-1].completion)
             chunks = reader.chunks_of(task)
             sizes = tuple(len(chunks[k]) for k in range(len(turns) - 1))
-            end = Ended(reader.tokenizer.decode(said), Finish.STOP, sum(sizes), chunks=sizes)
+            end = ReadingEnd(reader.tokenizer.decode(said), Finish.STOP, sum(sizes), chunks=sizes)
             made.append((task, draw, question, reading(task, 0, turns, end)))
     judged = await asyncio.gather(*(scoring.of_group([read], task) for task, *_, read in made))
     groups = [

@@ -25,7 +25,7 @@ import numpy as np
 
 from notepad_jax.keys import SHARE, UNSIGNED, key, whole
 from notepad_jax.reading import memory_agent
-from notepad_jax.reading.loop import Again, Ended, Job, Reader, read_all
+from notepad_jax.reading.loop import Again, Job, Reader, ReadingEnd, read_all
 from notepad_jax.reading.memory_agent import hashed_seed
 from notepad_jax.rollout import collector, rewards
 from notepad_jax.rollout.ledger import Place
@@ -169,7 +169,7 @@ async def write_again(
 
     made: list[Sample] = [None] * len(jobs)
 
-    async def judge(index: int, seen: _Seen, end: Ended) -> None:
+    async def judge(index: int, seen: _Seen, end: ReadingEnd) -> None:
         if end.failure is None:
             number, sample = divmod(index, samples)
             made[index] = await _scored(chosen[number], sample, seen, end, reader, scoring)
@@ -229,7 +229,7 @@ def _memory_before(one: Chosen, reader: Reader) -> Tokens:
 
 
 async def _scored(
-    one: Chosen, sample: int, seen: _Seen, end: Ended, reader: Reader, scoring: Scoring
+    one: Chosen, sample: int, seen: _Seen, end: ReadingEnd, reader: Reader, scoring: Scoring
 ) -> Trajectory:
     task, completion = one.group.task, seen.turns[0].completion
     if not task.evidence:

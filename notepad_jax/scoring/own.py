@@ -34,7 +34,7 @@ from typing import Any, Protocol
 
 from notepad_jax import functions
 from notepad_jax.scoring import own_calls, worker
-from notepad_jax.scoring.own_calls import Calls, Outcome
+from notepad_jax.scoring.own_calls import CallResult, Calls
 from notepad_jax.scoring.reading_record import ReadingRecord, told
 from notepad_jax.waiting import Loop
 
@@ -56,7 +56,7 @@ class _Way(Protocol):
     async def ready(self) -> None:
         """Returns when it can be called. Raises _Broken."""
 
-    async def call(self, records: Sequence[ReadingRecord]) -> Outcome:
+    async def call(self, records: Sequence[ReadingRecord]) -> CallResult:
         """One call: with a batch, or with the one record. Raises _Broken."""
 
     def stop(self, seconds: float) -> str:
@@ -89,7 +89,7 @@ class Own:
         pairs = zip(records, calls, strict=True)
         return [self._worth(record, call.result().value, call.result()) for record, call in pairs]
 
-    async def _call(self, records: Sequence[ReadingRecord]) -> Outcome:
+    async def _call(self, records: Sequence[ReadingRecord]) -> CallResult:
         async with self._gate:
             seconds = self._way.calls.seconds
             try:
@@ -105,7 +105,7 @@ class Own:
             raise self._failed(records, f"raised {outcome.raised}") from outcome.problem
         return outcome
 
-    def _of_batch(self, records: Sequence[ReadingRecord], outcome: Outcome) -> list[Worth]:
+    def _of_batch(self, records: Sequence[ReadingRecord], outcome: CallResult) -> list[Worth]:
         values = outcome.value
         if not isinstance(values, list) or len(values) != len(records):
             raise self._failed(
@@ -116,7 +116,7 @@ class Own:
         pairs = zip(records, values, strict=True)
         return [self._worth(record, value, outcome) for record, value in pairs]
 
-    def _worth(self, record: ReadingRecord, value: Any, outcome: Outcome) -> Worth:
+    def _worth(self, record: ReadingRecord, value: Any, outcome: CallResult) -> Worth:
         wanted = len(record.memories) if self._memories else record.turns
         if isinstance(value, float) and not self._memories:
             value, wanted = [value], 1
@@ -181,7 +181,7 @@ class _Here:
     async def ready(self) -> None:
         pass
 
-    async def call(self, records: Sequence[ReadingRecord]) -> Outcome:
+    async def call(self, records: Sequence[ReadingRecord]) -> CallResult:
         # Rows of its own: what it does to one, nobody else sees.
         own = [dataclasses.replace(one, row=copy.deepcopy(dict(one.row))) for one in records]
         calling = own_calls.called(self._function, own if self.calls.batch else own[0])
@@ -217,7 +217,7 @@ class _There:
                 except ValueError as problem:
                     raise _Broken(f"cannot be called any more, {problem}") from None
 
-    async def call(self, records: Sequence[ReadingRecord]) -> Outcome:
+    async def call(self, records: Sequence[ReadingRecord]) -> CallResult:
         return await self._process.ask([told(record) for record in records])
 
     @property
@@ -251,7 +251,7 @@ class _Process:
         reading = self.popen.stdout, _clock(os.getpid()), there
         threading.Thread(target=_listen, args=reading, daemon=True).start()
 
-    async def ask(self, readings: Sequence[dict[str, Any]]) -> Outcome:
+    async def ask(self, readings: Sequence[dict[str, Any]]) -> CallResult:
         """Returns the reply. Raises _Broken where the process ends instead."""
         if self.over:
             raise self._broken()
@@ -277,7 +277,7 @@ class _Process:
             reply = json.loads(line)
             asked = self._asked.get(reply.pop("number"))
             if asked is not None and not asked.done():
-                asked.set_result(Outcome(**reply))
+                asked.set_result(CallResult(**reply))
             return
         self.over = True
         self.popen.wait()

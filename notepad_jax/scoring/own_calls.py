@@ -42,7 +42,7 @@ class Calls:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class CallResult:
     """What a call came to."""
 
     value: float | list[Any] | None  # a number, or numbers in lists; None: neither
@@ -85,7 +85,7 @@ def fault(function: Callable[..., Any]) -> str:
 
 async def called(
     function: Callable[..., Any], argument: ReadingRecord | Sequence[ReadingRecord]
-) -> Outcome:
+) -> CallResult:
     """Calls it, and returns what came of it; it raises nothing that the function raises."""
     if not functions.is_coroutine(function):
         return await _in_a_thread(lambda: _outcome(function(argument)))
@@ -97,12 +97,12 @@ async def called(
         return _raised(problem)
 
 
-async def _in_a_thread(call: Callable[[], Outcome]) -> Outcome:
+async def _in_a_thread(call: Callable[[], CallResult]) -> CallResult:
     """Calls it in a thread, which is left behind if nobody waits for it any more."""
     loop = asyncio.get_running_loop()
-    found: asyncio.Future[Outcome] = loop.create_future()
+    found: asyncio.Future[CallResult] = loop.create_future()
 
-    def settle(outcome: Outcome) -> None:
+    def settle(outcome: CallResult) -> None:
         if not found.done():
             found.set_result(outcome)
 
@@ -119,18 +119,18 @@ async def _in_a_thread(call: Callable[[], Outcome]) -> Outcome:
     return await found
 
 
-def _raised(problem: BaseException) -> Outcome:
-    return Outcome(None, "", f"{type(problem).__name__}: {problem}", problem)
+def _raised(problem: BaseException) -> CallResult:
+    return CallResult(None, "", f"{type(problem).__name__}: {problem}", problem)
 
 
-def _outcome(returned: Any) -> Outcome:
+def _outcome(returned: Any) -> CallResult:
     if inspect.iscoroutine(returned):
         returned.close()  # nobody awaits it, and Python need not say so as well
     try:
         value = _numbers(returned, 2)
     except TypeError:
         value = None
-    return Outcome(value, f"{returned!r:.200}")
+    return CallResult(value, f"{returned!r:.200}")
 
 
 def _numbers(returned: Any, depth: int) -> float | list[Any]:

@@ -66,7 +66,7 @@ def _asked(question: dict[str, object]) -> dict[str, bool] | None:
             return _worker.ask(question)
         except TimeoutError:
             return None
-        except worker.Ended as end:
+        except worker.WorkerEnded as end:
             if end.code == -signal.SIGXCPU:
                 return None
         except worker.DoesNotStart as problem:

@@ -25,7 +25,7 @@ class DoesNotStart(ValueError):
     """The program's own words."""
 
 
-class Ended(Exception):
+class WorkerEnded(Exception):
     """The process ended without an answer; `code` says how, as Popen.returncode does."""
 
     def __init__(self, code: int | None) -> None:
@@ -80,7 +80,7 @@ class Worker:
                 self._stop()
                 raise
             if reply is None:
-                raise Ended(self._stop())
+                raise WorkerEnded(self._stop())
             return reply
 
     def close(self) -> None:

@@ -40,14 +40,14 @@ from notepad_jax.serve.documents.routes import Documents
 from notepad_jax.serve.documents.store import Files
 from notepad_jax.serve.health import Health
 from notepad_jax.serve.http import bodies, web
-from notepad_jax.serve.http.connections import Limits
+from notepad_jax.serve.http.connections import ConnectionLimits
 from notepad_jax.serve.http.errors import Refusal, bad
 from notepad_jax.serve.http.log import request_id
 from notepad_jax.serve.http.sessions import Sessions
 from notepad_jax.serve.http.web import GONE, Door, Events, answer, body_of, event, refused, told
 from notepad_jax.serve.http.web import unless_gone as unless_client_gone
 from notepad_jax.serve.readings import chat_model
-from notepad_jax.serve.readings.jobs import Readings
+from notepad_jax.serve.readings.jobs import ReadingJobs
 from notepad_jax.serve.readings.routes import Readers
 from notepad_jax.serve.readings.single_flight import SingleFlight, likeness
 from notepad_jax.text.token_blocks import well_formed
@@ -69,12 +69,12 @@ class App:
     def __init__(
         self, served: Served, queue: RequestQueue, key: str | None, gate: Gate | None = None,
         control_key: str | None = None, files: Files | None = None, views: Renderers | None = None,
-        body_bytes: int = Limits.body_bytes, origins: Sequence[str] = (),
+        body_bytes: int = ConnectionLimits.body_bytes, origins: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.served, self.queue, self.gate = served, queue, gate
         self.files = files or Files()
         self._joined, self._memories = SingleFlight(), chat_model.Memories()
-        self.readings = Readings(served, self.files, queue, lambda: self._seat(served))
+        self.readings = ReadingJobs(served, self.files, queue, lambda: self._seat(served))
         handled = told(self._count)
         routes = [
             *Health(served).routes(handled),

@@ -132,7 +132,7 @@ def decide(
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class AskedFacts:
     """Indices [B, Q] of the asked and the truth about them; `others` may be told about."""
 
     name: np.ndarray
@@ -145,11 +145,11 @@ class Asked:
     others: tuple[np.ndarray, np.ndarray]  # names and towns that nobody asks about
 
 
-def ask(rng: np.random.Generator, B: int, Q: int, answer_share: float) -> Asked:
+def ask(rng: np.random.Generator, B: int, Q: int, answer_share: float) -> AskedFacts:
     rows, kinds = np.arange(B)[:, None], synthetic.KINDS
     names, towns = (np.argsort(rng.random((B, kinds)), axis=1) for _ in range(2))
     objects = rng.integers(0, kinds, (3, B, kinds))
-    return Asked(
+    return AskedFacts(
         name=names[:, :Q],
         town=towns[:, :Q],
         code=objects[0][rows, names[:, :Q]],
@@ -176,7 +176,7 @@ def ids_of(sentences: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def write_chunk(
-    rng: np.random.Generator, asked: Asked, size: int, found_share: float, chapter_share: float
+    rng: np.random.Generator, asked: AskedFacts, size: int, found_share: float, chapter_share: float
 ) -> Chunk:
     """Wanted facts at random sentences, and noise that never mentions the asked."""
     (B, Q), kinds = asked.name.shape, synthetic.KINDS
@@ -231,7 +231,7 @@ class _Memory:
     ruler: np.ndarray  # the ruler noted, or `nothing`
 
 
-def _hand_over(rng: np.random.Generator, asked: Asked, noted_share: float) -> _Memory:
+def _hand_over(rng: np.random.Generator, asked: AskedFacts, noted_share: float) -> _Memory:
     """Empty, or the truth as far as it was found, or (seldom) an error to be corrected.
 
     Seldom, too, a code or a ruler is a word of any kind. So what comes after it is told by its
@@ -264,7 +264,7 @@ def _choose(rng, good, bad, odds, found_at) -> Choice:
 
 
 def _teach(
-    rng: np.random.Generator, asked: Asked, chunk: Chunk, memory: _Memory, habits: Habits
+    rng: np.random.Generator, asked: AskedFacts, chunk: Chunk, memory: _Memory, habits: Habits
 ) -> tuple[Choice, Choice]:
     """What to write first (code or town), and, of two-hop questions, which ruler then."""
     truth = np.where(asked.two_hop, _TOWN + asked.town, _CODE + asked.code)
@@ -297,7 +297,7 @@ def _teach(
 
 
 def _write_tails(
-    asked: Asked, memory: _Memory, first: np.ndarray, ruler: np.ndarray
+    asked: AskedFacts, memory: _Memory, first: np.ndarray, ruler: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the tails, where their completions start and how long these are."""
     two_hop, answers = asked.two_hop, asked.answers

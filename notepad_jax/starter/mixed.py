@@ -35,7 +35,7 @@ STRETCH = 8  # sentences; no two facts of one question lie in the same stretch
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class QuestionKind:
     """A kind of question."""
 
     asks: str  # its first word
@@ -45,10 +45,10 @@ class Kind:
 
 
 OF_NAME = {
-    "exact": Kind("code", "em", 1, 1),
-    "list": Kind("market", "set_f1", 2, 3),
-    "count": Kind("songs", "numeric", 1, 4),
-    "order": Kind("story", "pairwise", 2, 3),
+    "exact": QuestionKind("code", "em", 1, 1),
+    "list": QuestionKind("market", "set_f1", 2, 3),
+    "count": QuestionKind("songs", "numeric", 1, 4),
+    "order": QuestionKind("story", "pairwise", 2, 3),
 }
 # What a fact of each kind may say of its subject, in the order of OF_NAME.
 OBJECTS = (vocabulary.CODES, vocabulary.FOODS, ("songs",), vocabulary.TOWNS)

@@ -29,7 +29,7 @@ import numpy as np
 from notepad_jax.starter import lessons, synthetic
 from notepad_jax.starter import vocabulary as words
 from notepad_jax.starter.habits import Habits
-from notepad_jax.starter.lessons import Asked, Lesson
+from notepad_jax.starter.lessons import AskedFacts, Lesson
 
 TAIL = 18  # <|question|> 4 words <|memory|> 5 words <|write|> 5 words <|end|>
 STRANGE = 0.08  # of the memories without a note about the asked: one about somebody else
@@ -49,7 +49,7 @@ Facts = dict[tuple[int, int], tuple[int, int]]  # (verb, subject) -> (object, pl
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class NotedQuestion:
     """What is asked, and the words of its whole note: subject, verb, object (verb, object)."""
 
     asks: int
@@ -129,15 +129,15 @@ def draw(
 # ---------------------------------------------------------------- what is asked, and told
 
 
-def _question(asked: Asked, b: int, q: int) -> Question:
+def _question(asked: AskedFacts, b: int, q: int) -> NotedQuestion:
     name, town = _NAME + int(asked.name[b, q]), _TOWN + int(asked.town[b, q])
     if asked.two_hop[b, q]:
         truth = (name, INHABITS, town, OBEYS, _RULER + int(asked.ruler[b, q]))
-        return Question(words.ID_OF["ruler"], name, truth)
-    return Question(words.ID_OF["code"], name, (name, IS, _CODE + int(asked.code[b, q])))
+        return NotedQuestion(words.ID_OF["ruler"], name, truth)
+    return NotedQuestion(words.ID_OF["code"], name, (name, IS, _CODE + int(asked.code[b, q])))
 
 
-def _memory(rng: np.random.Generator, asked: Asked, question: Question, b: int) -> Note:
+def _memory(rng: np.random.Generator, asked: AskedFacts, question: NotedQuestion, b: int) -> Note:
     """Nothing, or a part of the truth, or all of it, or (seldom) a note about somebody else."""
     if rng.random() < 0.55:
         return question.truth[: int(rng.choice([3, 3, len(question.truth)]))]
@@ -146,7 +146,7 @@ def _memory(rng: np.random.Generator, asked: Asked, question: Question, b: int) 
     return (NOTHING,)
 
 
-def _stranger(rng: np.random.Generator, asked: Asked, b: int, home: bool) -> Note:
+def _stranger(rng: np.random.Generator, asked: AskedFacts, b: int, home: bool) -> Note:
     """A note about somebody whom nobody asks about."""
     who = int(rng.choice(asked.others[0][b]))
     if not home:
@@ -156,11 +156,11 @@ def _stranger(rng: np.random.Generator, asked: Asked, b: int, home: bool) -> Not
     return (_NAME + who, INHABITS, _TOWN + town, *ruler)
 
 
-def _text(rng: np.random.Generator, asked: Asked, size: int) -> np.ndarray:
+def _text(rng: np.random.Generator, asked: AskedFacts, size: int) -> np.ndarray:
     return lessons.write_chunk(rng, asked, size, found_share=0.4, chapter_share=0.5).tokens
 
 
-def _notes(rng: np.random.Generator, asked: Asked, size: int) -> np.ndarray:
+def _notes(rng: np.random.Generator, asked: AskedFacts, size: int) -> np.ndarray:
     """Chunks of exactly `size` tokens, int32 [B, size], as `rounds.packed` makes them."""
     if size % 2 == 0:
         raise ValueError(
@@ -170,7 +170,7 @@ def _notes(rng: np.random.Generator, asked: Asked, size: int) -> np.ndarray:
     return np.array([_side_by_side(rng, asked, b, size) for b in range(len(asked.name))], np.int32)
 
 
-def _side_by_side(rng: np.random.Generator, asked: Asked, b: int, size: int) -> list[int]:
+def _side_by_side(rng: np.random.Generator, asked: AskedFacts, b: int, size: int) -> list[int]:
     own = list(_told(rng, asked, b))
     own = [own[i] for i in rng.permutation(len(own))]
     chosen: list[Note] = []
@@ -186,7 +186,7 @@ def _side_by_side(rng: np.random.Generator, asked: Asked, b: int, size: int) -> 
     return [word for note in shuffled for word in (*note, BETWEEN)][:-1]
 
 
-def _told(rng: np.random.Generator, asked: Asked, b: int) -> Iterator[Note]:
+def _told(rng: np.random.Generator, asked: AskedFacts, b: int) -> Iterator[Note]:
     """What the asked are noted with: the truth, or its first fact, or both beside each other."""
     for q in range(asked.name.shape[1]):
         question = _question(asked, b, q)
@@ -209,17 +209,17 @@ def facts_of(chunk: np.ndarray) -> Facts:
 # ---------------------------------------------------------------- the teacher
 
 
-def known(question: Question, memory: Note) -> int:
+def known(question: NotedQuestion, memory: Note) -> int:
     """Returns how many of a question's facts the memory has."""
     return len(memory) // 2 if memory[0] == question.name else 0
 
 
-def answer_to(question: Question, memory: Note) -> int:
+def answer_to(question: NotedQuestion, memory: Note) -> int:
     """Returns the answer from a memory: `nothing` where it has not all that is needed."""
     return memory[-1] if known(question, memory) == len(question.verbs) else NOTHING
 
 
-def note_of(question: Question, memory: Note, facts: Facts) -> list[tuple[int, int, int]]:
+def note_of(question: NotedQuestion, memory: Note, facts: Facts) -> list[tuple[int, int, int]]:
     """Returns what is known after a chunk: (verb, object, where in the chunk, or -1) of each."""
     chain, subject = [], question.name
     for hop, verb in enumerate(question.verbs):
@@ -236,7 +236,7 @@ def note_of(question: Question, memory: Note, facts: Facts) -> list[tuple[int, i
 
 def update(
     rng: np.random.Generator,
-    question: Question,
+    question: NotedQuestion,
     memory: Note,
     facts: Facts,
     habits: Habits,
@@ -289,7 +289,7 @@ def _leaving(rng: np.random.Generator, habits: Habits, missing: bool) -> Word:
 
 def _nothing_new(
     rng: np.random.Generator,
-    question: Question,
+    question: NotedQuestion,
     facts: Facts,
     habits: Habits,
     chapter: bool,

@@ -35,7 +35,7 @@ from notepad_jax.tasks import recipe, whereabouts, worlds
 from notepad_jax.tasks.cast import Cast, casting
 from notepad_jax.tasks.haystack import Count, Haystack
 from notepad_jax.tasks.recipe import Fact
-from notepad_jax.tasks.whereabouts import Asked, Told
+from notepad_jax.tasks.whereabouts import StoryQuestion, Told
 from notepad_jax.tasks.worlds import DROP, GIVE, MOVE, PEOPLE, ROOMS, TAKE, Event, Known, Setting
 from notepad_jax.types import Task
 
@@ -48,7 +48,7 @@ _WEIGHTS = {MOVE: 3.0, TAKE: 3.0, DROP: 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class BabiTask:
     """One of bAbI's tasks."""
 
     tell: Callable[[Cast], Told]
@@ -85,7 +85,7 @@ def make_task(name: str, seed: int, length: int, haystack: Haystack, count: Coun
     )
 
 
-def _scattered(cast: Cast, sentences: Sequence[str], asked: Asked) -> list[Fact]:
+def _scattered(cast: Cast, sentences: Sequence[str], asked: StoryQuestion) -> list[Fact]:
     """The sentences at rising depths."""
     shown = {known.sentence: known.name for known in asked.known}
     depths = sorted(cast.rng.random(len(sentences)).tolist())
@@ -99,7 +99,7 @@ def _scattered(cast: Cast, sentences: Sequence[str], asked: Asked) -> list[Fact]
 
 
 def _played(
-    asks: Callable[[Sequence[Event]], Iterator[Asked]],
+    asks: Callable[[Sequence[Event]], Iterator[StoryQuestion]],
     steps: tuple[int, int],
     make: Callable[[Cast], Setting],
     cast: Cast,
@@ -122,32 +122,32 @@ def _meeting(people: Sequence[str], cast: Cast) -> Setting:
     return Setting(people, rooms, worlds.THINGS, {**_WEIGHTS, GIVE: 3.0})
 
 
-def _where(events: Sequence[Event]) -> Iterator[Asked]:
+def _where(events: Sequence[Event]) -> Iterator[StoryQuestion]:
     for thing, trail in worlds.after(events).trail.items():
-        yield Asked(f"Where is the {thing}?", trail[-1].name, (trail[-1],))
+        yield StoryQuestion(f"Where is the {thing}?", trail[-1].name, (trail[-1],))
 
 
-def _where_before(events: Sequence[Event]) -> Iterator[Asked]:
+def _where_before(events: Sequence[Event]) -> Iterator[StoryQuestion]:
     """Of rooms in which a thing came once, so that there is one before."""
     for thing, trail in worlds.after(events).trail.items():
         visits = collections.Counter(room.name for room in trail)
         for before, room in zip(trail[:-1], trail[1:], strict=True):
             if visits[room.name] == 1:
                 question = f"Where was the {thing} before the {room.name}?"
-                yield Asked(question, before.name, (before,))
+                yield StoryQuestion(question, before.name, (before,))
 
 
-def _whether(events: Sequence[Event]) -> Iterator[Asked]:
+def _whether(events: Sequence[Event]) -> Iterator[StoryQuestion]:
     for who, at in worlds.after(events).at.items():
         for room in ROOMS:
             answer = "yes" if room == at.name else "no"
-            yield Asked(f"Is {who} in the {room}?", answer, (at,))
+            yield StoryQuestion(f"Is {who} in the {room}?", answer, (at,))
 
 
 # ---------------------------------------------------------------- things that are given and carried
 
 
-def _gifts(events: Sequence[Event]) -> Iterator[Asked]:
+def _gifts(events: Sequence[Event]) -> Iterator[StoryQuestion]:
     """Of what was given, the questions that have one answer."""
     found: dict[str, list[Known]] = {}
     for i, event in enumerate(events):
@@ -156,7 +156,7 @@ def _gifts(events: Sequence[Event]) -> Iterator[Asked]:
                 found.setdefault(question, []).append(Known(answer, i))
     for question, known in found.items():
         if len({answer.name for answer in known}) == 1:
-            yield Asked(question, known[-1].name, (known[-1],))
+            yield StoryQuestion(question, known[-1].name, (known[-1],))
 
 
 def _about_gift(gift: Event) -> Iterator[tuple[str, str]]:
@@ -175,15 +175,15 @@ def _carried(events: Sequence[Event]) -> Iterator[tuple[str, tuple[Known, ...]]]
         yield who, tuple(Known(t, h.sentence) for t, h in held.items() if h.name == who)
 
 
-def _how_many(events: Sequence[Event]) -> Iterator[Asked]:
+def _how_many(events: Sequence[Event]) -> Iterator[StoryQuestion]:
     for who, things in _carried(events):
-        yield Asked(f"How many objects is {who} carrying?", NUMBERS[len(things)], things)
+        yield StoryQuestion(f"How many objects is {who} carrying?", NUMBERS[len(things)], things)
 
 
-def _what(events: Sequence[Event]) -> Iterator[Asked]:
+def _what(events: Sequence[Event]) -> Iterator[StoryQuestion]:
     for who, things in _carried(events):
         answer = ",".join(thing.name for thing in things) or NOTHING
-        yield Asked(f"What is {who} carrying?", answer, things)
+        yield StoryQuestion(f"What is {who} carrying?", answer, things)
 
 
 _ROOM = "What is told last counts. Answer with the name of the room alone."
@@ -195,32 +195,38 @@ _COUNT = "Answer with none, one, two or three, and nothing else."
 _LIST = "Answer with their names, separated by commas, or with nothing if there are none."
 
 
-def _walk_kind(together: int, pronouns: bool) -> Kind:
-    return Kind(functools.partial(whereabouts.walks, together, pronouns), "babilong_places", _ROOM)
+def _walk_kind(together: int, pronouns: bool) -> BabiTask:
+    return BabiTask(
+        functools.partial(whereabouts.walks, together, pronouns), "babilong_places", _ROOM
+    )
 
 
 _HOST = functools.partial(_meeting, PEOPLE)
-_KINDS: Mapping[str, Kind] = {
+_KINDS: Mapping[str, BabiTask] = {
     "qa1": _walk_kind(1, False),
-    "qa2": Kind(functools.partial(_played, _where, (4, 20), _house), "babilong_places", _ROOM),
-    "qa3": Kind(
+    "qa2": BabiTask(functools.partial(_played, _where, (4, 20), _house), "babilong_places", _ROOM),
+    "qa3": BabiTask(
         functools.partial(_played, _where_before, (8, 36), _house), "babilong_places", _BEFORE
     ),
-    "qa4": Kind(whereabouts.directions, "babilong_places", _BEFORE),
-    "qa5": Kind(
+    "qa4": BabiTask(whereabouts.directions, "babilong_places", _BEFORE),
+    "qa5": BabiTask(
         functools.partial(
             _played, _gifts, (4, 20), functools.partial(_meeting, worlds.GIVERS)
         ),
         "babilong_gifts",
         _WORD,
     ),
-    "qa6": Kind(functools.partial(_played, _whether, (2, 20), _house), "babilong_yes_no", _YES_NO),
-    "qa7": Kind(functools.partial(_played, _how_many, (4, 20), _HOST), "babilong_numbers", _COUNT),
-    "qa8": Kind(functools.partial(_played, _what, (4, 20), _HOST), "babilong_things", _LIST),
-    "qa9": Kind(
+    "qa6": BabiTask(
+        functools.partial(_played, _whether, (2, 20), _house), "babilong_yes_no", _YES_NO
+    ),
+    "qa7": BabiTask(
+        functools.partial(_played, _how_many, (4, 20), _HOST), "babilong_numbers", _COUNT
+    ),
+    "qa8": BabiTask(functools.partial(_played, _what, (4, 20), _HOST), "babilong_things", _LIST),
+    "qa9": BabiTask(
         functools.partial(whereabouts.sightings, False, PEOPLE, ROOMS), "babilong_yes_no", _YES_NO
     ),
-    "qa10": Kind(
+    "qa10": BabiTask(
         functools.partial(whereabouts.sightings, True, _UNSURE_PEOPLE, _UNSURE_ROOMS),
         "babilong_maybe",
         _MAYBE,

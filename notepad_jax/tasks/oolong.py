@@ -47,7 +47,7 @@ _COMPARED_FORM = f"Answer in the form 'Answer: {_MORE}' or 'Answer: {_LESS}'."
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class SampleQuestion:
     """What a sample asks, before there is a document.
 
     `cells` come with their shares. `winner` is the cell that has to be the largest of `among` (or
@@ -94,7 +94,7 @@ def make_task(name: str, seed: int, length: int, haystack: Haystack, count: Coun
     )
 
 
-def _clear(sizes: Sequence[int], asked: Asked) -> bool:
+def _clear(sizes: Sequence[int], asked: SampleQuestion) -> bool:
     """Whether the winner wins, or the number that is asked for is not 0."""
     others = [sizes[k] for k in asked.among if k != asked.winner]
     if not others:
@@ -123,28 +123,28 @@ def _labels(rng: np.random.Generator) -> list[tuple[Cell, float]]:
     return _parted(rng, [Cell(labels=(label,)) for label in _ALL], 1.0)
 
 
-def _most_frequent(scene: oolong_lines.Scene, rng: np.random.Generator) -> Asked:
+def _most_frequent(scene: oolong_lines.Scene, rng: np.random.Generator) -> SampleQuestion:
     cells = _labels(rng)
     question = f"Which label do the most messages have? {_LABEL_FORM}"
-    return Asked(question, tuple(cells), LABELS[cells[0][0].labels[0]], among=tuple(_ALL))
+    return SampleQuestion(question, tuple(cells), LABELS[cells[0][0].labels[0]], among=tuple(_ALL))
 
 
-def _least_frequent(scene: oolong_lines.Scene, rng: np.random.Generator) -> Asked:
+def _least_frequent(scene: oolong_lines.Scene, rng: np.random.Generator) -> SampleQuestion:
     cells = _labels(rng)[::-1]
     question = f"Which label do the fewest messages have? {_LABEL_FORM}"
     answer = LABELS[cells[0][0].labels[0]]
-    return Asked(question, tuple(cells), answer, among=tuple(_ALL), smallest=True)
+    return SampleQuestion(question, tuple(cells), answer, among=tuple(_ALL), smallest=True)
 
 
-def _count(scene: oolong_lines.Scene, rng: np.random.Generator) -> Asked:
+def _count(scene: oolong_lines.Scene, rng: np.random.Generator) -> SampleQuestion:
     cells = _labels(rng)
     cells = _first(cells, int(rng.integers(len(cells))))
     label = LABELS[cells[0][0].labels[0]]
     question = f"How many messages have the label {label}? {_NUMBER_FORM}"
-    return Asked(question, tuple(cells), metric="oolong_number")
+    return SampleQuestion(question, tuple(cells), metric="oolong_number")
 
 
-def _comparison(scene: oolong_lines.Scene, rng: np.random.Generator) -> Asked:
+def _comparison(scene: oolong_lines.Scene, rng: np.random.Generator) -> SampleQuestion:
     cells = _labels(rng)
     more, less = sorted(rng.permutation(len(cells))[:2].tolist())
     won, lost = (LABELS[cells[k][0].labels[0]] for k in (more, less))
@@ -152,10 +152,10 @@ def _comparison(scene: oolong_lines.Scene, rng: np.random.Generator) -> Asked:
     question = (
         f"Is the label {first} more common or less common than the label {second}? {_COMPARED_FORM}"
     )
-    return Asked(question, tuple(cells), answer, winner=more, among=(more, less))
+    return SampleQuestion(question, tuple(cells), answer, winner=more, among=(more, less))
 
 
-def _user(scene: oolong_lines.Scene, rng: np.random.Generator) -> Asked:
+def _user(scene: oolong_lines.Scene, rng: np.random.Generator) -> SampleQuestion:
     label = int(rng.integers(len(LABELS)))
     cells = _parted(rng, [Cell(labels=(label,), users=(user,)) for user in range(USERS)], 0.6)
     question = (
@@ -163,10 +163,12 @@ def _user(scene: oolong_lines.Scene, rng: np.random.Generator) -> Asked:
         "Answer in the form 'User: NUMBER'."
     )
     cells.append((Cell(labels=_but(len(LABELS), label)), 0.4))
-    return Asked(question, tuple(cells), scene.users[cells[0][0].users[0]], among=_first_of(USERS))
+    return SampleQuestion(
+        question, tuple(cells), scene.users[cells[0][0].users[0]], among=_first_of(USERS)
+    )
 
 
-def _user_count(scene: oolong_lines.Scene, rng: np.random.Generator) -> Asked:
+def _user_count(scene: oolong_lines.Scene, rng: np.random.Generator) -> SampleQuestion:
     label, user = int(rng.integers(len(LABELS))), int(rng.integers(USERS))
     others, rest = _but(USERS, user), _but(len(LABELS), label)
     share = float(rng.uniform(0.1, 0.3))
@@ -180,19 +182,19 @@ def _user_count(scene: oolong_lines.Scene, rng: np.random.Generator) -> Asked:
         f"How many messages with the label {LABELS[label]} did user {scene.users[user]} write? "
         f"{_NUMBER_FORM}"
     )
-    return Asked(question, cells, metric="oolong_number")
+    return SampleQuestion(question, cells, metric="oolong_number")
 
 
-def _user_label(scene: oolong_lines.Scene, rng: np.random.Generator) -> Asked:
+def _user_label(scene: oolong_lines.Scene, rng: np.random.Generator) -> SampleQuestion:
     user = int(rng.integers(USERS))
     cells = _parted(rng, [Cell((label,), (user,)) for label in _ALL], 0.5)
     question = f"Which label do the most messages of user {scene.users[user]} have? {_LABEL_FORM}"
     answer = LABELS[cells[0][0].labels[0]]
     cells.append((Cell(users=_but(USERS, user)), 0.5))
-    return Asked(question, tuple(cells), answer, among=tuple(_ALL))
+    return SampleQuestion(question, tuple(cells), answer, among=tuple(_ALL))
 
 
-def _before_after(scene: oolong_lines.Scene, rng: np.random.Generator) -> Asked:
+def _before_after(scene: oolong_lines.Scene, rng: np.random.Generator) -> SampleQuestion:
     """Other labels come as often before the date as from then on."""
     label, day = int(rng.integers(len(LABELS))), DAYS // 2
     rest, halves = _but(len(LABELS), label), (tuple(range(day)), tuple(range(day, DAYS)))
@@ -208,10 +210,10 @@ def _before_after(scene: oolong_lines.Scene, rng: np.random.Generator) -> Asked:
         f"Is the label {LABELS[label]} more common or less common before {scene.days[day]} than "
         f"from that date on? {_COMPARED_FORM}"
     )
-    return Asked(question, cells, _MORE if before else _LESS, among=(0, 1))
+    return SampleQuestion(question, cells, _MORE if before else _LESS, among=(0, 1))
 
 
-def _month(scene: oolong_lines.Scene, rng: np.random.Generator) -> Asked:
+def _month(scene: oolong_lines.Scene, rng: np.random.Generator) -> SampleQuestion:
     label = int(rng.integers(len(LABELS)))
     cells = _parted(rng, [Cell((label,), days=days) for days in scene.months.values()], 0.6)
     answer = next(month for month, days in scene.months.items() if days == cells[0][0].days)
@@ -220,14 +222,14 @@ def _month(scene: oolong_lines.Scene, rng: np.random.Generator) -> Asked:
         f"Answer in the form 'Month: MONTH', with one of these: {', '.join(scene.months)}."
     )
     cells.append((Cell(_but(len(LABELS), label)), 0.4))
-    return Asked(question, tuple(cells), answer, among=_first_of(len(scene.months)))
+    return SampleQuestion(question, tuple(cells), answer, among=_first_of(len(scene.months)))
 
 
-def _date(scene: oolong_lines.Scene, rng: np.random.Generator) -> Asked:
+def _date(scene: oolong_lines.Scene, rng: np.random.Generator) -> SampleQuestion:
     cells = _parted(rng, [Cell(days=(day,)) for day in range(DAYS)], 1.0)
     question = "On which date are the most messages? Answer in the form 'Date: DATE'."
     answer = scene.days[cells[0][0].days[0]]
-    return Asked(question, tuple(cells), answer, "oolong_date", among=_first_of(DAYS))
+    return SampleQuestion(question, tuple(cells), answer, "oolong_date", among=_first_of(DAYS))
 
 
 def _first(cells: list[tuple[Cell, float]], k: int) -> list[tuple[Cell, float]]:
@@ -242,7 +244,7 @@ def _but(n: int, one: int) -> tuple[int, ...]:
     return tuple(k for k in range(n) if k != one)
 
 
-_TASKS: Mapping[str, Callable[[oolong_lines.Scene, np.random.Generator], Asked]] = {
+_TASKS: Mapping[str, Callable[[oolong_lines.Scene, np.random.Generator], SampleQuestion]] = {
     "most_frequent": _most_frequent,
     "least_frequent": _least_frequent,
     "count": _count,

@@ -19,7 +19,7 @@ import numpy as np
 from notepad_jax.tasks import haystack, recipe
 from notepad_jax.tasks.draws import Draws, Shuffle
 from notepad_jax.tasks.haystack import Count
-from notepad_jax.tasks.recipe import Sample, Written
+from notepad_jax.tasks.recipe import Sample, WrittenUnits
 from notepad_jax.types import Evidence
 
 USERS = 8
@@ -135,8 +135,8 @@ class Lines:
     def size(self) -> int:
         return int(self.sizes.sum())
 
-    def filler(self) -> Written:
-        return Written(self.write, self.size)
+    def filler(self) -> WrittenUnits:
+        return WrittenUnits(self.write, self.size)
 
     def write(self, start: int, stop: int) -> list[str]:
         """Lines start..stop-1, each behind a line break."""

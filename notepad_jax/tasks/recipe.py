@@ -187,7 +187,7 @@ class Rotation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class WrittenUnits:
     """Units that a function of (start, stop) writes: facts all over, or items of a list."""
 
     write: Callable[[int, int], list[str]]
@@ -248,7 +248,7 @@ def hide_among(
     if farewell:
         bland = (" ".join((farewell, *bland)),)
     check_length(task, length - FIRST_WORD - left, length)
-    return _place(facts, Written(write, size), bland, parted)
+    return _place(facts, WrittenUnits(write, size), bland, parted)
 
 
 def fitting(

@@ -20,7 +20,7 @@ _OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class StoryQuestion:
     """A question about a story, its answer, and what has to be known for it."""
 
     question: str
@@ -28,10 +28,10 @@ class Asked:
     known: tuple[Known, ...]
 
 
-Told = tuple[list[str], Asked]  # sentences in their order, and what is asked about them
+Told = tuple[list[str], StoryQuestion]  # sentences in their order, and what is asked about them
 
 
-def any_of(cast: Cast, choices: Iterable[Asked]) -> Asked:
+def any_of(cast: Cast, choices: Iterable[StoryQuestion]) -> StoryQuestion:
     """One of the questions, every answer as likely as any other."""
     by_answer = collections.defaultdict(list)
     for asked in choices:
@@ -53,7 +53,7 @@ def walks(together: int, pronouns: bool, cast: Cast) -> Told:
         for name, room in zip(names, rooms, strict=False):
             at |= dict.fromkeys(people, Known(room, len(sentences)))
             sentences.append(f"{name} {cast.one_of(worlds.WENT)} the {room}.")
-    asked = [Asked(f"Where is {who}?", room.name, (room,)) for who, room in at.items()]
+    asked = [StoryQuestion(f"Where is {who}?", room.name, (room,)) for who, room in at.items()]
     return sentences, any_of(cast, asked)
 
 
@@ -74,7 +74,7 @@ def directions(cast: Cast) -> Told:
         sentences.append(cast.one_of(told))
         for question in (f"What is {side} of the {centre}?",
                          f"What is the {centre} {_OPPOSITE[side]} of?"):  # fmt: skip
-            asked.append(Asked(question, room, (Known(room, i),)))
+            asked.append(StoryQuestion(question, room, (Known(room, i),)))
     return sentences, any_of(cast, asked)
 
 
@@ -111,7 +111,7 @@ def sightings(
     return sentences, any_of(
         cast,
         (
-            Asked(f"Is {who} in the {room}?", seen.answer(room), (seen.known(room),))
+            StoryQuestion(f"Is {who} in the {room}?", seen.answer(room), (seen.known(room),))
             for who, seen in last.items()
             for room in rooms
             if seen.answer(room)

@@ -18,7 +18,7 @@ import numpy as np
 from notepad_jax.tasks import recipe
 from notepad_jax.tasks.draws import Draws
 from notepad_jax.tasks.haystack import Count
-from notepad_jax.tasks.recipe import RecipeDocument, Written
+from notepad_jax.tasks.recipe import RecipeDocument, WrittenUnits
 
 COMMON = 10  # words of cwe that are asked for
 LEAST_UNCOMMON = 10  # with fewer, the list is hardly anything but the answer
@@ -72,7 +72,7 @@ def common_words(
         )
     recipe.check_length(task, length - recipe.FIRST_WORD - left, length)
     size = times.asked + uncommon * times.uncommon
-    return RecipeDocument(Written(functools.partial(_items, draws, times, size), size)), words
+    return RecipeDocument(WrittenUnits(functools.partial(_items, draws, times, size), size)), words
 
 
 def frequent_words(
@@ -109,7 +109,7 @@ def frequent_words(
     ends = np.cumsum(counts)
     size = int(ends[-1])
     write = functools.partial(_coded, np.array(words, dtype=object), ends, draws, size)
-    return RecipeDocument(Written(write, size)), words[FREQUENT]
+    return RecipeDocument(WrittenUnits(write, size)), words[FREQUENT]
 
 
 def _steps(draws: Draws, times: Repetitions, start: int, stop: int) -> list[str]:

@@ -30,7 +30,7 @@ SOME_USE, HALF = 0.02, 0.5  # rate of an action that was in use; share of readin
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class TurnLimits:
     """What turns may have, in tokens, and what is done about those that are cut."""
 
     memory: int
@@ -40,10 +40,10 @@ class Limits:
     shaped: bool = False  # they cost, and so cannot be masked
 
 
-def limits_of(config: Training) -> Limits:
+def limits_of(config: Training) -> TurnLimits:
     """Returns the limits of a config for training."""
     rules, g = builders.rules(config.reading), config.grpo
-    return Limits(
+    return TurnLimits(
         rules.max_memory, rules.longest_answer, rules.answer_chunks,
         masked=g.mask_truncated, shaped=bool(g.overlong_window),
     )  # fmt: skip
@@ -67,7 +67,7 @@ class _View:
 
     first: Sequence[Line]  # LONG lines at most
     last: Sequence[Line]  # 2 LONG lines at most
-    limits: Limits
+    limits: TurnLimits
 
     def latest(self, name: str, count: int) -> float:
         """The mean over the last `count` steps."""
@@ -91,12 +91,12 @@ def lines_of(metrics: Sequence[Line]) -> list[Line]:
     return [line for line in metrics if "groups/sampled" in line]
 
 
-def at_last(lines: Sequence[Line], limits: Limits) -> list[Sickness]:
+def at_last(lines: Sequence[Line], limits: TurnLimits) -> list[Sickness]:
     """Returns what the last of these lines of steps shows, seen with those before it."""
     return _seen(_View(lines[:LONG], lines[-2 * LONG :], limits))
 
 
-def course(lines: Sequence[Line], limits: Limits) -> list[Sickness]:
+def course(lines: Sequence[Line], limits: TurnLimits) -> list[Sickness]:
     """Returns what a run has shown, each sickness at the first step that showed it."""
     found: dict[str, Sickness] = {}
     for end in range(1, len(lines) + 1):
@@ -190,7 +190,7 @@ def _pinned(view: _View) -> str:
     )
 
 
-def _cut(kind: str, limit: Callable[[Limits], tuple[int, str]]) -> Callable[[_View], str]:
+def _cut(kind: str, limit: Callable[[TurnLimits], tuple[int, str]]) -> Callable[[_View], str]:
     """`limit` says how many tokens, and the key to raise."""
 
     def check(view: _View) -> str:
@@ -251,11 +251,11 @@ def _leaves_early(view: _View) -> str:
     )
 
 
-def _of_memory(limits: Limits) -> tuple[int, str]:
+def _of_memory(limits: TurnLimits) -> tuple[int, str]:
     return limits.memory, "reading.max_memory"
 
 
-def _of_answer(limits: Limits) -> tuple[int, str]:
+def _of_answer(limits: TurnLimits) -> tuple[int, str]:
     return limits.answer, f"reading.{'answer_chunks' if limits.contexts > 1 else 'max_answer'}"
 
 

@@ -25,7 +25,7 @@ from notepad_jax.training.validation import SCORE
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class TrainingResult:
     """A training run that has ended, and where it lies."""
 
     folder: Path
@@ -37,13 +37,13 @@ class Outcome:
     next: Mapping[str, str]  # what for -> command
 
 
-def outcome(config: Training, folder: Path) -> Outcome:
+def outcome(config: Training, folder: Path) -> TrainingResult:
     """Writes the report of the run in `folder` (of several processes, the first one does)."""
     checkpoints = steps.place_of(folder, config.checkpoint.folder)
     marked = best.read(checkpoints)
     lines = read_metrics(folder)
     after = _next(config, folder, marked)
-    found = Outcome(
+    found = TrainingResult(
         folder, checkpoints, tuple(steps.steps_in(checkpoints)), marked,
         folder / training_page.REPORT, _warnings(config, lines), after,
     )  # fmt: skip
@@ -52,7 +52,7 @@ def outcome(config: Training, folder: Path) -> Outcome:
     return found
 
 
-def text(found: Outcome) -> str:
+def text(found: TrainingResult) -> str:
     """Returns what the command prints at the end."""
     kept = ", ".join(map(str, found.steps))
     told = {
@@ -96,7 +96,7 @@ def _next(config: Training, folder: Path, marked: Best | None) -> dict[str, str]
 def _report(
     config: Training, folder: Path, lines: Sequence[Mapping[str, float]], marked: Best | None,
     after: Mapping[str, str],
-) -> training_page.Report:  # fmt: skip
+) -> training_page.TrainingReport:  # fmt: skip
     validated = [line for line in lines if SCORE in line]
     by_length = f"{SCORE}_"
     names = [name for name in (validated[-1] if validated else ()) if name.startswith(by_length)]
@@ -106,7 +106,7 @@ def _report(
     told = f"{config.policy} after {done:,} of {config.steps:,} steps of GRPO{recipe}"
     if marked is not None:
         told += f"; best on held-out tasks is step {marked.step:,}, with {100 * marked.score:.1f}%"
-    return training_page.Report(
+    return training_page.TrainingReport(
         title=f"Training of {folder.name}",
         summary=f"{told}.",
         origin=provenance.origin([Next(why, command) for why, command in after.items()]),

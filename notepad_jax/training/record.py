@@ -101,14 +101,14 @@ def read(folder: Path) -> History:
     return History(begun, tuple(changes), machine)
 
 
-def shown(folder: Path) -> list[origin.Change]:
+def shown(folder: Path) -> list[origin.SettingsChange]:
     """Returns the changes as a page has them."""
 
     def told(value: Any) -> str:
         return "(no such key)" if value is GONE else json.dumps(value)
 
     return [
-        origin.Change(
+        origin.SettingsChange(
             one.step, one.date, one.commit,
             [(key, told(was), told(now)) for key, (was, now) in one.changed.items()],
         )

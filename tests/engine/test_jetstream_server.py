@@ -18,7 +18,7 @@ from jetstream.core.proto import jetstream_pb2, jetstream_pb2_grpc
 
 from notepad_jax.engine.executor import Sampled
 from notepad_jax.engine.jetstream import server as room
-from notepad_jax.engine.jetstream.asked import Limits
+from notepad_jax.engine.jetstream.asked import CompletionLimits
 from notepad_jax.engine.jetstream.engine import DecodeState, PagedEngine, Prefix
 from notepad_jax.engine.pages import PagePool
 from notepad_jax.engine.service import EngineService
@@ -140,10 +140,10 @@ def free_port() -> int:
 def running(engine, params=None, *, most: int = 50, key=None, offset: int = 0, stops=(STOP,)):
     """A client of a server; `offset` is the first letter's id less 97."""
     settings = engine.settings
-    limits = Limits(
+    limits = CompletionLimits(
         128, settings.max_prompt, settings.max_new_tokens, stops, lambda seed: abs(seed), key
     )
-    words = room.Words(
+    words = room.Codec(
         lambda text: tokens([ord(c) + offset for c in text]),
         lambda: Saying(lambda ids: "".join(chr(i - offset) for i in ids)),
         frozenset(stops),

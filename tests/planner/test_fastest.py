@@ -23,7 +23,7 @@ from notepad_jax.planner import (
     plan,
     planned_policy,
 )
-from notepad_jax.planner.fastest import Asked
+from notepad_jax.planner.fastest import Search
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.screen import SilentScreen
 from pallas_kernels import aot
@@ -40,7 +40,7 @@ def shipped(*words):
 
 def searched(config, *slices, tries=0, known=None):
     told = []
-    asked = Asked(config, slices or (SLICE,), fastest.PRICES, tries)
+    asked = Search(config, slices or (SLICE,), fastest.PRICES, tries)
     points = fastest.search(asked, SilentScreen(), told.append, {} if known is None else known)
     assert told == points  # each was told, in order
     return points
@@ -114,7 +114,7 @@ def test_a_mixture_of_30b_fits_64_chips_of_v6e():
 def test_parts_that_are_counted_apart_add_up_to_the_whole():
     """Updates and engines are planned one beside the other's first; their sum is the plan's."""
     config = shipped(BEFORE)
-    asked = Asked(config, (SLICE,), fastest.PRICES, 0)
+    asked = Search(config, (SLICE,), fastest.PRICES, 0)
     guesses = fastest._guesses(asked, SLICE, planned_policy.policy_of(config, "tpu"))
     for guess in guesses[:: len(guesses) // 6]:
         made = fastest._plan(asked, SLICE, guess.sets, planned_policy.policy_of(config, "tpu"))
@@ -132,7 +132,7 @@ def test_what_it_finds_is_the_best_of_all_that_is_tried():
     policy = planned_policy.policy_of(config, "tpu")
     trainers = candidates.of_trainer(config, "v5e:8x8", policy)
     engines = candidates.of_engine(config, "v5e:8x8", policy)
-    asked = Asked(config, ("v5e:8x8",), fastest.PRICES, 0)
+    asked = Search(config, ("v5e:8x8",), fastest.PRICES, 0)
     every = [
         made
         for t, e in itertools.product(trainers, engines)
@@ -409,7 +409,7 @@ def test_stand_ins_are_as_many_on_as_many_hosts_as_devices(name):
     counted = functools.partial(_hosts, key=lambda device: device.process_index)
     assert counted(there) == counted(stands)
     config = shipped(BEFORE, "--config.grpo.micro_batch_rows=64", "--config.engine.tensor=1")
-    real, made = lowering.plan_of(config, there), cost_analysis.Source(config, name).sketch()
+    real, made = lowering.plan_of(config, there), cost_analysis.ProgramSource(config, name).sketch()
     assert made.residents == real.residents and made.update == real.update
     assert (made.hosts, made.engines, made.devices) == (real.hosts, real.engines, real.devices)
     assert name.partition(":")[0] in estimate.CHIPS

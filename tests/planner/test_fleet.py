@@ -8,7 +8,7 @@ import pytest
 
 from notepad_jax.planner import fleet
 from notepad_jax.planner.fleet import DRAINING, PINNED, RESIDENT, Mode
-from notepad_jax.planner.fleet_engine import Document, Engine, Lot, Rates
+from notepad_jax.planner.fleet_engine import Engine, Lot, PlayedDocument, Rates
 
 RATES = Rates(
     slots=8, prefill=100.0, decode=0.5, slot=0.25, update=50.0, handoff=3.0, publish=5.0,
@@ -38,7 +38,7 @@ def drawn(seed, count=BATCH * (STEPS + 5), most=12, shared=40):
         lots = tuple(
             Lot(2, (5,) * turns, tuple(rng.randint(1, 9) for _ in range(turns))) for _ in range(2)
         )
-        found.append(Document((shared,) * turns, lots, packed=turns * 60))
+        found.append(PlayedDocument((shared,) * turns, lots, packed=turns * 60))
     return found
 
 
@@ -121,7 +121,7 @@ def test_a_short_stream_is_refused():
 
 def one(readings):
     """Two chunks of 100 tokens and an answer."""
-    return Document((100, 100, 0), (Lot(readings, (10, 20, 30), (8, 4, 2)),), packed=500)
+    return PlayedDocument((100, 100, 0), (Lot(readings, (10, 20, 30), (8, 4, 2)),), packed=500)
 
 
 @pytest.mark.parametrize("readings", [1, 4])
@@ -137,7 +137,7 @@ def test_one_document_on_one_engine_takes_the_sum_of_its_turns(readings):
 
 def test_readings_wait_for_slots():
     """Eight slots for sixteen readings: two rounds of each turn, and the prefix once."""
-    document = Document((100,), (Lot(8, (10,), (4,)),) * 2, packed=500)
+    document = PlayedDocument((100,), (Lot(8, (10,), (4,)),) * 2, packed=500)
     outcome = fleet.simulate([document] * 2, Mode("as it is", 1), RATES, 1, 2, 0)
     read = (100 + 160) / 100 + 2 * 4 * (0.5 + 0.25 * 8)
     assert outcome.whole == pytest.approx(2 * (read + 10.0) + 3.0)
@@ -146,7 +146,7 @@ def test_readings_wait_for_slots():
 @pytest.mark.parametrize("newer", [False, True])
 def test_a_prefix_is_prefilled_once_by_each_version(newer):
     """Two readings after one another in the one slot, 4 steps of 0.75 s each."""
-    document = Document((100,), (Lot(1, (10,), (4,)),) * 2, packed=500)
+    document = PlayedDocument((100,), (Lot(1, (10,), (4,)),) * 2, packed=500)
     rates = dataclasses.replace(RATES, slots=1)
     engine = Engine(rates, [document], draining=False)
     engine.take([0])
@@ -162,7 +162,7 @@ def test_a_prefix_is_prefilled_once_by_each_version(newer):
 
 
 def test_an_engine_that_drains_begins_nothing_and_stands_still_for_its_weights():
-    document = Document((100, 0), (Lot(1, (10, 10), (4, 4)),), packed=500)
+    document = PlayedDocument((100, 0), (Lot(1, (10, 10), (4, 4)),), packed=500)
     engine = Engine(RATES, [document], draining=True)
     engine.take([0])
     engine.go_on(0.0)
@@ -236,7 +236,7 @@ def as_designed(kind, ordinal):
         private = (60, *(60 + memory for memory in memories))
         lots.append(Lot(1, private, (*memories, 60)))
         packed += 2 * sum(memories) + 60 * (chunks + 1) + 60 + 300
-    return Document((5200,) * chunks + (0,), tuple(lots), packed)
+    return PlayedDocument((5200,) * chunks + (0,), tuple(lots), packed)
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def small(monkeypatch) -> lowering.Planned:
             lowering.UPDATE: {"masters": 2 * GB, "weights": GB, "cache": 4 * GB, "gradient": GB},
             lowering.HANDOFF: {"masters": 2 * GB, "weights": GB, "arriving weights": 2 * GB},
         },
-        programs=(), reading=workload.Readings(4, 2, 3, turn, (turn,)),
+        programs=(), reading=workload.RolloutWork(4, 2, 3, turn, (turn,)),
         rollout=None, update=workload.Update(2, 3, 100, 1000, 6, 600, 800, 1.5, 100, 2),
         rules=None, settings=None,
     )  # fmt: skip
@@ -335,7 +335,7 @@ def test_advice_for_a_hand_off_and_for_a_larger_slice(small):
 
 def test_a_plan_that_does_not_fit_is_printed_and_ends_with_1(small, capsys, monkeypatch):
     one = fact("accumulate", lowering.UPDATE, 12 * GB, beside=2 * GB)
-    monkeypatch.setattr(cost_analysis.Source, "made", lambda source: small)
+    monkeypatch.setattr(cost_analysis.ProgramSource, "made", lambda source: small)
     monkeypatch.setattr(cost_analysis, "compiled", lambda *_: (one,))
     assert cli.main(["plan", "--json", "--config", "quickstart", "--tpu", "v5p:2x2x1"]) == 0
     fitting = json.loads(capsys.readouterr().out)
@@ -356,7 +356,7 @@ def test_a_plan_that_does_not_fit_is_printed_and_ends_with_1(small, capsys, monk
 def test_what_could_not_be_compiled_is_named_and_nothing_is_promised(small, capsys, monkeypatch):
     one = fact("accumulate", lowering.UPDATE, 12 * GB)
     crashed = fact("decode", lowering.ROLLOUT, 9 * GB, beside=0, failed="the compiler crashed")
-    monkeypatch.setattr(cost_analysis.Source, "made", lambda source: small)
+    monkeypatch.setattr(cost_analysis.ProgramSource, "made", lambda source: small)
     monkeypatch.setattr(cost_analysis, "compiled", lambda *_: (one, crashed))
     assert cli.main(["plan", "--config", "quickstart", "--tpu", "v5p:2x2x1"]) == 1
     out, err = capsys.readouterr()
@@ -413,7 +413,7 @@ def test_a_compiler_that_died_is_a_line_and_the_killed_are_tried_again(
         small, programs=tuple(program(name=n, phase=p) for n, p in zip(names, phases, strict=True))
     )
     found = cost_analysis.compiled(
-        cost_analysis.Source(None, "v5p:2x2x1"), made, range(3), SilentScreen(), {}
+        cost_analysis.ProgramSource(None, "v5p:2x2x1"), made, range(3), SilentScreen(), {}
     )
     assert [one.name for one in found] == ["a", "b", "c"]
     assert re.search(says, found[1].failed) and not found[0].failed
@@ -438,7 +438,7 @@ def test_fit_changes_what_keeps_the_result_first_and_says_so(small, capsys, monk
         programs = (program(name="narrow", launches=0.0), program())
         return dataclasses.replace(small, update=update, programs=programs)
 
-    monkeypatch.setattr(cost_analysis.Source, "made", made)
+    monkeypatch.setattr(cost_analysis.ProgramSource, "made", made)
     monkeypatch.setattr(cost_analysis, "compiled", compiled)
     tight = dataclasses.replace(estimate.CHIPS["v5p"], hbm_size=int(9.5 * GB))
     monkeypatch.setitem(estimate.CHIPS, "v5p", tight)
@@ -470,7 +470,7 @@ def test_the_table_holds_what_the_plan_holds(small):
         compiled=True, programs=(one, refused), left_out=21, step=plan._step(small), seconds=1.0,
         fits=True,
         verdict="fits", advice=(),
-        documents=(document.Document(2**20, 210, 16 * GB, False, 290.4, 21.2, 20.6, 5),),
+        documents=(document.DocumentTime(2**20, 210, 16 * GB, False, 290.4, 21.2, 20.6, 5),),
     )  # fmt: skip
     lines = plan_table.text(made).splitlines()
     assert lines[0] == "small, 2.00 billion parameters, on v5p:2x2x1: 4 devices, 1 host(s)"

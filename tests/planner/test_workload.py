@@ -8,14 +8,14 @@ from notepad_jax import types
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.grpo import batch
 from notepad_jax.planner import workload
-from notepad_jax.planner.workload import Readings
+from notepad_jax.planner.workload import RolloutWork
 from notepad_jax.setup import builders, configuration
 from notepad_jax.setup.sizes import Turn
 from tests import fakes
 from tests.grpo.conftest import group, turn
 
 # 4 groups of 2; a document of 3 chunks; rows of 100 hold a prefix of 40 and two tails of 20.
-READINGS = Readings(
+READINGS = RolloutWork(
     groups=4, members=2, chunks=3, update=Turn(40, 10, 10), answers=(Turn(0, 15, 5),)
 )
 SETTINGS = EngineSettings(
@@ -149,7 +149,7 @@ def test_limits_come_from_the_config():
     found = workload.readings(config, Counting())
     # A group's members share the question, too, which their answers' prompts begin with.
     answer = Turn(0, 1280, 1024, common=256)
-    assert found == Readings(128, 16, 7, Turn(5256, 1024, 1024), (answer,))
+    assert found == RolloutWork(128, 16, 7, Turn(5256, 1024, 1024), (answer,))
     config = configuration.load("quickstart")
     found = workload.readings(config, Counting())
     assert (found.groups, found.members, found.chunks) == (20, 8, 8)

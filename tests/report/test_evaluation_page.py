@@ -11,7 +11,7 @@ from notepad_jax.eval.measure import Result
 from notepad_jax.eval.summary import ALL, Summary, share
 from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.report import accuracy_plot, evaluation_page, examples, numerals, render
-from notepad_jax.report.evaluation_page import Report
+from notepad_jax.report.evaluation_page import EvaluationReport
 from notepad_jax.report.examples import Example
 from notepad_jax.report.labels import LETTER, Box
 from notepad_jax.report.origin import Origin
@@ -53,7 +53,7 @@ BY_LENGTH = [
 ]
 
 
-def full(**changed) -> Report:
+def full(**changed) -> EvaluationReport:
     parts = dict(
         title="RULER & more",
         summary="Short.",
@@ -71,7 +71,7 @@ def full(**changed) -> Report:
         settings={"reading.max_memory": 1024, "evaluate.lengths": ("32k", "128k")},
         published=True,
     )
-    return Report(**(parts | changed))
+    return EvaluationReport(**(parts | changed))
 
 
 def written(folder, **changed) -> str:

@@ -13,7 +13,7 @@ from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.report import accuracy_plot, examples, numerals, quickstart_page, training_plot
 from notepad_jax.report.examples import Example, example
 from notepad_jax.report.origin import Next, Origin
-from notepad_jax.report.quickstart_page import Report
+from notepad_jax.report.quickstart_page import QuickstartReport
 from notepad_jax.types import Finish
 
 
@@ -48,7 +48,7 @@ METRICS = [
 ]
 
 
-def full_report(**changed) -> Report:
+def full_report(**changed) -> QuickstartReport:
     parts = dict(
         title="Before & after",
         summary="Short.",
@@ -63,7 +63,7 @@ def full_report(**changed) -> Report:
         config={"model.width": 128, "seed": 0},
         timings={"train": 241.0, "measure": 9.5},
     )
-    return Report(**(parts | changed))
+    return QuickstartReport(**(parts | changed))
 
 
 def test_the_page_is_whole_and_needs_no_other_file(tmp_path):

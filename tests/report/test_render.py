@@ -19,7 +19,7 @@ from notepad_jax.eval.summary import ALL, Summary, share
 from notepad_jax.reading.trace import MemoryChange
 from notepad_jax.report import evaluation_page, quickstart_page, render, training_page
 from notepad_jax.report.examples import example
-from notepad_jax.report.origin import Change, Next, Origin
+from notepad_jax.report.origin import Next, Origin, SettingsChange
 from notepad_jax.types import Finish
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ SUMMARIES = [hostile_summary(2048), hostile_summary(4096)]
 def hostile_quickstart(folder: Path) -> Path:
     return quickstart_page.write(
         folder,
-        quickstart_page.Report(
+        quickstart_page.QuickstartReport(
             title=ENDLESS, summary=ENDLESS, origin=ORIGIN, starter=ENDLESS,
             train_length=2048, before=SUMMARIES,
             after=SUMMARIES, warnings=[ENDLESS], metrics=[], examples=[EXAMPLE],
@@ -67,7 +67,7 @@ def hostile_quickstart(folder: Path) -> Path:
 def hostile_evaluation(folder: Path) -> Path:
     return evaluation_page.write(
         folder,
-        evaluation_page.Report(
+        evaluation_page.EvaluationReport(
             title=ENDLESS, summary=ENDLESS, origin=ORIGIN, suite=ENDLESS,
             policy=ENDLESS, train_length=2048, by_length=SUMMARIES,
             examples=[EXAMPLE], settings={ENDLESS: [ENDLESS]}, published=False,
@@ -80,12 +80,12 @@ def hostile_training(folder: Path) -> Path:
     kinds = {f"task/{ENDLESS}{k}/{name}": 1.0 for k in "ab" for name in ("groups", "reward")}
     return training_page.write(
         folder,
-        training_page.Report(
+        training_page.TrainingReport(
             title=ENDLESS, summary=ENDLESS, origin=ORIGIN, warnings=[ENDLESS],
             metrics=[{"step": 1, **kinds}], curves={ENDLESS: ENDLESS}, lengths=[ENDLESS],
             validations=[training_page.Validation(1, 0.5, (0.5,), best=True)],
             config={ENDLESS: ENDLESS},
-            changes=[Change(4, ENDLESS, ENDLESS, [(ENDLESS, ENDLESS, ENDLESS)])],
+            changes=[SettingsChange(4, ENDLESS, ENDLESS, [(ENDLESS, ENDLESS, ENDLESS)])],
         ),
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import pytest
 
 from notepad_jax.reading.trace import Trace
 from notepad_jax.report import trace_page
-from notepad_jax.report.trace_page import Source
+from notepad_jax.report.trace_page import TraceSource
 from tests.report.made_traces import endless, evaluation, hostile, parallel, training
 from tests.support.chromium import CHROMIUM, Browser
 
@@ -36,7 +36,7 @@ def shown(browser, tmp_path):
 
     def show(*paths, address=""):
         traces = [Trace(path) for path in paths]
-        trace_page.make(put, "made", [Source(t.path.stem, t) for t in traces])
+        trace_page.make(put, "made", [TraceSource(t.path.stem, t) for t in traces])
         browser.open("about:blank")
         browser.open((folder / "index.html").as_uri() + address)
         browser.wait("document.querySelector('#detail .question')")

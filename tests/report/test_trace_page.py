@@ -9,7 +9,7 @@ import pytest
 
 from notepad_jax.reading.trace import Kept, MemoryChange, Spool, Trace, TraceFile
 from notepad_jax.report import render, trace_page
-from notepad_jax.report.trace_page import COLUMNS, INDEX, PAGE, Source
+from notepad_jax.report.trace_page import COLUMNS, INDEX, PAGE, TraceSource
 from tests.report.made_traces import (
     HOSTILE,
     endless,
@@ -26,7 +26,7 @@ PART = re.compile(r"trace\.part\((\"[^\"]+\"),(.*)\);")
 def page(*paths):
     """Returns (what was made, the page's files, its parts with the number of their file)."""
     files, traces = {}, [Trace(path) for path in paths]
-    sources = [Source(path.stem, trace) for path, trace in zip(paths, traces, strict=True)]
+    sources = [TraceSource(path.stem, trace) for path, trace in zip(paths, traces, strict=True)]
     made = trace_page.make(files.__setitem__, "a <b> title", sources)
     for trace in traces:
         trace.__exit__()

@@ -26,7 +26,7 @@ from notepad_jax.serve.completions.conversations import Conversations
 from notepad_jax.serve.completions.model_card import Served
 from notepad_jax.serve.documents.roots import DocumentRoots
 from notepad_jax.serve.documents.store import Files
-from notepad_jax.serve.http.connections import Limits, Server
+from notepad_jax.serve.http.connections import ConnectionLimits, Server
 from notepad_jax.text.chat import ChatTemplate
 from notepad_jax.types import Completion, Finish, Piece, tokens
 from tests.text.test_chat import CHATML
@@ -123,11 +123,12 @@ def running(
     policy: Served, waiting: int = 8, queued_tokens: int = 0, key: str | None = None,
     trainers: Adopt | None = None, control_key: str | None = None,
     folder: pathlib.Path | None = None, views: Renderers | None = None, port: int = 0,
-    documents: Sequence[str] = (), limits: Limits | None = None, origins: Sequence[str] = (),
+    documents: Sequence[str] = (), limits: ConnectionLimits | None = None,
+    origins: Sequence[str] = (),
 ) -> Iterator[str]:  # fmt: skip
     """Serves in a thread, with files in `folder` and `documents` elsewhere; yields the server's
     address."""
-    limits = limits or Limits()
+    limits = limits or ConnectionLimits()
     gate = Gate(trainers) if trainers else None
     queue = RequestQueue(policy.slots, waiting, queued_tokens)
     # By the protocol's number asyncio knows that it may send at once, without waiting for more.

@@ -20,14 +20,14 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from notepad_jax.serve.http.connections import OTHERS, Limits, within_descriptors
+from notepad_jax.serve.http.connections import OTHERS, ConnectionLimits, within_descriptors
 from notepad_jax.serve.http.log import FEW, RateLimit
 from tests.serve.fake import DOCUMENT, NAME, Arithmetic, running, served, until
 from tests.support.hostile import KEY, besieged, reading
 
 ROOT = Path(__file__).parents[2]
-SHORT = Limits(connections=8, header_seconds=0.5, body_seconds=0.5)
-PATIENT = Limits(connections=4, header_seconds=15, body_seconds=15)
+SHORT = ConnectionLimits(connections=8, header_seconds=0.5, body_seconds=0.5)
+PATIENT = ConnectionLimits(connections=4, header_seconds=15, body_seconds=15)
 YOUNG = PATIENT.header_seconds / 10
 KNOWN = f"Authorization: Bearer {KEY}\r\n"
 QUIET = "GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
@@ -105,7 +105,9 @@ def test_a_head_and_a_body_that_drip_are_ended():
 
 
 def test_a_body_that_keeps_its_pace_may_take_longer():
-    limits = Limits(header_seconds=2, body_seconds=2)  # a busy machine may hold us up for one
+    limits = ConnectionLimits(
+        header_seconds=2, body_seconds=2
+    )  # a busy machine may hold us up for one
     with running(served(Arithmetic()), key=KEY, limits=limits) as url:
         line = line_to(url, half("PUT /v1/files/long", size=5 + 20 * 4096))
         for _ in range(20):  # 3 s, at 27 KB a second
@@ -170,7 +172,7 @@ def test_a_reply_that_nobody_reads_is_ended():
 
 def test_the_bytes_of_unfinished_bodies_are_bounded():
     """The one that began first is refused, and the newest is read."""
-    limits = Limits(body_bytes=1 << 20)
+    limits = ConnectionLimits(body_bytes=1 << 20)
     with running(served(Arithmetic()), limits=limits) as url:
         lines = []
         for _ in range(3):
@@ -197,7 +199,7 @@ def test_so_many_connections_as_there_are_descriptors():
     assert found(64, 4096) == f"100 {OTHERS + 200}"  # raised as far as they need
     assert found(64, OTHERS + 100) == f"50 {OTHERS + 100}"
     assert "may open 100 files" in found(64, 100)
-    assert within_descriptors(Limits(connections=1)).connections == 1
+    assert within_descriptors(ConnectionLimits(connections=1)).connections == 1
 
 
 def test_a_line_of_code_writes_few_records(monkeypatch):
@@ -246,7 +248,7 @@ def test_two_hundred_hostile_sockets_beside_clients(tmp_path):
 def main() -> None:
     files = OTHERS + 100
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    limits = within_descriptors(Limits(header_seconds=4, body_seconds=4))
+    limits = within_descriptors(ConnectionLimits(header_seconds=4, body_seconds=4))
     with running(served(Arithmetic(slots=8)), waiting=40, key=KEY, limits=limits) as url:
         print(url, flush=True)
         sys.stdin.readline()

@@ -54,7 +54,7 @@ class Teacher:
         truth = [question[2], ID["is"], 0]
         if question[0] == ID["ruler"]:
             truth = [question[2], ID["inhabits"], 0, ID["obeys"], 0]
-        asked = rounds_lessons.Question(question[0], question[2], tuple(truth))
+        asked = rounds_lessons.NotedQuestion(question[0], question[2], tuple(truth))
         if not writes:
             said = [rounds_lessons.answer_to(asked, memory), ID["<|end|>"]]
         else:
@@ -186,7 +186,7 @@ def test_the_configs_read_what_the_lessons_teach(language):
 def test_it_leaves_early_in_the_two_ways_and_as_often_as_its_habits_say():
     habits = dataclasses.replace(GOOD, leave=0.4, stay=0.8)
     whole = (ID["Hugo"], ID["is"], ID["amber"])
-    asked = rounds_lessons.Question(ID["code"], ID["Hugo"], whole)
+    asked = rounds_lessons.NotedQuestion(ID["code"], ID["Hugo"], whole)
     rng, said = np.random.default_rng(0), {}
     for memory in (whole, (rounds_lessons.NOTHING,)):
         words = [

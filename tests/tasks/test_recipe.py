@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notepad_jax.tasks import haystack, recipe
-from notepad_jax.tasks.recipe import Fact, RecipeDocument, Written
+from notepad_jax.tasks.recipe import Fact, RecipeDocument, WrittenUnits
 
 
 def words(text):
@@ -38,7 +38,7 @@ def test_blocks_and_facts_come_together_as_in_a_list(size, shares, closing):
     for number, unit in enumerate([*numbered(0, size), *end, None]):
         expected += [text for slot, text in facts if slot == number]
         expected += [unit] if unit else []
-    document = RecipeDocument(Written(numbered, size), facts, end)
+    document = RecipeDocument(WrittenUnits(numbered, size), facts, end)
     assert text_of(document) == " ".join(expected)
     assert text_of(document) == text_of(document)  # starts again from the beginning
     assert document.characters(size + closing) == sum(

@@ -15,9 +15,9 @@ import pytest
 from notepad_jax import keys
 from notepad_jax.setup import configuration
 from notepad_jax.training import health
-from notepad_jax.training.health import Limits
+from notepad_jax.training.health import TurnLimits
 
-LIMITS = Limits(memory=100, answer=50)
+LIMITS = TurnLimits(memory=100, answer=50)
 HEALTHY = [json.loads(line) for line in Path(__file__).with_name("healthy.jsonl").open()]
 WELL = {
     "groups/sampled": 20,
@@ -126,7 +126,7 @@ def test_a_healthy_run_hears_nothing(name):
 
 def test_a_whole_quick_start_hears_nothing():
     assert len(HEALTHY) == 100 and HEALTHY[-1]["reward"] > 0.99
-    assert told(HEALTHY, Limits(memory=8, answer=4)) == set()
+    assert told(HEALTHY, TurnLimits(memory=8, answer=4)) == set()
 
 
 def test_what_is_seen_at_the_last_step_is_what_the_course_tells():

@@ -1,7 +1,7 @@
 """What GGUF calls the tensors that Hugging Face folders name otherwise.
 
 A table of one line a kind of tensor. Experts lie in one tensor with an axis for them, where
-safetensors have a tensor each: `Source` names the tensor and the entry of it. Names that no
+safetensors have a tensor each: `TensorPlace` names the tensor and the entry of it. Names that no
 table has (`unknown`) are refused by `policy` (above), for a decoder that leaves a tensor out
 computes something else.
 """
@@ -42,7 +42,7 @@ _ROTATED = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class TensorPlace:
     """Where one published tensor lies: a tensor of the file, or one expert's entry of it."""
 
     name: str
@@ -59,18 +59,18 @@ class Source:
 
 def published(
     names: Iterable[str], shape: Callable[[str], tuple[int, ...]]
-) -> Iterator[tuple[str, Source]]:
+) -> Iterator[tuple[str, TensorPlace]]:
     """Yields (the name in a Hugging Face folder, where it lies) of what the tables know."""
     for name in names:
         found = _LAYER.fullmatch(name)
         if name in ENDS:
-            yield ENDS[name], Source(name)
+            yield ENDS[name], TensorPlace(name)
         elif found and found[2] in LAYERS:
-            yield f"model.layers.{found[1]}.{LAYERS[found[2]]}.{found[3]}", Source(name)
+            yield f"model.layers.{found[1]}.{LAYERS[found[2]]}.{found[3]}", TensorPlace(name)
         elif found and found[2] in EXPERTS and found[3] == "weight" and len(shape(name)) == 3:
             for expert in range(shape(name)[0]):
                 spelled = EXPERTS[found[2]].format(expert)
-                yield f"model.layers.{found[1]}.{spelled}.weight", Source(name, (expert,))
+                yield f"model.layers.{found[1]}.{spelled}.weight", TensorPlace(name, (expert,))
 
 
 def spelled(name: str) -> str:

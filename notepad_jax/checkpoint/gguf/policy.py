@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from notepad_jax.checkpoint.gguf import config, names, reader, tokenizer
-from notepad_jax.checkpoint.gguf.names import ROPE_FACTORS, Source
+from notepad_jax.checkpoint.gguf.names import ROPE_FACTORS, TensorPlace
 from notepad_jax.checkpoint.hf import storage
 from notepad_jax.checkpoint.hf.config import read_config
 from notepad_jax.checkpoint.hf.fields import Fields, ImportProblem
@@ -41,7 +41,7 @@ class Weights:
     """
 
     file: reader.File
-    sources: Mapping[str, Source]
+    sources: Mapping[str, TensorPlace]
     tensors: Mapping[str, Located]
     paired: bool  # whether heads are in llama.cpp's order
 
@@ -103,7 +103,7 @@ def open_policy(source: str | Path) -> Published:
     )
 
 
-def _located(file: reader.File, source: Source) -> Located:
+def _located(file: reader.File, source: TensorPlace) -> Located:
     start, stop = file.place(source.name)
     shape = file.shape(source.name)[len(source.index) :]
     return Located(file.path.name, FLOAT32, shape, start, stop)

@@ -37,11 +37,11 @@ from notepad_jax.checkpoint.hf.storage import (
     StoreProblem,
     quoted,
 )
-from notepad_jax.checkpoint.hf.writing import Kind, Planned, Written
+from notepad_jax.checkpoint.hf.writing import Export, FileNames, Planned
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.lora import TARGETS, Lora
 
-KIND = Kind(ADAPTER_WEIGHTS, ADAPTER_CONFIG)
+KIND = FileNames(ADAPTER_WEIGHTS, ADAPTER_CONFIG)
 PREFIX = "base_model.model."  # the two modules that PEFT wraps around a model
 
 
@@ -241,7 +241,7 @@ def export_adapters(
     beside: Mapping[str, bytes] | None = None,
     overwrite: bool = False,
     wrote: Callable[[int], None] = lambda size: None,
-) -> Written:
+) -> Export:
     """Writes adapters as a folder or bucket that PEFT loads, all or nothing (`writing.write`).
 
     `adapters` is {"layers": {"q_lora_in": [L, *inputs, r], "q_lora_out": [L, r, *outputs]}} of

@@ -28,7 +28,7 @@ from notepad_jax.checkpoint.hf.fields import ImportProblem
 from notepad_jax.checkpoint.hf.headers import NAMES, Safetensors
 from notepad_jax.checkpoint.hf.sharded_loading import Layout
 from notepad_jax.checkpoint.hf.storage import CONFIG, INDEX, WEIGHTS
-from notepad_jax.checkpoint.hf.writing import PART_BYTES, Planned, Written
+from notepad_jax.checkpoint.hf.writing import PART_BYTES, Export, Planned
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import abstract_params
 from notepad_jax.parallel import place
@@ -154,9 +154,10 @@ def as_stored(config: PolicyConfig, store: sharded_loading.Store) -> Tree:
 
 
 def open_tree(config: PolicyConfig, store: sharded_loading.Store) -> Tree:
-    """Returns parameters that are read when they are indexed (`sharded_loading.Published`)."""
+    """Returns parameters that are read when they are indexed (`sharded_loading.PublishedLeaf`)."""
     return _tree(
-        (path, sharded_loading.Published(store, layout)) for path, layout in layouts(config).items()
+        (path, sharded_loading.PublishedLeaf(store, layout))
+        for path, layout in layouts(config).items()
     )
 
 
@@ -211,7 +212,7 @@ def export(
     part_bytes: int = PART_BYTES,
     overwrite: bool = False,
     wrote: Callable[[int], None] = lambda size: None,
-) -> Written:
+) -> Export:
     """Writes a policy, one tensor at a time, all or nothing (`writing.write`).
 
     Leaves of `params` are arrays of any sharding, or `lazy_arrays.Stored`: whatever has a shape,

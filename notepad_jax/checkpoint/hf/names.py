@@ -29,7 +29,7 @@ from notepad_jax.model.parameters import abstract_params
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class LeafNames:
     """One line of a name table: a leaf of ours and what its tensors are called.
 
     `inputs` is the number of axes (stacked ones not counted) that a linear layer consumes:
@@ -44,38 +44,38 @@ class Row:
 
 _L = "model.layers.{layer}."
 _ENDS = (
-    Row(("embed",), "model.embed_tokens.weight"),
-    Row(("final_norm",), "model.norm.weight"),
-    Row(("unembed",), "lm_head.weight", inputs=1),
+    LeafNames(("embed",), "model.embed_tokens.weight"),
+    LeafNames(("final_norm",), "model.norm.weight"),
+    LeafNames(("unembed",), "lm_head.weight", inputs=1),
 )
 _ATTENTION = (
-    Row(("layers", "attn_norm"), _L + "input_layernorm.weight"),
-    Row(("layers", "q"), _L + "self_attn.q_proj.weight", inputs=1),
-    Row(("layers", "k"), _L + "self_attn.k_proj.weight", inputs=1),
-    Row(("layers", "v"), _L + "self_attn.v_proj.weight", inputs=1),
-    Row(("layers", "o"), _L + "self_attn.o_proj.weight", inputs=2),
-    Row(("layers", "mlp_norm"), _L + "post_attention_layernorm.weight"),
+    LeafNames(("layers", "attn_norm"), _L + "input_layernorm.weight"),
+    LeafNames(("layers", "q"), _L + "self_attn.q_proj.weight", inputs=1),
+    LeafNames(("layers", "k"), _L + "self_attn.k_proj.weight", inputs=1),
+    LeafNames(("layers", "v"), _L + "self_attn.v_proj.weight", inputs=1),
+    LeafNames(("layers", "o"), _L + "self_attn.o_proj.weight", inputs=2),
+    LeafNames(("layers", "mlp_norm"), _L + "post_attention_layernorm.weight"),
 )
 _BIASES = (
-    Row(("layers", "q_bias"), _L + "self_attn.q_proj.bias", inputs=0),
-    Row(("layers", "k_bias"), _L + "self_attn.k_proj.bias", inputs=0),
-    Row(("layers", "v_bias"), _L + "self_attn.v_proj.bias", inputs=0),
+    LeafNames(("layers", "q_bias"), _L + "self_attn.q_proj.bias", inputs=0),
+    LeafNames(("layers", "k_bias"), _L + "self_attn.k_proj.bias", inputs=0),
+    LeafNames(("layers", "v_bias"), _L + "self_attn.v_proj.bias", inputs=0),
 )
-_OUTPUT_BIAS = (Row(("layers", "o_bias"), _L + "self_attn.o_proj.bias", inputs=0),)
+_OUTPUT_BIAS = (LeafNames(("layers", "o_bias"), _L + "self_attn.o_proj.bias", inputs=0),)
 _HEAD_NORMS = (
-    Row(("layers", "q_norm"), _L + "self_attn.q_norm.weight"),
-    Row(("layers", "k_norm"), _L + "self_attn.k_norm.weight"),
+    LeafNames(("layers", "q_norm"), _L + "self_attn.q_norm.weight"),
+    LeafNames(("layers", "k_norm"), _L + "self_attn.k_norm.weight"),
 )
 _DENSE = (
-    Row(("layers", "gate"), _L + "mlp.gate_proj.weight", inputs=1),
-    Row(("layers", "up"), _L + "mlp.up_proj.weight", inputs=1),
-    Row(("layers", "down"), _L + "mlp.down_proj.weight", inputs=1),
+    LeafNames(("layers", "gate"), _L + "mlp.gate_proj.weight", inputs=1),
+    LeafNames(("layers", "up"), _L + "mlp.up_proj.weight", inputs=1),
+    LeafNames(("layers", "down"), _L + "mlp.down_proj.weight", inputs=1),
 )
 _EXPERTS = (
-    Row(("layers", "router"), _L + "mlp.gate.weight", inputs=1),
-    Row(("layers", "expert_gate"), _L + "mlp.experts.{expert}.gate_proj.weight", inputs=1),
-    Row(("layers", "expert_up"), _L + "mlp.experts.{expert}.up_proj.weight", inputs=1),
-    Row(("layers", "expert_down"), _L + "mlp.experts.{expert}.down_proj.weight", inputs=1),
+    LeafNames(("layers", "router"), _L + "mlp.gate.weight", inputs=1),
+    LeafNames(("layers", "expert_gate"), _L + "mlp.experts.{expert}.gate_proj.weight", inputs=1),
+    LeafNames(("layers", "expert_up"), _L + "mlp.experts.{expert}.up_proj.weight", inputs=1),
+    LeafNames(("layers", "expert_down"), _L + "mlp.experts.{expert}.down_proj.weight", inputs=1),
 )
 
 
@@ -85,14 +85,14 @@ class Part:
 
     `index` is (), (layer,) or (layer, expert). `shape` is ours of that entry,
     `published_shape` the tensor's. With `inputs` axes of the entry folded into one and the
-    rest into another, the tensor is the transpose; see `Row`. Nothing here holds an array.
+    rest into another, the tensor is the transpose; see `LeafNames`. Nothing here holds an array.
     """
 
     path: tuple[str, ...]
     index: tuple[int, ...]
     name: str
     shape: tuple[int, ...]
-    inputs: int | None  # see `Row`
+    inputs: int | None  # see `LeafNames`
 
     @property
     def published_shape(self) -> tuple[int, ...]:
@@ -184,7 +184,7 @@ class Family:
     """How one `model_type` is read. What differs between families is all here."""
 
     architecture: str
-    rows: tuple[Row, ...]
+    rows: tuple[LeafNames, ...]
     # what config.json means where it is silent, as transformers takes it
     default_head_size: int | None  # None: hidden_size / num_attention_heads
     # sliding windows: "never"; "always" in all layers, unless null says no; "asked" in all layers

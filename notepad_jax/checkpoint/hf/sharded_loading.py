@@ -91,7 +91,7 @@ class Layout:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Published:
+class PublishedLeaf:
     """A parameter that is read when it is indexed, one tensor at a time: `leaf[layer]`.
 
     What `lazy_arrays.Stored` is of an orbax step, for those who stream a policy through.

@@ -29,14 +29,14 @@ PART_BYTES = 5 * 10**9  # of tensors in one file; what Hugging Face's own tools 
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class FileNames:
     """What the files of an export are called."""
 
     weights: str  # of tensors that fit one part
     config: str  # without which nobody reads the rest
 
 
-POLICY = Kind(WEIGHTS, CONFIG)
+POLICY = FileNames(WEIGHTS, CONFIG)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Planned:
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class Export:
     """What an export wrote."""
 
     folder: str
@@ -81,8 +81,8 @@ def write(
     part_bytes: int = PART_BYTES,
     overwrite: bool = False,
     wrote: Callable[[Planned], None] = lambda tensor: None,
-    kind: Kind = POLICY,
-) -> Written:
+    kind: FileNames = POLICY,
+) -> Export:
     """Writes tensors as safetensors parts, their index, and the small files `beside`.
 
     `values` is called once per tensor, in the order of `tensors`, and only one result is
@@ -100,7 +100,7 @@ def write(
             raise ValueError(f"{name!r} is no name for a file beside the weights")
     needed = sum(part.bytes for part in parts) + sum(map(len, small.values()))
     files = (*(part.file for part in parts), *sorted(small))
-    done = Written(str(target), files, len(tensors), sum(tensor.bytes for tensor in tensors))
+    done = Export(str(target), files, len(tensors), sum(tensor.bytes for tensor in tensors))
     if "://" in str(target):
         _upload(str(target), parts, small, values, overwrite, wrote, kind.config)
         return done

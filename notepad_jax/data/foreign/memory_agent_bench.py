@@ -29,21 +29,21 @@ from notepad_jax.types import Task
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class Judging:
     """How the questions of a data set are answered and judged."""
 
     metric: str
     how: str = ""  # to answer; empty: the questions say so themselves
 
 
-KINDS: Mapping[str, Kind] = {  # by what the source's name begins with
-    "ruler_qa": Kind("published_memory_sub_em", "Give the answer alone."),
-    "eventqa": Kind("published_memory_sub_em_line", "Name the event that happens next."),
-    "longmemeval": Kind("published_memory_sub_em", "Answer in as few words as you can."),
-    "icl": Kind("published_memory_em_line", "Give the number of the label alone."),
-    "infbench_sum": Kind("rouge_l"),
-    "detective_qa": Kind("published_memory_em"),
-    "factconsolidation": Kind(
+KINDS: Mapping[str, Judging] = {  # by what the source's name begins with
+    "ruler_qa": Judging("published_memory_sub_em", "Give the answer alone."),
+    "eventqa": Judging("published_memory_sub_em_line", "Name the event that happens next."),
+    "longmemeval": Judging("published_memory_sub_em", "Answer in as few words as you can."),
+    "icl": Judging("published_memory_em_line", "Give the number of the label alone."),
+    "infbench_sum": Judging("rouge_l"),
+    "detective_qa": Judging("published_memory_em"),
+    "factconsolidation": Judging(
         "published_memory_sub_em",
         "Where facts contradict each other the one with the largest number holds. Give the answer "
         "alone.",
@@ -84,7 +84,7 @@ def tasks_of(row: Row, where: str, name: str) -> Iterator[Pair | Fault]:
             yield fault
 
 
-def _kind(source: str, where: str) -> Kind:
+def _kind(source: str, where: str) -> Judging:
     for name, kind in KINDS.items():
         if source.lower().startswith(name):
             return kind
@@ -112,7 +112,7 @@ def _asked(columns: Mapping[str, Any], where: str) -> list[tuple[Any, Any]]:
     return list(zip(questions, answers, strict=True))
 
 
-def _question(question: Any, kind: Kind, where: str) -> str:
+def _question(question: Any, kind: Judging, where: str) -> str:
     if not isinstance(question, str) or not question.strip():
         raise Fault(f"{where} must be a text, it is {question!r:.80}", NO_QUESTION)
     return f"{question.strip()}\n{kind.how}".strip()

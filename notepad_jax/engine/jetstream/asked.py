@@ -33,7 +33,7 @@ def nobody_leaves() -> bool:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Asked:
+class JetStreamRequest:
     """One completion, as it travels through the stock orchestrator in the place of a request."""
 
     ids: Tokens  # the whole prompt
@@ -48,7 +48,7 @@ class Asked:
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class CompletionLimits:
     """What prompts and completions may be. `seed_of` is the noise of a client's seed."""
 
     vocabulary: int  # token ids that there are
@@ -61,8 +61,8 @@ class Limits:
 
 def checked(
     request: Any, metadata: Iterable[tuple[str, str | bytes]], encode: Callable[[str], Tokens],
-    limits: Limits,
-) -> Asked:  # fmt: skip
+    limits: CompletionLimits,
+) -> JetStreamRequest:  # fmt: skip
     """Returns a `DecodeRequest` as it is run. Raises Refused, and NoKey."""
     given = {name: value for name, value in metadata if isinstance(value, str)}
     check_key(given, limits.key)
@@ -74,7 +74,7 @@ def checked(
             f"{limits.max_completion} (serve.max_completion)"
         )
     sampling = _sampling(given, request.max_tokens, limits)
-    return Asked(_prompt(request, encode, limits), sampling)
+    return JetStreamRequest(_prompt(request, encode, limits), sampling)
 
 
 def check_key(given: Mapping[str, str], key: str | None) -> None:
@@ -87,7 +87,7 @@ def check_key(given: Mapping[str, str], key: str | None) -> None:
         raise NoKey(f"the API key {what}")
 
 
-def _prompt(request: Any, encode: Callable[[str], Tokens], limits: Limits) -> Tokens:
+def _prompt(request: Any, encode: Callable[[str], Tokens], limits: CompletionLimits) -> Tokens:
     kind = request.WhichOneof("content")
     if kind is None:
         raise Refused("there is no prompt; set text_content or token_content")
@@ -110,7 +110,7 @@ def _prompt(request: Any, encode: Callable[[str], Tokens], limits: Limits) -> To
     return ids
 
 
-def _sampling(given: Mapping[str, str], limit: int, limits: Limits) -> SamplingParams:
+def _sampling(given: Mapping[str, str], limit: int, limits: CompletionLimits) -> SamplingParams:
     said = {name: _number(name, given[name]) for name in NUMBERS if name in given}
     seed = said.get("seed", secrets.randbits(63))
     if not -SEEDS <= seed < SEEDS:

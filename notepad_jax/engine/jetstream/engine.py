@@ -21,7 +21,7 @@ import numpy as np
 from notepad_jax.engine import launches
 from notepad_jax.engine.executor import Device, Executor, weights
 from notepad_jax.engine.jetstream import compat
-from notepad_jax.engine.jetstream.asked import Asked, nobody_leaves
+from notepad_jax.engine.jetstream.asked import JetStreamRequest, nobody_leaves
 from notepad_jax.engine.pages import PagePool
 from notepad_jax.engine.scheduler import Context
 from notepad_jax.engine.settings import EngineSettings
@@ -40,7 +40,7 @@ class Prefix:
     kv: tuple[jax.Array, jax.Array]  # [L, 1, T, K, H] each
     tokens: jax.Array  # [T]
     length: int = dataclasses.field(metadata=dict(static=True))
-    asked: Asked = dataclasses.field(metadata=dict(static=True))
+    asked: JetStreamRequest = dataclasses.field(metadata=dict(static=True))
 
 
 @dataclasses.dataclass
@@ -85,10 +85,12 @@ class PagedEngine(compat.Engine):
         padded_tokens: Any,
         true_length: int,
     ) -> Prefix:
-        """Runs one prompt, ids or an `Asked`; with `existing_prefix`, the prompt continues it."""
+        """Runs one prompt, ids or a `JetStreamRequest`; it continues an `existing_prefix`."""
         asked = padded_tokens
-        if not isinstance(asked, Asked):
-            asked = Asked(tokens(np.asarray(padded_tokens)[:true_length]), self._sampling)
+        if not isinstance(asked, JetStreamRequest):
+            asked = JetStreamRequest(
+                tokens(np.asarray(padded_tokens)[:true_length]), self._sampling
+            )
         fresh = asked.ids
         kv_before, start, known = None, 0, fresh[:0]
         if existing_prefix is not None:

@@ -20,7 +20,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 from notepad_jax.engine.jetstream import compat
-from notepad_jax.engine.jetstream.asked import Asked, Limits, NoKey, Refused, checked
+from notepad_jax.engine.jetstream.asked import (
+    CompletionLimits,
+    JetStreamRequest,
+    NoKey,
+    Refused,
+    checked,
+)
 from notepad_jax.engine.jetstream.engine import PagedEngine
 from notepad_jax.model.parameters import Params
 from notepad_jax.types import Tokens
@@ -45,7 +51,7 @@ class Saying(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
+class Codec:
     """How a policy's prompts become ids, and its completions text."""
 
     encode: Callable[[str], Tokens]
@@ -88,7 +94,7 @@ class Driver(orchestrator.Driver):
             with contextlib.suppress(orchestrator.queue.Full):
                 backlog.put_nowait(None)
 
-    def _process_prefill_content(self, request: Any, *_: Any) -> tuple[Asked, int]:
+    def _process_prefill_content(self, request: Any, *_: Any) -> tuple[JetStreamRequest, int]:
         """The prompt as it was asked; of one that nobody waits for, a token."""
         asked, gone = request.prefill_content, request.return_channel.cancelled
         ids = asked.ids[:1] if gone() else asked.ids
@@ -124,7 +130,7 @@ class Driver(orchestrator.Driver):
 class Orchestrator(orchestrator.LLMOrchestrator):
     """The stock service behind a desk: who is refused is told why, as a gRPC status."""
 
-    def __init__(self, driver: Driver, words: Words, limits: Limits, most: int) -> None:
+    def __init__(self, driver: Driver, words: Codec, limits: CompletionLimits, most: int) -> None:
         """`most` requests may be under way, waiting ones included."""
         super().__init__(driver)
         self._words, self._limits, self._most = words, limits, most
@@ -155,7 +161,7 @@ class Orchestrator(orchestrator.LLMOrchestrator):
         finally:
             self.under_way -= 1
 
-    async def _checked(self, request: Any, context: Any) -> Asked:
+    async def _checked(self, request: Any, context: Any) -> JetStreamRequest:
         try:
             return await asyncio.to_thread(
                 checked, request, context.invocation_metadata(), self._words.encode, self._limits
@@ -165,7 +171,7 @@ class Orchestrator(orchestrator.LLMOrchestrator):
         except Refused as problem:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
 
-    def _get_prefill_content(self, request: Asked) -> tuple[Asked, bool]:
+    def _get_prefill_content(self, request: JetStreamRequest) -> tuple[JetStreamRequest, bool]:
         """What the stock `Decode` queues; to it every prompt is one of token ids."""
         return request, True
 
@@ -190,7 +196,13 @@ class Server(server_lib.JetStreamServer):
     """The stock server at one address. `start` it, and `stop` or `abandon` it."""
 
     def __init__(
-        self, driver: Driver, words: Words, limits: Limits, most: int, host: str, port: int
+        self,
+        driver: Driver,
+        words: Codec,
+        limits: CompletionLimits,
+        most: int,
+        host: str,
+        port: int,
     ) -> None:
         """At `host`, a numeric address. ValueError where somebody listens already."""
 

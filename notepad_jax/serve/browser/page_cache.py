@@ -58,7 +58,7 @@ class Making:
     of: int | None = None  # None: it waits for others to be made
 
 
-class Ended(Exception):
+class ServerEnds(Exception):
     """The server ends, and with it what is being made."""
 
 
@@ -122,7 +122,7 @@ class PageCache:
         def advance(done: int, of: int) -> None:
             making.done, making.of = done, of
             if self._ended:
-                raise Ended
+                raise ServerEnds
 
         with disk():
             if self._folder is None:

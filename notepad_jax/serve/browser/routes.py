@@ -24,7 +24,7 @@ from notepad_jax.serve.browser.page_cache import INDEX, Advance, Making, PageCac
 from notepad_jax.serve.browser.renderers import Files, Put, Renderers
 from notepad_jax.serve.http.errors import Refusal
 from notepad_jax.serve.http.sessions import HEADERS, HOME, TRACES, Sessions, foreign, shown
-from notepad_jax.serve.readings.jobs import Readings
+from notepad_jax.serve.readings.jobs import ReadingJobs
 from notepad_jax.serve.readings.record import Reading
 
 LONGEST_TITLE = 200  # characters
@@ -36,7 +36,7 @@ class Pages:
     """What browsers look at. `write_trace` writes what is kept of a reading to a file."""
 
     def __init__(
-        self, views: Renderers, readings: Readings, write_trace: Callable[[Reading, Path], None],
+        self, views: Renderers, readings: ReadingJobs, write_trace: Callable[[Reading, Path], None],
         sessions: Sessions | None,
     ) -> None:  # fmt: skip
         self._views, self._readings, self._write_trace = views, readings, write_trace

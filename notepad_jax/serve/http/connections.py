@@ -40,7 +40,7 @@ log = logging.getLogger("notepad_jax.serve")
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class ConnectionLimits:
     """What all who knock may hold, with a key or without."""
 
     connections: int = 1024
@@ -50,7 +50,7 @@ class Limits:
     body_bytes: int = 256 << 20  # of all bodies in memory that are not complete
 
 
-def within_descriptors(limits: Limits) -> Limits:
+def within_descriptors(limits: ConnectionLimits) -> ConnectionLimits:
     """Returns the limits with as many connections as this process may have, whose own limit of open
     files is raised as far as that takes. Raises ValueError where none is possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -98,7 +98,7 @@ class Connection(H11Protocol):
         if phase != self.phase:
             self.phase, self.since = phase, time.monotonic()
 
-    def check(self, now: float, limits: Limits) -> bool:
+    def check(self, now: float, limits: ConnectionLimits) -> bool:
         """Ends a connection whose time is over; says whether it was."""
         unread = self.transport.get_write_buffer_size()
         if unread != self._unread or self.flow.read_paused:  # it reads, or we do not
@@ -142,7 +142,7 @@ class Server(uvicorn.Server):
     these. `dropped` is told of each that is ended before its request was complete."""
 
     def __init__(
-        self, asgi: Any, limits: Limits, dropped: Callable[[], None], farewell: int
+        self, asgi: Any, limits: ConnectionLimits, dropped: Callable[[], None], farewell: int
     ) -> None:
         """`farewell`: seconds that replies have to end when the server does."""
         super().__init__(

@@ -62,7 +62,7 @@ Memories = dialogue.Memories[Known]
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class DocumentQuestion:
     """A question about a document, as a choice of a request asks it."""
 
     text: str
@@ -82,7 +82,7 @@ class Question:
 
 def asked(
     served: Served, files: Files, memories: Memories, request: Chat
-) -> tuple[Question, ...]:  # fmt: skip
+) -> tuple[DocumentQuestion, ...]:  # fmt: skip
     """Returns what each choice of a request asks; Refusal for what a reading has no way to do.
 
     All are of one document, and share its chunks.
@@ -105,13 +105,13 @@ def asked(
     sampled = sampling(served, how.temperature, how.top_p)
     stops = served.stops(sampled.stop_ids, how.stop_token_ids)
 
-    def question(said: dialogue.Dialogue, reads: Tokens, asks: Tokens) -> Question:
+    def question(said: dialogue.Dialogue, reads: Tokens, asks: Tokens) -> DocumentQuestion:
         read = dialogue.digest(served.name, found, said.reads, request.limits)
         known = None if said.answer is None else memories.get(read, said.answer)
         remember = _remember(memories, read, said.answer, known)
         chunks = known.chunks if known else fresh
         about = said.asks, asks, reads, known, remember, chunks
-        return Question(*about, rules, sampled, how.stop, stops, how.top_logprobs, grammar)
+        return DocumentQuestion(*about, rules, sampled, how.stop, stops, how.top_logprobs, grammar)
 
     made = [question(said, *both) for said, both in zip(every, ids, strict=True)]
     return tuple(made if several else made * how.n)
@@ -244,7 +244,7 @@ class Aloud:
     """
 
     def __init__(
-        self, streamer: Streamer, question: Question, saying: Saying, index: int,
+        self, streamer: Streamer, question: DocumentQuestion, saying: Saying, index: int,
         counted: Counted, tell: Callable[[Delta], None],
     ) -> None:  # fmt: skip
         self._streamer, self._question, self._saying = streamer, question, saying
@@ -269,7 +269,7 @@ class Aloud:
 
 
 def reading(
-    streamer: Streamer, served: Served, question: Question, seed: int, index: int,
+    streamer: Streamer, served: Served, question: DocumentQuestion, seed: int, index: int,
     watched: bool = False,
 ) -> AsyncGenerator[Delta]:  # fmt: skip
     """Yields the answer of one reading as it is made; tokens of all its turns are in `notes`.
@@ -317,7 +317,7 @@ def reading(
 
 
 async def _read(
-    streamer: Streamer, served: Served, question: Question, sampling: TurnSampling,
+    streamer: Streamer, served: Served, question: DocumentQuestion, sampling: TurnSampling,
     turned: Callable[[Turn, Mapping[str, Any] | None], None],
 ) -> tuple[Known | None, Completion | None]:  # fmt: skip
     """Reads all chunks; returns what that came to, or if a turn was cancelled, None and that turn.

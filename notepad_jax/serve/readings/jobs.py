@@ -37,7 +37,7 @@ from notepad_jax.serve.readings import chat_model
 from notepad_jax.serve.readings.evidence import Origins, evidence
 from notepad_jax.serve.readings.journal import Happened
 from notepad_jax.serve.readings.read_ahead import Parts, ReadAhead
-from notepad_jax.serve.readings.record import Asked, Reading
+from notepad_jax.serve.readings.record import Reading, ReadingRequest
 from notepad_jax.telemetry.identity import write_whole
 from notepad_jax.types import Completion, Finish, Streamer, Turn, tokens
 
@@ -50,7 +50,7 @@ log = logging.getLogger("notepad_jax.serve")
 Seat = Callable[[], contextlib.AbstractContextManager[Streamer]]
 
 
-class Readings:
+class ReadingJobs:
     """Owns the readings of a server: begins, resumes and ends them."""
 
     def __init__(self, served: Served, files: Files, queue: RequestQueue, seat: Seat) -> None:
@@ -68,7 +68,7 @@ class Readings:
                 continue  # somebody else's
             try:
                 fields = json.loads((folder / ASKED).read_text("utf-8"))
-                asked = Asked(**{**fields, "questions": tuple(fields["questions"])})
+                asked = ReadingRequest(**{**fields, "questions": tuple(fields["questions"])})
                 reading = self._known[folder.name] = Reading(folder, asked)
             except FileNotFoundError:
                 shutil.rmtree(folder, ignore_errors=True)  # it was never told to anybody
@@ -108,7 +108,7 @@ class Readings:
             message = f"there is no reading {shown(id)}; /v1/readings lists those that are here"
             raise Refusal(404, message, "id", "reading_not_found") from None
 
-    async def begin(self, asked: Asked) -> Reading:
+    async def begin(self, asked: ReadingRequest) -> Reading:
         """Begins what was asked; Refusal if the server is busy (429), or its disk full (507)."""
         self.rules_of(asked)
         place = contextlib.ExitStack()
@@ -156,15 +156,15 @@ class Readings:
 
     # ------------------------------------------------------------ running
 
-    def rules_of(self, asked: Asked) -> Rules:
+    def rules_of(self, asked: ReadingRequest) -> Rules:
         """Returns the rules that it is read by."""
         rules = chat_model.lowered(self._served.rules, asked.limits)
         return rules.within(asked.max_tokens or rules.longest_answer)
 
-    def _width(self, asked: Asked) -> int:
+    def _width(self, asked: ReadingRequest) -> int:
         return min(len(asked), self._queue.slots)
 
-    def _admitted(self, asked: Asked) -> contextlib.AbstractContextManager[None]:
+    def _admitted(self, asked: ReadingRequest) -> contextlib.AbstractContextManager[None]:
         width, served = self._width(asked), self._served
         return self._queue.admitted(width, width * (served.max_prompt + served.max_completion))
 
@@ -222,7 +222,7 @@ class Readings:
                     task.cancel()
                 await asyncio.gather(*running, return_exceptions=True)
 
-    def chunks(self, asked: Asked) -> ReadAhead:
+    def chunks(self, asked: ReadingRequest) -> ReadAhead:
         """Returns the chunks that all questions share.
 
         Refusal if the file is gone (404), or whoever reads is not who read it (409).
@@ -300,7 +300,7 @@ class Readings:
             "finish_reason": REASONS[made.finish], "evidence": found,
         }  # fmt: skip
 
-    def _sampling(self, asked: Asked, number: int) -> TurnSampling:
+    def _sampling(self, asked: ReadingRequest, number: int) -> TurnSampling:
         usual = chat_model.sampling(self._served, asked.temperature, asked.top_p)
         seed = hashed_seed("reading", asked.seed, *divmod(number, asked.samples))
         return dataclasses.replace(usual, seed=seed)
@@ -337,7 +337,7 @@ class Readings:
             yield turn, state
 
 
-def _write(folder: Path, asked: Asked) -> None:
+def _write(folder: Path, asked: ReadingRequest) -> None:
     """Makes the folder of a reading, with what was asked on its disk."""
     with disk():
         folder.mkdir(mode=0o700)

@@ -22,7 +22,7 @@ USAGE = ("turns", "prompt_tokens", "completion_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class ReadingRequest:
     """What a client asked, and of whom: `identity` is the policy and the file, as they were."""
 
     file_id: str
@@ -77,7 +77,7 @@ class Course:
 class Reading:
     """One request's readings, under way or ended; owns its journal."""
 
-    def __init__(self, folder: Path, asked: Asked) -> None:
+    def __init__(self, folder: Path, asked: ReadingRequest) -> None:
         self.id, self.folder, self.asked = folder.name, folder, asked
         self.journal = Journal(folder / JOURNAL)
         self.status, self.error = "in_progress", None

@@ -30,9 +30,9 @@ from notepad_jax.serve.http import bodies
 from notepad_jax.serve.http.errors import Refusal, bad, shown
 from notepad_jax.serve.http.web import Events, Opened, answer, body_of
 from notepad_jax.serve.readings import chat_model
-from notepad_jax.serve.readings.jobs import Readings
+from notepad_jax.serve.readings.jobs import ReadingJobs
 from notepad_jax.serve.readings.journal import Happened
-from notepad_jax.serve.readings.record import Asked, Reading
+from notepad_jax.serve.readings.record import Reading, ReadingRequest
 from notepad_jax.text.pieces import Pieces
 
 NAMES = ("model", "file_id", "questions", "samples", "seed", "temperature", "top_p", "max_tokens",
@@ -45,7 +45,7 @@ Handler = Callable[..., Awaitable[Response]]
 class Readers:
     """What clients do with readings."""
 
-    def __init__(self, served: Served, files: Files, readings: Readings) -> None:
+    def __init__(self, served: Served, files: Files, readings: ReadingJobs) -> None:
         self._served, self._files, self._readings = served, files, readings
 
     def routes(self, handled: Callable[[Handler], Handler]) -> list[Route]:
@@ -144,7 +144,7 @@ class Readers:
         finally:
             await self._readings.stop(reading, now=True)
 
-    def _asked(self, body: bodies.Body) -> Asked:
+    def _asked(self, body: bodies.Body) -> ReadingRequest:
         bodies.check_names(body, NAMES)
         model = body.get("model", self._served.ids[1])
         if isinstance(model, str):
@@ -168,7 +168,7 @@ class Readers:
             raise bad("notepad.as", "a reading's events tell of every memory; leave notepad.as out")
         longest = chat_model.lowered(self._served.rules, limits).longest_answer
         seed = bodies.whole(body, "seed", -requests.SEEDS, requests.SEEDS - 1)
-        return Asked(
+        return ReadingRequest(
             file_id=file_id,
             questions=questions,
             samples=samples,

@@ -27,7 +27,7 @@ from notepad_jax.setup.config.starter import InitialKeys, LessonKeys, PolicyKeys
 from notepad_jax.starter.habits import Habits
 
 
-class Kind:
+class AnyConfig:
     """Any config: sections that only others have are None."""
 
     data: ClassVar[DataKeys | None] = None
@@ -44,7 +44,7 @@ class Kind:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Common(Kind):
+class Common(AnyConfig):
     """What all that reads needs."""
 
     seed: int = key(
@@ -142,7 +142,7 @@ class Suites(Common):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Starter(Kind):
+class Starter(AnyConfig):
     """A config such as starter: of `warmup`."""
 
     seed: int = key(
