@@ -57,7 +57,7 @@ def read(length: int, documents: int, folder: Path) -> dict[str, float]:
         Rewriter(), tokenizer, template, Rules(QUESTION, CHUNK, MEMORY, MEMORY, "overwrite"),
         TurnSampling(0.7, 0.95, template.stop_ids, 0), Documents(tokenizer, CHUNK),
     )  # fmt: skip
-    sources = suites.Sources(approximate.count)
+    sources = suites.SuiteSources(approximate.count)
     list(suites.make("ruler", TASK, 4096, [0], 0, sources))  # reads the haystack
     cpu = time.process_time()
     made = suites.make("ruler", TASK, length, range(documents), 0, sources)

@@ -41,7 +41,7 @@ import numpy as np
 
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.hf.headers import Safetensors
-from notepad_jax.checkpoint.hf.writing import Planned, write
+from notepad_jax.checkpoint.hf.writing import PlannedTensor, write
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh, rules
@@ -59,7 +59,7 @@ def make(config: PolicyConfig, folder: Path, part_bytes: int) -> None:
     """Writes a random checkpoint; one tensor is in memory at a time."""
     rng = np.random.default_rng(0)
     plan = [
-        Planned(name, np.dtype(ml_dtypes.bfloat16), layout.published)
+        PlannedTensor(name, np.dtype(ml_dtypes.bfloat16), layout.published)
         for layout in huggingface.layouts(config).values()
         for name in layout.names
     ]

@@ -123,7 +123,7 @@ async def ours(folder: Path, clients: Sequence[int], work: Work) -> Speeds:
                                                "--config.engine.pages=2048"])  # fmt: skip
     process.prepared(config)
     policy = builders.load_policy(folder, config.dtype, builders.to_read(config.engine))
-    weights = serve.Weights(config, policy, SilentScreen())
+    weights = serve.ServedWeights(config, policy, SilentScreen())
     engines, served = serve.opened(config, policy, NAME, weights)
     stops = served.tokenizer.stop_ids
     passes = itertools.count(1)  # pass 0 is what all other ways ask for

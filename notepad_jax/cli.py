@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax import keys
-from notepad_jax.commands.parser import BY_SUITE, Refused, build_parser, named
+from notepad_jax.commands.parser import BY_SUITE, PrintedFailure, build_parser, named
 from notepad_jax.near import nearest
 from notepad_jax.parallel import hosts
 from notepad_jax.setup import compiled, configuration, eval_jobs, policies, process, stopping
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
             refused = None
             try:
                 result, text = arguments.run(arguments, config, folder, screen)
-            except Refused as error:
+            except PrintedFailure as error:
                 result, text, refused = error.result, error.text, error
         if hosts.first() and not (arguments.json and result is None):  # it has printed its lines
             _print(

@@ -27,7 +27,7 @@ from notepad_jax.types import NO_TOKENS, Tokens
 Run = tuple[int, int, int]  # (length, first position, kv_end) of tokens; kv_end 0 is padding
 
 
-class Piece(NamedTuple):
+class RowPiece(NamedTuple):
     """Some of a bundle's tails behind a copy of its prefix: what lies in one row."""
 
     bundle: int  # which of the bundles
@@ -70,7 +70,7 @@ def first_fit(
     tails: Sequence[Sequence[int]],
     row_length: int,
     common: Sequence[Sequence[int]] = (),
-) -> list[list[Piece]]:
+) -> list[list[RowPiece]]:
     """Returns the pieces of each row, from lengths; the longest bundle is placed first.
 
     A bundle that fits no open row is cut: into the emptiest open row if the tails that find
@@ -91,7 +91,7 @@ def first_fit(
         prefix + _cost(own, shared, 0, len(own))
         for prefix, own, shared in zip(prefixes, tails, common, strict=True)
     ]
-    rows: list[list[Piece]] = []
+    rows: list[list[RowPiece]] = []
     free = np.zeros(64, np.int64)  # tokens left in each row; those not opened yet have none
 
     def open_row() -> int:
@@ -120,7 +120,7 @@ def first_fit(
                     f"{longest} tokens that must lie in one row (a prefix and one tail) do not "
                     f"fit a row of {row_length}; raise the row length to at least {longest}"
                 )
-            rows[row].append(Piece(bundle, first, last))
+            rows[row].append(RowPiece(bundle, first, last))
             free[row] -= placed
             first = last
             if first == len(own):

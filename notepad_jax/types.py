@@ -77,7 +77,7 @@ class Evidence:
 
 
 @dataclasses.dataclass(frozen=True)
-class Note:
+class TaughtNote:
     """What a good reader's notes say once a sentence has been read: what imitation teaches."""
 
     sentence: str  # stands in the document, word by word
@@ -96,7 +96,7 @@ class Task:
     metric: str  # a name in notepad_jax.scoring.metrics.METRICS
     contract: str = "plain"  # where in the completion the answer stands: scoring.extraction
     evidence: tuple[Evidence, ...] = ()  # where the facts are known, in the document's order
-    script: tuple[Note, ...] = ()  # where good notes are known, in the document's order
+    script: tuple[TaughtNote, ...] = ()  # where good notes are known, in the document's order
     # JSON values that only a reward of the user's looks at (scoring.reading_record).
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False, repr=False)
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from notepad_jax.engine.executor import Executor, Runs, Sampled
+from notepad_jax.engine.executor import Executes, Executor, Sampled
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.types import Completion, Finish, Piece, PolicySnapshot, Prompt, SamplingParams
 
@@ -280,7 +280,7 @@ class Watched:
     `before` is called ahead of each with its number, from 0 on, and may raise.
     """
 
-    def __init__(self, executor: Runs, before: Callable[[int], None] = lambda number: None):
+    def __init__(self, executor: Executes, before: Callable[[int], None] = lambda number: None):
         self.settings, self.launches, self.rests = executor.settings, [], 0
         self._executor, self._before = executor, before
 

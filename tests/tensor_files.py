@@ -10,7 +10,7 @@ import numpy as np
 from notepad_jax.checkpoint.hf import sharded_loading, storage, writing
 from notepad_jax.checkpoint.hf.headers import Safetensors
 from notepad_jax.checkpoint.hf.sharded_loading import Layout
-from notepad_jax.checkpoint.hf.writing import Planned
+from notepad_jax.checkpoint.hf.writing import PlannedTensor
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -27,7 +27,7 @@ def tensors(seed=0):
 
 
 def write(folder, named, part_bytes=writing.PART_BYTES, **options):
-    plan = [Planned(name, value.dtype, value.shape) for name, value in named.items()]
+    plan = [PlannedTensor(name, value.dtype, value.shape) for name, value in named.items()]
     return writing.write(
         folder,
         plan,

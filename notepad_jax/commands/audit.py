@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from notepad_jax.commands.parser import Parser, Refused
+from notepad_jax.commands.parser import Parser, PrintedFailure
 from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import audit
@@ -32,5 +32,5 @@ def run(
 ) -> tuple[Any, str]:
     made = audit.run(Path(arguments.folder), arguments.step, screen)
     if made.off:
-        raise Refused(made, audit.text(made), audit.problem(made))
+        raise PrintedFailure(made, audit.text(made), audit.problem(made))
     return made, audit.text(made)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from notepad_jax.commands.parser import Parser, Refused
+from notepad_jax.commands.parser import Parser, PrintedFailure
 from notepad_jax.setup.config.whole import Config
 from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import check
@@ -30,5 +30,5 @@ def run(
     made = check.run(Path(arguments.folder), screen)
     if made.damaged:
         problem = f"{made.folder} is damaged in {len(made.damaged)} places"
-        raise Refused(made, check.text(made), problem.replace(" 1 places", " one place"))
+        raise PrintedFailure(made, check.text(made), problem.replace(" 1 places", " one place"))
     return made, check.text(made)

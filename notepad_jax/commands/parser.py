@@ -38,7 +38,7 @@ A key that does not exist is an error that names the nearest one."""
 BY_SUITE = "by suite"  # the usual config of a command that has several
 
 
-class Refused(ValueError):
+class PrintedFailure(ValueError):
     """A command that has something to print and yet ends with exit code 1."""
 
     def __init__(self, result: Any, text: str, problem: str) -> None:

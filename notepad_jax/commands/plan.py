@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.commands.options import recipe_option
-from notepad_jax.commands.parser import Parser, Refused
+from notepad_jax.commands.parser import Parser, PrintedFailure
 from notepad_jax.planner import (
     cost_analysis,
     fastest,
@@ -108,7 +108,7 @@ def run(
     if arguments.estimate and arguments.largest:
         raise ValueError("--estimate compiles nothing, and --largest the largest: leave one out")
     fleet = _fleet(arguments, config)  # before anything is compiled
-    known = cost_analysis.Kept(Path(arguments.out)) if arguments.out else {}
+    known = cost_analysis.CostCache(Path(arguments.out)) if arguments.out else {}
     if arguments.fastest:
         return _fastest(arguments, config, screen, known)
     changed: list[Any] = []
@@ -120,7 +120,7 @@ def run(
         else:
             made = plan.run(config, arguments.tpu, screen, known, programs)
     except plan.DoesNotFit as problem:
-        raise Refused(problem.plan, plan_table.text(problem.plan), str(problem)) from problem
+        raise PrintedFailure(problem.plan, plan_table.text(problem.plan), str(problem)) from problem
     result = dataclasses.asdict(made) | {"changed": changed, "fleet": None}
     text = plan_table.text(made, changed)
     if fleet is None:
@@ -153,7 +153,7 @@ def _fastest(
             screen.say(figures.HEAD)
         points.append(point)
         line = {"point": dataclasses.asdict(point)}
-        if isinstance(known, cost_analysis.Kept):
+        if isinstance(known, cost_analysis.CostCache):
             known.add(line)
         if arguments.json:
             print(json.dumps(line), flush=True)

@@ -1,7 +1,7 @@
 """Which rows of task files may be drawn: each is checked when its file is opened, before any step.
 
 A fault of one row (nothing to read, an unknown metric, a column that stands twice) leaves that row
-out, and an `Admission` counts it under its reason, with the first row of each; whoever opens a
+out, and a `RowCounts` counts it under its reason, with the first row of each; whoever opens a
 file for a program that can mend it says `refuse` instead. A fault of the file (cut short, no JSON,
 ids that repeat, no row that can be used) is a plain ValueError for everybody. What takes long to
 find out about a large file is remembered by its bytes. Above: rows and whoever scans a file;
@@ -57,7 +57,7 @@ class LeftOut:
     first: str  # file, row, what is wrong with it and the mend
 
 
-class Admission:
+class RowCounts:
     """Counts the rows that are left out of all files that a command opens."""
 
     def __init__(self) -> None:

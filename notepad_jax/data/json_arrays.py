@@ -17,7 +17,7 @@ from typing import Any
 
 from notepad_jax.data import long_strings, rows, sources
 from notepad_jax.data.admission import NO_TEXT, Fault
-from notepad_jax.data.long_strings import FileDocument, Window
+from notepad_jax.data.long_strings import StringInFile, Window
 from notepad_jax.data.rows import Row
 
 _FIRST = 1 << 14  # bytes that are looked at first; then twice as many, so parsing stays linear
@@ -73,7 +73,7 @@ def _row(window: Window, number: int, path: str | Path) -> Row:
     long_strings.placed(columns, where)
     if blank:
         raise Fault(f"{where} has an empty document; remove the row", NO_TEXT)
-    return Row(number, columns, FileDocument(str(path), start, stop))
+    return Row(number, columns, StringInFile(str(path), start, stop))
 
 
 def _numbers(window: Window, path: str | Path) -> Iterator[int]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from notepad_jax.data import long_strings, rows, sources
 from notepad_jax.data.admission import NO_TEXT, Fault
-from notepad_jax.data.long_strings import FileDocument, Window
+from notepad_jax.data.long_strings import StringInFile, Window
 from notepad_jax.data.rows import Pair, Row
 
 
@@ -71,4 +71,4 @@ def _row(window: Window, head: bytes, ends: bool, number: int, path: str | Path)
     long_strings.placed(columns, where)
     if blank:
         raise Fault(f"{where} has an empty document; remove the row", NO_TEXT)
-    return Row(number, columns, FileDocument(str(path), start, stop))
+    return Row(number, columns, StringInFile(str(path), start, stop))

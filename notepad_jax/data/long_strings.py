@@ -1,7 +1,7 @@
 """Long strings of JSON files that stay where they are: found by their bytes, read in pieces.
 
 A row of a task file is a few columns and one text, which may have millions of tokens. `Window`
-walks through a file and passes over that text without holding it; `FileDocument` knows its byte
+walks through a file and passes over that text without holding it; `StringInFile` knows its byte
 range and decodes it piece by piece when it is read. So a document of 3.5 million tokens is never
 one string, whether its file has a row a line (`jsonl`) or is one array of rows (`json_arrays`),
 which stand above. Below: admission
@@ -33,7 +33,7 @@ TAKEN = "\ue000 a text that stayed in its file \ue000"  # what stands for it in 
 
 
 @dataclasses.dataclass(frozen=True)
-class FileDocument:
+class StringInFile:
     """A JSON string inside a file: bytes [start, stop) between its quotes."""
 
     path: str

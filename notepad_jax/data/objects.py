@@ -22,7 +22,7 @@ class Changed(ValueError):
     """An object is not what it was, or not there any more."""
 
 
-class Objects:
+class BucketListing:
     """All objects whose names begin with a URL and a slash; raises ValueError for no bucket's."""
 
     def __init__(self, url: str) -> None:

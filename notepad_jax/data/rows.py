@@ -24,7 +24,7 @@ from typing import Any
 
 from notepad_jax.data import admission, sources
 from notepad_jax.data.admission import NO_GOLD, NO_QUESTION, Fault, OnFault
-from notepad_jax.types import Document, Evidence, Note, Task
+from notepad_jax.types import Document, Evidence, Task, TaughtNote
 
 Pair = tuple[Task, int]  # a task and its length in tokens
 
@@ -164,7 +164,7 @@ def task_of(columns: dict[str, Any], document: Document, where: str, name: str) 
         answers=answers,
         contract=_text({"contract": contract, **columns}, "contract", where),
         evidence=tuple(Evidence(fact, float(place)) for fact, place in evidence),
-        script=tuple(Note(sentence, notes) for sentence, notes in script),
+        script=tuple(TaughtNote(sentence, notes) for sentence, notes in script),
         extra=_extra(columns, where),
     )
     return task, length

@@ -62,7 +62,7 @@ class Sampled(NamedTuple):
         return bool(self.tokens) and self.tokens[-1] in context.sampling.stop_ids
 
 
-class Runs(Protocol):
+class Executes(Protocol):
     """What the service needs of an executor; `replay` and `metered` stand around one."""
 
     settings: EngineSettings

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from notepad_jax.engine.executor import Runs, Sampled
+from notepad_jax.engine.executor import Executes, Sampled
 from notepad_jax.engine.pages import CachedPrefix
 from notepad_jax.engine.scheduler import Context
 
@@ -23,7 +23,7 @@ Told = Callable[[int, int, float], None]
 class Metered:
     """An executor that tells of its launches; see `service.Runs`."""
 
-    def __init__(self, executor: Runs, told: Told) -> None:
+    def __init__(self, executor: Executes, told: Told) -> None:
         self.settings = executor.settings
         self._executor, self._told = executor, told
         self._tokens, self._began = 0, 0.0  # of launches that nobody has waited for

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from notepad_jax.engine.executor import Runs, Sampled
+from notepad_jax.engine.executor import Executes, Sampled
 from notepad_jax.engine.pages import CachedPrefix
 from notepad_jax.engine.scheduler import Context
 
@@ -74,7 +74,7 @@ class Replay:
     `ended` is told of each turn that ends here and was not known, in the thread of the launch.
     """
 
-    def __init__(self, executor: Runs, ended: Callable[[int, Given], None] = lambda *_: None):
+    def __init__(self, executor: Executes, ended: Callable[[int, Given], None] = lambda *_: None):
         self.settings = executor.settings
         self._ended = ended
         self.turns: dict[int, Given] = {}  # of this rollout, by seed: ended here, or known
@@ -140,7 +140,7 @@ class Replays:
         self.each: list[Replay] = []
         self._ended = ended
 
-    def around(self, executor: Runs) -> Replay:
+    def around(self, executor: Executes) -> Replay:
         """Returns the executor through which an engine has to run."""
         self.each.append(Replay(executor, self._ended))
         return self.each[-1]

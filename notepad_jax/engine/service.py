@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from notepad_jax import packing
-from notepad_jax.engine.executor import Runs, Sampled
+from notepad_jax.engine.executor import Executes, Sampled
 from notepad_jax.engine.scheduler import Admission, Context, Scheduler
 from notepad_jax.engine.stats import EngineStats
 from notepad_jax.types import (
@@ -61,7 +61,7 @@ class EngineService:
 
     def __init__(
         self,
-        executor: Runs,
+        executor: Executes,
         snapshot: PolicySnapshot,
         *,
         share_prefixes: bool = True,

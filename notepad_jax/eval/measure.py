@@ -90,7 +90,7 @@ class Result:
 Judge = Callable[[Task, ReadingRecord], Coroutine[Any, Any, float]]
 
 
-class Trace(Protocol):
+class TraceWriter(Protocol):
     """Takes down one reading: its memories as they change, and its turns (`readings.UnderWay`)."""
 
     def add(self, change: MemoryChange) -> None: ...
@@ -99,7 +99,7 @@ class Trace(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class EvalProgress:
     """Where a measurement stands; reported after every turn and every reading."""
 
     turns: int  # over all readings
@@ -111,9 +111,9 @@ class Progress:
 async def measure(
     items: Sequence[Item],
     reader: Reader,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[EvalProgress], None] = lambda progress: None,
     excerpts: methods.Excerpts | None = None,
-    trace_of: Callable[[Item], Trace] | None = None,
+    trace_of: Callable[[Item], TraceWriter] | None = None,
     on_result: Callable[[Result], None] = lambda result: None,
     on_failure: Callable[[Exception], None] = lambda failure: None,
     judge: Judge | None = None,
@@ -129,11 +129,11 @@ async def measure(
     read (`check`).
     """
     check(items, reader.tokenizer, reader.rules.max_question)
-    now = Progress(0, 0, len(items), 0.0)
+    now = EvalProgress(0, 0, len(items), 0.0)
 
     def turned() -> None:
         nonlocal now
-        now = Progress(now.turns + 1, now.done, now.total, now.correct)
+        now = EvalProgress(now.turns + 1, now.done, now.total, now.correct)
         on_progress(now)
 
     def watch(index: int) -> _Course:
@@ -176,7 +176,7 @@ def _job(item: Item, seed: int, excerpts: methods.Excerpts | None) -> Job:
 
 def _broke(end: ReadingEnd) -> bool:
     """Whether a reading failed; a document that does not fit is a result of its method."""
-    return end.failure is not None and not isinstance(end.failure, methods.DoesNotFit)
+    return end.failure is not None and not isinstance(end.failure, methods.TooLong)
 
 
 def check(items: Sequence[Item], tokenizer: Tokenizer, max_question: int) -> None:
@@ -206,7 +206,8 @@ class _Course:
     """Watches one reading: what its memory went through, and what came of it."""
 
     def __init__(
-        self, item: Item, tokenizer: Tokenizer, trace: Trace | None, turned: Callable[[], None],
+        self, item: Item, tokenizer: Tokenizer, trace: TraceWriter | None,
+        turned: Callable[[], None],
         recorder: Recorder | None = None, notes: bool = False,
     ) -> None:  # fmt: skip
         self.worth: float | None = None  # of the answer, where somebody judges it

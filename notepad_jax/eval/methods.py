@@ -31,7 +31,7 @@ def check(names: Iterable[str]) -> None:
             raise ValueError(f"there is no method {name!r}; use one of {', '.join(METHODS)}")
 
 
-class DoesNotFit(ValueError):
+class TooLong(ValueError):
     """A document is longer than the context that a method may show."""
 
 
@@ -58,7 +58,7 @@ class Excerpts:
             half = self._context // 2
             return tokens(np.concatenate([first[:half], last[half - self._context :]])), total
         if method == "full-context":
-            raise DoesNotFit(
+            raise TooLong(
                 f"the document has {total:,} tokens and a prompt may show {self._context:,} of it "
                 "(evaluate.context)"
             )

@@ -26,7 +26,7 @@ OLDER = {
 }  # fmt: skip
 
 
-class UnderWay:
+class OpenTrace:
     """The trace of a reading that has not ended; `turns` is None where they are not kept."""
 
     def __init__(self, turns: Turns | None = None) -> None:
@@ -53,7 +53,7 @@ class Readings:
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         self._folder = folder
         settle(folder / IDENTITY, identity, "begin a run of another name", OLDER)
-        self._under_way: dict[Key, UnderWay] = {}
+        self._under_way: dict[Key, OpenTrace] = {}
         self._whole: dict[Key, Callable[[], Turns]] = {}  # whose turns are kept
         self._number: dict[Key, int] = {}
         self._done: dict[Key, Result] = {}
@@ -96,16 +96,16 @@ class Readings:
         """Has every turn of the readings of `items` kept in `turns()`, if they begin after this."""
         self._whole.update((item.key, turns) for item in items)
 
-    def trace_of(self, item: Item) -> UnderWay:
+    def trace_of(self, item: Item) -> OpenTrace:
         """Returns where a reading that begins now is taken down."""
         whole = self._whole.get(item.key)
-        trace = self._under_way[item.key] = UnderWay(whole() if whole else None)
+        trace = self._under_way[item.key] = OpenTrace(whole() if whole else None)
         return trace
 
     def add(self, result: Result) -> None:
         """Writes a finished reading and its memories."""
         fields = told(result)
-        trace = self._under_way.pop(result.key, None) or UnderWay()
+        trace = self._under_way.pop(result.key, None) or OpenTrace()
         kept = trace.turns.kept() if trace.turns is not None else None
         number = self._file.add(fields, trace.memories, kept)
         self._done[result.key], self._number[result.key] = result, number

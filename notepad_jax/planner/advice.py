@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from notepad_jax.planner import arithmetic
-from notepad_jax.planner.lowering import HANDOFF, ROLLOUT, UPDATE, Planned
+from notepad_jax.planner.lowering import HANDOFF, ROLLOUT, UPDATE, PlannedRun
 from notepad_jax.setup import builders
 from notepad_jax.setup.config.whole import Training
 from pallas_kernels import aot
@@ -60,7 +60,7 @@ class Found:
     hbm: int
 
 
-def changes(config: Training, made: Planned, found: Found, name: str) -> tuple[Advice, ...]:
+def changes(config: Training, made: PlannedRun, found: Found, name: str) -> tuple[Advice, ...]:
     """Returns what would help on the slice `name`: what keeps the result first, and of equals
     what suffices alone."""
     worst = max(found.peaks, key=lambda phase: found.peaks[phase])
@@ -91,7 +91,7 @@ def next_of(listed: Sequence[Advice]) -> Advice | None:
 Candidate = tuple[Mapping[str, Any], str, str, Mapping[str, float]]
 
 
-def _candidates(config: Training, made: Planned, found: Found, name: str) -> Iterator[Candidate]:
+def _candidates(config: Training, made: PlannedRun, found: Found, name: str) -> Iterator[Candidate]:
     for own in (_of_update, _of_engine, _of_training):
         for sets, consequence, saves in own(config, made, found):
             yield sets, "", consequence, saves
@@ -101,7 +101,7 @@ def _candidates(config: Training, made: Planned, found: Found, name: str) -> Ite
 OnThisSlice = tuple[Mapping[str, Any], str, Mapping[str, float]]
 
 
-def _of_update(config: Training, made: Planned, found: Found) -> Iterator[OnThisSlice]:
+def _of_update(config: Training, made: PlannedRun, found: Found) -> Iterator[OnThisSlice]:
     g, parts, beside = config.grpo, made.trainer.shape["fsdp"], found.temporaries
     if g.micro_batch_rows > parts:
         saved = beside * (1 - parts / g.micro_batch_rows)
@@ -128,7 +128,7 @@ def _of_update(config: Training, made: Planned, found: Found) -> Iterator[OnThis
         yield {"parallel.devices": 0}, "learn on all devices of the slice", saved
 
 
-def _of_engine(config: Training, made: Planned, found: Found) -> Iterator[OnThisSlice]:
+def _of_engine(config: Training, made: PlannedRun, found: Found) -> Iterator[OnThisSlice]:
     e, held = config.engine, made.residents[ROLLOUT]
     over = max(found.peaks.values()) - found.hbm
     cached = [ROLLOUT] if e.give_back else EVERYWHERE
@@ -166,7 +166,7 @@ def _of_engine(config: Training, made: Planned, found: Found) -> Iterator[OnThis
         yield {"checkpoint.rollout_dtype": smaller}, "the engine's weights are rounded", saved
 
 
-def _of_training(config: Training, made: Planned, found: Found) -> Iterator[OnThisSlice]:
+def _of_training(config: Training, made: PlannedRun, found: Found) -> Iterator[OnThisSlice]:
     held, arriving = made.residents[UPDATE], made.residents[HANDOFF]["arriving weights"]
     if config.checkpoint.handoff == "storage":
         saved = {HANDOFF: arriving - made.residents[ROLLOUT]["weights"]}
@@ -180,7 +180,7 @@ def _of_training(config: Training, made: Planned, found: Found) -> Iterator[OnTh
         yield {"grpo.lora.rank": 16}, "adapters learn instead of the weights", saved
 
 
-def _of_slices(config: Training, made: Planned, found: Found, name: str) -> Iterator[Candidate]:
+def _of_slices(config: Training, made: PlannedRun, found: Found, name: str) -> Iterator[Candidate]:
     """The smallest larger slice that would do: what is learnt is cut over more devices."""
     chip = name.partition(":")[0]
     if config.parallel.devices:
@@ -197,11 +197,11 @@ def _of_slices(config: Training, made: Planned, found: Found, name: str) -> Iter
             return
 
 
-def _spread(config: Training, made: Planned, devices: int) -> bool:
+def _spread(config: Training, made: PlannedRun, devices: int) -> bool:
     """Whether the rows of a micro-batch can be spread over so many devices."""
     return config.grpo.micro_batch_rows % (devices // made.trainer.shape["tensor"]) == 0
 
 
-def _learnt(made: Planned, phase: str) -> int:
+def _learnt(made: PlannedRun, phase: str) -> int:
     held = made.residents[phase]
     return sum(held.get(part, 0) for part in ("masters", "moments", "gradient"))

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from notepad_jax.model import flops, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.planner import cost_analysis, lowering
-from notepad_jax.planner.cost_analysis import Facts, Read
+from notepad_jax.planner.cost_analysis import Facts, ProgramCost
 from notepad_jax.planner.estimate import Chip
-from notepad_jax.planner.lowering import Planned, Program
+from notepad_jax.planner.lowering import PlannedRun, Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +59,12 @@ SAMPLING = 36  # passes over float32 logits; most find the nucleus
 SAMPLED_AT_ONCE = 6  # arrays of logits alive in a launch
 
 
-def estimated(made: Planned, chip: Chip, wanted: Sequence[Program]) -> tuple[Facts, ...]:
+def estimated(made: PlannedRun, chip: Chip, wanted: Sequence[Program]) -> tuple[Facts, ...]:
     """Returns what `cost_analysis.compiled` would of the `wanted` programs, by arithmetic."""
     return tuple(cost_analysis.placed(one, read(one, made, chip), made, chip) for one in wanted)
 
 
-def read(program: Program, made: Planned, chip: Chip) -> Read:
+def read(program: Program, made: PlannedRun, chip: Chip) -> ProgramCost:
     """Returns the figures of one launch on a device; attention's kernels are not in it."""
     if program.phase == lowering.ROLLOUT:
         return _reading(program, made, chip)
@@ -87,7 +87,7 @@ def kept(policy: PolicyConfig, tensor: int, remat: bool) -> float:
 # ---------------------------------------------------------------- the trainer's
 
 
-def _accumulate(program: Program, made: Planned, chip: Chip) -> Read:
+def _accumulate(program: Program, made: PlannedRun, chip: Chip) -> ProgramCost:
     p, t, work = made.policy, made.trainer.shape["tensor"], program.work
     size = jnp.dtype(p.dtype).itemsize
     made_again = flops.layer(p, t) - flops.down(p, t) if made.remat else 0
@@ -110,7 +110,7 @@ def _accumulate(program: Program, made: Planned, chip: Chip) -> Read:
     return _read(beside, computed, 0, moved, sent, chip)
 
 
-def _logprobs(program: Program, made: Planned, chip: Chip) -> Read:
+def _logprobs(program: Program, made: PlannedRun, chip: Chip) -> ProgramCost:
     p, t, work = made.policy, made.trainer.shape["tensor"], program.work
     size = jnp.dtype(p.dtype).itemsize
     computed = flops.products(p, work.tokens, work.logits, t)
@@ -123,7 +123,7 @@ def _logprobs(program: Program, made: Planned, chip: Chip) -> Read:
     return _read(beside, computed, 0, moved, sent, chip)
 
 
-def _apply(program: Program, made: Planned, chip: Chip) -> Read:
+def _apply(program: Program, made: PlannedRun, chip: Chip) -> ProgramCost:
     trained = made.residents[lowering.UPDATE]["masters"] / 4
     return _read(ADAM_ALIVE * trained, 0, 0, ADAM * trained, {}, chip)
 
@@ -131,7 +131,7 @@ def _apply(program: Program, made: Planned, chip: Chip) -> Read:
 # ---------------------------------------------------------------- an engine's
 
 
-def _reading(program: Program, made: Planned, chip: Chip) -> Read:
+def _reading(program: Program, made: PlannedRun, chip: Chip) -> ProgramCost:
     p, t, work = made.policy, made.engine.shape["tensor"], program.work
     size = jnp.dtype(p.dtype).itemsize
     computed = flops.products(p, work.tokens, work.logits, t)
@@ -151,10 +151,10 @@ def _reading(program: Program, made: Planned, chip: Chip) -> Read:
 
 def _read(
     beside: float, computed: float, weights: float, moved: float, sent: dict[str, float], chip: Chip
-) -> Read:
+) -> ProgramCost:
     """`weights` are bytes that matrix products read, `moved` those of everything else."""
     compute, memory = cost_analysis.seconds(computed, weights, chip)
-    return Read(
+    return ProgramCost(
         arguments=0, beside=int(beside), refused="", failed="", whole=False, flops=computed,
         moved=weights + moved, sent={kind: size for kind, size in sent.items() if size},
         compute_seconds=compute, memory_seconds=memory + cost_analysis.seconds(0, moved, chip)[1],

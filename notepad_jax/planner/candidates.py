@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from notepad_jax.planner import lowering
-from notepad_jax.planner.planned_policy import Policy
+from notepad_jax.planner.planned_policy import PlannedPolicy
 from notepad_jax.setup import builders, sizes
 from notepad_jax.setup.config.whole import Training
 from pallas_kernels import aot
@@ -19,7 +19,7 @@ CUTS = 8  # most rows that a group's tails are cut into
 ROWS = (1, 2)  # of a micro-batch on a device
 
 
-def of_trainer(config: Training, name: str, policy: Policy) -> list[Mapping[str, Any]]:
+def of_trainer(config: Training, name: str, policy: PlannedPolicy) -> list[Mapping[str, Any]]:
     """Every mesh, row length and micro-batch that is worth a try; some cannot run."""
     devices = config.parallel.devices or len(aot.sketch_of(name))
     heads, lengths = policy.config.kv_heads, row_lengths(config, policy)
@@ -34,7 +34,7 @@ def of_trainer(config: Training, name: str, policy: Policy) -> list[Mapping[str,
     return found
 
 
-def row_lengths(config: Training, policy: Policy) -> list[int]:
+def row_lengths(config: Training, policy: PlannedPolicy) -> list[int]:
     """Returns lengths of rows that hold whole groups, or a prefix and an even cut of its tails.
 
     Also one with room for a group and its share of answers, which lie in any row; and the config's.
@@ -61,7 +61,7 @@ def _rounded(length: int) -> int:
     return block * math.ceil(length / block)
 
 
-def of_engine(config: Training, name: str, policy: Policy) -> list[Mapping[str, Any]]:
+def of_engine(config: Training, name: str, policy: PlannedPolicy) -> list[Mapping[str, Any]]:
     there = aot.sketch_of(name)
     host = sum(device.process_index == 0 for device in there)
     heads = policy.config.kv_heads

@@ -27,8 +27,8 @@ import pallas_kernels
 from notepad_jax.planner import hlo, lowering, subprocesses
 from notepad_jax.planner.collectives import KINDS, collectives
 from notepad_jax.planner.estimate import CHIPS, Chip
-from notepad_jax.planner.lowering import Planned, Program
-from notepad_jax.planner.planned_policy import Policy
+from notepad_jax.planner.lowering import PlannedRun, Program
+from notepad_jax.planner.planned_policy import PlannedPolicy
 from notepad_jax.planner.subprocesses import Died
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.screen import Screen
@@ -39,7 +39,7 @@ MOST = 4  # programs at once; a compilation takes a core or two and up to 3 GB
 
 
 @dataclasses.dataclass(frozen=True)
-class Read:
+class ProgramCost:
     """One compiled program, of one device, in one launch; attention's kernels are not in it."""
 
     arguments: int  # bytes; the next too
@@ -83,7 +83,7 @@ class ProgramSource:
     config: Training
     slice_name: str
 
-    def sketch(self, policy: Policy | None = None) -> Planned:
+    def sketch(self, policy: PlannedPolicy | None = None) -> PlannedRun:
         """The same plan for stand-ins of the slice's devices: to count, and not to compile.
 
         `policy` is the config's, where it was found before.
@@ -96,7 +96,7 @@ class ProgramSource:
         kernels = "pallas" if self.config.kernels == "auto" else self.config.kernels
         return Compiler(self.made(), kernels, self.chip, self.slice_name)
 
-    def made(self) -> Planned:
+    def made(self) -> PlannedRun:
         """Raises what `lowering.plan_of` and `aot.slice_of` raise."""
         there, host = aot.slice_of(self.slice_name), aot.host_of(self.slice_name)
         return lowering.plan_of(self.config, there, host)
@@ -109,7 +109,7 @@ class ProgramSource:
 class Compiler:
     """Lowers and compiles a plan's programs by their place in it: what works in a child."""
 
-    def __init__(self, made: Planned, kernels: str, chip: Chip, slice_name: str) -> None:
+    def __init__(self, made: PlannedRun, kernels: str, chip: Chip, slice_name: str) -> None:
         self._made, self._kernels, self._chip = made, kernels, chip
         self._slice, self._libtpu = slice_name, version("libtpu")
         self._lowered: jax.stages.Lowered | None = None
@@ -123,7 +123,7 @@ class Compiler:
         there = self._chip.name if program.phase == lowering.ROLLOUT else self._slice
         return f"{text} {self._devices(program)} {there} {self._libtpu}"
 
-    def answer(self, item: int) -> Read:
+    def answer(self, item: int) -> ProgramCost:
         program, lowered = self._made.programs[item], self._lowered
         with aot.nothing_kept():
             return read(lowered, self._devices(program), self._chip)
@@ -133,7 +133,7 @@ class Compiler:
         return mesh.size
 
 
-class Kept(dict[str, Read]):
+class CostCache(dict[str, ProgramCost]):
     """What was compiled, by the programs' texts; with a file, also by whoever is stopped.
 
     A line of JSON for each, written when it is there. Lines of others are left alone, and one
@@ -150,9 +150,9 @@ class Kept(dict[str, Read]):
         for line in text.splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 said = json.loads(line)
-                super().__setitem__(said["compiled"], Read(**said["read"]))
+                super().__setitem__(said["compiled"], ProgramCost(**said["read"]))
 
-    def __setitem__(self, key: str, value: Read) -> None:
+    def __setitem__(self, key: str, value: ProgramCost) -> None:
         super().__setitem__(key, value)
         self.add({"compiled": key, "read": dataclasses.asdict(value)})
 
@@ -164,10 +164,10 @@ class Kept(dict[str, Read]):
 
 def compiled(
     source: ProgramSource,
-    made: Planned,
+    made: PlannedRun,
     wanted: Sequence[int],
     screen: Screen,
-    known: dict[str, Read],
+    known: dict[str, ProgramCost],
 ) -> tuple[Facts, ...]:
     """Compiles the `wanted` of the programs of `made`, by their place, and returns their facts.
 
@@ -213,7 +213,7 @@ def _words(died: Died, source: ProgramSource) -> str:
     )
 
 
-def read(lowered: jax.stages.Lowered, devices: int, chip: Chip) -> Read:
+def read(lowered: jax.stages.Lowered, devices: int, chip: Chip) -> ProgramCost:
     """Compiles a program for `devices` devices of `chip` and reads what came of it."""
     try:
         program = lowered.compile()
@@ -227,7 +227,7 @@ def read(lowered: jax.stages.Lowered, devices: int, chip: Chip) -> Read:
         sent[one.kind] += one.sent(devices)
     costs = hlo.instructions(text)
     times = [seconds(cost.flops, cost.moved, chip) for cost in costs]
-    return Read(
+    return ProgramCost(
         arguments=memory.argument_size_in_bytes,
         beside=memory.temp_size_in_bytes
         + memory.output_size_in_bytes
@@ -244,7 +244,7 @@ def read(lowered: jax.stages.Lowered, devices: int, chip: Chip) -> Read:
     )
 
 
-def _refused(said: str) -> Read:
+def _refused(said: str) -> ProgramCost:
     """A program that the compiler found no room for: its own words, and the size in them."""
     line = " ".join(said.split())[:SAID]
     size, whole = 0.0, False
@@ -255,14 +255,14 @@ def _refused(said: str) -> Read:
     return dataclasses.replace(_failed(""), beside=int(size), refused=line, whole=whole)
 
 
-def _failed(why: str) -> Read:
-    return Read(
+def _failed(why: str) -> ProgramCost:
+    return ProgramCost(
         arguments=0, beside=0, refused="", failed=why, whole=False, flops=0.0, moved=0.0, sent={},
         compute_seconds=0.0, memory_seconds=0.0,
     )  # fmt: skip
 
 
-def placed(program: Program, found: Read, made: Planned, chip: Chip) -> Facts:
+def placed(program: Program, found: ProgramCost, made: PlannedRun, chip: Chip) -> Facts:
     """Adds what stays on the device, and attention, to what was compiled."""
     residents = made.residents[program.phase]
     given = sum(size for name, size in residents.items() if name in program.holds)

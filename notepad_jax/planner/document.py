@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from notepad_jax.engine import executor, shapes
 from notepad_jax.planner import arithmetic
 from notepad_jax.planner.estimate import Chip
-from notepad_jax.planner.lowering import Planned, name_of
+from notepad_jax.planner.lowering import PlannedRun, name_of
 
 LENGTHS = (2**17, 2**20, 3_500_000)  # tokens
 
@@ -35,7 +35,7 @@ class DocumentTime:
     chain: int  # turns after one another in a round; serially, as many as there are chunks
 
 
-def documents(made: Planned, chip: Chip) -> tuple[DocumentTime, ...]:
+def documents(made: PlannedRun, chip: Chip) -> tuple[DocumentTime, ...]:
     """Returns the figures of documents of `LENGTHS`, read in the chunks of training."""
     costs = _costs(made, chip)
     return tuple(_document(tokens, made, costs) for tokens in LENGTHS)
@@ -50,7 +50,7 @@ class _Costs:
     together: float  # of the rest of it, in launches that are full
 
 
-def _costs(made: Planned, chip: Chip) -> _Costs:
+def _costs(made: PlannedRun, chip: Chip) -> _Costs:
     settings, turn = made.settings, made.reading.update
     width = shapes.prefix_widths(settings)[-1]
     fit = max(1, width // (settings.pages_for(turn.shared) * settings.page_size))
@@ -73,7 +73,7 @@ def _costs(made: Planned, chip: Chip) -> _Costs:
     )
 
 
-def _document(tokens: int, made: Planned, costs: _Costs) -> DocumentTime:
+def _document(tokens: int, made: PlannedRun, costs: _Costs) -> DocumentTime:
     settings = made.settings
     chunks = math.ceil(tokens / made.rules.chunk_size)
     pages = chunks * settings.pages_for(made.reading.update.shared)

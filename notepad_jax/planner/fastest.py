@@ -24,11 +24,11 @@ from typing import Any
 from notepad_jax import keys
 from notepad_jax.planner import plan, planned_policy
 from notepad_jax.planner.candidates import of_engine, of_trainer
-from notepad_jax.planner.cost_analysis import Read
+from notepad_jax.planner.cost_analysis import ProgramCost
 from notepad_jax.planner.figures import Point, as_said
 from notepad_jax.planner.lowering import HANDOFF, PHASES, ROLLOUT, UPDATE
-from notepad_jax.planner.plan import DoesNotFit, Plan
-from notepad_jax.planner.planned_policy import Policy
+from notepad_jax.planner.plan import DoesNotFit, SlicePlan
+from notepad_jax.planner.planned_policy import PlannedPolicy
 from notepad_jax.setup import configuration
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.screen import Screen, SilentScreen
@@ -127,7 +127,7 @@ def _is_price(text: str) -> bool:
 
 
 def search(
-    asked: Search, screen: Screen, told: Callable[[Point], None], known: dict[str, Read]
+    asked: Search, screen: Screen, told: Callable[[Point], None], known: dict[str, ProgramCost]
 ) -> list[Point]:
     """Returns the points that were planned, in order; `told` is given each when it is there.
 
@@ -167,7 +167,7 @@ def _compile(
     pool: Sequence[_Guess],
     screen: Screen,
     tell: Callable[[Point], Point],
-    known: dict[str, Read],
+    known: dict[str, ProgramCost],
 ) -> None:
     if len(asked.slices) == 1 and _runs(asked, asked.slices[0], {}):
         if point := _compiled(asked, asked.slices[0], {}, screen, known):
@@ -201,7 +201,7 @@ def _burdened(aim: Callable[[Any], float], guess: _Guess) -> float:
 
 
 def _compiled(
-    asked: Search, name: str, sets: Mapping[str, Any], screen: Screen, known: dict[str, Read]
+    asked: Search, name: str, sets: Mapping[str, Any], screen: Screen, known: dict[str, ProgramCost]
 ) -> Point | None:
     """None, and a line, for what a kernel or a program refuses before anything is compiled."""
     config = _changed(asked.config, sets)
@@ -218,7 +218,7 @@ def _compiled(
 # ---------------------------------------------------------------- by arithmetic
 
 
-def _guesses(asked: Search, name: str, policy: Policy) -> list[_Guess]:
+def _guesses(asked: Search, name: str, policy: PlannedPolicy) -> list[_Guess]:
     """Returns what fits the slice `name` by arithmetic, the fastest first."""
     trainers, engines = (
         of_trainer(asked.config, name, policy),
@@ -250,13 +250,13 @@ def _guesses(asked: Search, name: str, policy: Policy) -> list[_Guess]:
     return sorted(guesses, key=lambda guess: guess.seconds * guess.burden)
 
 
-def _stays(base: Plan, made: Plan, phase: str) -> int:
+def _stays(base: SlicePlan, made: SlicePlan, phase: str) -> int:
     """What stays of `made` beyond what stays of `base`; all of it for `base` itself."""
     own = sum(_phase(made, phase).residents.values())
     return own - (0 if made is base else sum(_phase(base, phase).residents.values()))
 
 
-def _phase(made: Plan, name: str) -> plan.Phase:
+def _phase(made: SlicePlan, name: str) -> plan.Phase:
     return made.phases[PHASES.index(name)]
 
 
@@ -271,7 +271,9 @@ def _best_of_families(guesses: Sequence[_Guess]) -> Iterator[_Guess]:
 # ---------------------------------------------------------------- one point
 
 
-def _plan(asked: Search, name: str, sets: Mapping[str, Any], policy: Policy) -> Plan | None:
+def _plan(
+    asked: Search, name: str, sets: Mapping[str, Any], policy: PlannedPolicy
+) -> SlicePlan | None:
     """A plan by arithmetic, whether it fits or not; None for what cannot run there."""
     try:
         config = _changed(asked.config, sets)
@@ -293,7 +295,7 @@ def _changed(config: Training, sets: Mapping[str, Any]) -> Training:
     return configuration.changed(config, overrides)
 
 
-def _point(made: Plan, sets: Mapping[str, Any], asked: Search) -> Point:
+def _point(made: SlicePlan, sets: Mapping[str, Any], asked: Search) -> Point:
     known = keys.flat(asked.config)
     return Point(
         slice=made.slice,

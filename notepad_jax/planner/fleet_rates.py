@@ -19,8 +19,8 @@ from notepad_jax.planner import arithmetic
 from notepad_jax.planner.cost_analysis import Facts
 from notepad_jax.planner.estimate import Chip
 from notepad_jax.planner.fleet_engine import Lot, PlayedDocument, Rates
-from notepad_jax.planner.lowering import HANDOFF, UPDATE, Planned, Program, name_of
-from notepad_jax.setup.sizes import Turn
+from notepad_jax.planner.lowering import HANDOFF, UPDATE, PlannedRun, Program, name_of
+from notepad_jax.setup.sizes import TurnSize
 
 COMPUTE = 0.5  # of the published peak, in matrix products
 HBM = 0.6  # of the published bandwidth
@@ -37,8 +37,8 @@ class GroupTurns:
     passes: int
     members: int
     together: int  # readings that go on in step: as many as fill an engine's slots evenly
-    update: Turn
-    answers: tuple[Turn, ...]
+    update: TurnSize
+    answers: tuple[TurnSize, ...]
 
     def turns(self, tokens: int) -> int:
         """Returns how many turns a reading of so many tokens has."""
@@ -59,14 +59,14 @@ class GroupTurns:
         lots = (lot,) * (self.members // self.together)
         return PlayedDocument(shared, lots, sum(map(self._packed, turns)))
 
-    def _packed(self, turn: Turn) -> int:
+    def _packed(self, turn: TurnSize) -> int:
         if turn.alone:
             return self.members * turn.whole
         own = turn.private + turn.completion
         return turn.shared + self.members * own - (self.members - 1) * turn.common
 
 
-def reader(made: Planned) -> GroupTurns:
+def reader(made: PlannedRun) -> GroupTurns:
     """Returns the turns of a plan's groups.
 
     Raises ValueError for what is not read serially: its turns are no chain.
@@ -88,7 +88,7 @@ def reader(made: Planned) -> GroupTurns:
     )
 
 
-def rates(made: Planned, chip: Chip, usual: PlayedDocument) -> Rates:
+def rates(made: PlannedRun, chip: Chip, usual: PlayedDocument) -> Rates:
     """Returns the rates of one engine's chips; `usual` is what a plan's step is made of.
 
     So with such documents alone, learning takes a plan's seconds over the efficiencies.
@@ -119,13 +119,13 @@ def rates(made: Planned, chip: Chip, usual: PlayedDocument) -> Rates:
     )
 
 
-def _alone(made: Planned, chip: Chip) -> float:
+def _alone(made: PlannedRun, chip: Chip) -> float:
     """Seconds of a launch that decodes in one slot: weights are read, and little else."""
     name = name_of(shapes.decode_shape(made.settings, (1,)))
     return _seconds(arithmetic.estimated(made, chip, [_program(made, name)])[0])
 
 
-def _program(made: Planned, name: str) -> Program:
+def _program(made: PlannedRun, name: str) -> Program:
     (program,) = (one for one in made.programs if one.name == name)
     return program
 

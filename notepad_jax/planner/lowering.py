@@ -28,7 +28,7 @@ from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.parallel.rules import SERVING, TRAINING
 from notepad_jax.planner import workload
-from notepad_jax.planner.planned_policy import Policy, policy_of
+from notepad_jax.planner.planned_policy import PlannedPolicy, policy_of
 from notepad_jax.planner.residents import bytes_of, on_the_way, shared
 from notepad_jax.reading.rules import Rules
 from notepad_jax.setup import builders, learner, sizes
@@ -66,7 +66,7 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """A run on a slice."""
 
     model: str
@@ -81,7 +81,7 @@ class Planned:
     residents: Mapping[str, Mapping[str, int]]  # phase -> name -> bytes of a device
     programs: tuple[Program, ...]
     reading: workload.RolloutWork
-    rollout: workload.Rollout
+    rollout: workload.RolloutLaunches
     update: workload.Update
     rules: Rules
     settings: EngineSettings
@@ -89,8 +89,8 @@ class Planned:
 
 def plan_of(
     config: Training, there: Sequence[Any], host: Sequence[Any] | None = None,
-    policy: Policy | None = None,
-) -> Planned:  # fmt: skip
+    policy: PlannedPolicy | None = None,
+) -> PlannedRun:  # fmt: skip
     """Returns what a run of `config` would launch on the devices `there`; compiles nothing.
 
     Engines are planned on `host`, the devices of one host (default: the first one's of `there`).
@@ -121,7 +121,7 @@ def plan_of(
     optimizer = make_optimizer(optimizer_settings)
     weights = _rollout_weights(config, policy.config, engine)
     learning = _Learning(policy.config, optimizer, settings, frozen, trained, trainer)
-    return Planned(
+    return PlannedRun(
         model=policy.name,
         counted_by=policy.counted_by,
         policy=policy.config,
@@ -154,7 +154,7 @@ class _Learning:
     mesh: Mesh
 
 
-def _partitions(settings: AdapterKeys, policy: Policy, mesh: Mesh) -> tuple[Any, Any]:
+def _partitions(settings: AdapterKeys, policy: PlannedPolicy, mesh: Mesh) -> tuple[Any, Any]:
     """(frozen, trained), as `learner.partition` has them, abstract."""
     config = policy.config
     whole = parameters.abstract_params(config, policy.stored)
@@ -222,7 +222,7 @@ def _engine_programs(
     settings: EngineSettings,
     weights: Any,
     mesh: Mesh,
-    rollout: workload.Rollout,
+    rollout: workload.RolloutLaunches,
 ) -> list[Program]:
     """A program for every shape of an engine; of each kind one is what full turns launch."""
     tensor = mesh.shape["tensor"]

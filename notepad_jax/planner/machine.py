@@ -13,17 +13,17 @@ from notepad_jax.setup import builders
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class MachineMemory:
     """Bytes of a device; of a CPU, those of the machine or of the cgroup that bounds it."""
 
     total: int
     free: int
 
 
-Look = Callable[[jax.Device], Memory | None]
+Look = Callable[[jax.Device], MachineMemory | None]
 
 
-def look(device: jax.Device) -> Memory | None:
+def look(device: jax.Device) -> MachineMemory | None:
     """Returns what a device has; None where it does not say (one that is only compiled for)."""
     if device.platform == builders.CPU:
         return of_machine()
@@ -33,10 +33,10 @@ def look(device: jax.Device) -> Memory | None:
         return None
     if "bytes_limit" not in found:
         return None
-    return Memory(found["bytes_limit"], found["bytes_limit"] - found.get("bytes_in_use", 0))
+    return MachineMemory(found["bytes_limit"], found["bytes_limit"] - found.get("bytes_in_use", 0))
 
 
-def of_machine(root: Path = Path("/")) -> Memory | None:
+def of_machine(root: Path = Path("/")) -> MachineMemory | None:
     """Returns the memory of the machine whose files lie under `root`; None where none tell.
 
     The least of Linux' own figures and of those of all cgroups around this process, v1 or v2.
@@ -46,20 +46,20 @@ def of_machine(root: Path = Path("/")) -> Memory | None:
     if "MemTotal" not in told:
         return _of_others() if root == Path("/") else None
     total = 1024 * told["MemTotal"]
-    found = [Memory(total, 1024 * told.get("MemAvailable", told.get("MemFree", 0)))]
+    found = [MachineMemory(total, 1024 * told.get("MemAvailable", told.get("MemFree", 0)))]
     for limit, used in _cgroups(root):
         if limit < total:
-            found.append(Memory(limit, max(0, limit - used)))
-    return Memory(min(m.total for m in found), min(m.free for m in found))
+            found.append(MachineMemory(limit, max(0, limit - used)))
+    return MachineMemory(min(m.total for m in found), min(m.free for m in found))
 
 
-def _of_others() -> Memory | None:
+def _of_others() -> MachineMemory | None:
     """macOS says how much there is and not what is free; elsewhere nobody knows."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
-    return Memory(total, total) if total > 0 else None
+    return MachineMemory(total, total) if total > 0 else None
 
 
 def _cgroups(root: Path) -> Iterator[tuple[int, int]]:

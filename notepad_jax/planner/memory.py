@@ -27,8 +27,8 @@ from notepad_jax.model import lora, parameters
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.parallel import mesh as meshes
 from notepad_jax.planner import lowering, planned_policy, residents
-from notepad_jax.planner.lowering import ROLLOUT, UPDATE, Planned
-from notepad_jax.planner.machine import Look, Memory, look
+from notepad_jax.planner.lowering import ROLLOUT, UPDATE, PlannedRun
+from notepad_jax.planner.machine import Look, MachineMemory, look
 from notepad_jax.reading.rules import Rules
 from notepad_jax.setup import builders
 from notepad_jax.setup.config.engine import EngineKeys
@@ -46,7 +46,7 @@ COMPARING = "comparing of bases"  # before that, where several policies are serv
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class HeldBytes:
     """Bytes of a device by phase and name, without the cache, and where the cache lies too."""
 
     phases: Mapping[str, Mapping[str, int]]
@@ -57,7 +57,7 @@ class Held:
 def of_engines(
     policy: PolicyConfig, engine: EngineKeys, settings: EngineSettings, stored: str,
     adapters: lora.Lora | None, others: Sequence[lora.Lora] = (),
-) -> Held:  # fmt: skip
+) -> HeldBytes:  # fmt: skip
     """What engines hold that nobody trains; `stored` is the dtype that the weights lie in.
 
     Policies with `others` share the base. Each is read whole before it is known that they do, and
@@ -80,12 +80,12 @@ def of_engines(
         phases[READING]["other policies"] = own + 2 * sum(theirs)
         another = {"weights": whole + own, "other policies": whole + sum(theirs)}
         phases[COMPARING] = another | process
-    return Held(
+    return HeldBytes(
         phases, frozenset({READING}), sharing * _page(policy, settings, meshes.row(there, 0))
     )
 
 
-def of_training(config: Config, made: Planned, settings: EngineSettings) -> Held:
+def of_training(config: Config, made: PlannedRun, settings: EngineSettings) -> HeldBytes:
     """What trainer and engines of a run hold."""
     there, host = made.trainer.devices.flat[0], builders.engines_mesh(config.engine)
     sharing = builders.engines(config.engine) // host.shape["fsdp"]
@@ -102,7 +102,7 @@ def of_training(config: Config, made: Planned, settings: EngineSettings) -> Held
     phases[UPDATE]["its programs"] = beside * update(config, made)
     cached = {name for name, held in made.residents.items() if "cache" in held}
     page = sharing * _page(made.policy, settings, made.engine)
-    return Held(phases, frozenset(cached), page)
+    return HeldBytes(phases, frozenset(cached), page)
 
 
 def _process(device: jax.Device) -> dict[str, int]:
@@ -132,7 +132,7 @@ def launch(policy: PolicyConfig, settings: EngineSettings) -> int:
     return kept + max(_layer(policy, tokens), 6 * 4 * sampled * policy.vocab_size)
 
 
-def update(config: Config, made: Planned) -> int:
+def update(config: Config, made: PlannedRun) -> int:
     """An upper bound for what a micro-batch takes beside masters and gradient, in bytes.
 
     What layers keep for the way back (with `grpo.remat` their inputs alone), one layer's way
@@ -185,7 +185,7 @@ def to_train(
     wanted = builders.engine_settings(config.engine, words.config, rules, template)
     device = builders.trainers_mesh(config).devices.flat[0]
     stored = builders.widened(words.config, device.platform) or words.stored
-    policy = planned_policy.Policy(str(words.folder), "", words.config, stored, template)
+    policy = planned_policy.PlannedPolicy(str(words.folder), "", words.config, stored, template)
     made = lowering.plan_of(config, jax.devices(), jax.local_devices(), policy)
     held = of_training(config, made, wanted)
     return _with_pages(config, wanted, held, see(device), say, words)
@@ -199,7 +199,7 @@ def least_pages(settings: EngineSettings) -> int:
 
 
 def _with_pages(
-    config: Config, wanted: EngineSettings, held: Held, memory: Memory | None,
+    config: Config, wanted: EngineSettings, held: HeldBytes, memory: MachineMemory | None,
     say: Callable[[str], None], words: builders.Words,
 ) -> Config:  # fmt: skip
     said, number, least = config.engine.pages, wanted.pages, least_pages(wanted)
@@ -215,12 +215,12 @@ def _with_pages(
     return keys.changed(config, {"engine.pages": number})
 
 
-def share(held: Held, memory: Memory) -> int:
+def share(held: HeldBytes, memory: MachineMemory) -> int:
     """Pages of a derived cache, at most: it depends on the machine and not on the moment."""
     return int(SHARE * memory.total) // held.page
 
 
-def pages(said: int, wanted: int, least: int, held: Held, memory: Memory) -> int:
+def pages(said: int, wanted: int, least: int, held: HeldBytes, memory: MachineMemory) -> int:
     """Returns the pages of every engine; -1 where what is `said`, or even the `least`, is too much.
 
     `said` 0 derives them: what is `wanted`, at most `SHARE` of the memory and what is free.
@@ -231,7 +231,7 @@ def pages(said: int, wanted: int, least: int, held: Held, memory: Memory) -> int
     return said or max(least, min(wanted, share(held, memory), room))
 
 
-def room_of(held: Held, memory: Memory) -> int:
+def room_of(held: HeldBytes, memory: MachineMemory) -> int:
     """How many pages are free beside what is held; -1 where that alone is too much."""
     free = {name: memory.free - sum(one.values()) for name, one in held.phases.items()}
     if min(free.values()) < 0:
@@ -239,7 +239,9 @@ def room_of(held: Held, memory: Memory) -> int:
     return min(free[name] for name in held.cached) // held.page
 
 
-def _refusal(config: Config, least: int, held: Held, memory: Memory, policy: str) -> str:
+def _refusal(
+    config: Config, least: int, held: HeldBytes, memory: MachineMemory, policy: str
+) -> str:
     number, room = config.engine.pages or least, room_of(held, memory)
     every = {
         name: {**one, f"cache ({number:,} pages)": number * held.page}

@@ -22,8 +22,8 @@ from notepad_jax.planner import (
     lowering,
     planned_policy,
 )
-from notepad_jax.planner.cost_analysis import Facts, Read
-from notepad_jax.planner.lowering import PHASES, Planned
+from notepad_jax.planner.cost_analysis import Facts, ProgramCost
+from notepad_jax.planner.lowering import PHASES, PlannedRun
 from notepad_jax.setup import configuration
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.screen import Screen
@@ -37,7 +37,7 @@ ESTIMATE = "estimate"  # of those that a step launches: by arithmetic, without a
 class DoesNotFit(ValueError):
     """A config that is too large for the slice, or may be. `plan` is all that was found out."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SlicePlan) -> None:
         super().__init__(plan.verdict)
         self.plan = plan
 
@@ -56,7 +56,7 @@ class Phase:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class SlicePlan:
     """All that `plan` says; bytes are of one device."""
 
     slice: str
@@ -86,8 +86,8 @@ def fit(
     slice_name: str,
     screen: Screen,
     programs: str = ALL,
-    known: dict[str, Read] | None = None,
-) -> tuple[Plan, list[advice.Advice]]:
+    known: dict[str, ProgramCost] | None = None,
+) -> tuple[SlicePlan, list[advice.Advice]]:
     """Changes `config` until it fits; returns its plan and what was changed, in order.
 
     One change at a time: one that keeps the result of a step if there is such a one, else what
@@ -118,11 +118,11 @@ def run(
     config: Training,
     slice_name: str,
     screen: Screen,
-    known: dict[str, Read] | None = None,
+    known: dict[str, ProgramCost] | None = None,
     programs: str = ALL,
-    policy: planned_policy.Policy | None = None,
+    policy: planned_policy.PlannedPolicy | None = None,
     documents: bool = True,
-) -> Plan:
+) -> SlicePlan:
     """Plans `config` for a slice such as "v5p:2x4x4".
 
     `known` holds what was compiled before, and takes what is compiled now; `programs` says which
@@ -146,7 +146,7 @@ def run(
     missing = [fact.name for fact in found if fact.failed]
     changes = () if room else _changes(config, made, phases, found, chip.hbm_size, slice_name)
     compiled = programs != ESTIMATE
-    plan = Plan(
+    plan = SlicePlan(
         slice=slice_name,
         model=made.model,
         parameters=parameters.count(made.policy),
@@ -175,8 +175,11 @@ def run(
 
 
 def _compiled(
-    source: cost_analysis.ProgramSource, screen: Screen, known: dict[str, Read], programs: str
-) -> tuple[Planned, tuple[Facts, ...]]:
+    source: cost_analysis.ProgramSource,
+    screen: Screen,
+    known: dict[str, ProgramCost],
+    programs: str,
+) -> tuple[PlannedRun, tuple[Facts, ...]]:
     try:
         made = source.made()
     except aot.MissingCompiler as problem:
@@ -208,7 +211,7 @@ def _phase(name: str, residents: Mapping[str, int], found: Sequence[Facts]) -> P
     )
 
 
-def _handed_off(phase: Phase, made: Planned, chip: estimate.Chip) -> Phase:
+def _handed_off(phase: Phase, made: PlannedRun, chip: estimate.Chip) -> Phase:
     """The hand-off's time: every device of an engine receives its float32 part over the links."""
     sent = 4 * parameters.count(made.policy) / made.engine.shape["tensor"]
     return dataclasses.replace(phase, seconds=sent / chip.ici_bytes, limit="links")
@@ -216,7 +219,7 @@ def _handed_off(phase: Phase, made: Planned, chip: estimate.Chip) -> Phase:
 
 def _changes(
     config: Training,
-    made: Planned,
+    made: PlannedRun,
     phases: Sequence[Phase],
     found: Sequence[Facts],
     hbm: int,
@@ -227,7 +230,7 @@ def _changes(
     return advice.changes(config, made, advice.Found(peaks, beside, hbm), name)
 
 
-def _step(made: Planned) -> Mapping[str, float]:
+def _step(made: PlannedRun) -> Mapping[str, float]:
     reading, update = made.reading, made.update
     return {
         "readings": reading.groups * reading.members,

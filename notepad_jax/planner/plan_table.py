@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from notepad_jax.planner.advice import ROUNDED, SAME, Advice
-from notepad_jax.planner.plan import Plan
+from notepad_jax.planner.plan import SlicePlan
 
 GB = 1e9
 
 
-def text(plan: Plan, changed: Sequence[Advice] = ()) -> str:
+def text(plan: SlicePlan, changed: Sequence[Advice] = ()) -> str:
     """Returns the whole report, the verdict last; `changed` is what made it fit."""
     parts = (_head, _residents, _programs, _collectives, _times, _documents, _advice)
     lines = [line for part in parts for line in part(plan)]
@@ -19,7 +19,7 @@ def text(plan: Plan, changed: Sequence[Advice] = ()) -> str:
     return "\n".join([*lines, "", plan.verdict + (f", with {words}" if words else "")])
 
 
-def _head(plan: Plan) -> Iterator[str]:
+def _head(plan: SlicePlan) -> Iterator[str]:
     s = plan.step
     yield (
         f"{plan.model}, {plan.parameters / 1e9:.2f} billion parameters, on {plan.slice}: "
@@ -42,7 +42,7 @@ def _head(plan: Plan) -> Iterator[str]:
     )
 
 
-def _residents(plan: Plan) -> Iterator[str]:
+def _residents(plan: SlicePlan) -> Iterator[str]:
     yield from ("", "what stays on a device, GB (exact: shapes and shardings)")
     names = list(dict.fromkeys(name for phase in plan.phases for name in phase.residents))
     yield _row("", [phase.name for phase in plan.phases])
@@ -60,7 +60,7 @@ def _row(name: str, cells: list[str]) -> str:
     return (f"  {name:20}" + "".join(f"{cell:>24}" for cell in cells)).rstrip()
 
 
-def _programs(plan: Plan) -> Iterator[str]:
+def _programs(plan: SlicePlan) -> Iterator[str]:
     how = "compiled; seconds and limit: estimate" if plan.compiled else "estimate, by arithmetic"
     yield from ("", f"programs, a launch on a device ({how})")
     if plan.left_out and not plan.compiled:
@@ -87,7 +87,7 @@ def _programs(plan: Plan) -> Iterator[str]:
         )
 
 
-def _collectives(plan: Plan) -> Iterator[str]:
+def _collectives(plan: SlicePlan) -> Iterator[str]:
     sending = [fact for fact in plan.programs if fact.launches and fact.sent]
     if not sending:
         return
@@ -98,7 +98,7 @@ def _collectives(plan: Plan) -> Iterator[str]:
         yield f"  {fact.name:24}{told}"
 
 
-def _times(plan: Plan) -> Iterator[str]:
+def _times(plan: SlicePlan) -> Iterator[str]:
     yield from ("", "a step (estimate: peaks and bandwidths as published, every turn at its limit)")
     for phase in plan.phases:
         if phase.limit:
@@ -109,7 +109,7 @@ def _times(plan: Plan) -> Iterator[str]:
     yield f"  {'in all':10} at least {plan.seconds:10.1f} s"
 
 
-def _documents(plan: Plan) -> Iterator[str]:
+def _documents(plan: SlicePlan) -> Iterator[str]:
     if not plan.documents:
         return
     yield from ("", "one document on one engine (estimate: at least, every turn at its limit)")
@@ -125,7 +125,7 @@ def _documents(plan: Plan) -> Iterator[str]:
         )
 
 
-def _advice(plan: Plan) -> Iterator[str]:
+def _advice(plan: SlicePlan) -> Iterator[str]:
     if not plan.advice:
         return
     yield from ("", "what to change (estimate; plan again to be sure)")

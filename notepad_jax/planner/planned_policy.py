@@ -18,7 +18,7 @@ from notepad_jax.text.tokenizer import open_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy:
+class PlannedPolicy:
     """Sizes of a policy, and how its prompts are counted."""
 
     name: str
@@ -28,7 +28,7 @@ class Policy:
     template: Template
 
 
-def policy_of(config: Training, platform: str) -> Policy:
+def policy_of(config: Training, platform: str) -> PlannedPolicy:
     """Reads what `policies` finds under `config.policy`; nothing there is a published model's name.
 
     `platform` is that of the devices it is planned for ("tpu"). Raises ValueError where it is
@@ -54,7 +54,7 @@ def policy_of(config: Training, platform: str) -> Policy:
     template = Template.load(config.reading.template, tokenizer, frame)
     policy = dataclasses.replace(found, dtype=builders.computes_in(config.dtype, found, platform))
     stored = builders.widened(policy, platform) or found.dtype
-    return Policy(name, counted_by, policy, stored, template)
+    return PlannedPolicy(name, counted_by, policy, stored, template)
 
 
 class _StandIn(ApproximateTokenizer):

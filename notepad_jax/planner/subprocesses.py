@@ -33,7 +33,7 @@ TELLING = re.compile(r"Check fail|RET_CHECK|overflow|Fatal|\] F\d|^F\d{4}|bad_al
 LONGEST = 300  # characters of it
 
 
-class Worker(Protocol):
+class InChild(Protocol):
     """Lives in a child."""
 
     def key(self, item: int) -> str:
@@ -62,7 +62,7 @@ class Died:
 
 
 def run(
-    begin: Callable[[], Worker],
+    begin: Callable[[], InChild],
     items: Sequence[int],
     workers: int,
     known: dict[str, Any],
@@ -117,7 +117,7 @@ def run(
 class _Desk:
     """Where one child at a time works; asked by one thread, and closed by any."""
 
-    def __init__(self, begin: Callable[[], Worker], said: Path) -> None:
+    def __init__(self, begin: Callable[[], InChild], said: Path) -> None:
         self._begin, self._said = begin, said
         self._closing = threading.Lock()
         self._closed = False
@@ -185,7 +185,7 @@ def _telling(path: Path) -> str:
 # ---------------------------------------------------------------- in a child
 
 
-def _work(pipe: Connection, begin: Callable[[], Worker], said: str) -> None:
+def _work(pipe: Connection, begin: Callable[[], InChild], said: str) -> None:
     os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND), 2)
     worker = functools.cache(begin)
     while True:

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from notepad_jax import packing
 from notepad_jax.engine import shapes
 from notepad_jax.engine.settings import EngineSettings
-from notepad_jax.packing import Piece
+from notepad_jax.packing import RowPiece
 from notepad_jax.setup import builders, curriculum, sizes
 from notepad_jax.setup.config.whole import Training
-from notepad_jax.setup.sizes import Turn
+from notepad_jax.setup.sizes import TurnSize
 from notepad_jax.text.prompts import Template
 
 
@@ -32,8 +32,8 @@ class RolloutWork:
     groups: int
     members: int  # readings of a group
     chunks: int  # of a document: as many update turns, then the answer's contexts
-    update: Turn
-    answers: tuple[Turn, ...]
+    update: TurnSize
+    answers: tuple[TurnSize, ...]
     local_groups: int = 0  # of which an update turn is written again
     local_samples: int = 0  # times; each is answered from once
 
@@ -49,7 +49,7 @@ class RolloutWork:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rollout:
+class RolloutLaunches:
     """Launches of one engine in a step, and what attention meets in one of them."""
 
     prefix_launches: float
@@ -105,7 +105,9 @@ def readings(config: Training, template: Template) -> RolloutWork:
     )
 
 
-def rollout(reading: RolloutWork, settings: EngineSettings, engines: int, drafts: bool) -> Rollout:
+def rollout(
+    reading: RolloutWork, settings: EngineSettings, engines: int, drafts: bool
+) -> RolloutLaunches:
     """Returns the launches of one of `engines` engines that share the readings evenly."""
     groups = math.ceil(reading.groups / engines)
     slots = min(settings.slots, groups * reading.members)
@@ -124,7 +126,7 @@ def rollout(reading: RolloutWork, settings: EngineSettings, engines: int, drafts
 
     decoded = groups * reading.members * reading.completion_tokens
     decoded += again * samples * (turn.completion + reading.answer_tokens)
-    return Rollout(
+    return RolloutLaunches(
         prefix_launches=(groups * reading.chunks + again) / fit,
         prefix_pairs=fit * packing.triangle(turn.shared),
         tail_launches=groups * (reading.chunks * math.ceil(reading.members / tails))
@@ -172,11 +174,11 @@ def update(
 @functools.lru_cache(64)  # of a search: meshes and micro-batches ask for the same rows
 def _packed(
     reading: RolloutWork, row_length: int, minibatches: int
-) -> tuple[Sequence[Turn], Sequence[int], Sequence[Sequence[Piece]]]:
+) -> tuple[Sequence[TurnSize], Sequence[int], Sequence[Sequence[RowPiece]]]:
     """(the kind of turn of each bundle, its prefix's tokens, the pieces of each row)."""
     groups = math.ceil(reading.groups / minibatches)
     # What the contexts of one answer share is counted with each of them.
-    answers = [Turn(0, a.prompt, a.completion) if a.alone else a for a in reading.answers]
+    answers = [TurnSize(0, a.prompt, a.completion) if a.alone else a for a in reading.answers]
     turns = [reading.update] * (groups * reading.chunks) + answers * groups
     prefixes = [turn.shared for turn in turns]
     # Turns that are written again lie behind the chunk that they are of, one of a group.
@@ -188,12 +190,12 @@ def _packed(
     return turns, prefixes, packed
 
 
-def _tokens(turn: Turn, piece: Piece) -> int:
+def _tokens(turn: TurnSize, piece: RowPiece) -> int:
     tails, own = piece.last - piece.first, turn.private + turn.completion
     return turn.shared + tails * own - (tails - 1) * turn.common
 
 
-def _pairs(turn: Turn, piece: Piece) -> int:
+def _pairs(turn: TurnSize, piece: RowPiece) -> int:
     def seen(tokens: int) -> int:
         return tokens * turn.shared + packing.triangle(tokens)
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from notepad_jax.eval.readings import UnderWay
+from notepad_jax.eval.readings import OpenTrace
 from notepad_jax.programs.ask_progress import Aloud, Progress, Telling
 from notepad_jax.programs.file_document import CannotRead, FileDocument
 from notepad_jax.programs.subjects import Subject
@@ -94,11 +94,11 @@ async def ask(
     return answer
 
 
-def under_way(subject: Subject, rules: Rules, trace: Path | None) -> UnderWay:
+def under_way(subject: Subject, rules: Rules, trace: Path | None) -> OpenTrace:
     """Returns where a reading is taken down; its turns, too, if there is a `trace`."""
     if trace is None:
-        return UnderWay()
-    return UnderWay(Turns(Pieces(subject.tokenizer), rules, subject.template))
+        return OpenTrace()
+    return OpenTrace(Turns(Pieces(subject.tokenizer), rules, subject.template))
 
 
 def encoded(subject: Subject, rules: Rules, question: str) -> Tokens:
@@ -122,7 +122,7 @@ def chunked(subject: Subject, rules: Rules, document: Document) -> ChunkedDocume
 
 async def followed(
     reads: AsyncIterator[tuple[Turn, memory_agent.State]], subject: Subject,
-    chunks: ChunkedDocument, course: UnderWay, ended: Callable[[Turn, str | None], None],
+    chunks: ChunkedDocument, course: OpenTrace, ended: Callable[[Turn, str | None], None],
 ) -> tuple[Answer, int]:  # fmt: skip
     """Takes a reading down to its end; returns the answer, and how many turns were made.
 
@@ -174,7 +174,7 @@ def check_trace(path: Path) -> None:
 
 def append(
     path: Path, subject: Subject, document: Document, question: str, answer: Answer, turns: int,
-    course: UnderWay,
+    course: OpenTrace,
 ) -> None:  # fmt: skip
     """Appends a reading to a trace."""
     told = {

@@ -20,7 +20,7 @@ from typing import Any
 
 from notepad_jax import keys
 from notepad_jax.data import files, formats
-from notepad_jax.data.admission import Admission, Fault, OnFault
+from notepad_jax.data.admission import Fault, OnFault, RowCounts
 from notepad_jax.data.foreign import golongrl
 from notepad_jax.data.rows import Pair, nothing_left
 from notepad_jax.data.sources import blocks
@@ -123,7 +123,7 @@ def build(
     count = approximate.count
     if config.endpoint.tokenizer:
         count = counter(open_tokenizer(config.endpoint.tokenizer, screen.warn))
-    sources = suites.Sources(count, **vars(config.sources))
+    sources = suites.SuiteSources(count, **vars(config.sources))
     names = suites.names(e.suite, e.tasks, sources)
     _settle(folder, _settings(config, form, reader))
     left_out: dict[str, int] = {}
@@ -165,7 +165,7 @@ def _made(
     name: str,
     size: Size,
     numbers: Sequence[int],
-    sources: suites.Sources,
+    sources: suites.SuiteSources,
     lengths: collections.deque[int],
     bar: Bar,
 ) -> Iterator[Task]:
@@ -209,7 +209,7 @@ def convert(
     if path.exists():
         return Built(folder, (path,), 0, 0, {})
     bar = screen.bar(f"converting {rows}", None, "tasks")
-    admission = Admission()
+    admission = RowCounts()
     lengths: collections.deque[int] = collections.deque()
 
     def earnable() -> Iterator[Task]:

@@ -22,7 +22,7 @@ from typing import Any
 from notepad_jax import keys, waiting
 from notepad_jax.eval import methods, summary
 from notepad_jax.eval.lengths import format_length, parse_length
-from notepad_jax.eval.measure import Judge, Progress, Result, check, measure
+from notepad_jax.eval.measure import EvalProgress, Judge, Result, check, measure
 from notepad_jax.eval.readings import Readings
 from notepad_jax.programs.subjects import Subject
 from notepad_jax.reading.loop import Reader
@@ -34,7 +34,7 @@ from notepad_jax.report.origin import Next
 from notepad_jax.rollout import rewards
 from notepad_jax.setup import builders, eval_jobs, provenance
 from notepad_jax.setup.config.whole import Config
-from notepad_jax.setup.eval_jobs import SYNTHETIC, Job
+from notepad_jax.setup.eval_jobs import SYNTHETIC, EvalJob
 from notepad_jax.telemetry import run_folder
 from notepad_jax.telemetry.identity import write_json, write_sealed
 from notepad_jax.telemetry.metrics import CONFIG
@@ -90,7 +90,7 @@ def identity(config: Config) -> dict[str, Any]:
 def read(
     config: Config,
     subject: Subject,
-    planned: Sequence[Job],
+    planned: Sequence[EvalJob],
     label: str,
     readings: Readings,
     screen: Screen,
@@ -103,7 +103,7 @@ def read(
 async def _read(
     config: Config,
     subject: Subject,
-    planned: Sequence[Job],
+    planned: Sequence[EvalJob],
     label: str,
     readings: Readings,
     screen: Screen,
@@ -169,13 +169,13 @@ def _give_up(readings: Readings, failures: Sequence[Exception], after: int) -> N
 
 @contextlib.contextmanager
 def _progress(
-    job: Job, label: str, several: bool, screen: Screen
-) -> Iterator[Callable[[Progress], None]]:
+    job: EvalJob, label: str, several: bool, screen: Screen
+) -> Iterator[Callable[[EvalProgress], None]]:
     name = f"{label} {job.method}" if several else label
     bar = screen.bar(f"{name} {format_length(job.length)}", job.turns, "turns")
     before = 0
 
-    def on_progress(progress: Progress) -> None:
+    def on_progress(progress: EvalProgress) -> None:
         nonlocal before
         shown = {"right": f"{progress.correct:.0f}/{progress.done}"} if progress.done else {}
         bar.advance(progress.turns - before, **shown)

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from notepad_jax.eval.readings import UnderWay
+from notepad_jax.eval.readings import OpenTrace
 from notepad_jax.programs import ask
 from notepad_jax.programs.ask import Answer
 from notepad_jax.programs.file_document import CannotRead
@@ -68,7 +68,7 @@ async def ask_all(
     def ended(turn: Turn, memory: str | None) -> None:
         bar.advance(1, chunk=turn.unit + (turn.kind is TurnKind.UPDATE))
 
-    async def one(ids: Tokens) -> tuple[Answer, int, UnderWay]:
+    async def one(ids: Tokens) -> tuple[Answer, int, OpenTrace]:
         course = ask.under_way(subject, rules, trace)
         state = memory_agent.start(ids, chunks)
         reads = memory_agent.read(completer, subject.template, rules, state, sampling)

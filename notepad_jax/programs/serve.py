@@ -85,7 +85,7 @@ def run(config: Config, address: Address, name: str | None, screen: Screen) -> S
         words = builders.words(config.policy, config.dtype, where)
         config = fitted(config, words, screen, others)  # before any weight
         policy = builders.load_policy(config.policy, config.dtype, where, screen.warn)
-        weights = Weights(config, policy, screen)
+        weights = ServedWeights(config, policy, screen)
         programs = warm_up.Programs(screen)
         policy, others = beside.adapted(config, policy, others, screen)
         engines, served = opened(config, policy, name, weights, others, programs)
@@ -140,7 +140,7 @@ def served_name(policy: str) -> str:
 
 
 def opened(
-    config: Config, policy: builders.LoadedPolicy, name: str, weights: Weights,
+    config: Config, policy: builders.LoadedPolicy, name: str, weights: ServedWeights,
     others: Sequence[Beside] = (), programs: warm_up.Programs | None = None,
 ) -> tuple[Engines, Served]:  # fmt: skip
     """Returns engines that are not running yet, and the policy as the server sees it.
@@ -280,7 +280,7 @@ def fitted(
     return memory.to_read(config, words, template, rules, screen.say, sizes, others=adapters)
 
 
-class Weights:
+class ServedWeights:
     """Which weights are served, and how others take their place."""
 
     def __init__(self, config: Config, policy: builders.LoadedPolicy, screen: Screen) -> None:

@@ -28,7 +28,7 @@ FOLDER = "trace"  # of a run's page, in the run's folder
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class TracePage:
     """The page of a trace."""
 
     page: str  # what to open
@@ -40,7 +40,7 @@ class Made:
     seconds: float
 
 
-def run(paths: Sequence[str], out: str | None, screen: Screen) -> Made:
+def run(paths: Sequence[str], out: str | None, screen: Screen) -> TracePage:
     """Makes the page of everything that `paths` name; returns where it lies.
 
     `out` is its folder, by default `trace` in the run's, or beside a file. Raises ValueError
@@ -63,7 +63,7 @@ def run(paths: Sequence[str], out: str | None, screen: Screen) -> Made:
         with written(folder) as put:
             made = trace_page.make(put, title, sources, bar.advance)
         bar.finish()
-    return Made(
+    return TracePage(
         page=str(folder / trace_page.PAGE),
         sources=tuple(map(str, found)),
         seconds=time.perf_counter() - began,
@@ -71,7 +71,7 @@ def run(paths: Sequence[str], out: str | None, screen: Screen) -> Made:
     )
 
 
-def text(made: Made) -> str:
+def text(made: TracePage) -> str:
     """Says what was made."""
     return (
         f"{made.page}: {made.readings:,} readings, {made.turns:,} turns, "

@@ -24,7 +24,7 @@ def unknown_numbers(
     config: Config,
     folder: Path,
     name: str,
-    sources: suites.Sources,
+    sources: suites.SuiteSources,
     reader: subjects.Subject,
     screen: Screen,
 ) -> list[int]:
@@ -38,7 +38,7 @@ def unknown_numbers(
 async def unknown(
     config: Config,
     name: str,
-    sources: suites.Sources,
+    sources: suites.SuiteSources,
     subject: subjects.Subject,
     screen: Screen,
 ) -> list[int]:

@@ -24,7 +24,7 @@ import httpx2
 import numpy as np
 
 from notepad_jax.reading import wire
-from notepad_jax.reading.wire import Reply
+from notepad_jax.reading.wire import WireReply
 
 KEY_VARIABLE = "OPENAI_API_KEY"  # where the key is looked for if no other name is given
 MAX_REPLY = 1 << 24  # bytes of one reply, reasoning included
@@ -48,7 +48,7 @@ class Patience:
     first_pause: float  # seconds, about, between the first two tries; doubled each time
 
 
-class Connection:
+class ApiConnection:
     """The way to `url`, the base of an API; somebody has to `close` it.
 
     `key_variable` names the environment variable with the key; without it OPENAI_API_KEY is
@@ -84,11 +84,11 @@ class Connection:
         """Returns the JSON object under `path`, asked for twice at most; EndpointProblem."""
         return self.read(await self._send("GET", path, b"", 0, min(2, self._patience.tries)))
 
-    async def post(self, path: str, body: bytes, seed: int) -> Reply:
+    async def post(self, path: str, body: bytes, seed: int) -> WireReply:
         """Returns the last reply of all tries, good or bad; `seed` draws the pauses between."""
         return await self._send("POST", path, body, seed, self._patience.tries)
 
-    async def _send(self, method: str, path: str, body: bytes, seed: int, tries: int) -> Reply:
+    async def _send(self, method: str, path: str, body: bytes, seed: int, tries: int) -> WireReply:
         """Returns the last reply of up to `tries`, good or bad."""
         for attempt in range(tries):
             reply = await self._once(method, path, body)
@@ -99,7 +99,7 @@ class Connection:
             await asyncio.sleep(pause(first, attempt, seed, reply.retry_after))
         return dataclasses.replace(reply, tries=attempt + 1)
 
-    async def _once(self, method: str, path: str, body: bytes) -> Reply:
+    async def _once(self, method: str, path: str, body: bytes) -> WireReply:
         timeout = self._patience.timeout
         try:
             async with (
@@ -111,14 +111,14 @@ class Connection:
                     what = f"the reply has more than {MAX_REPLY >> 20} MB"
                     raise self.problem(path, what)
                 later = response.headers.get("retry-after", "")
-                return Reply(path, response.status_code, heard, later)
+                return WireReply(path, response.status_code, heard, later)
         except TimeoutError:
-            return Reply(path, wire.NO_ANSWER, f"no answer within {timeout:g} s".encode())
+            return WireReply(path, wire.NO_ANSWER, f"no answer within {timeout:g} s".encode())
         except httpx2.HTTPError as error:
             what = f"{type(error).__name__}: {error}"
-            return Reply(path, wire.NO_ANSWER, what.encode("utf-8", "replace"))
+            return WireReply(path, wire.NO_ANSWER, what.encode("utf-8", "replace"))
 
-    def read(self, reply: Reply) -> Mapping[str, Any]:
+    def read(self, reply: WireReply) -> Mapping[str, Any]:
         """Returns the JSON object of a good reply, the key blackened; EndpointProblem otherwise."""
         again = f" ({reply.tries} tries)" if reply.tries > 1 else ""
         if not 200 <= reply.status < 300:

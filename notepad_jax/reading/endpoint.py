@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from notepad_jax.reading import wire
-from notepad_jax.reading.connection import Connection, EndpointProblem, Patience
+from notepad_jax.reading.connection import ApiConnection, EndpointProblem, Patience
 from notepad_jax.reading.wire import Dialect
 from notepad_jax.text.chat import Frame
 from notepad_jax.text.token_blocks import well_formed
@@ -89,7 +89,7 @@ class EndpointCompleter:
         self._tokenizer = tokenizer
         self._gate = asyncio.Semaphore(at_once)
         self._dialect = Dialect()
-        self._connection = Connection(
+        self._connection = ApiConnection(
             url,
             key_variable,
             Patience(timeout, tries, first_pause),

@@ -44,7 +44,7 @@ def chunk_or_none(chunks: Chunks, k: int) -> Tokens | None:
         return None
 
 
-class Placed(Protocol):
+class PlacedTurn(Protocol):
     """A turn, or the record of one."""
 
     level: int
@@ -52,7 +52,7 @@ class Placed(Protocol):
     unit: int
 
 
-def place(turn: Placed) -> str:
+def place(turn: PlacedTurn) -> str:
     """Says where an update turn stands; "" for one of the first pass over the document."""
     round_ = f"round {turn.round + 1}, " if turn.round else ""
     if turn.level == ENDED:

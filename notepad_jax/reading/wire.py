@@ -30,7 +30,7 @@ _REFUSAL = re.compile(
 
 
 @dataclasses.dataclass(frozen=True)
-class Reply:
+class WireReply:
     """What came back for one request, or why nothing did."""
 
     path: str
@@ -78,7 +78,7 @@ class Dialect:
             **goes_on,
         }
 
-    def adapted(self, reply: Reply) -> Dialect | None:
+    def adapted(self, reply: WireReply) -> Dialect | None:
         """Returns the dialect that a refusal asks for; None if it is about something else."""
         if reply.status not in (400, 422):
             return None
@@ -92,7 +92,7 @@ class Dialect:
         return None
 
 
-def cannot_go_on(reply: Reply) -> bool:
+def cannot_go_on(reply: WireReply) -> bool:
     """Whether a server refuses to go on with a reply that was begun."""
     said = message(reply.body) if reply.status in (400, 422) else ""
     return bool(re.search(rf"\b{GOES_ON}\b|\badd_generation_prompt\b|\bprefill", said))

@@ -52,7 +52,7 @@ PHONE = Sheet(342, 300, 40, 34, 246, 11, 9, 5)
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
+class CurvePicture:
     """The same curves twice, and which published figures are among them."""
 
     wide: Chart
@@ -62,7 +62,7 @@ class Picture:
 
 def before_and_after(
     before: Sequence[Summary], after: Sequence[Summary], train_length: int
-) -> Picture:
+) -> CurvePicture:
     """Returns both accuracies with 95% intervals over a logarithmic length axis.
 
     ValueError if there is nothing to draw.
@@ -75,7 +75,7 @@ def by_method(
     summaries: Sequence[Summary],
     train_length: int | None,
     published: Sequence[PublishedCurve] = (),
-) -> Picture:
+) -> CurvePicture:
     """Returns one line with its 95% band per method, in the order of STYLES.
 
     Published lines are thin and grey behind them, as far as lengths were measured; give those
@@ -91,7 +91,9 @@ def by_method(
     return _picture(lines, train_length, published)
 
 
-def capture_and_retention(summaries: Sequence[Summary], train_length: int | None) -> Picture | None:
+def capture_and_retention(
+    summaries: Sequence[Summary], train_length: int | None
+) -> CurvePicture | None:
     """Returns what of the evidence was ever written, and what of that was kept, by length.
 
     `summaries` are one method's. None where no evidence is known.
@@ -110,7 +112,7 @@ def capture_and_retention(summaries: Sequence[Summary], train_length: int | None
         description="Evidence that was ever written, and what of it was kept to the end, by length",
     )
     wide, phone = (dataclasses.replace(one, **told) for one in (made.wide, made.phone))
-    return Picture(wide, phone, ())
+    return CurvePicture(wide, phone, ())
 
 
 def _line(label: str, tone: str, mark: str, summaries: Sequence[Summary]) -> Line:
@@ -142,14 +144,14 @@ def _published_line(figures: PublishedCurve, low: float, high: float) -> Line:
 
 def _picture(
     lines: Sequence[Line], train_length: int | None, published: Sequence[PublishedCurve]
-) -> Picture:
+) -> CurvePicture:
     lines = [line for line in lines if len(line.x)]
     if not lines:
         raise ValueError("there is no accuracy to draw; measure at one length at least")
     lengths = sorted({round(x) for line in lines for x in line.x})
     if len(lengths) == 1 and len(lines) > 1:
         wide, phone = (_one_length(lines, lengths[0], sheet) for sheet in (WIDE, PHONE))
-        return Picture(wide, phone, ())
+        return CurvePicture(wide, phone, ())
     ticks = lengths if train_length is None else sorted({*lengths, train_length})
     behind = {
         figures: _published_line(figures, ticks[0] / 1.35, ticks[-1] * 1.35)
@@ -158,7 +160,7 @@ def _picture(
     behind = {figures: line for figures, line in behind.items() if len(line.x) > 1}
     everything = [*lines, *behind.values()]
     wide, phone = (_drawn(everything, ticks, train_length, sheet) for sheet in (WIDE, PHONE))
-    return Picture(wide, phone, tuple(behind))
+    return CurvePicture(wide, phone, tuple(behind))
 
 
 def _drawn(

@@ -22,7 +22,7 @@ from notepad_jax.eval.degradation import Degradation
 from notepad_jax.eval.methods import NOTEPAD
 from notepad_jax.eval.summary import Summary
 from notepad_jax.report import accuracy_plot, examples, outcomes, render
-from notepad_jax.report.accuracy_plot import Picture
+from notepad_jax.report.accuracy_plot import CurvePicture
 from notepad_jax.report.examples import Example
 from notepad_jax.report.origin import Origin
 from notepad_jax.scoring import recall
@@ -150,7 +150,9 @@ class PublishedRow:
     shares: Sequence[float | None]
 
 
-def _values(report: EvaluationReport, picture: Picture, compared: Picture | None) -> dict[str, Any]:
+def _values(
+    report: EvaluationReport, picture: CurvePicture, compared: CurvePicture | None
+) -> dict[str, Any]:
     """Returns what the template shows."""
     methods, summaries = _methods(report.by_length), _sorted(report.by_length)
     losses = _losses(report)

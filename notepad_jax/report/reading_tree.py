@@ -19,7 +19,7 @@ MOST = 100  # cells of a level
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class TreeCell:
     """Turns of one level that stand side by side; turns are counted as `Turn.chunk` does."""
 
     first: int
@@ -36,7 +36,7 @@ class Cell:
 class Picture:
     """One round."""
 
-    levels: tuple[tuple[Cell, ...], ...]  # the document's first
+    levels: tuple[tuple[TreeCell, ...], ...]  # the document's first
     lines: tuple[tuple[int, int, int], ...]  # level, cell, and the cell above that read its notes
     memory: tuple[int, int] | None  # level and cell whose note it became; None: it stayed
 
@@ -95,13 +95,13 @@ def _writer(round_: list[TurnRecord], turns: Sequence[TurnRecord]) -> int:
     return following.reads[0] if following is not None and following.reads else -1
 
 
-def _cell(turns: list[TurnRecord], held: dict[int, str], same: set[int]) -> Cell:
+def _cell(turns: list[TurnRecord], held: dict[int, str], same: set[int]) -> TreeCell:
     noted = [one.chunk for one in turns if one.noted]
     lost = {one.chunk: len(_lost(one, held)) for one in turns}
     holds = {k for chunk in noted for k, fact in enumerate(held[chunk]) if fact == "1"}
     losing = [chunk for chunk, count in lost.items() if count]
     opens = [*losing, *noted, turns[0].chunk][0]
-    return Cell(
+    return TreeCell(
         turns[0].chunk, turns[-1].chunk, turns[0].unit, opens, len(noted),
         len(same.intersection(noted)), len(holds), sum(lost.values()),
     )  # fmt: skip

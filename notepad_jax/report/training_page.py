@@ -21,7 +21,7 @@ TEMPLATE = "training.html"
 
 
 @dataclasses.dataclass(frozen=True)
-class Validation:
+class ValidationPoint:
     """What one validation found."""
 
     step: int
@@ -41,7 +41,7 @@ class TrainingReport:
     metrics: Sequence[Mapping[str, float]]  # as `read_metrics` returns them; timings, too
     curves: Mapping[str, str]  # of held-out tasks: metric name -> label
     lengths: Sequence[str]  # of held-out documents: "2K"
-    validations: Sequence[Validation]
+    validations: Sequence[ValidationPoint]
     config: Mapping[str, Any]  # flat: {"reading.max_memory": 64}
     changes: Sequence[SettingsChange] = ()  # of the settings, in their order
 

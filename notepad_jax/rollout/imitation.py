@@ -43,7 +43,7 @@ LINES = ("set_f1", "pairwise")  # metrics whose answers stand on lines of their 
 RIGHT = 1.0  # what a reading must have been worth to be imitated
 
 
-class Lesson(Protocol):
+class Teaching(Protocol):
     """What a teacher says while one document is read."""
 
     answer: str
@@ -56,7 +56,7 @@ class Lesson(Protocol):
         """
 
 
-Teacher = Callable[[Task], Lesson | None]  # None: of this task the teacher knows nothing
+Teacher = Callable[[Task], Teaching | None]  # None: of this task the teacher knows nothing
 
 
 # ---------------------------------------------------------------- teachers
@@ -84,7 +84,7 @@ class _Read:
         return self.memories.get(number)
 
 
-def of_script(task: Task) -> Lesson:
+def of_script(task: Task) -> Teaching:
     """The teacher that follows tasks' scripts; ValueError for a task without one."""
     if not task.script:
         raise ValueError(
@@ -165,7 +165,7 @@ async def collect(
 
 
 def _turns(
-    task: Task, lesson: Lesson, reader: Reader, version: int, kept: dict[bytes, Tokens]
+    task: Task, lesson: Teaching, reader: Reader, version: int, kept: dict[bytes, Tokens]
 ) -> list[Turn]:
     """Returns the turns of a whole reading; `kept` has the shared parts of prompts.
 

@@ -48,7 +48,7 @@ FINE = 2**53  # shares are compared with so many parts of 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class LocalSamples:
     """What is wanted of a rollout; the config's section `rollout.local`."""
 
     samples: int = key(
@@ -84,7 +84,7 @@ class Wanted:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Chosen:
+class ChosenTurn:
     """The turn of a group that is written again."""
 
     group: Group
@@ -122,13 +122,13 @@ class LocalStats:
         }
 
 
-def choose(groups: Sequence[Group], share: float, run_seed: int) -> list[Chosen]:
+def choose(groups: Sequence[Group], share: float, run_seed: int) -> list[ChosenTurn]:
     """Returns the turns that are written again, at most one a group, in the groups' order.
 
     Which they are is decided by (run seed, place) alone: a group with probability `share`, then
     one of its trajectories, then one of that's update turns.
     """
-    chosen: list[Chosen] = []
+    chosen: list[ChosenTurn] = []
     for group in groups:
         drawn = functools.partial(_drawn, run_seed=run_seed, place=group.place)
         if drawn("group", FINE) >= share * FINE:
@@ -137,7 +137,7 @@ def choose(groups: Sequence[Group], share: float, run_seed: int) -> list[Chosen]
         turns = group.trajectories[member].turns
         updates = [k for k, turn in enumerate(turns) if turn.kind is TurnKind.UPDATE]
         if updates:  # a document without a token has none
-            chosen.append(Chosen(group, member, updates[drawn("turn", len(updates))]))
+            chosen.append(ChosenTurn(group, member, updates[drawn("turn", len(updates))]))
     return chosen
 
 
@@ -146,7 +146,7 @@ def _drawn(what: str, below: int, run_seed: int, place: Place) -> int:
 
 
 async def write_again(
-    chosen: Sequence[Chosen],
+    chosen: Sequence[ChosenTurn],
     reader: Reader,
     samples: int,
     run_seed: int,
@@ -208,7 +208,7 @@ def joined(
 
 
 def trajectory(
-    one: Chosen, sample: int, completion: Completion, score: float, answer: str, status: Status
+    one: ChosenTurn, sample: int, completion: Completion, score: float, answer: str, status: Status
 ) -> Trajectory:
     """Returns a completion of a turn as a reading of that turn alone, its prompt the group's own.
 
@@ -218,18 +218,18 @@ def trajectory(
     return Trajectory(Reading(one.group.task.id, sample, (turn,), answer, status), score, {})
 
 
-def _turn(one: Chosen) -> Turn:
+def _turn(one: ChosenTurn) -> Turn:
     return one.group.trajectories[one.trajectory].turns[one.turn]
 
 
-def _memory_before(one: Chosen, reader: Reader) -> Tokens:
+def _memory_before(one: ChosenTurn, reader: Reader) -> Tokens:
     before = one.group.trajectories[one.trajectory].turns[: one.turn]
     memories = memory_agent.memories(reader.rules, reader.template, before)
     return memories[-1] if memories else NO_TOKENS
 
 
 async def _scored(
-    one: Chosen, sample: int, seen: _Seen, end: ReadingEnd, reader: Reader, scoring: Scoring
+    one: ChosenTurn, sample: int, seen: _Seen, end: ReadingEnd, reader: Reader, scoring: Scoring
 ) -> Trajectory:
     task, completion = one.group.task, seen.turns[0].completion
     if not task.evidence:
@@ -244,7 +244,7 @@ async def _scored(
     return trajectory(one, sample, completion, recall.final, "", Status.ANSWERED)
 
 
-def _until(one: Chosen, said: Reading) -> Reading:
+def _until(one: ChosenTurn, said: Reading) -> Reading:
     """Returns the whole reading that ends with a turn written again and the answer from it."""
     whole = one.group.trajectories[one.trajectory].reading
     turns = (*whole.turns[: one.turn], *said.turns)

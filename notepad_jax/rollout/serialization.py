@@ -23,7 +23,7 @@ from notepad_jax.reading.loop import Reader
 from notepad_jax.rollout import local, pass_rates
 from notepad_jax.rollout.collector import Failed, shared_once
 from notepad_jax.rollout.ledger import Ledger, Outcome, Place, Waiting
-from notepad_jax.rollout.local import Chosen, Sample
+from notepad_jax.rollout.local import ChosenTurn, Sample
 from notepad_jax.types import (
     Completion,
     Finish,
@@ -98,7 +98,7 @@ def tell_local(sets: Sequence[Sequence[Sample]]) -> list[list[dict[str, Any] | N
 
 
 def told_local(
-    said: Sequence[Sequence[Mapping[str, Any] | None]], chosen: Sequence[Chosen]
+    said: Sequence[Sequence[Mapping[str, Any] | None]], chosen: Sequence[ChosenTurn]
 ) -> list[tuple[Sample, ...]]:
     """Returns what another process tells of the turns `chosen`, with the prompts known here."""
     return [
@@ -117,7 +117,7 @@ def _said_again(one: Trajectory) -> dict[str, Any]:
     }
 
 
-def _again(said: Mapping[str, Any], turn: Chosen, sample: int) -> Trajectory:
+def _again(said: Mapping[str, Any], turn: ChosenTurn, sample: int) -> Trajectory:
     ((_, finish, version),) = said["turns"]
     ids, logprobs = _array(said["ids"], IDS), _array(said["logprobs"], LOGPROBS)
     completion = Completion(tokens(ids), logprobs, Finish(finish), version)

@@ -25,10 +25,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from notepad_jax.serve.browser.renderers import Renderers
-from notepad_jax.serve.browser.routes import Pages
+from notepad_jax.serve.browser.routes import PageRoutes
 from notepad_jax.serve.completions import prompt_logprobs, requests
 from notepad_jax.serve.completions.admission import RequestQueue, Spent
-from notepad_jax.serve.completions.choices import Delta, Whole, choice, together
+from notepad_jax.serve.completions.choices import Delta, WholeChoice, choice, together
 from notepad_jax.serve.completions.control import Gate, Generated, generation
 from notepad_jax.serve.completions.detokenizer import Saying
 from notepad_jax.serve.completions.messages import Message, messages
@@ -36,7 +36,7 @@ from notepad_jax.serve.completions.model_card import Served
 from notepad_jax.serve.completions.requests import Chat, Continue, How
 from notepad_jax.serve.completions.responses import Chats, Completions, Reply
 from notepad_jax.serve.completions.trainers import PATHS, Trainers
-from notepad_jax.serve.documents.routes import Documents
+from notepad_jax.serve.documents.routes import FileRoutes
 from notepad_jax.serve.documents.store import Files
 from notepad_jax.serve.health import Health
 from notepad_jax.serve.http import bodies, web
@@ -48,7 +48,7 @@ from notepad_jax.serve.http.web import GONE, Door, Events, answer, body_of, even
 from notepad_jax.serve.http.web import unless_gone as unless_client_gone
 from notepad_jax.serve.readings import chat_model
 from notepad_jax.serve.readings.jobs import ReadingJobs
-from notepad_jax.serve.readings.routes import Readers
+from notepad_jax.serve.readings.routes import ReadingRoutes
 from notepad_jax.serve.readings.single_flight import SingleFlight, likeness
 from notepad_jax.text.token_blocks import well_formed
 from notepad_jax.types import Grammar, Prompt, SamplingParams, Streamer, Tokens, tokens
@@ -86,14 +86,14 @@ class App:
             Route("/tokenize", handled(self.tokenize), methods=["POST"]),
             Route("/detokenize", handled(self.detokenize), methods=["POST"]),
         ]
-        self._documents = Documents(self.files)
+        self._documents = FileRoutes(self.files)
         routes += self._documents.routes(handled)
-        readers = Readers(served, self.files, self.readings)
+        readers = ReadingRoutes(served, self.files, self.readings)
         routes += readers.routes(handled)
         sessions = Sessions(key, views.entry) if key and views else None
         self._pages = None
         if views is not None:
-            self._pages = Pages(views, self.readings, readers.write_page_trace, sessions)
+            self._pages = PageRoutes(views, self.readings, readers.write_page_trace, sessions)
             routes += self._pages.routes(handled)
         if gate is not None:
             routes.append(Route("/generate", handled(self.generate), methods=["POST"]))
@@ -287,7 +287,7 @@ class App:
         headers = {"X-Request-Id": request_id(request)}
         if reply.how.stream:
             return Events(self._events(reply, deltas, count), deltas, headers)
-        choices = [Whole() for _ in range(count)]
+        choices = [WholeChoice() for _ in range(count)]
 
         async def every() -> None:
             async with contextlib.aclosing(deltas):

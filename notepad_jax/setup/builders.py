@@ -20,7 +20,7 @@ from notepad_jax.checkpoint.abstract_trees import abstract, check_shapes, placed
 from notepad_jax.checkpoint.hf import adapters, huggingface
 from notepad_jax.checkpoint.restore import as_stored, load_params
 from notepad_jax.engine.engines import Engines
-from notepad_jax.engine.executor import Device, Executor, Runs
+from notepad_jax.engine.executor import Device, Executes, Executor
 from notepad_jax.engine.service import EngineService
 from notepad_jax.engine.settings import EngineSettings
 from notepad_jax.model import lora, parameters
@@ -316,7 +316,7 @@ def engine_settings(
 
 def service(
     engine: EngineKeys, policy: LoadedPolicy, reading: Rules, template: Template,
-    snapshot: PolicySnapshot, around: Callable[[Runs], Runs] = lambda executor: executor,
+    snapshot: PolicySnapshot, around: Callable[[Executes], Executes] = lambda executor: executor,
     settings: EngineSettings | None = None,
 ) -> EngineService | Engines:  # fmt: skip
     """Builds the engines for `reading`, each on a mesh of its own; they run `around` executors.

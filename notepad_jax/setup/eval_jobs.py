@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from notepad_jax.data import formats
-from notepad_jax.data.admission import Admission
+from notepad_jax.data.admission import RowCounts
 from notepad_jax.data.foreign import judged
 from notepad_jax.data.sources import is_remote
 from notepad_jax.eval import methods
@@ -41,7 +41,7 @@ LONG = 2**20  # tokens from which on the synthetic suite asks fewer questions
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class EvalJob:
     """One method at one length."""
 
     method: str
@@ -138,7 +138,7 @@ def of_suite(
     sources: SourceKeys, count: suites.Count, screen: Screen,
 ) -> TasksByLength:  # fmt: skip
     """Returns `samples` of each of a suite's tasks (of all, if none is named) at each length."""
-    made_of = suites.Sources(count, **vars(sources))
+    made_of = suites.SuiteSources(count, **vars(sources))
     names = suites.names(suite, tasks, made_of)
     bar = screen.bar(f"making {suite}", len(lengths) * len(names) * samples, "tasks")
     found, left_out = suites.by_length(suite, names, lengths, samples, seed, made_of, bar.advance)
@@ -153,7 +153,7 @@ def _of_file(
 ) -> TasksByLength:
     e = config.evaluate
     bar = screen.bar(f"opening {Path(e.suite).name}", None, "rows")
-    admission = Admission()
+    admission = RowCounts()
     found = file_suite.read(
         existing(e.suite), lengths, e.tasks, samples, count, bar.advance, admission.leave_out
     )
@@ -175,7 +175,7 @@ def _of_file(
     return dict(found.tasks)
 
 
-def jobs(config: Config, tasks: TasksByLength) -> list[Job]:
+def jobs(config: Config, tasks: TasksByLength) -> list[EvalJob]:
     """Returns what is to be read: every method at every length."""
     e = config.evaluate
     limited = e.ruler_limits
@@ -197,5 +197,5 @@ def jobs(config: Config, tasks: TasksByLength) -> list[Job]:
         if method == methods.NOTEPAD and e.suite == SYNTHETIC and length <= config.data.tokens:
             size = config.reading.chunk_size
         rules = dataclasses.replace(limits, chunk_size=size)
-        found.append(Job(method, length, rules, tuple(items)))
+        found.append(EvalJob(method, length, rules, tuple(items)))
     return found

@@ -27,7 +27,7 @@ MEMBERS = 8  # readings that share a prefix, of those that an engine runs at onc
 
 
 @dataclasses.dataclass(frozen=True)
-class Turn:
+class TurnSize:
     """Tokens of one kind of turn at its limits."""
 
     shared: int  # of the prompt, before the memory (or the question)
@@ -46,18 +46,18 @@ class Turn:
 
 
 @dataclasses.dataclass(frozen=True)
-class Turns:
+class TurnSizes:
     """The turns of a reading at their limits."""
 
-    update: Turn
-    answers: tuple[Turn, ...]  # the contexts of an answer, one or more
+    update: TurnSize
+    answers: tuple[TurnSize, ...]  # the contexts of an answer, one or more
 
     @property
-    def all(self) -> tuple[Turn, ...]:
+    def all(self) -> tuple[TurnSize, ...]:
         return self.update, *self.answers
 
 
-def turns(template: Template, rules: Rules) -> Turns:
+def turns(template: Template, rules: Rules) -> TurnSizes:
     """Returns how long the turns of a reading may get."""
     limits = rules.max_question, rules.chunk_size, rules.most_memory(template)
     question, chunk, memory = (np.zeros(n, np.int32) for n in limits)
@@ -65,10 +65,10 @@ def turns(template: Template, rules: Rules) -> Turns:
     other = np.asarray(memory) + 1  # what another member of the group may have written
     updates = [template.update_prompt(question, chunk, own) for own in (memory, other)]
     asked = [template.answer_prompt(question, own) for own in (memory, other)]
-    return Turns(_turn(*updates, rules.max_memory), _answers(*asked, rules))
+    return TurnSizes(_turn(*updates, rules.max_memory), _answers(*asked, rules))
 
 
-def _answers(asked: Prompt, other: Prompt, rules: Rules) -> tuple[Turn, ...]:
+def _answers(asked: Prompt, other: Prompt, rules: Rules) -> tuple[TurnSize, ...]:
     if rules.answer_chunks == 1:
         return (_turn(asked, other, rules.max_answer),)
     own = answer.own_prefix(asked)
@@ -79,16 +79,16 @@ def _answers(asked: Prompt, other: Prompt, rules: Rules) -> tuple[Turn, ...]:
     return (first, *[more] * (rules.answer_chunks - 1))
 
 
-def _turn(prompt: Prompt, other: Prompt, completion: int) -> Turn:
+def _turn(prompt: Prompt, other: Prompt, completion: int) -> TurnSize:
     tails = zip(prompt.tail[:-1], other.tail[:-1], strict=True)  # the last token is its own
     common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], tails))
-    return Turn(len(prompt.shared), len(prompt.tail), completion, common=common)
+    return TurnSize(len(prompt.shared), len(prompt.tail), completion, common=common)
 
 
 # ---------------------------------------------------------------- the engine's
 
 
-def row_tokens(engine: EngineKeys, reading: Turns) -> int:
+def row_tokens(engine: EngineKeys, reading: TurnSizes) -> int:
     """Returns `engine.row_tokens`, derived where it is 0. Raises ValueError if a tail is longer.
 
     A prefix of less than a page is not shared, so it belongs to the tail.
@@ -109,7 +109,7 @@ def row_tokens(engine: EngineKeys, reading: Turns) -> int:
     return engine.row_tokens
 
 
-def pages(engine: EngineKeys, reading: Turns, max_prompt: int, max_new: int) -> int:
+def pages(engine: EngineKeys, reading: TurnSizes, max_prompt: int, max_new: int) -> int:
     """Returns `engine.pages`, derived where it is 0: all slots at once, each group's prefix once.
 
     `max_prompt` and `max_new` bound every context; one of them always fits.
@@ -130,7 +130,7 @@ def pages(engine: EngineKeys, reading: Turns, max_prompt: int, max_new: int) -> 
 # ---------------------------------------------------------------- the trainer's
 
 
-def row_length(config: Training, reading: Turns) -> int:
+def row_length(config: Training, reading: TurnSizes) -> int:
     """Returns `grpo.row_length`, derived where it is 0. Raises ValueError if a turn is longer."""
     said, longest = config.grpo.row_length, max(turn.whole for turn in reading.all)
     if said and said < longest:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.data import held_out, sources
-from notepad_jax.data.admission import Admission
+from notepad_jax.data.admission import RowCounts
 from notepad_jax.data.records import Records, generated, of_files
 from notepad_jax.data.rows import Pair
 from notepad_jax.data.task_sources import (
@@ -102,7 +102,7 @@ def opened(
     if not config.tasks.files:
         return _made(config, stages, screen)
     weights, limit = _weights(config.tasks.weights), config.reading.max_question
-    admission = Admission()
+    admission = RowCounts()
     found = by_source(
         config.tasks.files, screen, admission.leave_out, _out(config.tasks.files, before)
     )
@@ -273,7 +273,7 @@ def _out(paths: Sequence[str], before: Mapping[str, Any]) -> list[list[int]]:
 
 
 def _kept(
-    found: TaskSources, admission: Admission, paths: Sequence[str], before: Mapping[str, Any]
+    found: TaskSources, admission: RowCounts, paths: Sequence[str], before: Mapping[str, Any]
 ) -> dict[str, Any]:
     files = {file.path: file for own in found.files.values() for file in own}
     return {

@@ -36,7 +36,17 @@ from notepad_jax.tasks.cast import Cast, casting
 from notepad_jax.tasks.haystack import Count, Haystack
 from notepad_jax.tasks.recipe import Fact
 from notepad_jax.tasks.whereabouts import StoryQuestion, Told
-from notepad_jax.tasks.worlds import DROP, GIVE, MOVE, PEOPLE, ROOMS, TAKE, Event, Known, Setting
+from notepad_jax.tasks.worlds import (
+    DROP,
+    GIVE,
+    MOVE,
+    PEOPLE,
+    ROOMS,
+    TAKE,
+    Event,
+    KnownFrom,
+    Setting,
+)
 from notepad_jax.types import Task
 
 NUMBERS = ("none", "one", "two", "three")
@@ -149,11 +159,11 @@ def _whether(events: Sequence[Event]) -> Iterator[StoryQuestion]:
 
 def _gifts(events: Sequence[Event]) -> Iterator[StoryQuestion]:
     """Of what was given, the questions that have one answer."""
-    found: dict[str, list[Known]] = {}
+    found: dict[str, list[KnownFrom]] = {}
     for i, event in enumerate(events):
         if event.did == GIVE:
             for question, answer in _about_gift(event):
-                found.setdefault(question, []).append(Known(answer, i))
+                found.setdefault(question, []).append(KnownFrom(answer, i))
     for question, known in found.items():
         if len({answer.name for answer in known}) == 1:
             yield StoryQuestion(question, known[-1].name, (known[-1],))
@@ -167,12 +177,12 @@ def _about_gift(gift: Event) -> Iterator[tuple[str, str]]:
     yield f"Who did {gift.who} give the {gift.what} to?", gift.to
 
 
-def _carried(events: Sequence[Event]) -> Iterator[tuple[str, tuple[Known, ...]]]:
+def _carried(events: Sequence[Event]) -> Iterator[tuple[str, tuple[KnownFrom, ...]]]:
     """Everybody who was named, and what they carry."""
     held = worlds.after(events).held
     people = {event.who for event in events} | {event.to for event in events}
     for who in sorted(people - {""}):
-        yield who, tuple(Known(t, h.sentence) for t, h in held.items() if h.name == who)
+        yield who, tuple(KnownFrom(t, h.sentence) for t, h in held.items() if h.name == who)
 
 
 def _how_many(events: Sequence[Event]) -> Iterator[StoryQuestion]:

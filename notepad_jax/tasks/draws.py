@@ -106,7 +106,7 @@ class Shuffle:
 
 
 @dataclasses.dataclass(frozen=True)
-class Draws:
+class SampleDraws:
     """What one sample draws, by index: pure functions of its seed, without repetition.
 
     All take `indices` int [n] and return n texts; they raise Exhausted past the last.
@@ -169,7 +169,7 @@ class Draws:
 def one_by_one(
     draw: Callable[[np.ndarray], list[str]], avoid: Callable[[str], bool]
 ) -> Iterator[str]:
-    """What a method of `Draws` draws, in order, without what is to be avoided."""
+    """What a method of `SampleDraws` draws, in order, without what is to be avoided."""
     for start in itertools.count(0, _AT_ONCE):
         drawn = draw(np.arange(start, start + _AT_ONCE))
         yield from (text for text in drawn if not avoid(text))

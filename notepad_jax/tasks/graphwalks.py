@@ -23,7 +23,7 @@ import numpy as np
 
 from notepad_jax.tasks import recipe
 from notepad_jax.tasks.cast import Cast, casting
-from notepad_jax.tasks.draws import Draws
+from notepad_jax.tasks.draws import SampleDraws
 from notepad_jax.tasks.haystack import Count, Haystack
 from notepad_jax.tasks.recipe import Fact
 from notepad_jax.types import Task
@@ -45,7 +45,7 @@ Edge = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Walk:
+class SmallGraph:
     """A small graph and what is asked of it; nodes are numbers, the asked one is 0."""
 
     edges: Sequence[Edge]  # those that the answer rests on
@@ -95,7 +95,7 @@ def _question(operation: str) -> str:
 class Around:
     """The edges around the small graph, and the names of all nodes, by number."""
 
-    draws: Draws
+    draws: SampleDraws
 
     def named(self, nodes: Sequence[int] | np.ndarray) -> list[str]:
         """Ten hexadecimal digits each, never the same for two nodes."""
@@ -126,7 +126,7 @@ def line(near: str, far: str) -> str:
     return f"{near} -> {far}"
 
 
-def _facts(cast: Cast, around: Around, walk: Walk, backwards: bool) -> list[Fact]:
+def _facts(cast: Cast, around: Around, walk: SmallGraph, backwards: bool) -> list[Fact]:
     edges = [*walk.edges, *walk.others]
     nears, fars = (around.named(ends) for ends in zip(*edges, strict=True))
     facts = []
@@ -136,7 +136,7 @@ def _facts(cast: Cast, around: Around, walk: Walk, backwards: bool) -> list[Fact
     return facts
 
 
-def _search(cast: Cast) -> Walk:
+def _search(cast: Cast) -> SmallGraph:
     """Levels of new nodes; edges back, which shorten no way, and on from the asked level."""
     depth = cast.between(1, DEEPEST)
     reached = cast.between(0, depth - 1) if cast.rng.random() < NOTHING_THERE else depth
@@ -153,7 +153,7 @@ def _search(cast: Cast) -> Walk:
         f"Perform a breadth-first search from node {{node}} and find the nodes at depth {depth}, "
         f"no more and no less: those whose shortest way from it has {edge}."
     )
-    return Walk(edges, others, found, operation)
+    return SmallGraph(edges, others, found, operation)
 
 
 def _down(cast: Cast, above: Sequence[int], below: Sequence[int]) -> list[Edge]:
@@ -176,7 +176,7 @@ def _outside(cast: Cast) -> int:
     return _OWN + cast.between(0, _FEW - 1)
 
 
-def _parents(cast: Cast) -> Walk:
+def _parents(cast: Cast) -> SmallGraph:
     """Nodes that lead to the asked one, some also elsewhere, and nodes that it leads to."""
     found = [] if cast.rng.random() < NOTHING_THERE else range(1, 1 + cast.between(1, MOST))
     children = range(1 + MOST, 1 + MOST + cast.between(1, WIDEST))
@@ -185,8 +185,8 @@ def _parents(cast: Cast) -> Walk:
     operation = (
         "Find the parents of node {node}: the nodes that have an edge to it, without it itself."
     )
-    return Walk([(node, 0) for node in found], others, found, operation)
+    return SmallGraph([(node, 0) for node in found], others, found, operation)
 
 
-_WALKS: Mapping[str, Callable[[Cast], Walk]] = {"bfs": _search, "parents": _parents}
+_WALKS: Mapping[str, Callable[[Cast], SmallGraph]] = {"bfs": _search, "parents": _parents}
 NAMES = tuple(_WALKS)

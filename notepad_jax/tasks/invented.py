@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from notepad_jax.data.foreign.corpus import Corpus, Fact, Paragraph, Question, find_word
+from notepad_jax.data.foreign.corpus import Corpus, GoldFact, Paragraph, Question, find_word
 
 PEOPLE, COMPANIES, TOWNS = 56_000, 10_000, 4_000
 KINDS = 7  # of questions; one is asked about each person
@@ -303,7 +303,7 @@ class _World:
             gold=tuple(number for number, _ in chain),
             near=(),
             facts=tuple(
-                Fact(words, number, find_word(words, self.paragraph(number).text))
+                GoldFact(words, number, find_word(words, self.paragraph(number).text))
                 for number, words in chain
             ),
         )

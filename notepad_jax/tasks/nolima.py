@@ -33,7 +33,7 @@ _SMALL = 3  # letters of words that sentences of the haystack may share with lin
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
+class AssociationKind:
     """One kind of association: how it is told, in both orders, and what is asked about it."""
 
     told: str
@@ -47,7 +47,7 @@ class Family:
 class Association:
     """What is told of somebody, and what everybody concludes from it, in one step and in two."""
 
-    family: Family
+    family: AssociationKind
     link: str
     one_hop: str
     two_hop: str
@@ -60,25 +60,25 @@ class Association:
         return pattern.format(name=name, link=self.link)
 
 
-_PLACE = Family(
+_PLACE = AssociationKind(
     "{name} lives right beside the {link}.",
     "Right beside the {link} lives {name}.",
     "Which person has been to {}?",
     "Which person has been to {}?",
 )
-_TRADE = Family(
+_TRADE = AssociationKind(
     "{name} cleaned the {link} before going home.",
     "The {link} was last cleaned by {name}.",
     "Which person might be {}?",
     "Which person might be found working {}?",
 )
-_WORK = Family(
+_WORK = AssociationKind(
     "{name} knows {link} by heart.",
     "Known by heart is {link}, for years already, by our {name}.",
     "Which person admires {}?",
     "Which person enjoys literature out of {}?",
 )
-_DIET = Family(
+_DIET = AssociationKind(
     "{name} follows the {link} rules strictly.",
     "Strictly are the {link} rules followed by our {name}.",
     "Which person cannot eat {}?",

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from notepad_jax.tasks import haystack, recipe
-from notepad_jax.tasks.draws import Draws, Shuffle
+from notepad_jax.tasks.draws import SampleDraws, Shuffle
 from notepad_jax.tasks.haystack import Count
 from notepad_jax.tasks.recipe import Sample, WrittenUnits
 from notepad_jax.types import Evidence
@@ -107,7 +107,7 @@ class Scene:
     months: Mapping[str, tuple[int, ...]]  # by name: its days' numbers
 
 
-def scene(draws: Draws) -> Scene:
+def scene(draws: SampleDraws) -> Scene:
     """Returns the users and dates of a sample."""
     users = draws.shuffle(_WHO, 90_000).at(np.arange(USERS)) + 10_000
     rng = np.random.default_rng((*draws.seed, _WHO))
@@ -126,7 +126,7 @@ def scene(draws: Draws) -> Scene:
 class Lines:
     """The lines of one document."""
 
-    draws: Draws
+    draws: SampleDraws
     scene: Scene
     cells: Sequence[Cell]
     sizes: np.ndarray  # int64 [cells]: lines of each
@@ -207,7 +207,9 @@ def fitted(
     return lines, (" ".join((_FAREWELL, *bland)),)
 
 
-def _lines(draws: Draws, own: Scene, cells: Sequence[Cell], shares: np.ndarray, n: int) -> Lines:
+def _lines(
+    draws: SampleDraws, own: Scene, cells: Sequence[Cell], shares: np.ndarray, n: int
+) -> Lines:
     """n lines by shares, rounded by largest remainders: who has more of them never gets fewer."""
     sizes = np.floor(n * shares).astype(np.int64)
     rest = np.argsort(sizes - n * shares, kind="stable")[: n - sizes.sum()]

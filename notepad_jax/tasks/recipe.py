@@ -19,9 +19,9 @@ from typing import Protocol
 import numpy as np
 
 from notepad_jax.tasks import haystack as haystacks
-from notepad_jax.tasks.draws import Draws
+from notepad_jax.tasks.draws import SampleDraws
 from notepad_jax.tasks.haystack import Count, Haystack
-from notepad_jax.types import Evidence, Note
+from notepad_jax.types import Evidence, TaughtNote
 
 BLOCK = 1024  # units written at a time
 COUNTED = 256  # units counted at a time where the filler has to be counted
@@ -44,8 +44,8 @@ class Sample:
     count: Count
 
     @property
-    def draws(self) -> Draws:
-        return Draws(self.seed)
+    def draws(self) -> SampleDraws:
+        return SampleDraws(self.seed)
 
     @property
     def rng(self) -> np.random.Generator:
@@ -111,7 +111,7 @@ class Story:
     contract: str = "plain"
     keeping: str = "list"  # of KEEPING: what good notes are after some of the facts
 
-    def script(self) -> tuple[Note, ...]:
+    def script(self) -> tuple[TaughtNote, ...]:
         """Returns good notes, fact by fact in the document's order; never nothing.
 
         Where no fact is worth a note, the first one is followed by no notes.
@@ -119,9 +119,9 @@ class Story:
         told = [fact for fact in sorted(self.facts, key=_depth) if fact.note or fact.shown]
         notes = [fact.note or fact.shown for fact in told]
         if not told:
-            return (Note(min(self.facts, key=_depth).text, ""),)
+            return (TaughtNote(min(self.facts, key=_depth).text, ""),)
         keep = KEEPING[self.keeping]
-        return tuple(Note(fact.text, keep(notes[: k + 1])) for k, fact in enumerate(told))
+        return tuple(TaughtNote(fact.text, keep(notes[: k + 1])) for k, fact in enumerate(told))
 
 
 @dataclasses.dataclass(frozen=True)

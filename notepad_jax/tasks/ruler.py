@@ -36,7 +36,7 @@ from itertools import islice
 import numpy as np
 
 from notepad_jax.tasks import recipe, word_counts
-from notepad_jax.tasks.draws import Draws, Exhausted, one_by_one
+from notepad_jax.tasks.draws import Exhausted, SampleDraws, one_by_one
 from notepad_jax.tasks.haystack import Count, Haystack, noise
 from notepad_jax.tasks.recipe import Fact, Sample, Story
 from notepad_jax.types import Document, Evidence, Task
@@ -132,7 +132,7 @@ def _needles(needles: Needles, sample: Sample) -> Made:
 
 
 def needle_story(
-    needles: Needles, draws: Draws, depths: Sequence[float], avoid: Callable[[str], bool]
+    needles: Needles, draws: SampleDraws, depths: Sequence[float], avoid: Callable[[str], bool]
 ) -> Story:
     """Tells of needles at the `depths`, of which there are `needles.facts`."""
     draw = draws.uuids if needles.uuids else draws.numbers
@@ -158,7 +158,7 @@ def _hidden(story: Story, haystack: Haystack, opening: float, sample: Sample) ->
 
 
 def _among_needles(
-    draw: Callable[[Draws, int, int], list[tuple[str, str]]],
+    draw: Callable[[SampleDraws, int, int], list[tuple[str, str]]],
     fact: Callable[[str, str], str],
     kind: str,
     sample: Sample,
@@ -176,21 +176,21 @@ def _among_needles(
 
 
 def _facts_after_the_first(
-    draw: Callable[[Draws, int, int], list[tuple[str, str]]],
+    draw: Callable[[SampleDraws, int, int], list[tuple[str, str]]],
     fact: Callable[[str, str], str],
-    draws: Draws,
+    draws: SampleDraws,
     start: int,
     stop: int,
 ) -> list[str]:
     return [fact(name, value) for name, value in draw(draws, start + 1, stop + 1)]
 
 
-def _names_and_numbers(draws: Draws, start: int, stop: int) -> list[tuple[str, str]]:
+def _names_and_numbers(draws: SampleDraws, start: int, stop: int) -> list[tuple[str, str]]:
     indices = np.arange(start, stop)
     return list(zip(draws.names(indices), draws.numbers(indices), strict=True))
 
 
-def _uuids_and_uuids(draws: Draws, start: int, stop: int) -> list[tuple[str, str]]:
+def _uuids_and_uuids(draws: SampleDraws, start: int, stop: int) -> list[tuple[str, str]]:
     uuids = draws.uuids(np.arange(2 * start, 2 * stop))
     return list(zip(uuids[::2], uuids[1::2], strict=True))
 
@@ -210,7 +210,7 @@ def _variables(sample: Sample) -> Made:
     return _hidden(chain_story(sample.draws, depths), noise(), opening, sample)
 
 
-def chain_story(draws: Draws, depths: Sequence[float]) -> Story:
+def chain_story(draws: SampleDraws, depths: Sequence[float]) -> Story:
     """A chain: a register is given a value, the next one the value of that register, ..."""
     registers = draws.coded(np.arange(HOPS + 1), _REGISTER_LETTERS)
     registers = tuple(register.upper() for register in registers)

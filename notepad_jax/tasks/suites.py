@@ -64,7 +64,7 @@ WORLD = 2**32  # the number of no sample: it seeds the world that built-in quest
 
 
 @dataclasses.dataclass(frozen=True)
-class Sources:
+class SuiteSources:
     """What the tasks are made from. Paths may be local or gs:// URLs; "" is not given.
 
     `text` fills a haystack: "stdlib" (documentation strings of the installed Python), or
@@ -110,7 +110,7 @@ class Sources:
         )
 
 
-def names(suite: str, wanted: Sequence[str], sources: Sources) -> tuple[str, ...]:
+def names(suite: str, wanted: Sequence[str], sources: SuiteSources) -> tuple[str, ...]:
     """Returns the tasks of a suite, or those of them that are `wanted`.
 
     Unasked, `ruler-qa` is made from the files that are given, or else from built-in
@@ -133,7 +133,7 @@ def names(suite: str, wanted: Sequence[str], sources: Sources) -> tuple[str, ...
 
 
 def make(
-    suite: str, name: str, length: int, numbers: Iterable[int], seed: int, sources: Sources
+    suite: str, name: str, length: int, numbers: Iterable[int], seed: int, sources: SuiteSources
 ) -> Iterator[Task]:
     """Makes the samples `numbers` of a task, documents of `length` tokens or up to 2% fewer.
 
@@ -165,7 +165,7 @@ def by_length(
     lengths: Sequence[int],
     samples: int,
     seed: int,
-    sources: Sources,
+    sources: SuiteSources,
     on_task: Callable[[], None],
 ) -> tuple[dict[int, list[Task]], list[Unreachable]]:
     """Makes `samples` of each of the tasks `wanted` at each length that it can have.
@@ -194,7 +194,7 @@ def by_length(
 
 
 def _make(
-    suite: str, names: Sequence[str], length: int, numbers: range, seed: int, sources: Sources
+    suite: str, names: Sequence[str], length: int, numbers: range, seed: int, sources: SuiteSources
 ) -> Iterator[Task]:
     if suite != "stories":
         return make(suite, names[0], length, numbers, seed, sources)
@@ -207,13 +207,13 @@ def _make(
 
 
 def _stories(
-    members: Sequence[stories.Member], length: int, seed: int, sources: Sources
+    members: Sequence[stories.Member], length: int, seed: int, sources: SuiteSources
 ) -> Iterator[Task]:
     return stories.make_samples(members, seed, length, sources.haystack, sources.count)
 
 
 def make_of_paragraphs(
-    name: str, paragraphs: int, numbers: Iterable[int], seed: int, sources: Sources
+    name: str, paragraphs: int, numbers: Iterable[int], seed: int, sources: SuiteSources
 ) -> Iterator[Task]:
     """Makes samples of a `ruler-qa` task by paragraphs, as the published figures count."""
     source = f"ruler-qa/{name}"
@@ -224,7 +224,7 @@ def make_of_paragraphs(
 
 
 def unaided(
-    suite: str, name: str, numbers: range, seed: int, sources: Sources
+    suite: str, name: str, numbers: range, seed: int, sources: SuiteSources
 ) -> Iterator[tuple[int, Task]]:
     """Yields those of the questions `numbers` that there are, over a document of no text.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from notepad_jax.tasks import worlds
 from notepad_jax.tasks.cast import Cast
-from notepad_jax.tasks.worlds import PEOPLE, ROOMS, Known
+from notepad_jax.tasks.worlds import PEOPLE, ROOMS, KnownFrom
 
 _WOMEN = ("Mary", "Sandra")
 _NEXT = ("After that", "Afterwards", "Following that", "Then")
@@ -25,7 +25,7 @@ class StoryQuestion:
 
     question: str
     answer: str
-    known: tuple[Known, ...]
+    known: tuple[KnownFrom, ...]
 
 
 Told = tuple[list[str], StoryQuestion]  # sentences in their order, and what is asked about them
@@ -43,7 +43,7 @@ def any_of(cast: Cast, choices: Iterable[StoryQuestion]) -> StoryQuestion:
 def walks(together: int, pronouns: bool, cast: Cast) -> Told:
     """qa1 and qa11 to qa13: walks of one or two people, who go on as "she", "he" or "they"."""
     sentences: list[str] = []
-    at: dict[str, Known] = {}
+    at: dict[str, KnownFrom] = {}
     for _ in range(cast.between(1, 5) if pronouns else cast.between(2, 10)):
         people = cast.rng.permutation(PEOPLE)[:together].tolist()
         names = [" and ".join(people)]
@@ -51,7 +51,7 @@ def walks(together: int, pronouns: bool, cast: Cast) -> Told:
         taken = {at[who].name for who in people if who in at}
         rooms = cast.rng.permutation([room for room in ROOMS if room not in taken]).tolist()
         for name, room in zip(names, rooms, strict=False):
-            at |= dict.fromkeys(people, Known(room, len(sentences)))
+            at |= dict.fromkeys(people, KnownFrom(room, len(sentences)))
             sentences.append(f"{name} {cast.one_of(worlds.WENT)} the {room}.")
     asked = [StoryQuestion(f"Where is {who}?", room.name, (room,)) for who, room in at.items()]
     return sentences, any_of(cast, asked)
@@ -74,7 +74,7 @@ def directions(cast: Cast) -> Told:
         sentences.append(cast.one_of(told))
         for question in (f"What is {side} of the {centre}?",
                          f"What is the {centre} {_OPPOSITE[side]} of?"):  # fmt: skip
-            asked.append(StoryQuestion(question, room, (Known(room, i),)))
+            asked.append(StoryQuestion(question, room, (KnownFrom(room, i),)))
     return sentences, any_of(cast, asked)
 
 
@@ -92,10 +92,10 @@ class _Sighting:
             return "no" if self.there else ""
         return ("yes" if len(self.rooms) == 1 else "maybe") if self.there else "no"
 
-    def known(self, room: str) -> Known:
+    def known(self, room: str) -> KnownFrom:
         """A room that was said, another than the one asked for if there is one."""
         other = [said for said in self.rooms if said != room]
-        return Known((other or self.rooms)[0], self.sentence)
+        return KnownFrom((other or self.rooms)[0], self.sentence)
 
 
 def sightings(

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from notepad_jax.tasks import recipe
-from notepad_jax.tasks.draws import Draws
+from notepad_jax.tasks.draws import SampleDraws
 from notepad_jax.tasks.haystack import Count
 from notepad_jax.tasks.recipe import RecipeDocument, WrittenUnits
 
@@ -49,7 +49,7 @@ SHORT_LISTS, LONG_LISTS, LONG = Repetitions(6, 1), Repetitions(30, 3), 4096
 
 
 def common_words(
-    task: str, draws: Draws, length: int, count: Count
+    task: str, draws: SampleDraws, length: int, count: Count
 ) -> tuple[RecipeDocument, tuple[str, ...]]:
     """A numbered list in which 10 words come more often than all others; those 10.
 
@@ -76,7 +76,7 @@ def common_words(
 
 
 def frequent_words(
-    task: str, draws: Draws, length: int, count: Count
+    task: str, draws: SampleDraws, length: int, count: Count
 ) -> tuple[RecipeDocument, tuple[str, ...]]:
     """Coded words among dots, with Zipf's frequencies; the three most frequent words.
 
@@ -112,7 +112,7 @@ def frequent_words(
     return RecipeDocument(WrittenUnits(write, size)), words[FREQUENT]
 
 
-def _steps(draws: Draws, times: Repetitions, start: int, stop: int) -> list[str]:
+def _steps(draws: SampleDraws, times: Repetitions, start: int, stop: int) -> list[str]:
     """What the uncommon words start..stop-1 add to a list: their items, in any order."""
     words = draws.words(np.arange(start, stop) + COMMON)
     return list(_repeated(words, times.asked + 1 + times.uncommon * start, times.uncommon))
@@ -124,7 +124,7 @@ def _repeated(words: list[str], number: int, times: int) -> Iterator[str]:
         number += times
 
 
-def _items(draws: Draws, times: Repetitions, size: int, start: int, stop: int) -> list[str]:
+def _items(draws: SampleDraws, times: Repetitions, size: int, start: int, stop: int) -> list[str]:
     """Items start..stop-1 of the shuffled list, numbered from 1."""
     items = draws.shuffle(_ORDER, size).at(np.arange(start, stop))
     beyond = COMMON + (items - times.asked) // times.uncommon
@@ -133,7 +133,7 @@ def _items(draws: Draws, times: Repetitions, size: int, start: int, stop: int) -
 
 
 def _coded(
-    words: np.ndarray, ends: np.ndarray, draws: Draws, size: int, start: int, stop: int
+    words: np.ndarray, ends: np.ndarray, draws: SampleDraws, size: int, start: int, stop: int
 ) -> list[str]:
     """Words start..stop-1 of the shuffled text: item i is the first word whose end is past i."""
     items = draws.shuffle(_ORDER, size).at(np.arange(start, stop))

@@ -39,7 +39,7 @@ class Event:
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class KnownFrom:
     """A room or a person, and which sentence of the story says so (from 0)."""
 
     name: str
@@ -63,14 +63,14 @@ class World:
     """
 
     def __init__(self) -> None:
-        self.at: dict[str, Known] = {}  # person -> room
-        self.held: dict[str, Known] = {}  # thing -> holder, in the order of receiving
-        self.trail: dict[str, list[Known]] = {}  # thing -> the rooms that it was in
+        self.at: dict[str, KnownFrom] = {}  # person -> room
+        self.held: dict[str, KnownFrom] = {}  # thing -> holder, in the order of receiving
+        self.trail: dict[str, list[KnownFrom]] = {}  # thing -> the rooms that it was in
         self._sentences = 0
 
     def show(self, event: Event) -> None:
         """Takes the next event."""
-        here = Known(event.what, self._sentences)
+        here = KnownFrom(event.what, self._sentences)
         if event.did == MOVE:
             self.at[event.who] = here
             for thing in self.carried(event.who):
@@ -78,7 +78,7 @@ class World:
         else:
             self.held.pop(event.what, None)
         if event.did in (TAKE, GIVE):
-            self.held[event.what] = Known(event.to or event.who, self._sentences)
+            self.held[event.what] = KnownFrom(event.to or event.who, self._sentences)
             self._trace(event.what, self.at[event.who])
         if event.did == GIVE:  # is where the giver is
             self.at.setdefault(event.to, self.at[event.who])
@@ -87,7 +87,7 @@ class World:
     def carried(self, person: str) -> list[str]:
         return [thing for thing, holder in self.held.items() if holder.name == person]
 
-    def _trace(self, thing: str, room: Known) -> None:
+    def _trace(self, thing: str, room: KnownFrom) -> None:
         trail = self.trail.setdefault(thing, [])
         if not trail or trail[-1].name != room.name:
             trail.append(room)

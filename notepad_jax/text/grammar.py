@@ -34,32 +34,32 @@ class Grammars:
         self._vocabulary = _Vocabulary(tokenizer)
         self._compiled = functools.lru_cache(KEPT)(self._compile)
 
-    def json(self, schema: str) -> Grammar:
+    def json(self, schema: str) -> SchemaGrammar:
         """Returns the grammar of a JSON schema, given as JSON; ValueError, in a line, for one that
         cannot be followed."""
         return self._compiled(schema)
 
-    def _compile(self, schema: str) -> Grammar:
+    def _compile(self, schema: str) -> SchemaGrammar:
         made = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=HOW)
         matcher = llguidance.LLMatcher(self._vocabulary.opened, made, log_level=0)
         if matcher.is_error():
             raise ValueError(" ".join(matcher.get_error().partition("<backtrace>")[0].split()))
-        return Grammar(schema, _Shared(matcher))
+        return SchemaGrammar(schema, _Shared(matcher))
 
 
 @dataclasses.dataclass(frozen=True)
-class Grammar:
+class SchemaGrammar:
     """A `types.Grammar`: the texts that a schema allows, written in one way."""
 
     schema: str
     _shared: _Shared = dataclasses.field(compare=False, repr=False)
 
-    def matcher(self, stop_ids: Sequence[int]) -> Matcher:
+    def matcher(self, stop_ids: Sequence[int]) -> SchemaMatcher:
         """Returns what one completion is checked by as it is made; it ends with a stop id."""
-        return Matcher(self._shared.copy(), stop_ids)
+        return SchemaMatcher(self._shared.copy(), stop_ids)
 
 
-class Matcher:
+class SchemaMatcher:
     """One completion's way through a grammar."""
 
     def __init__(self, matcher: llguidance.LLMatcher, stop_ids: Sequence[int]) -> None:

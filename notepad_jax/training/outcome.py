@@ -115,7 +115,7 @@ def _report(
         curves=curves if validated else {},
         lengths=[name.removeprefix(by_length) for name in names],
         validations=[
-            training_page.Validation(
+            training_page.ValidationPoint(
                 step=line["step"],
                 score=line[SCORE],
                 by_length=tuple(line.get(name, math.nan) for name in names),

@@ -58,7 +58,7 @@ class Rollouts:
     group_size: int
     seed: int
     max_failed_share: float
-    local: local.Wanted
+    local: local.LocalSamples
     shaped: bool = False  # by the lengths of turns
     retire_at: float = 0.0  # pass rate at which a task is drawn no more; 0: none is
     teacher: imitation.Teacher | None = None  # who writes the turns; None: the policy itself
@@ -116,7 +116,7 @@ class Rollouts:
         """
         chosen = local.choose(rollout.batch, self.local.share, self.seed)
         count = hosts.count()
-        theirs: list[list[local.Chosen]] = [[] for _ in range(count)]
+        theirs: list[list[local.ChosenTurn]] = [[] for _ in range(count)]
         for one in chosen:
             ordinal = one.group.ordinal
             theirs[readers.get(ordinal, ordinal % count)].append(one)

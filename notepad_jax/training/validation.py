@@ -24,11 +24,11 @@ from typing import Any
 from notepad_jax.checkpoint.best import Best
 from notepad_jax.checkpoint.training_state import Checkpoints
 from notepad_jax.data import formats, held_out
-from notepad_jax.data.admission import Admission
+from notepad_jax.data.admission import RowCounts
 from notepad_jax.data.rows import Pair
 from notepad_jax.eval import methods, readings, summary
 from notepad_jax.eval.lengths import format_length, parse_length
-from notepad_jax.eval.measure import Item, Judge, Progress, Result, check, measure
+from notepad_jax.eval.measure import EvalProgress, Item, Judge, Result, check, measure
 from notepad_jax.parallel import hosts
 from notepad_jax.reading import shares
 from notepad_jax.reading.loop import Reader
@@ -144,11 +144,11 @@ class Validation:
 
 
 @contextlib.contextmanager
-def _progress(step: int, readings: int, screen: Screen) -> Iterator[Callable[[Progress], None]]:
+def _progress(step: int, readings: int, screen: Screen) -> Iterator[Callable[[EvalProgress], None]]:
     bar = screen.bar(f"validating step {step}", readings, "readings")
     before = 0
 
-    def on_progress(now: Progress) -> None:
+    def on_progress(now: EvalProgress) -> None:
         nonlocal before
         bar.advance(now.done - before)
         before = now.done
@@ -280,7 +280,7 @@ def _of_files(
     paths: Sequence[str], stream: TaskStream, screen: Screen
 ) -> dict[str, Sequence[Pair]]:
     """Opens `validation.files`, and says what of them is left out, and what is trained on, too."""
-    admission = Admission()
+    admission = RowCounts()
     found = {path: formats.read_any(path, on_fault=admission.leave_out) for path in paths}
     tasks = [task for pairs in found.values() for task, _ in pairs]
     for line in admission.lines(len(tasks)):

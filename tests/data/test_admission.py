@@ -8,7 +8,7 @@ import pytest
 from array_record.python import array_record_module
 
 from notepad_jax.data import admission, array_records, datasets, files, formats, parquet
-from notepad_jax.data.admission import Admission, Fault
+from notepad_jax.data.admission import Fault, RowCounts
 from notepad_jax.data.task_sources import by_source
 from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.types import Task, TextDocument
@@ -52,7 +52,7 @@ def write(path, rows):
 
 
 def read(path):
-    found = Admission()
+    found = RowCounts()
     return [task.id for task, _ in formats.read_any(path, on_fault=found.leave_out)], found
 
 
@@ -186,7 +186,7 @@ def test_records_of_one_id_are_refused(tmp_path):
 def test_rows_left_out_are_part_of_what_a_file_is_known_by(tmp_path):
     paths = [write(tmp_path / f"{k}.array_record", [row(1), row(2, metric=metric), row(3)])
              for k, metric in enumerate(("em", "exact"))]  # fmt: skip
-    found = Admission()
+    found = RowCounts()
     opened = by_source(paths, SilentScreen(), found.leave_out)
     assert [len(opened.tasks[name]) for name in "01"] == [3, 2] and found.count == 1
     assert [task.id for task, _ in opened.tasks["1"]] == ["t1", "t3"]
@@ -208,7 +208,7 @@ def test_a_large_file_is_not_checked_twice(tmp_path, monkeypatch, form, check):
 
     def opened():
         asked.clear()
-        found = Admission()
+        found = RowCounts()
         kept = by_source([path], SilentScreen(), found.leave_out).tasks
         assert [len(own) for own in kept.values()] == [6]
         assert found.left_out[0].first.startswith(f"{path} ") and found.count == 3

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notepad_jax.data import files, long_strings
-from notepad_jax.types import Evidence, Note, Task, TextDocument
+from notepad_jax.types import Evidence, Task, TaughtNote, TextDocument
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 FILLED = TEXTS.filter(str.strip)
@@ -124,7 +124,7 @@ def test_a_hundred_long_documents_are_read_at_once_in_little_memory(tmp_path):
 
 
 def test_a_script_of_good_notes_comes_back_as_it_was(tmp_path):
-    script = (Note("Ann is red.", "red"), Note("Bob is\nblue.", 'red, "blue"'))
+    script = (TaughtNote("Ann is red.", "red"), TaughtNote("Bob is\nblue.", 'red, "blue"'))
     path = tmp_path / "t.jsonl"
     files.write(path, [dataclasses.replace(task(), script=script), task("b")], [1, 1])
     (one, _), (two, _) = files.read(path)

@@ -150,7 +150,7 @@ def running(engine, params=None, *, most: int = 50, key=None, offset: int = 0, s
     )
     port = free_port()
     driver = room.Driver(engine, params)
-    server = room.Server(driver, words, limits, most, "127.0.0.1", port)
+    server = room.StockServer(driver, words, limits, most, "127.0.0.1", port)
     server.start()
     try:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -311,7 +311,7 @@ def test_an_address_that_is_taken_is_said_and_nothing_runs_on():
         port = other.getsockname()[1]
         driver = room.Driver(Counting(), None)
         with pytest.raises(ValueError, match="choose another --port"):
-            room.Server(driver, None, None, 1, "127.0.0.1", port)
+            room.StockServer(driver, None, None, 1, "127.0.0.1", port)
     until(lambda: not kept_by(before))
 
 

@@ -385,16 +385,16 @@ def test_what_was_compiled_outlives_the_process_that_did(tmp_path):
     path = tmp_path / "kept.jsonl"
     read = cost_analysis._failed("")
     one = dataclasses.replace(read, beside=7, sent={"all-gather": 1.5}, compute_seconds=0.25)
-    kept = cost_analysis.Kept(path)
+    kept = cost_analysis.CostCache(path)
     kept.add({"point": {"slice": SLICE}})
     kept["a"] = one
     kept["b"] = read
     whole = path.read_text()
     path.write_text(whole + whole.splitlines()[-1][:30])  # killed while it wrote a third
-    again = cost_analysis.Kept(path)
+    again = cost_analysis.CostCache(path)
     assert dict(again) == {"a": one, "b": read}
     again["c"] = one
-    assert list(cost_analysis.Kept(path)) == ["a", "b", "c"]
+    assert list(cost_analysis.CostCache(path)) == ["a", "b", "c"]
 
 
 # ---------------------------------------------------------------- stand-ins for devices

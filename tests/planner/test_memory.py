@@ -22,8 +22,8 @@ from notepad_jax.model import lora, parameters
 from notepad_jax.parallel import mesh
 from notepad_jax.parallel.rules import SERVING
 from notepad_jax.planner import lowering, machine, memory, planned_policy
-from notepad_jax.planner.machine import Memory
-from notepad_jax.planner.memory import Held
+from notepad_jax.planner.machine import MachineMemory
+from notepad_jax.planner.memory import HeldBytes
 from notepad_jax.programs import subjects
 from notepad_jax.reader import Reader
 from notepad_jax.setup import builders, configuration, learner, sizes
@@ -36,7 +36,7 @@ from tests import fakes, tiny
 ROOT = Path(__file__).parents[2]
 GB = 10**9
 SMALL = dataclasses.replace(MODELS["Qwen2.5-0.5B"], dtype="float32")
-LAPTOP = Memory(16 * GB, 14 * GB)
+LAPTOP = MachineMemory(16 * GB, 14 * GB)
 
 # ---------------------------------------------------------------- what is there
 
@@ -54,7 +54,7 @@ FILES = {"proc__meminfo": MEMINFO}
 
 
 def test_a_machine_has_what_linux_says(tmp_path):
-    assert machine.of_machine(linux(tmp_path, **FILES)) == Memory(16_384_000, 12_288_000)
+    assert machine.of_machine(linux(tmp_path, **FILES)) == MachineMemory(16_384_000, 12_288_000)
 
 
 def test_the_tightest_cgroup_counts_and_pages_of_files_can_be_had(tmp_path):
@@ -65,7 +65,9 @@ def test_the_tightest_cgroup_counts_and_pages_of_files_can_be_had(tmp_path):
         "sys__fs__cgroup__user__memory.current": "5000000\n",
         "sys__fs__cgroup__user__memory.stat": "anon 4000000\ninactive_file 1000000\n",
     }
-    assert machine.of_machine(linux(tmp_path, **FILES, **cgroup)) == Memory(8_000_000, 4_000_000)
+    assert machine.of_machine(linux(tmp_path, **FILES, **cgroup)) == MachineMemory(
+        8_000_000, 4_000_000
+    )
 
 
 def test_cgroups_of_the_first_version(tmp_path):
@@ -76,7 +78,7 @@ def test_cgroups_of_the_first_version(tmp_path):
         "sys__fs__cgroup__memory__box__memory.usage_in_bytes": "4000000\n",
         "sys__fs__cgroup__memory__box__memory.stat": "total_inactive_file 500000\n",
     }
-    assert machine.of_machine(linux(tmp_path, **FILES, **cgroup)) == Memory(3_000_000, 0)
+    assert machine.of_machine(linux(tmp_path, **FILES, **cgroup)) == MachineMemory(3_000_000, 0)
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: many kB\n", "\n:\nMemTotal\n"])
@@ -91,14 +93,14 @@ def test_an_accelerator_says_itself_or_nobody_knows():
         def __init__(self, stats):
             self.memory_stats = lambda: stats
 
-    assert machine.look(Device({"bytes_limit": 100, "bytes_in_use": 30})) == Memory(100, 70)
+    assert machine.look(Device({"bytes_limit": 100, "bytes_in_use": 30})) == MachineMemory(100, 70)
     assert machine.look(Device(None)) is None and machine.look(Device({})) is None
 
 
 # ---------------------------------------------------------------- what fits, by hand
 
 
-HELD = Held({"rollout": {"weights": 30}, "update": {"weights": 30, "masters": 40}},
+HELD = HeldBytes({"rollout": {"weights": 30}, "update": {"weights": 30, "masters": 40}},
             frozenset({"rollout"}), page=2)  # fmt: skip
 
 
@@ -116,14 +118,14 @@ HELD = Held({"rollout": {"weights": 30}, "update": {"weights": 30, "masters": 40
     ],
 )
 def test_pages_by_hand(said, total, free, expected):
-    assert memory.pages(said, 20, 5, HELD, Memory(total, free)) == expected
+    assert memory.pages(said, 20, 5, HELD, MachineMemory(total, free)) == expected
 
 
 def test_what_is_free_bounds_what_is_derived():
-    held = Held({"reading": {"weights": 30}}, frozenset({"reading"}), page=2)
-    assert memory.pages(0, 20, 5, held, Memory(1000, 50)) == 10
-    assert memory.pages(0, 20, 5, held, Memory(1000, 40)) == 5
-    assert memory.pages(0, 20, 5, held, Memory(1000, 39)) == -1
+    held = HeldBytes({"reading": {"weights": 30}}, frozenset({"reading"}), page=2)
+    assert memory.pages(0, 20, 5, held, MachineMemory(1000, 50)) == 10
+    assert memory.pages(0, 20, 5, held, MachineMemory(1000, 40)) == 5
+    assert memory.pages(0, 20, 5, held, MachineMemory(1000, 39)) == -1
 
 
 def test_policies_on_one_base_are_counted_each_and_all_together():
@@ -176,12 +178,12 @@ def fitted(name: str, *words: str, see=LAPTOP, policy=SMALL, said=None, others=(
     return config
 
 
-def held_of(config, policy=SMALL) -> Held:
+def held_of(config, policy=SMALL) -> HeldBytes:
     rules, template = builders.rules(config.reading), fakes.template()
     settings = builders.engine_settings(config.engine, policy, rules, template)
     if not config.grpo:
         return memory.of_engines(policy, config.engine, settings, "float32", None)
-    about = planned_policy.Policy("", "", policy, "float32", template)
+    about = planned_policy.PlannedPolicy("", "", policy, "float32", template)
     made = lowering.plan_of(config, jax.devices(), jax.local_devices(), about)
     return memory.of_training(config, made, settings)
 
@@ -227,18 +229,18 @@ def test_all_weights_of_half_a_billion_are_refused_with_adapters_as_the_mend():
 
 def test_less_memory_is_fewer_pages_and_said_and_never_too_few_for_a_turn():
     said: list[str] = []
-    whole = fitted("ruler", see=Memory(64 * GB, 60 * GB)).engine.pages
-    fewer = fitted("ruler", see=Memory(64 * GB, 5 * GB), said=said).engine.pages
+    whole = fitted("ruler", see=MachineMemory(64 * GB, 60 * GB)).engine.pages
+    fewer = fitted("ruler", see=MachineMemory(64 * GB, 5 * GB), said=said).engine.pages
     assert fewer < whole and "5.0 of 64.0 GB of memory are free" in said[0]
     with pytest.raises(ValueError, match=r"does not fit: .* free some, or try "):
-        fitted("ruler", see=Memory(64 * GB, 3 * GB))
+        fitted("ruler", see=MachineMemory(64 * GB, 3 * GB))
 
 
 def test_a_second_base_that_is_only_compared_needs_its_room_too():
-    see, other = Memory(64 * GB, 6 * GB), lora.Lora(16, 16.0, lora.TARGETS)
-    assert fitted("ruler", see=Memory(64 * GB, 5 * GB)).engine.pages > 0
+    see, other = MachineMemory(64 * GB, 6 * GB), lora.Lora(16, 16.0, lora.TARGETS)
+    assert fitted("ruler", see=MachineMemory(64 * GB, 5 * GB)).engine.pages > 0
     with pytest.raises(ValueError, match=r"GB in the comparing of bases \(.*other policies 2.0"):
-        fitted("ruler", see=Memory(64 * GB, 5 * GB), others=[other])
+        fitted("ruler", see=MachineMemory(64 * GB, 5 * GB), others=[other])
     assert 0 < fitted("ruler", see=see, others=[other]).engine.pages
 
 
@@ -250,8 +252,8 @@ def test_engines_that_share_a_machine_are_counted():
 
 
 def test_who_does_not_know_takes_what_was_asked_for():
-    assert fitted("ruler", see=None).engine.pages == fitted("ruler", see=Memory(10**15, 10**15)
-                                                            ).engine.pages  # fmt: skip
+    endless = MachineMemory(10**15, 10**15)
+    assert fitted("ruler", see=None).engine.pages == fitted("ruler", see=endless).engine.pages
 
 
 # ---------------------------------------------------------------- a run keeps what was decided
@@ -266,21 +268,21 @@ def decide(config, folder, resume, free):
     return decided.kept(config, folder, words, resume, SilentScreen(), lambda d: free)
 
 
-def tightest(config, folder) -> tuple[Memory, int]:
+def tightest(config, folder) -> tuple[MachineMemory, int]:
     """The least memory, in steps of 5 MB, in which a run begins, and its pages."""
     for free in range(memory.PROCESS, 2 * memory.PROCESS, 5_000_000):
         with contextlib.suppress(ValueError):
-            there = Memory(16 * GB, free)
+            there = MachineMemory(16 * GB, free)
             return there, decide(config, folder, False, there).engine.pages
     raise AssertionError("nothing is enough")
 
 
 def test_a_run_goes_on_with_the_pages_that_it_began_with(tmp_path):
     config = run_config()
-    begun = decide(config, tmp_path, False, Memory(16 * GB, 14 * GB)).engine.pages
+    begun = decide(config, tmp_path, False, MachineMemory(16 * GB, 14 * GB)).engine.pages
     tight, anew = tightest(config, tmp_path / "other")
     assert anew < begun
-    assert decide(config, tmp_path, True, Memory(16 * GB, 8 * GB)).engine.pages == begun
+    assert decide(config, tmp_path, True, MachineMemory(16 * GB, 8 * GB)).engine.pages == begun
     said = decide(run_config("--config.engine.pages=100"), tmp_path, True, LAPTOP)
     assert said.engine.pages == 100
     with pytest.raises(ValueError, match=r"use --config.engine.pages=\d+ or fewer"):
@@ -328,7 +330,7 @@ def test_a_micro_batch_takes_no_more_than_is_counted(remat):
     config = configuration.load("chat", [f"--config.grpo.remat={remat}"])
     rules, template = builders.rules(config.reading), fakes.template()
     config = sizes.settled(config, template, rules)
-    about = planned_policy.Policy("", "", WIDE, "float32", template)
+    about = planned_policy.PlannedPolicy("", "", WIDE, "float32", template)
     made = lowering.plan_of(config, jax.devices()[:1], jax.devices()[:1], about)
     plan, settings, optimizer = learner.settings_of(config)
     frozen, trained = lowering._partitions(config.grpo.lora, about, made.trainer)

@@ -29,7 +29,7 @@ from notepad_jax.planner import (
     workload,
 )
 from notepad_jax.setup import builders, configuration, learner
-from notepad_jax.setup.sizes import Turn
+from notepad_jax.setup.sizes import TurnSize
 from notepad_jax.telemetry.screen import SilentScreen
 from pallas_kernels import aot
 
@@ -39,12 +39,12 @@ STORED = ("--config.checkpoint.handoff=storage", "--config.checkpoint.every=1")
 needs_libtpu = pytest.mark.skipif(aot.missing_compiler() != "", reason=aot.missing_compiler())
 
 
-def planned_here(*words: str, name: str = "quickstart") -> lowering.Planned:
+def planned_here(*words: str, name: str = "quickstart") -> lowering.PlannedRun:
     """A plan for this machine's device, as if it were a slice; nothing is compiled."""
     return lowering.plan_of(configuration.load(name, words), jax.devices()[:1])
 
 
-def on(slice_name: str, *words: str) -> lowering.Planned:
+def on(slice_name: str, *words: str) -> lowering.PlannedRun:
     return lowering.plan_of(configuration.load("qwen2_5_7b", words), aot.slice_of(slice_name))
 
 
@@ -217,12 +217,12 @@ def program(**more) -> lowering.Program:
 
 
 @pytest.fixture
-def small(monkeypatch) -> lowering.Planned:
+def small(monkeypatch) -> lowering.PlannedRun:
     """A run that has 2 GB of masters and 4 of cache on each device, and no engine's programs."""
     monkeypatch.setattr(document, "documents", lambda made, chip: ())
     there = mesh.one()
-    turn = Turn(100, 10, 10)
-    made = lowering.Planned(
+    turn = TurnSize(100, 10, 10)
+    made = lowering.PlannedRun(
         model="small", counted_by="hand", policy=MODELS["Qwen2.5-7B-Instruct"],
         remat=True, devices=4, hosts=1, trainer=there, engine=there, engines=1,
         residents={
@@ -464,7 +464,7 @@ def test_the_table_holds_what_the_plan_holds(small):
     one = fact("accumulate", lowering.UPDATE, 12 * GB, beside=2 * GB)
     refused = fact("apply", lowering.UPDATE, 12 * GB, refused="no room for 4 G")
     phases = tuple(plan._phase(n, small.residents[n], [one, refused]) for n in lowering.PHASES)
-    made = plan.Plan(
+    made = plan.SlicePlan(
         slice="v5p:2x2x1", model="small", parameters=2 * GB, prompts_counted_by="hand", devices=4,
         hosts=1, trainer="4 x 1", engines=1, engine_tensor=1, hbm=100 * GB, phases=phases,
         compiled=True, programs=(one, refused), left_out=21, step=plan._step(small), seconds=1.0,

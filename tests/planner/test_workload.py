@@ -10,13 +10,13 @@ from notepad_jax.grpo import batch
 from notepad_jax.planner import workload
 from notepad_jax.planner.workload import RolloutWork
 from notepad_jax.setup import builders, configuration
-from notepad_jax.setup.sizes import Turn
+from notepad_jax.setup.sizes import TurnSize
 from tests import fakes
 from tests.grpo.conftest import group, turn
 
 # 4 groups of 2; a document of 3 chunks; rows of 100 hold a prefix of 40 and two tails of 20.
 READINGS = RolloutWork(
-    groups=4, members=2, chunks=3, update=Turn(40, 10, 10), answers=(Turn(0, 15, 5),)
+    groups=4, members=2, chunks=3, update=TurnSize(40, 10, 10), answers=(TurnSize(0, 15, 5),)
 )
 SETTINGS = EngineSettings(
     slots=4, page_size=8, pages=64, max_prompt=96, max_new_tokens=10, steps_per_launch=5,
@@ -49,7 +49,7 @@ def test_short_rows_repeat_prefixes_and_long_ones_pad():
 
 
 def test_what_tails_have_in_common_is_written_and_attended_to_once():
-    turn = Turn(40, 10, 10, common=4)
+    turn = TurnSize(40, 10, 10, common=4)
     one = dataclasses.replace(READINGS, groups=1, members=3, chunks=1, update=turn, answers=())
     found = workload.update(one, row_length=100, rows=1, parts=1, minibatches=1, epochs=1)
     assert found.tokens == 40 + 20 + 16 + 16
@@ -148,8 +148,8 @@ def test_limits_come_from_the_config():
     config = configuration.load("qwen2_5_7b")
     found = workload.readings(config, Counting())
     # A group's members share the question, too, which their answers' prompts begin with.
-    answer = Turn(0, 1280, 1024, common=256)
-    assert found == RolloutWork(128, 16, 7, Turn(5256, 1024, 1024), (answer,))
+    answer = TurnSize(0, 1280, 1024, common=256)
+    assert found == RolloutWork(128, 16, 7, TurnSize(5256, 1024, 1024), (answer,))
     config = configuration.load("quickstart")
     found = workload.readings(config, Counting())
     assert (found.groups, found.members, found.chunks) == (20, 8, 8)

@@ -337,7 +337,7 @@ def opened(*adapters):
     config = configuration.load("quickstart", SERVED)
     others = beside.named(config, adapters, "base")
     policy = builders.load_policy(config.policy, config.dtype, builders.to_read(config.engine))
-    weights = serve.Weights(config, policy, SCREEN)
+    weights = serve.ServedWeights(config, policy, SCREEN)
     policy, others = beside.adapted(config, policy, others, SCREEN)
     return policy, *serve.opened(config, policy, "base", weights, others)
 
@@ -370,7 +370,7 @@ def test_several_are_served_from_one_base_and_each_says_what_it_says_alone(here)
         config = configuration.load("quickstart", (*SERVED[1:], f"--config.policy={place}"))
         alone = builders.load_policy(place)
         assert one.fingerprint() == beside.fingerprint_of(alone)
-        weights = serve.Weights(config, alone, SCREEN)
+        weights = serve.ServedWeights(config, alone, SCREEN)
         ids, logprobs = asyncio.run(said(*_first(serve.opened(config, alone, "x", weights))))[0]
         assert found[0] == ids
         np.testing.assert_allclose(found[1], logprobs, atol=1e-5)

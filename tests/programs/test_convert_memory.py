@@ -13,7 +13,7 @@ import tiny
 
 from notepad_jax.checkpoint.hf import huggingface
 from notepad_jax.checkpoint.hf.config import write_config
-from notepad_jax.checkpoint.hf.writing import Planned, write
+from notepad_jax.checkpoint.hf.writing import PlannedTensor, write
 from notepad_jax.model import parameters
 from notepad_jax.model.config import PolicyConfig
 
@@ -41,7 +41,7 @@ def test_an_import_holds_the_model_and_one_parameter_more(tmp_path):
     """On one CPU device, whose memory is the host's. Twice the model and more, once."""
     bf16 = np.dtype(ml_dtypes.bfloat16)
     plan = [
-        Planned(name, bf16, layout.published)
+        PlannedTensor(name, bf16, layout.published)
         for layout in huggingface.layouts(CONFIG).values()
         for name in layout.names
     ]

@@ -83,7 +83,7 @@ def hostile_training(folder: Path) -> Path:
         training_page.TrainingReport(
             title=ENDLESS, summary=ENDLESS, origin=ORIGIN, warnings=[ENDLESS],
             metrics=[{"step": 1, **kinds}], curves={ENDLESS: ENDLESS}, lengths=[ENDLESS],
-            validations=[training_page.Validation(1, 0.5, (0.5,), best=True)],
+            validations=[training_page.ValidationPoint(1, 0.5, (0.5,), best=True)],
             config={ENDLESS: ENDLESS},
             changes=[SettingsChange(4, ENDLESS, ENDLESS, [(ENDLESS, ENDLESS, ENDLESS)])],
         ),

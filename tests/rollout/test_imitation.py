@@ -13,13 +13,13 @@ from notepad_jax.reading.memory_agent import TurnSampling
 from notepad_jax.reading.trace import MemoryChange, Spool, Trace, TraceFile
 from notepad_jax.rollout import imitation, rewards
 from notepad_jax.text.chunks import Documents
-from notepad_jax.types import Draw, Finish, Note, Task, TextDocument, TurnKind
+from notepad_jax.types import Draw, Finish, Task, TaughtNote, TextDocument, TurnKind
 
 # 7 tokens a sentence; chunks of 5 tear both facts.
 TEXT = "the code of ann is red . the code of bob is blue . bob says the blue ."
 SCRIPT = (
-    Note("the code of ann is red .", "red"),
-    Note("the code of bob is blue .", "red, blue"),
+    TaughtNote("the code of ann is red .", "red"),
+    TaughtNote("the code of bob is blue .", "red, blue"),
 )
 
 
@@ -94,7 +94,7 @@ def test_where_a_marker_keeps_the_memory_it_is_said_instead():
     ],
 )
 def test_answers_list_what_was_noted_unless_their_order_counts(answers, metric, expected):
-    script = (Note("x", "red"), Note("y", "red, blue"))
+    script = (TaughtNote("x", "red"), TaughtNote("y", "red, blue"))
     assert imitation.answer(task(script, answers, metric)) == expected
 
 
@@ -128,7 +128,7 @@ def test_right_readings_of_a_trace_are_repeated_and_others_are_not(tmp_path):
 def test_what_cannot_be_taught_is_said():
     with pytest.raises(ValueError, match="task 't' has no script of good notes"):
         taught(task(script=()), reader())
-    long = (Note("the code of ann is red .", "red " * 9),)
+    long = (TaughtNote("the code of ann is red .", "red " * 9),)
     groups, failed = asyncio.run(
         imitation.collect([Draw(0, (task(long),))], reader(), imitation.of_script, 0, rewards.PLAIN)
     )

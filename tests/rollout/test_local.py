@@ -11,7 +11,7 @@ from notepad_jax import functions
 from notepad_jax.reading import memory_agent
 from notepad_jax.rollout import local, rewards, serialization
 from notepad_jax.rollout.collector import collect
-from notepad_jax.rollout.local import Wanted
+from notepad_jax.rollout.local import LocalSamples
 from notepad_jax.types import CompleterFailed, Evidence, Finish, Status, TurnKind
 from tests import fakes
 from tests.rollout import made
@@ -141,7 +141,7 @@ def test_a_memory_that_is_kept_is_the_one_that_the_turn_began_with():
         trajectory, reading=dataclasses.replace(trajectory.reading, turns=turns)
     )
     group = dataclasses.replace(group, trajectories=(member,))
-    chosen = [local.Chosen(group, 0, turn) for turn in (0, 1)]
+    chosen = [local.ChosenTurn(group, 0, turn) for turn in (0, 1)]
     sets = asyncio.run(local.write_again(chosen, how, 2, 1))
     assert [[sample.reward for sample in one] for one in sets] == [[0, 0], [0.5, 0.5]]
 
@@ -259,16 +259,16 @@ def test_evidence_without_words_is_named_with_its_task():
 )
 def test_what_teaches_nothing_is_refused(numbers, says):
     if says is None:
-        Wanted(*numbers)
+        LocalSamples(*numbers)
         return
     with pytest.raises(ValueError, match=says):
-        Wanted(*numbers)
+        LocalSamples(*numbers)
 
 
 def test_a_reward_sees_the_reading_up_to_the_turn_that_was_written_again():
     """Its memories are those before, the new one, and no later one; then the answer from it."""
     (group,) = read(task("a"))
-    chosen = [local.Chosen(group, 1, 2)]
+    chosen = [local.ChosenTurn(group, 1, 2)]
     before = memories(group.trajectories[1])[:2]
     seen = []
 

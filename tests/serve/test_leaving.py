@@ -68,7 +68,7 @@ def engine(tmp_path_factory, brake):
     folder = chat_models.folder(tmp_path_factory.mktemp("leaving") / "chats")
     config = configuration.load("chat", [*CONFIG, *SIZES, f"--config.policy={folder}"])
     policy = builders.load_policy(folder, config.dtype, builders.to_read(config.engine))
-    weights = serve.Weights(config, policy, SilentScreen())
+    weights = serve.ServedWeights(config, policy, SilentScreen())
     engines, served = serve.opened(config, policy, "m", weights)
     found, over = [], threading.Event()
 

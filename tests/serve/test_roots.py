@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from notepad_jax import cli
-from notepad_jax.data.objects import CONTEXT, Objects
+from notepad_jax.data.objects import CONTEXT, BucketListing
 from notepad_jax.serve.documents.roots import DocumentRoots
 from notepad_jax.serve.http.errors import Refusal
 from tests.serve.fake import DOCUMENT, NAME, Arithmetic, library, until
@@ -221,7 +221,7 @@ def test_a_bucket_that_does_not_answer_is_the_servers_trouble(url, monkeypatch):
     def lost(*_):
         raise ValueError("gs://b cannot be read: 10.0.0.7 refused the key abc")
 
-    monkeypatch.setattr(Objects, "look", lost)
+    monkeypatch.setattr(BucketListing, "look", lost)
     reply = ask(url, f"{BUCKET}/b.txt")
     assert reply.status_code == 502 and "10.0.0.7" not in reply.text
 

@@ -194,7 +194,7 @@ def test_a_file_whose_download_has_begun_is_sent_to_its_end(tmp_path):
             await coming.end()
             id = (await kept.keep(coming, "x")).id
             asked = Request({"type": "http", "path_params": {"id": id}, "headers": []})
-            reply = await routes.Documents(kept).content(asked)
+            reply = await routes.FileRoutes(kept).content(asked)
             kept.delete(id)
             sent = []
 

@@ -64,7 +64,7 @@ def test_it_has_the_same_loss(tmp_path):
     alone = [f"--config.policy={folder}", "--config.engine.slots=1"]
     config = configuration.load("chat", [*CONFIG, *alone])
     policy = builders.load_policy(folder, config.dtype, builders.to_read(config.engine))
-    weights = serve.Weights(config, policy, SilentScreen())
+    weights = serve.ServedWeights(config, policy, SilentScreen())
     engines, served = serve.opened(config, policy, "m", weights)
     stops = served.conversations.stop_ids
 

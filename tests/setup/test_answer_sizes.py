@@ -4,7 +4,7 @@ from notepad_jax import keys
 from notepad_jax.engine import shapes
 from notepad_jax.planner import workload
 from notepad_jax.setup import builders, configuration, sizes
-from notepad_jax.setup.sizes import Turn
+from notepad_jax.setup.sizes import TurnSize
 from notepad_jax.text.prompts import Template
 from tests import fakes, tiny
 
@@ -25,8 +25,8 @@ def made(words) -> tuple:
 def test_contexts_by_hand():
     config, rules, template = made(LONG)
     turns = sizes.turns(template, rules)
-    more = Turn(ASKED - 1, 1 + 30, 10, alone=True)
-    assert turns.answers == (Turn(ASKED - 1, 1, 40, alone=True), more, more)
+    more = TurnSize(ASKED - 1, 1 + 30, 10, alone=True)
+    assert turns.answers == (TurnSize(ASKED - 1, 1, 40, alone=True), more, more)
     assert [turn.whole for turn in turns.answers] == [ASKED + 40] * 3
     # Bundles of four: update turns behind a chunk, or contexts behind question and memory.
     assert sizes.row_length(_free(config), turns) == 256 >= 16 + 4 * (1 + 31 + 10)
@@ -54,7 +54,7 @@ def _short_rows(config, tokens):
 def test_one_context_has_the_sizes_that_it_had():
     _, rules, template = made(WORDS)
     # Members of a group share the question, with its mark, too.
-    assert sizes.turns(template, rules).answers == (Turn(1, ASKED - 1, 40, common=9),)
+    assert sizes.turns(template, rules).answers == (TurnSize(1, ASKED - 1, 40, common=9),)
 
 
 def test_a_plan_counts_every_context():

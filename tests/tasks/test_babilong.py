@@ -282,7 +282,7 @@ def test_bad_input_is_one_line():
 
 
 def test_the_suite_makes_and_leaves_out():
-    sources = suites.Sources(count, "noise")
+    sources = suites.SuiteSources(count, "noise")
     made, left_out = suites.by_length(
         "babilong", ("qa1", "qa3"), (50, 1000), 2, 0, sources, lambda: None
     )

@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 from notepad_jax.tasks import draws
-from notepad_jax.tasks.draws import Draws, Shuffle
+from notepad_jax.tasks.draws import SampleDraws, Shuffle
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 255, 256, 257, 1000, 65_537, draws.NAME_COUNT])
@@ -57,21 +57,21 @@ def test_the_list_of_words_is_of_single_words_and_none_is_coined():
     c, v = f"[{draws.CONSONANTS}]", f"[{draws.VOWELS}]"
     coined = re.compile(f"{c}{v}{c}{v}{c}(?:{'|'.join(draws.ENDINGS)})")
     assert not any(map(coined.fullmatch, draws.WORDS))
-    drawn = Draws((1,)).words(np.arange(7000))
+    drawn = SampleDraws((1,)).words(np.arange(7000))
     assert set(drawn[:6718]) == set(draws.WORDS) and all(map(coined.fullmatch, drawn[6718:]))
     mixed = np.array([6900, 3, 6718, 0, 3])  # any indices, in any order
-    assert Draws((1,)).words(mixed) == [drawn[i] for i in mixed]
+    assert SampleDraws((1,)).words(mixed) == [drawn[i] for i in mixed]
 
 
 def test_coined_words_are_as_many_as_their_letters_allow():
     coined = {draws._coin(number) for number in range(0, 1_166_400, 41)}
     assert len(coined) == -(-1_166_400 // 41)
     with pytest.raises(draws.Exhausted, match="only 1,166,400 different"):
-        Draws((1,)).words(np.array([6718 + 1_166_400]))
+        SampleDraws((1,)).words(np.array([6718 + 1_166_400]))
 
 
 def test_nothing_is_drawn_twice():
-    drawn, many = Draws((5, 6)), np.arange(20_000)
+    drawn, many = SampleDraws((5, 6)), np.arange(20_000)
     for texts in (
         drawn.names(many),
         drawn.numbers(many),
@@ -88,21 +88,21 @@ def test_nothing_is_drawn_twice():
 
 
 def test_uuids_are_what_the_standard_library_calls_random_ones():
-    for text in Draws((1, 2)).uuids(np.arange(500)):
+    for text in SampleDraws((1, 2)).uuids(np.arange(500)):
         parsed = uuid.UUID(text)
         assert str(parsed) == text
         assert parsed.version == 4 and parsed.variant == uuid.RFC_4122
 
 
 def test_digits_of_uuids_are_uniform():
-    texts = Draws((1, 3)).uuids(np.arange(5000))
+    texts = SampleDraws((1, 3)).uuids(np.arange(5000))
     free = "".join(text.replace("-", "")[:12] for text in texts)  # digits without a meaning
     counts = np.array([free.count(digit) for digit in "0123456789abcdef"])
     assert scipy.stats.chisquare(counts).pvalue > 1e-3
 
 
 def test_one_by_one_leaves_out_what_is_to_be_avoided_and_keeps_the_order():
-    drawn = Draws((4,))
+    drawn = SampleDraws((4,))
     hundred = drawn.names(np.arange(100))
     held = set(hundred[::3])
     found = list(itertools.islice(draws.one_by_one(drawn.names, held.__contains__), 66))

@@ -137,7 +137,7 @@ def test_shallow_answers_are_wrong():
 
 
 def test_names_are_never_used_twice_and_edges_reach_into_the_small_graph():
-    around = graphwalks.Around(draws.Draws((3, 4)))
+    around = graphwalks.Around(draws.SampleDraws((3, 4)))
     names = around.named(range(200_000))
     assert len(set(names)) == 200_000 and all(re.fullmatch("[0-9a-f]{10}", n) for n in names)
     edges = [tuple(line.split(" -> ")) for line in around.written(0, 20_000)]
@@ -149,7 +149,7 @@ def test_names_are_never_used_twice_and_edges_reach_into_the_small_graph():
 
 
 def test_an_edge_is_as_likely_between_any_two_nodes_so_far():
-    around = graphwalks.Around(draws.Draws((3, 5)))
+    around = graphwalks.Around(draws.SampleDraws((3, 5)))
     edges = np.arange(40_000, 80_000)
     near, far = around.ends(edges)
     so_far = edges // 4 + 16
@@ -176,7 +176,7 @@ def test_bad_input_is_one_line():
 
 
 def test_the_suite_makes_and_leaves_out():
-    sources = suites.Sources(count, "noise")
+    sources = suites.SuiteSources(count, "noise")
     made, left_out = suites.by_length(
         "graphwalks", graphwalks.NAMES, (10, 1000), 2, 0, sources, lambda: None
     )

@@ -133,4 +133,4 @@ def test_what_cannot_be_made_is_said():
     with pytest.raises(ValueError, match="seed of a sample is -1"):
         make("mrcr_2", -1, 3000)
     with pytest.raises(ValueError, match="suite mrcr has no task 'x'"):
-        suites.names("mrcr", ["x"], suites.Sources(count))
+        suites.names("mrcr", ["x"], suites.SuiteSources(count))

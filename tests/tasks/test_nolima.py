@@ -144,4 +144,4 @@ def test_what_cannot_be_made_is_said():
     with pytest.raises(ValueError, match="NoLiMa has no task 'x'; there are one_hop, one_hop_inv"):
         make("x", 0, 2000)
     with pytest.raises(ValueError, match="suite nolima has no task 'x'"):
-        suites.names("nolima", ["x"], suites.Sources(count))
+        suites.names("nolima", ["x"], suites.SuiteSources(count))

@@ -193,4 +193,4 @@ def test_what_cannot_be_made_is_said():
     with pytest.raises(ValueError, match="OOLONG has no generated task 'x'; there are most_freq"):
         make("x", 0, 2000)
     with pytest.raises(ValueError, match="suite oolong has no task 'x'"):
-        suites.names("oolong", ["x"], suites.Sources(count))
+        suites.names("oolong", ["x"], suites.SuiteSources(count))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from notepad_jax.data.foreign.corpus import Corpus, Fact, Paragraph, Question, find_word
+from notepad_jax.data.foreign.corpus import Corpus, GoldFact, Paragraph, Question, find_word
 from notepad_jax.scoring import metrics
 from notepad_jax.tasks import invented, questions
 from tests import measures
@@ -31,7 +31,7 @@ def text_of(task) -> str:
 def small(paragraphs: int, words: int = 20) -> Corpus:
     """A question about paragraph 0 of `paragraphs` equal ones."""
     pool = [Paragraph(f"T{k}", f"key{k} " + "word " * (words - 1)) for k in range(paragraphs)]
-    question = Question("q", "Which key?", ("key0",), (0,), (), (Fact("key0", 0, 0),))
+    question = Question("q", "Which key?", ("key0",), (0,), (), (GoldFact("key0", 0, 0),))
     return Corpus("small", [question], pool, {})
 
 

@@ -19,7 +19,7 @@ from tests import fakes
 from tests.grpo.test_algorithm import having, never
 from tests.rollout.test_collector import reader
 
-OFF, ON = local.Wanted(0, 0.5, 0.5), local.Wanted(4, 1.0, 0.5)
+OFF, ON = local.LocalSamples(0, 0.5, 0.5), local.LocalSamples(4, 1.0, 0.5)
 
 
 def scribe() -> fakes.Scripted:

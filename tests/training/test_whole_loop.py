@@ -157,7 +157,7 @@ class Loop:
             group_size=3,
             seed=5,
             max_failed_share=0.0,
-            local=local.Wanted(how.local, 1.0, 0.5),
+            local=local.LocalSamples(how.local, 1.0, 0.5),
         )  # fmt: skip
 
     async def run(self, steps: int) -> None:

@@ -2,7 +2,7 @@
 
 Joins the neighbours: config.json out of the metadata (`config`), the tokenizer's files
 (`tokenizer`), and tensors under Hugging Face's names (`names`) that are multiplied out as they
-are asked for (`reader`). `Weights` stands where safetensors stand, so that placing, sharding and
+are asked for (`reader`). `Tensors` stands where safetensors stand, so that placing, sharding and
 casting are one way for both. Memory: a block of rows at a time.
 """
 
@@ -22,7 +22,7 @@ from notepad_jax.checkpoint.gguf.names import ROPE_FACTORS, TensorPlace
 from notepad_jax.checkpoint.hf import storage
 from notepad_jax.checkpoint.hf.config import read_config
 from notepad_jax.checkpoint.hf.fields import Fields, ImportProblem
-from notepad_jax.checkpoint.hf.headers import Located, Rows
+from notepad_jax.checkpoint.hf.headers import Located, TensorRows
 from notepad_jax.checkpoint.hf.huggingface import Published
 from notepad_jax.checkpoint.hf.names import check
 from notepad_jax.checkpoint.hf.storage import StoreProblem, quoted
@@ -33,7 +33,7 @@ FLOAT32 = np.dtype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Weights:
+class Tensors:
     """The tensors of a file under the names of a Hugging Face folder, all float32.
 
     Queries and keys of a `llama` come back in Hugging Face's order: llama.cpp turns the pairs of
@@ -55,7 +55,7 @@ class Weights:
             raise StoreProblem(f"{self.file.path} has no tensor {quoted(names.spelled(name))}")
         return self.tensors[name]
 
-    def blocks(self, wanted: Iterable[Rows]) -> Iterator[tuple[Rows, int, np.ndarray]]:
+    def blocks(self, wanted: Iterable[TensorRows]) -> Iterator[tuple[TensorRows, int, np.ndarray]]:
         """Yields (rows asked for, number of the first row, rows) in order, block by block."""
         for rows in wanted:
             inner = rows.shape[1:]
@@ -63,7 +63,7 @@ class Weights:
             for first in range(rows.start, rows.stop, step):
                 yield rows, first, self._rows(rows, first, min(first + step, rows.stop))
 
-    def _rows(self, rows: Rows, first: int, last: int) -> np.ndarray:
+    def _rows(self, rows: TensorRows, first: int, last: int) -> np.ndarray:
         source = self.sources[rows.name]
         each = self.tensors[rows.name].shape[0] // rows.shape[0]  # rows of the file for one of ours
         found = self.file.rows(source.name, source.index, first * each, last * each)
@@ -96,7 +96,7 @@ def open_policy(source: str | Path) -> Published:
     check(policy, shapes, str(file.path), "its metadata ask", names.spelled)
     return Published(
         config=policy,
-        store=Weights(file, sources, tensors, paired=architecture == "llama"),
+        store=Tensors(file, sources, tensors, paired=architecture == "llama"),
         text=text,
         beside=beside,
         kinds=file.kinds,

@@ -37,7 +37,7 @@ from notepad_jax.checkpoint.hf.storage import (
     StoreProblem,
     quoted,
 )
-from notepad_jax.checkpoint.hf.writing import Export, FileNames, Planned
+from notepad_jax.checkpoint.hf.writing import Export, FileNames, PlannedTensor
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.lora import TARGETS, Lora
 
@@ -264,7 +264,7 @@ def export_adapters(
         ours = np.asarray(jax.device_get(layers[leaf][index]))  # device to host
         return table[leaf].fold(ours).astype(kind)
 
-    plan = [Planned(name, kind, table[leaf].published) for name, (leaf, _) in entries.items()]
+    plan = [PlannedTensor(name, kind, table[leaf].published) for name, (leaf, _) in entries.items()]
     text = json.dumps(_config(lora, base, list(entries)), indent=2) + "\n"
     return writing.write(
         target, plan, value, {**(beside or {}), ADAPTER_CONFIG: text.encode()},

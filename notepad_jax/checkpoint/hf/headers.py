@@ -131,18 +131,18 @@ class Safetensors:
             return np.frombuffer(raw, located.dtype).reshape(())
         out = np.empty([stop - start for start, stop in ranges], located.dtype)
         inner = tuple(slice(start, stop) for start, stop in ranges[1:])
-        wanted = [Rows(name, located.shape, *ranges[0])]
+        wanted = [TensorRows(name, located.shape, *ranges[0])]
         for _, first, block in self.blocks(wanted):
             begin = first - ranges[0][0]
             out[begin : begin + len(block)] = block[(slice(None), *inner)]
         return out
 
-    def blocks(self, wanted: Iterable[Rows]) -> Iterator[tuple[Rows, int, np.ndarray]]:
+    def blocks(self, wanted: Iterable[TensorRows]) -> Iterator[tuple[TensorRows, int, np.ndarray]]:
         """Yields (rows asked for, number of the first row, rows) in order, block by block.
 
         Requests run ahead of the consumer, up to IN_FLIGHT_BYTES (or one row).
         """
-        waiting: deque[tuple[Rows, int, int, str, Any]] = deque()
+        waiting: deque[tuple[TensorRows, int, int, str, Any]] = deque()
         flying = 0
         for rows, first, last in itertools.chain.from_iterable(map(self._split, wanted)):
             located = self.tensors[rows.name]
@@ -158,7 +158,7 @@ class Safetensors:
         while waiting:
             yield self._arrived(waiting.popleft())
 
-    def _split(self, rows: Rows) -> Iterator[tuple[Rows, int, int]]:
+    def _split(self, rows: TensorRows) -> Iterator[tuple[TensorRows, int, int]]:
         located = self.tensors[rows.name]
         row = math.prod(rows.shape[1:]) * located.dtype.itemsize
         step = max(1, BLOCK_BYTES // max(1, row))
@@ -166,7 +166,9 @@ class Safetensors:
             for first in range(rows.start, rows.stop, step):
                 yield rows, first, min(first + step, rows.stop)
 
-    def _arrived(self, request: tuple[Rows, int, int, str, Any]) -> tuple[Rows, int, np.ndarray]:
+    def _arrived(
+        self, request: tuple[TensorRows, int, int, str, Any]
+    ) -> tuple[TensorRows, int, np.ndarray]:
         rows, first, size, file, asked = request
         raw = _answer(asked, self.where, file, size)
         flat = np.frombuffer(raw, self.tensors[rows.name].dtype)
@@ -174,7 +176,7 @@ class Safetensors:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class TensorRows:
     """Rows [start, stop) of a tensor seen in `shape` (same bytes, other axes)."""
 
     name: str

@@ -28,7 +28,7 @@ from notepad_jax.checkpoint.hf.fields import ImportProblem
 from notepad_jax.checkpoint.hf.headers import NAMES, Safetensors
 from notepad_jax.checkpoint.hf.sharded_loading import Layout
 from notepad_jax.checkpoint.hf.storage import CONFIG, INDEX, WEIGHTS
-from notepad_jax.checkpoint.hf.writing import PART_BYTES, Export, Planned
+from notepad_jax.checkpoint.hf.writing import PART_BYTES, Export, PlannedTensor
 from notepad_jax.model.config import PolicyConfig
 from notepad_jax.model.parameters import abstract_params
 from notepad_jax.parallel import place
@@ -243,7 +243,10 @@ def export(
         entry = jax.device_get(leaves[path][index])  # device to host, one tensor at a time
         return table[path].fold(np.asarray(entry).astype(kind(path), copy=False))
 
-    plan = [Planned(name, kind(path), table[path].published) for name, (path, _) in entries.items()]
+    plan = [
+        PlannedTensor(name, kind(path), table[path].published)
+        for name, (path, _) in entries.items()
+    ]
     written = {key: said for key, said in (like or {}).items() if key not in NEWER}
     written |= write_config(config, str(plan[0].dtype))
     files = {**(beside or {}), CONFIG: (json.dumps(written, indent=2) + "\n").encode()}

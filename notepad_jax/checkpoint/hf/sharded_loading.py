@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from notepad_jax.checkpoint.hf import storage
-from notepad_jax.checkpoint.hf.headers import DTYPES, NAMES, Located, Rows, bounds
+from notepad_jax.checkpoint.hf.headers import DTYPES, NAMES, Located, TensorRows, bounds
 from notepad_jax.checkpoint.hf.storage import CONFIG, StoreProblem, quoted
 
 ALIGNMENT = 64  # bytes; XLA's on CPUs
@@ -46,7 +46,7 @@ class Store(Protocol):
     def located(self, name: str) -> Located:
         """Returns where a tensor lies; raises StoreProblem if there is none of this name."""
 
-    def blocks(self, wanted: Iterable[Rows]) -> Iterator[tuple[Rows, int, np.ndarray]]:
+    def blocks(self, wanted: Iterable[TensorRows]) -> Iterator[tuple[TensorRows, int, np.ndarray]]:
         """Yields (rows asked for, number of the first row, rows) in order, block by block."""
 
 
@@ -222,7 +222,7 @@ def _fill(
     depth = len(layout.stack)
     buffers = {index: _buffer([stop - start for start, stop in index], dtype) for index in indices}
     at = layout.order.index(0) if layout.order else 0
-    wanted: list[Rows] = []
+    wanted: list[TensorRows] = []
     takers: dict[str, list[tuple[tuple[int, ...], Index]]] = {}
     for place_in_stack, name in zip(np.ndindex(*layout.stack), layout.names, strict=True):
         taking = [
@@ -234,7 +234,7 @@ def _fill(
         spans = [index[depth + at] for index in taking]
         first, last = min(a for a, _ in spans), max(b for _, b in spans)
         takers[name] = [(place_in_stack, index) for index in taking]
-        wanted.append(Rows(name, layout.unfolded, first, last))
+        wanted.append(TensorRows(name, layout.unfolded, first, last))
     for rows, first, block in store.blocks(wanted):
         for place_in_stack, index in takers[rows.name]:
             inner = index[depth:]

@@ -40,7 +40,7 @@ POLICY = FileNames(WEIGHTS, CONFIG)
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
+class PlannedTensor:
     """A tensor that will be written."""
 
     name: str
@@ -66,7 +66,7 @@ class Export:
 class _Part:
     file: str
     header: bytes
-    tensors: tuple[Planned, ...]
+    tensors: tuple[PlannedTensor, ...]
 
     @property
     def bytes(self) -> int:
@@ -75,12 +75,12 @@ class _Part:
 
 def write(
     target: str | Path,
-    tensors: Sequence[Planned],
+    tensors: Sequence[PlannedTensor],
     values: Callable[[str], np.ndarray],
     beside: Mapping[str, bytes],
     part_bytes: int = PART_BYTES,
     overwrite: bool = False,
-    wrote: Callable[[Planned], None] = lambda tensor: None,
+    wrote: Callable[[PlannedTensor], None] = lambda tensor: None,
     kind: FileNames = POLICY,
 ) -> Export:
     """Writes tensors as safetensors parts, their index, and the small files `beside`.
@@ -116,14 +116,14 @@ def write(
     return done
 
 
-def _plan(tensors: Sequence[Planned], part_bytes: int, weights: str) -> list[_Part]:
+def _plan(tensors: Sequence[PlannedTensor], part_bytes: int, weights: str) -> list[_Part]:
     """Fills parts in order; a tensor larger than a part has a part of its own."""
     if part_bytes < 1:
         raise ValueError(f"part_bytes is {part_bytes}; a part has at least one byte")
     names = [tensor.name for tensor in tensors]
     if len(set(names)) < len(names):
         raise ValueError("two tensors have one name")
-    groups: list[list[Planned]] = [[]]
+    groups: list[list[PlannedTensor]] = [[]]
     for tensor in tensors:
         if groups[-1] and sum(t.bytes for t in groups[-1]) + tensor.bytes > part_bytes:
             groups.append([])
@@ -139,7 +139,7 @@ def _plan(tensors: Sequence[Planned], part_bytes: int, weights: str) -> list[_Pa
     ]
 
 
-def _header_bytes(tensors: Sequence[Planned]) -> bytes:
+def _header_bytes(tensors: Sequence[PlannedTensor]) -> bytes:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers insists on it
     end = 0
     for tensor in tensors:
@@ -167,7 +167,7 @@ def _index_file(parts: Sequence[_Part], weights: str) -> dict[str, bytes]:
 
 def _stream(
     part: _Part, file: IO[bytes], values: Callable[[str], np.ndarray],
-    wrote: Callable[[Planned], None],
+    wrote: Callable[[PlannedTensor], None],
 ) -> None:  # fmt: skip
     file.write(part.header)
     for tensor in part.tensors:
@@ -188,7 +188,7 @@ def _to_disk(file: IO[bytes]) -> None:
 
 def _upload(
     target: str, parts: Sequence[_Part], small: Mapping[str, bytes],
-    values: Callable[[str], np.ndarray], overwrite: bool, wrote: Callable[[Planned], None],
+    values: Callable[[str], np.ndarray], overwrite: bool, wrote: Callable[[PlannedTensor], None],
     config: str,
 ) -> None:  # fmt: skip
     """Writes the objects of a bucket; `config` is the last, and none stay on failure."""

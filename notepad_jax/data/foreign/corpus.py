@@ -23,7 +23,7 @@ class Paragraph:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fact:
+class GoldFact:
     """Words that a reader must carry away from a gold paragraph."""
 
     text: str
@@ -40,7 +40,7 @@ class Question:
     answers: tuple[str, ...]
     gold: tuple[int, ...]  # numbers of paragraphs in the corpus
     near: tuple[int, ...]  # paragraphs that came with the question: the hardest distractors
-    facts: tuple[Fact, ...]  # those that are known; none for yes-or-no questions
+    facts: tuple[GoldFact, ...]  # those that are known; none for yes-or-no questions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.data import tables
-from notepad_jax.data.foreign.corpus import Corpus, Fact, Pool, Question, find_word, named, text_of
+from notepad_jax.data.foreign.corpus import (
+    Corpus,
+    GoldFact,
+    Pool,
+    Question,
+    find_word,
+    named,
+    text_of,
+)
 
 
 def read(path: str | Path) -> Corpus:
@@ -38,7 +46,7 @@ def read(path: str | Path) -> Corpus:
         answer = text_of(row, "answer", where)
         text = text_of(row, "question", where)
         facts = [
-            Fact(found, numbers[titles[title]], start)
+            GoldFact(found, numbers[titles[title]], start)
             for title, sentences in gold.items()
             for found, start in _known_fact(title, sentences, supporting, answer, gold)
             if not named(found, text) and answer.lower() not in ("yes", "no")

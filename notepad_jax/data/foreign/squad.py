@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax.data import sources, tables
-from notepad_jax.data.foreign.corpus import Corpus, Fact, Pool, Question, named, text_of
+from notepad_jax.data.foreign.corpus import Corpus, GoldFact, Pool, Question, named, text_of
 
 
 def read(path: str | Path) -> Corpus:
@@ -46,7 +46,7 @@ def read(path: str | Path) -> Corpus:
                 answers=tuple(dict.fromkeys(answer for answer, _ in answers)),
                 gold=(number,),
                 near=(),  # the rest of the article, once all of it is known
-                facts=tuple(Fact(found, number, max(0, at - lead)) for found, at in known),
+                facts=tuple(GoldFact(found, number, max(0, at - lead)) for found, at in known),
             )
         )
         places.append(str(row.get("title") or number))

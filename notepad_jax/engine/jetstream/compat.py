@@ -20,7 +20,7 @@ What its orchestrator and server get wrong, and where that is mended:
 - In `engine`: one length and one sampling for all, and the last launch's tokens dropped where a
   client wanted fewer than the launch makes. A request's own limit and sampling travel through
   it in the place of the prompt's ids (`asked.Asked`).
-- Here, `Tokenizer`: the stop token is dropped; it is told here, and only its text is nothing.
+- Here, `StockTokenizer`: the stop token is dropped; it is told here, and only its text is nothing.
 
 What stays as it is: its messages have no field for logprobs, for why a completion ended, or for
 several samples; prefixes are not shared; it has one engine (with several it hands one's cache to
@@ -102,7 +102,7 @@ def results(
     )
 
 
-class Tokenizer(tokenizer_api.Tokenizer):
+class StockTokenizer(tokenizer_api.Tokenizer):
     """What the stock threads ask a tokenizer for: which tokens end a completion, and are dropped.
 
     None: a launch says itself where it ended. Texts become ids before the threads, and completions

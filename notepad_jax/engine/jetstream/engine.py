@@ -168,8 +168,8 @@ class PagedEngine(compat.Engine):
     def get_tokenizer(self) -> Any:
         return compat.TokenizerParameters()
 
-    def build_tokenizer(self, metadata: Any) -> compat.Tokenizer:
-        return compat.Tokenizer()
+    def build_tokenizer(self, metadata: Any) -> compat.StockTokenizer:
+        return compat.StockTokenizer()
 
     @property
     def max_concurrent_decodes(self) -> int:

@@ -38,11 +38,11 @@ grpc, messages = orchestrator.grpc, orchestrator.jetstream_pb2
 THREADS = 4  # of gRPC's executor, where texts become ids; its handlers are coroutines
 
 
-class Failed(RuntimeError):
+class EngineFailed(RuntimeError):
     """The engine failed, so no request will be answered any more."""
 
 
-class Saying(Protocol):
+class TextSoFar(Protocol):
     """The text of one completion, as its tokens come."""
 
     def add(self, token: int) -> str: ...
@@ -55,7 +55,7 @@ class Codec:
     """How a policy's prompts become ids, and its completions text."""
 
     encode: Callable[[str], Tokens]
-    saying: Callable[[], Saying]
+    saying: Callable[[], TextSoFar]
     stop_ids: frozenset[int]  # they are told as ids, and are no text
 
 
@@ -63,7 +63,7 @@ class Driver(orchestrator.Driver):
     """The stock threads, over one engine. A thread that fails is told to every client."""
 
     def __init__(self, engine: PagedEngine, params: Params) -> None:
-        self.failure: Failed | None = None
+        self.failure: EngineFailed | None = None
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # channels that clients listen to
         self._lock = threading.Lock()
         super().__init__(
@@ -119,7 +119,7 @@ class Driver(orchestrator.Driver):
         except Exception as problem:
             logging.getLogger("jetstream").exception("a thread of JetStream's driver failed")
             with self._lock:
-                self.failure = Failed(f"the engine failed: {problem!r}")
+                self.failure = EngineFailed(f"the engine failed: {problem!r}")
                 self.live = False
                 waiting = list(self._waiting)
             for channel in waiting:
@@ -154,7 +154,7 @@ class Orchestrator(orchestrator.LLMOrchestrator):
             rest = saying.rest() if saying else ""
             if rest:
                 yield _response(rest, ())
-        except Failed as problem:
+        except EngineFailed as problem:
             await context.abort(grpc.StatusCode.INTERNAL, str(problem))
         except concurrent.futures.CancelledError:
             return  # the client hung up, and the stock channel says so in a way of its own
@@ -175,7 +175,7 @@ class Orchestrator(orchestrator.LLMOrchestrator):
         """What the stock `Decode` queues; to it every prompt is one of token ids."""
         return request, True
 
-    def _sample(self, response: Any, saying: Saying | None) -> Any:
+    def _sample(self, response: Any, saying: TextSoFar | None) -> Any:
         """A launch's tokens with their text, if it is wanted; None where there are none."""
         ids = response.stream_content.samples[0].token_ids
         if not ids:
@@ -192,7 +192,7 @@ def _response(text: str, ids: Any) -> Any:
     return messages.DecodeResponse(stream_content=content(samples=[sample]))
 
 
-class Server(server_lib.JetStreamServer):
+class StockServer(server_lib.JetStreamServer):
     """The stock server at one address. `start` it, and `stop` or `abandon` it."""
 
     def __init__(

@@ -25,19 +25,19 @@ from notepad_jax.serve.browser.renderers import Files, Put, Renderers
 from notepad_jax.serve.http.errors import Refusal
 from notepad_jax.serve.http.sessions import HEADERS, HOME, TRACES, Sessions, foreign, shown
 from notepad_jax.serve.readings.jobs import ReadingJobs
-from notepad_jax.serve.readings.record import Reading
+from notepad_jax.serve.readings.record import ReadingOnDisk
 
 LONGEST_TITLE = 200  # characters
 
 Handler = Callable[..., Awaitable[Response]]
 
 
-class Pages:
+class PageRoutes:
     """What browsers look at. `write_trace` writes what is kept of a reading to a file."""
 
     def __init__(
-        self, views: Renderers, readings: ReadingJobs, write_trace: Callable[[Reading, Path], None],
-        sessions: Sessions | None,
+        self, views: Renderers, readings: ReadingJobs,
+        write_trace: Callable[[ReadingOnDisk, Path], None], sessions: Sessions | None,
     ) -> None:  # fmt: skip
         self._views, self._readings, self._write_trace = views, readings, write_trace
         self._sessions, self._cache = sessions, PageCache()
@@ -144,7 +144,7 @@ class Pages:
         state = tuple((path, one.st_size, one.st_mtime_ns) for path, one in stats.items())
         return state, lambda *about: self._write_page(name, files, *about)
 
-    def _write_reading(self, reading: Reading, put: Put, advance: Advance, data: str) -> None:
+    def _write_reading(self, reading: ReadingOnDisk, put: Put, advance: Advance, data: str) -> None:
         with tempfile.TemporaryDirectory(prefix="notepad_trace_") as folder:
             path = Path(folder) / "reading.jsonl"
             self._write_trace(reading, path)
@@ -157,7 +157,7 @@ class Pages:
         except ValueError as error:
             raise Refusal(500, f"this trace cannot be read: {error}") from error
 
-    def _row(self, reading: Reading) -> dict[str, Any]:
+    def _row(self, reading: ReadingOnDisk) -> dict[str, Any]:
         """What the list says of a reading; one that is under way is watched where it was begun."""
         asked, over = reading.asked, reading.journal.over
         return {

@@ -80,7 +80,7 @@ async def completed(
     course: AsyncGenerator[Delta], tell: Callable[[Delta], None]
 ) -> Completion:  # fmt: skip
     """Returns the completion that a choice comes to, and tells of it while it is made."""
-    made = Whole()
+    made = WholeChoice()
     async with contextlib.aclosing(course) as deltas:
         async for delta in deltas:
             made.add(delta)
@@ -145,7 +145,7 @@ async def told(
 
 
 @dataclasses.dataclass
-class Whole:
+class WholeChoice:
     """A choice, or what there is of it."""
 
     text: list[str] = dataclasses.field(default_factory=list)

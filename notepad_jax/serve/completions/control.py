@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from notepad_jax.serve.completions import requests
-from notepad_jax.serve.completions.choices import Whole
+from notepad_jax.serve.completions.choices import WholeChoice
 from notepad_jax.serve.completions.requests import Body, Continue
 from notepad_jax.serve.completions.responses import Completions
 from notepad_jax.serve.http.errors import bad, shown
@@ -179,11 +179,11 @@ def generation(body: Body, model: str) -> Continue:
 class Generated(Completions):
     """/generate's reply: a choice, or a list of them."""
 
-    def whole(self, choices: list[Whole]) -> Any:
+    def whole(self, choices: list[WholeChoice]) -> Any:
         found = [self._one(index, choice) for index, choice in enumerate(choices)]
         return found[0] if len(found) == 1 else found
 
-    def _one(self, index: int, choice: Whole) -> dict[str, Any]:
+    def _one(self, index: int, choice: WholeChoice) -> dict[str, Any]:
         pairs = zip(choice.logprobs, choice.tokens, strict=True)
         return {
             "text": "".join(choice.text),

@@ -17,7 +17,7 @@ from notepad_jax.types import Alternatives, Finish, Piece, Prompt, SamplingParam
 
 
 @dataclasses.dataclass(frozen=True)
-class Score:
+class TokenScore:
     """One token of a prompt, given those before it."""
 
     token: int
@@ -27,11 +27,11 @@ class Score:
 
 async def course(
     streamer: Streamer, ids: Tokens, temperature: float, top: int, longest: int,
-    tell: Callable[[list[Score] | None], None],
+    tell: Callable[[list[TokenScore] | None], None],
 ) -> AsyncGenerator[Delta]:  # fmt: skip
     """Tells the scores of all tokens but the first, beside the choices of a request; yields
     nothing. None where a trainer's pause gave it up. `longest`: tokens of a stretch."""
-    scores: list[Score] | None = []
+    scores: list[TokenScore] | None = []
     version: int | None = None
     while scores is not None and len(scores) + 1 < len(ids):
         pieces = await _stretch(streamer, ids, len(scores) + 1, temperature, top, longest)
@@ -58,7 +58,7 @@ async def _stretch(
         return [piece async for piece in pieces]
 
 
-def _scores(piece: Piece) -> list[Score]:
+def _scores(piece: Piece) -> list[TokenScore]:
     tops = piece.top or ((),) * len(piece.tokens)
     every = zip(piece.tokens.tolist(), piece.behaviour_logprobs, tops, strict=True)
-    return [Score(token, float(logprob), top) for token, logprob, top in every]
+    return [TokenScore(token, float(logprob), top) for token, logprob, top in every]

@@ -14,9 +14,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from notepad_jax.serve.completions.choices import Delta, Whole
+from notepad_jax.serve.completions.choices import Delta, WholeChoice
 from notepad_jax.serve.completions.detokenizer import HALF, token_text
-from notepad_jax.serve.completions.prompt_logprobs import Score
+from notepad_jax.serve.completions.prompt_logprobs import TokenScore
 from notepad_jax.serve.completions.requests import MEMORIES, How
 from notepad_jax.text.tokenizer import Tokenizer
 from notepad_jax.types import Alternatives, Tokens
@@ -55,7 +55,7 @@ class Reply(abc.ABC):
 
     # ------------------------------------------------------------ whole
 
-    def whole(self, choices: Sequence[Whole]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[WholeChoice]) -> dict[str, Any]:
         """Returns the reply of a request that is not streamed."""
         found = []
         for index, one in enumerate(choices):
@@ -233,7 +233,9 @@ class Completions(Reply):
     def __init__(self, *about: Any) -> None:
         super().__init__(*about)
         self._told: set[int] = set()  # choices whose prompt's ids were sent
-        self.scores: dict[int, list[Score] | None] = {}  # of each prompt, where they are asked for
+        self.scores: dict[
+            int, list[TokenScore] | None
+        ] = {}  # of each prompt, where they are asked for
 
     def _logprobs(self, delta: Delta) -> dict[str, Any]:
         befores, tops = self._befores(delta), delta.top

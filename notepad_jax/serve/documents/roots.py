@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from notepad_jax.data.objects import Changed, Objects
+from notepad_jax.data.objects import BucketListing, Changed
 from notepad_jax.data.sources import is_remote
 from notepad_jax.serve.http.decoding import Decoding, FileText, NotText, unreadable
 from notepad_jax.serve.http.errors import Refusal, shown
@@ -151,7 +151,7 @@ class _Bucket:
         if not url.startswith(BUCKETS):
             raise ValueError(f"--documents {url} is no folder and no bucket; use gs:// or s3://")
         try:
-            self._objects = Objects(url)
+            self._objects = BucketListing(url)
         except ValueError as problem:
             raise ValueError(f"--documents {problem}") from None
 

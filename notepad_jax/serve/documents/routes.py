@@ -19,7 +19,7 @@ from notepad_jax.serve.documents.store import LARGEST, PURPOSES, Files, name_of,
 from notepad_jax.serve.documents.uploads import Uploads
 from notepad_jax.serve.http import bodies
 from notepad_jax.serve.http.errors import Refusal, bad, shown
-from notepad_jax.serve.http.web import Opened, answer, body_of
+from notepad_jax.serve.http.web import OpenFile, answer, body_of
 
 MOST_LISTED = 10_000
 FRAME = 64 << 10  # bytes that a form may have beside its file
@@ -27,7 +27,7 @@ FRAME = 64 << 10  # bytes that a form may have beside its file
 Handler = Callable[..., Awaitable[Response]]
 
 
-class Documents:
+class FileRoutes:
     """What clients do with their files."""
 
     def __init__(self, files: Files) -> None:
@@ -112,7 +112,7 @@ class Documents:
         headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
         stored = self.files.get(request.path_params["id"])
         file = self.files.path(stored.id).open("rb")
-        return Opened(file, "application/octet-stream", headers, stored.filename)
+        return OpenFile(file, "application/octet-stream", headers, stored.filename)
 
     # ------------------------------------------------------------ uploads
 

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
+class StoredFile:
     """A file that is whole. `flaw` says why its bytes are no text; None: they are."""
 
     id: str
@@ -154,12 +154,12 @@ class Files:
         if self._temporary is not None:
             self._temporary.cleanup()
 
-    def _found(self) -> Iterator[Stored]:
+    def _found(self) -> Iterator[StoredFile]:
         for path in self._files.iterdir():
             if not _CARD.fullmatch(path.name):
                 continue
             try:
-                one = Stored(**json.loads(path.read_text("utf-8")))
+                one = StoredFile(**json.loads(path.read_text("utf-8")))
                 if self._data(one).stat().st_size == one.bytes:
                     yield one
             except (FileNotFoundError, ValueError, TypeError):
@@ -175,11 +175,11 @@ class Files:
 
     # ------------------------------------------------------------ what is there
 
-    def all(self) -> list[Stored]:
+    def all(self) -> list[StoredFile]:
         """Returns every file, the newest first."""
         return sorted(self._known.values(), key=lambda one: (-one.created_at, one.id))
 
-    def get(self, id: str) -> Stored:
+    def get(self, id: str) -> StoredFile:
         """Returns a file by its id, or the name that it was put under; else Refusal (404)."""
         try:
             return self._known[id]
@@ -228,13 +228,13 @@ class Files:
 
     async def keep(
         self, coming: Arriving, filename: str, id: str | None = None, purpose: str = PURPOSES[0]
-    ) -> Stored:
+    ) -> StoredFile:
         """Makes a file of what has come, all of it, under `id` or one of the server's own.
 
         Another one that had the id is gone then.
         """
         id = id or OURS + secrets.token_hex(12)
-        one = Stored(
+        one = StoredFile(
             id, filename, coming.size, int(time.time()), coming.digest,
             f"{secrets.token_hex(16)}.data", coming.flaw, purpose,
         )  # fmt: skip
@@ -254,7 +254,7 @@ class Files:
             self._data(before).unlink(missing_ok=True)
         return one
 
-    def _data(self, one: Stored) -> Path:
+    def _data(self, one: StoredFile) -> Path:
         return self._files / one.data
 
     def _card(self, id: str) -> Path:
@@ -298,7 +298,7 @@ def put_name(text: str) -> str:
 # ---------------------------------------------------------------- the disk
 
 
-def _on_disk(data: Path, card: Path, one: Stored) -> None:
+def _on_disk(data: Path, card: Path, one: StoredFile) -> None:
     """Writes the card of a file that has come; both are on the disk then, under any name."""
     with disk():
         card.write_text(json.dumps(dataclasses.asdict(one)), "utf-8")

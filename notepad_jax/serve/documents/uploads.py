@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from notepad_jax.serve.documents.refusals import too_large
-from notepad_jax.serve.documents.store import BLOCK, LARGEST, Arriving, Files, Stored, in_thread
+from notepad_jax.serve.documents.store import BLOCK, LARGEST, Arriving, Files, StoredFile, in_thread
 from notepad_jax.serve.http.errors import Refusal, bad, shown
 
 LARGEST_PART = 64 << 20  # bytes
@@ -37,7 +37,7 @@ class Upload:
     created_at: int
     status: str = "pending"
     parts: dict[str, Arriving] = dataclasses.field(default_factory=dict)
-    file: Stored | None = None
+    file: StoredFile | None = None
 
     def card(self) -> dict[str, Any]:
         """Returns OpenAI's upload object."""

@@ -203,7 +203,7 @@ def have_threads() -> None:
     asyncio.get_running_loop().set_default_executor(pool)
 
 
-class Opened(FileResponse):
+class OpenFile(FileResponse):
     """A file that is open already, so it is sent to its end if its name is gone meanwhile."""
 
     def __init__(

@@ -184,7 +184,7 @@ def sampling(served: Served, temperature: float | None, top_p: float | None) -> 
     )
 
 
-class Watch:
+class MemoryWatch:
     """Tells when a memory changed, and into what."""
 
     def __init__(
@@ -237,7 +237,7 @@ class Counted:
         }
 
 
-class Aloud:
+class AnswerAloud:
     """Completes the turns of an answer, and tells what becomes certain of it; a `Completer`.
 
     Its contexts are one text, which a stop string may end anywhere.
@@ -299,7 +299,7 @@ def reading(
         if known is not None:
             # With no chunk left, what comes next is the answer.
             state = MemoryState(question.tokens, (), known.memory, known.next_chunk)
-            answering = Aloud(streamer, question, saying, index, counted, aloud)
+            answering = AnswerAloud(streamer, question, saying, index, counted, aloud)
             about = served.template, question.rules, state, sampling, answering
             async for turn, _ in memory_agent.read(streamer, *about):
                 made = turn.completion
@@ -325,7 +325,7 @@ async def _read(
     `turned` is told of each turn, and how it changed the memory.
     """
     chunks, origins = question.chunks, Origins()
-    watch = Watch(served, chunks)
+    watch = MemoryWatch(served, chunks)
     state: State = memory_agent.start(question.reads, chunks)
     about = served.template, question.rules, state, sampling
     made = None

@@ -25,7 +25,7 @@ _SENTENCE_END = re.compile(r"""[.!?]+["'\u201d\u2019)\]]*\s+|\n+""")
 Decode = Callable[[Iterable[int]], str]
 
 
-class Chunks(Protocol):
+class PlacedChunks(Protocol):
     """A document's chunks, and how many letters stand before each."""
 
     document: Document
@@ -60,7 +60,7 @@ class Origins:
 
 
 def evidence(
-    origins: Origins, chunks: Chunks, decode: Decode, question: str, answer: str
+    origins: Origins, chunks: PlacedChunks, decode: Decode, question: str, answer: str
 ) -> dict[str, Any] | None:
     """Returns where what an answer says entered the memory; None where it does not stand there.
 

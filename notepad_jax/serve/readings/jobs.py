@@ -37,7 +37,7 @@ from notepad_jax.serve.readings import chat_model
 from notepad_jax.serve.readings.evidence import Origins, evidence
 from notepad_jax.serve.readings.journal import Happened
 from notepad_jax.serve.readings.read_ahead import Parts, ReadAhead
-from notepad_jax.serve.readings.record import Reading, ReadingRequest
+from notepad_jax.serve.readings.record import ReadingOnDisk, ReadingRequest
 from notepad_jax.telemetry.identity import write_whole
 from notepad_jax.types import Completion, Finish, Streamer, Turn, tokens
 
@@ -56,7 +56,7 @@ class ReadingJobs:
     def __init__(self, served: Served, files: Files, queue: RequestQueue, seat: Seat) -> None:
         self._served, self._files, self._queue, self._seat = served, files, queue, seat
         self._folder = files.folder / "readings"
-        self._known: dict[str, Reading] = {}
+        self._known: dict[str, ReadingOnDisk] = {}
 
     # ------------------------------------------------------------ a server's life
 
@@ -69,7 +69,7 @@ class ReadingJobs:
             try:
                 fields = json.loads((folder / ASKED).read_text("utf-8"))
                 asked = ReadingRequest(**{**fields, "questions": tuple(fields["questions"])})
-                reading = self._known[folder.name] = Reading(folder, asked)
+                reading = self._known[folder.name] = ReadingOnDisk(folder, asked)
             except FileNotFoundError:
                 shutil.rmtree(folder, ignore_errors=True)  # it was never told to anybody
                 continue
@@ -96,11 +96,11 @@ class ReadingJobs:
 
     # ------------------------------------------------------------ what clients do
 
-    def all(self) -> list[Reading]:
+    def all(self) -> list[ReadingOnDisk]:
         """Returns every reading, the newest first."""
         return sorted(self._known.values(), key=lambda one: (-one.asked.created_at, one.id))
 
-    def get(self, id: str) -> Reading:
+    def get(self, id: str) -> ReadingOnDisk:
         """Returns a reading; Refusal (404) if there is none."""
         try:
             return self._known[id]
@@ -108,7 +108,7 @@ class ReadingJobs:
             message = f"there is no reading {shown(id)}; /v1/readings lists those that are here"
             raise Refusal(404, message, "id", "reading_not_found") from None
 
-    async def begin(self, asked: ReadingRequest) -> Reading:
+    async def begin(self, asked: ReadingRequest) -> ReadingOnDisk:
         """Begins what was asked; Refusal if the server is busy (429), or its disk full (507)."""
         self.rules_of(asked)
         place = contextlib.ExitStack()
@@ -116,7 +116,7 @@ class ReadingJobs:
         folder = self._folder / f"reading_{secrets.token_hex(12)}"
         try:
             await in_thread(_write, folder, asked)
-            reading = self._known[folder.name] = Reading(folder, asked)
+            reading = self._known[folder.name] = ReadingOnDisk(folder, asked)
         except BaseException:
             place.close()
             shutil.rmtree(folder, ignore_errors=True)
@@ -124,7 +124,7 @@ class ReadingJobs:
         self._start(reading, place)
         return reading
 
-    async def stop(self, reading: Reading, now: bool) -> None:
+    async def stop(self, reading: ReadingOnDisk, now: bool) -> None:
         """Cancels a reading: when its turns under way have ended, or at once."""
         if reading.journal.over:
             return
@@ -133,7 +133,7 @@ class ReadingJobs:
             reading.task.cancel()
             await asyncio.wait([reading.task])
 
-    async def forget(self, reading: Reading) -> None:
+    async def forget(self, reading: ReadingOnDisk) -> None:
         """Removes a reading that has ended."""
         del self._known[reading.id]
         await reading.journal.close()
@@ -168,12 +168,12 @@ class ReadingJobs:
         width, served = self._width(asked), self._served
         return self._queue.admitted(width, width * (served.max_prompt + served.max_completion))
 
-    def _start(self, reading: Reading, place: contextlib.ExitStack | None) -> None:
+    def _start(self, reading: ReadingOnDisk, place: contextlib.ExitStack | None) -> None:
         reading.task = asyncio.ensure_future(self._run(reading, place))
         if place is not None:  # also if it never begins to run
             reading.task.add_done_callback(lambda _: place.close())
 
-    async def _run(self, reading: Reading, place: contextlib.ExitStack | None) -> None:
+    async def _run(self, reading: ReadingOnDisk, place: contextlib.ExitStack | None) -> None:
         with contextlib.ExitStack() as own:
             try:
                 if place is None:
@@ -187,7 +187,7 @@ class ReadingJobs:
             except Exception as error:
                 await reading.end("failed", refused(error).error)
 
-    async def _admission(self, reading: Reading, place: contextlib.ExitStack) -> None:
+    async def _admission(self, reading: ReadingOnDisk, place: contextlib.ExitStack) -> None:
         """Waits until the server is less busy: this reading was admitted before."""
         while not reading.stopping:
             try:
@@ -196,7 +196,7 @@ class ReadingJobs:
             except Refusal:
                 await asyncio.sleep(AGAIN)
 
-    async def _read_all(self, reading: Reading) -> None:
+    async def _read_all(self, reading: ReadingOnDisk) -> None:
         asked = reading.asked
         # In threads, what may wait for a disk or a bucket.
         chunks = await asyncio.to_thread(self.chunks, asked)
@@ -236,12 +236,12 @@ class ReadingJobs:
         return ReadAhead(self._served, Parts((text,)), self.rules_of(asked))
 
     async def _read(
-        self, reading: Reading, number: int, seat: Streamer, state: State, origins: Origins,
+        self, reading: ReadingOnDisk, number: int, seat: Streamer, state: State, origins: Origins,
         chunks: ReadAhead,
     ) -> None:  # fmt: skip
         asked, served, course = reading.asked, self._served, reading.courses[number]
         rules, sampling = self.rules_of(asked), self._sampling(asked, number)
-        watch = chat_model.Watch(served, chunks, state.memory_tokens, course.seconds)
+        watch = chat_model.MemoryWatch(served, chunks, state.memory_tokens, course.seconds)
         while course.answer is None and not reading.stopping:
             await chunks.reach(state.turns)
             course_of = memory_agent.read(seat, served.template, rules, state, sampling)
@@ -270,8 +270,8 @@ class ReadingJobs:
             counts.ended.labels(REASONS[turn.completion.finish]).inc()
 
     def _told(
-        self, reading: Reading, number: int, turn: Turn, state: State, watch: chat_model.Watch,
-        origins: Origins,
+        self, reading: ReadingOnDisk, number: int, turn: Turn, state: State,
+        watch: chat_model.MemoryWatch, origins: Origins,
     ) -> list[Happened]:  # fmt: skip
         made = turn.completion
         about: dict[str, Any] = {
@@ -289,7 +289,7 @@ class ReadingJobs:
         return happened
 
     async def _answer(
-        self, reading: Reading, number: int, state: State, made: Completion, origins: Origins,
+        self, reading: ReadingOnDisk, number: int, state: State, made: Completion, origins: Origins,
         chunks: ReadAhead,
     ) -> Happened:  # fmt: skip
         decode, (question, sample) = self._served.tokenizer.decode, reading.asked.of(number)
@@ -307,18 +307,20 @@ class ReadingJobs:
 
     # ------------------------------------------------------------ again
 
-    def _so_far(self, reading: Reading, number: int, chunks: ReadAhead) -> tuple[State, Origins]:
+    def _so_far(
+        self, reading: ReadingOnDisk, number: int, chunks: ReadAhead
+    ) -> tuple[State, Origins]:
         state, origins = self._first(reading, number, chunks), Origins()
         for turn, state in self.again(reading, number, chunks):
             origins.update(turn.chunk, self._served.tokenizer.decode(state.memory_tokens))
         return state, origins
 
-    def _first(self, reading: Reading, number: int, chunks: ReadAhead) -> State:
+    def _first(self, reading: ReadingOnDisk, number: int, chunks: ReadAhead) -> State:
         question, _ = reading.asked.of(number)
         return memory_agent.start(self._served.tokenizer.encode(question), chunks)
 
     def again(
-        self, reading: Reading, number: int, chunks: ReadAhead
+        self, reading: ReadingOnDisk, number: int, chunks: ReadAhead
     ) -> Iterator[tuple[Turn, State]]:
         """Yields the turns of one reading as they were, from the journal, and the states after."""
         template, rules = self._served.template, self.rules_of(reading.asked)

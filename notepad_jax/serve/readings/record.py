@@ -74,7 +74,7 @@ class Course:
             self.completion_tokens += len(data["token_ids"])
 
 
-class Reading:
+class ReadingOnDisk:
     """One request's readings, under way or ended; owns its journal."""
 
     def __init__(self, folder: Path, asked: ReadingRequest) -> None:

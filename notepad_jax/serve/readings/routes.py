@@ -28,11 +28,11 @@ from notepad_jax.serve.documents.refusals import disk
 from notepad_jax.serve.documents.store import Files
 from notepad_jax.serve.http import bodies
 from notepad_jax.serve.http.errors import Refusal, bad, shown
-from notepad_jax.serve.http.web import Events, Opened, answer, body_of
+from notepad_jax.serve.http.web import Events, OpenFile, answer, body_of
 from notepad_jax.serve.readings import chat_model
 from notepad_jax.serve.readings.jobs import ReadingJobs
 from notepad_jax.serve.readings.journal import Happened
-from notepad_jax.serve.readings.record import Reading, ReadingRequest
+from notepad_jax.serve.readings.record import ReadingOnDisk, ReadingRequest
 from notepad_jax.text.pieces import Pieces
 
 NAMES = ("model", "file_id", "questions", "samples", "seed", "temperature", "top_p", "max_tokens",
@@ -42,7 +42,7 @@ MOST_SHOWN = 2_000_000  # tokens of all prompts of a reading whose page has them
 Handler = Callable[..., Awaitable[Response]]
 
 
-class Readers:
+class ReadingRoutes:
     """What clients do with readings."""
 
     def __init__(self, served: Served, files: Files, readings: ReadingJobs) -> None:
@@ -111,16 +111,16 @@ class Readers:
         if whole not in ("true", "false"):
             raise bad("turns", f"turns is {shown(whole)}; use true or false")
         file = await asyncio.to_thread(self._trace_file, reading, whole == "true")
-        return Opened(file, "application/jsonl")
+        return OpenFile(file, "application/jsonl")
 
-    def _trace_file(self, reading: Reading, whole: bool) -> BinaryIO:
+    def _trace_file(self, reading: ReadingOnDisk, whole: bool) -> BinaryIO:
         """A trace, open, and without a name: nobody need remove it."""
         with tempfile.TemporaryDirectory(prefix="notepad_trace_") as folder:
             path = Path(folder) / f"{reading.id}.jsonl"
             self._write_trace(reading, path, whole)
             return path.open("rb")
 
-    def write_page_trace(self, reading: Reading, path: Path) -> None:
+    def write_page_trace(self, reading: ReadingOnDisk, path: Path) -> None:
         """Writes what a page shows of a reading, also of what was stopped before its answer.
 
         Its turns, too, where they are few, and file and model are still those that it was read by.
@@ -133,10 +133,10 @@ class Readers:
 
     # ------------------------------------------------------------ parts
 
-    def _of(self, request: Request) -> Reading:
+    def _of(self, request: Request) -> ReadingOnDisk:
         return self._readings.get(request.path_params["id"])
 
-    async def _followed(self, reading: Reading) -> AsyncGenerator[bytes]:
+    async def _followed(self, reading: ReadingOnDisk) -> AsyncGenerator[bytes]:
         try:
             yield b""
             async for event in _told(reading, 0):
@@ -183,7 +183,7 @@ class Readers:
         )
 
     def _write_trace(
-        self, reading: Reading, path: Path, whole: bool, stopped: bool = False
+        self, reading: ReadingOnDisk, path: Path, whole: bool, stopped: bool = False
     ) -> None:
         """Writes the readings that have ended, as `notepad-jax trace` reads them.
 
@@ -219,7 +219,7 @@ class Readers:
                 file.add(told, spools[number], turns.kept() if whole else None)
 
 
-async def _told(reading: Reading, line: int) -> AsyncGenerator[bytes]:
+async def _told(reading: ReadingOnDisk, line: int) -> AsyncGenerator[bytes]:
     """Yields the events of a reading from a line on; the last of each line has its number."""
     async with contextlib.aclosing(reading.journal.follow(line)) as lines:
         async for number, happened in lines:

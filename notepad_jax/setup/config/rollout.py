@@ -86,7 +86,7 @@ class RolloutKeys:
         "whatever model made them in the same chunks. [Imitation](algorithms.md#imitation), "
         "`--recipe imitate`",
     )
-    local: local.Wanted
+    local: local.LocalSamples
 
     def __post_init__(self) -> None:
         SamplingParams(self.temperature, self.top_p, 1, (), 0)

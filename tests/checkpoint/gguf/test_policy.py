@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from notepad_jax.checkpoint.gguf import names, policy
 from notepad_jax.checkpoint.hf import huggingface as hf
-from notepad_jax.checkpoint.hf.headers import Rows
+from notepad_jax.checkpoint.hf.headers import TensorRows
 from notepad_jax.model.parameters import abstract_params
 from notepad_jax.parallel import place
 from notepad_jax.text.tokenizer import open_tokenizer
@@ -83,12 +83,12 @@ def test_any_rows_in_any_blocks_are_those_of_the_whole(name, cut, block):
     start, stop = sorted(min(n * rows // 4, rows) for n in cut)
     wanted = next(
         value for part, _, value in published.store.blocks(
-            [Rows(f"model.layers.1.{name}.weight", found.unfolded, 0, rows)]
+            [TensorRows(f"model.layers.1.{name}.weight", found.unfolded, 0, rows)]
         )
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policy, "BLOCK_BYTES", block)
-        asked = [Rows(f"model.layers.1.{name}.weight", found.unfolded, start, stop)]
+        asked = [TensorRows(f"model.layers.1.{name}.weight", found.unfolded, start, stop)]
         pieces = [*published.store.blocks(asked)]
     at = start
     for _, first, value in pieces:

@@ -13,7 +13,7 @@ from tensor_files import tensors, write
 from notepad_jax.checkpoint.hf import storage, writing
 from notepad_jax.checkpoint.hf.headers import Safetensors
 from notepad_jax.checkpoint.hf.storage import StoreProblem
-from notepad_jax.checkpoint.hf.writing import Planned
+from notepad_jax.checkpoint.hf.writing import PlannedTensor
 
 
 @pytest.mark.parametrize("part_bytes", [10**9, 200, 1])
@@ -67,7 +67,7 @@ def test_a_bucket_is_read_and_written_the_same_way(monkeypatch):
 
 
 def test_what_does_not_match_its_plan_is_not_written(tmp_path):
-    plan = [Planned("x", np.dtype(np.float32), (2, 2))]
+    plan = [PlannedTensor("x", np.dtype(np.float32), (2, 2))]
     for value in (np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float64)):
         with pytest.raises(StoreProblem, match=r"planned was float32\[2, 2\]"):
             writing.write(tmp_path / "out", plan, lambda name, value=value: value, {})
