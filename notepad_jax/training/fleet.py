@@ -232,7 +232,7 @@ class Fleet:
             for name in self._objects.names():
                 if schedule.step_of(name) is not None:
                     self._objects.remove(name)
-            self._handoff.forget(step)
+            self._handoff.forget(step - 1)  # `step` itself may have been in another dtype
         since = step if kept is None else kept.since
         terms = dataclasses.replace(self._terms, since=since)
         self._objects.replace(schedule.TERMS, terms.encoded())

@@ -280,7 +280,7 @@ def _handoff(config: Training, checkpoints: Checkpoints, wanted: Any, frozen: An
     if config.fleet.on:
         kept = config.fleet.lead + config.checkpoint.every + 1
         place = checkpoints.folder.parent / fleet.POLICY
-        return ThroughStorage(place, wanted, kept, checkpoints.life, frozen)
+        return ThroughStorage(place, wanted, kept, checkpoints.life, frozen, narrow=True)
     if config.checkpoint.handoff == "memory":
         return InProcess(wanted, frozen)
     return ThroughStorage(checkpoints.folder, wanted, life=checkpoints.life)
