@@ -121,6 +121,17 @@ def open_steps(done: int, lead: int, last: int) -> range:
     return range(done + 1, min(done + 1 + lead, last) + 1)
 
 
+def unplanned(
+    plans: Iterable[Plan], next: int, out: Iterable[int]
+) -> tuple[int, list[int]]:  # fmt: skip
+    """Returns where planning goes on: an ordinal, and those before it that no plan has.
+
+    `next` and `out` are the account's (`ledger.Ledger`).
+    """
+    taken = {ordinal for plan in plans for ordinal in plan.ordinals}
+    return max([next, *(one + 1 for one in taken)]), [one for one in out if one not in taken]
+
+
 def batch(
     step: int, plans: Iterable[Plan], there: Collection[str], settled: Callable[[int], bool],
     slack: int = 0,

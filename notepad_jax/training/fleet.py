@@ -229,9 +229,7 @@ class Fleet:
         self._life.check()
         # With slack a draw may be in the account before its step: what is planned stands.
         planned = self.arrivals.planned() if self._slack else []
-        taken = {ordinal for plan in planned for ordinal in plan.ordinals}
-        first = max([ledger.next, *(ordinal + 1 for ordinal in taken)])
-        out: Sequence[int] = [ordinal for ordinal in ledger.out if ordinal not in taken]
+        first, out = schedule.unplanned(planned, ledger.next, ledger.out)
         for step in schedule.open_steps(done, self._lead, self._last):
             if any(plan.step == step for plan in planned):
                 continue
