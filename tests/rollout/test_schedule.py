@@ -7,6 +7,7 @@ of everything that was ever learnt.
 """
 
 import dataclasses
+import functools
 import hashlib
 import random
 
@@ -16,6 +17,7 @@ from notepad_jax.rollout import schedule
 from notepad_jax.rollout.schedule import Bundle, Plan
 
 LAST = 6  # steps of a run
+parsed = functools.cache(schedule.parsed)
 
 
 def digest(*what):
@@ -78,7 +80,7 @@ def reader(store, rules, me):
         names = store.names()
         if schedule.ENDED in names:
             return
-        plans = [schedule.parsed(store.get(f"{schedule.PLAN}/{step}"))
+        plans = [parsed(store.get(f"{schedule.PLAN}/{step}"))
                  for step in schedule.of_kind(names, schedule.PLAN)]  # fmt: skip
         by = schedule.claimed(names)
         claims = {bundle: [store.get(one) for one in each] for bundle, each in by.items()}
@@ -166,7 +168,7 @@ def trainer(store, rules, learnt):
             return
         step += 1
         alive()
-        plan = schedule.parsed(store.get(f"{schedule.PLAN}/{step}"))
+        plan = parsed(store.get(f"{schedule.PLAN}/{step}"))
         read = []
         for bundle in plan.each():
             while (said := store.get(f"{schedule.SPOOL}/{bundle.name}")) is None:
@@ -287,8 +289,8 @@ def test_the_last_weights_depend_on_no_kill_and_on_no_number_of_readers():
 
 
 @pytest.mark.slow
-def test_of_two_thousand_schedules_none_ends_otherwise():
-    """With those of a live fleet (`test_schedule_live`)."""
+def test_of_a_thousand_schedules_none_ends_otherwise():
+    """Two thousand with those of a live fleet (`test_schedule_live`)."""
     assert sum(check(range(150, 1150)).values()) > 5_000
 
 

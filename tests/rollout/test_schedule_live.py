@@ -14,7 +14,7 @@ from notepad_jax.rollout import schedule, task_sampler
 from notepad_jax.rollout.ledger import Ledger, Outcome
 from notepad_jax.rollout.schedule import Choice, Plan
 from notepad_jax.rollout.task_sampler import ANY, EVERY
-from tests.rollout.test_schedule import LAST, Rules, Store, Superseded, digest, play
+from tests.rollout.test_schedule import LAST, Rules, Store, Superseded, digest, parsed, play
 
 BOUNDS = ((0, 1), (1, 0), (1, 1), (2, 1), (1, 2))  # (lead, slack)
 
@@ -40,7 +40,7 @@ def reader(store, rules, me):
             return
         newer()
         yield "adopted"
-        plans = [schedule.parsed(store.get(f"{schedule.PLAN}/{step}"))
+        plans = [parsed(store.get(f"{schedule.PLAN}/{step}"))
                  for step in schedule.of_kind(store.names(), schedule.PLAN)]  # fmt: skip
         # What a plan lets read; a reader that does not look begins with what it has.
         late = held + (9 if rules.wrong == "gate" else 0)
@@ -74,6 +74,7 @@ def reader(store, rules, me):
 
 def trainer(store, rules, learnt):
     """Yields where it could be killed; `learnt` is told (step, account before, what was read)."""
+    owing = LAST if rules.wrong == "completion order" else rules.slack
     life = 1 + max(store.numbers("life"), default=0)
     assert store.put(f"life/{life}", "")
 
@@ -83,7 +84,7 @@ def trainer(store, rules, learnt):
 
     def plans():
         found = map(store.get, store.names(f"{schedule.PLAN}/"))
-        return [schedule.parsed(content) for content in found]
+        return list(map(parsed, found))
 
     if not store.numbers("save"):
         store.put("save/0", ("init", Ledger()))
@@ -112,7 +113,7 @@ def trainer(store, rules, learnt):
         left = [o for plan in ours for o in plan.ordinals if not ledger.has(o)]
         assert len(left) <= (rules.lead + 1) * rules.draws  # nobody runs further ahead
         alive()
-        slack = 0 if saved == LAST else rules.slack
+        slack = 0 if saved == LAST else owing
         for name in schedule.settled(store.names(), saved, slack):
             store.remove(name)
             yield "tidying"
@@ -124,11 +125,10 @@ def trainer(store, rules, learnt):
             return
         step += 1
         name = f"{schedule.CHOICE}/{step}"
-        slack = LAST if rules.wrong == "completion order" else rules.slack
         while (content := store.get(name)) is None:
             alive()
             there = schedule.of_kind(store.names(), schedule.SPOOL)
-            bundles = schedule.batch(step, plans(), there, ledger.has, slack)
+            bundles = schedule.batch(step, plans(), there, ledger.has, owing)
             if bundles is None:
                 yield "waiting"
                 continue
@@ -151,7 +151,7 @@ def trainer(store, rules, learnt):
         behind = max(ledger.next, ordinals[-1] + 1)
         out = {*ledger.out, *range(ledger.next, behind)} - set(ordinals)
         ledger = ledger.after(behind, {Outcome.TRAINED: [(o, 0) for o in ordinals]}, (), out)
-        owed = [o for plan in plans() if plan.step <= step - slack for o in plan.ordinals]
+        owed = [o for plan in plans() if plan.step <= step - owing for o in plan.ordinals]
         assert all(map(ledger.has, owed)), "a draw was passed by"
         weights = digest(weights, sorted(read.items()))
         yield "learnt"
