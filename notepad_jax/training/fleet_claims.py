@@ -30,11 +30,15 @@ class Claims:
     plans: dict[str, Plan] = dataclasses.field(default_factory=dict)
     seen: dict[str, float] = dataclasses.field(default_factory=dict)  # claims, since when
     owners: dict[str, str] = dataclasses.field(default_factory=dict)  # of claims
+    copied: bool = False  # whether another had begun what was begun last
 
     def next(
-        self, names: Sequence[str], may: Callable[[int], bool], besides: Collection[str] = ()
-    ) -> Bundle | None:
+        self, names: Sequence[str], may: Callable[[int], bool], besides: Collection[str] = (),
+        copies: bool = True,
+    ) -> Bundle | None:  # fmt: skip
         """Returns the bundle that is begun, with our claim on it; None where there is none.
+
+        It may be one that another has begun long ago, unless no `copies` are wanted.
 
         `names` are those of all objects, `may` says whether a plan of a version may be read, and
         `besides` are bundles that are under way here. Raises ValueError for plans of other terms.
@@ -43,11 +47,12 @@ class Claims:
         planned = self._planned(schedule.of_kind(names, schedule.PLAN))
         plans = [plan for plan in planned if may(plan.version)]
         claims = {bundle: [self._whose(one) for one in each] for bundle, each in by.items()}
-        fresh = {bundle for bundle, each in by.items() if self._fresh(each[-1])}
+        fresh = {bundle for bundle, each in by.items() if not copies or self._fresh(each[-1])}
         others = {bundle for bundle, each in claims.items() if each[-1] != self.me}
         bundle = schedule.chosen(plans, read | set(besides) | fresh & others, claims, self.me)
         if bundle is None:
             return None
+        self.copied = bundle.name in others
         number = len(by.get(bundle.name, ()))
         mine = self.objects.put(f"{schedule.CLAIM}/{bundle.name}-{number}", self.me.encode())
         return bundle if mine else None  # another was quicker: look again

@@ -6,7 +6,9 @@ they began with, the next ones begin on the new one, and both sets of weights ar
 (`EngineService.adopt`). A document may be begun once the reader has a version that its plan lets
 read, so no turn is older than that. Which version says a turn depends on the clock, so a document
 that is read again comes out otherwise; whoever puts first is learnt from. A reader that is killed
-or told to stop loses the documents that it had begun. Above: fleet_reader; below: rollouts.
+or told to stop loses the documents that it had begun. One with room to spare begins what others
+have begun, once that takes three times as long as the longest of its own, and lets go of it for
+what nobody has begun. Above: fleet_reader; below: rollouts.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class _Begun:
     bundle: Bundle
     since: float
     reading: asyncio.Task[Made]
+    copy: bool  # another had begun it
 
 
 @dataclasses.dataclass
@@ -67,11 +70,10 @@ class Live:
                 names = self.claims.objects.names()
                 if schedule.ENDED in names or self.alone():
                     return
+                await self._let_go(self._superfluous(names))
                 await self._adopt_newest()
                 self._put_what_ended()
-                await self._let_go(set(schedule.of_kind(names, schedule.SPOOL)))
-                while len(self.begun) < self.room and self._take_up(names):
-                    pass
+                await self._take_up(names)
                 self.stop.check(f"with {len(self.begun)} documents begun, which are read anew")
                 await self._until_next_look()
         finally:
@@ -87,12 +89,21 @@ class Live:
             self.held = snapshot.version
             self.screen.say(f"reads on by version {self.held}")
 
-    def _take_up(self, names: Sequence[str]) -> bool:
-        bundle = self.claims.next(names, self.held.__ge__, self.begun)
-        if bundle is not None:
+    async def _take_up(self, names: Sequence[str]) -> None:
+        """Begins bundles while there is room; what nobody has begun takes the place of a copy."""
+        while True:
+            copies = [name for name, one in self.begun.items() if one.copy]
+            full = len(self.begun) >= self.room
+            if full and not copies:
+                return
+            bundle = self.claims.next(names, self.held.__ge__, self.begun, copies=not full)
+            if bundle is None:
+                return
+            if full:
+                await self._let_go(copies[:1])
             reading = asyncio.ensure_future(self._read(bundle))
-            self.begun[bundle.name] = _Begun(bundle, time.monotonic(), reading)
-        return bundle is not None
+            one = _Begun(bundle, time.monotonic(), reading, self.claims.copied)
+            self.begun[bundle.name] = one
 
     async def _read(self, bundle: Bundle) -> Made:
         with contextlib.ExitStack() as stack:
@@ -111,10 +122,21 @@ class Live:
             stats = dataclasses.asdict(self.engine.take_stats())
             made = Spooled(self.claims.terms, told, stats)
             self.claims.objects.put(f"{schedule.SPOOL}/{name}", made.encoded())
-            took = self.claims.took(time.monotonic() - one.since)
+            took = time.monotonic() - one.since
+            self.claims.took(max(took, self.claims.last if self.bundles else 0.0))
             self.bundles, self.seconds = self.bundles + 1, self.seconds + took
             where = f"step {one.bundle.step}, part {one.bundle.number}"
             self.screen.say(f"{where}: read in {took:.1f} s")
+
+    def _superfluous(self, names: Sequence[str]) -> list[str]:
+        """Returns the bundles that others have read meanwhile, or whose step is over."""
+        read = set(schedule.of_kind(names, schedule.SPOOL))
+        steps = set(schedule.of_kind(names, schedule.PLAN))
+        return [
+            name
+            for name, one in self.begun.items()
+            if name in read or str(one.bundle.step) not in steps
+        ]
 
     async def _let_go(self, superfluous: Collection[str]) -> None:
         """Ends the reading of bundles that nobody wants."""

@@ -40,10 +40,14 @@ def readers(folder, *names):
     def one(name):
         while not (bucket.is_bucket(folder) or folder.exists()) and not leave.wait(0.02):
             pass
-        try:
-            found[name] = fleet_reader.read(str(folder), name, None, SilentScreen(), leave.is_set)
-        except Exception as problem:
-            found[name] = problem
+        while name not in found:
+            try:
+                found[name] = fleet_reader.read(
+                    str(folder), name, None, SilentScreen(), leave.is_set
+                )
+            except Exception as problem:
+                if "start it again" not in str(problem):  # as a supervisor does
+                    found[name] = problem
 
     threads = [threading.Thread(target=one, args=(name,)) for name in names]
     for thread in threads:

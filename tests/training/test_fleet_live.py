@@ -12,6 +12,7 @@ from notepad_jax.rollout import schedule
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.training import audit, fleet, fleet_check, fleet_live
+from notepad_jax.training.fleet_claims import Claims
 from tests.runs import SMALL, run
 from tests.training.test_fleet import APART, learnt, readers
 
@@ -166,3 +167,44 @@ def test_a_live_fleet_that_began_anew_has_other_terms():
     assert made.config["fleet"]["bundles"] == 3  # a document each
     begun = [dataclasses.replace(made, begun=life) for life in (1, 2)]
     assert begun[0].digest == begun[1].digest and begun[0].agreed != begun[1].agreed
+
+
+def test_what_another_has_begun_is_begun_again_and_makes_place_for_what_nobody_has(tmp_path):
+    objects = Objects(tmp_path)
+    plan = schedule.Plan(1, 0, 0, ((0,), (1,)), "t")
+    objects.put("plan/1", plan.encoded())
+    objects.put("claim/1-0-0", b"other")
+    mine = Claims(objects, "t", "me", last=0.0)  # everything is long ago
+
+    def begin(**how):
+        found = mine.next(objects.names(), lambda version: version <= 0, **how)
+        return found and (found.name, mine.copied)
+
+    assert begin(copies=False) == ("1-1", False)
+    assert begin(besides=["1-1"], copies=False) is None
+    assert begin(besides=["1-1"]) == ("1-0", True)
+    objects.put("plan/2", schedule.Plan(2, 1, 0, ((2,),), "t").encoded())
+    assert begin(besides=["1-1", "1-0"]) is None  # its version is not there yet
+    with pytest.raises(ValueError, match="went on with other settings since this reader began"):
+        Claims(objects, "others", "me").next(objects.names(), bool)
+
+
+def test_what_readers_had_not_ended_is_not_lost_where_the_fleet_changes(tmp_path, one_is_slow):
+    folder = tmp_path / "run"
+    published = fleet.Fleet.publish
+
+    def killed(self, snapshot, ledger, saved):
+        if snapshot.version == 1:
+            raise KeyboardInterrupt
+        published(self, snapshot, ledger, saved)
+
+    with readers(folder, "one", "two"):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(fleet.Fleet, "publish", killed)
+            run(folder, *APART, *LIVE, "--config.fleet.slack=1")
+    assert 1 in lines(folder, "ledger.jsonl")[0]["out"]
+    changed = ("--config.fleet.live=false", "--config.fleet.slack=0")
+    with readers(folder, "one"):
+        run(folder, *APART, *LIVE, *changed, resume=True)
+    by_step = draws(folder)
+    assert by_step[1][0] == 1 and sorted(itertools.chain(*by_step)) == list(range(12))
