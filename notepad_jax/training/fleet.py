@@ -40,7 +40,7 @@ from notepad_jax.types import PolicySnapshot
 FOLDER, POLICY = "fleet", "policy"  # in a run's folder: what is said, and versions
 NEAR, FAR = 0.1, 2.0  # seconds between two looks at a disk, and at a bucket
 # What a run may change, beside `partial_rollout.FREE`, while readers go on with what is planned.
-FREE = (*partial_rollout.FREE, "fleet.readers", "fleet.apart")
+FREE = (*partial_rollout.FREE, "fleet.readers", "fleet.apart", "fleet.keep")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +118,7 @@ class Fleet:
         said = terms.config["fleet"]
         self._lead, self._parts, self._slack = said["lead"], said["bundles"], said["slack"]
         self._last, self.live = terms.config["steps"], bool(said["live"])
+        self._keep = bool(said["keep"])
         self.arrivals = Arrivals(self._objects, life, say, FAR if bucket.is_bucket(run) else NEAR)
         self._chosen: tuple[int, list[tuple[Bundle, Spooled]]] = 0, []  # of which step
         self._stats = EngineStats()
@@ -255,7 +256,8 @@ class Fleet:
         self._life.check()
         slack = 0 if saved == self._last else self._slack
         for name in schedule.settled(self._objects.names(), saved, slack):
-            self._objects.remove(name)
+            if not self._keep or name.startswith((schedule.CLAIM, schedule.PROGRESS)):
+                self._objects.remove(name)
 
 
 def _name(kind: str, step: int) -> str:

@@ -11,7 +11,7 @@ from notepad_jax.checkpoint.objects import Objects
 from notepad_jax.rollout import schedule
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.screen import SilentScreen
-from notepad_jax.training import audit, fleet, fleet_check, fleet_live
+from notepad_jax.training import audit, fleet, fleet_check, fleet_live, replay
 from notepad_jax.training.fleet_claims import Claims
 from tests.runs import SMALL, run
 from tests.training.test_fleet import APART, learnt, readers
@@ -208,3 +208,22 @@ def test_what_readers_had_not_ended_is_not_lost_where_the_fleet_changes(tmp_path
         run(folder, *APART, *LIVE, *changed, resume=True)
     by_step = draws(folder)
     assert by_step[1][0] == 1 and sorted(itertools.chain(*by_step)) == list(range(12))
+
+
+def test_a_run_that_keeps_what_it_learnt_from_is_learnt_again_bit_by_bit(tmp_path):
+    folder = tmp_path / "run"
+    learnt(folder, *LIVE, "--config.fleet.slack=1", "--config.fleet.keep=true")
+    made = replay.replay(folder, tmp_path / "again", SilentScreen())
+    assert made.steps == 4 and sorted(path.name for path in tmp_path.iterdir()) == ["again", "run"]
+    assert (folder / "metrics.jsonl").read_bytes() == (
+        tmp_path / "again" / "metrics.jsonl"
+    ).read_bytes()
+    objects = Objects(folder / fleet.FOLDER)
+    read = schedule.choice_of(objects.get("choice/2")).read
+    objects.remove(f"spool/{next(iter(read))}")
+    with pytest.raises(ValueError, match="is not what step 2 has learnt from before"):
+        replay.replay(folder, tmp_path / "less", SilentScreen())
+    objects.remove("choice/2")
+    with pytest.raises(ValueError, match="has no choice/2; a run that begins with fleet.keep"):
+        replay.replay(folder, tmp_path / "none", SilentScreen())
+    assert not (tmp_path / "none").exists()

@@ -137,6 +137,11 @@ class FleetKeys:
         "of its own",
         whole(0),
     )
+    keep: bool = key(
+        "true, false",
+        "what steps have learnt from stays in the run's folder, so that `train --replay RUN` can "
+        "learn it again. false: it goes when its step is saved",
+    )
 
     @property
     def on(self) -> bool:
