@@ -210,6 +210,15 @@ def test_what_readers_had_not_ended_is_not_lost_where_the_fleet_changes(tmp_path
     assert by_step[1][0] == 1 and sorted(itertools.chain(*by_step)) == list(range(12))
 
 
+def test_a_pinned_run_is_learnt_again_as_well(tmp_path):
+    words = ("--config.steps=2", "--config.fleet.keep=true", "--config.validation.every=0")
+    learnt(tmp_path / "run", "--config.fleet.bundles=2", *words)
+    replay.replay(tmp_path / "run", tmp_path / "again", SilentScreen())
+    with pytest.raises(ValueError, match="is no run with readers that has saved a step"):
+        run(tmp_path / "other", "--config.steps=1", "--config.validation.every=0")
+        replay.replay(tmp_path / "other", tmp_path / "more", SilentScreen())
+
+
 def test_a_run_that_keeps_what_it_learnt_from_is_learnt_again_bit_by_bit(tmp_path):
     folder = tmp_path / "run"
     learnt(folder, *LIVE, "--config.fleet.slack=1", "--config.fleet.keep=true")
