@@ -229,7 +229,7 @@ class Fleet:
     def _plan(self, done: int, ledger: Ledger) -> None:
         self._life.check()
         # With slack a draw may be in the account before its step: what is planned stands.
-        planned = self.arrivals.planned() if self._slack else []
+        planned = self.arrivals.planned(done + 1 - self._slack) if self._slack else []
         first, out = schedule.unplanned(planned, ledger.next, ledger.out)
         for step in schedule.open_steps(done, self._lead, self._last):
             if any(plan.step == step for plan in planned):

@@ -80,9 +80,10 @@ class Arrivals:
         self._waits = (0, 0.0)  # for which step, since when
         self._said = False
 
-    def planned(self) -> list[Plan]:
-        """Returns the plans that lie there."""
-        found = map(self._objects.get, self._objects.names(schedule.PLAN))
+    def planned(self, first: int) -> list[Plan]:
+        """Returns the plans that lie there, of steps from `first` on."""
+        names = self._objects.names(schedule.PLAN)
+        found = [self._objects.get(name) for name in names if schedule.step_of(name) >= first]
         return [schedule.parsed(content) for content in found if content]
 
     async def pinned(self, plan: Plan) -> list[Spooled]:
@@ -102,7 +103,8 @@ class Arrivals:
         Raises ValueError where what was chosen is not there any more.
         """
         choice, newest = await self._choice(step, settled, slack), step - 1
-        bundles = {one.name: one for plan in self.planned() for one in plan.each()}
+        plans = self.planned(step - slack)  # what is older is settled
+        bundles = {one.name: one for plan in plans for one in plan.each()}
         found = []
         for name, digest in choice.read.items():
             there = self._arrived(bundles[name], newest, keep=True) if name in bundles else None
@@ -128,7 +130,7 @@ class Arrivals:
         return schedule.choice_of(content)
 
     def _choose(self, step: int, settled: Callable[[int], bool], slack: int) -> Choice | None:
-        plans, names = self.planned(), set(self._objects.names(schedule.SPOOL))
+        plans, names = self.planned(step - slack), set(self._objects.names(schedule.SPOOL))
         there = {
             one.name
             for plan in plans

@@ -143,8 +143,7 @@ class Live:
         left = [self.begun.pop(name) for name in list(self.begun) if name in superfluous]
         for one in left:
             one.reading.cancel()
-        if left:
-            await asyncio.wait([one.reading for one in left])
+        await asyncio.gather(*(one.reading for one in left), return_exceptions=True)
 
     async def _until_next_look(self) -> None:
         readings = [one.reading for one in self.begun.values()]
