@@ -5,10 +5,10 @@ ended. Between two looks it adopts what the trainer has published: turns that ru
 they began with, the next ones begin on the new one, and both sets of weights are resident meanwhile
 (`EngineService.adopt`). A document may be begun once the reader has a version that its plan lets
 read, so no turn is older than that. Which version says a turn depends on the clock, so a document
-that is read again comes out otherwise; whoever puts first is learnt from. A reader that is killed
-or told to stop loses the documents that it had begun. One with room to spare begins what others
-have begun, once that takes three times as long as the longest of its own, and lets go of it for
-what nobody has begun. Above: fleet_reader; below: rollouts.
+that is read again comes out otherwise; whoever puts first is learnt from. Turns that have ended are
+put beside every so often (`fleet_progress`), and who goes on with the document has them. A reader
+with room to spare begins what others have begun, once that takes three times as long as the longest
+of its own, and lets go of it for what nobody has begun. Above: fleet_reader; below: rollouts.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from notepad_jax.rollout.collector import Failed
 from notepad_jax.rollout.schedule import Bundle
 from notepad_jax.setup.stopping import Stop
 from notepad_jax.telemetry.screen import Screen
+from notepad_jax.training import fleet_progress
 from notepad_jax.training.fleet_batch import Spooled
 from notepad_jax.training.fleet_claims import Claims
+from notepad_jax.training.fleet_progress import Progress, Remembered, RememberedOne
 from notepad_jax.training.rollouts import Rollouts
-from notepad_jax.types import Completers, Group
+from notepad_jax.types import Completer, Completers, Group
 
 Made = tuple[list[Group], list[Failed]]
 
@@ -42,6 +44,7 @@ class _Begun:
     bundle: Bundle
     since: float
     reading: asyncio.Task[Made]
+    progress: Progress
     copy: bool  # another had begun it
 
 
@@ -58,6 +61,7 @@ class Live:
     screen: Screen
     look: float  # seconds between two looks at what lies there
     room: int  # bundles
+    keep_turns: int  # that end between two times that they are put beside; 0: when told to stop
     bundles: int = 0  # read so far
     seconds: float = 0.0  # of reading them, added up
     held: int = -1  # the version that new turns begin on
@@ -74,7 +78,13 @@ class Live:
                 await self._adopt_newest()
                 self._put_what_ended()
                 await self._take_up(names)
-                self.stop.check(f"with {len(self.begun)} documents begun, which are read anew")
+                self._keep(self.keep_turns or None)
+                if self.stop.number is not None:
+                    self._keep(1)
+                    kept = sum(one.progress.put for one in self.begun.values())
+                    self.stop.check(
+                        f"in {len(self.begun)} documents, of which {kept:,} turns are kept"
+                    )
                 await self._until_next_look()
         finally:
             await self._let_go(list(self.begun))
@@ -101,18 +111,30 @@ class Live:
                 return
             if full:
                 await self._let_go(copies[:1])
-            reading = asyncio.ensure_future(self._read(bundle))
-            one = _Begun(bundle, time.monotonic(), reading, self.claims.copied)
+            header = {"terms": self.claims.terms, "bundle": bundle.name}
+            there = self.claims.objects.get(f"{schedule.PROGRESS}/{bundle.name}")
+            progress = fleet_progress.begun(header, there)
+            reading = asyncio.ensure_future(self._read(bundle, progress))
+            one = _Begun(bundle, time.monotonic(), reading, progress, self.claims.copied)
             self.begun[bundle.name] = one
 
-    async def _read(self, bundle: Bundle) -> Made:
+    async def _read(self, bundle: Bundle, progress: Progress) -> Made:
         with contextlib.ExitStack() as stack:
-            rollouts = self.rollouts
+            own: Completer | Completers
             if isinstance(self.engine, Engines):
-                own: Completers = stack.enter_context(self.engine.one())
-                reader = dataclasses.replace(rollouts.reader, completer=own)
-                rollouts = dataclasses.replace(rollouts, reader=reader)
+                own = RememberedOne(stack.enter_context(self.engine.one()), progress)
+            else:
+                own = Remembered(self.engine, progress)
+            reader = dataclasses.replace(self.rollouts.reader, completer=own)
+            rollouts = dataclasses.replace(self.rollouts, reader=reader)
             return await rollouts.read(bundle.chunks, bundle.ordinals, bundle.version)
+
+    def _keep(self, least: int | None) -> None:
+        """Puts the turns beside of documents of which so many more have ended; None: of none."""
+        for name, one in self.begun.items() if least else ():
+            if len(one.progress.turns) >= one.progress.put + least:
+                one.progress.put = len(one.progress.turns)
+                self.claims.objects.replace(f"{schedule.PROGRESS}/{name}", one.progress.encoded())
 
     def _put_what_ended(self) -> None:
         for name in [name for name, one in self.begun.items() if one.reading.done()]:

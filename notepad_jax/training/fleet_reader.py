@@ -137,7 +137,10 @@ def _prepared(
     if config.fleet.live:
         slots = config.engine.slots * builders.engines(config.engine)
         room = max(1, slots // (config.rollout.group_size * stream.questions))
-        return Live(claims, rollouts, engine, policies, stop, alone, screen, look, room)
+        return Live(
+            claims, rollouts, engine, policies, stop, alone, screen, look, room,
+            config.checkpoint.keep_turns,
+        )  # fmt: skip
     return Reader(
         claims, rollouts, engine, replays, policies, config.checkpoint.keep_turns, stop, alone,
         screen, look,

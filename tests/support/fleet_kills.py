@@ -44,8 +44,9 @@ ALL_RUNS = (
     *runs.SMALL, f"--config.steps={STEPS}", "--config.rollout.max_rounds=1",
     f"--config.rollout.documents={DOCUMENTS}", "--config.validation.every=0",
     "--config.checkpoint.every=2", "--config.checkpoint.handoff=memory",
+    "--config.checkpoint.keep_turns=8",
 )  # fmt: skip
-PINNED = (*ALL_RUNS, "--config.fleet.bundles=2", "--config.checkpoint.keep_turns=8")
+PINNED = (*ALL_RUNS, "--config.fleet.bundles=2")
 LIVE = (
     *ALL_RUNS, "--config.fleet.live=true", "--config.fleet.slack=1", "--config.checkpoint.keep=9",
     "--config.rollout.archive=8", "--config.rollout.archive_turns=8",
@@ -152,8 +153,8 @@ class Run:
                 process.wait()
 
     def _aim(self) -> tuple[str, int]:
-        never = "progress +" if self.words is LIVE else "choice +"
-        return self.chance.choice([one for one in AIMS if one != never]), self.chance.randint(1, 3)
+        aims = [one for one in AIMS if self.words is LIVE or one != "choice +"]
+        return self.chance.choice(aims), self.chance.randint(1, 3)
 
     def _how(self, who: str) -> str:
         drawn = self.chance.random()

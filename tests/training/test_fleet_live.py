@@ -49,9 +49,9 @@ def one_is_slow(monkeypatch):
     """The second draw's later turns wait until the first update is published."""
     reads = fleet_live.Live._read
 
-    async def read(self, bundle):
+    async def read(self, bundle, progress):
         if bundle.ordinals != (1,):
-            return await reads(self, bundle)
+            return await reads(self, bundle, progress)
         with self.engine.one() as own:
             reader = dataclasses.replace(self.rollouts.reader, completer=HeldOne(own))
             rollouts = dataclasses.replace(self.rollouts, reader=reader)
