@@ -115,8 +115,11 @@ def get_config() -> ConfigDict:
         )
     )
     # Readers in processes of their own (docs/fleet.md), here or on other machines (`apart`). A step
-    # is read in so many bundles (0: one a reader) by a policy at most `lead` versions old.
-    config.fleet = ConfigDict(dict(readers=0, apart=False, bundles=0, lead=1))
+    # is read in so many bundles (0: one a reader) by a policy at most `lead` versions old. `live`:
+    # each turn by the newest; with `slack` a step waits for no document that is not so many behind.
+    config.fleet = ConfigDict(
+        dict(readers=0, apart=False, bundles=0, lead=1, live=False, slack=0, keep=False)
+    )
     config.grpo = ConfigDict(
         dict(
             # The algorithm: docs/algorithms.md says which published one is which choice.

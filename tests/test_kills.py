@@ -258,7 +258,8 @@ def test_killed_runs_end_as_the_undisturbed_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_fleet_that_is_killed_ends_as_an_undisturbed_one(tmp_path):
+@pytest.mark.parametrize("live", [False, True])
+def test_a_fleet_that_is_killed_ends_as_an_undisturbed_one(tmp_path, live):
     """The short form of `python -m tests.support.fleet_kills`: four kills in one run."""
-    hit, wrong = fleet_kills.kill_all(tmp_path, 1, 4, 0)
+    hit, wrong = fleet_kills.kill_all(tmp_path, 1, 4, 0, live)
     assert wrong == [] and len(hit) == 4

@@ -120,6 +120,20 @@ def cast(params: Any, target: Any) -> Any:
     return jax.tree.unflatten(tree, leaves)
 
 
+def narrowed(params: Any, target: Any) -> Any:
+    """Returns `params` where they lie, each leaf in the dtype of `target` if that has fewer bits.
+
+    What `target` quantises stays as it is: its scales are made of what the masters say.
+    """
+
+    def leaf(wanted: Any, x: Array) -> Array:
+        plain = not isinstance(wanted, Quantized) and jnp.issubdtype(x.dtype, jnp.floating)
+        fewer = plain and jnp.dtype(wanted.dtype).itemsize < x.dtype.itemsize
+        return x.astype(wanted.dtype) if fewer else x
+
+    return jax.tree.map(leaf, target, params, is_leaf=lambda x: isinstance(x, Quantized))
+
+
 def carry(params: Any, target: Any, where: str) -> Any:
     """Returns a copy of `params` in the places and dtypes of `target`, which owns its buffers.
 

@@ -24,7 +24,14 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 from notepad_jax.checkpoint import bucket
-from notepad_jax.checkpoint.abstract_trees import as_published, carry, check_shapes, placed, share
+from notepad_jax.checkpoint.abstract_trees import (
+    as_published,
+    carry,
+    check_shapes,
+    narrowed,
+    placed,
+    share,
+)
 from notepad_jax.checkpoint.checksums import (
     HandoffError,
     checksum,
@@ -115,33 +122,40 @@ class ThroughStorage:
     publish and adopt at the same point, each what its own engine asks for.
     `publish` writes `params` and `meta`, unless the folder already holds that version (the
     training checkpoint of the same step): then it only proves that they are the same. It raises
-    `fence.Superseded` where a higher `life` of the trainer has taken the folder over.
+    `fence.Superseded` where a higher `life` of the trainer has taken the folder over. Where nobody
+    but engines reads the folder, leaves are written as they keep them (`narrow`): bfloat16 is half
+    of the masters' bytes, and what arrives is the same.
 
     `base` are the target's leaves that are never published, where whoever adopts has them already;
     otherwise they are read from the folder.
     """
 
     def __init__(
-        self, folder: Folder, target: Any, keep: int = 2, life: Life | None = None, base: Any = None
-    ) -> None:
+        self, folder: Folder, target: Any, keep: int = 2, life: Life | None = None,
+        base: Any = None, narrow: bool = False,
+    ) -> None:  # fmt: skip
         self.folder = bucket.path(folder)
         self._life = life or Life(self.folder)
         self._target = target
         self._keep = keep  # steps that survive when publish writes
         base, target = base or {}, placed(target)
+        self._written = without(target, base) if narrow else None  # None: leaves as they come
         given = share(base, without(target, without(target, base)), "the base")
         # The name of the one that was read, and it.
         self._base: tuple[str | None, Any] = None, given
 
     def publish(self, snapshot: PolicySnapshot) -> str:
-        leaves = leaf_checksums(snapshot.params)
-        path = self.folder / str(snapshot.version)
+        params, path = snapshot.params, self.folder / str(snapshot.version)
+        if self._written is not None:
+            check_shapes(params, as_published(self._written), str(path))
+            params = narrowed(params, self._written)
+        leaves = leaf_checksums(params)
         if snapshot.version in hosts.broadcast(self._ours):
             meta = read_meta(self.folder, snapshot.version)
             compare(meta["leaf_checksums"], leaves, f"{path}, saved before,")
             return combine(leaves)
         meta = {"step": snapshot.version, "checksum": combine(leaves), "leaf_checksums": leaves}
-        parts = {"params": snapshot.params, "meta": meta}
+        parts = {"params": params, "meta": meta}
         write(self.folder, snapshot.version, parts, self._keep, life=self._life)
         return combine(leaves)
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from notepad_jax.commands.options import training_options
 from notepad_jax.commands.parser import Parser
+from notepad_jax.setup import configuration
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.telemetry.screen import Screen
-from notepad_jax.training import outcome, train
+from notepad_jax.training import outcome, replay, train
 
 CONFIG = "quickstart"
 LONG = """\
@@ -34,6 +35,11 @@ def options(parser: Parser) -> None:
         "--profile", metavar="STEP", type=_steps, default=range(0),
         help="record in runs/NAME/profile what devices and host do in this step (or 3..5)",
     )  # fmt: skip
+    parser.add_argument(
+        "--replay",
+        metavar="RUN",
+        help="learn again what this run with readers chose (fleet.keep), and compare the weights",
+    )
     parser.add_argument("--policy", help="what training begins with (the config's)")
     parser.add_argument(
         "--hosts",
@@ -58,6 +64,13 @@ def _steps(text: str) -> range:
 def run(
     arguments: argparse.Namespace, config: Training, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
+    if arguments.replay is not None:
+        if arguments.resume or config != configuration.load(CONFIG):
+            raise ValueError(
+                "--replay has the settings of its run, from the first step: name no others"
+            )
+        again = replay.replay(Path(arguments.replay), folder, screen)
+        return again, replay.text(again)
     train.train(
         config, folder, screen, arguments.resume, arguments.step, mended=arguments.mended,
         profiled=arguments.profile,

@@ -91,6 +91,12 @@ class Engines:
         finally:
             self._seated[number] -= 1
 
+    @contextlib.contextmanager
+    def one(self) -> Iterator[One]:
+        """The engine that has fewest seats, as `types.Completers` of one; it counts as a seat."""
+        with self.seat() as seat:
+            yield One(seat.loop, seat.service)
+
     async def adopt(self, snapshot: PolicySnapshot, drain: bool = False) -> None:
         """As `EngineService.adopt`, of all: where one of them would refuse, none adopts."""
 
@@ -119,6 +125,19 @@ class Engines:
         return [rows[number % len(rows)] for number in range(self.count)]
 
 
+@dataclasses.dataclass(frozen=True)
+class One:
+    """One of several engines, for who shares out what they read."""
+
+    loop: Loop
+    service: EngineService
+    count: int = 1
+
+    async def each(self, work: Callable[[int, EngineService], Coroutine[Any, Any, T]]) -> list[T]:
+        """As `types.Completers` says."""
+        return [await self.loop.awaited(work(0, self.service))]
+
+
 class Seat:
     """One engine as coroutines of another loop see it, as `Engines.seat` gives it.
 
@@ -126,12 +145,12 @@ class Seat:
     """
 
     def __init__(self, loop: Loop, service: EngineService, adapters: int) -> None:
-        self._loop, self._service, self._adapters = loop, service, adapters
+        self.loop, self.service, self._adapters = loop, service, adapters
 
     async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion:
         """As `EngineService.complete`."""
         sampling = dataclasses.replace(sampling, adapters=self._adapters)
-        return await self._loop.awaited(self._service.complete(prompt, sampling))
+        return await self.loop.awaited(self.service.complete(prompt, sampling))
 
     async def stream(self, prompt: Prompt, sampling: SamplingParams) -> AsyncIterator[Piece]:
         """As `EngineService.stream`; when the iterator is closed, slot and pages are free."""
@@ -145,13 +164,13 @@ class Seat:
 
         async def made() -> None:
             try:
-                async with contextlib.aclosing(self._service.stream(prompt, sampling)) as pieces:
+                async with contextlib.aclosing(self.service.stream(prompt, sampling)) as pieces:
                     async for piece in pieces:
                         tell(piece)
             except Exception as problem:
                 tell(problem)
 
-        making = asyncio.ensure_future(self._loop.awaited(made()))
+        making = asyncio.ensure_future(self.loop.awaited(made()))
         try:
             while True:
                 piece = await told.get()

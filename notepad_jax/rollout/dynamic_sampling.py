@@ -22,7 +22,7 @@ from notepad_jax.rollout import task_sampler
 from notepad_jax.rollout.collector import Failed
 from notepad_jax.rollout.groups import GroupStats, measure
 from notepad_jax.rollout.ledger import Ledger, Outcome, Place, Waiting
-from notepad_jax.rollout.task_sampler import ANY, EVERY, Stream
+from notepad_jax.rollout.task_sampler import ANY, EVERY, Drawn, Stream
 from notepad_jax.types import Group
 
 Collect = Callable[[Sequence[int]], Awaitable[tuple[list[Group], list[Failed]]]]  # of ordinals
@@ -95,17 +95,20 @@ class Rollout:
 
 
 async def collect_informative(
-    ledger: Ledger, collect: Collect, wanted: Wanted, now: int, stream: Stream = EVERY
-) -> Rollout:
+    ledger: Ledger, collect: Collect, wanted: Wanted, now: int, stream: Stream = EVERY,
+    chosen: Drawn | None = None,
+) -> Rollout:  # fmt: skip
     """Samples until there is a whole batch of informative groups, or the rounds are over.
 
-    `now` is the version of the policy that will learn; `stream` says what is passed over. The
-    batch can be short (of the kinds of which too few were informative), or empty: nothing to
-    learn from. Raises ValueError for a group that waits and is newer than `now`.
+    `now` is the version of the policy that will learn; `stream` says what is passed over; where
+    draws were `chosen` already, those are collected, in one round. The batch can be short (of the
+    kinds of which too few were informative), or empty: nothing to learn from. Raises ValueError
+    for a group that waits and is newer than `now`.
     """
     fresh, old = _by_age(ledger.waiting, now, wanted.max_staleness)
     found, failed, dull = list(fresh), [], []
     stats, first, rooms = GroupStats(), ledger.next, wanted.rooms
+    out: Sequence[int] = ledger.out
     of_kind = dict.fromkeys(rooms, stats)
     passed: dict[Outcome, list[Place]] = {}
 
@@ -118,9 +121,9 @@ async def collect_informative(
         if max(missing.values()) <= 0:
             break
         counts = {name: wanted.draws(count, of_kind[name]) for name, count in missing.items()}
-        drawn = task_sampler.draw(first, counts, stream, wanted.questions)
+        drawn = chosen or task_sampler.draw(first, counts, stream, wanted.questions, out)
         groups, broken = await collect(drawn.read)
-        first = drawn.next
+        first, out = drawn.next, drawn.out
         stats += dataclasses.replace(measure(groups, len(broken)), rounds=1)
         for name in rooms:
             own = [group for group in groups if kind(group) == name]
@@ -153,7 +156,7 @@ async def collect_informative(
         stats=stats,
         failed=failed,
         settled=settled,
-        ledger=ledger.after(first, settled, waiting),
+        ledger=ledger.after(first, settled, waiting, out),
     )
 
 
@@ -161,7 +164,7 @@ def without_update(rollout: Rollout, before: Ledger) -> Rollout:
     """Returns the rollout if nothing was learnt from its batch: it is settled as skipped."""
     settled = dict(rollout.settled)
     settled[Outcome.SKIPPED] = settled.pop(Outcome.TRAINED)
-    after = before.after(rollout.ledger.next, settled, rollout.ledger.waiting)
+    after = before.after(rollout.ledger.next, settled, rollout.ledger.waiting, rollout.ledger.out)
     return dataclasses.replace(rollout, settled=settled, ledger=after)
 
 

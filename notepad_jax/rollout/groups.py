@@ -169,6 +169,23 @@ def ages(batch: Sequence[Group], now: int) -> dict[str, float]:
     return {"rollout/age_mean": sum(old) / len(old), "rollout/age_max": max(old)}
 
 
+def mixture(batch: Sequence[Group], now: int) -> dict[str, float]:
+    """Returns how many versions a reading has that policy version `now` learns from, and how old
+    its turns are, in versions. Nothing for an empty batch."""
+    said = [
+        [turn.completion.policy_version for turn in one.turns]
+        for group in batch
+        for one in group.trajectories
+    ]
+    if not said:
+        return {}
+    old = [now - version for versions in said for version in versions]
+    return {
+        "rollout/versions": sum(len(set(versions)) for versions in said) / len(said),
+        "rollout/turn_age_mean": sum(old) / len(old),
+    }
+
+
 def measure(groups: Sequence[Group], failed: int = 0) -> GroupStats:
     """Returns the sums and counts of groups that were sampled, `failed` more that broke off."""
     whole = sum((_measure_one(group) for group in groups), GroupStats())

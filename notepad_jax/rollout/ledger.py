@@ -4,7 +4,8 @@ The stream of tasks is endless and each draw has an ordinal, its place in it (`t
 question of a draw makes a group, and every group is settled exactly once: learnt from
 (`trained`), or dropped for one of six named reasons, two of which spare its readings (the draw
 is passed over); until then it waits here. So the groups drawn are always the groups settled and
-the groups waiting, whatever was interrupted, and the position in the stream is one number. A
+the groups waiting, whatever was interrupted, and the position in the stream is one number. Readers
+of a fleet with slack end in any order: draws before that number that nobody has ended are named. A
 `Ledger` is a value: a step makes the next one, and a step that is not kept is forgotten with it.
 Above: dynamic_sampling and train; beside: serialization, which writes the waiting groups down.
 """
@@ -53,6 +54,7 @@ class Ledger:
     settled: Mapping[Outcome, int] = dataclasses.field(default_factory=dict)  # groups
     waiting: tuple[Waiting, ...] = ()  # the longest waiting first
     rates: PassRates = PassRates()  # of tasks, where well answered ones retire
+    out: tuple[int, ...] = ()  # ordinals before `next` that are not drawn yet: they are read still
 
     def __post_init__(self) -> None:
         if self.groups != sum(self.settled.values()) + len(self.waiting):
@@ -66,12 +68,14 @@ class Ledger:
         next: int,
         settled: Mapping[Outcome, Iterable[Place]],
         waiting: Iterable[Waiting],
+        out: Iterable[int] = (),
     ) -> Ledger:
-        """Returns the account after a step that drew up to ordinal `next`.
+        """Returns the account after a step that drew up to ordinal `next`, all but `out`.
 
         `settled` and `waiting` must be those that waited before and those that were drawn, each
         once; ValueError otherwise.
         """
+        out = tuple(sorted(out))
         waiting = tuple(waiting)
         places = [one.group.place for one in waiting]
         places += [place for group in settled.values() for place in group]
@@ -79,9 +83,14 @@ class Ledger:
         new = [place for place in places if place not in known]
         if len(set(places)) != len(places) or not known <= set(places):
             raise ValueError("a group was settled twice, or one that waited was forgotten")
-        if {ordinal for ordinal, _ in new} != set(range(self.next, next)):
+        left = {*self.out, *range(self.next, next)}
+        if {ordinal for ordinal, _ in new} != left - set(out) or not left.issuperset(out):
             raise ValueError(f"the draws {self.next} to {next - 1} are not those that were settled")
         counts = dict(self.settled)
         for outcome, group in settled.items():
             counts[outcome] = counts.get(outcome, 0) + len(list(group))
-        return Ledger(next, self.groups + len(new), counts, waiting, self.rates)
+        return Ledger(next, self.groups + len(new), counts, waiting, self.rates, out)
+
+    def has(self, ordinal: int) -> bool:
+        """Whether a draw is in the account."""
+        return ordinal < self.next and ordinal not in self.out

@@ -9,8 +9,16 @@ empty cache.
 
 A reader may begin what is planned, and a step is planned when its version is published. So at most
 `lead` + 1 steps are under way at once, and no turn is older than `lead` when it is learnt from.
-What a reader begins that another had begun harms nobody: of two results of a bundle, which are
-equal, the first stands. Above: training.fleet and training.fleet_reader.
+What a reader begins that another had begun harms nobody: of two results of a bundle the first
+stands.
+
+In a **live** fleet the version of a plan is the oldest that may read for it: each turn is read by
+the newest that a reader has. Which result a step learnt from no longer follows from the plan, so it
+is written down before the update (`Choice`) and used again after a kill. With `slack` S a step
+learns from what has ended first: it owes the bundles of steps up to its own - S, and is filled with
+others. So no turn is older than lead + S, nothing is dropped for its age, and at most (lead + 1)
+steps' draws are under way beside those that wait in the spool. Above: training.fleet,
+training.fleet_reader.
 """
 
 from __future__ import annotations
@@ -18,10 +26,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-PLAN, CLAIM, PROGRESS, SPOOL = "plan", "claim", "progress", "spool"  # kinds of objects
-OF_STEPS = (PLAN, CLAIM, PROGRESS, SPOOL)
+PLAN, CLAIM, PROGRESS, SPOOL, CHOICE = "plan", "claim", "progress", "spool", "choice"  # kinds
+OF_STEPS = (PLAN, CLAIM, PROGRESS, SPOOL, CHOICE)
 TERMS, ENDED = "terms", "ended"  # objects of a run: what readers have to agree on, and its end
 
 _NAME = re.compile(r"(\w+)/(\d+)(?:-(\d+))?(?:-(\d+))?")
@@ -33,7 +41,7 @@ class Bundle:
 
     step: int  # that learns from them; it makes the policy of this version
     number: int  # among those of the step
-    version: int  # of the policy that reads them
+    version: int  # of the policy that reads them; the oldest, in a live fleet
     chunks: int  # of their documents at most; 0: no limit
     ordinals: tuple[int, ...]
 
@@ -77,6 +85,26 @@ def parsed(content: bytes) -> Plan:
         raise ValueError("a plan is cut off, or was changed") from None
 
 
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Which bundles a step learns from."""
+
+    step: int
+    read: Mapping[str, str]  # by the bundle's name, the digest of what was spooled of it
+
+    def encoded(self) -> bytes:
+        return (json.dumps(dataclasses.asdict(self)) + "\n").encode()
+
+
+def choice_of(content: bytes) -> Choice:
+    """Returns the choice that was `encoded`. Raises ValueError for anything else."""
+    try:
+        said = json.loads(content)
+        return Choice(said["step"], {str(name): str(one) for name, one in said["read"].items()})
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ValueError("a choice is cut off, or was changed") from None
+
+
 # ---------------------------------------------------------------- the rule
 
 
@@ -93,9 +121,45 @@ def open_steps(done: int, lead: int, last: int) -> range:
     return range(done + 1, min(done + 1 + lead, last) + 1)
 
 
-def settled(names: Iterable[str], saved: int) -> list[str]:
-    """Returns the objects of steps up to `saved`: nobody needs them again."""
-    return [name for name in names if (found := step_of(name)) is not None and found <= saved]
+def unplanned(
+    plans: Iterable[Plan], next: int, out: Iterable[int]
+) -> tuple[int, list[int]]:  # fmt: skip
+    """Returns where planning goes on: an ordinal, and those before it that no plan has.
+
+    `next` and `out` are the account's (`ledger.Ledger`).
+    """
+    taken = {ordinal for plan in plans for ordinal in plan.ordinals}
+    return max([next, *(one + 1 for one in taken)]), [one for one in out if one not in taken]
+
+
+def batch(
+    step: int, plans: Iterable[Plan], there: Collection[str], settled: Callable[[int], bool],
+    slack: int = 0,
+) -> list[Bundle] | None:  # fmt: skip
+    """Returns the bundles that a step learns from; None where it has to wait for some.
+
+    `there` are names of bundles that are read, `settled` says of an ordinal whether it is in the
+    account. All bundles of steps up to `step` - `slack` are owed, at most as many as a plan has;
+    others that are read fill the batch up to that, the earliest first.
+    """
+    plans = sorted(plans, key=lambda plan: plan.step)
+    size = max(len(plan.bundles) for plan in plans if plan.step == step)
+    left = [one for plan in plans for one in plan.each() if not all(map(settled, one.ordinals))]
+    owed = [one for one in left if one.step <= step - slack]
+    assert len(owed) <= size, f"step {step} owes {len(owed)} bundles, and a batch has {size}"
+    others = [one for one in left if one.step > step - slack and one.name in there]
+    chosen = owed + others[: size - len(owed)]
+    return chosen if len(chosen) == size and all(one.name in there for one in owed) else None
+
+
+def settled(names: Iterable[str], saved: int, slack: int = 0) -> list[str]:
+    """Returns the objects that nobody needs again once step `saved` is: of what is settled."""
+    until = dict.fromkeys(OF_STEPS, saved - slack) | {CHOICE: saved}
+    return [
+        name
+        for name in names
+        if (step := step_of(name)) is not None and step <= until[name.partition("/")[0]]
+    ]
 
 
 def step_of(name: str) -> int | None:

@@ -51,6 +51,7 @@ def encode(ledger: Ledger) -> dict[str, Any]:
         "settled": {outcome.value: count for outcome, count in ledger.settled.items()},
         "waiting": [{**_told(one.group), "share": one.share} for one in ledger.waiting],
         **({"rates": ledger.rates.encoded()} if ledger.rates.known else {}),
+        **({"out": list(ledger.out)} if ledger.out else {}),
     }
 
 
@@ -66,6 +67,7 @@ def decode(said: Mapping[str, Any], task_at: TaskAt) -> Ledger:
         settled={Outcome(name): count for name, count in said["settled"].items()},
         waiting=tuple(Waiting(_group(one, task_at), one["share"]) for one in said["waiting"]),
         rates=pass_rates.decoded(said.get("rates", {})),
+        out=tuple(said.get("out", ())),
     )
 
 

@@ -8,6 +8,7 @@ dynamic_sampling.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from notepad_jax.rollout.ledger import Outcome, Place
@@ -33,10 +34,13 @@ class Drawn:
     read: Sequence[int]  # ordinals
     passed: Mapping[Outcome, list[Place]]
     next: int  # the ordinal that comes after them
+    out: Sequence[int] = ()  # before it, that were not drawn (`ledger.Ledger.out`)
 
 
-def draw(first: int, counts: Mapping[str, int], stream: Stream, questions: int) -> Drawn:
-    """Draws `counts` documents of each kind, from ordinal `first` on.
+def draw(
+    first: int, counts: Mapping[str, int], stream: Stream, questions: int, out: Sequence[int] = ()
+) -> Drawn:
+    """Draws `counts` documents of each kind, of the ordinals `out` and from `first` on.
 
     Never ends where a kind has no more tasks: retiring must leave some of each.
     """
@@ -44,8 +48,9 @@ def draw(first: int, counts: Mapping[str, int], stream: Stream, questions: int) 
     looks = set(left) != {ANY}
     read: list[int] = []
     passed: dict[Outcome, list[Place]] = {}
-    ordinal = first
+    seen, ordinals = 0, itertools.chain(out, itertools.count(first))
     while any(left.values()):
+        ordinal, seen = next(ordinals), seen + 1
         kind = stream.kind(ordinal) if looks else ANY
         if stream.retired(ordinal):
             why = Outcome.RETIRED
@@ -57,5 +62,4 @@ def draw(first: int, counts: Mapping[str, int], stream: Stream, questions: int) 
             read.append(ordinal)
         if why:
             passed.setdefault(why, []).extend((ordinal, q) for q in range(questions))
-        ordinal += 1
-    return Drawn(read, passed, ordinal)
+    return Drawn(read, passed, first + max(0, seen - len(out)), tuple(out[seen:]))

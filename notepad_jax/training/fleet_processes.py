@@ -34,7 +34,7 @@ def beside(run: Run, folder: Path) -> Iterator[None]:
         return
     readers = Readers(str(run.checkpoints.folder.parent), count, folder, run.screen.say)
     with readers.running():
-        run.fleet.look = readers.look
+        run.fleet.arrivals.look = readers.look
         yield
 
 

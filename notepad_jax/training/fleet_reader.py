@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,18 @@ from notepad_jax.engine.metered import Metered
 from notepad_jax.engine.replay import Given, Replays
 from notepad_jax.engine.service import EngineService
 from notepad_jax.rollout import schedule, serialization
-from notepad_jax.rollout.schedule import Bundle, Plan
+from notepad_jax.rollout.schedule import Bundle
 from notepad_jax.setup import builders, learner, process, provenance, task_stream
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.setup.stopping import Stop
 from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import base_fingerprint, fleet, rollout_settings
-from notepad_jax.training.fleet import Spooled, Terms
+from notepad_jax.training.fleet import Terms
+from notepad_jax.training.fleet_batch import Spooled
+from notepad_jax.training.fleet_claims import Claims
+from notepad_jax.training.fleet_live import Live
 from notepad_jax.training.rollouts import Rollouts
 from notepad_jax.types import PolicySnapshot
-
-PATIENCE = 30.0  # seconds after which another's bundle is begun again, before one was read here
-SLOWER = 3.0  # times as long as the last of our own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +77,7 @@ async def _read(
     reader = _prepared(place, there, terms, policy, me, screen, stop, alone)
     with stop.patiently():
         async with reader.engine:
-            while bundle := await reader.next():
-                await reader.take(bundle)
+            await reader.run()
     return Read(run, reader.bundles, reader.seconds)
 
 
@@ -106,7 +105,7 @@ async def _terms(
 def _prepared(
     place: Path | epath.Path, there: Objects, terms: Terms, policy_here: str | None, me: str,
     screen: Screen, stop: Stop, alone: Callable[[], bool],
-) -> Reader:  # fmt: skip
+) -> Reader | Live:  # fmt: skip
     """Loads what reads. Raises ValueError for what is not the run's."""
     if (ours := provenance.commit()) != terms.code:
         raise ValueError(
@@ -124,38 +123,35 @@ def _prepared(
     template = builders.template(config.reading, policy)
     rules = builders.rules(config.reading, policy.tokenizer)
     replays = Replays()
+    around = (lambda runs: runs) if config.fleet.live else replays.around  # nothing is replayed
     engine = builders.service(
         config.engine, policy, rules, template, PolicySnapshot(-1, None),
-        lambda executor: replays.around(Metered(executor, screen.work)),
+        lambda executor: around(Metered(executor, screen.work)),
     )  # fmt: skip
     wanted = builders.adopted(config, policy.config, config.grpo.lora.wanted)
     frozen, _ = learner.partition(config.grpo.lora, policy.config, policy.params, config.seed)
-    steps = place / fleet.POLICY
+    claims = Claims(there, terms.agreed, me)
+    rollouts = rollout_settings.rollouts(config, stream, engine, policy.tokenizer, template, rules)
+    policies = ThroughStorage(place / fleet.POLICY, wanted, base=frozen)
+    look = fleet.FAR if bucket.is_bucket(place) else fleet.NEAR
+    if config.fleet.live:
+        slots = config.engine.slots * builders.engines(config.engine)
+        room = max(1, slots // (config.rollout.group_size * stream.questions))
+        return Live(
+            claims, rollouts, engine, policies, stop, alone, screen, look, room,
+            config.checkpoint.keep_turns,
+        )  # fmt: skip
     return Reader(
-        objects=there,
-        terms=terms.digest,
-        me=me,
-        rollouts=rollout_settings.rollouts(
-            config, stream, engine, policy.tokenizer, template, rules
-        ),
-        engine=engine,
-        replays=replays,
-        policies=ThroughStorage(steps, wanted, base=frozen),
-        keep_turns=config.checkpoint.keep_turns,
-        stop=stop,
-        alone=alone,
-        screen=screen,
-        look=fleet.FAR if bucket.is_bucket(place) else fleet.NEAR,
-    )
+        claims, rollouts, engine, replays, policies, config.checkpoint.keep_turns, stop, alone,
+        screen, look,
+    )  # fmt: skip
 
 
 @dataclasses.dataclass
 class Reader:
-    """Reads bundles, one after another."""
+    """Reads bundles, one after another, each by its version."""
 
-    objects: Objects
-    terms: str  # digest of what it agreed on with the trainer
-    me: str
+    claims: Claims
     rollouts: Rollouts
     engine: EngineService | Engines
     replays: Replays
@@ -167,61 +163,24 @@ class Reader:
     look: float  # seconds between two looks at what lies there
     bundles: int = 0  # read so far
     seconds: float = 0.0  # of reading them
-    last: float = PATIENCE / SLOWER  # seconds that the last one took
     held: int | None = None  # the version that the engine has
-    plans: dict[str, Plan] = dataclasses.field(default_factory=dict)
-    seen: dict[str, float] = dataclasses.field(default_factory=dict)  # claims, since when
-    owners: dict[str, str] = dataclasses.field(default_factory=dict)  # of claims
+
+    async def run(self) -> None:
+        """Reads until the run ends."""
+        while bundle := await self.next():
+            await self.take(bundle)
 
     async def next(self) -> Bundle | None:
         """Returns what is to be read next, when there is something; None when the run has ended."""
         while True:
-            names = self.objects.names()
+            names = self.claims.objects.names()
             if schedule.ENDED in names or self.alone():
                 return None
-            if bundle := self._chosen(names):
+            there = set(self.policies.versions())
+            if bundle := self.claims.next(names, there.__contains__):
                 return bundle
             self.stop.check("between two bundles")
             await asyncio.sleep(self.look)
-
-    def _chosen(self, names: Sequence[str]) -> Bundle | None:
-        """Returns the bundle that is begun, with our claim on it."""
-        read, by = set(schedule.of_kind(names, schedule.SPOOL)), schedule.claimed(names)
-        plans = self._planned(schedule.of_kind(names, schedule.PLAN))
-        claims = {bundle: [self._whose(one) for one in each] for bundle, each in by.items()}
-        fresh = {bundle for bundle, each in by.items() if self._fresh(each[-1])}
-        others = {bundle for bundle, each in claims.items() if each[-1] != self.me}
-        bundle = schedule.chosen(plans, read | fresh & others, claims, self.me)
-        if bundle is None:
-            return None
-        number = len(by.get(bundle.name, ()))
-        mine = self.objects.put(f"{schedule.CLAIM}/{bundle.name}-{number}", self.me.encode())
-        return bundle if mine else None  # another was quicker: look again
-
-    def _planned(self, steps: Sequence[str]) -> list[Plan]:
-        for step in steps:
-            content = None if step in self.plans else self.objects.get(f"{schedule.PLAN}/{step}")
-            if content:
-                self.plans[step] = schedule.parsed(content)
-        self.plans = {step: plan for step, plan in self.plans.items() if step in steps}
-        for plan in self.plans.values():
-            if plan.terms != self.terms:
-                raise ValueError(
-                    f"the run in {self.objects.folder.parent} went on with other settings since "
-                    f"this reader began; start it again"
-                )
-        there = set(self.policies.versions()) if self.plans else ()
-        return [plan for plan in self.plans.values() if plan.version in there]
-
-    def _whose(self, claim: str) -> str:
-        if claim not in self.owners:  # asked once: it only says what is read first
-            self.owners[claim] = (self.objects.get(claim) or b"").decode()
-        return self.owners[claim]
-
-    def _fresh(self, claim: str) -> bool:
-        """Whether a claim has not stood for so long that its reader may be dead."""
-        since = self.seen.setdefault(claim, time.monotonic())
-        return time.monotonic() - since < SLOWER * self.last
 
     # ------------------------------------------------------------ one bundle
 
@@ -238,10 +197,10 @@ class Reader:
         if made is None:
             self.screen.say(f"{what}: another reader has it")
             return
-        self.objects.put(f"{schedule.SPOOL}/{bundle.name}", made.encoded())
-        self.last = time.monotonic() - began
-        self.bundles, self.seconds = self.bundles + 1, self.seconds + self.last
-        self.screen.say(f"{what}: read in {self.last:.1f} s")
+        self.claims.objects.put(f"{schedule.SPOOL}/{bundle.name}", made.encoded())
+        took = self.claims.took(time.monotonic() - began)
+        self.bundles, self.seconds = self.bundles + 1, self.seconds + took
+        self.screen.say(f"{what}: read in {took:.1f} s")
 
     async def _bundle(self, bundle: Bundle) -> Spooled | None:
         """Returns what a bundle came to; None where another reader was quicker."""
@@ -260,13 +219,15 @@ class Reader:
             reading.cancel()
             await asyncio.wait((reading,))
         told = serialization.tell(*reading.result())
-        return Spooled(self.terms, told, dataclasses.asdict(self.engine.take_stats()))
+        return Spooled(self.claims.terms, told, dataclasses.asdict(self.engine.take_stats()))
 
     def _superfluous(self, bundle: Bundle) -> bool:
         """Puts turns beside, if enough have ended; returns whether nobody wants the bundle."""
         if self.keep_turns and self.replays.ended >= self._put + self.keep_turns:
             self._keep(bundle)
-        return self.objects.get(f"{schedule.SPOOL}/{bundle.name}") is not None or self.alone()
+        return (
+            self.claims.objects.get(f"{schedule.SPOOL}/{bundle.name}") is not None or self.alone()
+        )
 
     async def _hold(self, version: int) -> None:
         """Has the engine hold a version, and nothing of what it read."""
@@ -281,13 +242,13 @@ class Reader:
     # ------------------------------------------------------------ turns that have ended
 
     def _header(self, bundle: Bundle) -> dict[str, Any]:
-        told = {"terms": self.terms, "bundle": bundle.name, "version": bundle.version}
+        told = {"terms": self.claims.terms, "bundle": bundle.name, "version": bundle.version}
         return {**told, "engines": len(self.replays.each)}
 
     def _kept(self, bundle: Bundle) -> Mapping[int, Given]:
         """Returns the turns that a reader before has put beside a bundle."""
         self._put = 0
-        content = self.objects.get(f"{schedule.PROGRESS}/{bundle.name}")
+        content = self.claims.objects.get(f"{schedule.PROGRESS}/{bundle.name}")
         if not content:
             return {}
         try:
@@ -305,4 +266,4 @@ class Reader:
         turns = self.replays.turns
         self._put = len(turns)
         content = journal.encoded(self._header(bundle), turns)
-        self.objects.replace(f"{schedule.PROGRESS}/{bundle.name}", content)
+        self.claims.objects.replace(f"{schedule.PROGRESS}/{bundle.name}", content)

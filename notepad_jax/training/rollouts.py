@@ -13,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from notepad_jax.parallel import hosts
 from notepad_jax.reading import shares
@@ -28,18 +28,27 @@ from notepad_jax.rollout import (
     task_sampler,
 )
 from notepad_jax.rollout.dynamic_sampling import Rollout, Wanted
-from notepad_jax.rollout.groups import GroupStats, ages
+from notepad_jax.rollout.groups import GroupStats, ages, mixture
 from notepad_jax.rollout.ledger import PASSED, Ledger, Outcome, Place
 from notepad_jax.rollout.rewards import Scoring
-from notepad_jax.rollout.task_sampler import Stream
+from notepad_jax.rollout.task_sampler import Drawn, Stream
 from notepad_jax.setup import task_stream
 from notepad_jax.setup.lengths import Length
 from notepad_jax.setup.task_stream import TaskStream
 from notepad_jax.text.chunks import Documents
 from notepad_jax.types import Chunks, Draw, Group, Task
 
-# (step, its draws) -> what each bundle of them came to
-Apart = Callable[[int, Sequence[int]], Awaitable[Sequence[Mapping[str, Any]]]]
+
+class Apart(Protocol):
+    """Others who read (`fleet.Fleet`)."""
+
+    live: bool  # a reading goes on by newer versions of the policy
+
+    async def drawn(self, step: int, ledger: Ledger) -> Drawn | None:
+        """Returns which draws `step` learns from, when they are read; None: the next ones."""
+
+    async def read(self, step: int, ordinals: Sequence[int]) -> Sequence[Mapping[str, Any]]:
+        """Returns what bundles of these draws came to, as they `serialization.tell` it."""
 
 
 class ReadingsFailed(ValueError):
@@ -63,8 +72,7 @@ class Rollouts:
     retire_at: float = 0.0  # pass rate at which a task is drawn no more; 0: none is
     teacher: imitation.Teacher | None = None  # who writes the turns; None: the policy itself
     length: Length = lambda ordinal: 0
-    # What others read of a step's draws, as they `serialization.tell` it; None: it is read here.
-    apart: Apart | None = None
+    apart: Apart | None = None  # who reads a step's draws; None: they are read here
 
     async def step(self, ledger: Ledger, version: int) -> tuple[Rollout, dict[str, float]]:
         """Returns what policy `version` has to learn from, and metrics of how it came about.
@@ -85,17 +93,21 @@ class Rollouts:
                 readers.update((one, k) for k, own in enumerate(draws) for one in own)
                 groups, failed = await self._read(stage, reader, draws[hosts.index()], version)
             else:
-                groups, failed = self._told(stage, reader, await self.apart(version + 1, ordinals))
+                told = await self.apart.read(version + 1, ordinals)
+                groups, failed = self._told(stage, reader, told)
             read.extend(groups)
             return groups, failed
 
+        chosen = await self.apart.drawn(version + 1, ledger) if self.apart else None
         rollout = await dynamic_sampling.collect_informative(
-            ledger, collect, self.wanted, version, self._stream(ledger)
+            ledger, collect, self.wanted, version, self._stream(ledger), chosen
         )
         self._check(rollout)
         if self.retire_at:
             rollout = self._with_rates(rollout, read)
         asked_for = self._asked_for(chunks, rollout) | ages(rollout.batch, version)
+        if self.apart and self.apart.live:
+            asked_for |= mixture(rollout.batch, version)
         if self.local.samples:
             rollout, counted = await self._with_local(reader, rollout, readers)
             asked_for |= counted
@@ -135,15 +147,20 @@ class Rollouts:
         """Returns the chunks that documents for policy `version` to learn from have at most."""
         return self.stream.curriculum.at(version)
 
-    def draws(self, ledger: Ledger, first: int) -> task_sampler.Drawn:
-        """Returns what a step reads that begins at ordinal `first`, where no group waits."""
+    def draws(self, ledger: Ledger, first: int, out: Sequence[int]) -> Drawn:
+        """Returns what a step reads of `out` and from ordinal `first` on, where no group waits."""
         rooms = self.wanted.rooms
         counts = {kind: self.wanted.draws(room, GroupStats()) for kind, room in rooms.items()}
-        return task_sampler.draw(first, counts, self._stream(ledger), self.stream.questions)
+        return task_sampler.draw(first, counts, self._stream(ledger), self.stream.questions, out)
 
     def bundles(self, chunks: int, ordinals: Sequence[int], parts: int) -> list[list[int]]:
-        """Returns the draws of each of several readers, in order, by the lengths of documents."""
+        """Returns the draws of each of several readers, in order, by the lengths of documents.
+
+        Where there are parts enough each has a draw of its own, the longest first.
+        """
         lengths = self._lengths(self._stage(chunks), ordinals)
+        if parts >= len(ordinals):
+            return [[one] for one in sorted(ordinals, key=lambda one: -lengths[one])]
         dealt = shares.deal(list(lengths.values()), parts)
         return [sorted(ordinals[k] for k in own) for own in dealt]
 
@@ -285,8 +302,10 @@ class Rollouts:
 
 def account(before: Ledger, rollout: Rollout) -> dict[str, Any]:
     """Returns a step's line of ledger.jsonl: what was drawn, and what became of what."""
+    out = {"out": list(rollout.ledger.out)} if before.out or rollout.ledger.out else {}
     return {
         "drawn": [before.next, rollout.ledger.next],  # the second is the next step's first
+        **out,  # of those before it, what readers have not ended
         **{outcome.value: places for outcome, places in rollout.settled.items()},
         "waiting": [one.group.place for one in rollout.ledger.waiting],
     }

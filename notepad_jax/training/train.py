@@ -42,6 +42,7 @@ from notepad_jax.training import (
     callbacks,
     decided,
     fleet,
+    fleet_check,
     partial_rollout,
     record,
     rollout_settings,
@@ -151,7 +152,7 @@ def check(
     micro_batches.check_parts(settings.micro_batch_rows, there.shape["fsdp"])
     builders.engines_mesh(config.engine)
     rollout_settings.check(config)
-    fleet.check(config)
+    fleet_check.check(config)
     if not resume and step is not None:
         raise ValueError(f"step {step} is where a run goes on: say --resume as well")
     if not resume and mended:
@@ -231,7 +232,7 @@ def prepare(
     if config.fleet.on:
         terms = fleet.terms(config, start, stream.records.identity, before)
         apart = Fleet(where.parent, checkpoints.life, terms, sampled, handoff, screen.say)
-        sampled = dataclasses.replace(sampled, apart=apart.read)
+        sampled = dataclasses.replace(sampled, apart=apart)
     if not fresh:
         checkpoints.keep_base(learner.base(learning, stored))
         learner.resume(learning, saved)
@@ -280,7 +281,7 @@ def _handoff(config: Training, checkpoints: Checkpoints, wanted: Any, frozen: An
     if config.fleet.on:
         kept = config.fleet.lead + config.checkpoint.every + 1
         place = checkpoints.folder.parent / fleet.POLICY
-        return ThroughStorage(place, wanted, kept, checkpoints.life, frozen)
+        return ThroughStorage(place, wanted, kept, checkpoints.life, frozen, narrow=True)
     if config.checkpoint.handoff == "memory":
         return InProcess(wanted, frozen)
     return ThroughStorage(checkpoints.folder, wanted, life=checkpoints.life)

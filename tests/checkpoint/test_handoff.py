@@ -70,6 +70,27 @@ def test_adopting_casts_to_the_engines_dtype(bridge_to):
     assert checksums.checksum(adopted) == checksums.checksum(expected)
 
 
+def test_what_engines_alone_read_is_written_as_they_keep_it_and_arrives_the_same(tmp_path):
+    """Half the bytes; what they quantise stays as the masters have it."""
+    wanted = abstract(small(), jnp.bfloat16)
+    wanted["layers"]["q"] = Quantized(
+        jax.ShapeDtypeStruct((2, 8, 8), jnp.int8), jax.ShapeDtypeStruct((2, 1, 8), jnp.float32)
+    )
+    wide = handoff.ThroughStorage(tmp_path / "wide", wanted)
+    narrow = handoff.ThroughStorage(tmp_path / "narrow", wanted, narrow=True)
+    assert checksums.checksum(handed_over(narrow, small())) == checksums.checksum(
+        handed_over(wide, small())
+    )
+    kinds = checksums.named_leaves(restore.as_stored(tmp_path / "narrow", 0))
+    assert {name: kind.dtype.name for name, kind in kinds.items()} == {
+        "embed": "bfloat16", "layers/k": "bfloat16", "layers/q": "float32",
+        "final_norm": "bfloat16",
+    }  # fmt: skip
+    narrow.publish(PolicySnapshot(0, small()))  # again: the same
+    with pytest.raises(ValueError, match="saved before"):
+        narrow.publish(PolicySnapshot(0, small(1)))
+
+
 def test_adopting_quantises_what_arrived(bridge_to):
     """A matrix of ones and its double: largest element 127 scales; the rest as asked."""
     matrix = jnp.ones((2, 8, 4)).at[1].multiply(2.0)

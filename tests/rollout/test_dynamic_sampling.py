@@ -12,6 +12,7 @@ from notepad_jax.rollout.collector import Failed
 from notepad_jax.rollout.dynamic_sampling import Wanted, collect_informative, without_update
 from notepad_jax.rollout.groups import GroupStats
 from notepad_jax.rollout.ledger import Ledger, Outcome, Waiting
+from notepad_jax.rollout.task_sampler import Drawn
 from tests.rollout.made import group, task
 
 DULL, GOOD, BROKEN = "dull", "good", "broken"
@@ -140,6 +141,26 @@ def test_accounts_that_do_not_add_up_are_refused():
         ledger.after(1, {Outcome.TRAINED: [(0, 0)], Outcome.STALE: [(0, 0)]}, ())
     with pytest.raises(ValueError, match="the draws 1 to 2 are not those"):
         ledger.after(3, {Outcome.TRAINED: [(0, 0), (2, 0)]}, ())
+
+
+def test_draws_that_end_in_any_order_are_settled_once_and_the_rest_is_named():
+    """Two a step of 0, 1, 2, 3: chosen as readers ended, then by turns from what is left."""
+    kinds = sampler(lambda o, q: [GOOD, DULL, BROKEN][o % 3])
+    first = asyncio.run(
+        collect_informative(Ledger(), kinds, wanted(2), 0, chosen=Drawn([1, 3], {}, 4, (0, 2)))
+    )
+    assert (first.ledger.next, first.ledger.out, first.ledger.groups) == (4, (0, 2), 2)
+    assert [first.ledger.has(o) for o in range(5)] == [False, True, False, True, False]
+    missed = without_update(first, Ledger()).ledger
+    assert (missed.out, missed.settled[Outcome.SKIPPED]) == ((0, 2), 1)
+    asked = []
+    rest = roll(first.ledger, [GOOD, DULL, BROKEN], wanted(3), asked=asked)
+    assert asked == [[0, 2, 4]]  # without readers apart: what they had not ended comes first
+    assert (rest.ledger.next, rest.ledger.out, rest.ledger.groups) == (5, (), 5)
+    with pytest.raises(ValueError, match="are not those that were settled"):
+        first.ledger.after(4, {Outcome.TRAINED: [(0, 0)]}, (), ())  # and 2?
+    with pytest.raises(ValueError, match="are not those that were settled"):
+        first.ledger.after(4, {Outcome.TRAINED: [(0, 0), (2, 0)]}, (), (5,))
 
 
 def test_nonsense_is_refused():

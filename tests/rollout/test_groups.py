@@ -9,7 +9,7 @@ import pytest
 from notepad_jax.reading.loop import Reader
 from notepad_jax.reading.trace import TraceFile
 from notepad_jax.rollout import archive
-from notepad_jax.rollout.groups import MOST, GroupStats, ages, by_task, measure
+from notepad_jax.rollout.groups import MOST, GroupStats, ages, by_task, measure, mixture
 from notepad_jax.rollout.rewards import score
 from notepad_jax.types import Reading, Status
 from tests.rollout.made import group, task
@@ -99,6 +99,12 @@ def test_ages_are_counted_from_the_oldest_turn():
     batch = [group(1, 0, versions=(3, 5)), group(1, 0, versions=(5, 5))]
     assert ages(batch, 5) == {"rollout/age_mean": 1.0, "rollout/age_max": 2}
     assert ages([], 5) == {}
+
+
+def test_a_reading_counts_its_versions_and_each_turn_its_age():
+    batch = [group(1, 0, versions=(3, 5)), group(1, 0, versions=(5, 5))]
+    assert mixture(batch, 6) == {"rollout/versions": 1.5, "rollout/turn_age_mean": 1.5}
+    assert mixture([], 5) == {}
 
 
 @pytest.mark.parametrize("status", Status)

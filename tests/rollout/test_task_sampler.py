@@ -26,6 +26,10 @@ def roll(ledger, becomes, wanted, of, now=0):
 def test_where_nothing_is_passed_over_ordinals_are_read_in_order():
     found = task_sampler.draw(7, {ANY: 3}, EVERY, 2)
     assert (found.read, found.passed, found.next) == ([7, 8, 9], {}, 10)
+    found = task_sampler.draw(7, {ANY: 3}, EVERY, 2, [2, 5])
+    assert (found.read, found.next, found.out) == ([2, 5, 7], 8, ())
+    found = task_sampler.draw(7, {ANY: 1}, EVERY, 2, [2, 5])
+    assert (found.read, found.next, found.out) == ([2], 7, (5,))
 
 
 def test_draws_by_hand():

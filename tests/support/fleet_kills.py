@@ -1,9 +1,11 @@
 """A trainer and two readers, killed where it hurts, that end as if nothing had happened.
 
-    python -m tests.support.fleet_kills [--runs 10] [--kills 6] [--seed 0]
+    python -m tests.support.fleet_kills [--runs 10] [--kills 6] [--seed 0] [--live]
 
 Each run is begun, and whoever is killed begun again, until the trainer ends; then its folder is
-compared with that of an undisturbed run, every byte (`same_run`). A kill comes a random short time
+compared with that of an undisturbed run, every byte (`same_run`). No two runs of a live fleet are
+the same: of those every draw is settled once, no turn is too old, every turn is as its version says
+it, and nothing is left behind. A kill comes a random short time
 after something tender happened: a look at the folders every millisecond sees names come and go.
 SIGKILL for the most part; a reader is also asked to stop and then killed, frozen for a while, or
 killed together with all others.
@@ -15,6 +17,7 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import json
 import os
 import random
 import signal
@@ -25,17 +28,28 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from notepad_jax.training import fleet
+from notepad_jax.checkpoint.objects import Objects
+from notepad_jax.rollout import schedule
+from notepad_jax.rollout.ledger import Outcome
+from notepad_jax.telemetry.metrics import LEDGER, read_metrics
+from notepad_jax.telemetry.screen import SilentScreen
+from notepad_jax.training import audit, fleet
 from tests import runs
 from tests.support import same_run
 
 READERS, STEPS = ("reader-0", "reader-1"), 6
 TRAINER = "trainer"
-WORDS = (
+DOCUMENTS, OLDEST = 4, 2  # a step; versions, of a turn in a live fleet
+ALL_RUNS = (
     *runs.SMALL, f"--config.steps={STEPS}", "--config.rollout.max_rounds=1",
-    "--config.rollout.documents=4", "--config.validation.every=0", "--config.fleet.bundles=2",
+    f"--config.rollout.documents={DOCUMENTS}", "--config.validation.every=0",
     "--config.checkpoint.every=2", "--config.checkpoint.handoff=memory",
     "--config.checkpoint.keep_turns=8",
+)  # fmt: skip
+PINNED = (*ALL_RUNS, "--config.fleet.bundles=2")
+LIVE = (
+    *ALL_RUNS, "--config.fleet.live=true", "--config.fleet.slack=1", "--config.checkpoint.keep=9",
+    "--config.rollout.archive=8", "--config.rollout.archive_turns=8",
 )  # fmt: skip
 # Who is killed after which kind of name has come (+) or gone (-), and within how many seconds.
 AIMS = {
@@ -44,6 +58,7 @@ AIMS = {
     "spool +": (READERS, 0.005),
     "policy +": (READERS, 0.2),
     "plan +": ((TRAINER,), 0.01),
+    "choice +": ((TRAINER,), 0.2),
     "spool + (trainer)": ((TRAINER,), 0.1),
     "checkpoints +": ((TRAINER,), 0.1),
     "policy + (trainer)": ((TRAINER,), 0.1),
@@ -62,6 +77,7 @@ class Run:
     folder: Path  # where it is started
     name: str
     chance: random.Random
+    words: Sequence[str] = PINNED
     kills: list[str] = dataclasses.field(default_factory=list)  # what was hit
     alive: dict[str, subprocess.Popen[bytes]] = dataclasses.field(default_factory=dict)
 
@@ -73,7 +89,7 @@ class Run:
         """Starts a process, or starts it again."""
         if who == TRAINER:
             begun = ["--resume"] if self.path.is_dir() else []
-            words = ["train", "--name", self.name, *WORDS, "--config.fleet.apart=true", *begun]
+            words = ["train", "--name", self.name, *self.words, "--config.fleet.apart=true", *begun]
         else:
             words = ["rollout", str(self.path), "--as", who]
         with (self.folder / f"{self.name}-{who}.log").open("ab") as said:
@@ -137,7 +153,8 @@ class Run:
                 process.wait()
 
     def _aim(self) -> tuple[str, int]:
-        return self.chance.choice(list(AIMS)), self.chance.randint(1, 3)
+        aims = [one for one in AIMS if self.words is LIVE or one != "choice +"]
+        return self.chance.choice(aims), self.chance.randint(1, 3)
 
     def _how(self, who: str) -> str:
         drawn = self.chance.random()
@@ -160,7 +177,7 @@ class Watch:
     """Sees names come and go in a run's folder."""
 
     def __init__(self, run: Path) -> None:
-        kinds = ("claim", "progress", "spool", "plan")
+        kinds = ("claim", "progress", "spool", "plan", "choice")
         self._folders = {kind: run / fleet.FOLDER / kind for kind in kinds}
         self._folders |= {name: run / name for name in (fleet.POLICY, "checkpoints")}
         self._metrics, self._size = run / "metrics.jsonl", 0
@@ -187,7 +204,7 @@ class Watch:
 
 def undisturbed(folder: Path) -> Path:
     """Returns the folder of a run whose readers the trainer starts itself."""
-    words = ["train", "--name", "whole", *WORDS, f"--config.fleet.readers={len(READERS)}"]
+    words = ["train", "--name", "whole", *PINNED, f"--config.fleet.readers={len(READERS)}"]
     with (folder / "whole.log").open("wb") as said:
         subprocess.run(
             [sys.executable, "-m", "notepad_jax", *words], cwd=folder, check=True, stdout=said,
@@ -196,14 +213,39 @@ def undisturbed(folder: Path) -> Path:
     return folder / "runs" / "whole"
 
 
-def kill_all(folder: Path, count: int, kills: int, seed: int) -> tuple[list[str], list[str]]:
+def problems(run: Path) -> Iterator[str]:
+    """Yields what is wrong with a run of a live fleet that has ended."""
+    lines = [json.loads(line) for line in (run / LEDGER).open()]
+    outcomes = [outcome.value for outcome in Outcome]
+    draws = [draw for line in lines for name in outcomes for draw, _ in line.get(name, ())]
+    counts = collections.Counter(draws)
+    questions = set(counts.values())  # of each draw as many
+    if sorted(counts) != list(range(STEPS * DOCUMENTS)) or len(questions) != 1:
+        yield f"draws are settled {dict(sorted(counts.items()))} times"
+    ages = [line.get("rollout/age_max", 0) for line in read_metrics(run)]
+    if max(ages) > OLDEST:
+        yield f"a turn was {max(ages)} versions old when it was learnt from"
+    made = audit.run(run, None, SilentScreen())
+    yield from map(audit.problem, [made] if made.off else [])
+    # What a reader puts of a step that is over lies there, and nobody reads it.
+    late = f"{schedule.SPOOL}/"
+    left = [name for name in Objects(run / fleet.FOLDER).names() if not name.startswith(late)]
+    if left != ["ended", "terms"]:
+        yield f"{left} are left behind"
+
+
+def kill_all(
+    folder: Path, count: int, kills: int, seed: int, live: bool
+) -> tuple[list[str], list[str]]:
     """Returns (what was hit, what is wrong) of so many runs, each with so many kills at most."""
-    whole, hit, wrong = undisturbed(folder), [], []
+    whole, hit, wrong = None if live else undisturbed(folder), [], []
     for number in range(count):
-        one = Run(folder, f"killed-{number}", random.Random(f"{seed} {number}"))
+        chance = random.Random(f"{seed} {number}")
+        one = Run(folder, f"killed-{number}", chance, LIVE if live else PINNED)
         try:
             one.to_the_end(kills)
-            wrong += [f"{one.name}: {line}" for line in same_run.differences(whole, one.path)]
+            found = same_run.differences(whole, one.path) if whole else problems(one.path)
+            wrong += [f"{one.name}: {line}" for line in found]
         except (RuntimeError, TimeoutError) as problem:
             wrong.append(str(problem))
         finally:
@@ -219,12 +261,13 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=10, help="runs that are killed (10)")
     parser.add_argument("--kills", type=int, default=6, help="of each, at most (6)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
+    parser.add_argument("--live", action="store_true", help="of a live fleet, with slack")
     options = parser.parse_args(words)
     with tempfile.TemporaryDirectory(prefix="fleet-kills-") as folder:
-        hit, wrong = kill_all(Path(folder), options.runs, options.kills, options.seed)
+        hit, wrong = kill_all(Path(folder), options.runs, options.kills, options.seed, options.live)
     for what, count in sorted(collections.Counter(hit).items()):
         print(f"{count:4}  {what}")
-    print(f"{len(hit)} kills in {options.runs} runs; {'all equal' if not wrong else 'WRONG'}")
+    print(f"{len(hit)} kills in {options.runs} runs; {'all as promised' if not wrong else 'WRONG'}")
     if wrong:
         sys.exit("\n".join(wrong))
 

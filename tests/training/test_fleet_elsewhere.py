@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from notepad_jax.checkpoint.objects import Objects
-from notepad_jax.training import fleet_reader
+from notepad_jax.training import fleet_claims, fleet_reader
 from tests.support import same_run
 from tests.training.test_fleet import alone, learnt
 
@@ -19,14 +19,14 @@ __all__ = ["alone"]  # a fixture
 
 def test_a_reader_that_hangs_in_a_turn_holds_no_step(alone, tmp_path, monkeypatch):
     """NeMo-RL #3238."""
-    monkeypatch.setattr(fleet_reader, "SLOWER", 0.02)  # a claim stands for 0.2 s
+    monkeypatch.setattr(fleet_claims, "SLOWER", 0.02)  # a claim stands for 0.2 s
     bundle, begun, hung = fleet_reader.Reader._bundle, [], threading.Event()
 
     async def hanging(self, wanted):
-        if self.me == "one" and not begun:
+        if self.claims.me == "one" and not begun:
             begun.append(wanted)
             hung.set()
-            while not self.objects.get("ended") and not self.alone():
+            while not self.claims.objects.get("ended") and not self.alone():
                 await fleet_reader.asyncio.sleep(self.look)
         while not hung.is_set():
             await fleet_reader.asyncio.sleep(self.look)
@@ -47,7 +47,7 @@ def test_a_reader_without_room_ends_and_another_reads_what_it_had(alone, tmp_pat
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return put(self, name, content)
 
-    monkeypatch.setattr(fleet_reader, "SLOWER", 0.02)
+    monkeypatch.setattr(fleet_claims, "SLOWER", 0.02)
     monkeypatch.setattr(Objects, "put", without_room)
     found = learnt(tmp_path / "run", "--config.fleet.lead=0", names=("one", "two"))
     (ended,) = [one for one in found.values() if isinstance(one, OSError)]

@@ -231,3 +231,21 @@ def test_auto_asks_jax_where_the_first_process_is(monkeypatch):
         monkeypatch.setenv(f"SLURM_{name}", str(value))
     host, port, count, index, devices = hosts._found_by_jax()
     assert (host, count, index, devices) == ("node7", 4, 2, [1]) and port > 1024
+
+
+@pytest.mark.slow
+def test_a_gang_learns_from_what_its_first_process_chose(tmp_path):
+    """The second finds the choice in the bucket, and reads the same objects."""
+    apart = (
+        *SMALL, "--config.rollout.max_rounds=1", "--config.rollout.local.samples=0",
+        "--config.checkpoint.folder=gs://bucket/runs", "--config.fleet.apart=true",
+        "--config.fleet.live=true", "--config.fleet.slack=1",
+    )  # fmt: skip
+    with cloud() as there, reading(tmp_path / "reader", "gs://bucket/runs/two",
+                                   **there.environment) as reader:  # fmt: skip
+        with two(tmp_path, *apart, **there.environment) as pair:
+            for code, said in map(ended, pair):
+                assert code == 0, said
+        assert reader.wait(60) == 0, (tmp_path / "reader" / "said").read_text()
+    assert max(line["rollout/age_max"] for line in metrics(tmp_path / "host-0", "two")
+               if "rollout/age_max" in line) <= 2  # fmt: skip

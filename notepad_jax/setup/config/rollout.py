@@ -111,7 +111,8 @@ class FleetKeys:
     bundles: int = key(
         "parts of a step's draws",
         "each is read by one reader, from an empty cache, in launches of its own: part of what "
-        "decides the last bits. 0: one for each of `fleet.readers`, 1 where there are none",
+        "decides the last bits. 0: one for each of `fleet.readers`, 1 where there are none; with "
+        "`fleet.live` one for each document",
         whole(0),
     )
     lead: int = key(
@@ -121,13 +122,32 @@ class FleetKeys:
         "learns",
         whole(0),
     )
+    live: bool = key(
+        "true, false",
+        "each turn is read by the newest policy that its reader has, at most `lead` versions "
+        "older than the one that learns; a reading may span several. What came of it is written "
+        "down before it is learnt from, and learnt from again after a kill, but another run ends "
+        "with other weights. For documents of very uneven lengths",
+    )
+    slack: int = key(
+        "steps",
+        "of `fleet.live`: a step begins as soon as `rollout.documents` documents are read, "
+        "whichever of those that are under way, and waits for those alone that so many steps have "
+        "passed by. Turns are then at most `lead` + `slack` versions old. 0: a step waits for all "
+        "of its own",
+        whole(0),
+    )
+    keep: bool = key(
+        "true, false",
+        "what steps have learnt from stays in the run's folder, so that `train --replay RUN` can "
+        "learn it again. false: it goes when its step is saved",
+    )
 
     @property
     def on(self) -> bool:
         """Whether others read than the trainer."""
         return self.readers > 0 or self.apart
 
-    @property
-    def parts(self) -> int:
-        """Bundles of a step."""
-        return self.bundles or max(1, self.readers)
+    def parts(self, documents: int) -> int:
+        """Returns the bundles of a step that has so many documents."""
+        return self.bundles or (documents if self.live else max(1, self.readers))

@@ -1,0 +1,87 @@
+"""What a reader takes up next: plans and claims as they lie in a run's folder.
+
+A claim says who began a bundle. It decides what is read first, and nothing else: a bundle that two
+readers have begun is put once. Above: fleet_reader and fleet_live; the order is
+`rollout.schedule.chosen`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from notepad_jax.checkpoint.objects import Objects
+from notepad_jax.rollout import schedule
+from notepad_jax.rollout.schedule import Bundle, Plan
+
+PATIENCE = 30.0  # seconds after which another's bundle is begun again, before one was read here
+SLOWER = 3.0  # times as long as the last of our own
+
+
+@dataclasses.dataclass
+class Claims:
+    """What one reader knows of a fleet's plans, and of who began what."""
+
+    objects: Objects
+    terms: str  # what plans have to carry (`fleet.Terms.agreed`)
+    me: str
+    last: float = PATIENCE / SLOWER  # seconds that our last bundle took
+    plans: dict[str, Plan] = dataclasses.field(default_factory=dict)
+    seen: dict[str, float] = dataclasses.field(default_factory=dict)  # claims, since when
+    owners: dict[str, str] = dataclasses.field(default_factory=dict)  # of claims
+    copied: bool = False  # whether another had begun what was begun last
+
+    def next(
+        self, names: Sequence[str], may: Callable[[int], bool], besides: Collection[str] = (),
+        copies: bool = True,
+    ) -> Bundle | None:  # fmt: skip
+        """Returns the bundle that is begun, with our claim on it; None where there is none.
+
+        It may be one that another has begun long ago, unless no `copies` are wanted.
+
+        `names` are those of all objects, `may` says whether a plan of a version may be read, and
+        `besides` are bundles that are under way here. Raises ValueError for plans of other terms.
+        """
+        read, by = set(schedule.of_kind(names, schedule.SPOOL)), schedule.claimed(names)
+        planned = self._planned(schedule.of_kind(names, schedule.PLAN))
+        plans = [plan for plan in planned if may(plan.version)]
+        claims = {bundle: [self._whose(one) for one in each] for bundle, each in by.items()}
+        fresh = {bundle for bundle, each in by.items() if not copies or self._fresh(each[-1])}
+        others = {bundle for bundle, each in claims.items() if each[-1] != self.me}
+        bundle = schedule.chosen(plans, read | set(besides) | fresh & others, claims, self.me)
+        if bundle is None:
+            return None
+        self.copied = bundle.name in others
+        number = len(by.get(bundle.name, ()))
+        mine = self.objects.put(f"{schedule.CLAIM}/{bundle.name}-{number}", self.me.encode())
+        return bundle if mine else None  # another was quicker: look again
+
+    def took(self, seconds: float) -> float:
+        """Notes, and returns, how long a bundle of our own took."""
+        self.last = seconds
+        return seconds
+
+    def _planned(self, steps: Sequence[str]) -> list[Plan]:
+        for step in steps:
+            content = None if step in self.plans else self.objects.get(f"{schedule.PLAN}/{step}")
+            if content:
+                self.plans[step] = schedule.parsed(content)
+        self.plans = {step: plan for step, plan in self.plans.items() if step in steps}
+        for plan in self.plans.values():
+            if plan.terms != self.terms:
+                raise ValueError(
+                    f"the run in {self.objects.folder.parent} went on with other settings since "
+                    f"this reader began; start it again"
+                )
+        return list(self.plans.values())
+
+    def _whose(self, claim: str) -> str:
+        if claim not in self.owners:  # asked once: it only says what is read first
+            self.owners[claim] = (self.objects.get(claim) or b"").decode()
+        return self.owners[claim]
+
+    def _fresh(self, claim: str) -> bool:
+        """Whether a claim has not stood for so long that its reader may be dead."""
+        since = self.seen.setdefault(claim, time.monotonic())
+        return time.monotonic() - since < SLOWER * self.last

@@ -1,0 +1,178 @@
+"""A live reader: documents side by side, each turn by the newest policy that is published.
+
+It takes up as many documents as its engine has slots for, one by one, and puts each when it has
+ended. Between two looks it adopts what the trainer has published: turns that run end on the version
+they began with, the next ones begin on the new one, and both sets of weights are resident meanwhile
+(`EngineService.adopt`). A document may be begun once the reader has a version that its plan lets
+read, so no turn is older than that. Which version says a turn depends on the clock, so a document
+that is read again comes out otherwise; whoever puts first is learnt from. Turns that have ended are
+put beside every so often (`fleet_progress`), and who goes on with the document has them. A reader
+with room to spare begins what others have begun, once that takes three times as long as the longest
+of its own, and lets go of it for what nobody has begun. Above: fleet_reader; below: rollouts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from notepad_jax.checkpoint.handoff import ThroughStorage
+from notepad_jax.engine.engines import Engines
+from notepad_jax.engine.service import EngineService
+from notepad_jax.rollout import schedule, serialization
+from notepad_jax.rollout.collector import Failed
+from notepad_jax.rollout.schedule import Bundle
+from notepad_jax.setup.stopping import Stop
+from notepad_jax.telemetry.screen import Screen
+from notepad_jax.training import fleet_progress
+from notepad_jax.training.fleet_batch import Spooled
+from notepad_jax.training.fleet_claims import Claims
+from notepad_jax.training.fleet_progress import Progress, Remembered, RememberedOne
+from notepad_jax.training.rollouts import Rollouts
+from notepad_jax.types import Completer, Completers, Group
+
+Made = tuple[list[Group], list[Failed]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Begun:
+    """A bundle that is under way."""
+
+    bundle: Bundle
+    since: float
+    reading: asyncio.Task[Made]
+    progress: Progress
+    copy: bool  # another had begun it
+
+
+@dataclasses.dataclass
+class Live:
+    """Reads bundles, `room` of them side by side."""
+
+    claims: Claims
+    rollouts: Rollouts
+    engine: EngineService | Engines
+    policies: ThroughStorage
+    stop: Stop
+    alone: Callable[[], bool]
+    screen: Screen
+    look: float  # seconds between two looks at what lies there
+    room: int  # bundles
+    keep_turns: int  # that end between two times that they are put beside; 0: when told to stop
+    bundles: int = 0  # read so far
+    seconds: float = 0.0  # of reading them, added up
+    held: int = -1  # the version that new turns begin on
+    begun: dict[str, _Begun] = dataclasses.field(default_factory=dict)  # by name
+
+    async def run(self) -> None:
+        """Reads until the run ends; raises Stopped."""
+        try:
+            while True:
+                names = self.claims.objects.names()
+                if schedule.ENDED in names or self.alone():
+                    return
+                await self._let_go(self._superfluous(names))
+                await self._adopt_newest()
+                self._put_what_ended()
+                await self._take_up(names)
+                self._keep(self.keep_turns or None)
+                if self.stop.number is not None:
+                    self._keep(1)
+                    kept = sum(one.progress.put for one in self.begun.values())
+                    self.stop.check(
+                        f"in {len(self.begun)} documents, of which {kept:,} turns are kept"
+                    )
+                await self._until_next_look()
+        finally:
+            await self._let_go(list(self.begun))
+
+    async def _adopt_newest(self) -> None:
+        newest = self.policies.newest()
+        if newest is None or newest <= self.held:
+            return
+        snapshot = self.policies.adopt()
+        if snapshot.version > self.held:
+            await self.engine.adopt(snapshot)
+            self.held = snapshot.version
+            self.screen.say(f"reads on by version {self.held}")
+
+    async def _take_up(self, names: Sequence[str]) -> None:
+        """Begins bundles while there is room; what nobody has begun takes the place of a copy."""
+        while True:
+            copies = [name for name, one in self.begun.items() if one.copy]
+            full = len(self.begun) >= self.room
+            if full and not copies:
+                return
+            bundle = self.claims.next(names, self.held.__ge__, self.begun, copies=not full)
+            if bundle is None:
+                return
+            if full:
+                await self._let_go(copies[:1])
+            header = {"terms": self.claims.terms, "bundle": bundle.name}
+            there = self.claims.objects.get(f"{schedule.PROGRESS}/{bundle.name}")
+            progress = fleet_progress.begun(header, there)
+            reading = asyncio.ensure_future(self._read(bundle, progress))
+            one = _Begun(bundle, time.monotonic(), reading, progress, self.claims.copied)
+            self.begun[bundle.name] = one
+
+    async def _read(self, bundle: Bundle, progress: Progress) -> Made:
+        with contextlib.ExitStack() as stack:
+            own: Completer | Completers
+            if isinstance(self.engine, Engines):
+                own = RememberedOne(stack.enter_context(self.engine.one()), progress)
+            else:
+                own = Remembered(self.engine, progress)
+            reader = dataclasses.replace(self.rollouts.reader, completer=own)
+            rollouts = dataclasses.replace(self.rollouts, reader=reader)
+            return await rollouts.read(bundle.chunks, bundle.ordinals, bundle.version)
+
+    def _keep(self, least: int | None) -> None:
+        """Puts the turns beside of documents of which so many more have ended; None: of none."""
+        for name, one in self.begun.items() if least else ():
+            if len(one.progress.turns) >= one.progress.put + least:
+                one.progress.put = len(one.progress.turns)
+                self.claims.objects.replace(f"{schedule.PROGRESS}/{name}", one.progress.encoded())
+
+    def _put_what_ended(self) -> None:
+        for name in [name for name, one in self.begun.items() if one.reading.done()]:
+            one = self.begun.pop(name)
+            told = serialization.tell(*one.reading.result())
+            # What engines did for others meanwhile is counted here, and not with them.
+            stats = dataclasses.asdict(self.engine.take_stats())
+            made = Spooled(self.claims.terms, told, stats)
+            self.claims.objects.put(f"{schedule.SPOOL}/{name}", made.encoded())
+            took = time.monotonic() - one.since
+            self.claims.took(max(took, self.claims.last if self.bundles else 0.0))
+            self.bundles, self.seconds = self.bundles + 1, self.seconds + took
+            where = f"step {one.bundle.step}, part {one.bundle.number}"
+            self.screen.say(f"{where}: read in {took:.1f} s")
+
+    def _superfluous(self, names: Sequence[str]) -> list[str]:
+        """Returns the bundles that others have read meanwhile, or whose step is over."""
+        read = set(schedule.of_kind(names, schedule.SPOOL))
+        steps = set(schedule.of_kind(names, schedule.PLAN))
+        return [
+            name
+            for name, one in self.begun.items()
+            if name in read or str(one.bundle.step) not in steps
+        ]
+
+    async def _let_go(self, superfluous: Collection[str]) -> None:
+        """Ends the reading of bundles that nobody wants."""
+        left = [self.begun.pop(name) for name in list(self.begun) if name in superfluous]
+        for one in left:
+            one.reading.cancel()
+        await asyncio.gather(*(one.reading for one in left), return_exceptions=True)
+
+    async def _until_next_look(self) -> None:
+        readings = [one.reading for one in self.begun.values()]
+        noticed = asyncio.ensure_future(self.stop.noticed.wait())
+        try:
+            await asyncio.wait(
+                [noticed, *readings], timeout=self.look, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            noticed.cancel()

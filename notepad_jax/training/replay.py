@@ -1,0 +1,92 @@
+"""A run with readers, learnt again from what it had chosen: `train --replay RUN`.
+
+The weights of a live fleet depend on what came when, and everything that they depend on was written
+down: plans, spooled objects, choices. Where a run keeps them (`fleet.keep`), a trainer to whom they
+are given finds every step read, as after a kill, waits for nobody and has to come out with the same
+bits. That is all there is to it: what is compared is the newest step of the run. Above:
+commands.train; below: train and fleet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+from notepad_jax import keys
+from notepad_jax.checkpoint.checksums import compare
+from notepad_jax.checkpoint.objects import Objects
+from notepad_jax.checkpoint.steps import place_of, read_meta, steps_in
+from notepad_jax.rollout import schedule
+from notepad_jax.setup import configuration, provenance
+from notepad_jax.setup.config.whole import Training
+from notepad_jax.telemetry.identity import read_sealed
+from notepad_jax.telemetry.metrics import CONFIG
+from notepad_jax.telemetry.screen import Screen
+from notepad_jax.training import fleet, train
+
+KINDS = (schedule.PLAN, schedule.SPOOL, schedule.CHOICE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """What came of it: the same weights, or `replay` had raised."""
+
+    run: str
+    steps: int
+    checksum: str  # of the weights of the last
+
+
+def replay(run: Path, folder: Path, screen: Screen) -> Replayed:
+    """Learns the steps of a run again, in the new folder `folder`, up to its newest checkpoint.
+
+    Raises ValueError for a run that has not kept what it learnt from, or was trained by other code,
+    and HandoffError, naming a leaf, where other weights come out.
+    """
+    said = read_sealed(run / CONFIG, "name the folder of a training run, runs/NAME")
+    config = configuration.load("quickstart", saved=said)
+    theirs = place_of(run, config.checkpoint.folder)
+    there, done = Objects(theirs.parent / fleet.FOLDER), steps_in(theirs)
+    if not config.fleet.on or not done:
+        raise ValueError(f"{run} is no run with readers that has saved a step")
+    last = done[-1]
+    names = _kept(there, last, config.fleet.live)
+    terms = fleet.terms_of(there.get(schedule.TERMS) or b"")
+    if terms.code != (ours := provenance.commit()):
+        raise ValueError(f"{run} was trained by {terms.code}, and this is {ours}; use that code")
+    with tempfile.TemporaryDirectory(prefix=".replay-", dir=folder.parent) as place:
+        again = _again(config, last, str(Path(place).absolute()))
+        ours = place_of(folder, again.checkpoint.folder)
+        for name in (schedule.TERMS, *names):
+            content = there.get(name)
+            if content is not None:
+                Objects(ours.parent / fleet.FOLDER).put(name, content)
+        train.train(again, folder, screen)
+        made, was = (read_meta(steps, last) for steps in (ours, theirs))
+    compare(was["leaf_checksums"], made["leaf_checksums"], f"step {last} of {run}, learnt again,")
+    return Replayed(str(run), last, made["checksum"])
+
+
+def text(made: Replayed) -> str:
+    """Returns what is printed of it."""
+    return f"{made.steps} steps of {made.run}, learnt again, end with the same weights"
+
+
+def _again(config: Training, last: int, place: str) -> Training:
+    f = config.fleet
+    bundles = f.bundles if f.live else f.parts(config.rollout.documents)  # whoever read them
+    changes = {"fleet.readers": 0, "fleet.apart": True, "fleet.bundles": bundles}
+    return keys.changed(config, {**changes, "steps": last, "checkpoint.folder": place})
+
+
+def _kept(there: Objects, last: int, live: bool) -> list[str]:
+    """Returns the objects of a run. Raises ValueError where some of a step are gone."""
+    names = there.names()
+    for step in range(1, last + 1):
+        needed = schedule.CHOICE if live else schedule.PLAN
+        if f"{needed}/{step}" not in names:
+            raise ValueError(
+                f"{there.folder} has no {needed}/{step}; a run that begins with fleet.keep=true, "
+                f"and never anew at an earlier step, keeps what it learnt from"
+            )
+    return [name for name in names if name.partition("/")[0] in KINDS]
