@@ -105,7 +105,7 @@ async def _terms(
 def _prepared(
     place: Path | epath.Path, there: Objects, terms: Terms, policy_here: str | None, me: str,
     screen: Screen, stop: Stop, alone: Callable[[], bool],
-) -> Reader | Live:  # fmt: skip
+) -> PinnedReader | Live:  # fmt: skip
     """Loads what reads. Raises ValueError for what is not the run's."""
     if (ours := provenance.commit()) != terms.code:
         raise ValueError(
@@ -141,14 +141,14 @@ def _prepared(
             claims, rollouts, engine, policies, stop, alone, screen, look, room,
             config.checkpoint.keep_turns,
         )  # fmt: skip
-    return Reader(
+    return PinnedReader(
         claims, rollouts, engine, replays, policies, config.checkpoint.keep_turns, stop, alone,
         screen, look,
     )  # fmt: skip
 
 
 @dataclasses.dataclass
-class Reader:
+class PinnedReader:
     """Reads bundles, one after another, each by its version."""
 
     claims: Claims

@@ -20,7 +20,7 @@ __all__ = ["alone"]  # a fixture
 def test_a_reader_that_hangs_in_a_turn_holds_no_step(alone, tmp_path, monkeypatch):
     """NeMo-RL #3238."""
     monkeypatch.setattr(fleet_claims, "SLOWER", 0.02)  # a claim stands for 0.2 s
-    bundle, begun, hung = fleet_reader.Reader._bundle, [], threading.Event()
+    bundle, begun, hung = fleet_reader.PinnedReader._bundle, [], threading.Event()
 
     async def hanging(self, wanted):
         if self.claims.me == "one" and not begun:
@@ -32,7 +32,7 @@ def test_a_reader_that_hangs_in_a_turn_holds_no_step(alone, tmp_path, monkeypatc
             await fleet_reader.asyncio.sleep(self.look)
         return await bundle(self, wanted)
 
-    monkeypatch.setattr(fleet_reader.Reader, "_bundle", hanging)
+    monkeypatch.setattr(fleet_reader.PinnedReader, "_bundle", hanging)
     found = learnt(tmp_path / "run", "--config.fleet.lead=0", names=("one", "two"))
     assert hung.is_set() and found["two"].bundles == 4
     assert same_run.differences(alone, tmp_path / "run") == []
