@@ -50,9 +50,8 @@ def web() -> tuple[types.ModuleType, ...]:
 
 def bounded(config: Config, connections: types.ModuleType, screen: Screen) -> Any:
     """Returns what all clients together may hold, as far as this machine goes."""
-    wanted = connections.Limits(
-        **{name: getattr(config.serve, name) for name in connections.Limits.__annotations__}
-    )
+    asked = connections.ConnectionLimits
+    wanted = asked(**{name: getattr(config.serve, name) for name in asked.__annotations__})
     limits = connections.within_descriptors(wanted)
     if limits.connections < wanted.connections:
         screen.warn(

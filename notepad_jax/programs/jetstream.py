@@ -109,7 +109,7 @@ def _opened(
     tokenizer = policy.tokenizer
     usual = SamplingParams(1.0, 1.0, settings.max_new_tokens, tokenizer.stop_ids, 0)
     engine = room.PagedEngine(policy.config, settings, usual, builders.engines_mesh(config.engine))
-    limits = room.Limits(
+    limits = room.CompletionLimits(
         vocabulary=tokenizer.vocab_size,
         max_prompt=settings.max_prompt,
         max_completion=settings.max_new_tokens,
@@ -118,9 +118,9 @@ def _opened(
         key=key,
     )
     saying = functools.partial(Saying, tokenizer.decode)
-    words = room.Words(tokenizer.encode, saying, frozenset(tokenizer.stop_ids))
+    words = room.Codec(tokenizer.encode, saying, frozenset(tokenizer.stop_ids))
     most = settings.slots + config.serve.queue
-    return room.Server(room.Driver(engine, policy.params), words, limits, most, host, port)
+    return room.StockServer(room.Driver(engine, policy.params), words, limits, most, host, port)
 
 
 def _until_the_end(server: Any) -> None:

@@ -39,10 +39,12 @@ def environment(monkeypatch, tmp_path):
 @pytest.fixture
 def cluster(environment, monkeypatch):
     """A Ray of this machine, of which launchers are told."""
+    before = signal.getsignal(signal.SIGTERM)  # ray puts one of its own in its place
     ray.init(num_cpus=2, include_dashboard=False, namespace="notepad", log_to_driver=False)
     monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
     yield
     ray.shutdown()
+    signal.signal(signal.SIGTERM, before)
 
 
 def launcher(folder, *words):
