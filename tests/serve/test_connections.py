@@ -187,7 +187,7 @@ def test_so_many_connections_as_there_are_descriptors():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
         "from notepad_jax.serve.http.connections import *\n"
-        "print(within_descriptors(Limits(connections=100)).connections,"
+        "print(within_descriptors(ConnectionLimits(connections=100)).connections,"
         "resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
 
