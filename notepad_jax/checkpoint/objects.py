@@ -12,6 +12,8 @@ Neighbour above: `fence`; below: `bucket`.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import re
 import uuid
@@ -156,6 +158,20 @@ class _InBucket:
             return asked.result(timeout=self._seconds)
         except TimeoutError:
             raise TimeoutError(f"no answer in {self._seconds:g} s") from None
+
+
+def sealed(value: Any) -> bytes:
+    """Returns JSON for an object, in one line, and its SHA-256 in a second."""
+    line = (json.dumps(value) + "\n").encode()
+    return line + hashlib.sha256(line).hexdigest().encode() + b"\n"
+
+
+def unsealed(content: bytes) -> Any:
+    """Returns what was `sealed`. Raises ValueError for anything else."""
+    line, _, digest = content.partition(b"\n")
+    if hashlib.sha256(line + b"\n").hexdigest().encode() != digest.strip():
+        raise ValueError("is cut off, or was changed")
+    return json.loads(line)
 
 
 @contextlib.contextmanager

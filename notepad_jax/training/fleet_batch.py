@@ -13,13 +13,12 @@ import asyncio
 import collections
 import dataclasses
 import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from notepad_jax.checkpoint.fence import Life
-from notepad_jax.checkpoint.objects import Objects
+from notepad_jax.checkpoint.objects import Objects, sealed, unsealed
 from notepad_jax.engine.stats import EngineStats
 from notepad_jax.parallel import hosts
 from notepad_jax.rollout import schedule
@@ -39,8 +38,7 @@ class Spooled:
 
     def encoded(self) -> bytes:
         """One line, and its SHA-256 in a second."""
-        line = (json.dumps(dataclasses.asdict(self)) + "\n").encode()
-        return line + hashlib.sha256(line).hexdigest().encode() + b"\n"
+        return sealed(dataclasses.asdict(self))
 
 
 def spooled(content: bytes, bundle: Bundle, terms: str, newest: int) -> Spooled:
@@ -49,10 +47,7 @@ def spooled(content: bytes, bundle: Bundle, terms: str, newest: int) -> Spooled:
     Raises ValueError for what is cut or changed, was made on other terms, or is not the bundle's:
     of other draws, or by a version that is older than the bundle's, or newer than `newest`.
     """
-    line, _, digest = content.partition(b"\n")
-    if hashlib.sha256(line + b"\n").hexdigest().encode() != digest.strip():
-        raise ValueError("is cut off, or was changed")
-    found = Spooled(**json.loads(line))
+    found = Spooled(**unsealed(content))
     if found.terms != terms:
         raise ValueError("was read with other settings, or by other code")
     groups, failed = found.told["groups"], found.told["failed"]

@@ -57,11 +57,6 @@ class Claims:
         mine = self.objects.put(f"{schedule.CLAIM}/{bundle.name}-{number}", self.me.encode())
         return bundle if mine else None  # another was quicker: look again
 
-    def took(self, seconds: float) -> float:
-        """Notes, and returns, how long a bundle of our own took."""
-        self.last = seconds
-        return seconds
-
     def _planned(self, steps: Sequence[str]) -> list[Plan]:
         for step in steps:
             content = None if step in self.plans else self.objects.get(f"{schedule.PLAN}/{step}")

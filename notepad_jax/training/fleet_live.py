@@ -145,7 +145,7 @@ class Live:
             made = Spooled(self.claims.terms, told, stats)
             self.claims.objects.put(f"{schedule.SPOOL}/{name}", made.encoded())
             took = time.monotonic() - one.since
-            self.claims.took(max(took, self.claims.last if self.bundles else 0.0))
+            self.claims.last = max(took, self.claims.last if self.bundles else 0.0)
             self.bundles, self.seconds = self.bundles + 1, self.seconds + took
             where = f"step {one.bundle.step}, part {one.bundle.number}"
             self.screen.say(f"{where}: read in {took:.1f} s")

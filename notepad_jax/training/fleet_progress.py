@@ -12,12 +12,12 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
-import json
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import numpy as np
 
+from notepad_jax.checkpoint.objects import sealed, unsealed
 from notepad_jax.types import (
     Completer,
     Completers,
@@ -43,16 +43,15 @@ class Progress:
     def encoded(self) -> bytes:
         """One line, and its SHA-256 in a second."""
         turns = [_told(seed, *turn) for seed, turn in list(self.turns.items())]
-        line = (json.dumps({"header": self.header, "turns": turns}) + "\n").encode()
-        return line + hashlib.sha256(line).hexdigest().encode() + b"\n"
+        return sealed({"header": self.header, "turns": turns})
 
 
 def begun(header: dict[str, str], content: bytes | None) -> Progress:
     """Returns the progress that was `encoded`; an empty one for what is damaged, or another's."""
-    line, _, digest = (content or b"").partition(b"\n")
-    if hashlib.sha256(line + b"\n").hexdigest().encode() != digest.strip():
+    try:
+        said = unsealed(content or b"")
+    except ValueError:
         return Progress(header)
-    said = json.loads(line)
     if said["header"] != header:
         return Progress(header)
     turns = {seed: (asked, _completion(rest)) for seed, asked, *rest in said["turns"]}
