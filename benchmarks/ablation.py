@@ -221,13 +221,14 @@ def _final(summaries: Sequence[Summary]) -> dict[str, dict[str, float]]:
 # ---------------------------------------------------------------- all runs
 
 
-def child(words: Sequence[str], log: Path) -> None:
-    """Runs a part of this benchmark as a process; SystemExit saying where its log is."""
+def child(words: Sequence[str], log: Path, cwd: Path | None = None) -> None:
+    """Runs a part of a benchmark as a process, in `cwd`; SystemExit saying where its log is."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as out:
         ended = subprocess.run(
-            [sys.executable, "-m", *words], stdout=out, stderr=subprocess.STDOUT, timeout=LIMIT
-        )
+            [sys.executable, "-m", *words], stdout=out, stderr=subprocess.STDOUT, timeout=LIMIT,
+            cwd=cwd,
+        )  # fmt: skip
     if ended.returncode:
         sys.exit(f"{' '.join(words)} ended with {ended.returncode}; {log} says why")
 

@@ -1,4 +1,4 @@
-"""Windows: what `rollout.window` saves of the rounds of an engine, and what it does to learning.
+"""Windows and readers apart: what they save, and what they do to learning, on mixed lengths.
 
     python -m benchmarks.window --out runs/window                    (counts: 5 CPU minutes)
     python -m benchmarks.window --out runs/window --learn 0-2        (and trains, every seed)
@@ -7,8 +7,8 @@ The starter reads documents of the quick start's language, of lengths log-unifor
 one question each, out of a task file, as training reads: in chunks of 256 tokens. Without
 `--learn` nothing is learnt: every W reads the same documents, in another order, and what is counted
 are the rounds of the engine until each step's rollout has ended, summed over the steps. With it,
-each W trains from each seed for equally many steps, in a process of its own, and reads held-out
-documents before and after; what is finished is not done again. Prints tables.
+each of WAYS trains from each seed for equally many steps, `notepad-jax train` as a user starts it,
+and reads held-out documents before and after; what is finished is not done again. Prints tables.
 """
 
 from __future__ import annotations
@@ -30,19 +30,28 @@ from notepad_jax.rollout.ledger import Ledger
 from notepad_jax.setup import builders, configuration, process, task_stream
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.starter.synthetic import make_tasks
-from notepad_jax.telemetry.line_screen import LineScreen
 from notepad_jax.telemetry.metrics import read_metrics
 from notepad_jax.telemetry.screen import SilentScreen
-from notepad_jax.training import rollout_settings, train, validation
+from notepad_jax.training import rollout_settings, validation
 from notepad_jax.types import PolicySnapshot, Task
 
-WINDOWS = (1, 4, 8)
+CONFIG, WINDOWS = "quickstart", (1, 4, 8)
 ABOVE = 2**28  # document seeds: neither training's first ones nor an evaluation's
+ROOT = Path(__file__).parents[1]
+ENDED, AGE = "window.seconds", "rollout/age_max"  # a run's file when it is done; of a metric
 HELD_OUT = ("2k", "8k")  # lengths that are read before and after learning
 LEARNING = (
     "validation.suite=synthetic", "validation.samples=64",
     f"validation.lengths={','.join(HELD_OUT)}", "checkpoint.handoff=memory",
 )  # fmt: skip
+LIVE = ("fleet.readers=1", "fleet.live=true", "fleet.slack=1")
+WAYS = {
+    "as it is": (),
+    "window of 4": ("rollout.window=4",),
+    "window of 8": ("rollout.window=8",),
+    "live, lead 1, slack 1": LIVE,
+    "both, window of 4": ("rollout.window=4", *LIVE),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,21 +66,17 @@ class Counted:
 def main(argv: Sequence[str] | None = None) -> None:
     said = options().parse_args(argv)
     out, windows = said.out.resolve(), [int(w) for w in said.windows.split(",")]
-    if said.one:
-        window, seed = map(int, said.one.split("-"))
-        learn(out, window, seed, said)
-        return
     write_tasks(out, said)
     if said.learn:
         for seed in parsed(said.learn):
-            for window in windows:
-                words = [f"--out={out}", f"--one={window}-{seed}", f"--steps={said.steps}"]
-                words += [f"--documents={said.documents}", f"--readings={said.readings}"]
-                child(["benchmarks.window", *words], out / f"window-{window}-{seed}.log")
-                print(f"window {window}, seed {seed}: done", file=sys.stderr, flush=True)
-        print("\n".join(learnt(out, windows, parsed(said.learn))))
+            for way in WAYS:
+                learn(out, way, seed, said)
+        print("\n".join(learnt(out, parsed(said.learn))))
         return
-    found = {w: count(config_of(out, said, f"rollout.window={w}"), max(windows)) for w in windows}
+    found = {}
+    for window in windows:
+        config = configuration.load(CONFIG, keys_of(out, said, f"rollout.window={window}"))
+        found[window] = count(config, max(windows))
     print("\n".join(counted(found)))
 
 
@@ -84,7 +89,6 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--documents", type=int, default=8, help="a step")
     parser.add_argument("--readings", type=int, default=8, help="of each question")
     parser.add_argument("--learn", default="", help="seeds to train from, such as 0-2")
-    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     return parser
 
 
@@ -105,8 +109,8 @@ def _task(number: int, tokens: int) -> Task:
     return made[0]
 
 
-def config_of(out: Path, said: argparse.Namespace, *words: str) -> Training:
-    """Returns config `quickstart` over the tasks; without replacement, so steps are windows."""
+def keys_of(out: Path, said: argparse.Namespace, *words: str) -> list[str]:
+    """What config `quickstart` has for the tasks; without replacement, so steps are windows."""
     keys = (
         f"tasks.files={out / 'tasks.jsonl'}", f"steps={said.steps}", "rollout.max_rounds=1",
         f"rollout.documents={said.documents}",
@@ -114,7 +118,7 @@ def config_of(out: Path, said: argparse.Namespace, *words: str) -> Training:
         f"optimizer.decay_from={said.steps // 4}",
         "engine.per_cpu=1", *words,
     )  # fmt: skip
-    return configuration.load("quickstart", [configuration.FLAG + word for word in keys])
+    return [configuration.FLAG + word for word in keys]
 
 
 # ---------------------------------------------------------------- counts
@@ -162,35 +166,47 @@ def counted(found: dict[int, Counted]) -> Iterator[str]:
 # ---------------------------------------------------------------- learning
 
 
-def learn(out: Path, window: int, seed: int, said: argparse.Namespace) -> None:
-    """Trains one window from one seed; one that was stopped goes on."""
-    words = (*LEARNING, f"rollout.window={window}", f"seed={seed}")
-    config = config_of(out, said, *words, f"validation.every={said.steps}")
-    process.prepared(config)
-    folder = out / f"window-{window}-{seed}"
-    train.train(config, folder, LineScreen(sys.stderr), resume=folder.is_dir())
+def learn(out: Path, way: str, seed: int, said: argparse.Namespace) -> None:
+    """Trains one way from one seed; one that was stopped goes on."""
+    words = (*LEARNING, *WAYS[way], f"seed={seed}", f"policy={ROOT / 'data' / 'starter'}")
+    folder, keys = run_of(out, way, seed), keys_of(out, said, *words)
+    if (folder / ENDED).exists():
+        return
+    begun = ["--resume"] if folder.is_dir() else ["--config", CONFIG]
+    keys.append(f"{configuration.FLAG}validation.every={said.steps}")
+    began = time.monotonic()
+    child(["notepad_jax", "train", "--name", folder.name, *begun, *keys], out / "said.log", out)
+    seconds = time.monotonic() - began
+    (folder / ENDED).write_text(f"{seconds:.1f}" if "--config" in begun else "nan")
+    print(f"{way}, seed {seed}: {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
-def learnt(out: Path, windows: Sequence[int], seeds: Sequence[int]) -> Iterator[str]:
-    """Yields a table: rewards of the last third of the steps, and what is held out."""
+def run_of(out: Path, way: str, seed: int) -> Path:
+    return out / "runs" / f"{way.replace(', ', '-').replace(' ', '-')}-{seed}"
+
+
+def learnt(out: Path, seeds: Sequence[int]) -> Iterator[str]:
+    """Yields a table: rewards of the last third, what is held out, ages, seconds of the run."""
     lengths = [format_length(parse_length(length)) for length in HELD_OUT]
-    yield (
-        "| `rollout.window` | seed | reward, last third | "
-        + " | ".join(f"held out, {length}: before, after" for length in lengths)
-        + " |"
-    )
-    yield "|---" * (3 + len(lengths)) + "|"
-    for window in windows:
+    held_out = " | ".join(f"held out, {length}: before, after" for length in lengths)
+    yield f"| way | seed | reward, last third | {held_out} | oldest turn, mean (most) | wall s |"
+    yield "|---" * (5 + len(lengths)) + "|"
+    for way in WAYS:
         for seed in seeds:
-            lines = read_metrics(out / f"window-{window}-{seed}")
+            folder = run_of(out, way, seed)
+            lines = read_metrics(folder)
             rewards = [line["reward"] for line in lines if "reward" in line]
             last = rewards[-(len(rewards) // 3) :]
+            ages = [line[AGE] for line in lines if AGE in line]
             shares = []
             for length in lengths:
                 name = f"{validation.SCORE}_{length}"
                 before, *_, after = [line[name] for line in lines if name in line]
                 shares.append(f"{100 * before:.1f}%, {100 * after:.1f}%")
-            yield f"| {window} | {seed} | {np.mean(last):.2f} | " + " | ".join(shares) + " |"
+            yield (
+                f"| {way} | {seed} | {np.mean(last):.2f} | {' | '.join(shares)} | "
+                f"{np.mean(ages):.2f} ({max(ages):.0f}) | {(folder / ENDED).read_text()} |"
+            )
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 On a disk a step is a folder named by its number. It appears by one rename, when all of it is
 written and the `manifest` is in it, and it vanishes by one; whatever a kill leaves has another
-name. A bucket has no renames: there a step is written under its number from the start and counts
-from the moment its manifest, one object, is there; it vanishes with its manifest. So on a disk a
-step that is saved again stays until the new one is whole, and in a bucket it is gone meanwhile;
-the older ones stay in both. Before anything is changed a shelf looks whether a later life of the
-trainer has taken the folder over. Above: `steps`; below: `fence`, `manifest`, `bucket`.
+name. A bucket has no renames: there a step is written under its number from the start, by each
+life of the trainer in a folder of its own (`5/life-2`), since an earlier one that was frozen may
+write on; it counts from the moment a manifest, one object, is there, the highest life's, and
+vanishes with its manifests. So on a disk a step that is saved again stays until the new one is
+whole, and in a bucket it is gone meanwhile; the older ones stay in both. Before anything is changed
+a shelf looks whether a later life of the trainer has taken the folder over. Above: `steps`; below:
+`fence`, `manifest`, `bucket`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +30,7 @@ STEP = re.compile(r"0|[1-9]\d*")
 SET_ASIDE = re.compile(r"\d+\.set-aside")
 LEFT_OVER = re.compile(r"\.\d+\.(writing|removed).*|\d+\.orbax-checkpoint-tmp.*")
 ASIDE = manifest.NAME + ".set-aside"
+LIFE = re.compile(r"life-\d+")
 
 
 class Shelf(Protocol):
@@ -63,6 +67,14 @@ def at(folder: str | Path | epath.Path, life: Life | None = None) -> Shelf:
     place = bucket.path(folder)
     life = life or Life(place)
     return InBucket(place, life) if bucket.is_bucket(place) else OnDisk(place, life)
+
+
+def place(folder: str | Path | epath.Path, step: int) -> Path | epath.Path:
+    """Returns where the files of a step lie; on a disk also of one that is a bucket's copy."""
+    there = bucket.path(folder) / str(step)
+    found = [name.partition("/") for name in bucket.names(there)]
+    lives = [life for life, _, name in found if LIFE.fullmatch(life) and name == manifest.NAME]
+    return there / max(lives, key=lambda life: int(life[5:])) if lives else there
 
 
 class OnDisk:
@@ -116,14 +128,14 @@ class InBucket:
         self._folder, self._life = folder, life
 
     def steps(self) -> list[int]:
-        return sorted(step for step, found in self._found().items() if manifest.NAME in found)
+        return sorted({step for step, _ in self._counting()})
 
     def begin(self, step: int) -> None:
         self.remove(step)
         self.sweep(aside=False)
 
     def under_way(self, step: int) -> epath.Path:
-        return self._folder / str(step)
+        return self._folder / str(step) / f"life-{self._life.number}"
 
     def finish(self, step: int, content: bytes) -> None:
         for later in reversed([found for found in self.steps() if found > step]):
@@ -133,26 +145,34 @@ class InBucket:
 
     def remove(self, step: int) -> None:
         self._life.check()
-        (self._folder / str(step) / manifest.NAME).unlink(missing_ok=True)
+        for named in (named for of, named in self._counting() if of == step):
+            named.unlink(missing_ok=True)
         bucket.remove(self._folder / str(step))
 
     def set_aside(self, step: int) -> None:
         self._life.check()
-        named = self._folder / str(step) / manifest.NAME
-        (self._folder / str(step) / ASIDE).write_bytes(named.read_bytes())
-        named.unlink()
+        for named in (named for of, named in self._counting() if of == step):
+            (named.parent / ASIDE).write_bytes(named.read_bytes())
+            named.unlink()
 
     def sweep(self, aside: bool) -> None:
         self._life.check()
-        for step, found in self._found().items():
+        for (step, life), found in self._found().items():
             if manifest.NAME not in found and (ASIDE in found) == aside:
-                self.remove(step)
+                bucket.remove(self._folder / str(step) / life)
 
-    def _found(self) -> dict[int, set[str]]:
-        """Returns the names right in each folder that is called as a step is."""
-        found: dict[int, set[str]] = {}
+    def _counting(self) -> Iterator[tuple[int, epath.Path]]:
+        """Yields steps that count, and their manifests."""
+        for (step, life), names in self._found().items():
+            if manifest.NAME in names:
+                yield step, self._folder / str(step) / life / manifest.NAME
+
+    def _found(self) -> dict[tuple[int, str], set[str]]:
+        """Returns the names right in each life's folder of what is called as a step is."""
+        found: dict[tuple[int, str], set[str]] = {}
         for name in bucket.names(self._folder):
             first, _, below = name.partition("/")
-            if below and STEP.fullmatch(first):
-                found.setdefault(int(first), set()).add(below)
+            life, _, rest = below.partition("/")
+            if rest and STEP.fullmatch(first) and LIFE.fullmatch(life):
+                found.setdefault((int(first), life), set()).add(rest)
         return found

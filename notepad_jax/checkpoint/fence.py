@@ -7,9 +7,9 @@ ends with its owner. So each trainer puts an object `trainer/LIFE` beside the st
 number, and whoever changes something there looks first (`commit`) whether a higher one is there.
 
 A look and the change after it are two things. What a trainer that is frozen between them does when
-it thaws: on a disk it ends one rename that it had begun; in a bucket, where a step is written
-under its number, the objects of the one step that it was saving. A step that was damaged so does
-not pass for a good one: its manifest tells (`steps.choose` takes the one before it).
+it thaws: on a disk it ends one rename that it had begun; in a bucket it writes the rest of the one
+step that it was saving, in a folder that is its life's alone: what a later life saves of that step
+stays as it is, and counts.
 Neighbours above: `commit`, `training_state`; below: `objects`.
 """
 

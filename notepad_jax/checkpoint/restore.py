@@ -13,7 +13,7 @@ import jax
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from notepad_jax.checkpoint import bucket
+from notepad_jax.checkpoint import bucket, commit
 from notepad_jax.checkpoint.abstract_trees import as_published, cast, check_shapes, placed
 from notepad_jax.checkpoint.checksums import HandoffError, compare, leaf_checksums, named_leaves
 from notepad_jax.checkpoint.steps import (
@@ -67,7 +67,7 @@ def load_own(folder: Folder, step: int, abstract_params: Any) -> tuple[Any, dict
     are hashed only where something is wrong, to name the one. Raises HandoffError on any
     difference, CheckpointError for damaged files.
     """
-    path = bucket.path(folder) / str(step)
+    path = commit.place(folder, step)
     meta = read_meta(folder, step)
     target = placed(abstract_params)
     try:
@@ -108,5 +108,5 @@ def base_of(folder: Folder, step: int) -> Folder | None:
 
 def _shapes(folder: Folder, step: int) -> Any:
     with context():
-        saved = ocp.checkpointables_metadata(bucket.path(folder) / str(step))
+        saved = ocp.checkpointables_metadata(commit.place(folder, step))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved.metadata["params"])

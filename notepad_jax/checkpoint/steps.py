@@ -188,7 +188,7 @@ def write_base(folder: Folder, base: Any, named: str | None, life: Life | None =
         )
 
     def found() -> str | None:
-        return base_in(folder) if manifest.damage(place / "0") is None else None
+        return base_in(folder) if manifest.damage(commit.place(place, 0)) is None else None
 
     if hosts.broadcast(found) != ours:
         meta = {"step": 0, "checksum": ours, "leaf_checksums": leaves}
@@ -199,7 +199,7 @@ def write_base(folder: Folder, base: Any, named: str | None, life: Life | None =
 def base_in(folder: Folder) -> str | None:
     """Returns the name, a checksum, of the base that lies beside the steps of `folder`, if any."""
     place = bucket.path(folder) / BASE
-    found = steps_in(place) and manifest.damage(place / "0", ("meta",)) is None
+    found = steps_in(place) and manifest.damage(commit.place(place, 0), ("meta",)) is None
     return read_meta(place, 0)["checksum"] if found else None
 
 
@@ -293,7 +293,7 @@ def choose(
         require(folder, asked, items, f"others there: {_listed(others)}" if others else "")
         return asked
     for step in reversed(there):
-        found = manifest.damage(folder / str(step), items)
+        found = manifest.damage(commit.place(folder, step), items)
         if found is None:
             for line in bad:
                 say(f"{folder}: {line}; the newest good step is {step}")
@@ -301,7 +301,7 @@ def choose(
         bad.append(f"step {step} is damaged ({found})")
     if not there:
         raise CheckpointError(f"no finished checkpoint under {folder}")
-    if not any((folder / str(step) / manifest.NAME).exists() for step in there):
+    if not any((commit.place(folder, step) / manifest.NAME).exists() for step in there):
         raise CheckpointError(
             f"no step under {folder} has a {manifest.NAME} (there: {_listed(there)}): saved by an "
             f"earlier version, or copied in part; go on with that version, or begin another run"
@@ -316,7 +316,7 @@ def require(
 
     Reads all bytes of the step, or of those `items` of it.
     """
-    found = manifest.damage(bucket.path(folder) / str(step), items)
+    found = manifest.damage(commit.place(folder, step), items)
     if found is not None:
         line = f"{folder}: step {step} is damaged ({found})"
         raise CheckpointError(f"{line}; {mend}" if mend else line)
@@ -329,4 +329,4 @@ def _listed(steps: Collection[int]) -> str:
 def read_meta(folder: Folder, step: int) -> dict[str, Any]:
     """Returns a step's `meta`, whose bytes are compared first. Raises CheckpointError."""
     require(folder, step, ("meta",))
-    return json.loads((bucket.path(folder) / str(step) / "meta" / "data.json").read_text("utf-8"))
+    return json.loads((commit.place(folder, step) / "meta" / "data.json").read_text("utf-8"))

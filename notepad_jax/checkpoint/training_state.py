@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from notepad_jax.checkpoint import best, bucket, fence, restore, steps
+from notepad_jax.checkpoint import best, bucket, commit, fence, restore, steps
 from notepad_jax.checkpoint.abstract_trees import check_shapes, placed
 from notepad_jax.checkpoint.checksums import combine, leaf_checksums
 from notepad_jax.checkpoint.steps import CheckpointError
@@ -94,7 +94,7 @@ class Checkpoints:
         step = hosts.broadcast(lambda: steps.choose(self.folder, asked, say))
         params, meta = restore.load_own(self.folder, step, abstract_params)
         self._base = {name: said for name, said in meta.items() if name == steps.BASE}
-        path = self.folder / str(step)
+        path = commit.place(self.folder, step)
         opt_target = placed(abstract_opt)
         with steps.context():
             kinds = ocp.checkpointables_metadata(path).metadata["opt"]

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from notepad_jax.checkpoint import lazy_arrays, restore, steps
+from notepad_jax.checkpoint import commit, lazy_arrays, restore, steps
 from notepad_jax.checkpoint.abstract_trees import placed
 from notepad_jax.checkpoint.hf import adapters, added, huggingface, storage
 from notepad_jax.checkpoint.hf.rounding import Rounding, compared
@@ -128,12 +128,12 @@ def _streamed(found: policies.Named, config: PolicyConfig, rounding: Rounding) -
         params = huggingface.open_tree(*huggingface.open_policy(found.home))
     else:
         base = restore.base_of(found.steps, found.step)
-        own = lazy_arrays.open_tree(f"{found.steps}/{found.step}")
+        own = lazy_arrays.open_tree(commit.place(found.steps, found.step))
         if base is not None:
             mend = "resume the run, which saves it again, or export --adapters, which need it not"
             steps.require(base, 0, ("params",), mend)
             chosen = policies.trained_with(found.home)
-            return added.added(lazy_arrays.open_tree(f"{base}/0"), chosen, own, rounding)
+            return added.added(lazy_arrays.open_tree(commit.place(base, 0)), chosen, own, rounding)
         params = own
     if not found.adapters:
         return params
@@ -182,7 +182,7 @@ def export_adapters(
                 f"{found.steps}/{found.step} has its adapters added in (an earlier version saved "
                 f"it); export the policy, without --adapters"
             )
-        adapted = lazy_arrays.open_tree(f"{found.steps}/{found.step}")
+        adapted = lazy_arrays.open_tree(commit.place(found.steps, found.step))
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(adapted))
     bar = screen.bar("export", megabytes(size * np.dtype(dtype).itemsize), "MB")
     written = adapters.export_adapters(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from notepad_jax import keys
-from notepad_jax.checkpoint import best, manifest, steps
+from notepad_jax.checkpoint import best, commit, manifest, steps
 from notepad_jax.engine import journal
 from notepad_jax.eval import readings
 from notepad_jax.rollout import archive
@@ -229,12 +229,12 @@ class _Check:
         bar = self.screen.bar("checking checkpoints", len(there) + len(base), "steps")
         named: dict[str, int] = {}
         for step in there:
-            if found := manifest.damage(where / str(step)):
+            if found := manifest.damage(commit.place(where, step)):
                 left = len(there) > 1
                 mend = AGAIN if left else "there is no other step: bring it back from a copy"
                 self.wrong(shown / str(step), found, mend)
             else:
-                self.bytes += manifest.size(where / str(step))
+                self.bytes += manifest.size(commit.place(where, step))
                 if (name := steps.read_meta(where, step).get(steps.BASE)) is not None:
                     named[name] = step
             bar.advance()
@@ -249,10 +249,10 @@ class _Check:
         if named and not base:
             self.wrong(place, "is missing, and the steps beside it hold adapters alone", mend)
         for step in base:
-            if found := manifest.damage(where / steps.BASE / str(step)):
+            if found := manifest.damage(commit.place(where / steps.BASE, step)):
                 self.wrong(place / str(step), found, mend)
                 continue
-            self.bytes += manifest.size(where / steps.BASE / str(step))
+            self.bytes += manifest.size(commit.place(where / steps.BASE, step))
             is_named = steps.read_meta(where / steps.BASE, step)["checksum"]
             for name in named:
                 if name != is_named:

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from notepad_jax.checkpoint import checksums, handoff, lazy_arrays, steps, training_state
+from notepad_jax.checkpoint import checksums, commit, handoff, lazy_arrays, steps, training_state
 from notepad_jax.checkpoint.abstract_trees import abstract
 from notepad_jax.types import PolicySnapshot
 from tests.checkpoint.fake_bucket import cloud
@@ -65,10 +65,10 @@ def test_a_step_in_a_bucket_comes_back_and_the_newest_are_kept(there):
     for step in "012":
         calls = [(verb, name) for verb, name in there.calls if step_of(name) == step]
         writes = [name for verb, name in calls if verb == "write"]
-        assert writes.index(f"{PREFIX}{step}/manifest.json") == len(writes) - 1 > 8
+        assert writes.index(f"{PREFIX}{step}/life-0/manifest.json") == len(writes) - 1 > 8
     deleted = [name for verb, name in there.calls if verb == "delete" and name.count("/") > 3]
     gone = [name for name in deleted if step_of(name) == "0"]
-    assert gone[0] == f"{PREFIX}0/manifest.json" and len(gone) > 8
+    assert gone[0] == f"{PREFIX}0/life-0/manifest.json" and len(gone) > 8
 
 
 def test_a_save_that_broke_off_anywhere_is_as_if_it_had_never_begun(there):
@@ -90,24 +90,29 @@ def test_a_save_that_broke_off_anywhere_is_as_if_it_had_never_begun(there):
     save(2)
     assert_is(restored(), 2)
     whole = {name for name in there.objects if step_of(name) == "2"}
-    listed = json.loads(there.objects[f"{PREFIX}2/manifest.json"])["files"]
-    assert {f"{PREFIX}2/{name}" for name in listed} | {f"{PREFIX}2/manifest.json"} == whole
+    listed = json.loads(there.objects[f"{PREFIX}2/life-0/manifest.json"])["files"]
+    assert {f"{PREFIX}2/life-0/{name}" for name in listed} | {
+        f"{PREFIX}2/life-0/manifest.json"
+    } == whole
 
 
 def test_damage_in_a_bucket_is_one_line_and_the_older_step_is_restored(there):
     save(0)
     save(1)
     sound = dict(there.objects)
-    name = max((n for n in sound if f"{PREFIX}1/opt/" in n), key=lambda n: len(sound[n]))
+    name = max((n for n in sound if f"{PREFIX}1/life-0/opt/" in n), key=lambda n: len(sound[n]))
     flipped = bytes([sound[name][0] ^ 1]) + sound[name][1:]
     for harm, words in (
         (lambda: there.objects.update({name: flipped}), "has other bytes"),
         (lambda: there.objects.update({name: sound[name][:-1]}), "has other bytes"),
         (lambda: there.objects.pop(name), "is missing"),
-        (lambda: there.objects.update({f"{PREFIX}1/more": b""}), "more does not belong there"),
+        (
+            lambda: there.objects.update({f"{PREFIX}1/life-0/more": b""}),
+            "more does not belong there",
+        ),
     ):
         said = []
-        there.generations.setdefault(f"{PREFIX}1/more", 1)
+        there.generations.setdefault(f"{PREFIX}1/life-0/more", 1)
         harm()
         assert_is(restored(said.append), 0)
         assert len(said) == 1 and words in said[0] and WHERE in said[0]
@@ -120,7 +125,7 @@ def test_steps_set_aside_in_a_bucket_count_no_longer_and_leave_with_the_next_sav
         save(step)
     training_state.Checkpoints(WHERE).go_on_from(1)
     assert steps.steps_in(WHERE) == [0, 1]
-    assert f"{PREFIX}2/manifest.json.set-aside" in there.objects
+    assert f"{PREFIX}2/life-0/manifest.json.set-aside" in there.objects
     assert_is(restored(), 1)
     save(2, keep=9)
     assert steps.steps_in(WHERE) == [0, 1, 2]
@@ -143,7 +148,7 @@ def test_a_policy_is_handed_over_and_exported_through_a_bucket(there):
     assert checksums.checksum(adopted.params) == checksums.checksum(expected)
     bridge.publish(PolicySnapshot(8, state(8)[0]))
     assert bridge.newest() == 8
-    tree = lazy_arrays.open_tree(f"{WHERE}/8")
+    tree = lazy_arrays.open_tree(commit.place(WHERE, 8))
     np.testing.assert_array_equal(tree["embed"][()], state(8)[0]["embed"])
 
 

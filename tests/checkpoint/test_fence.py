@@ -153,3 +153,25 @@ def test_a_life_whose_answer_was_lost_is_taken_nevertheless(folder, monkeypatch)
     put = Objects.put
     monkeypatch.setattr(Objects, "put", lambda *asked: put(*asked) and False)
     assert fence.take(steps.bucket.path(folder)).number == 1
+
+
+def test_what_a_thawed_trainer_still_writes_of_a_step_is_not_its_successors(folder, monkeypatch):
+    """Frozen before it writes the leaves of a step that its successor has saved meanwhile."""
+    older, newer = trainer(folder), []
+    save(older, 1)
+    written = steps.ocp.save_checkpointables
+
+    def frozen(place, parts):
+        monkeypatch.setattr(steps.ocp, "save_checkpointables", written)
+        newer.append(trainer(folder))
+        steps._ORBAX.release()  # held by whoever saves; they are two processes
+        save(newer[0], 2, seed=100)
+        steps._ORBAX.acquire()
+        return written(place, parts)
+
+    monkeypatch.setattr(steps.ocp, "save_checkpointables", frozen)
+    with pytest.raises(fence.Superseded):
+        save(older, 2)
+    found = newer[0].restore(*map(abstract, state(0)), pytest.fail)
+    assert found.step == 2
+    jax.tree.map(np.testing.assert_array_equal, found.params, state(102)[0])

@@ -3,16 +3,25 @@
 docs/fleet.md lists all of them, and which test would see each; here are those that no other has.
 """
 
+import contextlib
 import errno
 import os
+import shutil
+import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
 from notepad_jax.checkpoint.objects import Objects
+from notepad_jax.cli import main
 from notepad_jax.training import fleet_claims, fleet_reader
+from tests.checkpoint.fake_bucket import cloud
+from tests.runs import SMALL
 from tests.support import same_run
-from tests.training.test_fleet import alone, learnt
+from tests.training.test_fleet import APART, alone, learnt
 
 __all__ = ["alone"]  # a fixture
 
@@ -61,3 +70,48 @@ def test_what_is_put_twice_stands_as_it_was_put_first(tmp_path, twice):
     objects = Objects(tmp_path)
     assert objects.put("spool/1-0", b"first") and not objects.put("spool/1-0", twice)
     assert objects.get("spool/1-0") == b"first"
+
+
+@contextlib.contextmanager
+def process(folder, *words):
+    """Yields a process of the command line that starts in a folder, and what it says to."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "said.log").open("wb") as said:
+        begun = subprocess.Popen(
+            [sys.executable, "-m", "notepad_jax", *words], cwd=folder, stdout=said, stderr=said
+        )
+    try:
+        yield begun, folder / "said.log"
+    finally:
+        begun.kill()
+        begun.wait()
+
+
+@pytest.mark.slow
+def test_a_trainer_that_was_frozen_ends_when_it_finds_its_successor(alone, tmp_path, monkeypatch):
+    """Cut off in the middle of a run in a bucket, and back when another machine has ended it."""
+    words = ("train", "--name", "run", *SMALL, *APART, "--config.fleet.lead=0")
+    words += ("--config.checkpoint.folder=gs://bucket/runs",)
+    first, second = tmp_path / "first", tmp_path / "second"
+    with cloud() as there, contextlib.ExitStack() as running:
+        for name, value in there.environment.items():
+            monkeypatch.setenv(name, value)
+        older, said = running.enter_context(process(first, *words))
+        reading = ("rollout", "gs://bucket/runs/run", "--as", "reader")
+        reader, _ = running.enter_context(process(tmp_path / "reader", *reading))
+        while not any("checkpoints/2/" in name for name in list(there.objects)):
+            assert older.poll() is None, said.read_text()
+            time.sleep(0.01)
+        older.send_signal(signal.SIGSTOP)
+        shutil.copytree(first / "runs", second / "runs")  # as launch/ does, by way of the bucket
+        newer, other = running.enter_context(process(second, *words, "--resume"))
+        assert newer.wait() == 0, other.read_text()
+        assert reader.wait() == 0
+        older.send_signal(signal.SIGCONT)
+        assert older.wait() == 1
+        # Frozen while it saved, it wrote on; what its successor saved of that step is whole.
+        assert main(["check", str(second / "runs" / "run")]) == 0
+    last = said.read_text().splitlines()[-1]
+    assert "life 2 of the trainer" in last and "Traceback" not in said.read_text()
+    for name in same_run.WRITTEN:
+        assert (second / "runs" / "run" / name).read_bytes() == (alone / name).read_bytes()

@@ -97,7 +97,7 @@ def test_two_processes_are_one_also_after_one_was_killed(tmp_path):
     with cloud() as there:
         with two(tmp_path, *SMALL, *VALIDATED, *shared, **there.environment) as pair:
             until = time.monotonic() + MOST_SECONDS
-            while "runs/two/checkpoints/1/manifest.json" not in there.objects:
+            while "runs/two/checkpoints/1/life-1/manifest.json" not in there.objects:
                 assert all(process.poll() is None for process in pair) and time.monotonic() < until
                 time.sleep(0.05)
             pair[1].send_signal(signal.SIGKILL)
@@ -168,7 +168,7 @@ def test_a_gang_with_a_reader_apart_goes_on_when_one_of_it_was_killed(tmp_path):
             with two(work, *apart, **there.environment) as pair:
                 if killed:
                     until = time.monotonic() + MOST_SECONDS
-                    while "runs/two/policy/1/manifest.json" not in there.objects:
+                    while "runs/two/policy/1/life-1/manifest.json" not in there.objects:
                         assert pair[0].poll() is None and time.monotonic() < until
                         time.sleep(0.05)
                     pair[1].kill()

@@ -24,7 +24,7 @@ def test_a_frozen_trainer_that_thaws_is_superseded(tmp_path, monkeypatch):
         first = started(tmp_path / "one", 1, *shared, *SMALL, "--config.steps=9")
         try:
             until = time.monotonic() + MOST_SECONDS
-            while f"{WHERE}/1/manifest.json" not in there.objects:
+            while f"{WHERE}/1/life-1/manifest.json" not in there.objects:
                 assert first.poll() is None and time.monotonic() < until
                 time.sleep(0.02)
             first.send_signal(signal.SIGSTOP)

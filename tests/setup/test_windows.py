@@ -8,7 +8,7 @@ import pytest
 
 from notepad_jax.data import files, task_sources
 from notepad_jax.data.records import of_files
-from notepad_jax.data.windows import permutation, windowed
+from notepad_jax.setup.lengths import permutation, windowed
 from notepad_jax.telemetry.screen import SilentScreen
 from notepad_jax.types import Task, TextDocument
 
