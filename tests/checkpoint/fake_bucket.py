@@ -24,7 +24,10 @@ class Cloud(http.server.ThreadingHTTPServer):
         super().__init__(("localhost", 0), Request)
         self.objects, self.generations, self.calls = {}, {}, []
         self.lock = threading.Lock()
-        self.refuse = lambda verb, name: False  # which calls get a 403
+        self.refuse = lambda verb, name: False  # which calls get a 403, or the code that it says
+        # Which answers are lost on their way: what was asked for is done, and a 503 or a part of
+        # what was read comes back.
+        self.lose = lambda verb, name: False
 
     @property
     def environment(self):
@@ -62,10 +65,14 @@ class Request(http.server.BaseHTTPRequestHandler):
         with self.server.lock:
             there, content = name in self.server.objects, self.server.objects.get(name, b"")
             facts = self.facts(name) if there else {}
-        if not there or self.refused("read", name):
-            return self.answer(403 if there else 404)
+        if not there:
+            return self.answer(404)
+        if code := self.refused("read", name):
+            return self.answer(code)
         if words.get("alt") != "media":
             return self.answer(200, json.dumps(facts).encode())
+        if self.server.lose("read", name):
+            return self.cut(content)
         ranged = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         headers = {"x-goog-generation": facts["generation"]}
         if ranged is None:
@@ -82,8 +89,8 @@ class Request(http.server.BaseHTTPRequestHandler):
         content, name = self.rfile.read(int(self.headers["Content-Length"])), words["name"]
         if bucket != BUCKET:
             return self.answer(404)
-        if self.refused("write", name):
-            return self.answer(403)
+        if code := self.refused("write", name):
+            return self.answer(code)
         with self.server.lock:
             generation = self.server.generations.get(name, 0)
             if words.get("ifGenerationMatch", str(generation)) != str(generation):
@@ -92,12 +99,14 @@ class Request(http.server.BaseHTTPRequestHandler):
             self.server.generations[name] = len(self.server.calls) + 1
             facts = self.facts(name)
             self.server.calls.append(("write", name))
+        if self.server.lose("write", name):
+            return self.answer(503)
         return self.answer(200, json.dumps(facts).encode())
 
     def do_DELETE(self):
         _, name, _ = self.asked()
-        if self.refused("delete", name):
-            return self.answer(403)
+        if code := self.refused("delete", name):
+            return self.answer(code)
         with self.server.lock:
             there = self.server.objects.pop(name, None) is not None
             self.server.generations.pop(name, None)
@@ -121,7 +130,16 @@ class Request(http.server.BaseHTTPRequestHandler):
         return {"name": name, "size": str(size), "generation": str(generation)}
 
     def refused(self, verb, name):
-        return self.server.refuse(verb, name)
+        """The code of a refusal; 0: there is none."""
+        said = self.server.refuse(verb, name)
+        return 403 if said is True else int(said)
+
+    def cut(self, content):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2])
+        self.close_connection = True
 
     def answer(self, code, body=b"", headers=()):
         self.send_response(code)

@@ -3,6 +3,7 @@
 docs/fleet.md lists all of them, and which test would see each; here are those that no other has.
 """
 
+import collections
 import contextlib
 import errno
 import os
@@ -17,7 +18,7 @@ import pytest
 
 from notepad_jax.checkpoint.objects import Objects
 from notepad_jax.cli import main
-from notepad_jax.training import fleet_claims, fleet_reader
+from notepad_jax.training import fleet, fleet_claims, fleet_reader
 from tests.checkpoint.fake_bucket import cloud
 from tests.runs import SMALL
 from tests.support import same_run
@@ -70,6 +71,35 @@ def test_what_is_put_twice_stands_as_it_was_put_first(tmp_path, twice):
     objects = Objects(tmp_path)
     assert objects.put("spool/1-0", b"first") and not objects.put("spool/1-0", twice)
     assert objects.get("spool/1-0") == b"first"
+
+
+@pytest.mark.slow  # a client waits a second before it asks again
+def test_a_bucket_that_stumbles_changes_nothing(alone, tmp_path, monkeypatch):
+    """Calls are refused for the moment (503), or done and their answers lost, or cut short."""
+    monkeypatch.setattr(fleet, "FAR", fleet.NEAR)
+    asked, hit = collections.Counter(), collections.Counter()
+    every = {"refused read": 11, "refused write": 4, "lost read": 13, "lost write": 3}
+
+    def stumbles(how):
+        def one(verb, name):
+            kind = f"{how} {verb}"
+            asked[kind] += "/fleet/" in name
+            if found := "/fleet/" in name and asked[kind] % every.get(kind, 2**30) == 0:
+                hit[kind] += 1
+            return 503 if found else 0
+
+        return one
+
+    words = ("--config.fleet.lead=0", "--config.checkpoint.folder=gs://bucket/runs")
+    with cloud() as there:
+        for name, value in there.environment.items():
+            monkeypatch.setenv(name, value)
+        there.refuse, there.lose = stumbles("refused"), stumbles("lost")
+        learnt(tmp_path / "run", *words, place="gs://bucket/runs/run")
+        left = {name for name in there.objects if name.startswith("runs/run/fleet")}
+    assert left == {"runs/run/fleet/terms", "runs/run/fleet/ended"} and set(hit) == set(every)
+    for name in same_run.WRITTEN:
+        assert (tmp_path / "run" / name).read_bytes() == (alone / name).read_bytes()
 
 
 @contextlib.contextmanager
