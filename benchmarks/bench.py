@@ -1,0 +1,180 @@
+"""Every row of speed on this machine, and what has moved since it was measured last.
+
+    make bench                          # python -m benchmarks.bench [--only sharing,turn]
+    make peers && make bench            # beside google-tunix and transformers
+
+Runs the benchmarks of PARTS one after another, each a process pinned to one core, and prints their
+figures: CPU seconds unless the name says something else, and ratios to what was measured by turns
+in the same process. A peer is beside us where it is installed (`make peers`: an environment of its
+own, 3 GB), and `real_model` is measured where `make smollm` has been. What was found is a line of
+`--record` (runs/bench.jsonl), with machine and commit; the next run on a machine of the same
+processor shows both, and names what moved by more than MOVED. On a machine that is busy seconds
+move by half, and ratios by a tenth. All of it takes about 15 minutes on a free core, and twice that
+beside peers. The first step of `grpo_step` is shown with its compiling (the cache is off for it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RECORD = Path("runs/bench.jsonl")
+SMOLLM = Path("policies/smollm2")
+MOVED = 0.1  # of a figure: less is noise
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One benchmark, as it is run here."""
+
+    words: tuple[str, ...]  # module, and what it is told
+    peer: tuple[str, ...] = ()  # packages with which `--peer` is said
+    needs: Path | None = None  # a folder without which it is left out
+
+
+PARTS = {
+    "floor": Part(("floor",)),
+    "sharing": Part(("sharing",)),
+    "step": Part(("grpo_step",), peer=("tunix",)),
+    "turn": Part(("host_turn",)),
+    "reading": Part(("reading_cost", "--lengths", "32k,128k,512k")),
+    "packing": Part(("packing",)),
+    "serving": Part(("serving",)),
+    "real_model": Part(
+        ("real_model", "--policy", str(SMOLLM)), peer=("torch", "transformers"), needs=SMOLLM
+    ),
+}
+
+Figures = dict[str, float]  # by name, in the order in which a benchmark tells them
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    said = options().parse_args(argv)
+    names = said.only.split(",") if said.only else list(PARTS)
+    if unknown := [name for name in names if name not in PARTS]:
+        sys.exit(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # and children are where we are
+    before = newest(said.record)
+    for name in names:
+        part = PARTS[name]
+        if part.needs is not None and not part.needs.exists():
+            print(f"{name}: left out, there is no {part.needs} (make smollm)", file=sys.stderr)
+            continue
+        began = time.monotonic()
+        found = measured(part)
+        print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        print("\n".join([f"\n**{name}**", "", *table(found, before.get(name, {}))]), flush=True)
+        keep(said.record, name, found)
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", default="", help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--record", type=Path, default=RECORD, help="where figures are kept")
+    return parser
+
+
+def measured(part: Part) -> Figures:
+    """Runs a benchmark; SystemExit with its last words where it fails."""
+    module, *words = part.words
+    beside = bool(part.peer) and all(map(importlib.util.find_spec, part.peer))
+    words += ["--peer"] if beside else []
+    ran = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{module}", *words, "--json"], cwd=ROOT, text=True,
+        capture_output=True, env=os.environ | {"NOTEPAD_JAX_CACHE": "off"},
+    )  # fmt: skip
+    if ran.returncode:
+        sys.exit(f"benchmarks.{module} ended with {ran.returncode}: {ran.stderr.strip()[-500:]}")
+    return dict(flat(json.loads(ran.stdout)))
+
+
+def flat(found: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Yields all numbers of what a benchmark tells, by the names on the way to each.
+
+    Of a ratio with its least and largest the ratio alone.
+    """
+    if isinstance(found, dict):
+        for key, value in found.items():
+            yield from flat(value, f"{name}, {key}" if name else str(key))
+    elif isinstance(found, list) and len(found) == 3 and all(map(_is_number, found)):
+        yield name, float(found[0])
+    elif isinstance(found, list):
+        for one in found:
+            label = next((str(v) for v in one.values()), "") if isinstance(one, dict) else ""
+            yield from flat(one, f"{name}, {label}" if name else label)
+    elif _is_number(found):
+        yield name, float(found)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def table(now: Figures, before: Figures) -> Iterator[str]:
+    """Yields the lines of a table: each figure, what it was, and whether it moved."""
+    yield "| | before | now | |"
+    yield "|---|---|---|---|"
+    for name, value in now.items():
+        old = before.get(name)
+        if old is None:
+            yield f"| {name} | | {value:.4g} | |"
+            continue
+        ratio = value / old if old else 1.0
+        moved = f"x{ratio:.2f}" if abs(ratio - 1) > MOVED else ""
+        yield f"| {name} | {old:.4g} | {value:.4g} |{f' {moved} ' if moved else ' '}|"
+
+
+# ---------------------------------------------------------------- kept
+
+
+def processor() -> str:
+    """What computes here, in a word: figures of another are not compared."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def newest(record: Path) -> dict[str, Figures]:
+    """Returns the newest figures of each part on such a processor; {} without a record."""
+    lines = record.read_text(encoding="utf-8").splitlines() if record.is_file() else []
+    told = [json.loads(line) for line in lines]
+    return {one["part"]: one["figures"] for one in told if one["processor"] == processor()}
+
+
+def keep(record: Path, name: str, found: Figures) -> None:
+    """Adds a line to the record."""
+    record.parent.mkdir(parents=True, exist_ok=True)
+    line = {
+        "part": name, "processor": processor(), "commit": commit(), "figures": found,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }  # fmt: skip
+    with record.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def commit() -> str:
+    """Returns what is measured; empty where this is no checkout."""
+    ran = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True, capture_output=True
+    )
+    return ran.stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
