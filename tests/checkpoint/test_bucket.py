@@ -96,6 +96,22 @@ def test_a_save_that_broke_off_anywhere_is_as_if_it_had_never_begun(there):
     } == whole
 
 
+def test_what_is_copied_from_a_bucket_is_a_folder_of_steps_on_a_disk(there, tmp_path):
+    """As launch/README.md copies it, to look at a run at home and go on with it."""
+    save(1)
+    save(2)
+    for name, content in there.objects.items():
+        place = tmp_path / name.removeprefix(PREFIX)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+    at_home = training_state.Checkpoints(tmp_path, keep=2)
+    assert_is(at_home.restore(*map(abstract, state()), pytest.fail), 2)
+    at_home.take_over()
+    at_home.save(3, *state(3), {"next": 3}, {"seed": 3})
+    assert steps.steps_in(tmp_path) == [2, 3]
+    assert_is(at_home.restore(*map(abstract, state()), pytest.fail), 3)
+
+
 def test_damage_in_a_bucket_is_one_line_and_the_older_step_is_restored(there):
     save(0)
     save(1)
