@@ -115,7 +115,7 @@ def _measured(folder: Place, names: Collection[str]) -> dict[str, Any]:
 def _digest(path: Place) -> tuple[int, str]:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return file.tell(), digest
+        return file.seek(0, os.SEEK_END), digest  # of an object in memory nothing was passed by
 
 
 def _spelt(files: Mapping[str, Any]) -> bytes:
