@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from notepad_jax.checkpoint import commit
 from notepad_jax.checkpoint.steps import steps_in
 from notepad_jax.data import files
 from notepad_jax.reading.trace import Trace
@@ -123,7 +124,8 @@ def _learning(run: Path) -> Iterator[str]:
 def _moved(run: Path, item: str) -> bool:
     """Whether more than half of the leaves differ between the last two saved steps."""
     steps = steps_in(run / "checkpoints")[-2:]
-    first, last = (same_run.leaves(run / "checkpoints" / str(step), item) for step in steps)
+    places = (commit.place(run / "checkpoints", step) for step in steps)
+    first, last = (same_run.leaves(place, item) for place in places)
     return np.mean([not np.array_equal(first[name], last[name]) for name in first]) > 0.5
 
 

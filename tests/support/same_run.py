@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from notepad_jax.checkpoint import best, fence, steps
+from notepad_jax.checkpoint import best, commit, fence, steps
 from notepad_jax.checkpoint.checksums import named_leaves
 from notepad_jax.rollout import archive
 from notepad_jax.telemetry.metrics import LEDGER, METRICS, TIMINGS, read_metrics
@@ -51,8 +51,12 @@ def differences(whole: Path, other: Path) -> list[str]:
     for name in sorted(beside & set(there[0])):
         found.append(_of_bytes(*(folder / "checkpoints" / name for folder in (whole, other))))
     for step in sorted(set(there[0]) & set(there[1]) - beside):
-        place = f"checkpoints/{step}/0" if step == steps.BASE else f"checkpoints/{step}"
-        pair = [folder / place for folder in (whole, other)]
+        place = f"checkpoints/{step}"
+        if step == steps.BASE:
+            pair = [commit.place(folder / place, 0) for folder in (whole, other)]
+        else:  # in a bucket, and in a copy of one, in the folder of the life that saved it
+            both = [folder / "checkpoints" for folder in (whole, other)]
+            pair = [commit.place(one, int(step)) for one in both]
         found.extend(_of_trees(item, place, *pair) for item in TREES if _has(item, step))
         found.extend(_of_json(item, place, *pair) for item in JSONS if _has(item, step))
     return [one for one in found if one]
