@@ -72,8 +72,12 @@ def at(folder: str | Path | epath.Path, life: Life | None = None) -> Shelf:
 def place(folder: str | Path | epath.Path, step: int) -> Path | epath.Path:
     """Returns where the files of a step lie; on a disk also of one that is a bucket's copy."""
     there = bucket.path(folder) / str(step)
-    found = [name.partition("/") for name in bucket.names(there)]
-    lives = [life for life, _, name in found if LIFE.fullmatch(life) and name == manifest.NAME]
+    if bucket.is_bucket(there):
+        names = [name.partition("/") for name in bucket.names(there)]
+        lives = [life for life, _, name in names if LIFE.fullmatch(life) and name == manifest.NAME]
+    else:
+        found = there.glob(f"life-*/{manifest.NAME}")
+        lives = [path.parent.name for path in found if LIFE.fullmatch(path.parent.name)]
     return there / max(lives, key=lambda life: int(life[5:])) if lives else there
 
 

@@ -51,12 +51,10 @@ def differences(whole: Path, other: Path) -> list[str]:
     for name in sorted(beside & set(there[0])):
         found.append(_of_bytes(*(folder / "checkpoints" / name for folder in (whole, other))))
     for step in sorted(set(there[0]) & set(there[1]) - beside):
-        place = f"checkpoints/{step}"
-        if step == steps.BASE:
-            pair = [commit.place(folder / place, 0) for folder in (whole, other)]
-        else:  # in a bucket, and in a copy of one, in the folder of the life that saved it
-            both = [folder / "checkpoints" for folder in (whole, other)]
-            pair = [commit.place(one, int(step)) for one in both]
+        place = f"checkpoints/{step}/0" if step == steps.BASE else f"checkpoints/{step}"
+        above, name = place.rsplit("/", 1)
+        # In a bucket's copy in the folder of the life that saved it.
+        pair = [commit.place(folder / above, int(name)) for folder in (whole, other)]
         found.extend(_of_trees(item, place, *pair) for item in TREES if _has(item, step))
         found.extend(_of_json(item, place, *pair) for item in JSONS if _has(item, step))
     return [one for one in found if one]
