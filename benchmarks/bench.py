@@ -10,7 +10,7 @@ own, 7 GB), and `real_model` is measured where `make smollm` has been. What was 
 `--record` (runs/bench.jsonl), with machine and commit; the next run on a machine of the same
 processor shows both, and names what moved by more than MOVED. On a machine that is busy seconds
 move by half, and ratios by a tenth. All of it takes about 15 minutes on a free core, and twice that
-beside peers. The first step of `grpo_step` is shown with its compiling (the cache is off for it).
+beside peers. The cache of compiled programs is off, so first steps are shown with their compiling.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import datetime
 import importlib.util
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from notepad_jax.setup import compiled, provenance
 
 ROOT = Path(__file__).parents[1]
 RECORD = Path("runs/bench.jsonl")
@@ -65,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = said.only.split(",") if said.only else list(PARTS)
     if unknown := [name for name in names if name not in PARTS]:
         sys.exit(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # and children are where we are
+    if hasattr(os, "sched_setaffinity"):  # not on a Mac; children are where we are
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     before = newest(said.record)
     for name in names:
         part = PARTS[name]
@@ -73,8 +75,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"{name}: left out, there is no {part.needs} (make smollm)", file=sys.stderr)
             continue
         began = time.monotonic()
+        print(f"{name} ...", end="", file=sys.stderr, flush=True)
         found = measured(part)
-        print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        print(f" {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         print("\n".join([f"\n**{name}**", "", *table(found, before.get(name, {}))]), flush=True)
         keep(said.record, name, found)
 
@@ -95,7 +98,7 @@ def measured(part: Part) -> Figures:
     words += ["--peer"] if beside else []
     ran = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{module}", *words, "--json"], cwd=ROOT, text=True,
-        capture_output=True, env=os.environ | {"NOTEPAD_JAX_CACHE": "off"},
+        capture_output=True, env=os.environ | {compiled.SWITCH: compiled.OFF},
     )  # fmt: skip
     if ran.returncode:
         sys.exit(f"benchmarks.{module} ended with {ran.returncode}: {ran.stderr.strip()[-500:]}")
@@ -141,39 +144,23 @@ def table(now: Figures, before: Figures) -> Iterator[str]:
 # ---------------------------------------------------------------- kept
 
 
-def processor() -> str:
-    """What computes here, in a word: figures of another are not compared."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def newest(record: Path) -> dict[str, Figures]:
     """Returns the newest figures of each part on such a processor; {} without a record."""
     lines = record.read_text(encoding="utf-8").splitlines() if record.is_file() else []
     told = [json.loads(line) for line in lines]
-    return {one["part"]: one["figures"] for one in told if one["processor"] == processor()}
+    return {one["part"]: one["figures"] for one in told if one["processor"] == provenance.cpu()}
 
 
 def keep(record: Path, name: str, found: Figures) -> None:
     """Adds a line to the record."""
     record.parent.mkdir(parents=True, exist_ok=True)
     line = {
-        "part": name, "processor": processor(), "commit": commit(), "figures": found,
+        "part": name, "figures": found,
+        "processor": provenance.cpu(), "commit": provenance.commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
     with record.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
-
-
-def commit() -> str:
-    """Returns what is measured; empty where this is no checkout."""
-    ran = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True, capture_output=True
-    )
-    return ran.stdout.strip()
 
 
 if __name__ == "__main__":

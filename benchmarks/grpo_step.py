@@ -9,10 +9,9 @@ the adoption of the new policy. All ways run in one process and take turns step 
 that what else the machine does falls on all alike; the table has medians, the first step
 (which compiles), and the spread of the ratio between neighbouring steps.
 
-`--peer` needs google-tunix==0.1.7 beside this project's packages, in an environment of its own:
+`--peer` needs google-tunix==0.1.7 beside this project's packages: `make peers`, then
 
-    python3.11 -m venv peer && peer/bin/pip install google-tunix==0.1.7 jax==0.10.2 flax==0.12.8
-    PYTHONPATH=. peer/bin/python -m benchmarks.grpo_step --peer
+    .venv-peers/bin/python -m benchmarks.grpo_step --peer
 
 What flatters whom: every completion is as long as the longest (a peer's padding costs it
 nothing), prompts are not shared between turns (our prefixes save little), and one policy of

@@ -16,9 +16,9 @@ prompts are random ids. All is float32. Rows, in CPU seconds of the process:
 Each row has what its matrix products alone cost (`floor`): one array a layer, the same numbers of
 rows, by XLA, in the same turns; twice in the update (forward, gradient of the input). With
 --peer, transformers does the same work on the same weights (`peer_transformers`; torch and
-transformers beside this project's packages), by turns in this process; logits, and the adapters'
-gradients, are compared first. Ratios are of neighbours. Pin the process to one core, so that
-either side has one thread. What flatters whom stands in docs/performance.md.
+transformers beside this project's packages: `make peers`), by turns in this process; logits, and
+the adapters' gradients, are compared first. Ratios are of neighbours. Pin the process to one core,
+so that either side has one thread. What flatters whom stands in docs/performance.md.
 """
 
 from __future__ import annotations

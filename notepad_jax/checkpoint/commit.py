@@ -30,7 +30,7 @@ STEP = re.compile(r"0|[1-9]\d*")
 SET_ASIDE = re.compile(r"\d+\.set-aside")
 LEFT_OVER = re.compile(r"\.\d+\.(writing|removed).*|\d+\.orbax-checkpoint-tmp.*")
 ASIDE = manifest.NAME + ".set-aside"
-LIFE = re.compile(r"life-\d+")
+LIFE = re.compile(r"life-(\d+)")  # in a bucket, of a step: who wrote it
 
 
 class Shelf(Protocol):
@@ -73,12 +73,11 @@ def place(folder: str | Path | epath.Path, step: int) -> Path | epath.Path:
     """Returns where the files of a step lie; on a disk also of one that is a bucket's copy."""
     there = bucket.path(folder) / str(step)
     if bucket.is_bucket(there):
-        names = [name.partition("/") for name in bucket.names(there)]
-        lives = [life for life, _, name in names if LIFE.fullmatch(life) and name == manifest.NAME]
+        lives = [name.removesuffix(f"/{manifest.NAME}") for name in bucket.names(there)]
     else:
-        found = there.glob(f"life-*/{manifest.NAME}")
-        lives = [path.parent.name for path in found if LIFE.fullmatch(path.parent.name)]
-    return there / max(lives, key=lambda life: int(life[5:])) if lives else there
+        lives = [path.parent.name for path in there.glob(f"*/{manifest.NAME}")]
+    numbers = [int(found[1]) for life in lives if (found := LIFE.fullmatch(life))]
+    return there / f"life-{max(numbers)}" if numbers else there
 
 
 class OnDisk:
@@ -132,7 +131,7 @@ class InBucket:
         self._folder, self._life = folder, life
 
     def steps(self) -> list[int]:
-        return sorted({step for step, _ in self._counting()})
+        return sorted({step for step, _ in self._manifests()})
 
     def begin(self, step: int) -> None:
         self.remove(step)
@@ -149,13 +148,13 @@ class InBucket:
 
     def remove(self, step: int) -> None:
         self._life.check()
-        for named in (named for of, named in self._counting() if of == step):
+        for _, named in self._manifests(step):
             named.unlink(missing_ok=True)
         bucket.remove(self._folder / str(step))
 
     def set_aside(self, step: int) -> None:
         self._life.check()
-        for named in (named for of, named in self._counting() if of == step):
+        for _, named in self._manifests(step):
             (named.parent / ASIDE).write_bytes(named.read_bytes())
             named.unlink()
 
@@ -165,10 +164,10 @@ class InBucket:
             if manifest.NAME not in found and (ASIDE in found) == aside:
                 bucket.remove(self._folder / str(step) / life)
 
-    def _counting(self) -> Iterator[tuple[int, epath.Path]]:
-        """Yields steps that count, and their manifests."""
+    def _manifests(self, only: int | None = None) -> Iterator[tuple[int, epath.Path]]:
+        """Yields the manifests of steps that count, or of one."""
         for (step, life), names in self._found().items():
-            if manifest.NAME in names:
+            if manifest.NAME in names and only in (None, step):
                 yield step, self._folder / str(step) / life / manifest.NAME
 
     def _found(self) -> dict[tuple[int, str], set[str]]:

@@ -311,15 +311,18 @@ def choose(
 
 def require(
     folder: Folder, step: int, items: Collection[str] | None = None, mend: str = ""
-) -> None:
-    """Raises CheckpointError, ending in `mend`, unless a step's files are as they were saved.
+) -> Path | epath.Path:
+    """Returns where a step's files lie, which are as they were saved.
 
-    Reads all bytes of the step, or of those `items` of it.
+    Reads all bytes of the step, or of those `items` of it. Raises CheckpointError, ending in
+    `mend`, where they are not.
     """
-    found = manifest.damage(commit.place(folder, step), items)
+    place = commit.place(folder, step)
+    found = manifest.damage(place, items)
     if found is not None:
         line = f"{folder}: step {step} is damaged ({found})"
         raise CheckpointError(f"{line}; {mend}" if mend else line)
+    return place
 
 
 def _listed(steps: Collection[int]) -> str:
@@ -328,5 +331,4 @@ def _listed(steps: Collection[int]) -> str:
 
 def read_meta(folder: Folder, step: int) -> dict[str, Any]:
     """Returns a step's `meta`, whose bytes are compared first. Raises CheckpointError."""
-    require(folder, step, ("meta",))
-    return json.loads((commit.place(folder, step) / "meta" / "data.json").read_text("utf-8"))
+    return json.loads((require(folder, step, ("meta",)) / "meta/data.json").read_text("utf-8"))

@@ -65,10 +65,11 @@ def hardware() -> str:
         return f"{len(devices)} x {devices[0].device_kind}"
     known = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
-    return f"{cores} {'core' if cores == 1 else 'cores'} of {_cpu()}"
+    return f"{cores} {'core' if cores == 1 else 'cores'} of {cpu()}"
 
 
-def _cpu() -> str:
+def cpu() -> str:
+    """Returns what the processor is called."""
     try:
         told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

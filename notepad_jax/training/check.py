@@ -229,12 +229,12 @@ class _Check:
         bar = self.screen.bar("checking checkpoints", len(there) + len(base), "steps")
         named: dict[str, int] = {}
         for step in there:
-            if found := manifest.damage(commit.place(where, step)):
+            if found := manifest.damage(files := commit.place(where, step)):
                 left = len(there) > 1
                 mend = AGAIN if left else "there is no other step: bring it back from a copy"
                 self.wrong(shown / str(step), found, mend)
             else:
-                self.bytes += manifest.size(commit.place(where, step))
+                self.bytes += manifest.size(files)
                 if (name := steps.read_meta(where, step).get(steps.BASE)) is not None:
                     named[name] = step
             bar.advance()
@@ -249,10 +249,10 @@ class _Check:
         if named and not base:
             self.wrong(place, "is missing, and the steps beside it hold adapters alone", mend)
         for step in base:
-            if found := manifest.damage(commit.place(where / steps.BASE, step)):
+            if found := manifest.damage(files := commit.place(where / steps.BASE, step)):
                 self.wrong(place / str(step), found, mend)
                 continue
-            self.bytes += manifest.size(commit.place(where / steps.BASE, step))
+            self.bytes += manifest.size(files)
             is_named = steps.read_meta(where / steps.BASE, step)["checksum"]
             for name in named:
                 if name != is_named:

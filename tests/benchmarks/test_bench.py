@@ -29,7 +29,7 @@ def test_the_newest_of_this_processor_is_what_is_compared(tmp_path, monkeypatch)
     assert bench.newest(record) == {}
     bench.keep(record, "turn", {"us": 9.0})
     bench.keep(record, "turn", {"us": 7.0})
-    monkeypatch.setattr(bench, "processor", lambda: "another")
+    monkeypatch.setattr(bench.provenance, "cpu", lambda: "another")
     bench.keep(record, "turn", {"us": 1.0})
     monkeypatch.undo()
     assert bench.newest(record) == {"turn": {"us": 7.0}}

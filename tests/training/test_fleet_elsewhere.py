@@ -9,8 +9,6 @@ import errno
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -23,6 +21,7 @@ from tests.checkpoint.fake_bucket import cloud
 from tests.runs import SMALL
 from tests.support import same_run
 from tests.training.test_fleet import APART, alone, learnt
+from tests.training.test_pod import ended, reading, started
 
 __all__ = ["alone"]  # a fixture
 
@@ -102,46 +101,30 @@ def test_a_bucket_that_stumbles_changes_nothing(alone, tmp_path, monkeypatch):
         assert (tmp_path / "run" / name).read_bytes() == (alone / name).read_bytes()
 
 
-@contextlib.contextmanager
-def process(folder, *words):
-    """Yields a process of the command line that starts in a folder, and what it says to."""
-    folder.mkdir(exist_ok=True)
-    with (folder / "said.log").open("wb") as said:
-        begun = subprocess.Popen(
-            [sys.executable, "-m", "notepad_jax", *words], cwd=folder, stdout=said, stderr=said
-        )
-    try:
-        yield begun, folder / "said.log"
-    finally:
-        begun.kill()
-        begun.wait()
-
-
 @pytest.mark.slow
 def test_a_trainer_that_was_frozen_ends_when_it_finds_its_successor(alone, tmp_path, monkeypatch):
     """Cut off in the middle of a run in a bucket, and back when another machine has ended it."""
-    words = ("train", "--name", "run", *SMALL, *APART, "--config.fleet.lead=0")
+    words = ("--name", "run", *SMALL, *APART, "--config.fleet.lead=0")
     words += ("--config.checkpoint.folder=gs://bucket/runs",)
     first, second = tmp_path / "first", tmp_path / "second"
     with cloud() as there, contextlib.ExitStack() as running:
         for name, value in there.environment.items():
             monkeypatch.setenv(name, value)
-        older, said = running.enter_context(process(first, *words))
-        reading = ("rollout", "gs://bucket/runs/run", "--as", "reader")
-        reader, _ = running.enter_context(process(tmp_path / "reader", *reading))
+        running.callback((older := started(first, 1, *words)).kill)
+        reader = running.enter_context(reading(tmp_path / "reader", "gs://bucket/runs/run"))
         while not any("checkpoints/2/" in name for name in list(there.objects)):
-            assert older.poll() is None, said.read_text()
+            assert older.poll() is None
             time.sleep(0.01)
         older.send_signal(signal.SIGSTOP)
         shutil.copytree(first / "runs", second / "runs")  # as launch/ does, by way of the bucket
-        newer, other = running.enter_context(process(second, *words, "--resume"))
-        assert newer.wait() == 0, other.read_text()
-        assert reader.wait() == 0
+        running.callback((newer := started(second, 1, *words, "--resume")).kill)
+        code, said = ended(newer)
+        assert code == 0 == reader.wait(60), said
         older.send_signal(signal.SIGCONT)
-        assert older.wait() == 1
+        code, said = ended(older)
         # Frozen while it saved, it wrote on; what its successor saved of that step is whole.
         assert main(["check", str(second / "runs" / "run")]) == 0
-    last = said.read_text().splitlines()[-1]
-    assert "life 2 of the trainer" in last and "Traceback" not in said.read_text()
+    assert code == 1 and "Traceback" not in said
+    assert "life 2 of the trainer" in said.splitlines()[-1]
     for name in same_run.WRITTEN:
         assert (second / "runs" / "run" / name).read_bytes() == (alone / name).read_bytes()
