@@ -3,10 +3,12 @@
 Importing jax takes seconds, and Ctrl-C meanwhile would end in a traceback, or in nothing where
 somebody swallows it. So until `cli` says what is to happen the process is simply ended by it, as
 by other signals, and again when `cli` is done. Ignored it stays ignored. A process that was
-stopped does not wait for its threads: one that was stopped in the middle may never end. Nor does
-one of several that failed: jax would wait for the others, which end because of it.
+stopped, or failed, does not wait for its threads: one that was stopped in the middle may never end,
+orbax's wait twenty minutes for a folder that a disk refused, and jax's for the other processes,
+which end because of this one.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -21,13 +23,11 @@ def main() -> None:
     """Runs the command line and ends the process with its exit code."""
     named(sys.argv[1:])  # --help, --version and what is no command are answered here, at once
     from notepad_jax import cli
-    from notepad_jax.parallel import hosts
 
-    code = cli.main(alone=True)
-    if code > 128 or (code and hosts.count() > 1):
-        sys.stderr.flush()
+    if code := cli.main(alone=True):
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
         os._exit(code)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -85,14 +85,13 @@ class OnDisk:
         self._folder, self._life = folder, life
 
     def steps(self) -> list[int]:
-        if not self._folder.is_dir():
-            return []
-        found = (path for path in self._folder.iterdir() if STEP.fullmatch(path.name))
+        found = (path for path in self._folder.glob("*") if STEP.fullmatch(path.name))
         return sorted(int(path.name) for path in found if path.is_dir())
 
     def begin(self, step: int) -> None:
         self._life.check()
-        self._folder.mkdir(parents=True, exist_ok=True)
+        # Orbax's threads wait for minutes for a folder that it could not make: so we try.
+        self.under_way(step).mkdir(parents=True, exist_ok=True)
         self.sweep(aside=False)
 
     def under_way(self, step: int) -> Path:
@@ -121,7 +120,7 @@ class OnDisk:
 
     def sweep(self, aside: bool) -> None:
         self._life.check()
-        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+        for path in self._folder.glob("*"):
             if (SET_ASIDE if aside else LEFT_OVER).fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
 

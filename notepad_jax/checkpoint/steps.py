@@ -234,7 +234,8 @@ def _wait_for_threads(seconds: float = 10.0) -> None:
     end = time.monotonic() + seconds
     for thread in threading.enumerate():
         if type(thread).__module__.startswith("orbax."):
-            thread.join(max(0.0, end - time.monotonic()))
+            with contextlib.suppress(Exception):  # what failed was raised; a join says it again
+                thread.join(max(0.0, end - time.monotonic()))
 
 
 @contextlib.contextmanager

@@ -394,3 +394,20 @@ def test_conversions_refuse_in_one_line(words, says, tmp_path, capsys):
     assert cli.main([word.format(tmp_path / "here") for word in words]) == 1
     assert says in one_line(capsys)
     assert not (tmp_path / "here").exists()
+
+
+def test_a_program_that_failed_waits_for_no_thread():
+    """As orbax's wait for a folder that a disk refused: its line would stand there for minutes."""
+    stuck = (
+        "import threading, time; from notepad_jax import __main__, cli\n"
+        "def fails(alone):\n"
+        "    threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "    print('said')\n"
+        "    return 1\n"
+        "cli.main = fails\n"
+        "__main__.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", stuck, "check"], capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "said\n", "")
