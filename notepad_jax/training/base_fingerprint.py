@@ -44,7 +44,7 @@ def compare(began: Mapping[str, str], now: Mapping[str, str], run: Path) -> None
         raise ValueError(
             f"{run} began with the policy in {began.get('folder', 'an unnamed folder')}; not the "
             f"same in {now['folder']}: {', '.join(others)}; put back what it began with, or say "
-            f"where it lies (--config.policy), or begin another run"
+            f"where it lies (--policy), or begin another run"
         )
 
 

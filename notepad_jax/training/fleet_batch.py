@@ -24,7 +24,8 @@ from notepad_jax.parallel import hosts
 from notepad_jax.rollout import schedule
 from notepad_jax.rollout.schedule import Bundle, Choice, Plan
 
-LONELY = 10.0  # seconds after which a trainer says that it waits for a reader
+# Seconds after which a trainer says that no reader has come, and that those are slow that have.
+LONELY, PATIENT = 10.0, 120.0
 TRIES = 3  # times that a bundle may arrive damaged
 
 
@@ -178,13 +179,15 @@ class Arrivals:
         self.look(step)
         if self._waits[0] != step:
             self._waits = step, time.monotonic()
-        if not self._said and time.monotonic() - self._waits[1] > LONELY:
+        waited = time.monotonic() - self._waits[1]
+        claims = not self._said and waited > LONELY and self._objects.names(schedule.CLAIM)
+        if not self._said and waited > (PATIENT if claims else LONELY):
             self._said = True
-            if not schedule.claimed(self._objects.names(schedule.CLAIM)):
-                self._say(
-                    f"step {step} waits for a reader, and none has come; start one: "
-                    f"notepad-jax rollout {self._objects.folder.parent}"
-                )
+            why = "those that began to read are slow, or gone" if claims else "none has come"
+            self._say(
+                f"step {step} waits for a reader, and {why}; start one: "
+                f"notepad-jax rollout {self._objects.folder.parent}"
+            )
         await asyncio.sleep(self._wait)
 
 

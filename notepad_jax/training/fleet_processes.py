@@ -68,7 +68,8 @@ class Readers:
             if one.poll() is None:
                 continue
             self._deaths[number] += 1
-            said = self._last_line(number) or f"exit code {one.returncode}"
+            # Whoever was killed has said nothing of it.
+            said = (one.returncode >= 0 and self._last_line(number)) or f"exit {one.returncode}"
             if self._deaths[number] == IN_A_ROW:
                 raise ReadersFailed(f"reader {number} ended {IN_A_ROW} times: {said}")
             self._say(f"reader {number} ended and is started again: {said}")

@@ -94,7 +94,7 @@ async def _terms(
     while (content := there.get(schedule.TERMS)) is None:
         if not said:
             said = True
-            screen.say(f"waiting for a trainer with readers to begin in {place}")
+            screen.say(f"waiting for a trainer with readers (fleet.apart) to begin in {place}")
         if alone():
             raise ValueError(f"no trainer has begun in {place}")
         waiting.look()

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from notepad_jax.checkpoint import bucket
+from notepad_jax.checkpoint import bucket, fence
 from notepad_jax.checkpoint.objects import Objects
 from notepad_jax.engine.stats import EngineStats
 from notepad_jax.rollout import schedule
@@ -201,6 +201,21 @@ def test_a_trainer_without_a_reader_says_how_to_start_one(tmp_path, monkeypatch)
     assert said == [
         f"step 1 waits for a reader, and none has come; start one: notepad-jax rollout {folder}"
     ]
+
+
+@pytest.mark.parametrize("patient", [-1.0, 1e9])
+def test_a_trainer_whose_readers_are_gone_says_so_after_a_while(tmp_path, monkeypatch, patient):
+    monkeypatch.setattr(fleet_batch, "LONELY", -1.0)
+    monkeypatch.setattr(fleet_batch, "PATIENT", patient)
+    objects, said = Objects(tmp_path / "run" / "fleet"), []
+    objects.put("claim/1-0-0", b"one")
+    arrivals = fleet_batch.Arrivals(objects, fence.Life(tmp_path / "steps"), said.append, 0.0)
+    asyncio.run(arrivals._waited(1))
+    line = (
+        f"step 1 waits for a reader, and those that began to read are slow, or gone; start one: "
+        f"notepad-jax rollout {tmp_path / 'run'}"
+    )
+    assert said == ([line] if patient < 0 else [])
 
 
 @pytest.mark.parametrize(
