@@ -20,7 +20,7 @@ JETSTREAM := $(shell sed -n 's/^\(google-jetstream==[0-9.]*\).*/\1/p' constraint
 
 # Measured beside us by `make bench`. They need older versions of some packages than we pin, of
 # those that compute the same.
-PEERS := google-tunix==0.1.7 transformers torch \
+PEERS := google-tunix==0.1.7 transformers torch llama-cpp-python gguf \
 	$(shell sed -nE 's/^((jax|jaxlib|flax)==[0-9.]*).*/\1/p' constraints.txt)
 
 # A published chat model of 135 million parameters (Apache-2.0), inside a Python package.

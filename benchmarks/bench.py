@@ -1,7 +1,7 @@
 """Every row of speed on this machine, and what has moved since it was measured last.
 
     make bench                          # python -m benchmarks.bench [--only sharing,turn]
-    make peers && make bench            # beside google-tunix and transformers
+    make peers && make bench            # beside google-tunix, transformers and llama.cpp
 
 Runs the benchmarks of PARTS one after another, each a process pinned to one core, and prints their
 figures: CPU seconds unless the name says something else, and ratios to what was measured by turns
@@ -41,7 +41,7 @@ class Part:
     """One benchmark, as it is run here."""
 
     words: tuple[str, ...]  # module, and what it is told
-    peer: tuple[str, ...] = ()  # packages with which `--peer` is said
+    peer: tuple[str, ...] = ()  # packages of which one is enough to say `--peer`
     needs: Path | None = None  # a folder without which it is left out
 
 
@@ -54,7 +54,7 @@ PARTS = {
     "packing": Part(("packing",)),
     "serving": Part(("serving",)),
     "real_model": Part(
-        ("real_model", "--policy", str(SMOLLM)), peer=("torch", "transformers"), needs=SMOLLM
+        ("real_model", "--policy", str(SMOLLM)), peer=("transformers", "llama_cpp"), needs=SMOLLM
     ),
 }
 
@@ -94,7 +94,7 @@ def options() -> argparse.ArgumentParser:
 def measured(part: Part) -> Figures:
     """Runs a benchmark; SystemExit with its last words where it fails."""
     module, *words = part.words
-    beside = bool(part.peer) and all(map(importlib.util.find_spec, part.peer))
+    beside = any(map(importlib.util.find_spec, part.peer))
     words += ["--peer"] if beside else []
     ran = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{module}", *words, "--json"], cwd=ROOT, text=True,

@@ -1,9 +1,9 @@
-"""llama.cpp's side of `serving`: the same weights as a GGUF file, the same prompts of ids.
+"""llama.cpp's side of `serving` and `real_model`: the same weights as GGUF, the same ids.
 
 It needs `llama_cpp` (PyPI's llama-cpp-python) and `gguf`, which are no dependencies of ours:
-only `serving` imports this file, and only where both are installed. A Qwen3 policy is written
-as a float32 GGUF without a vocabulary, since prompts are ids. Before anything is measured, the
-logits of a few prompts, their ends decoded token by token, are compared with our own forward
+only these two import this file, and only where both are installed. A llama or Qwen3 policy is
+written as a float32 GGUF without a vocabulary, since prompts are ids. Before anything is measured,
+the logits of a few prompts, their ends decoded token by token, are compared with our own forward
 pass: speeds of two networks would compare nothing.
 
 It is measured twice: `llama.cpp` as it comes, with flash attention and keys and values in
@@ -21,8 +21,10 @@ times slower than it can be, and `OMP_WAIT_POLICY=passive` keeps it from that.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import dataclasses
 import os
 import sys
 import tempfile
@@ -41,10 +43,11 @@ from notepad_jax.checkpoint.hf import huggingface, names
 from notepad_jax.model import attention, logprobs, policy
 from notepad_jax.model.rope import UNSCALED
 
-ARCHITECTURE = gguf.MODEL_ARCH.QWEN3
+ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3": gguf.MODEL_ARCH.QWEN3}
 DECODED = 4  # tokens of each compared prompt that come one by one, through the cache
 CLOSE = 1e-3  # of the logits' standard deviation; float32 sums in another order differ by 1e-5
 AT_ONCE = 512  # tokens, llama.cpp's n_ubatch by default
+ROOM = 64  # tokens after a prompt that `decoder` has a cache for
 ERROR = 4  # GGML_LOG_LEVEL_ERROR of ggml.h
 WAYS = {"llama.cpp": False, "llama.cpp f32": True}  # whether all of it is float32
 
@@ -54,18 +57,20 @@ class NotWritten(ValueError):
 
 
 def write_gguf(folder: Path, file: Path) -> None:
-    """Writes a Hugging Face folder of a Qwen3 policy as float32 GGUF.
+    """Writes a Hugging Face folder of a llama or Qwen3 policy as float32 GGUF.
 
     Raises NotWritten for a policy of another family or with scaled rotary embeddings.
     """
     config, store = huggingface.open_policy(folder)
     family = names.family_of(config)
-    if family != "qwen3" or config.rope != UNSCALED:
+    if family not in ARCHITECTURES or config.rope != UNSCALED:
         raise NotWritten(
-            f"{folder} is a {family} policy with {config.rope}; only qwen3 without scaled rotary "
-            f"embeddings is written as GGUF here: take another --policy to compare"
+            f"{folder} is a {family} policy with {config.rope}; only {' and '.join(ARCHITECTURES)} "
+            f"without scaled rotary embeddings are written as GGUF here: take another --policy to "
+            f"compare"
         )
-    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[ARCHITECTURE])
+    architecture = ARCHITECTURES[family]
+    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_tokenizer_model("none")
     writer.add_vocab_size(config.vocab_size)
@@ -79,15 +84,25 @@ def write_gguf(folder: Path, file: Path) -> None:
     writer.add_value_length(config.head_size)
     writer.add_layer_norm_rms_eps(config.rms_eps)
     writer.add_rope_freq_base(config.rope_theta)
-    known = gguf.get_tensor_name_map(ARCHITECTURE, config.layers)
+    known = gguf.get_tensor_name_map(architecture, config.layers)
     for name in store.tensors:
-        writer.add_tensor(
-            known.get_name(name, try_suffixes=(".weight",)), store.read(name).astype(np.float32)
-        )
+        values = store.read(name).astype(np.float32)
+        if family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            values = _pairs_beside(values, config.head_size)
+        writer.add_tensor(known.get_name(name, try_suffixes=(".weight",)), values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _pairs_beside(rows: np.ndarray, head_size: int) -> np.ndarray:
+    """Reorders a projection's rows: what is rotated together lies side by side in llama GGUF.
+
+    Hugging Face folders have it half a head apart, as qwen3's GGUF has.
+    """
+    halves = rows.reshape(-1, 2, head_size // 2, rows.shape[-1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
 class Decoder:
@@ -118,9 +133,9 @@ class Decoder:
         self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         self._samplers: list[llama_cpp.llama_sampler_p] = []
 
-    def restart(self, seeds: Sequence[int]) -> None:
-        """Forgets all tokens; sequence b is sampled with seeds[b] from here on."""
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+    def restart(self, seeds: Sequence[int], kept: int = 0) -> None:
+        """Forgets all but the first `kept` tokens; seeds[b] is sequence b's from here on."""
+        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self._context), -1, kept, -1)
         self._forget_samplers()
         for seed in seeds:
             chain = llama_cpp.llama_sampler_chain_init(
@@ -224,6 +239,8 @@ def check_same(folder: Path, model: llama_cpp.llama_model_p, ids_BT: np.ndarray)
     where the likeliest token is another.
     """
     config, params = huggingface.import_policy(folder)
+    config = dataclasses.replace(config, dtype="float32")
+    params = jax.tree.map(lambda x: x.astype("float32"), params)
     B, T = ids_BT.shape
 
     @jax.jit
@@ -295,3 +312,61 @@ def _complete(decoder: Decoder, ids_BT: np.ndarray, made: int, request: int) -> 
     drawn_B1 = decoder.sampled(ids_BT, 0)
     for at in range(T, T + made - 1):
         drawn_B1 = decoder.sampled(drawn_B1, at)
+
+
+# ---------------------------------------------------------------- of `real_model`
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A policy in llama.cpp until the process ends, and a context for every shape of ids."""
+
+    model: llama_cpp.llama_model_p
+    exact: bool
+    decoders: dict[tuple[int, int], Decoder] = dataclasses.field(default_factory=dict)
+
+    def decoder(self, count: int, length: int) -> Decoder:
+        if (count, length) not in self.decoders:
+            self.decoders[count, length] = Decoder(self.model, count, length, self.exact)
+        return self.decoders[count, length]
+
+
+def load(folder: Path, exact: bool) -> Loaded:
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "policy.gguf"
+    write_gguf(folder, file)
+    return Loaded(stack.enter_context(loaded(file)), exact)
+
+
+def logits(loaded: Loaded, ids_BT: np.ndarray) -> np.ndarray:
+    """[B, T, V], token by token, in float32 however it is to be measured."""
+    B, T = ids_BT.shape
+    decoder = Decoder(loaded.model, B, T, exact=True)
+    try:
+        return np.stack([decoder.logits(ids_BT[:, at : at + 1], at) for at in range(T)], axis=1)
+    finally:
+        decoder.close()
+
+
+def first_token(loaded: Loaded, ids_BT: np.ndarray) -> None:
+    """Reads prompts and draws a token after each, at temperature 1."""
+    decoder = loaded.decoder(*ids_BT.shape)
+    decoder.restart(range(len(ids_BT)))
+    decoder.sampled(ids_BT, 0)
+
+
+def decoder(loaded: Loaded, ids_BT: np.ndarray) -> Callable[[int], None]:
+    """Reads prompts but for their last tokens; gives what decodes up to ROOM tokens after each."""
+    B, T = ids_BT.shape
+    own = loaded.decoder(B, T + ROOM)
+    own.restart(range(B))
+    own.sampled(ids_BT[:, :-1], 0)
+
+    def decode(count: int) -> None:
+        own.restart(range(B), kept=T - 1)
+        drawn_B1 = ids_BT[:, -1:]
+        for at in range(T - 1, T - 1 + count):
+            drawn_B1 = own.sampled(drawn_B1, at)
+
+    return decode

@@ -1,4 +1,4 @@
-"""A published model on one CPU thread: prefill, decoding and a LoRA update, beside transformers.
+"""A published model on one CPU thread: prefill, decoding and a LoRA update, beside its peers.
 
     taskset -c 0 python -m benchmarks.real_model --policy FOLDER [--peer] [--pairs 5]
         [--parts prefill decode update] [--json]
@@ -15,10 +15,11 @@ prompts are random ids. All is float32. Rows, in CPU seconds of the process:
 
 Each row has what its matrix products alone cost (`floor`): one array a layer, the same numbers of
 rows, by XLA, in the same turns; twice in the update (forward, gradient of the input). With
---peer, transformers does the same work on the same weights (`peer_transformers`; torch and
-transformers beside this project's packages: `make peers`), by turns in this process; logits, and
-the adapters' gradients, are compared first. Ratios are of neighbours. Pin the process to one core,
-so that either side has one thread. What flatters whom stands in docs/performance.md.
+--peer, those of PEERS that are installed (`make peers`) do the same work on the same weights, by
+turns in this process: transformers (`peer_transformers`), and llama.cpp as it comes and all in
+float32 (`peer_llama`), which does not train. Logits, and the adapters' gradients, are compared
+first. Ratios are of neighbours. Pin the process to one core, so that each has one thread. What
+flatters whom stands in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import functools
 import importlib
+import importlib.util
 import json
 import statistics
 import sys
@@ -57,8 +60,17 @@ UPDATE = UpdateSettings(
     entropy_weight=0.0, temperature=1.0, micro_batch_rows=1, remat=False,
 )  # fmt: skip
 
+# Only their users have them: by name, so that nobody else needs them to read this file. Each is a
+# module beside this one, the packages that it needs, and how it is loaded.
+PEERS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "transformers": ("peer_transformers", ("torch", "transformers"), {}),
+    "llama.cpp": ("peer_llama", ("llama_cpp", "gguf"), {"exact": False}),
+    "llama.cpp f32": ("peer_llama", ("llama_cpp", "gguf"), {"exact": True}),
+}
+
+Peers = dict[str, tuple[Any, Any]]  # by name: its module, and the model that it has loaded
 Way = Callable[[], object]
-Row = dict[str, Way]  # ours, floor and, if asked for, theirs: each does the work once
+Row = dict[str, Way]  # ours, floor and each peer's: each does the work once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +89,16 @@ def loaded(folder: Path) -> tuple[PolicyConfig, Any]:
     config, params = huggingface.import_policy(folder)
     config = dataclasses.replace(config, dtype="float32", valid_vocab=config.vocab_size)
     return config, jax.tree.map(lambda x: x.astype("float32"), params)
+
+
+def loaded_peers(folder: Path) -> Peers:
+    """Those of PEERS whose packages are here, each with the folder's policy."""
+    modules = {
+        name: (importlib.import_module(f"benchmarks.{module}"), words)
+        for name, (module, packages, words) in PEERS.items()
+        if all(map(importlib.util.find_spec, packages))
+    }
+    return {name: (peer, peer.load(folder, **words)) for name, (peer, words) in modules.items()}
 
 
 # ---------------------------------------------------------------- what is measured
@@ -169,7 +191,7 @@ def random_ids(config: PolicyConfig) -> Callable[..., np.ndarray]:
 
 
 def prefills(
-    config: PolicyConfig, params: Any, sizes: Sizes, peer: Any, model: Any
+    config: PolicyConfig, params: Any, sizes: Sizes, peers: Peers
 ) -> Iterator[tuple[str, Row]]:
     ids = random_ids(config)
     for length in sizes.prefill:
@@ -178,14 +200,14 @@ def prefills(
             "ours": lambda e=engine, n=length: e.complete(ids(1, n + 1), 1),
             "floor": products(config, params, length, 1, 1),
         }
-        if peer:
-            row["theirs"] = lambda n=length: peer.first_token(model, ids(1, n + 1))
+        for name, (peer, model) in peers.items():
+            row[name] = lambda p=peer, m=model, n=length: p.first_token(m, ids(1, n + 1))
         yield f"prefill {length}", row
         engine.close()
 
 
 def decodes(
-    config: PolicyConfig, params: Any, sizes: Sizes, peer: Any, model: Any
+    config: PolicyConfig, params: Any, sizes: Sizes, peers: Peers
 ) -> Iterator[tuple[str, Row]]:
     ids, made = random_ids(config), sizes.made
     for count in sizes.decode:
@@ -195,15 +217,14 @@ def decodes(
             "ours": lambda e=engine, p=prompts: e.complete(p, made),  # the first call reads
             "floor": products(config, params, count, count, made),
         }
-        if peer:
-            decode = peer.decoder(model, prompts)
-            row["theirs"] = lambda d=decode: d(made)
+        for name, (peer, model) in peers.items():
+            row[name] = functools.partial(peer.decoder(model, prompts), made)
         yield f"decode {count}", row
         engine.close()
 
 
 def updates(
-    config: PolicyConfig, params: Any, sizes: Sizes, peer: Any, model: Any
+    config: PolicyConfig, params: Any, sizes: Sizes, peers: Peers
 ) -> Iterator[tuple[str, Row]]:
     batch = batch_of(config, sizes)
     frozen, fresh = lora.partition(config, params, ADAPTERS, jax.random.key(1))
@@ -215,25 +236,30 @@ def updates(
 
     passes = 2 * len(batch.tokens)  # forward, gradient of the input
     row: Row = {"ours": ours, "floor": products(config, params, sizes.row, sizes.trained, passes)}
-    if peer:
-        layers = fresh["layers"]
-
-        def factor(name: str, side: str) -> np.ndarray:
-            leaf = np.asarray(layers[f"{name}_lora_{side}"])
-            inner = (-1, ADAPTERS.rank) if side == "in" else (ADAPTERS.rank, -1)
-            return leaf.reshape(config.layers, *inner)
-
-        factors = {name: (factor(name, "in"), factor(name, "out")) for name in ADAPTERS.targets}
-        adapted = peer.adapt(model, factors, ADAPTERS.alpha / ADAPTERS.rank)
-        trained = batch.weights > 0
-
-        def theirs() -> Any:
-            return peer.gradients(adapted, batch.tokens, trained, batch.advantages)
-
-        far = check_gradients(ours()["layers"], theirs())
-        print(f"gradients differ from the peer's by {far:.0e} of their deviation", file=sys.stderr)
-        row["theirs"] = theirs
+    for name, (peer, model) in peers.items():
+        if hasattr(peer, "adapt"):
+            row[name] = peer_gradients(config, fresh, batch, peer, model)
+            far = check_gradients(ours()["layers"], row[name]())
+            print(
+                f"gradients differ from {name}'s by {far:.0e} of their deviation", file=sys.stderr
+            )
     yield "LoRA update", row
+
+
+def peer_gradients(
+    config: PolicyConfig, fresh: Any, batch: TrainBatch, peer: Any, model: Any
+) -> Callable[[], dict[str, np.ndarray]]:
+    """What computes a peer's gradients of the same adapters by the same batch."""
+    layers = fresh["layers"]
+
+    def factor(name: str, side: str) -> np.ndarray:
+        leaf = np.asarray(layers[f"{name}_lora_{side}"])
+        inner = (-1, ADAPTERS.rank) if side == "in" else (ADAPTERS.rank, -1)
+        return leaf.reshape(config.layers, *inner)
+
+    factors = {name: (factor(name, "in"), factor(name, "out")) for name in ADAPTERS.targets}
+    adapted = peer.adapt(model, factors, ADAPTERS.alpha / ADAPTERS.rank)
+    return lambda: peer.gradients(adapted, batch.tokens, batch.weights > 0, batch.advantages)
 
 
 PARTS = {"prefill": prefills, "decode": decodes, "update": updates}
@@ -308,22 +334,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--policy", type=Path, required=True, help="a Hugging Face folder")
-    parser.add_argument("--peer", action="store_true", help="torch and transformers are here")
+    parser.add_argument("--peer", action="store_true", help="beside the peers that are here")
     parser.add_argument("--pairs", type=int, default=5, help="turns of each way")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--json", action="store_true")
     said = parser.parse_args(argv)
     config, params = loaded(said.policy)
-    peer, model = None, None
-    if said.peer:
-        # Only its user has it: by name, so that nobody else needs it to read this file.
-        peer = importlib.import_module("benchmarks.peer_transformers")
-        model = peer.load(said.policy)
+    peers = loaded_peers(said.policy) if said.peer else {}
+    for name, (peer, model) in peers.items():
         far = check_logits(config, params, peer, model)
-        print(f"logits differ from the peer's by {far:.0e} of their deviation", file=sys.stderr)
+        print(f"logits differ from {name}'s by {far:.0e} of their deviation", file=sys.stderr)
     found = {}
     for part in said.parts:
-        for name, row in PARTS[part](config, params, Sizes(), peer, model):
+        for name, row in PARTS[part](config, params, Sizes(), peers):
             found[name] = summary(measure(row, said.pairs))
             if not said.json:
                 print(_line(name, found[name]), flush=True)
@@ -333,7 +356,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _line(name: str, row: dict[str, Any]) -> str:
     words = [f"{name:14} CPU s: ours {row['ours']:.3f}"]
-    for other in ("floor", "theirs"):
+    for other in ("floor", *PEERS):
         if other in row:
             middle, low, high = row[f"ours/{other}"]
             words.append(f"{other} {row[other]:.3f}, ratio {middle:.2f} ({low:.2f} to {high:.2f})")

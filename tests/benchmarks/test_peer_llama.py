@@ -77,7 +77,7 @@ def test_another_network_is_not_measured(tmp_path, peer):
 
 
 @pytest.mark.slow
-def test_only_qwen3_is_written(tmp_path, peer):
+def test_other_families_are_not_written(tmp_path, peer):
     config = huggingface.import_config(serving.random_policy(tmp_path, width=64, layers=1))
     config = dataclasses.replace(config, qk_norm=False, attention_bias=True)
     params = parameters.init_params(config, jax.random.key(0))

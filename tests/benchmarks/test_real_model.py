@@ -1,7 +1,6 @@
 """A published model beside transformers, at toy size: what is compared, not how fast it was."""
 
 import dataclasses
-import importlib
 
 import jax
 import numpy as np
@@ -36,20 +35,22 @@ def test_other_numbers_are_not_compared():
 def test_every_part_is_measured(folder):
     config, params = real_model.loaded(folder)
     for part in real_model.PARTS.values():
-        for _, row in part(config, params, SIZES, None, None):
+        for _, row in part(config, params, SIZES, {}):
             found = real_model.summary(real_model.measure(row, 1))
             assert found["ours"] > 0 and found["floor"] > 0
 
 
 @pytest.mark.slow
-def test_transformers_does_the_same_work(folder):
+@pytest.mark.parametrize("name", real_model.PEERS)
+def test_a_peer_does_the_same_work(folder, name):
     """Logits and gradients are compared on the way."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    peer = importlib.import_module("benchmarks.peer_transformers")
+    for package in real_model.PEERS[name][1]:
+        pytest.importorskip(package)
     config, params = real_model.loaded(folder)
-    model = peer.load(folder)
-    assert real_model.check_logits(config, params, peer, model) < real_model.CLOSE
+    peers = {name: real_model.loaded_peers(folder)[name]}
+    assert real_model.check_logits(config, params, *peers[name]) < real_model.CLOSE
     for part in real_model.PARTS.values():
-        for _, row in part(config, params, SIZES, peer, model):
-            assert real_model.summary(real_model.measure(row, 1))["theirs"] > 0
+        for which, row in part(config, params, SIZES, peers):
+            found = real_model.summary(real_model.measure(row, 1))
+            assert name not in row or found[name] > 0
+            assert name in row or which == "LoRA update" and name != "transformers"
