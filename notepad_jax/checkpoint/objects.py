@@ -17,9 +17,9 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import tensorstore as ts
 from etils import epath
@@ -30,6 +30,7 @@ from notepad_jax.telemetry.identity import sync_folder
 
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 ABSENT = b"\x02"  # tensorstore's generation of what is not there
+T = TypeVar("T")
 SECONDS = 120.0  # in which a bucket answers, its client's own retries and all
 
 
@@ -66,6 +67,17 @@ class Objects:
         """Returns what has that name, or None."""
         with self._one_line(_checked(name), "read"):
             return self._place.get(name)
+
+    def parsed(self, name: str, parse: Callable[[bytes], T], mend: str) -> T | None:
+        """Returns what `parse` makes of what has that name; None where nothing has it.
+
+        Raises ValueError naming the object, and the mend, where `parse` raises it.
+        """
+        content = self.get(name)
+        try:
+            return None if content is None else parse(content)
+        except ValueError as problem:
+            raise ValueError(f"{self.folder}/{name} {problem}; {mend}") from None
 
     def names(self, under: str = "") -> list[str]:
         """Returns all names, or those that begin with `under` and "/", sorted."""

@@ -31,6 +31,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 PLAN, CLAIM, PROGRESS, SPOOL, CHOICE = "plan", "claim", "progress", "spool", "choice"  # kinds
 OF_STEPS = (PLAN, CLAIM, PROGRESS, SPOOL, CHOICE)
 TERMS, ENDED = "terms", "ended"  # objects of a run: what readers have to agree on, and its end
+# What becomes of an object that is damaged.
+AGAIN = "remove it, and train --resume makes it again"
 
 _NAME = re.compile(r"(\w+)/(\d+)(?:-(\d+))?(?:-(\d+))?")
 
@@ -82,7 +84,7 @@ def parsed(content: bytes) -> Plan:
         bundles = tuple(tuple(map(int, each)) for each in said.pop("bundles"))
         return Plan(**said, bundles=bundles)
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise ValueError("a plan is cut off, or was changed") from None
+        raise ValueError("is cut off, or was changed") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +104,7 @@ def choice_of(content: bytes) -> Choice:
         said = json.loads(content)
         return Choice(said["step"], {str(name): str(one) for name, one in said["read"].items()})
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise ValueError("a choice is cut off, or was changed") from None
+        raise ValueError("is cut off, or was changed") from None
 
 
 # ---------------------------------------------------------------- the rule

@@ -94,7 +94,7 @@ def terms_of(content: bytes) -> Terms:
     try:
         return Terms(**json.loads(content))
     except (ValueError, TypeError):
-        raise ValueError("the terms of the run are cut off, or were changed") from None
+        raise ValueError("is cut off, or was changed") from None
 
 
 class Fleet:
@@ -176,10 +176,13 @@ class Fleet:
         return [one for _, one in found]
 
     async def _of_plan(self, step: int, ordinals: Sequence[int]) -> list[Spooled]:
-        content = self._objects.get(_name(schedule.PLAN, step))
-        if content is None:
+        name = _name(schedule.PLAN, step)
+        plan = self._objects.parsed(name, schedule.parsed, schedule.AGAIN)
+        if plan is None:
             self._life.check()  # its successor is past the step, and has tidied up
-        plan = schedule.parsed(content or b"")
+            raise ValueError(
+                f"{self._objects.folder}/{name} is gone; train --resume makes it again"
+            )
         if plan.ordinals != sorted(ordinals):
             raise RuntimeError(f"step {step} draws {ordinals}, and {plan.ordinals} were planned")
         return await self.arrivals.pinned(plan)
@@ -215,7 +218,7 @@ class Fleet:
         try:
             return terms_of(there) if there else None
         except ValueError as problem:
-            self._say(f"{self._objects.folder}/{schedule.TERMS}: {problem}")
+            self._say(f"{self._objects.folder}/{schedule.TERMS} {problem}")
             return None
 
     def _go_on(self, step: int, kept: Terms) -> bool:
@@ -244,8 +247,9 @@ class Fleet:
                 bundles=tuple(tuple(each) for each in bundles if each),
                 terms=self._terms.agreed,
             )
-            name, content = _name(schedule.PLAN, step), plan.encoded()
-            if not self._objects.put(name, content) and self._objects.get(name) != content:
+            name = _name(schedule.PLAN, step)
+            put = self._objects.put(name, plan.encoded())
+            if not put and self._objects.parsed(name, schedule.parsed, schedule.AGAIN) != plan:
                 raise ValueError(
                     f"{self._objects.folder}/{name} was planned otherwise, by another trainer or "
                     f"another version of the code; remove {self._objects.folder}, and go on"

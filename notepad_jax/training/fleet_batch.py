@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Mapping
@@ -79,8 +80,12 @@ class Arrivals:
     def planned(self, first: int) -> list[Plan]:
         """Returns the plans that lie there, of steps from `first` on."""
         names = self._objects.names(schedule.PLAN)
-        found = [self._objects.get(name) for name in names if schedule.step_of(name) >= first]
-        return [schedule.parsed(content) for content in found if content]
+        found = [
+            self._objects.parsed(name, schedule.parsed, schedule.AGAIN)
+            for name in names
+            if schedule.step_of(name) >= first
+        ]
+        return [plan for plan in found if plan is not None]
 
     async def pinned(self, plan: Plan) -> list[Spooled]:
         """Returns what came of all bundles of a plan, when it has."""
@@ -116,14 +121,15 @@ class Arrivals:
 
     async def _choice(self, step: int, settled: Callable[[int], bool], slack: int) -> Choice:
         name = f"{schedule.CHOICE}/{step}"
-        while (content := self._objects.get(name)) is None:
+        read = functools.partial(self._objects.parsed, name, schedule.choice_of, schedule.AGAIN)
+        while (choice := read()) is None:
             made = self._choose(step, settled, slack) if hosts.first() else None
             if made is None:
                 await self._waited(step)
             else:
                 self._life.check()
                 self._objects.put(name, made.encoded())
-        return schedule.choice_of(content)
+        return choice
 
     def _choose(self, step: int, settled: Callable[[int], bool], slack: int) -> Choice | None:
         plans, names = self.planned(step - slack), set(self._objects.names(schedule.SPOOL))

@@ -8,6 +8,7 @@ readers have begun is put once. Above: fleet_reader and fleet_live; the order is
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 
@@ -16,6 +17,7 @@ from notepad_jax.rollout import schedule
 from notepad_jax.rollout.schedule import Bundle, Plan
 
 PATIENCE = 30.0  # seconds after which another's bundle is begun again, before one was read here
+QUIET = 60.0  # seconds without anything to begin after which a reader says what it waits for
 SLOWER = 3.0  # times as long as the last of our own
 
 
@@ -31,6 +33,7 @@ class Claims:
     seen: dict[str, float] = dataclasses.field(default_factory=dict)  # claims, since when
     owners: dict[str, str] = dataclasses.field(default_factory=dict)  # of claims
     copied: bool = False  # whether another had begun what was begun last
+    idle_since: float | None = None  # when there was nothing to begin first
 
     def next(
         self, names: Sequence[str], may: Callable[[int], bool], besides: Collection[str] = (),
@@ -52,16 +55,30 @@ class Claims:
         bundle = schedule.chosen(plans, read | set(besides) | fresh & others, claims, self.me)
         if bundle is None:
             return None
+        self.idle_since = None
         self.copied = bundle.name in others
         number = len(by.get(bundle.name, ()))
         mine = self.objects.put(f"{schedule.CLAIM}/{bundle.name}-{number}", self.me.encode())
         return bundle if mine else None  # another was quicker: look again
 
+    def idle(self, may: Callable[[int], bool]) -> str:
+        """Returns what a reader without work waits for: once, after QUIET seconds; else ""."""
+        if self.idle_since is None:
+            self.idle_since = time.monotonic()
+        if time.monotonic() - self.idle_since < QUIET:
+            return ""
+        self.idle_since = math.inf  # once
+        gone = sorted({plan.version for plan in self.plans.values() if not may(plan.version)})
+        if gone:
+            return f"waiting for version {gone[0]} of the policy, by which the next step is read"
+        return "waiting for the trainer, which has planned nothing that is not read"
+
     def _planned(self, steps: Sequence[str]) -> list[Plan]:
         for step in steps:
-            content = None if step in self.plans else self.objects.get(f"{schedule.PLAN}/{step}")
-            if content:
-                self.plans[step] = schedule.parsed(content)
+            name = f"{schedule.PLAN}/{step}"
+            if step not in self.plans:
+                if plan := self.objects.parsed(name, schedule.parsed, schedule.AGAIN):
+                    self.plans[step] = plan
         self.plans = {step: plan for step, plan in self.plans.items() if step in steps}
         for plan in self.plans.values():
             if plan.terms != self.terms:

@@ -78,6 +78,10 @@ class Live:
                 await self._adopt_newest()
                 self._put_what_ended()
                 await self._take_up(names)
+                if self.begun:
+                    self.claims.idle_since = None
+                elif waits := self.claims.idle(self.held.__ge__):
+                    self.screen.say(waits)
                 self._keep(self.keep_turns or None)
                 if self.stop.number is not None:
                     self._keep(1)

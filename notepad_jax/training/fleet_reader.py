@@ -32,9 +32,11 @@ from notepad_jax.engine.replay import Given, Replays
 from notepad_jax.engine.service import EngineService
 from notepad_jax.rollout import schedule, serialization
 from notepad_jax.rollout.schedule import Bundle
-from notepad_jax.setup import builders, learner, process, provenance, task_stream
+from notepad_jax.setup import builders, configuration, learner, process, provenance, task_stream
 from notepad_jax.setup.config.whole import Training
 from notepad_jax.setup.stopping import Stop
+from notepad_jax.telemetry.identity import read_sealed
+from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import base_fingerprint, fleet, rollout_settings
 from notepad_jax.training.fleet import Terms
@@ -84,22 +86,36 @@ async def _read(
 async def _terms(
     there: Objects, place: Path | epath.Path, screen: Screen, alone: Callable[[], bool]
 ) -> Terms:
-    """Waits for a trainer to begin. Raises ValueError where it cannot have."""
-    if not bucket.is_bucket(place) and not Path(place).is_dir():
+    """Waits for a trainer to begin. Raises ValueError where none can, and for damaged terms."""
+    if bucket.is_bucket(place):
+        screen.say(f"looking into {place}")  # which may take minutes to say that it cannot
+    elif not Path(place).is_dir():
         raise ValueError(
             f"there is no run {place}; name the folder of a run that trains with readers "
             f"(--config.fleet.apart=true), or the one in its checkpoint.folder"
         )
-    said = False
-    while (content := there.get(schedule.TERMS)) is None:
+    said, mend = False, "train --resume writes it anew"
+    while (terms := there.parsed(schedule.TERMS, fleet.terms_of, mend)) is None:
         if not said:
             said = True
             screen.say(f"waiting for a trainer with readers (fleet.apart) to begin in {place}")
+            if without := _without_readers(place):
+                screen.warn(without)
         if alone():
             raise ValueError(f"no trainer has begun in {place}")
         waiting.look()
         await asyncio.sleep(fleet.NEAR)
-    return fleet.terms_of(content)
+    return terms
+
+
+def _without_readers(place: Path | epath.Path) -> str:
+    """Returns a line for a run on a disk that trains without readers so far; "" for others."""
+    if bucket.is_bucket(place) or not (Path(place) / CONFIG).is_file():
+        return ""
+    said = read_sealed(Path(place) / CONFIG, "name the folder of a training run, runs/NAME")
+    if configuration.load("quickstart", saved=said).fleet.on:
+        return ""
+    return f"{place} was begun without readers; train --resume --config.fleet.apart=true has them"
 
 
 def _prepared(
@@ -179,6 +195,8 @@ class PinnedReader:
             there = set(self.policies.versions())
             if bundle := self.claims.next(names, there.__contains__):
                 return bundle
+            if waits := self.claims.idle(there.__contains__):
+                self.screen.say(waits)
             self.stop.check("between two bundles")
             await asyncio.sleep(self.look)
 

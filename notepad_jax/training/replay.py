@@ -10,12 +10,14 @@ commands.train; below: train and fleet.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from notepad_jax import keys
 from notepad_jax.checkpoint.checksums import compare
-from notepad_jax.checkpoint.objects import Objects
+from notepad_jax.checkpoint.objects import Objects, unsealed
 from notepad_jax.checkpoint.steps import place_of, read_meta, steps_in
 from notepad_jax.rollout import schedule
 from notepad_jax.setup import configuration, provenance
@@ -25,6 +27,7 @@ from notepad_jax.telemetry.metrics import CONFIG
 from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import fleet, train
 
+GONE = "without it this run is not learnt again"
 KINDS = (schedule.PLAN, schedule.SPOOL, schedule.CHOICE)
 
 
@@ -51,7 +54,10 @@ def replay(run: Path, folder: Path, screen: Screen) -> Replayed:
         raise ValueError(f"{run} is no run with readers that has saved a step")
     last = done[-1]
     names = _kept(there, last, config.fleet.live)
-    terms = fleet.terms_of(there.get(schedule.TERMS) or b"")
+    terms = there.parsed(schedule.TERMS, fleet.terms_of, GONE)
+    if terms is None:
+        raise ValueError(f"{there.folder}/{schedule.TERMS} is gone; {GONE}")
+    _look_at(there, names, last, config.fleet.live)
     if terms.code != (ours := provenance.commit()):
         raise ValueError(f"{run} was trained by {terms.code}, and this is {ours}; use that code")
     with tempfile.TemporaryDirectory(prefix=".replay-", dir=folder.parent) as place:
@@ -90,3 +96,21 @@ def _kept(there: Objects, last: int, live: bool) -> list[str]:
                 f"and never anew at an earlier step, keeps what it learnt from"
             )
     return [name for name in names if name.partition("/")[0] in KINDS]
+
+
+def _look_at(there: Objects, names: Sequence[str], last: int, live: bool) -> None:
+    """Raises ValueError naming what is damaged or gone of that which steps learnt from."""
+    plans = [name for name in names if name.startswith(f"{schedule.PLAN}/")]
+    needed: dict[str, str | None] = {}  # bundles, and the digest of what was read of each
+    for plan in [there.parsed(name, schedule.parsed, GONE) for name in plans]:
+        if plan is not None and plan.step <= last and not live:
+            needed |= {one.name: None for one in plan.each()}
+    for step in range(1, last + 1) if live else ():
+        choice = there.parsed(f"{schedule.CHOICE}/{step}", schedule.choice_of, GONE)
+        needed |= choice.read if choice is not None else {}
+    for bundle, digest in needed.items():
+        name = f"{schedule.SPOOL}/{bundle}"
+        if there.parsed(name, unsealed, GONE) is None:
+            raise ValueError(f"{there.folder} has no {name}; {GONE}")
+        if digest not in (None, hashlib.sha256(there.get(name) or b"").hexdigest()):
+            raise ValueError(f"{there.folder}/{name} is not what was learnt from; {GONE}")

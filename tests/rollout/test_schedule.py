@@ -349,7 +349,7 @@ def test_a_plan_is_read_as_it_was_written_or_not_at_all():
     assert plan.ordinals == [6, 7, 8]
     assert [*plan.each()] == [Bundle(3, 0, 2, 0, (6, 8)), Bundle(3, 1, 2, 0, (7,))]
     for cut in range(len(plan.encoded()) - 1):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="is cut off, or was changed"):
             schedule.parsed(plan.encoded()[:cut])
 
 

@@ -16,10 +16,19 @@ from notepad_jax.checkpoint import bucket, fence
 from notepad_jax.checkpoint.objects import Objects
 from notepad_jax.engine.stats import EngineStats
 from notepad_jax.rollout import schedule
+from notepad_jax.rollout.schedule import Plan
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.screen import SilentScreen
-from notepad_jax.training import fleet, fleet_batch, fleet_check, fleet_reader, train
+from notepad_jax.training import (
+    fleet,
+    fleet_batch,
+    fleet_check,
+    fleet_claims,
+    fleet_reader,
+    train,
+)
 from notepad_jax.training.fleet_batch import Spooled
+from notepad_jax.training.fleet_claims import Claims
 from tests.checkpoint.fake_bucket import cloud
 from tests.runs import SMALL, run
 from tests.support import same_run
@@ -138,6 +147,11 @@ def test_a_trainer_that_was_killed_goes_on_with_what_readers_have_read(by_one, t
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(fleet.Fleet, "publish", killed)
             run(folder, *APART, *words)
+        objects = Objects(folder / fleet.FOLDER)
+        objects.replace("plan/4", objects.get("plan/4")[:9])
+        with pytest.raises(ValueError, match="plan/4 is cut off, or was changed; remove it, and"):
+            run(folder, *APART, *words, resume=True)
+        objects.remove("plan/4")
         run(folder, *APART, *words, resume=True)
     assert same_run.differences(by_one, folder) == []
     assert found["one"].bundles == 8  # no bundle was read twice
@@ -179,6 +193,47 @@ def test_a_reader_of_other_code_or_another_policy_says_so(by_one, tmp_path, monk
     assert "this data position was saved with seed = 5" in refused(stream=other)
     with pytest.raises(ValueError, match="there is no run .*nothing; name the folder of a run"):
         fleet_reader.read(str(tmp_path / "nothing"), "me", None, SilentScreen(), lambda: False)
+
+
+def test_a_reader_names_the_damaged_object_and_its_mend(tmp_path):
+    objects = Objects(tmp_path / "run" / fleet.FOLDER)
+    objects.put("plan/1", b'{"step": 1, "ver')
+    with pytest.raises(ValueError) as refused:
+        Claims(objects, "terms", "one").next(objects.names(), bool)
+    assert str(refused.value) == (
+        f"{objects.folder}/plan/1 is cut off, or was changed; remove it, and train --resume makes "
+        f"it again"
+    )
+    objects.put("terms", b"{")
+    with pytest.raises(ValueError, match="/terms is cut off, or was changed; train --resume"):
+        fleet_reader.read(str(tmp_path / "run"), "one", None, SilentScreen(), lambda: False)
+
+
+def test_a_reader_of_a_run_that_has_no_readers_says_so_and_waits(tmp_path):
+    run(tmp_path / "run", "--config.steps=1", "--config.validation.every=0")
+    warned = []
+
+    class Screen(SilentScreen):
+        def warn(self, text):
+            warned.append(text)
+
+    with pytest.raises(ValueError, match="no trainer has begun in"):
+        fleet_reader.read(str(tmp_path / "run"), "one", None, Screen(), lambda: bool(warned))
+    (line,) = warned
+    assert "was begun without readers; train --resume --config.fleet.apart=true" in line
+
+
+def test_a_reader_without_work_says_once_what_it_waits_for(tmp_path, monkeypatch):
+    objects = Objects(tmp_path / "run" / fleet.FOLDER)
+    claims = Claims(objects, "terms", "one")
+    assert claims.next([], {0}.__contains__) is None and claims.idle({0}.__contains__) == ""
+    monkeypatch.setattr(fleet_claims, "QUIET", -1.0)
+    assert "has planned nothing" in claims.idle({0}.__contains__)
+    assert claims.idle({0}.__contains__) == ""
+    objects.put("plan/2", Plan(2, 1, 0, ((4, 5),), "terms").encoded())
+    assert claims.next(objects.names(), {1}.__contains__).ordinals == (4, 5)
+    assert claims.next(objects.names(), {0}.__contains__) is None
+    assert claims.idle({0}.__contains__).startswith("waiting for version 1 of the policy")
 
 
 def test_a_trainer_without_a_reader_says_how_to_start_one(tmp_path, monkeypatch):

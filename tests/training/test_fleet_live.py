@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from notepad_jax.checkpoint.objects import Objects
+from notepad_jax.checkpoint.objects import Objects, sealed
 from notepad_jax.rollout import schedule
 from notepad_jax.setup import configuration
 from notepad_jax.telemetry.screen import SilentScreen
@@ -229,10 +229,22 @@ def test_a_run_that_keeps_what_it_learnt_from_is_learnt_again_bit_by_bit(tmp_pat
     ).read_bytes()
     objects = Objects(folder / fleet.FOLDER)
     read = schedule.choice_of(objects.get("choice/2")).read
-    objects.remove(f"spool/{next(iter(read))}")
-    with pytest.raises(ValueError, match="is not what step 2 has learnt from before"):
-        replay.replay(folder, tmp_path / "less", SilentScreen())
+    spooled = objects.get(name := f"spool/{next(iter(read))}")
+    objects.remove(name)
+
+    def refused(message):
+        """In a line that names an object of the run, before the new run takes its name."""
+        with pytest.raises(ValueError, match=message):
+            replay.replay(folder, tmp_path / "none", SilentScreen())
+        assert not (tmp_path / "none").exists()
+
+    refused(f"{objects.folder} has no {name}; without it this run is not learnt again")
+    objects.put(name, sealed({}))
+    refused(f"{objects.folder}/{name} is not what was learnt from")
+    objects.replace(name, spooled[:-9])
+    refused(f"{objects.folder}/{name} is cut off, or was changed; without it")
+    objects.replace(name, spooled)
+    objects.replace("terms", b"{}")
+    refused(f"{objects.folder}/terms is cut off, or was changed")
     objects.remove("choice/2")
-    with pytest.raises(ValueError, match="has no choice/2; a run that begins with fleet.keep"):
-        replay.replay(folder, tmp_path / "none", SilentScreen())
-    assert not (tmp_path / "none").exists()
+    refused("has no choice/2; a run that begins with fleet.keep")
