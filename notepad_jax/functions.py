@@ -62,7 +62,7 @@ def is_coroutine(function: Function) -> bool:
 
 
 def takes(function: Function, *arguments: Any) -> bool:
-    """Whether a function can be called so; True where nobody can tell, as of some in C."""
+    """Whether a function can be called so; True where Python cannot tell, as of some in C."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
