@@ -236,7 +236,7 @@ def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str 
 
 
 def habits(arguments: argparse.Namespace, config: Config) -> dict[str, Any]:
-    """Returns the settings that the policy of `eval`, `ask`, `serve` reads by, unless by --config."""
+    """Returns how the policy reads, for `eval`, `ask`, `serve` without --config; {} for others."""
     if arguments.command not in ("eval", "ask", "serve") or arguments.config or not config.policy:
         return {}
     if config.by_endpoint:

@@ -1,4 +1,4 @@
-"""What generated tasks hide in a document: names, numbers, identifiers, words, coded words.
+"""Seeded draws of what generated tasks hide: names, numbers, identifiers, words, coded words.
 
 Nothing here is drawn twice in one sample. A `Shuffle` is a permutation of 0..size-1 that is
 computed where it is needed and never stored, so the i-th name of a document, or the i-th

@@ -1,4 +1,4 @@
-"""Documents that are recipes: a filler of any size, and the facts that stand in it.
+"""Generated documents, kept as recipes: a filler of any size, and the facts that stand in it.
 
 A filler is a numbered row of units (sentences, list items) of which any part can be written
 from a seed; the document writes it block by block, slips each fact in before its unit, and
@@ -35,7 +35,7 @@ class Unreachable(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What one sample of a task is made from."""
+    """The inputs of a task generator: what one sample of a task is made from."""
 
     task: str  # its name, as errors give it
     seed: tuple[int, ...]  # of the sample and the task together

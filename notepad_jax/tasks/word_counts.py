@@ -1,4 +1,4 @@
-"""Two of RULER's tasks are about how often words occur: `cwe` and `fwe`.
+"""RULER's two tasks about how often words occur: `cwe` and `fwe`.
 
 Their documents are shuffled word lists whose counts are fixed beforehand, so that no two
 words can tie where it matters. The list is never made: `draws.Shuffle` says which item
