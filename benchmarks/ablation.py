@@ -1,4 +1,4 @@
-"""The algorithms side by side: each trains the same starter, at its best rate, from several seeds.
+"""Compares the algorithms: each trains the same starter, at its best rate, from several seeds.
 
     python -m benchmarks.ablation --out runs/ablation        (or --only dr_grpo,grpo --seeds 0-1)
 

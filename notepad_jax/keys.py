@@ -35,7 +35,7 @@ class May(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers from `lowest` to `highest`, both included; `words` say it to a user."""
+    """A check of numbers: `lowest` to `highest`, both included; `words` say it to a user."""
 
     lowest: float
     highest: float
@@ -49,7 +49,7 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class WordChoice:
-    """One of some words, or a list of such."""
+    """A check of values that are one of some words, or a list of such."""
 
     known: tuple[str, ...]
 
@@ -206,7 +206,7 @@ def fitted(hint: Any, value: Any) -> Any:
 
 
 def unlike(name: str, hint: Any, value: Any) -> str:
-    """Says that a value is of another type."""
+    """Returns the message that a value is of another type."""
     return f"{name} needs {KINDS.get(hint, 'a list of texts')}, and got {value!r}"
 
 
@@ -214,7 +214,7 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """Says that there is no such key, and which one comes near it."""
+    """Returns the message that there is no such key, and which one comes near it."""
     known = sorted(known)
     alike = (one for one in known if one.rpartition(".")[2] == name.rpartition(".")[2])
     near = nearest(name, known, 0.5) or next(alike, "")

@@ -165,7 +165,7 @@ class TurnKind(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What an update turn did."""
+    """The action of an update turn: what it did, or where it leads."""
 
     WRITE = "write"
     KEEP = "keep"  # the memory as it was
@@ -300,7 +300,7 @@ class Piece:
 
 @runtime_checkable
 class Completer(Protocol):
-    """What completes prompts, an engine or an endpoint: one coroutine bridges words and numbers."""
+    """An engine or endpoint that completes prompts: one coroutine, between words and numbers."""
 
     async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion: ...
 
@@ -411,7 +411,7 @@ class Trajectory:
 
     @property
     def updates(self) -> tuple[Turn, ...]:
-        """Those of its turns that have a memory, as `memory_rewards` are."""
+        """Its update turns, in the order of `memory_rewards`."""
         return tuple(turn for turn in self.turns if turn.kind is TurnKind.UPDATE)
 
     @property

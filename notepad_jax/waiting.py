@@ -67,7 +67,7 @@ def look() -> None:
 
 @contextlib.contextmanager
 def ended_by(cancel: Callable[[], None], task: asyncio.Task[Any] | None = None) -> Iterator[None]:
-    """In the block, in the main thread, `interrupt` calls `cancel`, which makes a wait end.
+    """A context manager: in the main thread `interrupt` calls `cancel`, which makes a wait end.
 
     It is called within a signal's handler. After the block the caller looks.
     """

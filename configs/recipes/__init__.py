@@ -1,4 +1,4 @@
-"""How a run learns: published algorithms as changes of any config for training.
+"""Recipes: published algorithms as changes of any config for training.
 
     notepad-jax train --config chat --recipe dapo --config.grpo.minibatches=4
 

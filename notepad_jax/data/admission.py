@@ -69,7 +69,7 @@ class RowCounts:
 
     @property
     def left_out(self) -> Sequence[LeftOut]:
-        """By reason, in the order in which they were met."""
+        """The rows left out, by reason, in the order in which they were met."""
         return tuple(self._found.values())
 
     @property
@@ -108,7 +108,7 @@ Memo = Callable[[Callable[[], Any]], Any]
 
 
 def anew(find: Callable[[], Any]) -> Any:
-    """Remembers nothing."""
+    """Returns what `find` finds: a `Memo` that remembers nothing."""
     return find()
 
 

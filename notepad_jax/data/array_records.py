@@ -81,7 +81,7 @@ class ArrayRecords(Sequence):
 
 
 class Chosen(Sequence):
-    """Some of a file's tasks, read when they are asked for."""
+    """A subset of a file's tasks, read when they are asked for."""
 
     def __init__(self, pairs: Sequence[Pair], numbers: np.ndarray) -> None:
         self._pairs, self._numbers = pairs, numbers

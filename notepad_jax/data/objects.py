@@ -19,7 +19,7 @@ CONTEXT = ts.Context()  # connections, and how many there may be, of all buckets
 
 
 class Changed(ValueError):
-    """An object is not what it was, or not there any more."""
+    """The error for an object that is not what it was, or not there any more."""
 
 
 class BucketListing:

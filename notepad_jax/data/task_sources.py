@@ -29,7 +29,7 @@ PATIENCE = 2.0  # seconds that an activity may take before it shows a bar
 
 @dataclasses.dataclass(frozen=True)
 class TaskFile:
-    """A file as it was when it was opened."""
+    """A task file as it was when it was opened: its digest, size and rows."""
 
     path: str
     digest: str  # sha256 of its bytes and its tasks' ids, the first 32 hexadecimal digits

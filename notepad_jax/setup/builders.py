@@ -58,7 +58,7 @@ class LoadedPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """What of a policy is known before its weights are read."""
+    """A policy without its weights: tokenizer, config, and how these are stored."""
 
     tokenizer: Tokenizer
     folder: Path

@@ -42,7 +42,7 @@ LONG = 2**20  # tokens from which on the synthetic suite asks fewer questions
 
 @dataclasses.dataclass(frozen=True)
 class EvalJob:
-    """One method at one length."""
+    """A job of an evaluation: one method at one length."""
 
     method: str
     length: int

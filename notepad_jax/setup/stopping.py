@@ -55,7 +55,7 @@ class Stopped(KeyboardInterrupt):
 
     @property
     def exit_code(self) -> int:
-        """As of a process that the signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
+        """The exit code of a process that the signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + self.number
 
 
@@ -86,7 +86,7 @@ class Stop:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """In the block both signals come here: they end it where it looks, but see `patiently`."""
+        """A context manager: both signals end its block where that looks, but see `patiently`."""
         with _handled(dict.fromkeys(SIGNALS, self._asked)):
             try:
                 yield
@@ -96,7 +96,7 @@ class Stop:
 
     @contextlib.contextmanager
     def patiently(self) -> Iterator[None]:
-        """In the block, within a running loop, the first signal is only written down."""
+        """A context manager: in it, within a running loop, a first signal is only written down."""
         waiting.look()
         self._loop = asyncio.get_running_loop()
         _patient.append(self)

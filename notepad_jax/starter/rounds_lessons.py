@@ -50,7 +50,7 @@ Facts = dict[tuple[int, int], tuple[int, int]]  # (verb, subject) -> (object, pl
 
 @dataclasses.dataclass(frozen=True)
 class NotedQuestion:
-    """What is asked, and the words of its whole note: subject, verb, object (verb, object)."""
+    """A question, and the words of its whole note: subject, verb, object (verb, object)."""
 
     asks: int
     name: int

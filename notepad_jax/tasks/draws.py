@@ -59,7 +59,7 @@ _AT_ONCE = 32  # drawn together by one_by_one
 
 
 class Exhausted(ValueError):
-    """More different names or numbers were asked for than there are."""
+    """The error where more different names or numbers are asked for than there are."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A needle that shares no word with its question: tasks of the form of Adobe's NoLiMa.
+"""Task generator of the form of Adobe's NoLiMa: a needle that shares no word with its question.
 
 The needle has a person live beside a landmark, and the question is which person has been to its
 city (`one_hop`) or its country (`two_hop`); other needles tell of a trade by its tool, of an author

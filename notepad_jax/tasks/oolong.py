@@ -1,4 +1,4 @@
-"""Statistics of many dated messages: tasks of the form of OOLONG-synth.
+"""Task generator of the form of OOLONG-synth: statistics of many dated messages.
 
 A line has a date, a user and a message, and a message is about one of six subjects, its label,
 which is not written down: a reader has to tell labels itself, keep counts, and compare them at
@@ -48,7 +48,7 @@ _COMPARED_FORM = f"Answer in the form 'Answer: {_MORE}' or 'Answer: {_LESS}'."
 
 @dataclasses.dataclass(frozen=True)
 class SampleQuestion:
-    """What a sample asks, before there is a document.
+    """The question of a sample, before there is a document.
 
     `cells` come with their shares. `winner` is the cell that has to be the largest of `among` (or
     the smallest); number tasks have none.

@@ -30,7 +30,7 @@ LOWEST = 0.98  # share of the length asked for that a document must exceed
 
 
 class Unreachable(ValueError):
-    """A task cannot have the length asked for; it may have others, and other tasks this one."""
+    """The error of a task that cannot have a length; it may have others, and other tasks this."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ KEEPING: Mapping[str, Callable[[Sequence[str]], str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Story:
-    """What a task tells and asks, before it is hidden in a haystack."""
+    """The facts and the question of a task, before they are hidden in a haystack."""
 
     facts: Sequence[Fact]
     question: str

@@ -1,4 +1,4 @@
-"""Documents about which several questions are asked: the stories of RULER and memory tasks, mixed.
+"""Task generator of several questions a document: stories of RULER and memory tasks, mixed.
 
 RULER's needles and chains (`ruler`) and the memory tasks (`memory_tasks`) tell a story each in a
 document of its own. Here several stories are hidden in one haystack, each with its question, and

@@ -69,7 +69,7 @@ class World:
         self._sentences = 0
 
     def show(self, event: Event) -> None:
-        """Takes the next event."""
+        """Applies the next event to the world."""
         here = KnownFrom(event.what, self._sentences)
         if event.did == MOVE:
             self.at[event.who] = here

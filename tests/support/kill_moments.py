@@ -1,4 +1,4 @@
-"""When a run is killed, and what lay on its disk then.
+"""The moments at which runs are killed, and what lay on disk then.
 
 Some moments are drawn from the clock, evenly over the time that a run takes. The others are
 aimed: `Watch` looks at the run's folder every millisecond or two, and the kill comes a random
