@@ -1,4 +1,4 @@
-"""The algorithms side by side: each trains the same starter, at its best rate, from several seeds.
+"""Compares the algorithms: each trains the same starter, at its best rate, from several seeds.
 
     python -m benchmarks.ablation --out runs/ablation        (or --only dr_grpo,grpo --seeds 0-1)
 
@@ -201,7 +201,7 @@ def one(run: Run, starter: Path) -> None:
         "updates": run.variant.updates,
         "seed": run.seed,
         "words": run.words,
-        # Nobody knows what a process that was stopped had used.
+        # What a process that was stopped had used is unknown.
         "training_cpu_seconds": None if resumed else used.ru_utime + used.ru_stime,
         "curve": scores,
         "reward": [(x["step"], x["reward"]) for x in lines if "reward" in x],

@@ -55,7 +55,7 @@ PARTS = ("update", "decode", "prefill")
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Tokens, unless said otherwise."""
+    """The sizes of what is measured: tokens, unless said otherwise."""
 
     rows: int = 2  # of the update's batch, each a prefix with its tails
     prefix: int = 5120

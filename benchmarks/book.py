@@ -1,4 +1,4 @@
-"""A real book to read, and questions about it: Genesis and Exodus, with `book_questions`.
+"""Writes a dataset of questions about a real book: Genesis and Exodus, with `book_questions`.
 
     apt-get install bible-kjv                               # the text, on Debian and Ubuntu
     python -m benchmarks.book book.jsonl
@@ -16,7 +16,7 @@ one (`sub_em`); numbers are right in the book's words, in modern ones and in fig
 number that ends in the same words is taken for right, too. Of a list the share that was named
 counts (`ruler_all`).
 
-Everybody knows this book, and so may a model: docs/evaluation.md says how to measure what it knows
+Models may know this book by heart: docs/evaluation.md says how to measure what one knows
 without reading. Above: `eval`, which reads the file; below: data.files.
 """
 

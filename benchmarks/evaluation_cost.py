@@ -41,7 +41,7 @@ TASK = "niah_single_2"
 
 
 class Rewriter:
-    """Says the last 1,023 tokens of its prompt's shared part: every memory is new and full."""
+    """A fake engine that says the last 1,023 tokens of `shared`: every memory is new and full."""
 
     async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion:
         await asyncio.sleep(0)

@@ -13,7 +13,7 @@ that what else the machine does falls on all alike; the table has medians, the f
 
     .venv-peers/bin/python -m benchmarks.grpo_step --peer
 
-What flatters whom: every completion is as long as the longest (a peer's padding costs it
+What flatters which: every completion is as long as the longest (a peer's padding costs it
 nothing), prompts are not shared between turns (our prefixes save little), and one policy of
 this size is mostly dispatch.
 """
@@ -71,7 +71,7 @@ Step = dict[str, float]  # CPU seconds of "rollout" and of the whole "step"; our
 
 
 async def steps_of_ours(share_prefixes: bool) -> AsyncIterator[Step]:
-    """Yields what each step cost, for as long as somebody asks."""
+    """Yields what each step cost, for as long as it is asked for more."""
     optimizer = make_optimizer(OPTIMIZER)
     state = start(parameters.init_params(POLICY, jax.random.key(0)), optimizer)
     service = EngineService(
@@ -133,7 +133,7 @@ def measure(steps: int, peer: bool) -> dict[str, list[Step]]:
                 measured[name].append(way())
 
         if peer:
-            # Only its user has it: by name, so that nobody else needs it to read this file.
+            # Only its user has it: by name, so that this file can be imported without it.
             tunix = importlib.import_module("benchmarks.peer_grpo_step")
             measured[PEER] = tunix.run(steps, everybody_else)
         else:

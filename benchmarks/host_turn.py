@@ -41,7 +41,7 @@ RULES = Rules(8, CHUNK, WRITTEN, WRITTEN, "overwrite")
 
 
 class Nothing:
-    """A device that computes nothing: what follows a token of a row is what lies behind it."""
+    """A fake device that computes nothing: what follows a token is what lies behind it."""
 
     def rest(self) -> None: ...
 

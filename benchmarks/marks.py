@@ -1,4 +1,4 @@
-"""A page has a place for what a benchmark found, between two marks; what is around it stays."""
+"""Puts what a benchmark found into a page, between two marks; what is around it stays."""
 
 from __future__ import annotations
 

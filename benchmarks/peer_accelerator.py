@@ -47,7 +47,7 @@ def build(config: PolicyConfig) -> torch.nn.Module:
 
 
 def median_seconds(work: Callable[[], object], repeats: int) -> float | None:
-    """None if the device's memory runs out."""
+    """Returns the median seconds of a call; None if the device's memory runs out."""
     taken = []
     try:
         for _ in range(1 + repeats):

@@ -340,7 +340,7 @@ def load(folder: Path, exact: bool) -> Loaded:
 
 
 def logits(loaded: Loaded, ids_BT: np.ndarray) -> np.ndarray:
-    """[B, T, V], token by token, in float32 however it is to be measured."""
+    """Returns logits [B, T, V], token by token, in float32 however it is to be measured."""
     B, T = ids_BT.shape
     decoder = Decoder(loaded.model, B, T, exact=True)
     try:

@@ -33,7 +33,7 @@ def load(folder: Path) -> torch.nn.Module:
 
 @torch.inference_mode()
 def logits(model: torch.nn.Module, ids_BT: np.ndarray) -> np.ndarray:
-    """[B, T, V]"""
+    """Returns logits [B, T, V]."""
     return model(torch.tensor(ids_BT)).logits.numpy()
 
 

@@ -1,4 +1,4 @@
-"""What it takes to set a published scorer beside ours: its functions, a case, a row of scorers.
+"""The parts of a comparison with a published scorer: its functions, a case, a row of scorers.
 
 Above: scorer_rows, which has a row for each benchmark, and scorers, which compares.
 """
@@ -30,7 +30,7 @@ Judge = Callable[[Case], float]
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
-    """What is compared: how a published file is opened, what is said, what is meant to differ."""
+    """A comparison: how a published file is opened, what is said, what is meant to differ."""
 
     opened: Callable[[Path], Judge]
     names: Sequence[str]  # of the tasks that are asked
@@ -73,7 +73,7 @@ def one_of(rng: np.random.Generator, choices: Sequence[str]) -> str:
 
 
 def count(text: str) -> int:
-    """Counts words and signs, which is near enough to tokens where nobody reads a document."""
+    """Counts words and signs, which is near enough to tokens where no document is read."""
     return len(re.findall(r"\w+|[^\w\s]", text))
 
 

@@ -66,7 +66,7 @@ def fit(points: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 
 class Desk:
-    """One policy at one engine, and documents to put before it."""
+    """A policy on an engine, and synthetic documents for it to read."""
 
     def __init__(self, folder: str, chunk_size: int, documents: int, questions: int):
         self.config, params = huggingface.import_policy(folder)

@@ -31,7 +31,7 @@ ALL = "document.querySelectorAll('.answer q').length === 2"
 
 
 def measured(url: str, tokens: int, seed: int, picture: Path | None) -> dict[str, float]:
-    """Returns seconds from pressing `Read` until something is there, and what was asked of whom."""
+    """Returns seconds from pressing `Read` until things are shown, and counts of requests."""
     tasks = synthetic.make_tasks(seed, tokens, 2, unanswerable=0.0, two_hop=1.0)
     text = "".join(tasks[0].document.pieces())
     found: dict[str, float] = {"tokens": tokens}

@@ -19,7 +19,7 @@ rows, by XLA, in the same turns; twice in the update (forward, gradient of the i
 turns in this process: transformers (`peer_transformers`), and llama.cpp as it comes and all in
 float32 (`peer_llama`), which does not train. Logits, and the adapters' gradients, are compared
 first. Ratios are of neighbours. Pin the process to one core, so that each has one thread. What
-flatters whom stands in docs/performance.md.
+flatters which side stands in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ UPDATE = UpdateSettings(
     entropy_weight=0.0, temperature=1.0, micro_batch_rows=1, remat=False,
 )  # fmt: skip
 
-# Only their users have them: by name, so that nobody else needs them to read this file. Each is a
+# Only their users have them: by name, so that this file can be imported without them. Each is a
 # module beside this one, the packages that it needs, and how it is loaded.
 PEERS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "transformers": ("peer_transformers", ("torch", "transformers"), {}),

@@ -274,7 +274,7 @@ def _about_gold(rng: np.random.Generator, task: Task) -> str:
 def _made(
     opened: Callable[[Path], Judge], module: Any, size: int, said: Any, meant: Any = never
 ) -> Scorer:
-    """A row about a suite of ours, whose documents of `size` tokens nobody reads."""
+    """A row about a suite of ours, whose documents of `size` tokens are never read."""
 
     def task(name: str, seed: int) -> Task:
         return module.make_task(name, seed, size, haystack.noise(), count)

@@ -38,7 +38,7 @@ LIMIT = 3 * 3600  # seconds of one seed: a machine that hangs ends here
 
 @dataclasses.dataclass(frozen=True)
 class Seed:
-    """What one seed's run found."""
+    """The results of one seed's run."""
 
     seed: int
     before: list[summary.Summary]

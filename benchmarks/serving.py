@@ -73,7 +73,7 @@ def random_policy(folder: Path, width: int, layers: int) -> Path:
 
 
 class Work:
-    """The requests of a measurement: the same ones, whoever is asked."""
+    """The requests of a measurement: the same ones for every way."""
 
     def __init__(self, vocab: int, prompt: int, made: int, requests: int) -> None:
         self.made, self.requests = made, requests

@@ -71,7 +71,7 @@ UPDATE = UpdateSettings(
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Tokens, but for the counts of groups and of their members."""
+    """The sizes of what is measured: tokens, but for counts of groups and members."""
 
     groups: int = 4
     members: int = 8

@@ -56,7 +56,7 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Who reads, how, and up to which length."""
+    """A policy to be measured: how it reads, and up to which length."""
 
     policy: str
     method: str = "notepad"
@@ -148,7 +148,7 @@ def read(name: str, length: str) -> None:
 
 
 def _how_it_reads() -> list[str]:
-    """As in training, whoever reads; greedily."""
+    """The overrides for every reader: as in training, but greedily."""
     config = training.get_config()
     reading = {f"reading.{key}": value for key, value in config.reading.items()}
     evaluate = dict(

@@ -39,7 +39,7 @@ MARK = b"data: {"
 
 
 class Clock:
-    """A `types.Streamer` that makes tokens when it strikes."""
+    """A `types.Streamer` that makes tokens at every tick."""
 
     def __init__(self, pause: float, per_launch: int, words: Sequence[int]) -> None:
         self._pause, self._per_launch, self._words = pause, per_launch, words

@@ -1,4 +1,4 @@
-"""The page of one endless reading: what it weighs, and how soon a browser shows it.
+"""The trace page of one very long reading: its size, and how soon a browser shows it.
 
     python -m benchmarks.trace_page [--turns 5000] [--words 700] [--json]
 

@@ -55,8 +55,8 @@ def get_config() -> ConfigDict:
             kinds=(),
             unanswerable=0.3,
             two_hop=0.5,
-            # Of sentences: facts about somebody else, of which notes must not be taken. More than
-            # is measured on, too: in a long document everybody is told about again and again.
+            # Of sentences: facts about other names, of which notes must not be taken. More than
+            # is measured on, too: in a long document every name is told about again and again.
             distractor_share=0.8,
             # Of sentences: a new chapter, where the starter forgets. Twice what is measured on: a
             # chunk of 1,024 tokens has as many as one of 256 seldom has.
@@ -103,7 +103,7 @@ def get_config() -> ConfigDict:
             max_staleness=0,
             # Steps whose draws are sorted by length, so that long documents meet in one of them.
             window=1,
-            # Who writes the turns: "" the policy itself; "script", what the tasks say of good notes
+            # What writes the turns: "" the policy; "script", what the tasks say of good notes
             # (recipe imitate).
             teacher="",
             max_failed_share=0.1,  # of a step's groups, whose readings failed; beyond, it stops
@@ -266,9 +266,9 @@ def get_config() -> ConfigDict:
         dict(
             max_prompt=0,  # tokens of a prompt; 0: as many as a turn of a reading may have
             max_completion=0,  # tokens of a completion; 0: as a turn's
-            queue=64,  # completions that may wait for a slot; who comes then gets a 429
+            queue=64,  # completions that may wait for a slot; further ones get a 429
             queue_tokens=0,  # that all of them may come to, those that run too; 0: any number
-            connections=1024,  # at a time; then who has been sending for longest gives way
+            connections=1024,  # at a time; then the one that has been sending for longest gives way
             header_seconds=10.0,  # that the head of a request may take
             body_seconds=30.0,  # that a body may fall behind 1,024 bytes a second
             body_bytes=2**28,  # of all bodies in memory that are not complete

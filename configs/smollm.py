@@ -39,7 +39,7 @@ def get_config() -> ConfigDict:
     )
     # A chunk, six questions about it and eight readings of each are at most one row.
     config.grpo.update(micro_batch_rows=1, row_length=2560, remat=False, full_rate_at=0.5)
-    # A list is worth the same however often its names are written, and who writes until the limit
+    # A list is worth the same however often its names are written, and writing until the limit
     # misses none: without a price, a fifth of the answers did so after twenty steps.
     config.grpo.update(overlong_window=32, overlong_weight=0.5)
     config.grpo.lora.update(rank=8, alpha=16.0, targets=("q", "k", "v", "o", "gate", "up", "down"))

@@ -30,7 +30,7 @@ def get_config() -> ConfigDict:
             kv_heads=1,
             head_size=32,
             feed_forward=128,
-            # Who a fact is about, a head of 32 must tell from 95 others, wherever in 1,088 tokens
+            # A fact's subject, a head of 32 must tell from 95 others, wherever in 1,088 tokens
             # it stands: 11 of its 16 pairs of numbers turn too little there to matter; at 1e6, 7.
             rope_theta=1e11,
             rms_eps=1e-6,

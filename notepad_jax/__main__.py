@@ -1,7 +1,7 @@
-"""Where the program begins and ends: `notepad-jax`, and `python -m notepad_jax`.
+"""The program's entry point: `notepad-jax`, and `python -m notepad_jax`.
 
 Importing jax takes seconds, and Ctrl-C meanwhile would end in a traceback, or in nothing where
-somebody swallows it. So until `cli` says what is to happen the process is simply ended by it, as
+a library swallows it. So until `cli` says what is to happen the process is simply ended by it, as
 by other signals, and again when `cli` is done. Ignored it stays ignored. A process that was
 stopped, or failed, does not wait for its threads: one that was stopped in the middle may never end,
 orbax's wait twenty minutes for a folder that a disk refused, and jax's for the other processes,

@@ -1,11 +1,11 @@
-"""What `import notepad_jax` offers beside `Reader`: train, evaluate, export_hf.
+"""The Python API of `import notepad_jax` beside `Reader`: train, evaluate, export_hf.
 
 Each calls the program of the command with that name and adds nothing that it cannot do: what is
 given as an object is put where the command line would look for it. Rows become a task file in the
 run's folder (`data.datasets`), functions are lent under the names that the config holds
 (`functions`), changes are overrides (`setup.settings`). So a run that was begun here is gone
 on with there, and the other way round. Everything works inside a running event loop, too.
-Above: whoever imports notepad_jax; below: programs.
+Above: code that imports notepad_jax; below: programs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PathLike = str | os.PathLike[str]
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A training run, as it lies on disk."""
+    """The result of a training run: its folder, best step, report and metrics."""
 
     name: str  # of the policy, for Reader.load, evaluate and export_hf: "runs/mine"
     folder: Path
@@ -140,7 +140,7 @@ def evaluate(
     """Measures how well a policy or an endpoint reads, as `notepad-jax eval` does.
 
     Args:
-      source, step: who reads, as in `Reader.load`.
+      source, step: the policy or endpoint that reads, as in `Reader.load`.
       dataset: rows with answers, or the path of a task file; None reads the suite of the config.
       reward: what an answer is worth, as in `train`; None: by the metric of its row.
       memory_update: as in `train`; a run that was trained with a function of a module has it.

@@ -1,4 +1,4 @@
-"""`notepad-jax`: the command line. Parses, calls one program, prints its result.
+"""The command-line interface, `notepad-jax`: parses, calls one program, prints its result.
 
 Progress goes to standard error and results to standard output, as text or with `--json` as
 one JSON object. Exit codes: 0 done; 1 something about the input is wrong (one line says
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None, alone: bool = False) -> int:
 
 
 def complain(said: str) -> None:
-    """Says something that is no result, in a line of its own."""
+    """Prints a message to standard error, in a line of its own."""
     print(f"notepad-jax: {harmless(said)}", file=sys.stderr, flush=True)
 
 
@@ -177,14 +177,14 @@ def _print(text: str) -> None:
 
 
 def again(arguments: argparse.Namespace, folder: Path | None) -> str:
-    """Says how to go on with a run, if there is one to go on with."""
+    """Returns the hint how to resume a run; "" where there is none to go on with."""
     if folder is None or not folder.is_dir():
         return ""
     return f"; go on with: notepad-jax {arguments.command} --name {folder.name} --resume"
 
 
 def follow_the_first(arguments: argparse.Namespace) -> None:
-    """Whether a run goes on, the first process decides: it alone has the run's folder at hand."""
+    """Sets resume, step and mended to the first process's: it alone has the run's folder."""
     told = hosts.broadcast(lambda: [arguments.resume, arguments.step, arguments.mended])
     arguments.resume, arguments.step, arguments.mended = told
 
@@ -192,7 +192,7 @@ def follow_the_first(arguments: argparse.Namespace) -> None:
 def opened_folder(
     arguments: argparse.Namespace, overrides: Sequence[str]
 ) -> contextlib.AbstractContextManager[Path]:
-    """The run's folder, held: new, or with --resume an existing one, or as its steps know it."""
+    """Opens and holds the run folder: new, or with --resume an old one, or as its steps know it."""
     named = arguments.name is not None
     name = run_folder.plain_name(arguments.name) if named else arguments.command
     folder = Path("runs") / name
@@ -207,7 +207,7 @@ def opened_folder(
 
 
 def checkpoint_folder(arguments: argparse.Namespace, overrides: Sequence[str]) -> str:
-    """Where the command line says that checkpoints lie; nothing where it does not."""
+    """Returns the checkpoint folder that the command line names; "" where it names none."""
     flag = f"{configuration.FLAG}checkpoint.folder="
     said = [word.removeprefix(flag) for word in overrides if word.startswith(flag)]
     if said or not arguments.config:
@@ -216,7 +216,7 @@ def checkpoint_folder(arguments: argparse.Namespace, overrides: Sequence[str]) -
 
 
 def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str | None:
-    """The config of a command: what --config says, or the one that suits the suite."""
+    """Returns a command's config by name: what --config says, or the one that suits the suite."""
     if arguments.config or arguments.usual is None:
         return arguments.config
     if arguments.command == "ask" and arguments.endpoint:
@@ -236,7 +236,7 @@ def config_name(arguments: argparse.Namespace, saved: Mapping[str, Any]) -> str 
 
 
 def habits(arguments: argparse.Namespace, config: Config) -> dict[str, Any]:
-    """How the run reads that `eval`, `ask`, `serve` are to read with, unless --config says how."""
+    """Returns how the policy reads, for `eval`, `ask`, `serve` without --config; {} for others."""
     if arguments.command not in ("eval", "ask", "serve") or arguments.config or not config.policy:
         return {}
     if config.by_endpoint:
@@ -245,7 +245,7 @@ def habits(arguments: argparse.Namespace, config: Config) -> dict[str, Any]:
 
 
 def check_reader(arguments: argparse.Namespace, config: Config | Starter) -> None:
-    """Raises ValueError for options that say who reads and would be looked at by nobody."""
+    """Raises ValueError for options of a policy or endpoint that the command would not look at."""
     said, served = vars(arguments), config.by_endpoint
     if served and said.get("policy"):
         raise ValueError("--policy and --endpoint both say who reads; say one of them")
@@ -255,7 +255,7 @@ def check_reader(arguments: argparse.Namespace, config: Config | Starter) -> Non
 
 
 def shorthand(arguments: argparse.Namespace, name: str) -> list[str]:
-    """Options that stand for a key of the config `name`, as overrides of it."""
+    """Returns options that stand for a key of the config `name`, as overrides of it."""
     said = vars(arguments)
     given = {option: key for option, key in SHORTHAND.items() if said.get(option) is not None}
     known = keys.flat(configuration.load(name)) if given else {}
@@ -270,7 +270,7 @@ def shorthand(arguments: argparse.Namespace, name: str) -> list[str]:
 
 
 def saved_config(arguments: argparse.Namespace, folder: Path | None) -> dict[str, Any]:
-    """The settings of a run that is resumed, which need not be given again unless they are lost."""
+    """Returns the settings of a resumed run, which are given again only where they are lost."""
     if folder is None or not arguments.resume:
         return {}
     mend = "say --config again, with all that was changed, and --resume goes on"

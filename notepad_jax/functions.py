@@ -1,4 +1,4 @@
-"""Functions that a user brings, by name: `module:function`, or `file.py:function`.
+"""User-defined functions by name: `module:function`, or `file.py:function`.
 
 Configs hold texts, and a run is gone on with by its config; so a function is known by its name
 there, like everything else. What is given to the Python API as an object is `lent` under its
@@ -27,7 +27,7 @@ _lent: ContextVar[Mapping[str, Function]] = ContextVar("lent", default=MappingPr
 
 @contextlib.contextmanager
 def lending(functions: Sequence[Function]) -> Iterator[list[str]]:
-    """In the block the functions are found under the names that are yielded, in their order.
+    """A context manager: in its block functions are found under the names it yields, in order.
 
     Two of one name (lambdas) are told apart by a number. Raises ValueError for what cannot be
     called.
@@ -62,7 +62,7 @@ def is_coroutine(function: Function) -> bool:
 
 
 def takes(function: Function, *arguments: Any) -> bool:
-    """Whether a function can be called so; True where nobody can tell, as of some in C."""
+    """Whether a function can be called so; True where Python cannot tell, as of some in C."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

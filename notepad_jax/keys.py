@@ -1,7 +1,7 @@
-"""What a key of a config may be: a field with its type, its range, its unit and what it means.
+"""The keys of a config: fields with their type, their range, their unit and what they mean.
 
 A section of a config is a frozen dataclass whose fields are made by `key`; `read` makes it of what
-somebody wrote, and refuses, in one line, a name, a type or a value that cannot be. So a key is
+a user wrote, and refuses, in one line, a name, a type or a value that cannot be. So a key is
 stated once: docs/configuration.md's tables are made of the same fields (`make docs`). Classes lie
 where their values are used, or in `setup.config`. Below everything: it knows no section.
 """
@@ -27,7 +27,7 @@ INT32 = 2**31 - 1
 
 
 class May(Protocol):
-    """What values a key may have."""
+    """A check of the values that a key may have."""
 
     def problem(self, value: Any) -> str | None:
         """Returns what is wrong with `value`, to be read behind a key's name; None if nothing."""
@@ -35,7 +35,7 @@ class May(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers from `lowest` to `highest`, both included; `words` say it to a user."""
+    """A check of numbers: `lowest` to `highest`, both included; `words` say it to a user."""
 
     lowest: float
     highest: float
@@ -49,7 +49,7 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class WordChoice:
-    """One of some words, or a list of such."""
+    """A check of values that are one of some words, or a list of such."""
 
     known: tuple[str, ...]
 
@@ -86,7 +86,7 @@ FINITE_WHOLE = whole(-INT32 - 1)
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """What is said of a field; `unit` and `about` are a row of docs/configuration.md."""
+    """The metadata of a field; `unit` and `about` are a row of docs/configuration.md."""
 
     unit: str  # its type in words, or what it counts
     about: str  # what it means and what follows; "": the row of the field above is its own, too
@@ -94,7 +94,7 @@ class Key:
 
 
 def key(unit: str, about: str, may: May | None = None, default: Any = dataclasses.MISSING) -> Any:
-    """Makes a field of a section; without a default whoever makes one has to say it."""
+    """Makes a field of a section; one without a default has to be given when that is made."""
     return dataclasses.field(default=default, metadata={"key": Key(unit, about, may)})
 
 
@@ -206,7 +206,7 @@ def fitted(hint: Any, value: Any) -> Any:
 
 
 def unlike(name: str, hint: Any, value: Any) -> str:
-    """Says that a value is of another type."""
+    """Returns the message that a value is of another type."""
     return f"{name} needs {KINDS.get(hint, 'a list of texts')}, and got {value!r}"
 
 
@@ -214,7 +214,7 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """Says that there is no such key, and which one comes near it."""
+    """Returns the message that there is no such key, and which one comes near it."""
     known = sorted(known)
     alike = (one for one in known if one.rpartition(".")[2] == name.rpartition(".")[2])
     near = nearest(name, known, 0.5) or next(alike, "")

@@ -1,4 +1,4 @@
-"""Which of the words that there are somebody meant who wrote another one."""
+"""Spelling suggestions: the known word that comes nearest to a misspelt one."""
 
 from __future__ import annotations
 

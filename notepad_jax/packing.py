@@ -1,10 +1,10 @@
-"""Prefixes and tails into rows of fixed width, with the mask and the positions that go with them.
+"""Packs prefixes and tails into rows of fixed width, with their attention mask and positions.
 
 The one packer of the project: `grpo.batch` packs a batch's turns with it, the engine packs
 what it prefills. A *bundle* is a prefix and the tails that continue it, each in a context of
 its own. A tail may begin as the one before it does: what they have in `common` is written once,
 so a bundle is a tree whose leaves are the tails in their order. `first_fit` says which row each
-bundle (or piece of one) goes to, from lengths alone; `lay_out` writes the rows. Who sees whom is
+bundle (or piece of one) goes to, from lengths alone; `lay_out` writes the rows. The mask is
 one int32 a token: token i sees token j of its row iff j <= i < kv_end[j], so a token's `kv_end` is
 the end of the last tail that it is part of, padding's its own index + 1. Positions are RoPE's:
 every tail continues at its prefix's end.
@@ -45,7 +45,7 @@ class PrefixWithTails(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """What it is written with."""
+        """How many tokens it is written with."""
         return len(self.prefix) + sum(map(len, self.tails)) - sum(self.common)
 
 
@@ -130,7 +130,7 @@ def first_fit(
 
 
 def in_common(tails: Sequence[Tokens]) -> list[int]:
-    """How many tokens each tail begins with that the one before it does, too.
+    """Returns how many first tokens each tail has in common with the one before it.
 
     The most where tails are sorted. A tail's last token is always its own.
     """

@@ -1,11 +1,11 @@
-"""`notepad_jax.Reader`: somebody who reads documents and answers, for as long as it is needed.
+"""`notepad_jax.Reader`: a policy or an endpoint, kept open to answer questions about documents.
 
-`load` opens a policy on our engine, or somebody's endpoint; `read` (awaitable: `aread`) asks one
+`load` opens a policy on our engine, or a server's endpoint; `read` (awaitable: `aread`) asks one
 question about one document. The completer is opened by the first reading and stays open, in a
 thread with an event loop of its own: so it works in scripts, in notebooks and in servers alike,
 readings that run at the same time share the engine's launches, and a question about a document
 that was just read finds its chunks in the cache. `notepad-jax ask` is this and its printing.
-Above: commands, and whoever imports notepad_jax; below: programs.
+Above: commands, and code that imports notepad_jax; below: programs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from notepad_jax.types import Completer, Document
 
 
 class Reader:
-    """Use as `with Reader.load(...) as reader:`, or `close` it, or let it go with the process."""
+    """An open policy or endpoint: use as `with Reader.load(...) as reader:`, or `close` it, or let
+    it go with the process."""
 
     def __init__(self, config: Config, screen: Screen | None = None) -> None:
         """Loads what the config names; `load` finds a config. Raises as it does."""
@@ -168,7 +169,7 @@ class Reader:
 
 
 def _path(document: str | os.PathLike[str]) -> Path:
-    """A file that is there: who gives a text in a file's place is told how it is given."""
+    """Returns the path of a file that is there; the error for a text says how one is given."""
     path = Path(document).expanduser()
     with contextlib.suppress(OSError, ValueError):  # a name that no file can have
         if path.exists():
@@ -182,7 +183,7 @@ def _path(document: str | os.PathLike[str]) -> Path:
 
 
 class _Open:
-    """The completer of a reader: opened once, in the reader's loop, by whoever comes first."""
+    """The completer of a reader: opened once, in the reader's loop, by the first reading."""
 
     def __init__(self, subject: subjects.Subject, rules: Rules) -> None:
         self._subject, self._rules = subject, rules

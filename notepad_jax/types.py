@@ -1,4 +1,4 @@
-"""The nouns of notepad_jax: read this file first, though it is a long one: they belong together.
+"""The data types of notepad_jax: read this file first, though it is a long one.
 
 Every value that crosses a bridge between two parts of the system is a frozen
 dataclass defined here: a `Task` comes out of a dataset, a `Prompt` goes to a
@@ -10,7 +10,7 @@ This is the floor everything stands on, so it imports numpy and nothing of ours,
 and never jax: the word column (text, tasks, reading, rollout, eval) must run on a machine
 that has no accelerator library at all. Token sequences are read-only
 one-dimensional int32 numpy arrays; `tokens()` makes one. The file is long because it is the one
-place where all nouns stand side by side.
+place where all types stand side by side.
 
 Letters in array names are those of docs/architecture.md: B rows, T tokens, ...
 """
@@ -107,7 +107,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """One sample of the endless stream of tasks: a document's questions, drawn once.
+    """One sample of the endless dataset of tasks: a document's questions, drawn once.
 
     The ordinal is its place in the stream. A task may be drawn again, and is then another draw
     with other noise.
@@ -116,7 +116,7 @@ class Draw:
     ordinal: int
     tasks: tuple[Task, ...]
     chunks: int = 0  # that the document has at most, by a curriculum; 0: no limit
-    length: int = 0  # tokens of the document, about; 0: nobody knows
+    length: int = 0  # tokens of the document, about; 0: unknown
 
 
 # ---------------------------------------------------------------- reading
@@ -131,7 +131,7 @@ class Chunks(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Round:
-    """Where a reading stands that goes over its document again, or in parallel (`rounds`)."""
+    """The place of a reading that goes over its document again, or in parallel (`rounds`)."""
 
     number: int = 0  # of the pass, or the round
     level: int = 0  # 0 reads the document, a higher one what the level below has written; ENDED
@@ -165,7 +165,7 @@ class TurnKind(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What an update turn did."""
+    """The action of an update turn: what it did, or where it leads."""
 
     WRITE = "write"
     KEEP = "keep"  # the memory as it was
@@ -180,27 +180,27 @@ class Finish(enum.Enum):
     CANCELLED = "cancelled"
 
 
-MOST_TOP_LOGPROBS = 20  # alternatives of a token that anybody may ask for
+MOST_TOP_LOGPROBS = 20  # alternatives of a token that a request may ask for
 COLDEST, HOTTEST = 1e-4, 1e4  # logits divided by these stay finite in float32, and apart
 LEAST_TOP_P = float(np.finfo(np.float32).tiny)  # below, it is 0 on a device and keeps no token
 
 
 class Matcher(Protocol):
-    """What may follow, token after token of one completion."""
+    """A grammar's state in one completion: which tokens may follow."""
 
     def allowed(self) -> np.ndarray:
         """Returns a bit for every id, int32 [words], the lowest first; one of them at least."""
 
     def take(self, token: int) -> None:
-        """Goes on with a token that was allowed."""
+        """Advances by a token that was allowed."""
 
 
 @runtime_checkable
 class Grammar(Protocol):
-    """What a completion may be: hashable; equal ones allow the same."""
+    """A constraint on completions, as a JSON schema: hashable; equal ones allow the same."""
 
     def matcher(self, stop_ids: tuple[int, ...]) -> Matcher:
-        """Returns what one completion is made by, which ends with one of these."""
+        """Returns the matcher of one completion, which ends with one of `stop_ids`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,7 +249,7 @@ class SamplingParams:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prompt:
-    """What the policy is asked to continue: `shared` then `tail`.
+    """The tokens that the policy is asked to continue: `shared` then `tail`.
 
     `shared` is what other prompts of the same group (or document) begin with too;
     an engine prefills equal `shared` parts once. `draft` and `ahead` are hints that
@@ -275,7 +275,7 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Completion:
-    """What came back. The stop token, if one was sampled, is part of `tokens`."""
+    """The tokens sampled for a prompt. The stop token, if one was sampled, is part of `tokens`."""
 
     tokens: Tokens  # [n]
     behaviour_logprobs: np.ndarray  # float32 [n], of the sampler, at its temperature
@@ -295,19 +295,19 @@ class Piece:
     finish: Finish | None  # of the last piece; None before
     policy_version: int
     top: tuple[Alternatives, ...] = ()  # of each token, where `top_logprobs` asked for some
-    cached: int = 0  # tokens of the prompt that nobody had to read again
+    cached: int = 0  # tokens of the prompt that were in the cache already
 
 
 @runtime_checkable
 class Completer(Protocol):
-    """The bridge between words and numbers: one coroutine."""
+    """An engine or endpoint that completes prompts: one coroutine, between words and numbers."""
 
     async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion: ...
 
 
 @runtime_checkable
 class Streamer(Completer, Protocol):
-    """A completer that also tells of a completion while it is made."""
+    """A completer that also streams a completion while it is made."""
 
     def stream(self, prompt: Prompt, sampling: SamplingParams) -> AsyncIterator[Piece]:
         """Yields a completion's tokens as they are made; together they are `complete`'s."""
@@ -375,7 +375,7 @@ class Reading:
     turns: tuple[Turn, ...] = dataclasses.field(repr=False)  # asyncio.run repr()s its result
     answer: str  # all that its answer turns wrote, joined
     status: Status
-    chunks: tuple[int, ...] = ()  # tokens of each that was read; (): nobody who is asked looks
+    chunks: tuple[int, ...] = ()  # tokens of each that was read; (): no reward looks at them
 
     @property
     def cut(self) -> tuple[bool, ...]:
@@ -402,7 +402,7 @@ class Trajectory:
 
     @property
     def reward(self) -> float:
-        """What it is learnt from by."""
+        """The reward of reinforcement learning: `judged` and `shaping`."""
         return self.judged + self.shaping
 
     @property
@@ -411,12 +411,12 @@ class Trajectory:
 
     @property
     def updates(self) -> tuple[Turn, ...]:
-        """Those of its turns that have a memory, as `memory_rewards` are."""
+        """Its update turns, in the order of `memory_rewards`."""
         return tuple(turn for turn in self.turns if turn.kind is TurnKind.UPDATE)
 
     @property
     def oldest_version(self) -> int:
-        """Staleness is counted from the oldest turn's policy version."""
+        """The policy version of its oldest turn, from which staleness is counted."""
         return min(turn.completion.policy_version for turn in self.turns)
 
 
@@ -500,7 +500,7 @@ class TrainBatch:
 
 @dataclasses.dataclass(frozen=True)
 class PolicySnapshot:
-    """The only thing that crosses from trainer to engine."""
+    """A version of the weights: the only thing that crosses from trainer to engine."""
 
     version: int
     params: Any  # a plain tree of arrays

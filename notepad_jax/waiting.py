@@ -1,9 +1,9 @@
-"""Coroutines run to their end, also where a loop is running already, as in every notebook.
+"""Runs coroutines to their end, also where a loop is running already, as in every notebook.
 
 `run` is `asyncio.run` where no loop runs in this thread, and a thread with a loop of its own
-where one does: the caller waits for it. `Loop` is such a thread for somebody who has work for it
+where one does: the caller waits for it. `Loop` is such a thread for a caller that has work for it
 again and again: an engine that stays open between two questions, each of several engines side by
-side. Whoever waits can be interrupted: Ctrl-C, or whatever the handler of a signal raises, or a
+side. A waiting caller can be interrupted: Ctrl-C, or whatever the handler of a signal raises, or a
 cancellation where coroutines wait (`Loop.awaited`), cancels the work, waits until it has put its
 things away, and is raised here. Used by every program that reads, and by `engine.engines`.
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Wait:
-    """What the main thread waits for."""
+    """A wait of the main thread: how to cancel it."""
 
     cancel: Callable[[], None]
     task: asyncio.Task[Any] | None  # that the main thread itself runs
@@ -67,7 +67,7 @@ def look() -> None:
 
 @contextlib.contextmanager
 def ended_by(cancel: Callable[[], None], task: asyncio.Task[Any] | None = None) -> Iterator[None]:
-    """In the block, in the main thread, `interrupt` calls `cancel`, which makes a wait end.
+    """A context manager: in the main thread `interrupt` calls `cancel`, which makes a wait end.
 
     It is called within a signal's handler. After the block the caller looks.
     """
@@ -117,7 +117,7 @@ async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
 class Loop:
     """Owns a thread in which an event loop runs, until `close` or the end of the process.
 
-    Work sees the context variables of whoever gives it: what they hold (a run's folder) it holds.
+    Work sees the context variables of its caller: what they hold (a run's folder) it holds.
     """
 
     def __init__(self, name: str = "notepad_jax loop") -> None:
@@ -247,7 +247,7 @@ class Loop:
                 self._loop.run_forever()
                 break
             except (KeyboardInterrupt, SystemExit):
-                pass  # of a task, which holds it for who waits; asyncio throws it here as well
+                pass  # of a task, which holds it for its caller; asyncio throws it here as well
         self._loop.close()
         while self._not_begun:  # given between the last look and the end
             _, give_up = self._not_begun.popitem()

@@ -1,4 +1,4 @@
-"""How fast should the kernels be? Compiles ours and the public ones, prints one table.
+"""Estimates the speed of kernels: compiles ours and the public ones, prints one table.
 
     python -m benchmarks.kernels --tpu v5e v5p v6e tpu7x
     python -m benchmarks.kernels --tpu v6e --model qwen2.5-7b --kernels packed splash-1024

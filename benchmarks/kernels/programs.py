@@ -1,4 +1,4 @@
-"""What a benchmark of a kernel is: the model's sizes, a program to compile, its parts.
+"""The dataclasses of a kernel's benchmark: the model's sizes, a program to compile, its parts.
 
 `ours` and `public` make programs of this form; `rows` reads their figures.
 """

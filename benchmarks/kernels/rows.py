@@ -1,4 +1,4 @@
-"""From what the compiler wrote to the lines of the table, and ours against the best public one.
+"""The table's rows from the compiler's dumps, and ours against the best public kernel.
 
 `notepad_jax.planner.estimate` counts; here a program's parts say what the counts mean.
 """

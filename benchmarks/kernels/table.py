@@ -1,4 +1,4 @@
-"""The rows as text, with the sentences that say what they are worth."""
+"""Formats the rows as a text table, with the sentences that say what they are worth."""
 
 from __future__ import annotations
 

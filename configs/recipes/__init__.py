@@ -1,4 +1,4 @@
-"""How a run learns: published algorithms as changes of any config for training.
+"""Recipes: published algorithms as changes of any config for training.
 
     notepad-jax train --config chat --recipe dapo --config.grpo.minibatches=4
 
@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 
 class Said(NamedTuple):
-    """What somebody published, in our terms."""
+    """A published value in our terms, and its source."""
 
     value: Any  # None: `apply` derives it from the sizes of a config
     # "owner/name@commit:path#lines name", lines by comma; "arXiv:number, place"; or "ours: why".

@@ -1,1 +1,1 @@
-"""Where tasks lie: files of ours and of others, and the stream a run draws from."""
+"""Datasets of tasks: files of ours and of others, and the stream that a run draws from."""

@@ -1,10 +1,10 @@
-"""Which rows of task files may be drawn: each is checked when its file is opened, before any step.
+"""Validates the rows of task files: each is checked when its file is opened, before any step.
 
 A fault of one row (nothing to read, an unknown metric, a column that stands twice) leaves that row
-out, and a `RowCounts` counts it under its reason, with the first row of each; whoever opens a
+out, and a `RowCounts` counts it under its reason, with the first row of each; code that opens a
 file for a program that can mend it says `refuse` instead. A fault of the file (cut short, no JSON,
-ids that repeat, no row that can be used) is a plain ValueError for everybody. What takes long to
-find out about a large file is remembered by its bytes. Above: rows and whoever scans a file;
+ids that repeat, no row that can be used) is a plain ValueError for every caller. What takes long to
+find out about a large file is remembered by its bytes. Above: rows and all that scans a file;
 below: scoring, which has the names that a row may be judged by.
 """
 
@@ -32,7 +32,7 @@ ENTRIES = 64  # that are kept, the newest
 
 
 class Fault(ValueError):
-    """What is wrong with one row of a file whose other rows can be used."""
+    """The error of one row of a file whose other rows can be used."""
 
     def __init__(self, problem: str, why: str = TYPE) -> None:
         super().__init__(problem)
@@ -69,7 +69,7 @@ class RowCounts:
 
     @property
     def left_out(self) -> Sequence[LeftOut]:
-        """By reason, in the order in which they were met."""
+        """The rows left out, by reason, in the order in which they were met."""
         return tuple(self._found.values())
 
     @property
@@ -86,7 +86,7 @@ class RowCounts:
 
 
 def check(task: Task, where: str) -> None:
-    """Raises Fault, beginning with `where`, for a task that nobody could be asked or judged by."""
+    """Raises Fault, beginning with `where`, for a task that cannot be asked or judged."""
     if not isinstance(task.question, str) or not task.question.strip():
         raise Fault(f"{where} has a blank question: {task.question!r:.80}", NO_QUESTION)
     texts = isinstance(task.answers, tuple | list) and task.answers
@@ -108,7 +108,7 @@ Memo = Callable[[Callable[[], Any]], Any]
 
 
 def anew(find: Callable[[], Any]) -> Any:
-    """Remembers nothing."""
+    """Returns what `find` finds: a `Memo` that remembers nothing."""
     return find()
 
 

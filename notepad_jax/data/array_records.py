@@ -1,4 +1,4 @@
-"""Task files with random access: one row a record (ArrayRecord).
+"""ArrayRecord task files: random access, one row a record.
 
 The form for training sets of many short documents, which are decoded whole, when asked
 for; `admitted` looks at each of them once, when the file is opened. Above: files, and records,
@@ -81,7 +81,7 @@ class ArrayRecords(Sequence):
 
 
 class Chosen(Sequence):
-    """Some of a file's tasks, read when they are asked for."""
+    """A subset of a file's tasks, read when they are asked for."""
 
     def __init__(self, pairs: Sequence[Pair], numbers: np.ndarray) -> None:
         self._pairs, self._numbers = pairs, numbers

@@ -1,4 +1,4 @@
-"""Rows that a program holds, as a task file: lists, generators, data sets with random access.
+"""In-memory datasets as a task file: rows of lists, generators, data sets with random access.
 
 A row is a mapping with `question`, `answers` (a text or several; also `answer`) and `document`
 (also `context`), or a `Task`. What it has beside the columns of `rows` is kept under `extra`, for

@@ -1,8 +1,8 @@
-"""One way to open a file of tasks, whoever wrote it.
+"""Opens task files of every known format, ours or published.
 
-The name says how a file is laid out (.jsonl, .json, .parquet, .array_record), its columns who
-wrote it: we, or somebody by hand (`rows`), the makers of a published memory agent
-(foreign.memagent), NVIDIA's RULER scripts (foreign.ruler_files), or the makers of LongBench v2,
+The name says how a file is laid out (.jsonl, .json, .parquet, .array_record), its columns whose
+format it has: ours, also written by hand (`rows`), that of a published memory agent
+(foreign.memagent), of NVIDIA's RULER scripts (foreign.ruler_files), or of LongBench v2,
 LongMemEval, MemoryAgentBench and BEAM (foreign, a file each). Rows of data sets that are
 made into tasks first (GoLongRL, HotpotQA, SQuAD) are recognised and refused with the way to
 convert them. Below: files, jsonl, json_arrays, parquet and foreign. Above: task_sources,
@@ -56,7 +56,7 @@ def read_any(
     path: str | Path, on_block: sources.OnBlock | None = None, name: str = "",
     on_fault: OnFault = admission.refuse, memo: Memo = admission.anew,
 ) -> Sequence[Pair]:  # fmt: skip
-    """Returns the tasks of a file, and their lengths in tokens (0: nobody said).
+    """Returns the tasks of a file, and their lengths in tokens (0: unknown).
 
     Every row is checked here, and none when it is drawn; texts stay in the file until they are
     read. A row that has no id is called `name`:NUMBER (`name` is the file's own if not given).
@@ -96,7 +96,7 @@ def read_any(
 
 
 def tasks_of(row: Row, where: str, name: str) -> Iterable[Pair | Fault]:
-    """Returns a row as tasks and their lengths, whoever wrote it: one for each of its questions."""
+    """Returns a row of any format as tasks and their lengths: one for each of its questions."""
     if memory_agent_bench.matches(row.columns):
         return memory_agent_bench.tasks_of(row, where, name)
     return [task_of(row, where, name)]

@@ -1,4 +1,4 @@
-"""Some tasks of the training files held out: never drawn, and read to see what was learnt.
+"""The held-out split of training files: tasks never drawn, and read to see what was learnt.
 
 Which side a task is on follows from its document alone: the hash of the text, in which white space
 and composed characters do not count, is below `share` of all hashes or it is not. So questions

@@ -1,4 +1,4 @@
-"""Files that are one JSON array of objects, row by row, in memory that does not grow with them.
+"""Reads files of one JSON array of objects row by row, in memory that does not grow with them.
 
 `scan` leaves each row's text where it lies (`long_strings`), so evaluation files of hundreds of
 megabytes cost a block; `values` parses whole rows, one at a time, for data sets whose rows are
@@ -86,7 +86,7 @@ def _numbers(window: Window, path: str | Path) -> Iterator[int]:
         _skip(window)
         if _next(window) == b"]":
             window.take(window.next + 1)
-            _skip(window)  # to the end: whoever takes down the bytes sees all of them
+            _skip(window)  # to the end: `on_block` is shown all bytes
             if more := window.hold(40):
                 raise ValueError(
                     f"{path} goes on after its array of {number - 1:,} rows, with "

@@ -1,7 +1,7 @@
-"""Objects of a bucket below one prefix: what is there, and its bytes as they were when it was seen.
+"""Objects of a bucket below one prefix: a listing, and their bytes as they were when seen.
 
 A name below the prefix is a key and nothing else: no part of it is ever read as a URL. A block is
-asked for while the one before it is used, so whoever reads on seldom waits. An object is known by
+asked for while the one before it is used, so a reader seldom waits. An object is known by
 its generation, which the bucket changes with every write, and every block is compared with it.
 Above: serve.documents.roots; beside: `sources`, for files that a user names on his own machine.
 """
@@ -19,7 +19,7 @@ CONTEXT = ts.Context()  # connections, and how many there may be, of all buckets
 
 
 class Changed(ValueError):
-    """An object is not what it was, or not there any more."""
+    """The error for an object that is not what it was, or not there any more."""
 
 
 class BucketListing:

@@ -1,4 +1,4 @@
-"""Parquet files: their columns in batches, their long texts when somebody reads them.
+"""Reads Parquet files: columns in batches, and long texts only when they are read.
 
 `values` gives whole rows, a batch at a time. `scan` gives rows without their text, which is read
 when it is asked for: the row group that holds it, if that is small enough to be decoded for one

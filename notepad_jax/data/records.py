@@ -1,4 +1,4 @@
-"""Where a run draws its questions: an endless, seeded stream of documents, known by place.
+"""The dataset that a run draws from: an endless, seeded stream of samples, known by place.
 
 `generated` makes a sample, one document's questions, on the spot from a document seed; `of_files`
 draws it from task files, each source by its weight and not by its size. Either way a sample has an
@@ -33,7 +33,7 @@ ALL_DOCUMENTS = range(2**31)  # document seeds; give a part of it to hold docume
 
 
 class Records:
-    """Samples by ordinal; `generated` and `of_files` make one.
+    """A dataset of samples by ordinal; `generated` and `of_files` make one.
 
     `identity` says what it is a stream of, in values that JSON holds: two streams of one
     identity have the same sample at every ordinal. `tasks` are those that it draws again and

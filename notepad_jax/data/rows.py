@@ -1,4 +1,4 @@
-"""A task as a JSON object, and back: the row that both forms of task files hold.
+"""Tasks to JSON objects and back: the rows that both forms of task files hold.
 
     {"id": ..., "question": ..., "answers": [...], "source": ..., "metric": ...,
      "contract": ..., "length": 8192, "evidence": [[text, place], ...],
@@ -6,7 +6,7 @@
      "document": ...}
 
 The metadata comes first and the document last, written piece by piece; `length` is the
-document's length in tokens that its maker aimed at, 0 if unknown. Rows that somebody wrote by
+document's length in tokens that its maker aimed at, 0 if unknown. Rows that a user wrote by
 hand need a question, answers (one text, or several) and a document or context: an `id` that is
 missing is the name of the file and the number of the row, the `source` the name of the file, and
 where no `metric` is named an answer is right that contains a gold one (`sub_em`), wherever it

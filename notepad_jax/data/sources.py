@@ -1,4 +1,4 @@
-"""Bytes of a file as a stream, from a local path or a bucket, and rows out of data files.
+"""Reads a file's bytes as a stream, from a local path or a bucket, and rows of data files.
 
 Local files are opened; anything with `://` (gs://, s3://, file://) goes through
 tensorstore's key-value store and is read by ranges of `BLOCK` bytes. Either way a file is

@@ -43,7 +43,7 @@ def spans(
 ) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
     """Yields (row number from 1, its bytes [start, stop), row) of a .jsonl or .json file.
 
-    For rows whose text is spread over them: whoever reads it comes back to these bytes (`row_at`).
+    For rows whose text is spread over them: a document comes back to these bytes (`row_at`).
     `on_block`, if given, is shown all bytes of the file, in order. Raises as `rows` does.
     """
     lines = str(path).lower().endswith(".jsonl")

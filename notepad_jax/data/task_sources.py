@@ -29,7 +29,7 @@ PATIENCE = 2.0  # seconds that an activity may take before it shows a bar
 
 @dataclasses.dataclass(frozen=True)
 class TaskFile:
-    """A file as it was when it was opened."""
+    """A task file as it was when it was opened: its digest, size and rows."""
 
     path: str
     digest: str  # sha256 of its bytes and its tasks' ids, the first 32 hexadecimal digits
@@ -40,7 +40,7 @@ class TaskFile:
 
 @dataclasses.dataclass(frozen=True)
 class TaskSources:
-    """What training draws from: tasks by source, and where they come from. Never empty."""
+    """The opened task files of training: tasks by source, and their files. Never empty."""
 
     tasks: Mapping[str, Sequence[Pair]]
     files: Mapping[str, tuple[TaskFile, ...]]  # by source: those that hold its tasks, in order
@@ -50,12 +50,12 @@ class TaskSources:
     shared: int = 0  # of those held out, how many are about a document of others
     # By source, if any: not drawn, for they ask what is asked of a document that is held out.
     withheld: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    max_question: int | None = None  # tokens; longer ones are left out. None: nobody looked
+    max_question: int | None = None  # tokens; longer ones are left out. None: not looked at
 
 
 @dataclasses.dataclass(frozen=True)
 class LongQuestions:
-    """What was left out of a source."""
+    """The questions of a source that were left out as too long."""
 
     source: str
     count: int
@@ -70,7 +70,7 @@ def by_source(
     on_fault: OnFault = admission.refuse,
     before: Sequence[Collection[int]] = (),
 ) -> TaskSources:
-    """Opens files of tasks, whoever wrote them, and sorts their tasks by `Task.source`.
+    """Opens files of tasks, of any known format, and sorts their tasks by `Task.source`.
 
     `on_fault` is told of every row that is left out, which are those with a fault and, of the k-th
     file, those that stand in the places before[k] (from 0), mended or not. An .array_record is one

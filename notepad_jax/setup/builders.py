@@ -58,7 +58,7 @@ class LoadedPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """What of a policy is known before its weights are read."""
+    """A policy without its weights: tokenizer, config, and how these are stored."""
 
     tokenizer: Tokenizer
     folder: Path
@@ -71,7 +71,7 @@ class Words:
 
 
 def trainers_mesh(config: Training, there: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh that a run learns on: `parallel.devices` of `there` (default: all), in rows.
+    """Returns the mesh of the trainer: `parallel.devices` of `there` (default: all), in rows.
 
     Raises ValueError, naming the key, if there are fewer or they cannot be split so.
     """
@@ -87,7 +87,7 @@ def trainers_mesh(config: Training, there: Sequence[jax.Device] | None = None) -
 
 
 def engines_mesh(engine: EngineKeys, there: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh of a host's engines: `engine.replicas` rows of `engine.tensor` devices each.
+    """Returns the mesh of a host's engines: `engine.replicas` rows of `engine.tensor` devices each.
 
     They are the first of `there` (default: this host's). Raises ValueError, naming the key, if
     there are not as many.
@@ -108,7 +108,7 @@ def engines_mesh(engine: EngineKeys, there: Sequence[jax.Device] | None = None) 
 
 
 def engines(engine: EngineKeys, there: Sequence[jax.Device] | None = None) -> int:
-    """How many engines a host has: one for each row of `engines_mesh`, on CPUs `per_cpu`.
+    """Returns how many engines a host has: one for each row of `engines_mesh`, on CPUs `per_cpu`.
 
     A CPU is one device however many cores it has, and what a small policy launches keeps one of
     them busy. Engines that share it run side by side, and what one has compiled, all have.
@@ -119,19 +119,19 @@ def engines(engine: EngineKeys, there: Sequence[jax.Device] | None = None) -> in
 
 
 def to_learn(config: Training, there: Sequence[jax.Device] | None = None) -> Where:
-    """Parameters as a trainer has them: cut over both axes of its mesh."""
+    """Returns the trainer's sharding of parameters: cut over both axes of its mesh."""
     learns = trainers_mesh(config, there)
     return lambda policy: parameters.shardings(policy, learns, TRAINING)
 
 
 def to_read(engine: EngineKeys, there: Sequence[jax.Device] | None = None) -> Where:
-    """Parameters as engines have them: heads over the devices of each, nothing gathered."""
+    """Returns the engines' sharding of parameters: heads over the devices of each, no gathers."""
     reads = engines_mesh(engine, there)
     return lambda policy: parameters.shardings(policy, reads, SERVING)
 
 
 def on_one(policy: PolicyConfig) -> Any:
-    """Parameters on this process's first device."""
+    """Returns the sharding of parameters that lie on this process's first device."""
     return parameters.shardings(policy, mesh.one(), SERVING)
 
 
@@ -139,7 +139,7 @@ def adopted(
     config: Training, policy: PolicyConfig, chosen: lora.Lora | None,
     there: Sequence[jax.Device] | None = None,
 ) -> Any:  # fmt: skip
-    """What a host's engines ask a hand-off for: dtypes and places of their weights.
+    """Returns what engines ask a hand-off for: dtypes and shardings of a host's weights.
 
     Those of a policy with the adapters `chosen`, which lie beside them. Raises ValueError as
     `rollout_dtype` does.
@@ -175,7 +175,7 @@ def load_policy(
     Adapters are float32, beside their base (`lora.adapted`): so they are read with, and gone on
     with. `activations` is what a config says of `dtype` (`computes_in`).
     """
-    compiled.keep()  # for those who come by Python and not by the command line
+    compiled.keep()  # for callers from Python, without a command line
     found = policies.resolved(name, say)
     folder = policies.folder_of(found)
     tokenizer, config = open_tokenizer(folder, say), huggingface.import_config(folder)

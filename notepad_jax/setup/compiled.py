@@ -1,11 +1,11 @@
-"""Where compiled programs are kept from one run to the next: jax's cache on disk, on by default.
+"""The compilation cache: jax's cache on disk keeps programs from run to run, on by default.
 
 Compiling is most of a short run, and the second run of a command compiles what the first did.
 `keep` gives jax a folder of the user's, bounded in size. The variable NOTEPAD_JAX_CACHE names
-another folder, or says "off"; whoever has set jax's own JAX_COMPILATION_CACHE_DIR keeps it.
+another folder, or says "off"; where jax's own JAX_COMPILATION_CACHE_DIR is set, that is kept.
 Nothing happens on import, and no problem with the folder stops a run. The key of an entry holds
 the program, the versions of jax and its compiler, and the devices with a CPU's features, so
-machines may share a home folder. `watched` says when jax compiles, for who waits, and how long it
+machines may share a home folder. `watched` says when jax compiles, for screens, and how long it
 has. Above: cli, train, quickstart and `builders`.
 """
 
@@ -42,7 +42,7 @@ LOCKED = 10  # seconds to wait for another process that is writing
 
 
 def keep() -> None:
-    """Has jax keep compiled programs on disk, unless somebody has decided that before.
+    """Has jax keep compiled programs on disk, unless jax's own settings decide that.
 
     A folder that cannot be used costs one logged line, and programs are then compiled anew.
     """
@@ -104,7 +104,7 @@ class Watch:
 
 @functools.cache
 def watched() -> Watch:
-    """The one watch of this process, from the first call on."""
+    """Returns the one watch of this process, from the first call on."""
     return Watch()
 
 
@@ -120,7 +120,7 @@ def _folder(named: str) -> Path:
 def _opened(folder: Path) -> Path:
     """Makes `folder` where it is missing and clears what cannot be read; raises OSError.
 
-    What lies there is run: a new folder is nobody's but its user's.
+    What lies there is run: a new folder is its user's alone.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free

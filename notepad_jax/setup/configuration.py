@@ -81,7 +81,7 @@ def load(
 
 
 def _admitted(config: Any, where: str) -> Config | Starter:
-    """Reads somebody's config, of whichever kind. A training config has every key."""
+    """Reads a ConfigDict as a config of its kind. A training config has every key."""
     if not isinstance(config, ConfigDict):
         raise ConfigProblem(
             f"{where} gives {'nothing' if config is None else f'a {type(config).__name__}'} where "
@@ -162,7 +162,7 @@ def joined(words: Sequence[str]) -> list[str]:
 
 def changed(config: ConfigDict | Read, overrides: Sequence[str]) -> Read:
     """Returns a copy of a config, with overrides. Raises as `load` does."""
-    if isinstance(config, ConfigDict):  # nobody has loaded it: it is somebody's own
+    if isinstance(config, ConfigDict):  # not loaded yet: it is a caller's own
         config = _admitted(config, "this config")
     return _overridden(type(config), keys.flat(config), overrides)
 
@@ -209,7 +209,7 @@ def recipes() -> list[str]:
 
 
 def _refuse_unapplied(said: Mapping[str, Any], where: str) -> None:
-    """A file's lines before and after a recipe would be read as if they stood in order."""
+    """Refuses a recipe's name in a file: lines around it would be read as if in order."""
     if recipe := said.get(RECIPE):
         raise ConfigProblem(
             f"{where} sets recipe={recipe!r}, which --recipe alone does; say --recipe {recipe} "

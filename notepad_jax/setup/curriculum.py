@@ -15,7 +15,7 @@ KEY = "tasks.curriculum"  # of a config: ("4@0", "8@50")
 
 @dataclasses.dataclass(frozen=True)
 class Curriculum:
-    """Stages as (steps that lie behind it, chunks of a document at most; 0: no limit)."""
+    """A curriculum's stages: (steps done before it, most chunks of a document; 0: no limit)."""
 
     stages: tuple[tuple[int, int], ...] = ()
 
@@ -57,6 +57,6 @@ def parsed(words: Sequence[str]) -> Curriculum:
 
 
 def told(step: int, chunks: int) -> str:
-    """Says in words that a stage begins with `step`."""
+    """Returns the log line that a stage begins with `step`."""
     most = f"at most {chunks:,} chunk{'s' * (chunks > 1)}" if chunks else "any number of chunks"
     return f"from step {step:,} on, documents have {most} ({KEY})"

@@ -1,9 +1,9 @@
-"""What an evaluation reads: the tasks of each length, and the jobs made of them.
+"""The jobs of an evaluation, and the tasks of each length that they are made of.
 
 A suite gives the tasks; the suite `synthetic` asks about documents that training never
 draws, and reads the training length exactly as in training. A job is one method at one
 length, with every question and its repeats. Nothing is written or read here: tasks are
-recipes until somebody reads them. Above: evaluate, quickstart and build; below:
+recipes until a job reads them. Above: evaluate, quickstart and build; below:
 tasks.suites and eval.
 """
 
@@ -42,7 +42,7 @@ LONG = 2**20  # tokens from which on the synthetic suite asks fewer questions
 
 @dataclasses.dataclass(frozen=True)
 class EvalJob:
-    """One method at one length."""
+    """A job of an evaluation: one method at one length."""
 
     method: str
     length: int

@@ -1,9 +1,9 @@
-"""How a policy reads, carried in its folder: notepad.json, and a template that is not shipped.
+"""The reading settings in a policy's folder: notepad.json, and a template that is not shipped.
 
 A run says in its config.json how it reads: template, chunk size, limits, the engine's sizes. What
 is exported of it goes to people who do not have that, so `files` writes the same settings beside
-the weights or the adapters, and `read` gives them back to whoever reads with that folder
-(`policies.reads_as`). The folder of a stranger is data: it names no file outside it, and no code.
+the weights or the adapters, and `read` gives them back to programs that read with that folder
+(`policies.reads_as`). A downloaded folder is data: it names no file outside it, and no code.
 Above: policies, and programs convert and export; below: text.prompts, whose templates these are.
 """
 

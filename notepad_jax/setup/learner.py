@@ -1,4 +1,4 @@
-"""What learns in a training run: from a config and a policy to updates, weights and checkpoints.
+"""The learner of a training run: from a config and a policy to updates, weights, checkpoints.
 
 A policy's tree is split into what is trained and what is frozen (`partition`); from there on
 nothing knows which it was. The trained leaves become float32 masters (`grpo.state`), and every
@@ -132,7 +132,7 @@ def check_start(settings: AdapterKeys, policy: str) -> None:
 
 
 def base(learner: Learner, stored: Any) -> Any:
-    """Returns the frozen leaves in the dtypes that they are `stored` in, for those who keep them.
+    """Returns the frozen leaves in the dtypes that they are `stored` in, to be kept.
 
     `stored` is a tree of shapes and dtypes (`builders.LoadedPolicy`). The learner may have widened
     them: what is kept is small, and the same on every machine.

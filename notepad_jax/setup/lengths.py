@@ -1,4 +1,4 @@
-"""How long the document of a draw is, before anybody reads it.
+"""Estimates the length of a draw's document before it is read, and sorts draws by length.
 
 Made documents are all of one length. A row of a file may say how many tokens it has (`length`);
 else its characters are counted, and its first ones tokenised to see how many make a token: that
@@ -9,7 +9,7 @@ A step's rollout waits for its longest document. So in a window the draws of W s
 length and dealt to the W batches: the longest is waited for once in W steps, and every draw is
 still read by the newest policy. (RollPacker, 2025, without its guess at lengths and without
 dropping anything.) A window is a permutation of aligned places of the stream, a function of the
-seed and its first place, so whoever goes by ordinals (ledger, resume, replacements, journals) needs
+seed and its first place, so what goes by ordinals (ledger, resume, replacements, journals) needs
 nothing new. Above: training.rollout_settings; below: task_stream.
 """
 
@@ -69,7 +69,7 @@ def _of_rows(sources: TaskSources, count: Callable[[str], int]) -> Callable[[str
 
 
 def about(document: Document, count: Callable[[str], int]) -> int:
-    """Returns a document's tokens, about: its characters, by the tokens of its first ones."""
+    """Returns a document's estimated tokens: its characters, by the tokens of its first ones."""
     characters, head = 0, ""
     for piece in document.pieces():
         characters += len(piece)

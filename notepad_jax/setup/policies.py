@@ -1,4 +1,4 @@
-"""What a user names as a policy, found: a run, one of its steps, an import, a published folder.
+"""Finds the policy that a user names: a run, one of its steps, an import, a published folder.
 
     runs/mine          the newest good step of a run (or of a folder of steps)
     runs/mine@40       step 40
@@ -98,7 +98,7 @@ def _steps_of(place: Path) -> tuple[Folder, list[int]]:
 def folder_of(found: Named) -> str:
     """Returns the Hugging Face folder of a policy: its config.json, tokenizer, chat template.
 
-    Of a run it is that of the policy which it began with. Raises ValueError where nobody says.
+    Of a run it is that of the policy which it began with. Raises ValueError where none is named.
     """
     if "://" in found.home:
         return found.home
@@ -118,7 +118,7 @@ def folder_of(found: Named) -> str:
             )
         home = _began_with(home, said)
         if home is None:
-            return said  # a URL, or gone, as whoever opens it says
+            return said  # a URL, or gone, as the code that opens it says
     raise ValueError(f"{home} says that it began with itself; mend `policy` in its config.json")
 
 
@@ -188,10 +188,10 @@ def settings(home: str | Path) -> dict[str, Any]:
 
 
 def reads_as(name: str | Path) -> dict[str, Any]:
-    """Returns the settings by which a policy reads, to be taken over by whoever reads with it.
+    """Returns the settings by which a policy reads, to be taken over by every reader of it.
 
     Those of a run, or what a folder carries of the run that it was exported from (`habits`); {}
-    where nobody says. Devices are left out: they are those of the machine one stands at.
+    where there are none. Devices are left out: they are those of the machine at hand.
     """
     policy = resolved(name, lambda line: None, ())
     for folder in filter(None, (policy.adapters, policy.home)):
@@ -207,10 +207,10 @@ def reads_as(name: str | Path) -> dict[str, Any]:
 
 
 def chats(name: str | Path) -> bool:
-    """Whether a policy has a chat template, and nobody says how else it reads (`reads_as`)."""
+    """Whether a policy has a chat template, and no settings of its own to read by (`reads_as`)."""
     try:
         return has_template(name, default=False) and not reads_as(name)
-    except ValueError:  # as whoever opens it says
+    except ValueError:  # as the code that opens it says
         return False
 
 
@@ -218,7 +218,7 @@ def has_template(name: str | Path, default: bool) -> bool:
     """Whether a policy has a chat template; `default` of one that cannot be found or read."""
     try:
         return chat.has_template(folder_of(resolved(name, lambda line: None, ())))
-    except ValueError:  # as whoever opens it says
+    except ValueError:  # as the code that opens it says
         return default
 
 

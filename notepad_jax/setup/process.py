@@ -1,4 +1,4 @@
-"""What a program needs of its process before it begins, however it was called.
+"""Process set-up: what a program needs of its process, however it was called.
 
 Above: cli, `api` and `reader`; below: `compiled` and the kernels.
 """
@@ -20,7 +20,7 @@ CHIPS = ("/dev/accel*", "/dev/vfio/[0-9]*")  # what a TPU's driver shows
 
 
 def without_chips() -> None:
-    """Where nothing but CPUs can be found, jax looks for nothing else.
+    """Limits jax to CPUs where nothing else can be found.
 
     The extra `[aot]` brings libtpu to compile for TPUs that are not here; asked for chips, it
     prints what it misses in five lines. jax has asked for TPUs by name where it saw one.
@@ -31,12 +31,12 @@ def without_chips() -> None:
 
 
 def quiet() -> None:
-    """orbax and grain talk at every step; what they log as an error they raise as well."""
+    """Silences the logs of orbax and grain; what they log as an error they raise as well."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 
 def prepared(config: Config | Starter | None) -> None:
-    """Compiled programs are kept, and the kernels are those of the config.
+    """Sets up the process: compilation cache, and the kernels that the config names.
 
     Raises ValueError for kernels that there are not.
     """

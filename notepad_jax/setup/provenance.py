@@ -38,7 +38,7 @@ def origin(next_commands: Sequence[Next], here: bool = True) -> Origin:
 def commit() -> str:
     """Returns "d3ee518", "d3ee518 and changes", or "version 0.1.0" where there is no checkout."""
     file = Path(notepad_jax.__file__).resolve()
-    # Somebody's own repository may have an environment in it, with this package in that.
+    # A user's own repository may have an environment in it, with this package in that.
     if _git(file.parent, "ls-files", "--error-unmatch", file.name):
         told = _git(file.parent, "describe", "--always", "--dirty", "--exclude=*")
         if told:

@@ -1,4 +1,4 @@
-"""What a caller from Python says, as a config: a name and a mapping of changes.
+"""Configs for callers from Python: a config by name, and a mapping of changes.
 
 The changes are read as the command line's overrides are, so that types, ranges and misspelt keys
 are found in the same way. `to_read` also finds the config that suits a policy. Above: `api` and
@@ -21,12 +21,12 @@ from notepad_jax.setup import configuration, policies
 from notepad_jax.setup.config.whole import Config, Suites, Training
 from notepad_jax.setup.eval_jobs import SYNTHETIC
 
-OURS, PUBLISHED, SUITES = "quickstart", "chat", "ruler"  # configs of who has none
+OURS, PUBLISHED, SUITES = "quickstart", "chat", "ruler"  # configs of callers that give none
 # Of one reading, or of a batch; awaitable or not; a number, or one a turn (scoring.own).
 Reward = str | Callable[[Any], Any]
 Rewards = Reward | Sequence[tuple[float, Reward]]
 MemoryRule = str | Callable[[Note, Note], Returned]
-MADE = ConfigDict | Training | Suites  # somebody's own, or one that was read before
+MADE = ConfigDict | Training | Suites  # a caller's own, or one that was read before
 Given = str | os.PathLike[str] | MADE
 
 
@@ -73,7 +73,7 @@ def to_read(
     config: Given,
     changes: Mapping[str, Any],
 ) -> Config:
-    """Returns the config of whoever reads with `source`: a policy by name, or an endpoint's URL.
+    """Returns the config for reading with `source`: a policy by name, or an endpoint's URL.
 
     `step` is one of a run: a number, or "best". Without a `config`, a run is read with its own
     settings, a published policy (one with a chat template) with those of config chat, an
@@ -89,7 +89,7 @@ def to_measure(
     config: Given,
     changes: Mapping[str, Any],
 ) -> Config:
-    """As `to_read`, for an evaluation.
+    """Returns the config for an evaluation of `source`; else as `to_read`.
 
     A suite other than the starter's own needs the keys of the config for suites; how a run of
     ours reads stays its own.

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, which is also what a machine is sent before it is taken away.
+"""Signal handling: Ctrl-C, and SIGTERM, which is also sent before a machine is taken away.
 
 A signal sets a flag, and nothing more: what a handler raises is swallowed where Python cannot let
 it through, in a garbage collection (jax has a callback in each), a `__del__`, the callback of a
@@ -10,7 +10,7 @@ first signal is only written down, and the run ends itself where it loses nothin
 A thread watches (`told_apart`): what does not look within `GRACE` seconds, because a library
 compiles or loads something large, is ended all the same, and a second signal ends everything at
 once. Either is safe: what lies on disk is whole at every moment, as a kill would find it. Only in
-somebody else's program, a notebook, does a second signal raise `Stopped`.
+a program of a user's own, a notebook, does a second signal raise `Stopped`.
 Signals reach the main thread of the process alone, so elsewhere nothing here does anything;
 those that are ignored, as in what a shell starts in the background, stay ignored.
 Used by cli and train.
@@ -46,7 +46,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class Stopped(KeyboardInterrupt):
-    """Somebody stopped the process; its words say where that was."""
+    """The process was told to stop; the message says where that was."""
 
     def __init__(self, number: int, where: str = ""):
         super().__init__(f"stopped {where}".rstrip())
@@ -55,13 +55,13 @@ class Stopped(KeyboardInterrupt):
 
     @property
     def exit_code(self) -> int:
-        """As of a process that the signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
+        """The exit code of a process that the signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + self.number
 
 
 @contextlib.contextmanager
 def told_apart(ends: Ends | None = None) -> Iterator[None]:
-    """In the block either signal ends it with `Stopped`, where it waits or looks.
+    """A context manager: either signal ends the block with `Stopped`, where it waits or looks.
 
     `ends` is called, in a thread, with a signal that cannot wait any longer; it ends the process.
     """
@@ -75,7 +75,7 @@ def told_apart(ends: Ends | None = None) -> Iterator[None]:
 
 
 class Stop:
-    """Whether a run was asked to stop."""
+    """The stop flag of a run: whether a signal asked it to stop."""
 
     def __init__(self) -> None:
         self.number: int | None = None  # of the signal that asked
@@ -86,7 +86,7 @@ class Stop:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """In the block both signals come here: they end it where it looks, but see `patiently`."""
+        """A context manager: both signals end its block where that looks, but see `patiently`."""
         with _handled(dict.fromkeys(SIGNALS, self._asked)):
             try:
                 yield
@@ -96,7 +96,7 @@ class Stop:
 
     @contextlib.contextmanager
     def patiently(self) -> Iterator[None]:
-        """In the block, within a running loop, the first signal is only written down."""
+        """A context manager: in it, within a running loop, a first signal is only written down."""
         waiting.look()
         self._loop = asyncio.get_running_loop()
         _patient.append(self)
@@ -107,7 +107,7 @@ class Stop:
             self._loop = None
 
     async def until(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Returns `work` when it has ended, or is cancelled because somebody asked for a stop."""
+        """Returns `work` when it has ended, or is cancelled because a stop was asked for."""
         working = asyncio.ensure_future(work)
         noticed = asyncio.ensure_future(self.noticed.wait())
         try:
@@ -119,7 +119,7 @@ class Stop:
         return working
 
     def check(self, where: str) -> None:
-        """Raises Stopped if somebody asked for it."""
+        """Raises Stopped if a signal asked for it."""
         if self.number is not None:
             waiting.interrupt(None)
             raise Stopped(self.number, where)
@@ -141,7 +141,7 @@ class Stop:
         if again and time.monotonic() - self._asked_at < TOGETHER:
             return
         if self.number is not None or waiting.interrupted():
-            if not _watching:  # who watches ends the process
+            if not _watching:  # the watching thread ends the process
                 raise Stopped(number)
             return
         self.number, self._asked_at = number, time.monotonic()
@@ -155,7 +155,7 @@ class Stop:
             self.keep()
 
 
-# ---------------------------------------------------------------- whoever does not look
+# ---------------------------------------------------------------- main threads that do not look
 
 _patient: list[Stop] = []  # whose loop ends itself
 _watching: list[Ends] = []  # one at most

@@ -1,4 +1,4 @@
-"""Where a training run draws its tasks: the files that are named, or the starter's generator.
+"""The dataset of a training run: the task files that are named, or the starter's generator.
 
 Opening says in words what is left out of the files, and what is cut off their documents is
 counted while they are read. In a stage of a curriculum the stream has the same questions at the
@@ -48,7 +48,7 @@ MOST_CHUNKS = "data/max_chunks"  # a metric: of the documents of a step, where t
 
 @dataclasses.dataclass(frozen=True)
 class TaskStream:
-    """What a run draws from."""
+    """The dataset that a run draws from: its records, and what is cut or left out."""
 
     records: Records
     questions: int  # of every draw
@@ -86,7 +86,7 @@ class TaskStream:
 def opened(
     config: Training, tokenizer: Tokenizer, screen: Screen, before: Mapping[str, Any] = EMPTY
 ) -> TaskStream:
-    """Opens what the config names. Raises ValueError for files that cannot be drawn from.
+    """Opens the config's dataset. Raises ValueError for files that cannot be drawn from.
 
     `before` is what a run that goes on has kept of its files: rows that were left out when it
     began stay so, also where they were mended since, for every ordinal has its row.

@@ -1,4 +1,4 @@
-"""Where finished readings lie: in the folders of runs and evaluations, or in a file that is named.
+"""Finds trace files of finished readings: in folders of runs and evaluations, or named ones.
 
 Above: `notepad-jax trace`, the server's pages, and a run that imitates them; below: reading.trace.
 """
@@ -17,7 +17,7 @@ MEND = f"name a run (runs/NAME), the folder of an evaluation, or a {' or '.join(
 
 
 class NothingRead(ValueError):
-    """A folder in which no reading is kept."""
+    """The error for a folder in which no reading is kept."""
 
 
 def existing(path: str) -> Path:

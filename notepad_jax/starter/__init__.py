@@ -1,1 +1,1 @@
-"""The little language of the quick start: vocabulary, documents, lessons."""
+"""The synthetic language of the quick start: vocabulary, documents, lessons."""

@@ -1,4 +1,4 @@
-"""How often the teacher of lessons does what is right.
+"""The habits of the teacher of lessons: how often it does what is right.
 
 Above: lessons, mixed_lessons, rounds_lessons, and setup.config, of whose files it is a section.
 """

@@ -1,4 +1,4 @@
-"""Single turns of the memory agent, written by a forgetful teacher: what warmup learns from.
+"""The training data of warmup: single turns of the memory agent, by a forgetful teacher.
 
 A lesson is a chunk of the synthetic language and many question tails that share it, laid
 out as the template question_last.txt has it:
@@ -99,7 +99,7 @@ def undecided(
     chunk: np.ndarray, tail: np.ndarray, sees_chunk: np.ndarray, start: np.ndarray,
     length: np.ndarray,
 ) -> Lesson:  # fmt: skip
-    """Returns the lesson of a teacher who is sure of every word; see `decide`.
+    """Returns the lesson of a teacher that is sure of every word; see `decide`.
 
     Completions [B, Q] begin at `start` of their tails and are `length` long.
     """
@@ -142,7 +142,7 @@ class AskedFacts:
     two_hop: np.ndarray  # bool
     answers: np.ndarray  # bool, answer turns
     objects: np.ndarray  # [3, B, 48], see synthetic.draw_sentences
-    others: tuple[np.ndarray, np.ndarray]  # names and towns that nobody asks about
+    others: tuple[np.ndarray, np.ndarray]  # names and towns that no question is about
 
 
 def ask(rng: np.random.Generator, B: int, Q: int, answer_share: float) -> AskedFacts:
@@ -178,7 +178,7 @@ def ids_of(sentences: Callable[[], np.ndarray]) -> np.ndarray:
 def write_chunk(
     rng: np.random.Generator, asked: AskedFacts, size: int, found_share: float, chapter_share: float
 ) -> Chunk:
-    """Wanted facts at random sentences, and noise that never mentions the asked."""
+    """Returns wanted facts at random sentences, and noise that never mentions the asked."""
     (B, Q), kinds = asked.name.shape, synthetic.KINDS
     n, chapter = size // synthetic.SENTENCE, len(ids_of(synthetic.sentences)) - 1
     begins = rng.random((B, 1)) < chapter_share  # then one chapter at least, else none

@@ -1,4 +1,4 @@
-"""Questions of four kinds about documents of the little language, each with a reward of its own.
+"""A generator of four kinds of tasks on synthetic documents, each with a reward of its own.
 
 What `synthetic` asks is right or wrong. To compare algorithms on a mix of rewards, four more
 questions are asked of the same kind of document, with the same words:
@@ -36,7 +36,7 @@ STRETCH = 8  # sentences; no two facts of one question lie in the same stretch
 
 @dataclasses.dataclass(frozen=True)
 class QuestionKind:
-    """A kind of question."""
+    """A kind of question: its words, its metric, and how many facts it has."""
 
     asks: str  # its first word
     metric: str

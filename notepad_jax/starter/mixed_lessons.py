@@ -1,4 +1,4 @@
-"""Single turns about questions of four kinds, by the same forgetful teacher as `lessons`.
+"""Lessons on questions of four kinds: single turns, by the same forgetful teacher as `lessons`.
 
 The layout is that of `lessons`, with a memory of always three words, which are the things
 noted so far, in the order told, and then `nothing`; of a count, the first is a digit:
@@ -71,7 +71,7 @@ class _Asked:
     noted: np.ndarray  # how many of them the memory has
     marker: np.ndarray  # bool: nothing was ever written, the memory is the bare marker
     answers: np.ndarray  # bool, answer turns
-    others: np.ndarray  # [B, *] names that nobody asks about
+    others: np.ndarray  # [B, *] names that no question is about
 
     @property
     def memory(self) -> np.ndarray:

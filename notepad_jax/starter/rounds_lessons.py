@@ -1,4 +1,4 @@
-"""Single turns of a reading in rounds, by the same forgetful teacher as `lessons`.
+"""Lessons for reading in rounds: single turns, by the same forgetful teacher as `lessons`.
 
 What is noted is said so that it can be read again as a chunk: each word found stands two places
 behind what it is about, as in the sentences of a document, and `.` stands between notes:
@@ -14,7 +14,7 @@ So to merge notes is to read them: what is wanted and not known yet is taken ove
 The teacher finds and copies right; its habits are bad. A fact found is passed over with 1 -
 `write_found`, and one among notes dropped with 1 - `merge`; a chunk with nothing new is answered
 by the keep marker, but with 1 - `keep` (`keep_at_chapter`, where a chapter begins) by `nothing`,
-which forgets, or by a note about somebody else. With `leave` above 0 it knows the exit marker, too
+which forgets, or by a note about another name. With `leave` above 0 it knows the exit marker, too
 (`<|answer|>`, of a serial reading): it leaves with `leave` where the memory has all that is asked,
 and with 1 - `stay` where something is missing. Below: lessons; above: programs.warmup.
 """
@@ -32,7 +32,7 @@ from notepad_jax.starter.habits import Habits
 from notepad_jax.starter.lessons import AskedFacts, Lesson
 
 TAIL = 18  # <|question|> 4 words <|memory|> 5 words <|write|> 5 words <|end|>
-STRANGE = 0.08  # of the memories without a note about the asked: one about somebody else
+STRANGE = 0.08  # of the memories without a note about the asked: one about another name
 _NAME, _TOWN, _CODE, _RULER = (
     words.ID_OF[group[0]] for group in (words.NAMES, words.TOWNS, words.CODES, words.RULERS)
 )
@@ -50,7 +50,7 @@ Facts = dict[tuple[int, int], tuple[int, int]]  # (verb, subject) -> (object, pl
 
 @dataclasses.dataclass(frozen=True)
 class NotedQuestion:
-    """What is asked, and the words of its whole note: subject, verb, object (verb, object)."""
+    """A question, and the words of its whole note: subject, verb, object (verb, object)."""
 
     asks: int
     name: int
@@ -138,7 +138,7 @@ def _question(asked: AskedFacts, b: int, q: int) -> NotedQuestion:
 
 
 def _memory(rng: np.random.Generator, asked: AskedFacts, question: NotedQuestion, b: int) -> Note:
-    """Nothing, or a part of the truth, or all of it, or (seldom) a note about somebody else."""
+    """Nothing, or a part of the truth, or all of it, or (seldom) a note about another name."""
     if rng.random() < 0.55:
         return question.truth[: int(rng.choice([3, 3, len(question.truth)]))]
     if rng.random() < STRANGE:
@@ -147,7 +147,7 @@ def _memory(rng: np.random.Generator, asked: AskedFacts, question: NotedQuestion
 
 
 def _stranger(rng: np.random.Generator, asked: AskedFacts, b: int, home: bool) -> Note:
-    """A note about somebody whom nobody asks about."""
+    """A note about a name that no question is about."""
     who = int(rng.choice(asked.others[0][b]))
     if not home:
         return (_NAME + who, IS, _CODE + int(asked.objects[0][b, who]))
@@ -251,7 +251,7 @@ def update(
             return [_leaving(rng, habits, missing), Word(END, END)]
         return _nothing_new(rng, question, facts, habits, chapter, notes)
     found = chain[before][2]
-    # Who is looked for: the asked, or, in a note begun, the town at its end.
+    # What is looked for: the asked, or, in a note begun, the town at its end.
     looks = dict(subject=5 + len(memory) if before else 3, found=found)
     odds, bad = (habits.merge, NOTHING) if notes else (habits.write_found, KEEP)
     if rng.random() >= odds:
@@ -295,7 +295,7 @@ def _nothing_new(
     chapter: bool,
     notes: bool,
 ) -> list[Word]:
-    """The keep marker; of bad habit `nothing`, or a note about somebody else."""
+    """The keep marker; of bad habit `nothing`, or a note about another name."""
     odds = habits.keep_at_chapter if chapter else habits.keep
     others = [
         (who, *told) for (verb, who), told in facts.items()

@@ -1,4 +1,4 @@
-"""Where the starter policy lies that comes with the program: data/starter, wherever one stands.
+"""Finds the shipped starter policy, data/starter, from any working folder.
 
 `policy` beside this file is a link to data/starter in a checkout, and a copy of it in a wheel.
 Above: the programs, which read it when a config names it.

@@ -1,7 +1,7 @@
-"""Readable documents of any length with facts hidden in them, and questions about the facts.
+"""The synthetic task generator: documents of any length with facts hidden in them, and questions.
 
 The offline stand-in for RULER-like tasks: every sentence is eight words of
-`vocabulary.py`, about half of them facts about people nobody asks about, some of them
+`vocabulary.py`, about half of them facts about people no question is about, some of them
 chapter breaks, the rest small talk. A one-hop question needs one fact, a two-hop question
 two, the first earlier in the document than the second; some questions have no answer in
 the document, and then the right answer is `nothing`: without those, a reward on outcomes
@@ -33,7 +33,7 @@ from notepad_jax.starter import vocabulary as words
 from notepad_jax.types import Evidence, Task
 
 SENTENCE = 8  # tokens in every sentence
-SUBJECT, OBJECT = 4, 6  # where a fact names whom it is about, and what it says of them
+SUBJECT, OBJECT = 4, 6  # where a fact names its subject, and what it says of that
 KINDS = 48  # words of each kind: names, towns, codes, rulers
 FILLERS_EACH = 256  # filler sentences of each template
 BLOCK = 4096  # sentences written at a time

@@ -1,4 +1,4 @@
-"""BABILong's tasks, at any length: the facts of bAbI in their order, scattered over a haystack.
+"""BABILong's task generator, at any length: bAbI's facts, in order, scattered over a haystack.
 
 BABILong (Kuratov et al. 2024, arXiv 2406.10149) hides a story of bAbI among sentences of books and
 asks bAbI's question about it. Of bAbI's twenty tasks these are the first thirteen, ten of which
@@ -7,18 +7,18 @@ answers are the published labels. A story is drawn by the seed and is the same a
 
 | task | told | asked |
 |---|---|---|
-| qa1 | people move | where somebody is |
+| qa1 | people move | where a person is |
 | qa2, qa3 | they also take and drop things | where a thing is, and where it was before |
 | qa4 | which room is north, ... of which | what lies on one side of a room |
-| qa5 | people give things to one another | what was given, by whom, to whom |
-| qa6 | as qa2 | whether somebody is in a room |
-| qa7, qa8 | as qa5 | how many things somebody carries, and which |
-| qa9, qa10 | who is no longer in a room, or in one of two | whether somebody is in a room |
-| qa11 to qa13 | as qa1, with pronouns, in pairs, and both | where somebody is |
+| qa5 | people give things to one another | what was given, the giver, the receiver |
+| qa6 | as qa2 | whether a person is in a room |
+| qa7, qa8 | as qa5 | how many things a person carries, and which |
+| qa9, qa10 | a person is no longer in a room, or in one of two | whether a person is in a room |
+| qa11 to qa13 | as qa1, with pronouns, in pairs, and both | where a person is |
 
 Evidence is the word that a memory has to hold once the story is over (a room, a person, each thing
 that is carried), at the sentence that says it: for a thing, where its carrier went. Nothing has to
-be held of who carries nothing, and then there is none. Where the answer is yes, no or maybe it is
+be held if nothing is carried, and then there is none. Where the answer is yes, no or maybe it is
 the room that the deciding sentence names; if yes, the question names it, too, so it may be copied
 from there. How such answers are judged says scoring.labels. Above: suites; below: worlds and
 whereabouts, which tell, and recipe.
@@ -178,7 +178,7 @@ def _about_gift(gift: Event) -> Iterator[tuple[str, str]]:
 
 
 def _carried(events: Sequence[Event]) -> Iterator[tuple[str, tuple[KnownFrom, ...]]]:
-    """Everybody who was named, and what they carry."""
+    """Every person that was named, and what they carry."""
     held = worlds.after(events).held
     people = {event.who for event in events} | {event.to for event in events}
     for who in sorted(people - {""}):

@@ -1,4 +1,4 @@
-"""Who and what a memory task tells of, drawn from its seed."""
+"""The names, numbers and people of a memory task's story, drawn from its seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from notepad_jax.tasks.recipe import Sample
 
 @dataclasses.dataclass(frozen=True)
 class Cast:
-    """Where a story takes its chances, names, numbers and people from: one sample's own."""
+    """The seeded source of a story's chances, names, numbers and people: one sample's own."""
 
     rng: np.random.Generator
     names: Iterator[str]

@@ -1,4 +1,4 @@
-"""What generated tasks hide in a document: names, numbers, identifiers, words, coded words.
+"""Seeded draws of what generated tasks hide: names, numbers, identifiers, words, coded words.
 
 Nothing here is drawn twice in one sample. A `Shuffle` is a permutation of 0..size-1 that is
 computed where it is needed and never stored, so the i-th name of a document, or the i-th
@@ -59,7 +59,7 @@ _AT_ONCE = 32  # drawn together by one_by_one
 
 
 class Exhausted(ValueError):
-    """More different names or numbers were asked for than there are."""
+    """The error where more different names or numbers are asked for than there are."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A suite that is a file of tasks, or a folder of them: which rows are read, at which length.
 
-Every row is read, unless somebody asks for less. Rows are grouped into bands of length: a file
+Every row is read, unless fewer are asked for. Rows are grouped into bands of length: a file
 whose rows all say one length (what it was made for) is a band of that length; any other row
 belongs to the power of two that it does not exceed. Either way the band of a row is decided by its
 file alone, so a measurement that is gone on with, with more tasks or more samples, finds its
@@ -28,7 +28,7 @@ LEAST, MOST = 0.85, 1.12
 
 @dataclasses.dataclass(frozen=True)
 class FileSuite:
-    """What was found."""
+    """The tasks that were found, and the rows and files without a place among them."""
 
     tasks: Mapping[int, list[Task]]  # by length, ascending
     rows: int  # of the tasks that were wanted
@@ -51,7 +51,7 @@ def read(
       lengths: those that are asked for, each of which must have a row; none: all there are.
       wanted: names of tasks, as "ruler/vt" or "vt"; none: all.
       samples: how many are taken of each task and length, the first ones; 0: all.
-      count: tells the tokens of documents whose length nobody said.
+      count: tells the tokens of documents whose rows name no length.
       on_row: is told of every row that was read.
       on_fault: is told of every row that is left out, whatever its task.
 

@@ -1,4 +1,4 @@
-"""GraphWalks: a graph as a list of its edges, a breadth-first search and the parents of a node.
+"""GraphWalks' task generator: a list of edges, a breadth-first search, the parents of a node.
 
 GraphWalks (OpenAI, 2025) gives a directed graph, one edge a line, names of ten hexadecimal digits,
 and asks for the nodes at exactly some depth from a node (`bfs`), or for those with an edge to one

@@ -1,4 +1,4 @@
-"""The text in which facts are hidden: sentences, and how many tokens each of them takes.
+"""Haystacks, the text in which facts are hidden: sentences, and how many tokens each takes.
 
 Three haystacks: bland sentences of ours said over and over, the documentation strings of
 the installed Python standard library (real prose, on every machine, offline), and a user's

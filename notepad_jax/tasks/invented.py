@@ -1,6 +1,6 @@
-"""An invented world to ask about: people, companies and towns, in natural English.
+"""A generated question-answering corpus: invented people, companies and towns, in English.
 
-The stand-in for HotpotQA and SQuAD where nobody has downloaded them, and a pool of 70,000
+The stand-in for HotpotQA and SQuAD where they are not downloaded, and a pool of 70,000
 paragraphs that is enough for 3.5 million tokens. Every paragraph tells about one person,
 company or town, and every question needs two or three of them: a person's employer, then
 the employer's founder. All names are made of our own syllables, so no model knows the
@@ -125,7 +125,7 @@ class _Written(Sequence):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _World:
-    """Who is who: names by number, and a table of choices for every person, company, town.
+    """A world's data: names by number, and a table of choices for every person, company, town.
 
     Paragraph numbers are people first, then companies, then towns.
     """

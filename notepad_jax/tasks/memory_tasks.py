@@ -1,4 +1,4 @@
-"""Tasks that ask of a memory what finding a needle does not: to revise, add up, order, refrain.
+"""Task generator of what a memory needs beyond finding needles: revise, add up, order, refrain.
 
 Each hides a dozen or two sentences of ours in a haystack and asks about some of them; the
 rest are interference, the same words about other names. How many there are is fixed by the
@@ -10,7 +10,7 @@ been read, at the sentence that says it.
 - `conflicts`: two sources disagree, and a verdict says which to trust. Evidence: the price
   that counts, not the verdict, which a memory may forget once it has been applied.
 - `counting`: 6 to 15 visits or deliveries to be added up. Evidence: the total, at the last of
-  them; a reader who keeps a list and adds only in the answer never shows it, and a small
+  them; a reader that keeps a list and adds only in the answer never shows it, and a small
   total may be shown by chance.
 - `ordering`: 4 to 7 events, as they follow or with their years. Evidence: the year, or where
   there is none, the name (which the question lists, too, so it may be copied from there).
@@ -167,7 +167,7 @@ def _conflicts(cast: Cast) -> Story:
 
 
 def _counting(cast: Cast) -> Story:
-    """How often somebody came to a mill, or how much they brought in all.
+    """How often a person came to a mill, or how much they brought in all.
 
     As many sentences again tell of the same person elsewhere, and of others there.
     """

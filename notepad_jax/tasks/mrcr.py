@@ -1,4 +1,4 @@
-"""Several same requests in one long conversation: tasks of the form of OpenAI's MRCR.
+"""Task generator of the form of OpenAI's MRCR: several same requests in one long conversation.
 
 A user asks an assistant for poems, letters and the like about this and that; 2, 4 or 8 of the
 requests are word for word the same, and the question wants one of their texts back, after a random

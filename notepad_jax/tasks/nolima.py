@@ -1,10 +1,10 @@
-"""A needle that shares no word with its question: tasks of the form of Adobe's NoLiMa.
+"""Task generator of the form of Adobe's NoLiMa: a needle that shares no word with its question.
 
-Somebody lives beside a landmark, and who has been to its city (`one_hop`) or its country
-(`two_hop`) is asked; so are who has a trade by its tool, who reads an author by a work, who may
-not eat something by a diet. To find the needle is to know what belongs together, for no word of
+The needle has a person live beside a landmark, and the question is which person has been to its
+city (`one_hop`) or its country (`two_hop`); other needles tell of a trade by its tool, of an author
+by a work, of a food by a diet. To find the needle is to know what belongs together, for no word of
 the question stands in it. In the needles of the `_inverted` tasks the name stands behind the link.
-Because our prose knows no people, 15 sentences of the same kind tell of others, of whom the
+Because our prose knows no people, 15 sentences of the same kind tell of others, for which the
 question is not true: without them the only name would be the answer. The prose is without
 distractors: no sentence of it has a word of any link or any question's object. What differs from
 the published needles, which are not ours to copy, is listed in docs/evaluation.md.
@@ -25,7 +25,7 @@ from notepad_jax.tasks.recipe import Fact, Sample
 from notepad_jax.types import Task
 
 NAMES = ("one_hop", "one_hop_inverted", "two_hop", "two_hop_inverted")
-OTHERS = 15  # people of whom something else is told
+OTHERS = 15  # people about which something else is told
 REPLY = "Reply with one name, nothing else."
 
 _WORD = re.compile(r"[^\W\d_]+")
@@ -45,7 +45,7 @@ class AssociationKind:
 
 @dataclasses.dataclass(frozen=True)
 class Association:
-    """What is told of somebody, and what everybody concludes from it, in one step and in two."""
+    """What is told of a person, and what follows from it, in one step and in two."""
 
     family: AssociationKind
     link: str

@@ -1,7 +1,7 @@
-"""Statistics of many dated messages: tasks of the form of OOLONG-synth.
+"""Task generator of the form of OOLONG-synth: statistics of many dated messages.
 
 A line has a date, a user and a message, and a message is about one of six subjects, its label,
-which is not written down: a reader has to tell labels himself, keep counts, and compare them at
+which is not written down: a reader has to tell labels itself, keep counts, and compare them at
 the end. The document is a shuffled row of items. Each task cuts the items into groups (its
 `Cell`s, e.g. the messages about food, month by month) whose sizes are set by their shares
 beforehand, so that every answer is known from the sizes alone, and what is asked for has a clear
@@ -13,9 +13,9 @@ held or counted, and none of the words asked about changes with the length; numb
 | most_frequent, least_frequent | the label of the most messages, of the fewest |
 | count | how many messages have a label |
 | comparison | whether a label is more or less common than another |
-| user | who wrote the most messages with a label |
-| user_count | how many messages with a label somebody wrote |
-| user_label | the label of which somebody wrote the most messages |
+| user | the user of the most messages with a label |
+| user_count | how many messages with a label a user wrote |
+| user_label | the label of which a user wrote the most messages |
 | before_after | whether a label is more or less common before a date than from then on |
 | month | in which month a label is most frequent |
 | date | the day of the most messages |
@@ -36,7 +36,7 @@ from notepad_jax.tasks.haystack import Count, Haystack
 from notepad_jax.tasks.oolong_lines import DAYS, LABELS, USERS, Cell
 from notepad_jax.types import Task
 
-RATIO = 1.25, 1.6  # of two neighbouring shares, where somebody is to win
+RATIO = 1.25, 1.6  # of two neighbouring shares, where one is to win
 WINS = 1.1  # times the second: a winner's size at least
 
 _ALL = range(len(LABELS))
@@ -48,7 +48,7 @@ _COMPARED_FORM = f"Answer in the form 'Answer: {_MORE}' or 'Answer: {_LESS}'."
 
 @dataclasses.dataclass(frozen=True)
 class SampleQuestion:
-    """What a sample asks, before there is a document.
+    """The question of a sample, before there is a document.
 
     `cells` come with their shares. `winner` is the cell that has to be the largest of `among` (or
     the smallest); number tasks have none.

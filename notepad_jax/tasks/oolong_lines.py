@@ -100,7 +100,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """Who writes, and when: one sample's own."""
+    """The users and the dates of one sample's messages."""
 
     users: tuple[str, ...]  # five digits each
     days: tuple[str, ...]  # ascending, written as in the lines
@@ -210,7 +210,7 @@ def fitted(
 def _lines(
     draws: SampleDraws, own: Scene, cells: Sequence[Cell], shares: np.ndarray, n: int
 ) -> Lines:
-    """n lines by shares, rounded by largest remainders: who has more of them never gets fewer."""
+    """n lines by shares, rounded by largest remainders: a larger share never gets fewer lines."""
     sizes = np.floor(n * shares).astype(np.int64)
     rest = np.argsort(sizes - n * shares, kind="stable")[: n - sizes.sum()]
     sizes[rest] += 1

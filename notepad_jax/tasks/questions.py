@@ -1,4 +1,4 @@
-"""Questions about a few paragraphs, hidden among many: RULER-QA, RULER's qa_1 and qa_2.
+"""Task generator of RULER-QA, RULER's qa_1 and qa_2: gold paragraphs hidden among many.
 
 `make_task` hides the gold paragraphs of one question of a corpus in a document of a wanted
 length; `make_task_of_paragraphs` in a wanted number of paragraphs, as the published figures

@@ -1,4 +1,4 @@
-"""Documents that are recipes: a filler of any size, and the facts that stand in it.
+"""Generated documents, kept as recipes: a filler of any size, and the facts that stand in it.
 
 A filler is a numbered row of units (sentences, list items) of which any part can be written
 from a seed; the document writes it block by block, slips each fact in before its unit, and
@@ -30,12 +30,12 @@ LOWEST = 0.98  # share of the length asked for that a document must exceed
 
 
 class Unreachable(ValueError):
-    """A task cannot have the length asked for; it may have others, and other tasks this one."""
+    """The error of a task that cannot have a length; it may have others, and other tasks this."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What one sample of a task is made from."""
+    """The inputs of a task generator: what one sample of a task is made from."""
 
     task: str  # its name, as errors give it
     seed: tuple[int, ...]  # of the sample and the task together
@@ -102,7 +102,7 @@ KEEPING: Mapping[str, Callable[[Sequence[str]], str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Story:
-    """What a task tells and asks, before it is hidden in a haystack."""
+    """The facts and the question of a task, before they are hidden in a haystack."""
 
     facts: Sequence[Fact]
     question: str

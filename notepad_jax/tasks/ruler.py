@@ -1,4 +1,4 @@
-"""RULER's generated tasks, at any length: eleven of the thirteen (qa_* need question files).
+"""RULER's task generator, at any length: eleven of its thirteen (qa_* need question files).
 
 RULER (Hsieh et al. 2024, arXiv 2404.06654, section 3) asks a reader to find needles, follow
 chains of assignments, and count words. The difficulty parameters here are those of its

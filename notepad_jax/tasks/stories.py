@@ -1,4 +1,4 @@
-"""Documents about which several questions are asked: the stories of RULER and memory tasks, mixed.
+"""Task generator of several questions a document: stories of RULER and memory tasks, mixed.
 
 RULER's needles and chains (`ruler`) and the memory tasks (`memory_tasks`) tell a story each in a
 document of its own. Here several stories are hidden in one haystack, each with its question, and
@@ -24,7 +24,7 @@ from notepad_jax.types import Task
 
 TOLD = 0.6  # share of a document's tokens that stories may take; the rest is haystack
 SMALL = 64  # tokens that are kept free for each story to come: the smallest has fewer
-MOST = 16  # questions about one document, where nobody says how many
+MOST = 16  # questions about one document, where no number is given
 
 Member = tuple[str, int]  # a story: its kind and its seed
 

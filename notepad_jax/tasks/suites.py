@@ -1,4 +1,4 @@
-"""Suites: which tasks belong together, and a sample of any of them at any length.
+"""The suites of generated tasks, and a sample of any task at any length.
 
 `ruler` is RULER's thirteen tasks, `ruler-qa` questions among so many paragraphs that they fill the
 length (what the published memory agents were measured on), `memory` what a memory in particular may

@@ -1,6 +1,6 @@
-"""bAbI's stories of who is where, in which no thing is carried: walks, sides of rooms, sightings.
+"""bAbI's stories of places, in which no thing is carried: walks, sides of rooms, sightings.
 
-Nothing has to be simulated for these: the last sentence about somebody decides, or the one about
+Nothing has to be simulated for these: the last sentence about a person decides, or the one about
 a room. Each function tells a story and asks about it (`Told`). Above: babilong, beside: worlds.
 """
 
@@ -80,14 +80,14 @@ def directions(cast: Cast) -> Told:
 
 @dataclasses.dataclass(frozen=True)
 class _Sighting:
-    """What was last said of somebody: that they are in a room, in one of two, or not in one."""
+    """What was last said of a person: that they are in a room, in one of two, or not in one."""
 
     rooms: tuple[str, ...]
     there: bool
     sentence: int
 
     def answer(self, room: str) -> str:
-        """Whether they are in the room: yes, no, maybe; "" for what nobody can know."""
+        """Whether they are in the room: yes, no, maybe; "" for what cannot be known."""
         if room not in self.rooms:
             return "no" if self.there else ""
         return ("yes" if len(self.rooms) == 1 else "maybe") if self.there else "no"

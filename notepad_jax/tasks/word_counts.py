@@ -1,4 +1,4 @@
-"""Two of RULER's tasks are about how often words occur: `cwe` and `fwe`.
+"""Task generator of RULER's two word-count tasks: `cwe` and `fwe`.
 
 Their documents are shuffled word lists whose counts are fixed beforehand, so that no two
 words can tie where it matters. The list is never made: `draws.Shuffle` says which item
@@ -51,7 +51,7 @@ SHORT_LISTS, LONG_LISTS, LONG = Repetitions(6, 1), Repetitions(30, 3), 4096
 def common_words(
     task: str, draws: SampleDraws, length: int, count: Count
 ) -> tuple[RecipeDocument, tuple[str, ...]]:
-    """A numbered list in which 10 words come more often than all others; those 10.
+    """Returns a numbered list in which 10 words come more often than all others; and those 10.
 
     The number of other words makes the length: a step adds one of them, as often as it
     comes. Raises Unreachable if the list does not fit, or without LEAST_UNCOMMON others.
@@ -78,7 +78,7 @@ def common_words(
 def frequent_words(
     task: str, draws: SampleDraws, length: int, count: Count
 ) -> tuple[RecipeDocument, tuple[str, ...]]:
-    """Coded words among dots, with Zipf's frequencies; the three most frequent words.
+    """Returns coded words among dots, with Zipf's frequencies; and the three most frequent.
 
     The k-th word comes floor(n k**-2 / zeta(2)) times, the first being dots, which also
     fill the last gap; n makes the length. Raises Unreachable where the third and the fourth

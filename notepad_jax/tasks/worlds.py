@@ -2,7 +2,7 @@
 
 bAbI (Weston et al. 2015, arXiv 1502.05698) asks about stories that a small simulated world tells.
 This is a simulation of our own that tells in the same words; what happens is drawn from a seed. A
-`World` is replayed event by event, knows who is where and who holds what, and by which sentence of
+`World` is replayed event by event, knows where people are, what they hold, and by which sentence of
 the story each of these is known. Above: babilong, which asks; beside: whereabouts; below: cast.
 """
 
@@ -35,7 +35,7 @@ class Event:
     who: str
     did: str  # MOVE, TAKE, DROP or GIVE
     what: str  # a room, or else a thing
-    to: str = ""  # whom it is given to
+    to: str = ""  # the person it is given to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Setting:
 
 
 class World:
-    """Who is where and who holds what, after the events that it was shown.
+    """The state of a world: where people are, and what they hold, after the events it was shown.
 
-    Nobody's place is known before they move; things lie where nobody knows until they are taken.
+    A person's place is unknown before they move, and that of a thing until it is taken.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class World:
         self._sentences = 0
 
     def show(self, event: Event) -> None:
-        """Takes the next event."""
+        """Applies the next event to the world."""
         here = KnownFrom(event.what, self._sentences)
         if event.did == MOVE:
             self.at[event.who] = here

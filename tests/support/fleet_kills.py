@@ -1,12 +1,12 @@
-"""A trainer and two readers, killed where it hurts, that end as if nothing had happened.
+"""Kills a trainer and two readers at critical moments; each run must end like an undisturbed one.
 
     python -m tests.support.fleet_kills [--runs 10] [--kills 6] [--seed 0] [--live]
 
-Each run is begun, and whoever is killed begun again, until the trainer ends; then its folder is
+Each run is begun, and a killed process begun again, until the trainer ends; then its folder is
 compared with that of an undisturbed run, every byte (`same_run`). No two runs of a live fleet are
 the same: of those every draw is settled once, no turn is too old, every turn is as its version says
 it, and nothing is left behind. A kill comes a random short time
-after something tender happened: a look at the folders every millisecond sees names come and go.
+after something critical happened: a look at the folders every millisecond sees names come and go.
 SIGKILL for the most part; a reader is also asked to stop and then killed, frozen for a while, or
 killed together with all others.
 """
@@ -51,7 +51,7 @@ LIVE = (
     *ALL_RUNS, "--config.fleet.live=true", "--config.fleet.slack=1", "--config.checkpoint.keep=9",
     "--config.rollout.archive=8", "--config.rollout.archive_turns=8",
 )  # fmt: skip
-# Who is killed after which kind of name has come (+) or gone (-), and within how many seconds.
+# What is killed after which kind of name has come (+) or gone (-), and within how many seconds.
 AIMS = {
     "claim +": (READERS, 0.3),
     "progress +": (READERS, 0.05),
@@ -227,7 +227,7 @@ def problems(run: Path) -> Iterator[str]:
         yield f"a turn was {max(ages)} versions old when it was learnt from"
     made = audit.run(run, None, SilentScreen())
     yield from map(audit.problem, [made] if made.off else [])
-    # What a reader puts of a step that is over lies there, and nobody reads it.
+    # What a reader puts of a step that is over lies there, and no process reads it.
     late = f"{schedule.SPOOL}/"
     left = [name for name in Objects(run / fleet.FOLDER).names() if not name.startswith(late)]
     if left != ["ended", "terms"]:

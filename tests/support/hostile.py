@@ -1,4 +1,4 @@
-"""What a crowd of hostile sockets does to those who only want an answer.
+"""A load test of `serve`: what a crowd of hostile sockets does to clients that want an answer.
 
     python -m tests.support.hostile [--sockets 1200] [--clients 20] [--minutes 10] [--policy FOLDER]
 
@@ -6,7 +6,7 @@
 `KINDS`: they say nothing, half a head, half a body, one byte a second; some have the key. Whichever
 the server ends comes again at once. Beside them the clients read short documents, one after the
 other, and are served or not. Expected: `failed` 0, `log_bytes` below a megabyte; `slowest` is the
-longest that anybody waited, in seconds of the clock. Run it on a machine whose `ulimit -Hn` allows
+longest that a client waited, in seconds of the clock. Run it on a machine whose `ulimit -Hn` allows
 two descriptors a socket; with fewer the server takes in fewer, says so, and the result is the same.
 """
 
@@ -58,7 +58,7 @@ KINDS: dict[str, tuple[bytes, bytes]] = {
 
 @dataclasses.dataclass
 class Count:
-    """What happened until now."""
+    """Counts of what happened until now."""
 
     opened: int = 0  # hostile sockets
     open: int = 0
@@ -70,7 +70,7 @@ class Count:
 
 
 async def hostile(url: str, kind: str, count: Count) -> None:
-    """Is one socket of a kind, and another as soon as that is ended; until it is cancelled."""
+    """Opens a socket of a kind, and another as soon as that is ended; until it is cancelled."""
     place = urlsplit(url)
     first, drop = KINDS[kind]
     while True:

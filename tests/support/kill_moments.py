@@ -1,8 +1,8 @@
-"""When a run is killed, and what lay on its disk then.
+"""The moments at which runs are killed, and what lay on disk then.
 
 Some moments are drawn from the clock, evenly over the time that a run takes. The others are
 aimed: `Watch` looks at the run's folder every millisecond or two, and the kill comes a random
-short time after the n-th time that something tender happened there. What a kill really hit is
+short time after the n-th time that something critical happened there. What a kill really hit is
 said by `place`, from how the folder looked before the process began and after it was killed.
 Three aims ask the run to stop, with SIGTERM, and let it end itself: at any time, while it starts,
 and within a garbage collection, where what a handler raises is swallowed (`in_a_collection` starts
@@ -70,7 +70,7 @@ PLACES = (
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """`seconds` after the process began, or after the n-th time that `aim` happened."""
+    """When to kill: `seconds` after the process began, or after the n-th time `aim` happened."""
 
     aim: str
     nth: int

@@ -1,4 +1,4 @@
-"""SIGKILL and SIGTERM at random moments: a run that was ended and resumed is the run that was not.
+"""Ends runs at random moments by SIGKILL or SIGTERM: once resumed, each equals one that was not.
 
     python -m tests.support.kills                                   # 100 kills, half an hour
     python -m tests.support.kills --kills 6 --settings plain,files  # a few minutes
@@ -6,10 +6,10 @@
 
 For each setting (`kill_settings`: plain; LoRA with KL, bfloat16 and hand-off in memory; task
 files with groups that wait; the guards of tasks; checkpoints in a bucket; two processes) it makes
-a run nobody disturbs, as users start it, in a folder of its own, and the same once more: both
+an undisturbed run, as users start it, in a folder of its own, and the same once more: both
 must be equal, and the second says how long a run takes when its programs are compiled. Then it
 starts runs and kills them, process group and all, at moments drawn from the clock or aimed at
-tender places (`kill_moments`), or asks them to stop (SIGTERM), goes on with each by `--resume`
+critical places (`kill_moments`), or asks them to stop (SIGTERM), goes on with each by `--resume`
 after every kill until it ends, and begins another while kills are left. Of several processes one
 is ended, and the others have `WITH_IT` seconds (where they had not met, to say that they wait).
 Every run that ends is compared with the undisturbed one (`same_run`): metrics, ledger and
@@ -81,7 +81,7 @@ class Kill:
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of a setting."""
+    """The result of a setting: seconds, equal runs, kills, and what went wrong."""
 
     setting: str
     seconds: float = 0.0  # of an undisturbed run
@@ -226,8 +226,8 @@ class Desk:
         """Waits until all have ended, of which one was; TimeoutError if they do not.
 
         Where they had not met, that one is to the others one that is late, and the last that they
-        have said, after `said` characters, is that they wait: they are told to stop, as by whoever
-        sees to hosts.
+        have said, after `said` characters, is that they wait: they are told to stop, as by a
+        launcher.
         """
         try:
             kill_moments.arrives(process, watch, None, min(longest, WITH_IT), self.stop)
@@ -349,7 +349,7 @@ def kill_all(
         ]
         try:
             return [one.result() for one in under_way]
-        except BaseException:  # no process outlives us, whoever stopped us
+        except BaseException:  # no process outlives us, however we are stopped
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
@@ -413,7 +413,7 @@ def main() -> None:
     folder = Path(options.folder or tempfile.mkdtemp(prefix="kills-")).absolute()
     if options.folder and folder.exists():
         parser.error(f"{folder} exists; name a new folder")
-    # Whoever stops us stops the runs, which are in process groups of their own.
+    # What stops us stops the runs, too, which are in process groups of their own.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     chosen = [SETTINGS[name] for name in names]
     try:

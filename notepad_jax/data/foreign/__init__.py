@@ -1,1 +1,1 @@
-"""Other people's files, read as our tasks."""
+"""Published datasets, read as our tasks."""

@@ -1,7 +1,7 @@
-"""Questions with their gold paragraphs, and the pool they lie in.
+"""A question-answering corpus: questions, their gold paragraphs, and the pool these lie in.
 
 A `Corpus` is what tasks.questions makes documents of. hotpotqa and squad read one from
-users' files; where nobody has these files, tasks.invented makes one out of nothing. The
+users' files; where there are no such files, tasks.invented makes one out of nothing. The
 facts that a reader must carry away are located in the gold paragraphs. Below: sources.
 """
 

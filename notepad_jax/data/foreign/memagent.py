@@ -1,4 +1,4 @@
-"""The files that users of published memory agents have, row by row, as tasks.
+"""The dataset files of published memory agents, row by row, as tasks.
 
 Three forms of one thing, a question about numbered documents:
 
@@ -11,7 +11,7 @@ Three forms of one thing, a question about numbered documents:
 
 Gold answers are a list or one text. A row is known by its file and number, for `index` repeats.
 Its answer is judged as that of a question of ours among paragraphs (`ruler-qa`). The text itself
-has been left in the file by whoever found the row. Below: rows. Above: formats.
+has been left in the file by the code that found the row. Below: rows. Above: formats.
 """
 
 from __future__ import annotations

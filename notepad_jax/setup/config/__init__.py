@@ -1,1 +1,1 @@
-"""What a config may say: every key with its type, its range and what it means."""
+"""The schema of configs: every key with its type, its range and what it means."""

@@ -1,4 +1,4 @@
-"""Keys of what is asked and who reads: sections evaluate, validation, endpoint and sources."""
+"""Config sections evaluate, validation, endpoint and sources: what is asked, and what reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notepad_jax.types import SamplingParams
 
 
 class Lengths:
-    """Lengths as texts, as 8k or 3.5m; "" is none."""
+    """A check of lengths that are texts, as 8k or 3.5m; "" is none."""
 
     def problem(self, value: str | tuple[str, ...]) -> str | None:
         for word in (value,) if isinstance(value, str) else value:
@@ -33,7 +33,7 @@ _MADE_HERE = ", ".join(f"`{name}`" for name in SUITES)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MadeKeys:
-    """Documents of the suite `synthetic`."""
+    """Section evaluate.data: documents of the suite `synthetic`."""
 
     kinds: tuple[str, ...] = key(
         "as `data.*`",
@@ -49,7 +49,7 @@ class MadeKeys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluateKeys:
-    """How readers are measured, whatever they are asked."""
+    """Section evaluate: how readers are measured, whatever they are asked."""
 
     usual_lengths: ClassVar[tuple[str, ...]] = ()
     usual_samples: ClassVar[int] = 0
@@ -106,7 +106,7 @@ class EvaluateKeys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticKeys(EvaluateKeys):
-    """What is asked of documents in the starter's language."""
+    """Section evaluate of a training config: questions in the starter's language."""
 
     suite: str = key(
         "`synthetic`",
@@ -143,7 +143,7 @@ class SyntheticKeys(EvaluateKeys):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SuiteKeys(EvaluateKeys):
-    """What suites ask."""
+    """Section evaluate of a config for suites: what these ask."""
 
     suite: str = key(
         "text",
@@ -191,7 +191,7 @@ class SuiteKeys(EvaluateKeys):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ValidationKeys:
-    """Held-out tasks."""
+    """Section validation: held-out tasks."""
 
     every: int = key(
         "steps",
@@ -258,7 +258,7 @@ class ValidationKeys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EndpointKeys:
-    """A server that reads."""
+    """Section endpoint: a server that reads."""
 
     url: str = key(
         "URL",
@@ -291,7 +291,7 @@ class EndpointKeys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceKeys:
-    """What suites are made of."""
+    """Section sources: what suites are made of."""
 
     text: str = key(
         "`stdlib`, `noise`, file or folder",

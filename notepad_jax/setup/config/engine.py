@@ -1,4 +1,4 @@
-"""Keys of the engine and the server: sections engine and serve."""
+"""Config sections engine and serve: sizes of the engine, and limits of the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from notepad_jax.keys import SECONDS, key, whole
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineKeys:
-    """Sizes of the engine."""
+    """Section engine: sizes of the engine."""
 
     tensor: int = key(
         "devices",
@@ -93,7 +93,7 @@ class EngineKeys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingEngineKeys(EngineKeys):
-    """Of an engine that trains, too."""
+    """Section engine of a training config."""
 
     give_back: bool = key(
         "true, false",
@@ -107,7 +107,7 @@ class TrainingEngineKeys(EngineKeys):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServeKeys:
-    """What the server takes."""
+    """Section serve: what the server takes."""
 
     max_prompt: int = key(
         "int, tokens",

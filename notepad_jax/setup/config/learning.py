@@ -1,4 +1,4 @@
-"""Keys of what is learnt and kept: sections grpo, parallel and checkpoint."""
+"""Config sections grpo, parallel and checkpoint: what is learnt, where, and what is kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from notepad_jax.model.lora import Lora
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdapterKeys:
-    """Adapters in the place of the weights."""
+    """Section grpo.lora: adapters in the place of the weights."""
 
     rank: int = key(
         "integer, 0 is off",
@@ -43,7 +43,7 @@ class AdapterKeys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GrpoKeys:
-    """What is learnt of a step's readings."""
+    """Section grpo: what is learnt of a step's readings."""
 
     advantage: str = key(
         "text",
@@ -226,7 +226,7 @@ class GrpoKeys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParallelKeys:
-    """Devices to learn on."""
+    """Section parallel: devices to learn on."""
 
     devices: int = key(
         "devices",
@@ -243,7 +243,7 @@ class ParallelKeys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointKeys:
-    """What is kept, and how weights are handed over."""
+    """Section checkpoint: what is kept, and how weights are handed over."""
 
     handoff: str = key(
         "text",

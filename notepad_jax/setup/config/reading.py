@@ -1,4 +1,4 @@
-"""Keys of how documents are read and made: sections reading, data and tasks."""
+"""Config sections reading, data and tasks: how documents are read and made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from notepad_jax.text.chunks import CHUNK_ENDS
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReadingKeys:
-    """How a document is read."""
+    """Section reading: how a document is read."""
 
     template: str = key(
         "name or file",
@@ -145,7 +145,7 @@ class ReadingKeys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataKeys:
-    """Synthetic documents."""
+    """Section data: synthetic documents."""
 
     tokens: int = key(
         "tokens",
@@ -190,7 +190,7 @@ class DataKeys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskKeys:
-    """Tasks from files or stories, and their rewards."""
+    """Section tasks: tasks from files or stories, and their rewards."""
 
     files: tuple[str, ...] = key(
         "list of files",

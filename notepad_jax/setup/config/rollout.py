@@ -1,4 +1,4 @@
-"""Keys of what is read in a step, and by whom: sections rollout and fleet."""
+"""Config sections rollout and fleet: what is read in a step, and by which processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from notepad_jax.types import SamplingParams
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RolloutKeys:
-    """What is read in a step."""
+    """Section rollout: what is read in a step."""
 
     documents: int = key(
         "documents a step",
@@ -94,7 +94,7 @@ class RolloutKeys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FleetKeys:
-    """Readers in processes, or on machines, of their own."""
+    """Section fleet: readers in processes, or on machines, of their own."""
 
     readers: int = key(
         "processes",
@@ -145,7 +145,7 @@ class FleetKeys:
 
     @property
     def on(self) -> bool:
-        """Whether others read than the trainer."""
+        """Whether other processes read than the trainer."""
         return self.readers > 0 or self.apart
 
     def parts(self, documents: int) -> int:

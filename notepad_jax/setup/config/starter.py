@@ -1,4 +1,4 @@
-"""Keys of the starter's training."""
+"""Config sections of a starter's training: policy, initial and lessons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from notepad_jax.keys import POSITIVE, SHARE, also, key, whole
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyKeys:
-    """Sizes of the decoder."""
+    """Section policy: sizes of the decoder."""
 
     width: int = key(
         "sizes",
@@ -38,7 +38,7 @@ class PolicyKeys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InitialKeys:
-    """First weights."""
+    """Section initial: first weights."""
 
     embed: float = key(
         "factors",
@@ -51,7 +51,7 @@ class InitialKeys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LessonKeys:
-    """Kinds of steps, in a list: it is changed in a file, and not on the command line."""
+    """Section lessons: kinds of steps, in a list that a file changes, and no command line."""
 
     chunks: int = key("chunks", "of a step of this kind", whole(1))
     chunk_size: int = key("tokens", "of each", whole(1))

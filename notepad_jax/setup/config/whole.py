@@ -1,4 +1,4 @@
-"""Configs as a whole, of three kinds: of training, of suites, and of a starter's making.
+"""The dataclasses of whole configs, of three kinds: training, suites, and making a starter.
 
 `setup.configuration` makes one of what a file, a recipe, a command line or a caller from Python
 says, and nothing behind it reads anything else. A section that may be missing is None then.
@@ -39,13 +39,13 @@ class AnyConfig:
 
     @property
     def by_endpoint(self) -> bool:
-        """Whether somebody's server reads, and no policy here."""
+        """Whether a server reads, by its endpoint, and no policy here."""
         return bool(self.endpoint and self.endpoint.url)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Common(AnyConfig):
-    """What all that reads needs."""
+    """The sections of every config that is read with: training's and suites'."""
 
     seed: int = key(
         "integer, 0 to 2^32 - 1",
