@@ -13,7 +13,7 @@ that what else the machine does falls on all alike; the table has medians, the f
 
     .venv-peers/bin/python -m benchmarks.grpo_step --peer
 
-What flatters which: every completion is as long as the longest (a peer's padding costs it
+What flatters which side: every completion is as long as the longest (a peer's padding costs it
 nothing), prompts are not shared between turns (our prefixes save little), and one policy of
 this size is mostly dispatch.
 """
