@@ -45,7 +45,7 @@ class ReadingRecord:
 
     @property
     def turns(self) -> int:
-        """The number of turns, as many as a reward by turns returns: of memories, and the answer."""
+        """The number of turns, as many as a reward by turns returns: of memories and the answer."""
         return len(self.memories) + 1
 
     @property
