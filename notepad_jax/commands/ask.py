@@ -50,7 +50,7 @@ def run(
     if arguments.trace:
         ask.check_trace(Path(arguments.trace))
     if config.reading.order == "serial":
-        # As many read at once: a cache for more of them would be memory that nobody uses.
+        # As many read at once: a cache for more of them would be memory that is not used.
         slots = min(len(asked), config.engine.slots)
         config = configuration.changed(config, [f"{configuration.FLAG}engine.slots={slots}"])
     with Reader(config, screen) as reader:

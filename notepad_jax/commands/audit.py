@@ -1,4 +1,4 @@
-"""`notepad-jax audit`: were the turns of a step said by the policy that the run names?"""
+"""`notepad-jax audit`: checks that a step's turns were written by the policy that the run names."""
 
 from __future__ import annotations
 

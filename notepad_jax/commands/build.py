@@ -1,4 +1,4 @@
-"""`notepad-jax build`: task files, to evaluate or to train on."""
+"""`notepad-jax build`: builds task files, to evaluate or to train on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`notepad-jax check`: is everything in a run's folder as it was written?"""
+"""`notepad-jax check`: checks that everything in a run's folder is as it was written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`notepad-jax eval`: how well a policy reads documents of growing length."""
+"""`notepad-jax eval`: evaluates a policy on documents of growing length."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def options(parser: Parser) -> None:
 def run(
     arguments: argparse.Namespace, config: Config, folder: Path, screen: Screen
 ) -> tuple[Any, str]:
-    evaluate.check_meant(config)  # before anybody is asked to read
+    evaluate.check_meant(config)  # before a policy is loaded or an endpoint asked
     reader = subjects.named(config, screen, config.evaluate.suite)
     outcome = evaluate.run(config, reader, folder, screen)
     return outcome, evaluate.text(outcome)

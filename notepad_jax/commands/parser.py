@@ -1,4 +1,4 @@
-"""What a command line is: the commands by name, and how their options are parsed.
+"""The command line's parser: the commands by name, and their options.
 
 Only the file of the command that is asked for is imported, so that a list of them costs no seconds.
 """
@@ -47,7 +47,7 @@ class PrintedFailure(ValueError):
 
 
 class _Filled(argparse.Action):
-    """Stores a value that is not empty, as that of a variable which nobody set."""
+    """Stores a value; refuses an empty one, as that of a shell variable that is not set."""
 
     def __call__(self, parser: Any, namespace: Any, value: Any, option: str | None = None) -> None:
         if value == "":
@@ -56,7 +56,7 @@ class _Filled(argparse.Action):
 
 
 class Once(_Filled):
-    """An option of which the last one would undo some of the first, silently."""
+    """An option that may be given once: a second one would undo some of the first, silently."""
 
     def __call__(self, parser: Any, namespace: Any, value: Any, option: str | None = None) -> None:
         if (before := getattr(namespace, self.dest)) is not None:
@@ -115,7 +115,7 @@ def build_parser(command: str | None = None) -> Parser:
 
 
 def _fill(parser: Parser, command: Any) -> None:
-    """Gives a command's parser what its file says."""
+    """Adds the options and defaults of a command's file to its parser."""
     usual = command.CONFIG
     parser.description = command.LONG if usual is None else f"{command.LONG}\n\n{OVERRIDES}"
     parser.set_defaults(run=command.run, usual=usual, parser=parser)

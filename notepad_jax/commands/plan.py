@@ -1,4 +1,4 @@
-"""`notepad-jax plan`: whether a config fits a slice, and with which settings it is fastest."""
+"""`notepad-jax plan`: whether a config fits a TPU slice, and its fastest settings there."""
 
 from __future__ import annotations
 

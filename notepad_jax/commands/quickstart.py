@@ -1,4 +1,4 @@
-"""`notepad-jax quickstart`: the whole claim at laptop scale."""
+"""`notepad-jax quickstart`: measures, trains and measures again, at laptop scale."""
 
 from __future__ import annotations
 

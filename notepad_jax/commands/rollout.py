@@ -1,4 +1,4 @@
-"""`notepad-jax rollout`: a reader of a run whose trainer is elsewhere."""
+"""`notepad-jax rollout`: a rollout process (reader) of a run whose trainer is elsewhere."""
 
 from __future__ import annotations
 

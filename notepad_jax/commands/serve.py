@@ -1,4 +1,4 @@
-"""`notepad-jax serve`: the policy behind OpenAI's API."""
+"""`notepad-jax serve`: an HTTP server of a policy with OpenAI's API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`notepad-jax trace`: readings to look through, turn by turn, as a page."""
+"""`notepad-jax trace`: the HTML page of a trace's readings, turn by turn."""
 
 from __future__ import annotations
 

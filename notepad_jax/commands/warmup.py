@@ -1,4 +1,4 @@
-"""`notepad-jax warmup`: the starter policy, by supervised learning."""
+"""`notepad-jax warmup`: trains the starter policy, by supervised learning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ reinforcement learning to mend. Writes a Hugging Face folder."""
 
 
 def options(parser: Parser) -> None:
-    """It has none of its own."""
+    """Adds no option: the command has none of its own."""
 
 
 def run(

@@ -1,1 +1,1 @@
-"""How well a policy reads: measured (measure), summed up (summary), shown (evaluation_page)."""
+"""Evaluation of a policy: measured (measure), summed up (summary), shown (evaluation_page)."""

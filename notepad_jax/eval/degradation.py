@@ -1,4 +1,4 @@
-"""How much accuracy is lost on longer documents than were trained on, with honest error.
+"""Accuracy lost on documents longer than those of training, with confidence intervals.
 
 The claim to be checked is "trained at 32K, less than 5% lost at 3.5M", and a loss between
 two measured shares is only worth as much as its interval: at 128 questions a side it is
@@ -22,7 +22,7 @@ KEPT = 0.85  # share of the short length's accuracy that an effective length kee
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """How much smaller a share is than its reference; negative where it is larger."""
+    """How much smaller a share is than its reference, with its interval; negative: it is larger."""
 
     mean: float
     low: float  # of the 95% interval

@@ -1,4 +1,4 @@
-"""Many readings at once, each kept as a few lines: what an evaluation measures.
+"""The measurement of an evaluation: many readings concurrently, each scored and kept small.
 
 `measure` watches the loop that training reads in, too (`reading.loop`). Of a reading it
 returns its answer, its scores and what became of the evidence; every memory goes to a
@@ -40,7 +40,7 @@ class Item:
     length: int  # the length asked for, tokens
     repeat: int  # 0-based; repeats of a question differ in their noise alone
     max_answer: int | None = None  # tokens of all its contexts; None: as the reader's rules say
-    document: str = ""  # its name among the items; "": nobody else's
+    document: str = ""  # its name among the items; "": no other item has it
 
     @property
     def key(self) -> Key:
@@ -91,7 +91,7 @@ Judge = Callable[[Task, ReadingRecord], Coroutine[Any, Any, float]]
 
 
 class TraceWriter(Protocol):
-    """Takes down one reading: its memories as they change, and its turns (`readings.UnderWay`)."""
+    """Records one reading: its memories as they change, and its turns (`readings.OpenTrace`)."""
 
     def add(self, change: MemoryChange) -> None: ...
 
@@ -100,7 +100,7 @@ class TraceWriter(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class EvalProgress:
-    """Where a measurement stands; reported after every turn and every reading."""
+    """The progress of a measurement; reported after every turn and every reading."""
 
     turns: int  # over all readings
     done: int  # readings
@@ -180,7 +180,7 @@ def _broke(end: ReadingEnd) -> bool:
 
 
 def check(items: Sequence[Item], tokenizer: Tokenizer, max_question: int) -> None:
-    """Finds out what is wrong with items before any of them is read.
+    """Validates the items before any of them is read.
 
     Raises ValueError for two of one name, an unknown metric, contract or method, a question
     over the limit, and evidence without words.
@@ -210,8 +210,8 @@ class _Course:
         turned: Callable[[], None],
         recorder: Recorder | None = None, notes: bool = False,
     ) -> None:  # fmt: skip
-        self.worth: float | None = None  # of the answer, where somebody judges it
-        self._recorder = recorder  # for who judges: all memories, which nobody else keeps
+        self.worth: float | None = None  # of the answer, where a judge scores it
+        self._recorder = recorder  # for the judge: all memories, which are kept for it alone
         self._notes = notes  # whether turns write what is no memory yet
         self._item, self._tokenizer, self._trace, self._turned = item, tokenizer, trace, turned
         self._clock, self._began = time.time(), time.perf_counter()
@@ -248,7 +248,7 @@ class _Course:
         self._turned()
 
     def record(self, end: ReadingEnd) -> ReadingRecord:
-        """Returns what somebody who judges sees."""
+        """Returns the reading as a judge sees it."""
         status = Status.ANSWERED if end.finish is Finish.STOP else Status.TRUNCATED
         return self._recorder.record(self._item.repeat, end.answer, status.value, end.chunks)
 

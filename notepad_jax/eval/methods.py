@@ -1,4 +1,4 @@
-"""How a document is put before a policy: by the memory agent, or in one turn.
+"""Methods of showing a document to a policy: the memory agent, or baselines of one turn.
 
 `notepad` reads all of it in chunks (reading.memory_agent). The others are what it is
 compared with, each one turn over at most `context` tokens: `full-context` shows the whole
@@ -50,7 +50,7 @@ class Excerpts:
         )
 
     def __call__(self, document: Document, method: str) -> tuple[Tokens, int]:
-        """Raises DoesNotFit for `full-context`, ValueError for a method that is no excerpt."""
+        """Raises TooLong for `full-context`, ValueError for a method that is no excerpt."""
         first, last, total = self._ends(_ById(document))
         if method == "recent-only" or total <= self._context:
             return last, total

@@ -1,4 +1,4 @@
-"""Published figures of the memory agent, to be drawn in grey behind what was measured.
+"""Published accuracies of the memory agent, to be drawn in grey behind what was measured.
 
 They are RULER-QA built on HotpotQA: sub-EM over 128 questions, read once, so each carries
 a standard error of 3 to 4 points. That sub-EM is the two-way one (`sub_em_two_way`),
@@ -26,7 +26,7 @@ SHORTEST = 7 * 1024  # tokens, called 7K; each length after it is the double: 14
 
 @dataclasses.dataclass(frozen=True)
 class PublishedCurve:
-    """What one model reached, by length."""
+    """The published accuracy of one model, by length."""
 
     model: str
     shares: tuple[float, ...]  # in [0, 1], at SHORTEST and its doublings

@@ -1,4 +1,4 @@
-"""The readings of an evaluation on disk, as they end: what an interrupted one goes on from.
+"""The results of an evaluation on disk, reading by reading: an interrupted one resumes there.
 
 `readings.jsonl` is a trace file (`reading.trace`): a line per finished reading, with the
 memories it went through, and where it is asked for every turn. `identity.json` says what all
@@ -46,7 +46,7 @@ class Readings:
     """The results in a folder; use as `with`. Opening it takes up what is there.
 
     A reading that failed is not taken up: going on makes it again. Raises ValueError if the
-    folder's readings have another identity (who reads, and how; JSON values), and for a line
+    folder's readings have another identity (of policy and settings; JSON values), and for a line
     that is no reading, naming file and line.
     """
 
@@ -54,7 +54,7 @@ class Readings:
         self._folder = folder
         settle(folder / IDENTITY, identity, "begin a run of another name", OLDER)
         self._under_way: dict[Key, OpenTrace] = {}
-        self._whole: dict[Key, Callable[[], Turns]] = {}  # whose turns are kept
+        self._whole: dict[Key, Callable[[], Turns]] = {}  # those with turns that are kept
         self._number: dict[Key, int] = {}
         self._done: dict[Key, Result] = {}
         self._file = TraceFile(folder / READINGS)
@@ -97,7 +97,7 @@ class Readings:
         self._whole.update((item.key, turns) for item in items)
 
     def trace_of(self, item: Item) -> OpenTrace:
-        """Returns where a reading that begins now is taken down."""
+        """Returns the trace of a reading that begins now."""
         whole = self._whole.get(item.key)
         trace = self._under_way[item.key] = OpenTrace(whole() if whole else None)
         return trace

@@ -1,4 +1,4 @@
-"""Readings summed up: means with honest intervals, by method, task and length.
+"""Summary statistics of readings: means with confidence intervals, by method, task and length.
 
 A question that was read several times counts once, with the mean of its scores, because
 its repeats are not independent: the intervals are over questions. Questions about one
@@ -69,12 +69,12 @@ def share(values: Sequence[float], documents: Sequence[Hashable] | None = None) 
 
 
 def worth(values: Sequence[float], documents: Sequence[Hashable]) -> float:
-    """Returns how many independent values have the mean's variance: n over the design effect.
+    """Returns the effective sample size of the mean: n over the design effect.
 
     The variance of a mean over whole documents, linearised (Kish 1965): with m documents and
     e_d the sum of (value - mean) over one, m / (m - 1) sum(e_d^2) / n^2, against the
     mean (1 - mean) / n of independent ones (Korn and Graubard 1998 put it into a score
-    interval). Never more than n. Of one document nobody can tell: n, which then is about that
+    interval). Never more than n. Of one document it cannot be known: n, which then is about that
     document.
     """
     n, mean = len(values), sum(values) / len(values) if values else 0.0

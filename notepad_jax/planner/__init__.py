@@ -1,1 +1,1 @@
-"""What a config would need on a machine, here or not: memory, time, dollars, and what to change."""
+"""Capacity planning: a config's memory, time and dollars on a machine, here or not, and advice."""

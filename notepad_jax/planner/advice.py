@@ -1,4 +1,4 @@
-"""What to change in a config that does not fit, and about how much each change saves.
+"""Advice for a config that does not fit: changes, and about how much memory each saves.
 
 Savings are estimates by proportion from what was compiled (half the rows, half the temporaries);
 only planning again with the change says for certain. Changes that leave the result of a step as
@@ -33,7 +33,7 @@ CUT_BY_HEADS = ("weights", "cache", "arriving weights")  # residents of an engin
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """Values of the config, or another slice, that need less memory."""
+    """One change that needs less memory: values of the config, or another slice."""
 
     sets: Mapping[str, Any]  # keys of the config and what they become; {} for another slice
     slice: str  # "" for the same one
@@ -53,7 +53,7 @@ class Advice:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What planning found out; bytes of a device."""
+    """Memory figures of a plan that does not fit; bytes of a device."""
 
     peaks: Mapping[str, int]  # of each phase
     temporaries: int  # of the update's largest program
@@ -61,7 +61,7 @@ class Found:
 
 
 def changes(config: Training, made: PlannedRun, found: Found, name: str) -> tuple[Advice, ...]:
-    """Returns what would help on the slice `name`: what keeps the result first, and of equals
+    """Returns the changes that help on the slice `name`: what keeps the result first, and of equals
     what suffices alone."""
     worst = max(found.peaks, key=lambda phase: found.peaks[phase])
     listed = []
@@ -81,8 +81,8 @@ def _result(sets: Mapping[str, Any]) -> str:
 
 
 def next_of(listed: Sequence[Advice]) -> Advice | None:
-    """Returns what to try first on the same slice, or None: what keeps the result and is enough,
-    then what keeps it and saves most, then the same of those that round, and of the others."""
+    """Returns the change to try first on the same slice, or None: what keeps the result and is
+    enough, then what keeps it and saves most, then the same of those that round, and of others."""
     here = [change for change in listed if change.sets]
     order = lambda c: (-RESULTS.index(c.result), c.enough, c.saves)  # noqa: E731
     return max(here, key=order, default=None)

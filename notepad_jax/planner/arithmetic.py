@@ -1,4 +1,4 @@
-"""What a program would need and how long it would take, by arithmetic: no compiler, no libtpu.
+"""An analytical cost model of programs, memory and time: no compiler, no libtpu.
 
 The fields are those that `cost_analysis` reads out of compiled programs, so a plan made of these
 is a plan like any other, made in milliseconds: enough to search among hundreds (`fastest`) and to
@@ -27,7 +27,7 @@ from notepad_jax.planner.lowering import PlannedRun, Program
 
 @dataclasses.dataclass(frozen=True)
 class Arrays:
-    """Elements of a token in a layer, in arrays as wide as each of its parts."""
+    """Counts of a layer's activation arrays, by the width of each part of a layer."""
 
     width: float  # the residual stream: whole on every device of a row
     heads: float  # of queries
@@ -35,7 +35,7 @@ class Arrays:
     wide: float  # of the feed-forward, or of a token's experts
 
     def bytes(self, policy: PolicyConfig, tensor: int) -> float:
-        """Of a device that shares a layer with `tensor - 1` others."""
+        """Bytes of a token on a device that shares a layer with `tensor - 1` others."""
         cut = self.heads * policy.heads * policy.head_size + self.wide * flops.wide(policy)
         cut += self.keys * policy.kv_heads * policy.head_size
         return jnp.dtype(policy.dtype).itemsize * (self.width * policy.width + cut / tensor)

@@ -1,4 +1,4 @@
-"""What the search for the fastest settings tries: rows, meshes and engines that a policy allows."""
+"""The search space of the fastest settings: rows, meshes and engines that a policy allows."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What the devices of a compiled program tell each other, read out of its text.
+"""The collectives of a compiled program, read out of its HLO text.
 
 `collectives(text)` lists every all-gather, reduce-scatter, all-reduce, all-to-all and
 collective-permute that one run executes, in whatever fusion or asynchronous pair the compiler
 hid it, with its payload, how often it runs, and over how many devices. Beside: `hlo`, which
-walks the text. Above: whoever plans for a slice.
+walks the text. Above: modules that plan for a slice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Equal exchanges of one program."""
+    """A collective of a program, and how often it runs."""
 
     kind: str  # of KINDS
     scope: str  # the path of named scopes in the source, "" if XLA made it up
@@ -41,7 +41,7 @@ class Collective:
 
 
 def collectives(text: str, rounds: Mapping[str, int] | None = None) -> list[Collective]:
-    """Returns the exchanges of one run of the program, in order; equal ones are added up.
+    """Returns the collectives of one run of the program, in order; equal ones are added up.
 
     Loops are counted as `hlo.instructions` counts them. Raises ValueError as it does.
     """

@@ -1,4 +1,4 @@
-"""What the TPU compiler made of a plan's programs: memory, collectives, FLOPs, traffic, a floor.
+"""Cost analysis of a plan's compiled programs: memory, collectives, FLOPs, traffic, a time floor.
 
 Programs are lowered, compiled and read side by side in child processes (`subprocesses`), each of
 which makes the plan for itself: the compiler may crash, or want more memory than there is, and
@@ -40,7 +40,7 @@ MOST = 4  # programs at once; a compilation takes a core or two and up to 3 GB
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCost:
-    """One compiled program, of one device, in one launch; attention's kernels are not in it."""
+    """Costs of one compiled program on one device in one launch, without attention's kernels."""
 
     arguments: int  # bytes; the next too
     beside: int  # temporaries, results that are no donated argument, code
@@ -56,7 +56,7 @@ class ProgramCost:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """A program in its place in a run; of one device, in one launch."""
+    """Costs of a program in its place in a run; of one device, in one launch."""
 
     name: str
     phase: str
@@ -78,7 +78,7 @@ class Facts:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramSource:
-    """Where a child process has its programs from."""
+    """A picklable source of a plan's programs, from which a child process makes them."""
 
     config: Training
     slice_name: str
@@ -134,7 +134,7 @@ class Compiler:
 
 
 class CostCache(dict[str, ProgramCost]):
-    """What was compiled, by the programs' texts; with a file, also by whoever is stopped.
+    """A cache of compiled programs' costs, by their texts; with a file, it survives the process.
 
     A line of JSON for each, written when it is there. Lines of others are left alone, and one
     that is cut is what a process was killed in.

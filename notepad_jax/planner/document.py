@@ -1,4 +1,4 @@
-"""How long one document takes on an engine of a slice, read serially and in parallel rounds.
+"""The latency of one document on an engine of a slice, read serially and in parallel rounds.
 
 By arithmetic alone, at the limits: every turn writes all it may, and every chunk of a round a note,
 so what is merged is the most there can be (`reading.rounds`). A serial turn has a launch to itself,
@@ -23,7 +23,7 @@ LENGTHS = (2**17, 2**20, 3_500_000)  # tokens
 
 @dataclasses.dataclass(frozen=True)
 class DocumentTime:
-    """One document on one engine. Seconds are at least, of turns at their limits."""
+    """The latency of one document on one engine. Seconds are at least, of turns at their limits."""
 
     tokens: int
     chunks: int

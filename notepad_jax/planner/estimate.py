@@ -1,4 +1,4 @@
-"""Reads how fast a TPU kernel should be out of what the compiler wrote.
+"""Performance estimates of TPU kernels, from the instructions that the compiler wrote.
 
 libtpu can write down the instructions it chose: *bundles*, one of which a core issues per
 cycle, and for each bundle how many slots of each unit it fills. This module cuts the bundles
@@ -27,7 +27,7 @@ DUMP_FLAGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One TensorCore. Peaks are Google's published ones, divided by the cores of a chip.
+    """A TensorCore's specification. Peaks are Google's published ones, divided by a chip's cores.
 
     What follows `cores` is of a device, as jax counts them: one core, on v5p two.
     """
@@ -94,7 +94,7 @@ _NARROW = re.compile(r"\b(?:s8|u8|f8\w*|e4m3\w*|e5m2\w*)\b")
 
 @dataclasses.dataclass(frozen=True)
 class Cycle:
-    """What a core issues in one cycle."""
+    """The instructions of a bundle, which a core issues in one cycle."""
 
     address: int
     label: str  # "LB" where a loop's body begins, "PF" where a branch lands, ...; "" inside
@@ -106,7 +106,7 @@ class Cycle:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Bundles that are executed together or not at all."""
+    """A basic block: bundles that are executed together or not at all."""
 
     start: int  # address of the first bundle
     bundles: int
@@ -136,7 +136,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """One kernel, as the compiler wrote it for one chip."""
+    """A compiled kernel: the blocks that the compiler wrote for one chip."""
 
     name: str
     blocks: tuple[Block, ...]
@@ -202,7 +202,7 @@ def together(blocks: tuple[Block, ...]) -> Block:
 
 
 def share_of_peak(flops: int, cycles: float, chip: Chip) -> float:
-    """Returns which part of the chip's peak does `flops` useful operations in `cycles`."""
+    """Returns the share of the chip's peak, for `flops` useful operations in `cycles`."""
     return flops / chip.flops_per_cycle / cycles
 
 

@@ -1,4 +1,4 @@
-"""Which settings make a step fastest, and which cheapest, of those that leave its numbers alone.
+"""The search for the fastest and the cheapest settings of a step that leave its numbers alone.
 
 `search` tries row length, rows of a micro-batch, recomputation, devices to a row, devices to an
 engine and slices: hundreds of plans by arithmetic (`arithmetic`), a few milliseconds each. What an
@@ -48,7 +48,7 @@ SHOWN = 3  # estimates that are told of each slice
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What is searched."""
+    """The parameters of a search."""
 
     config: Training
     slices: Sequence[str]
@@ -58,7 +58,7 @@ class Search:
 
 @dataclasses.dataclass(frozen=True)
 class _Guess:
-    """Settings that might be found, by arithmetic."""
+    """Candidate settings, planned by arithmetic."""
 
     slice: str
     sets: Mapping[str, Any]

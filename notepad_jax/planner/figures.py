@@ -1,4 +1,4 @@
-"""A point of the search for the fastest settings: its figures, and how they are told."""
+"""A point of the search for the fastest settings: its figures, and their text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """Some settings on a slice, planned; what a line of the table says."""
+    """Some settings on a slice, planned; a line of the table."""
 
     slice: str
     sets: Mapping[str, Any]  # keys of the config and their values; {}: as it is
@@ -50,7 +50,7 @@ HEAD = (
 
 
 def line(point: Point) -> str:
-    """A row of the table under `HEAD`."""
+    """Returns a row of the table under `HEAD`."""
     dollars = "" if point.dollars is None else f"{point.dollars:.2f}"
     peak = max(point.peaks.values()) / 1e9
     changed = " ".join(point.overrides) or "nothing"
@@ -62,7 +62,7 @@ def line(point: Point) -> str:
 
 
 def text(points: Sequence[Point]) -> str:
-    """The whole table, and what was found; what is below a step's real seconds is a floor."""
+    """Returns the whole table and the winners; seconds are floors of a step's real ones."""
     said = [HEAD, *map(line, points), ""]
     try:
         fastest, cheapest = winners(points)

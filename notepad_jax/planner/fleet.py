@@ -1,4 +1,4 @@
-"""How long a step takes where reading and learning overlap: a discrete-event model of a fleet.
+"""A discrete-event simulation of a fleet: step time where rollout and update overlap.
 
 Engines read documents turn by turn, a trainer learns from batches of them and publishes what came
 of it; `simulate` plays one `Mode` of sharing chips between the two. Step v learns with version v
@@ -30,7 +30,7 @@ PINNED, DRAINING, RESIDENT = ADOPTIONS = ("pinned", "draining", "resident")
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """Who reads and learns when, and where."""
+    """A schedule of rollout and update: what runs when, and on which chips."""
 
     name: str
     readers: int  # engines
@@ -53,7 +53,7 @@ class Mode:
 
 @dataclasses.dataclass(frozen=True)
 class ModeResult:
-    """What a mode made of a stream; seconds are of the model's clock."""
+    """The result of a simulated mode; seconds are of the model's clock."""
 
     seconds: float  # of a step, in the mean over those after the first ones
     learning: float  # of them, in the mean over all steps
@@ -75,7 +75,7 @@ def simulate(
     steps: int = 12,
     first: int = 4,
 ) -> ModeResult:
-    """Plays `steps` steps of `batch` documents each; the mean is over those after the `first`.
+    """Simulates `steps` steps of `batch` documents each; the mean is over those after the `first`.
 
     Raises ValueError where the stream is shorter than `needed` says.
     """
@@ -115,7 +115,7 @@ def _length(document: PlayedDocument) -> int:
 
 
 class _Run:
-    """A fleet at one moment of the model's clock."""
+    """The state of a fleet at one moment of the model's clock."""
 
     def __init__(
         self, stream: Sequence[PlayedDocument], mode: Mode, rates: Rates, batch: int, steps: int
@@ -163,7 +163,7 @@ class _Run:
         )
 
     def _event(self) -> None:
-        """Goes on to what happens next."""
+        """Advances the clock to the next event."""
         engine = min(self._engines, key=_ends)
         published = self._published[0][0] if self._published else math.inf
         at = min(engine.ends, self._learnt_at, published)

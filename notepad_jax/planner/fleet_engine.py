@@ -1,4 +1,4 @@
-"""An engine of the model of a fleet: what waits, what runs, and how far its clock is.
+"""An engine of the simulated fleet: what waits, what runs, and how far its clock is.
 
 All turns that run decode together: a step takes a fixed time and some for each taken slot, and
 prefill of a turn that begins holds up the others. Readings of a group that write equally much are a
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Lot:
-    """Readings of a group that go on in step, and have a slot each."""
+    """Readings of a group that advance in step, and have a slot each."""
 
     readings: int
     private: tuple[int, ...]  # prompt tokens of one of them, in each turn
@@ -44,13 +44,13 @@ class PlayedDocument:
 
     @functools.cached_property
     def turns(self) -> int:
-        """Of all its readings."""
+        """Turns of all its readings."""
         return len(self.shared) * sum(lot.readings for lot in self.lots)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What an engine's chips do, and how long weights are on their way."""
+    """The speeds of an engine's chips, and the times of a weight transfer."""
 
     slots: int  # turns that an engine decodes at once
     prefill: float  # tokens a second
@@ -70,7 +70,7 @@ class Rates:
 
 
 class Engine:
-    """One engine; who owns it says when it goes on, and `ends` says when it is worth asking."""
+    """One engine; its owner calls `go_on`, and `ends` says when its next turn ends."""
 
     def __init__(self, rates: Rates, stream: Sequence[PlayedDocument], draining: bool) -> None:
         self._rates, self._stream, self._draining = rates, stream, draining
@@ -119,7 +119,7 @@ class Engine:
         return place, version, last
 
     def go_on(self, now: float) -> None:
-        """Adopts what may be adopted and begins what may begin."""
+        """Adopts new weights and begins waiting turns, where that is allowed."""
         self._advance(now)
         if not self.taken and not self._waiting and self.shares:
             version, places = self.shares.popleft()

@@ -1,4 +1,4 @@
-"""The lengths of a stream of documents: equal, drawn, or those of a file.
+"""Distributions of document lengths: equal, random, or those of a file.
 
 Seeded, so that modes are compared over the same documents, and a plan said twice is the same plan.
 Above: `fleet_modes`.
@@ -19,7 +19,7 @@ Draw = Callable[[np.random.Generator, int], np.ndarray]  # so many lengths, in t
 
 
 def lengths(form: str | None, usual: int) -> Draw:
-    """Returns what draws lengths of a form as `--lengths` says it.
+    """Returns the sampler of lengths of a form as `--lengths` says it.
 
     None: all of the `usual` length. A-B: log-uniform. pareto:SHAPE:MOST: Pareto with that tail,
     cut at MOST tokens, scaled so that the mean is the `usual` length. Else a file: its numbers,
@@ -108,5 +108,5 @@ def _line(path: Path, number: int, line: str) -> int:
 
 
 def words(form: str | None, usual: int) -> str:
-    """Returns how a table says what was drawn."""
+    """Returns a form in the words of a table."""
     return f"all of {format_length(usual)} tokens" if form is None else f"of {form}"

@@ -1,4 +1,4 @@
-"""`notepad-jax plan --fleet`: which sharing of chips between reading and learning is fastest.
+"""`notepad-jax plan --fleet`: the fastest sharing of chips between rollout and training.
 
 What is compared: a config as it is, the same chips with what length alone allows, documents carried
 over on the same chips, and trainer and readers apart, at one split or several. All read the same
@@ -31,7 +31,7 @@ Split = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class PlayedMode:
-    """A mode and what came of it."""
+    """A mode and its simulated result."""
 
     mode: Mode
     outcome: ModeResult
@@ -41,7 +41,7 @@ class PlayedMode:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Every mode of one config on one slice, and which is worth its chips."""
+    """The comparison of all modes of one config on one slice, by speed per chip."""
 
     lengths: str  # of the documents, in words
     turns: float  # of a reading, in the mean
@@ -55,7 +55,7 @@ class Comparison:
 
     @property
     def told(self) -> Mapping[str, object]:
-        """What `--json` prints."""
+        """The values that `--json` prints."""
         return dataclasses.asdict(self) | {"second_slice_pays": self.fastest.mode.apart}
 
 
@@ -73,7 +73,7 @@ def splits(text: str) -> tuple[Split, ...]:
 
 
 def modes(engines: int, parts: Sequence[Split]) -> Iterator[Mode]:
-    """Yields what is compared; the second is what `train` does, to which the first is the measure.
+    """Yields the modes to compare; the second is what `train` does, the first is the baseline.
 
     Apart, readers are half of the slice's engines, and the trainer has chips in proportion.
     """
@@ -94,7 +94,7 @@ def modes(engines: int, parts: Sequence[Split]) -> Iterator[Mode]:
 
 @dataclasses.dataclass(frozen=True)
 class Unplayed:
-    """What is to be compared, drawn and counted; not yet played."""
+    """The input of a comparison, drawn and counted; not yet simulated."""
 
     lengths: str  # of the documents, in words
     stream: Sequence[PlayedDocument]
@@ -105,7 +105,7 @@ class Unplayed:
 
 
 def asked(config: Training, slice_name: str, parts: Sequence[Split], form: str | None) -> Unplayed:
-    """Returns what `compare` plays of `config` on a slice as "v5p:2x4x4", by arithmetic alone.
+    """Returns the input of `compare` for `config` on a slice as "v5p:2x4x4", by arithmetic alone.
 
     `form` says how long documents are (`fleet_lengths.lengths`). Raises ValueError for a form that
     is none, documents that are too many turns to play, and readings that are not serial.
@@ -126,7 +126,7 @@ def asked(config: Training, slice_name: str, parts: Sequence[Split], form: str |
 
 
 def compare(what: Unplayed) -> Comparison:
-    """Plays every mode over the same documents."""
+    """Simulates every mode over the same documents."""
     base, *others = (_played(what, mode) for mode in what.modes)
     first = what.modes[0]
     rows = tuple(

@@ -1,8 +1,8 @@
-"""What the chips of one engine do in a second, out of a plan's own arithmetic.
+"""The speeds of one engine's chips for the simulated fleet, from a plan's own arithmetic.
 
 A plan's seconds are floors: peaks and bandwidths as published. A real program reaches a part of
 them, and a fleet is judged by how reading and learning compare, so floors are divided here by the
-efficiencies that are assumed below; nobody has measured them on a TPU. How long weights take from
+efficiencies that are assumed below, not measured on a TPU. How long weights take from
 slice to slice is assumed, too. What a document costs is told turn by turn, at the limits, as a
 plan tells it. Above: `fleet_modes`; below: `lowering`, `arithmetic` and `workload`.
 """
@@ -45,7 +45,7 @@ class GroupTurns:
         return self.passes * math.ceil(tokens / self.chunk_size) + len(self.answers)
 
     def document(self, tokens: int) -> PlayedDocument:
-        """Returns what a document of so many tokens asks of engines and trainer."""
+        """Returns the work of a document of so many tokens for engines and trainer."""
         chunks = math.ceil(tokens / self.chunk_size)
         rest = tokens - (chunks - 1) * self.chunk_size
         last = dataclasses.replace(self.update, shared=self.update.shared - self.chunk_size + rest)

@@ -1,4 +1,4 @@
-"""Memory traffic, matrix work and collectives of a program that XLA has compiled, from its text.
+"""Memory traffic, matrix FLOPs and collectives of a program that XLA compiled, from its HLO text.
 
 `instructions(text)` walks the optimized module from its entry, through loops (as often as they
 run; `rounds` where only the data tells), calls and the costlier branch of a conditional, and gives
@@ -33,7 +33,7 @@ _VIEWS = ("bitcast", "reshape", "convert", "copy")
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation."""
+    """One HLO instruction, a line of a computation."""
 
     name: str
     type: str
@@ -49,7 +49,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one instruction costs in one run of the program."""
+    """The cost of one instruction in one run of the program."""
 
     instruction: Instruction
     times: int  # how often it runs
@@ -63,12 +63,12 @@ Computation = dict[str, Instruction]
 
 
 def dims(type_text: str) -> list[tuple[str, list[int]]]:
-    """Kind and sizes of an array, or of all arrays of a tuple."""
+    """Returns dtype and sizes of an array, or of all arrays of a tuple."""
     return [(kind, [int(n) for n in at.split(",") if n]) for kind, at in _SHAPE.findall(type_text)]
 
 
 def nbytes(type_text: str) -> int:
-    """Bytes in HBM of an array, or of all arrays of a tuple."""
+    """Returns the bytes in HBM of an array, or of all arrays of a tuple."""
     size = lambda kind: _SIZES.get(kind) or int(kind[1:]) / 8  # noqa: E731
     outside = "".join(m[0] + " " for m in _SHAPE.finditer(type_text) if VMEM not in m[0])
     return math.ceil(sum(size(kind) * math.prod(shape) for kind, shape in dims(outside)))

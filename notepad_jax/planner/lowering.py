@@ -1,4 +1,4 @@
-"""From a config and a slice that is not here to the programs that a run would launch on it.
+"""Lowers the programs that a run of a config would launch on a slice that is not here.
 
 Everything is abstract: shapes, dtypes and places, made by the functions that a run makes its arrays
 with, so what is compiled is what would run. A device's memory is two things, and they must not be
@@ -44,7 +44,7 @@ FORWARD, BACKWARD = flops.ATTENTION, 7
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What one launch of a program computes on a device."""
+    """The work of one launch of a program on a device."""
 
     tokens: int  # that go through all layers; decoding's of all its steps
     logits: int  # that meet the vocabulary; likewise
@@ -53,7 +53,7 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Something to compile, and what a step does with it; figures are of one device."""
+    """A program to compile, and its launches in a step; figures are of one device."""
 
     name: str
     phase: str
@@ -67,10 +67,10 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
-    """A run on a slice."""
+    """A run on a slice, planned: its meshes, residents and programs."""
 
     model: str
-    counted_by: str  # whose tokens the prompts' lengths are
+    counted_by: str  # the tokenizer that the prompts' lengths are counted by
     policy: PolicyConfig
     remat: bool
     devices: int

@@ -1,4 +1,4 @@
-"""How much memory there is: of a device, and of a machine with its cgroups' limits."""
+"""The memory of a device, and of a machine with its cgroups' limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Look = Callable[[jax.Device], MachineMemory | None]
 
 
 def look(device: jax.Device) -> MachineMemory | None:
-    """Returns what a device has; None where it does not say (one that is only compiled for)."""
+    """Returns a device's memory; None where it does not say (one that is only compiled for)."""
     if device.platform == builders.CPU:
         return of_machine()
     try:
@@ -54,7 +54,7 @@ def of_machine(root: Path = Path("/")) -> MachineMemory | None:
 
 
 def _of_others() -> MachineMemory | None:
-    """macOS says how much there is and not what is free; elsewhere nobody knows."""
+    """macOS says how much there is and not what is free; other systems say neither."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

@@ -1,10 +1,10 @@
-"""Whether a command fits the memory that is there, and how much of it a cache may take.
+"""Memory check of a command on its devices, and the size of its paged cache.
 
 An engine's cache is most of what a command holds, and a config cannot know the machine. So before a
 weight is loaded everything is added up in bytes: what stays (weights, masters and moments, cache:
 exact, from shapes) and what a program needs beside it while it runs (an upper bound, from the
 shapes of launch and update). `engine.pages=0` becomes as many pages as all slots need, at most half
-of the whole memory and no more than is free; a number that somebody stated and that does not fit is
+of the whole memory and no more than is free; a number that the user stated and that does not fit is
 refused, with all numbers and the mend. Fewer pages make turns wait, never fail. Above:
 programs.subjects, programs.serve and training.decided; below: `lowering`, `residents`,
 `planned_policy` and `machine`.
@@ -38,7 +38,7 @@ from pallas_kernels.dispatch import logprob_block
 
 SHARE = 0.5  # of a device's whole memory, that a derived cache may take
 PROCESS = 1_200_000_000  # bytes of a process beside its arrays: interpreter, compiler, programs
-READING = "reading"  # the only phase of who does not train
+READING = "reading"  # the only phase of a command that does not train
 COMPARING = "comparing of bases"  # before that, where several policies are served on one
 
 
@@ -58,7 +58,7 @@ def of_engines(
     policy: PolicyConfig, engine: EngineKeys, settings: EngineSettings, stored: str,
     adapters: lora.Lora | None, others: Sequence[lora.Lora] = (),
 ) -> HeldBytes:  # fmt: skip
-    """What engines hold that nobody trains; `stored` is the dtype that the weights lie in.
+    """Returns the bytes of engines that only read; `stored` is the dtype that the weights lie in.
 
     Policies with `others` share the base. Each is read whole before it is known that they do, and
     what was read of its adapters stays beside all of them together.
@@ -86,7 +86,7 @@ def of_engines(
 
 
 def of_training(config: Config, made: PlannedRun, settings: EngineSettings) -> HeldBytes:
-    """What trainer and engines of a run hold."""
+    """Returns the bytes of a run's trainer and engines."""
     there, host = made.trainer.devices.flat[0], builders.engines_mesh(config.engine)
     sharing = builders.engines(config.engine) // host.shape["fsdp"]
     beside = BESIDE if made.trainer.size == 1 and there.platform == builders.CPU else 1

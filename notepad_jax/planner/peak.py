@@ -1,4 +1,4 @@
-"""What the devices of a run compute at most, for model FLOPs utilization (MFU) to be a share of.
+"""Peak FLOP/s of a run's devices, the denominator of model FLOPs utilization (MFU).
 
 Of an accelerator it is the published peak of dense bfloat16 products, whatever it computes in. A
 CPU publishes none, and one core's clock depends on what the others do, so there it is measured,
@@ -44,7 +44,7 @@ LEAST, SECONDS = 3, 0.05  # products, and what they take, of which the fastest c
 
 @dataclasses.dataclass(frozen=True)
 class Peak:
-    """Of all devices that compute together."""
+    """The peak of all devices that compute together."""
 
     flops: float  # FLOP/s
     name: str  # "4 x TPU v5p, bfloat16, published"
@@ -54,7 +54,7 @@ class Peak:
 
 
 def of(devices: Sequence[Any]) -> Peak | None:
-    """Returns the peak of `devices`, all of one kind; None where nobody knows it.
+    """Returns the peak of `devices`, all of one kind; None where it is not known.
 
     The devices of one host's CPU are threads of the same cores: its peak is the host's.
     """

@@ -1,4 +1,4 @@
-"""`notepad-jax plan`: does a config fit a slice that is not here, and what would a step take?
+"""`notepad-jax plan`: whether a config fits a slice that is not here, and a step's time there.
 
 Every program of the run is compiled by the real TPU compiler (`lowering` lists them,
 `cost_analysis` reads them). Together with what stays on a device this gives a verdict for each
@@ -44,7 +44,7 @@ class DoesNotFit(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """What a phase needs of a device, and how long it takes in a step."""
+    """The memory that a phase needs of a device, and its time in a step."""
 
     name: str
     residents: Mapping[str, int]  # bytes (exact)
@@ -57,7 +57,7 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class SlicePlan:
-    """All that `plan` says; bytes are of one device."""
+    """The whole plan of a config on a slice; bytes are of one device."""
 
     slice: str
     model: str

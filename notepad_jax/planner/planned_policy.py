@@ -19,7 +19,7 @@ from notepad_jax.text.tokenizer import open_tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class PlannedPolicy:
-    """Sizes of a policy, and how its prompts are counted."""
+    """The policy of a plan: its sizes, and how its prompts are counted."""
 
     name: str
     counted_by: str

@@ -1,4 +1,4 @@
-"""Bytes of what stays on a device while others run."""
+"""Bytes of the residents of a device, arrays that stay while programs run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notepad_jax.setup.config.whole import Training
 
 
 def bytes_of(tree: Any, dtype: str | None = None) -> int:
-    """Bytes on one device of leaves with shardings; `dtype` instead of their own."""
+    """Returns the bytes on one device of leaves with shardings; `dtype` instead of their own."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(dtype or leaf.dtype).itemsize
         for leaf in jax.tree.leaves(tree)

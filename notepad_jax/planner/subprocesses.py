@@ -1,4 +1,4 @@
-"""Work in child processes that it may kill: a compiler that crashes, or wants too much memory.
+"""A pool of child processes for work that may kill them: a compiler that crashes or runs out.
 
 `run` has a few children answer questions about items, each in a process of its own that is
 started afresh and begins with `begin`; the worker that this returns lives in the child. An item
@@ -34,25 +34,25 @@ LONGEST = 300  # characters of it
 
 
 class InChild(Protocol):
-    """Lives in a child."""
+    """The interface of a worker, which lives in a child process."""
 
     def key(self, item: int) -> str:
         """Prepares an item; equal keys have equal answers."""
 
     def answer(self, item: int) -> Any:
-        """Answers for an item whose key was asked for last."""
+        """Returns the answer for the item whose key was asked for last."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Died:
-    """In place of an answer: the process that looked for it ended."""
+    """The result in place of an answer: the process that looked for it ended."""
 
     code: int  # of its exit; negative: the signal that ended it
     said: str  # its telling line; "" where it ended without a word
 
     @property
     def killed(self) -> bool:
-        """By somebody else: where nobody did, by a system that ran out of memory."""
+        """Whether it was killed: by a user, or by a system that ran out of memory."""
         return self.code == -signal.SIGKILL
 
     @property
@@ -115,7 +115,7 @@ def run(
 
 
 class _Desk:
-    """Where one child at a time works; asked by one thread, and closed by any."""
+    """A slot of the pool, one child at a time; asked by one thread, and closed by any."""
 
     def __init__(self, begin: Callable[[], InChild], said: Path) -> None:
         self._begin, self._said = begin, said
@@ -141,7 +141,7 @@ class _Desk:
                 self._start()
             self._pipe.send((question, item))
             answer = self._pipe.recv()
-        except (EOFError, OSError):  # nobody is at the other end
+        except (EOFError, OSError):  # no process is at the other end
             process, self._process = self._process, None
             process.join()
             return Died(process.exitcode, _telling(self._said))
@@ -169,7 +169,7 @@ class _Desk:
                 self._process.kill()
 
     def wait(self) -> None:
-        """Until its process is gone, once it is closed and nobody asks any more."""
+        """Waits until its process is gone, once it is closed and no thread asks any more."""
         if self._process is not None:
             self._process.join()
             self._pipe.close()
@@ -191,11 +191,11 @@ def _work(pipe: Connection, begin: Callable[[], InChild], said: str) -> None:
     while True:
         try:
             question, item = pipe.recv()
-        except EOFError:  # nobody is left to ask
+        except EOFError:  # no process is left to ask
             return
         try:
             answer = worker().key(item) if question == "key" else worker().answer(item)
-        except Exception as error:  # whoever asked is told all there is to know
+        except Exception as error:  # the parent gets all there is to know
             error.add_note(traceback.format_exc())
             answer = error
         pipe.send(answer)

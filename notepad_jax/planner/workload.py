@@ -1,8 +1,8 @@
-"""How often a training step launches each of its programs, from a config alone.
+"""The workload of a training step: launches of each of its programs, from a config alone.
 
 An upper bound, in the open: every document is `tasks.max_tokens` (or `data.tokens`) long, and no
 longer than `tasks.curriculum` ever lets it be, every question, memory and answer is at its limit,
-no draft is accepted, and nobody's turn ends early; groups that a rollout replaces are not in it,
+no draft is accepted, and no turn ends early; groups that a rollout replaces are not in it,
 and local turns are as many as are expected. Rows of the update are packed by the packer that a
 run uses, from these lengths; what different groups have in common (an instruction, a document
 of several questions) is counted with each. Above: `lowering`.
@@ -27,7 +27,7 @@ from notepad_jax.text.prompts import Template
 
 @dataclasses.dataclass(frozen=True)
 class RolloutWork:
-    """A step's rollout."""
+    """The rollout of a step: its groups, readings, turns and tokens."""
 
     groups: int
     members: int  # readings of a group
@@ -39,12 +39,12 @@ class RolloutWork:
 
     @property
     def completion_tokens(self) -> int:
-        """Of one reading."""
+        """Tokens that one reading writes."""
         return self.chunks * self.update.completion + self.answer_tokens
 
     @property
     def answer_tokens(self) -> int:
-        """Of one reading's answer, all its contexts."""
+        """Tokens of one reading's answer, all its contexts."""
         return sum(answer.completion for answer in self.answers)
 
 
@@ -84,7 +84,7 @@ class Update:
 
 
 def readings(config: Training, template: Template) -> RolloutWork:
-    """Returns what a step reads, every turn at its limits."""
+    """Returns the rollout of a step, every turn at its limits."""
     rules, local = builders.rules(config.reading), config.rollout.local
     turns = sizes.turns(template, rules)
     files = bool(config.tasks.files)

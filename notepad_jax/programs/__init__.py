@@ -1,1 +1,1 @@
-"""The other programs: each reads a config from top to bottom like a recipe and wires the parts."""
+"""The programs behind the commands, but training: each reads a config and wires the parts."""

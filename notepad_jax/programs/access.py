@@ -1,4 +1,4 @@
-"""Where a server listens, whom it lets in, and what it may hold: address, key, origins, limits."""
+"""Network access of a server: its address, API key, allowed origins and connection limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ORIGIN = re.compile(r"https?://[a-z0-9.\-_]+(:\d{1,5})?|https?://\[[0-9a-f:]+\]
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """Where to listen, and where the key stands."""
+    """Where a server listens, which variable has its key, and what it serves from."""
 
     host: str
     port: int  # 0: a free one
@@ -49,7 +49,7 @@ def web() -> tuple[types.ModuleType, ...]:
 
 
 def bounded(config: Config, connections: types.ModuleType, screen: Screen) -> Any:
-    """Returns what all clients together may hold, as far as this machine goes."""
+    """Returns the connection limits of all clients together, as far as this machine goes."""
     asked = connections.ConnectionLimits
     wanted = asked(**{name: getattr(config.serve, name) for name in asked.__annotations__})
     limits = connections.within_descriptors(wanted)
@@ -76,7 +76,7 @@ def key_of(address: Address, variable: str) -> str | None:
 
 
 def pages_of(cors: Sequence[str], key: str | None) -> tuple[str, ...]:
-    """Returns the origins whose web pages may ask; ValueError for what is no origin."""
+    """Returns the origins of CORS; ValueError for what is no origin."""
     for origin in cors:
         if origin == "*" and key is None:
             raise ValueError(
@@ -92,7 +92,7 @@ def pages_of(cors: Sequence[str], key: str | None) -> tuple[str, ...]:
 
 
 def taken(address: Address) -> socket.socket:
-    """Returns a socket at the address that nobody listens at yet."""
+    """Returns a socket bound to the address, not listening yet."""
     if not 0 <= address.port < 65536:
         raise ValueError(f"--port is {address.port}; a port is a number up to 65535")
     try:
@@ -110,5 +110,5 @@ def taken(address: Address) -> socket.socket:
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands before a port."""
+    """Returns a host as a URL has it before a port: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host

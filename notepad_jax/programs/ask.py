@@ -1,4 +1,4 @@
-"""One question about one document: what `notepad-jax ask` and the Python API's `Reader` do.
+"""Answers one question about one document, for `notepad-jax ask` and the Python API's `Reader`.
 
 The document is read as a stream, chunk by chunk, in constant memory. A turn may take minutes, so
 what it writes is told while it is written (`Progress`), memory and answer, where the completer
@@ -39,7 +39,7 @@ NO_QUESTION = "the question is empty; ask something, for example 'code of Ada ?'
 
 
 class Memory(NamedTuple):
-    """What was noted down when a chunk had been read."""
+    """The memory after a chunk that changed it."""
 
     chunk: int  # counted from 1
     text: str
@@ -47,7 +47,7 @@ class Memory(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What was answered, and how the memory came to hold it."""
+    """The answer of a reading, and the changes of its memory."""
 
     answer: str
     truncated: bool  # cut at the limit of an answer
@@ -81,7 +81,7 @@ async def ask(
     telling = Telling(chunks, document, rules.chunk_size, transcript, on_progress)
     telling.look_ahead()
     writes, answers = (Aloud(completer, tokenizer.decode, telling, kind) for kind in TurnKind)
-    if rules.order != "serial":  # many write at once, so none of them is heard
+    if rules.order != "serial":  # many turns are written at once, so none is streamed
         writes = completer
     course = under_way(subject, rules, trace)
     reads = memory_agent.read(
@@ -95,7 +95,7 @@ async def ask(
 
 
 def under_way(subject: Subject, rules: Rules, trace: Path | None) -> OpenTrace:
-    """Returns where a reading is taken down; its turns, too, if there is a `trace`."""
+    """Returns the open trace of a reading; it has its turns, too, if there is a `trace`."""
     if trace is None:
         return OpenTrace()
     return OpenTrace(Turns(Pieces(subject.tokenizer), rules, subject.template))
@@ -124,7 +124,7 @@ async def followed(
     reads: AsyncIterator[tuple[Turn, memory_agent.State]], subject: Subject,
     chunks: ChunkedDocument, course: OpenTrace, ended: Callable[[Turn, str | None], None],
 ) -> tuple[Answer, int]:  # fmt: skip
-    """Takes a reading down to its end; returns the answer, and how many turns were made.
+    """Records a reading to its end; returns the answer, and how many turns were made.
 
     `ended` is told each turn, with the memory that it left if that is a new one.
     """

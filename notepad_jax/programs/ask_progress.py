@@ -1,4 +1,4 @@
-"""What is told of a reading while it is made: which turn, what it writes, how far it is.
+"""Progress events of a reading: which turn, what it writes, how far it is.
 
 Above: ask; below: the server's way to text from tokens (serve.completions.choices).
 """
@@ -34,12 +34,12 @@ AHEAD = 1 << 18  # bytes of a file tokenised at first: its chunks are counted, o
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Where a reading stands: told when a turn begins, with every few tokens that it writes, and
+    """The progress of a reading: sent when a turn begins, with every few tokens that it writes, and
     when it has ended."""
 
     kind: TurnKind  # UPDATE: a memory is written; ANSWER: the answer is
     chunk: int  # the one that is read, counted from 1; of the answer, the last
-    chunks: int | None  # of the document; None: nobody can tell yet
+    chunks: int | None  # of the document; None: not known yet
     exact: bool  # whether `chunks` is counted, and not estimated from the size of a file
     prompt: int  # tokens of the turn's prompt
     text: (
@@ -49,7 +49,7 @@ class Progress:
 
 
 class Aloud:
-    """Completes turns of one kind, and tells what they write while they do; a `Completer`."""
+    """A `Completer` for turns of one kind that streams their text to a callback."""
 
     def __init__(
         self, completer: Completer, decode: Callable[..., str], telling: Telling, kind: TurnKind
@@ -72,7 +72,7 @@ class Aloud:
 
 
 class Telling:
-    """Where one reading stands, told to the screen and to whoever wants to know."""
+    """The progress of one reading, reported to the screen and to the caller's callback."""
 
     def __init__(
         self, chunks: ChunkedDocument, document: Document, chunk_size: int,
@@ -128,7 +128,7 @@ class Telling:
         """The turn has ended, with a new memory if it wrote one."""
         self._place = rounds.place(turn)
         now = self._now = dataclasses.replace(self._now, ended=True)
-        if turn.kind is TurnKind.UPDATE:  # of a parallel reading nobody heard it begin
+        if turn.kind is TurnKind.UPDATE:  # in a parallel reading its beginning was not reported
             of, exact = self._of()
             now = self._now = dataclasses.replace(now, chunk=turn.unit + 1, chunks=of, exact=exact)
         self._tell()

@@ -1,6 +1,6 @@
-"""Several policies on one base: adapters of runs and folders, read beside a policy's own.
+"""Several LoRA policies on one base: adapters of runs and folders, served beside a policy's own.
 
-An engine multiplies by the base once, whoever asked, and by the adapters that a request names.
+An engine multiplies by the base once for all requests, and by the adapters that each names.
 Above: `serve`; below: `builders`, and `model.lora`.
 """
 
@@ -24,7 +24,7 @@ from notepad_jax.telemetry.screen import Screen
 
 @dataclasses.dataclass(frozen=True)
 class Beside:
-    """Another policy on the same base: its name, how it reads, and, once it was read, itself."""
+    """Another policy on the same base: its name, its settings, and, once it was read, itself."""
 
     name: str
     config: Config

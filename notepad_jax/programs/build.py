@@ -1,4 +1,4 @@
-"""`notepad-jax build`: task files, to evaluate or to train on.
+"""`notepad-jax build`: builds task files, to evaluate or to train on.
 
 One file per task and length, written through to the end or not at all, so a build that was stopped
 goes on with the files that are missing. Each sample is made by itself from its seed and its
@@ -45,7 +45,7 @@ TOKENS, PARAGRAPHS = "tokens", "paragraphs"
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """What lies in the folder now."""
+    """The result of a build: the files in its folder, and counts of tasks."""
 
     folder: Path
     files: tuple[Path, ...]
@@ -56,7 +56,7 @@ class Built:
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How long the documents of a file are: tokens, or paragraphs."""
+    """The length of the documents of a file: tokens, or paragraphs."""
 
     amount: int
     unit: str
@@ -197,7 +197,7 @@ def convert(
     """Writes the tasks made of the rows of a file to the task file `name`.
 
     Left out and counted by their reasons are rows with a fault, and those whose own gold answer
-    would score nothing (a broken table, a formula that cannot be read): nobody could earn their
+    would score nothing (a broken table, a formula that cannot be read): no policy could earn their
     reward. Raises ValueError where no row is left.
     """
     digest = hashlib.sha256()

@@ -37,7 +37,7 @@ LOST = 0.1  # of a delta, relative: an export that loses more says what to do in
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """What `import_hf` made."""
+    """The result of `import_hf`: the folder, and what is in it."""
 
     source: str
     folder: str

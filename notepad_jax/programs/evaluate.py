@@ -1,7 +1,7 @@
-"""`notepad-jax eval`: how well a policy reads documents of growing length.
+"""`notepad-jax eval`: evaluates a policy on documents of growing length.
 
 A suite gives the tasks (`eval_jobs`), a method says how a document is put before the reader, and
-the reader is an engine of ours or somebody's endpoint (`subjects`): the memory agent and its
+the reader is an engine of ours or an API endpoint (`subjects`): the memory agent and its
 prompts are those of training either way. Every reading is on disk as soon as it ends, so a killed
 evaluation goes on where it stood and reports the same numbers. Above: commands and quickstart;
 below: eval_jobs, subjects, eval and report.
@@ -50,7 +50,7 @@ HOPELESS = 256  # readings, all failed, after which an evaluation stops before i
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationResult:
-    """What an evaluation found, and where it lies."""
+    """The results of an evaluation, and where they lie."""
 
     folder: Path
     report: Path
@@ -60,7 +60,7 @@ class EvaluationResult:
 
 
 def sampling(config: Config, reader: Subject) -> TurnSampling:
-    """Returns how an evaluation samples; each reading gets a seed of its own from it."""
+    """Returns the sampling of an evaluation; each reading gets a seed of its own from it."""
     e = config.evaluate
     return TurnSampling(e.temperature, e.top_p, reader.template.stop_ids, config.seed)
 
@@ -151,7 +151,7 @@ async def _read(
 
 
 def judge_of(config: Config) -> Judge | None:
-    """Returns who judges answers in a metric's place; ValueError for a name that there is not."""
+    """Returns the judge in a metric's place, a user's reward; ValueError for an unknown name."""
     said = config.evaluate.reward
     return rewards.of(said, REWARD).worth if said else None
 
@@ -160,7 +160,7 @@ def _give_up(readings: Readings, failures: Sequence[Exception], after: int) -> N
     """Raises the first failure where nothing else came of `after` readings or more.
 
     A reading that fails is a result, and so is a method that always does; but where nothing
-    succeeds at all, nobody is reading.
+    succeeds at all, the completer is at fault.
     """
     results = readings.all()
     if failures and len(results) >= after and all(result.failed for result in results):
@@ -233,7 +233,7 @@ def _run(config: Config, reader: Subject, folder: Path, screen: Screen) -> Evalu
 
 
 def check_meant(config: Config) -> None:
-    """Raises ValueError for a config that leaves nothing to read or nobody to judge it."""
+    """Raises ValueError for a config with nothing to read, or with an unknown judge."""
     e = config.evaluate
     judge_of(config)
     if e.repeats > 1 and e.temperature == 0:
@@ -289,7 +289,7 @@ def _train_length(config: Config) -> int | None:
 
 
 def examples(results: Sequence[Result], readings: Readings) -> list[Example]:
-    """Picks questions of every kind to look at, each as every method read it."""
+    """Returns examples of every kind of question, each as every method read it."""
     by_method = {
         method: [result for result in results if result.method == method]
         for method in dict.fromkeys(result.method for result in results)
@@ -302,7 +302,7 @@ def examples(results: Sequence[Result], readings: Readings) -> list[Example]:
 
 
 def _next(config: Config, folder: Path, results: Sequence[Result]) -> list[Next]:
-    """What somebody may want to do after this evaluation."""
+    """Suggested next commands after this evaluation."""
     again = f"notepad-jax eval --name {shlex.quote(folder.name)} --resume"
     longest = max(result.length for result in results)
     lengths = ",".join((*config.evaluate.lengths, format_length(4 * longest).lower()))

@@ -1,4 +1,4 @@
-"""`notepad-jax export-hf`: a trained checkpoint as others load it, or its adapters alone.
+"""`notepad-jax export-hf`: exports a checkpoint as Hugging Face loads it, or its adapters alone.
 
 `export_hf` takes what `convert` imported, a run or a folder of adapters (`policies`) and streams it
 out, one tensor at a time, without restoring the tree: here alone adapters are added in, and what
@@ -42,7 +42,7 @@ from notepad_jax.telemetry.screen import Screen
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What `export_hf` or `export_adapters` wrote."""
+    """The result of `export_hf` or `export_adapters`: the folder, and what is in it."""
 
     source: str
     step: int | None  # None: adapters, or their base, which have none
@@ -163,8 +163,8 @@ def export_adapters(
 
     They belong on the policy that the run started from, or on the base of the adapters that it
     started from. `like` is another Hugging Face folder with its config.json, and `base` what the
-    files call it: a path or a name that who gets them has. Adapters in a folder are written once
-    more. Raises ValueError for anything wrong with either side, and for a run without adapters.
+    files call it: a path or a name where they will be loaded. Adapters in a folder are written
+    once more. Raises ValueError for anything wrong with either side, or a run without adapters.
     """
     began = time.perf_counter()
     known(dtype, DTYPES)
@@ -194,7 +194,7 @@ def export_adapters(
 
 
 def _habits(found: policies.Named, screen: Screen) -> dict[str, bytes]:
-    """Returns the files that say how the policy reads, for those who do not have its run."""
+    """Returns the files that say how the policy reads, to be used without its run."""
     return habits.files(policies.reads_as(found.name), Path(found.home), screen.warn)
 
 

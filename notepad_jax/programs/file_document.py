@@ -1,4 +1,4 @@
-"""A file of any size as a document, read a piece at a time."""
+"""A text file of any size as a document, streamed piece by piece."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The server again, behind JetStream: its stock orchestrator and gRPC, until somebody ends it.
+"""The gRPC server: a policy behind JetStream's stock orchestrator, until it is stopped.
 
-`serve --jetstream` is for who has clients of JetStream's; what it lacks of `serve` stands in
+`serve --jetstream` is for users with JetStream clients; what it lacks of `serve` stands in
 docs/server.md. The address is taken first and the weights are read then. Above: commands; below:
 `builders`, `access` (addresses, keys) and `serve` (sizes), whose words hold here, and
 `engine.jetstream`, which is only imported when it is needed: google-jetstream and grpcio are no
@@ -68,7 +68,7 @@ def run(
             builders.rules(config.reading, policy.tokenizer), chunk_size=config.evaluate.chunk_size
         )
         settings = alone(serve.engine_settings(config, policy.config, rules, template))
-    # The stock server opens a socket of its own; nobody was there, so it finds the place free.
+    # The stock server opens a socket of its own; nothing listened there, so the address is free.
     server = _opened(room, config, policy, settings, key, host, port)
     name = name or serve.served_name(policy.name)
     where = f"{access.bracketed(host)}:{port}"
@@ -141,7 +141,7 @@ def _until_the_end(server: Any) -> None:
 
 
 def _begun(work: Callable[[], None]) -> threading.Thread:
-    """A thread that nobody has to wait for."""
+    """Returns a daemon thread, which no exit waits for."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread

@@ -1,4 +1,4 @@
-"""What the server shows to browsers: the pages of `report`, and the runs of a folder.
+"""The server's page renderers: the pages of `report`, and the traces of a folder of runs.
 
 Brings two rooms together that do not know one another. What is shown of a folder of runs are the
 trace files below its own subfolders; a link that leads out of it is not followed. Above:
@@ -20,7 +20,7 @@ from notepad_jax.setup import trace_files
 
 
 def views(folder: str | None) -> Renderers:
-    """Returns the pages of a server that shows the runs of `folder`; None: no runs.
+    """Returns the renderers of a server that shows the runs of `folder`; None: no runs.
 
     Raises ValueError if there is no such folder, or if it is a run itself.
     """
@@ -45,7 +45,7 @@ def views(folder: str | None) -> Renderers:
 
 
 def names(runs: Path) -> list[str]:
-    """Returns what the folders in `runs` are called."""
+    """Returns the names of the folders in `runs`."""
     return [path.name for path in runs.iterdir() if _is_run(path, runs)]
 
 
@@ -78,7 +78,7 @@ def _inside(path: Path, folder: Path) -> bool:
 def make_trace(
     put: Put, title: str, files: Files, advance: Callable[[int, int], None], data: str
 ) -> None:
-    """Makes the page of some trace files; see `serve.browser.renderers.MakeTrace`."""
+    """Renders the page of some trace files; see `serve.browser.renderers.MakeTrace`."""
     with contextlib.ExitStack() as stack:
         sources = [
             TraceSource(label, stack.enter_context(Trace(path))) for path, label in files.items()

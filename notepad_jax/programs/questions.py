@@ -1,4 +1,4 @@
-"""Several questions about one document: `ask --questions` and the Python API's `Reader.read_all`.
+"""Answers several questions about one document: `ask --questions` and `Reader.read_all`.
 
 All are read at once over the same chunks. Where the template has the question behind the chunk
 (`document_first`, `question_last`) they share its keys and values, so the document is prefilled

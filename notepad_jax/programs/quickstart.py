@@ -1,4 +1,4 @@
-"""`notepad-jax quickstart`: the whole claim at laptop scale, in one command.
+"""`notepad-jax quickstart`: measures, trains and measures again, at laptop scale, in one command.
 
 Measure the starter by length; teach it with GRPO on short documents, handing every new policy to
 the engine through an orbax checkpoint; measure again up to 3.5 million tokens; export to Hugging
@@ -34,7 +34,7 @@ from notepad_jax.telemetry.screen import Screen
 from notepad_jax.training import decided, health, record, train
 
 STEP = "readings/step_{}"  # where the readings of the policy after that many steps lie
-BEFORE, AFTER = "before RL", "after RL"  # who read
+BEFORE, AFTER = "before RL", "after RL"  # the policies' labels
 COMPILING, TRAINING = "compiling", "training"  # where time goes
 STARTER = (
     "The starting policy is a network of 225 thousand parameters that was taught, on purpose, "
@@ -46,7 +46,7 @@ STARTER = (
 
 @dataclasses.dataclass(frozen=True)
 class QuickstartResult:
-    """What the quick start found and where it lies."""
+    """The results of the quick start, and where they lie."""
 
     folder: Path
     report: Path
@@ -62,7 +62,7 @@ class QuickstartResult:
 def run(
     config: Training, folder: Path, screen: Screen, resume: bool = False, step: int | None = None
 ) -> QuickstartResult:
-    """Does everything; with `resume`, an earlier run in `folder` is continued.
+    """Runs the quick start; with `resume`, an earlier run in `folder` is continued.
 
     Its training goes on from the newest good checkpoint, or from `step`. Raises as `train.train`
     does.
@@ -173,7 +173,7 @@ def measured(
 
 
 def examples(results: Sequence[Result], readings: Readings) -> list[Example]:
-    """Picks three readings of the longest documents: one hop, two hops, no answer."""
+    """Returns three example readings of the longest documents: one hop, two hops, no answer."""
     longest = max(r.length for r in results)
     there = [r for r in results if r.length == longest]
     kinds = {
@@ -188,7 +188,7 @@ def examples(results: Sequence[Result], readings: Readings) -> list[Example]:
 def pairs(
     config: Training, folder: Path, before: Sequence[Result], after: Sequence[Result]
 ) -> list[Example]:
-    """Picks questions of every kind, each as it was read before and after, for the page."""
+    """Returns examples of every kind of question, each as read before and after, for the page."""
     identity = evaluate.identity(config)
     with (
         Readings(folder / STEP.format(0), identity) as old,
@@ -203,7 +203,7 @@ def pairs(
 
 
 def _next(config: Training, outcome: QuickstartResult) -> list[Next]:
-    """What somebody may want to do after the quick start."""
+    """Suggested next commands after the quick start."""
     policy = shlex.quote(str(outcome.exported))
     seed = f"--config.seed={config.seed + 1}"
     return [

@@ -1,4 +1,4 @@
-"""The server: a policy on our engine behind OpenAI's API, until somebody ends it.
+"""The HTTP server: a policy on our engine behind OpenAI's API, until it is stopped.
 
 The address is taken first and the weights are read then, so that a wrong port costs no minutes.
 The engines run in threads of their own; this one answers HTTP. Above: commands; below: builders,
@@ -53,7 +53,7 @@ FAREWELL = 5  # seconds that replies have to end when the server is stopped
 
 @dataclasses.dataclass(frozen=True)
 class ServerRun:
-    """What was served, when the server has ended by itself."""
+    """What was served, when the server has ended."""
 
     name: str
     url: str
@@ -99,12 +99,12 @@ def run(config: Config, address: Address, name: str | None, screen: Screen) -> S
 
         server.capture_signals = contextlib.nullcontext  # they come to `stop`
         stop = stopping.Stop()
-        # What uvicorn makes of being stopped, twice even, is nobody's error.
+        # What uvicorn raises when it is stopped, twice even, is no error.
         logging.getLogger("uvicorn.error").addFilter(lambda record: stop.number is None)
 
         async def until_the_end() -> None:
             async with engines:
-                place.listen()  # whoever comes from now on is answered
+                place.listen()  # clients that connect from now on are answered
                 said = f"a page to read with: {url.removesuffix('v1')}; Ctrl-C ends"
                 models = [id for one in (served, *served.beside) for id in one.ids]
                 screen.say(f"serving {' and '.join(models)} at {url} ({said})")
@@ -131,7 +131,7 @@ async def _served(server: Any, place: socket.socket, stop: stopping.Stop) -> Non
 
 
 def served_name(policy: str) -> str:
-    """The id of a policy: its name as the user wrote it; of a path from the root, its last part."""
+    """Returns a policy's model id: the name as the user wrote it; of an absolute path, the end."""
     path = Path(policy)
     return path.name if path.is_absolute() else path.as_posix()
 
@@ -146,7 +146,7 @@ def opened(
     """Returns engines that are not running yet, and the policy as the server sees it.
 
     `others` have their adapters among the policy's parameters, in order behind its own;
-    `programs` is told what whoever runs the server may compile before it is asked for.
+    `programs` is told what may be compiled before a request asks for it.
     """
     programs = programs or warm_up.Programs(SilentScreen())
     subject, rules = subjects.engine(config, policy, SilentScreen()), rules_of(config, policy)
@@ -206,7 +206,7 @@ def opened(
 
 
 def rules_of(config: Config, policy: builders.LoadedPolicy | builders.Words) -> Rules:
-    """The limits of a reading, whose chunks are those of an evaluation.
+    """Returns the rules of the server's readings, with the chunks of an evaluation.
 
     ValueError for one in rounds: what is read here is watched, chunk by chunk, as it comes in.
     """
@@ -228,14 +228,14 @@ def larger(sizes: EngineSettings, others: EngineSettings) -> EngineSettings:
 
 
 def schemas(policy: builders.LoadedPolicy) -> Any | None:
-    """What compiles JSON schemas for the policy's tokenizer; None where it is not installed."""
+    """Returns the compiler of JSON schemas for a policy's tokenizer; None: it is not installed."""
     if importlib.util.find_spec("llguidance") is None:
         return None
     return importlib.import_module("notepad_jax.text.grammar").Grammars(policy.tokenizer)
 
 
 def conversations(policy: builders.LoadedPolicy) -> Conversations | None:
-    """The model's own chat template, if it has one."""
+    """Returns the conversations of the model's own chat template; None if it has none."""
     if not chat.has_template(policy.folder):
         return None
     return Conversations(chat.ChatTemplate.read(policy.folder), policy.tokenizer)
@@ -244,7 +244,7 @@ def conversations(policy: builders.LoadedPolicy) -> Conversations | None:
 def engine_settings(
     config: Config, policy: PolicyConfig, rules: Rules, template: Template
 ) -> EngineSettings:
-    """The sizes of a reading's engine, with room for what else is asked of a server.
+    """Returns the engine sizes of a reading, with room for the other requests of a server.
 
     A prompt of any client is a prefix, so that all its choices share it: the cache holds the
     longest one beside a completion.
@@ -281,7 +281,7 @@ def fitted(
 
 
 class ServedWeights:
-    """Which weights are served, and how others take their place."""
+    """The weights that are served, and their update."""
 
     def __init__(self, config: Config, policy: builders.LoadedPolicy, screen: Screen) -> None:
         self._config, self._policy, self._screen = config, policy.config, screen

@@ -1,4 +1,4 @@
-"""Who reads in an evaluation: our engine over a policy, or somebody's endpoint.
+"""The subject of an evaluation: our engine over a policy, or an OpenAI-compatible endpoint.
 
 Both are a completer behind the same memory agent, with the tokenizer that counts and the template
 that asks. Above: evaluate, build and quickstart; below: setup.builders and reading.endpoint.
@@ -28,18 +28,18 @@ from notepad_jax.types import Completer, PolicySnapshot
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """Who reads. `opened` gives a completer for readings within the limits of `rules`."""
+    """A reader under test. `opened` gives a completer for readings within the limits of `rules`."""
 
     name: str
     tokenizer: Tokenizer
     template: Template
     opened: Callable[[Rules], contextlib.AbstractAsyncContextManager[Completer]]
-    # Config keys of what it computes in, with what they came to; {}: nobody here knows.
+    # Config keys of what it computes in, with what they came to; {}: not known here.
     dtypes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def engine(config: Config, policy: builders.LoadedPolicy, screen: Screen) -> Subject:
-    """Our engine over a policy; `screen` is told of its work."""
+    """Returns the subject of our engine over a policy; `screen` is told of its work."""
     template = builders.template(config.reading, policy)
     snapshot = PolicySnapshot(0, policy.params)
     return Subject(
@@ -62,7 +62,7 @@ def engine(config: Config, policy: builders.LoadedPolicy, screen: Screen) -> Sub
 
 
 def endpoint(config: Config, screen: Screen) -> Subject:
-    """An OpenAI-compatible server, which puts its own turn markers around our prompts."""
+    """Returns the subject of an OpenAI-compatible server, with turn markers of its own."""
     e = config.endpoint
     tokenizer = open_tokenizer(e.tokenizer, screen.warn) if e.tokenizer else ApproximateTokenizer()
 

@@ -1,4 +1,4 @@
-"""`notepad-jax trace`: the readings of a run or an evaluation as pages that anyone can open.
+"""`notepad-jax trace`: makes an HTML page of the readings of a run or an evaluation.
 
 Finds the trace files of what is named, makes one page of them all and puts it in a folder,
 at once or not at all; while a run goes on, of what has ended so far. Above: commands; below:
@@ -29,7 +29,7 @@ FOLDER = "trace"  # of a run's page, in the run's folder
 
 @dataclasses.dataclass(frozen=True)
 class TracePage:
-    """The page of a trace."""
+    """The page that was made of some traces."""
 
     page: str  # what to open
     sources: tuple[str, ...]  # the trace files that it was made of
@@ -72,7 +72,7 @@ def run(paths: Sequence[str], out: str | None, screen: Screen) -> TracePage:
 
 
 def text(made: TracePage) -> str:
-    """Says what was made."""
+    """Returns what the command prints at the end."""
     return (
         f"{made.page}: {made.readings:,} readings, {made.turns:,} turns, "
         f"{made.files:,} files, {made.bytes / 1e6:,.1f} MB, in {made.seconds:.1f} s\n"
@@ -124,7 +124,7 @@ def written(folder: Path) -> Iterator[Callable[[str, bytes], None]]:
 
 
 def may_open() -> bool:
-    """Whether somebody sits at a screen: a page is opened there unless it is said otherwise."""
+    """Whether a user sits at a screen: a page is opened there unless it is said otherwise."""
     screen = sys.platform in ("darwin", "win32") or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
     )

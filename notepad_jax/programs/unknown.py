@@ -1,4 +1,4 @@
-"""Which questions a reader cannot answer without their document."""
+"""The filter of closed-book questions: those that a reader cannot answer without the document."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def unknown_numbers(
     reader: subjects.Subject,
     screen: Screen,
 ) -> list[int]:
-    """As `unknown`, but asked once for a folder: all its files hold the same questions."""
+    """Returns as `unknown`, asked once for a folder: all its files hold the same questions."""
     path = folder / f"unknown-{name}.json"
     if not path.is_file():
         write_json(path, waiting.run(unknown(config, name, sources, reader, screen)))

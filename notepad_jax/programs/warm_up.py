@@ -1,6 +1,6 @@
 """Warm-up of a server: the programs of its engines, compiled in a thread while it serves.
 
-Who comes before all of them are there is served, too, and waits for those that it needs. A
+A request that comes before all of them are there is served, too, and waits for those it needs. A
 program is compiled by what `jit` itself looks up: what is compiled here is not compiled again.
 Above: `serve`; below: engine.executor, which says what an engine runs.
 """
@@ -26,7 +26,7 @@ from notepad_jax.telemetry.screen import Screen
 
 
 class Programs:
-    """Owns the thread that compiles, and says how far it is."""
+    """The programs to be compiled; owns the thread that compiles them, and says how far it is."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen

@@ -1,4 +1,4 @@
-"""`notepad-jax warmup`: makes the starter policy by supervised learning, in minutes on a CPU.
+"""`notepad-jax warmup`: trains the starter policy by supervised learning, in minutes on a CPU.
 
 A tiny standard Qwen3 decoder learns the single turns of a forgetful teacher (starter/lessons.py).
 Left alone, two layers do not discover in reasonable time how to find a fact among its likes, so for
@@ -87,7 +87,7 @@ def _chunk_attention(q, k, v, window):
                    meta_fields=[])  # fmt: skip
 @dataclasses.dataclass(frozen=True)
 class Looks:
-    """Where heads looked, as log shares."""
+    """The log attention weights of the guided layers."""
 
     chunk: Array  # [B, N, C, C] first layer, chunk to chunk
     near: Array  # [B, N, Q, T, T] first layer, tail to itself
@@ -142,7 +142,7 @@ def read_lesson(
 def lesson_loss(
     config: PolicyConfig, params: Params, lesson: dict[str, Array], guidance: float
 ) -> tuple[Array, dict[str, Array]]:
-    """Cross-entropy with the teacher's odds, plus `guidance` times the heads' misses.
+    """Cross-entropy with the teacher's odds, plus `guidance` times the attention loss of the heads.
 
     Both are nats per token. The numbers returned beside the loss: `loss` (cross-entropy
     alone); `retrieval` and `rest`, the share of words to be found in the chunk, and of all
@@ -187,10 +187,10 @@ def lesson_loss(
 
 
 def shaken(params: Params, noise: float, key: Array) -> Params:
-    """Returns parameters with Gaussian noise, so that what is learnt is right around them, too.
+    """Returns parameters with Gaussian noise, so that training looks for flat minima.
 
     Matrices get `noise` times their root mean square, the embedding a quarter of that, norms none.
-    The gradient there is that of the noisy network: it looks for flat minima (An 1996).
+    The gradient there is that of the noisy network (An 1996).
     """
 
     def one(path: Any, leaf: Array, key: Array) -> Array:

@@ -1,4 +1,4 @@
-"""An answer in contexts: the sibling of the memory agent's state machine, for long answers.
+"""The state machine of long answers, written over several contexts; beside the memory agent's.
 
 `AnswerState` -> prompt -> what was written -> `AnswerState`, a context at a time. Every context
 begins with the same question and memory (or document) and goes on from the last `carry` tokens of

@@ -1,10 +1,10 @@
-"""The way to one HTTP server, which is asked until it answers or refuses.
+"""The HTTP client of one server, with timeouts and retries.
 
 Failures are told apart. A busy or broken server (429, 5xx, no connection, no answer in
 time, half an answer, one without choices) is asked again, ever more slowly; a refusal (400,
 401, 403, 404) is an `EndpointProblem` at once, one line that says what to check. The key comes
 from the environment and goes into one header: no message and no repr contains it, and a reply
-that repeats it is blackened before anybody reads it. Above: endpoint; below: wire and httpx2.
+that repeats it is blackened before it is shown. Above: endpoint; below: wire and httpx2.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class EndpointProblem(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """How long a server is waited for, and how often it is asked."""
+    """The retry policy: how long a server is waited for, and how often it is asked."""
 
     timeout: float  # seconds of each try
     tries: int  # of one request
@@ -49,7 +49,7 @@ class Patience:
 
 
 class ApiConnection:
-    """The way to `url`, the base of an API; somebody has to `close` it.
+    """An HTTP client of the API at `url`, with retries; the caller has to `close` it.
 
     `key_variable` names the environment variable with the key; without it OPENAI_API_KEY is
     used if set. `kept` connections stay open between requests. `on_retry` is called before

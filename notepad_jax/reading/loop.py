@@ -1,13 +1,13 @@
-"""Many readings at once: the one loop that rollouts, evaluations and `build` read in.
+"""The loop that makes many readings concurrently, for rollouts, evaluations and `build`.
 
 There is no turn barrier: a reading asks for its next turn as soon as its last one came back,
 and the completer (the engine, an endpoint, a fake) sees all waiting turns together. Readings of
 one completer run in one thread of asyncio. Where there are several (`types.Completers`) each
-gets whole documents, whose readings share chunks, and reads them in its own thread; those who
-watch are called by one thread at a time.
+gets whole documents, whose readings share chunks, and reads them in its own thread; watchers are
+called by one thread at a time.
 
-A reading that fails costs itself: it ends with its `failure`, and who asked for it decides what
-that means. A completer that is broken ends everything (CompleterFailed). Whatever ends the
+A reading that fails costs itself: it ends with its `failure`, and the caller decides what that
+means. A completer that is broken ends everything (CompleterFailed). Whatever ends the
 loop, a failure or a cancellation, all readings are cancelled and awaited before it returns.
 Above: rollout.collector and eval.measure, which watch; below: memory_agent.
 """
@@ -44,7 +44,7 @@ from notepad_jax.types import (
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Who reads, and how: what all readings of a rollout or a measurement have in common."""
+    """Policy, rules and sampling: what all readings of a rollout or a measurement share."""
 
     completer: Completer | Completers
     tokenizer: Tokenizer
@@ -80,11 +80,11 @@ class Job:
     shown: Callable[[], Tokens] | None = None
     max_answer: int | None = None  # tokens of all its contexts; None: as the reader's rules say
     again: Again | None = None
-    length: int = 0  # tokens of its document, about; 0: nobody knows
+    length: int = 0  # tokens of its document, about; 0: not known
 
     @property
     def work(self) -> int:
-        """What it costs beside others: tokens, or 1 where nobody knows, or for one turn."""
+        """Its relative cost: tokens, or 1 where these are not known, or for one turn."""
         return max(1, self.length) if self.whole else 1
 
     @property
@@ -94,15 +94,15 @@ class Job:
 
 
 class Watcher(Protocol):
-    """Sees one reading go on."""
+    """The callbacks that observe one reading."""
 
     def turn(self, turn: Turn, memory: Tokens) -> None:
-        """A turn came back; `memory` is what is held after it."""
+        """Called when a turn came back; `memory` is the memory after it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadingEnd:
-    """How a reading ended."""
+    """The outcome of a reading."""
 
     answer: str  # all that its contexts wrote; "" where there is none
     finish: Finish  # of the last answer turn; CANCELLED where there is no answer
@@ -126,7 +126,7 @@ async def read_all(
 
     `watch` is called with a job's index as its reading begins, `ended` as it ends; what that
     returns of each job is returned, in the order of jobs. `judge` is awaited before `ended`, for
-    what takes time and is nobody's turn: others read on, and others are judged, meanwhile. Raises
+    what takes time and is no turn: others read on, and others are judged, meanwhile. Raises
     CompleterFailed, and whatever `watch`, the watchers, `judge` and `ended` raise.
     """
     # All chunks are made now: readings of one document share them however far apart they run.
@@ -193,7 +193,7 @@ async def _follow(
             said = reader.tokenizer.decode(memory_agent.answered(state))
             return ReadingEnd(said, turn.completion.finish, read.tokens, chunks=tuple(sizes))
         except CompleterFailed:
-            raise  # nothing that this reading did: everybody's fails, with one cause
+            raise  # nothing that this reading did: all readings fail, with one cause
         except Exception as failure:
             return ReadingEnd("", Finish.CANCELLED, read.tokens, failure)
         if turn.kind is TurnKind.UPDATE:
@@ -204,7 +204,7 @@ async def _follow(
 
 
 class Cancelled(RuntimeError):
-    """A completion was cancelled by whoever runs the completer."""
+    """A completion was cancelled by the completer's side, not by the reading."""
 
 
 async def _turns(

@@ -98,7 +98,7 @@ def question_of(task: Task, tokenizer: Tokenizer, max_question: int) -> Tokens:
 
 
 def start(question_tokens: Tokens, chunks: Chunks) -> MemoryState:
-    """Returns the state before the first chunk: nothing was ever written."""
+    """Returns the state before the first chunk, with an empty memory."""
     return MemoryState(tokens(question_tokens), chunks, NO_TOKENS, 0)
 
 
@@ -121,7 +121,7 @@ def prompt(rules: Rules, template: Template, state: State) -> tuple[TurnKind, Pr
 
 
 def written(completion: Completion) -> Tokens:
-    """Returns what a completion says: its tokens without the stop token."""
+    """Returns a completion's tokens without the stop token."""
     if completion.finish is Finish.STOP:
         return tokens(completion.tokens[:-1])
     return tokens(completion.tokens)
@@ -185,7 +185,7 @@ def advance(rules: Rules, template: Template, state: MemoryState, turn: Turn) ->
 
 
 def _stood_still(rules: Rules, state: MemoryState, memory: Tokens) -> int:
-    """Returns for how many turns the memory has been what it is now; 0 where nobody counts."""
+    """Returns for how many turns the memory has been what it is now; 0 where it is not counted."""
     counts = rules.exit_after and len(memory) and _same(memory, state.memory_tokens)
     return state.same + 1 if counts else 0
 
@@ -202,7 +202,7 @@ def after(rules: Rules, template: Template, state: State, turn: Turn) -> State:
 
 
 def answered(state: State) -> Tokens:
-    """Returns what the answer says so far: everything that its contexts wrote, joined."""
+    """Returns the tokens of the answer so far: everything that its contexts wrote, joined."""
     return state.written if isinstance(state, AnswerState) else NO_TOKENS
 
 
@@ -231,13 +231,13 @@ async def read(
     sampling: TurnSampling,
     answering: Completer | None = None,
 ) -> AsyncIterator[tuple[Turn, State]]:
-    """Reads to the end: yields each turn with the state after it, those of the answer last.
+    """Runs a reading to its end: yields each turn with the state after it, the answer's last.
 
     Starts at `state`, so a reading that was interrupted goes on where it stood, within its answer,
     too. Turn seeds count from the document's first chunk. A cancelled completion ends the reading.
     The turns of a parallel reading come in the order of its chunks, and are under way together.
-    `answering` completes the turns of the answer, for who wants to hear it while it is made; None:
-    `completer` does.
+    `answering` completes the turns of the answer, for a caller that streams it; None: `completer`
+    does.
     """
 
     async def make(state: State) -> Turn:
@@ -306,7 +306,7 @@ async def rewrite(
     sampling: TurnSampling,
     probed: bool,
 ) -> AsyncIterator[tuple[Turn, State]]:
-    """Writes an update turn that somebody has written again: the same prompt, other noise.
+    """Samples an update turn of an earlier reading again: the same prompt, other noise.
 
     `state` is the one that `turn` began in, and needs no chunks. Yields as `read` does: the
     turn, and if `probed` an answer from the memory that it leaves, as if the document ended

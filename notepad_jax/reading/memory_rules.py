@@ -24,7 +24,7 @@ from notepad_jax.types import Tokens, tokens
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Note:
-    """What stands in a memory, or was written by the policy, without the stop token."""
+    """A memory, or what the policy wrote, as text and as ids, without the stop token."""
 
     tokens: Tokens
     _tokenizer: Tokenizer = dataclasses.field(repr=False)

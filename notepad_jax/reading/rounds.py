@@ -1,4 +1,4 @@
-"""Readings that go over their document more than once, or in parallel: what follows a turn.
+"""State transitions of readings in several passes over their document, or in parallel.
 
 A serial reading of several passes begins again at the first chunk with the memory that it has.
 It may also end early: by the policy's exit marker, or when its memory has long stood still.
@@ -53,7 +53,7 @@ class PlacedTurn(Protocol):
 
 
 def place(turn: PlacedTurn) -> str:
-    """Says where an update turn stands; "" for one of the first pass over the document."""
+    """Says in which round and level an update turn is; "" for the first pass over the document."""
     round_ = f"round {turn.round + 1}, " if turn.round else ""
     if turn.level == ENDED:
         return f"{round_}end of the document"

@@ -19,7 +19,7 @@ MOST_TOKENS = 2**24  # of a part of a context: sizes are found out by building t
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """How a reading goes on. Limits are in tokens.
+    """The rules of a reading: its limits, in tokens, its order, and its update of the memory.
 
     `memory_update` is `overwrite` (the completion becomes the memory), `overwrite_or_keep` (a
     completion that is just the keep marker changes nothing), `heads` (the same, of `heads`

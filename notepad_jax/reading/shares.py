@@ -1,9 +1,9 @@
-"""Work shared out by length: the longest first, to whoever has least.
+"""Load balancing by length: the longest document first, to the part that has least.
 
-Who reads the longest document ends last, and the others wait. So shares are dealt as Graham did
+The engine with the longest document ends last, and others wait. So shares are dealt as Graham did
 (LPT, 1969), a third above the best at most, and within a share the longest is read first. Where
 no length is known all are equal, and then it is by turns. Which share a document is in changes
-when it is read and by whom, and nothing of what is said: noise goes by the reading. Above: loop
+when it is read and where, and nothing of what is said: noise goes by the reading. Above: loop
 (engines of a process), training.rollouts and training.validation (processes).
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from notepad_jax.types import Document, Task
 
-# Which of several completers read a document, by its id, for who comes back to it: its chunks may
-# be there still. It holds on to the documents, so that no other has their id.
+# Which of several completers read a document, by its id, for a later call: its chunks may be there
+# still. It holds on to the documents, so that no other has their id.
 Homes = dict[int, tuple[Document, int]]
 
 

@@ -1,4 +1,4 @@
-"""The tree of a reading in rounds: which turn wrote a note, and whose notes each turn was shown.
+"""The tree of a reading in rounds: which turn wrote a note, and which notes each was shown.
 
 Taken from the turns themselves, as they come, by the rules that `rounds` packs notes by: those of
 a level in their order, each text once, as many into a chunk as it has room for. So a trace can
@@ -20,7 +20,7 @@ from notepad_jax.types import NO_TOKENS, Action, Finish, Tokens, Turn, TurnKind,
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Of one turn."""
+    """Where one turn stands in the tree: whether it wrote a note, and which notes it read."""
 
     noted: bool | None = None  # whether it wrote a note, or a memory where one is revised; None in
     # a serial reading, which has no notes
@@ -28,7 +28,7 @@ class Source:
 
 
 class Sources:
-    """Follows one reading, turn by turn, from its first.
+    """Builds the tree of one reading, turn by turn, from its first.
 
     A turn above the document reads the notes in its chunk. Any other, and the answer, reads the
     note that has become the memory, where there is one.

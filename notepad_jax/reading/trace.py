@@ -4,11 +4,11 @@ A file has one JSON line per reading: `{"reading": {...}, "memories": [...]}`. T
 whose reading it is and what came of it (its fields are the writer's), the second how the
 memory changed on the way: one entry a change, so a memory that rests costs nothing. Where a
 reading was kept token by token, `"turns": [...]` and `"pieces": {...}` follow (`turns`), and last
-of all the line's number and digest (`telemetry.lines`), which whoever reads it compares. A line
+of all the line's number and digest (`telemetry.lines`), which a reader of it compares. A line
 is written in one piece when its reading has ended, and until then its memories lie in a
 `Spool`; so a killed writer leaves at most one cut line at the end, which is dropped when the
 file is opened again. Opening also makes the index: where each line begins, and nothing else
-of it stays in memory. `Trace` only looks, also while somebody writes; `TraceFile` appends.
+of it stays in memory. `Trace` only reads, also while a process writes; `TraceFile` appends.
 Above: rollout.archive, eval.readings and report.trace_page; beside: turns.
 """
 
@@ -30,12 +30,12 @@ _HEAD, _REST = b'{"reading": ', b', "memories": ['
 
 @dataclasses.dataclass(frozen=True)
 class MemoryChange:
-    """After which chunk the memory became which text."""
+    """A change of the memory: after which chunk it became which text."""
 
     chunk: int
     memory: str
     tokens: int
-    seconds: float | None = None  # since the reading began; None where nobody looked at a clock
+    seconds: float | None = None  # since the reading began; None where no clock was read
     recall: float | None = None  # share of the evidence in this memory; None where none is known
 
 
@@ -47,7 +47,7 @@ class TurnRecord:
     kind: str  # a value of types.TurnKind
     version: int  # of the policy
     finish: str  # a value of types.Finish
-    shared: Sequence[int]  # the prompt's beginning; empty where `shared_of` says who has it
+    shared: Sequence[int]  # the prompt's beginning; empty where `shared_of` says where it is
     shared_of: int | None  # the reading, by its number here, whose turn of this chunk has it
     tail: Sequence[int]  # the rest of the prompt
     tokens: Sequence[int]  # of the completion
@@ -61,7 +61,7 @@ class TurnRecord:
 
 
 class Spool:
-    """The memories of a reading that has not ended, or its turns."""
+    """A temporary file of the memories or the turns of a reading that has not ended."""
 
     def __init__(self, changes: Iterable[MemoryChange | TurnRecord] = ()) -> None:
         self.file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)
@@ -90,7 +90,7 @@ class Kept:
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """Everything that is known of a reading."""
+    """One reading of a trace: its result, its memories, and its turns if kept."""
 
     reading: Mapping[str, Any]
     memories: Sequence[MemoryChange]
@@ -99,7 +99,7 @@ class Whole:
 
 
 class Trace:
-    """The readings of one file, to look things up in; a context manager.
+    """A trace file open for reading, by random access; a context manager.
 
     A reading is known by its number, counted from 0 in the order of writing. Raises ValueError
     naming file and line for a finished line that is no reading, OSError for a missing file.
@@ -217,7 +217,7 @@ class TraceFile(Trace):
         return len(self._starts) - 1
 
     def drop_from(self, unwanted: Callable[[Mapping[str, Any]], bool]) -> list[ValueError]:
-        """Cuts the file where the first unwanted reading begins: who goes on writes it anew.
+        """Truncates the file where the first unwanted reading begins: a resumed run writes it anew.
 
         Returns what is damaged before it, and stays. What is damaged right before it goes as well.
         """

@@ -4,7 +4,7 @@ A turn is shown the memory and, where it merges notes, those notes; it leaves a 
 Its gain is the share of the task's facts in what it leaves, less the share in what it was shown:
 above 0 for a fact that came in from the document, below for one that was dropped on the way, in a
 serial reading and in every round and level of a parallel one. Of one serial pass the gains add up
-to the recall of the last memory. Facts are the task's evidence; where nobody wrote it down, its
+to the recall of the last memory. Facts are the task's evidence; where a task has none, its
 gold answers (ReMemR1's step reward is the gain in words of these). Pure, given a decoder. Above:
 rollout.rewards, which has it as a reward of memories; below: memory_agent and scoring.recall.
 """
@@ -41,7 +41,7 @@ def gains(
 
 
 def shown(before: MemoryState) -> list[Tokens]:
-    """Returns what the turn that follows a state is shown of what was written: no document."""
+    """Returns the memory and the notes that the turn after a state is shown; not the document."""
     notes = [before.chunks[before.next_chunk]] if before.round.level > 0 else []
     return [before.memory_tokens, *notes]
 

@@ -1,8 +1,8 @@
-"""The turns of a reading for its trace, token by token: the exact prompts, and what was said.
+"""The turns of a reading for its trace, token by token: exact prompts and completions.
 
 A prompt is kept in its two parts. Members of a group share the first, which holds the chunk, so
-only one of them has it and the others say who. Which text a token is stands beside the turns,
-for the tokens that occur: a trace can be looked at where nobody has the tokenizer. Above:
+only one of them has it and the others say which. Which text a token is stands beside the turns,
+for the tokens that occur: a trace can be looked at where there is no tokenizer. Above:
 rollout.archive, eval.readings and programs.ask; beside: trace, whose lines these become; below:
 sources.
 """
@@ -24,7 +24,7 @@ PLACES = 4  # of a logprob, after the point
 
 
 class Turns:
-    """The turns of a reading, taken down as they come, from its first.
+    """A recorder of the turns of a reading, as they come, from its first.
 
     `rules` and `template` are those that it is read by.
     """

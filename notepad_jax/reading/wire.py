@@ -1,4 +1,4 @@
-"""Chat completions as JSON: what is asked of an OpenAI-compatible server, what it answers.
+"""Chat completions as JSON: the requests to an OpenAI-compatible server, and its responses.
 
 Values and pure functions over bytes and dictionaries; nothing here waits or sends. Servers
 differ: in the name of the limit, in whether they take a seed, in where they put the words
@@ -31,7 +31,7 @@ _REFUSAL = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class WireReply:
-    """What came back for one request, or why nothing did."""
+    """An HTTP response, or why there is none."""
 
     path: str
     status: int  # of HTTP, or NO_ANSWER
@@ -50,7 +50,7 @@ class WireReply:
 
 @dataclasses.dataclass(frozen=True)
 class Dialect:
-    """The parameters on which servers differ; begins with the oldest names."""
+    """The request parameters on which servers differ; begins with the oldest names."""
 
     limit: str = "max_tokens"  # or max_completion_tokens, where that is refused
     seeded: bool = True
@@ -58,7 +58,7 @@ class Dialect:
     def request(
         self, model: str, text: str, sampling: SamplingParams, begun: str = ""
     ) -> dict[str, Any]:
-        """Returns what is posted: `text` is to be answered, in a reply that begins with `begun`.
+        """Returns the request body: `text` is to be answered, in a reply that begins with `begun`.
 
         That a reply goes on is said as vLLM and SGLang are told; servers that do not know these
         names and take an assistant's message at the end for a beginning do the same.

@@ -1,1 +1,1 @@
-"""Pages and pictures of what was measured."""
+"""Reports: HTML pages and SVG pictures of what was measured."""

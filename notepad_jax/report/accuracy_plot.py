@@ -1,4 +1,4 @@
-"""Accuracy by length, a line for each policy or method, for wide screens and for phones.
+"""The plot of accuracy by length, a line for each policy or method, wide and for phones.
 
 Lines are labelled where they end instead of in a legend, and `labels` keeps those from
 covering each other; the axes are as wide as the words leave room for. Input is what
@@ -35,7 +35,7 @@ FLOOR, CEILING = -3.0, 105.0  # ends of the accuracy axis, per cent
 
 @dataclasses.dataclass(frozen=True)
 class Sheet:
-    """How large a picture is and its letters are, in pixels."""
+    """The sizes of a picture and of its letters, in pixels."""
 
     width: float
     height: float
@@ -53,7 +53,7 @@ PHONE = Sheet(342, 300, 40, 34, 246, 11, 9, 5)
 
 @dataclasses.dataclass(frozen=True)
 class CurvePicture:
-    """The same curves twice, and which published figures are among them."""
+    """The same curves twice, wide and narrow, and which published figures are among them."""
 
     wide: Chart
     phone: Chart
@@ -63,7 +63,7 @@ class CurvePicture:
 def before_and_after(
     before: Sequence[Summary], after: Sequence[Summary], train_length: int
 ) -> CurvePicture:
-    """Returns both accuracies with 95% intervals over a logarithmic length axis.
+    """Returns the plot of both accuracies, with 95% intervals, over a logarithmic length axis.
 
     ValueError if there is nothing to draw.
     """
@@ -76,7 +76,7 @@ def by_method(
     train_length: int | None,
     published: Sequence[PublishedCurve] = (),
 ) -> CurvePicture:
-    """Returns one line with its 95% band per method, in the order of STYLES.
+    """Returns the plot with one line and its 95% band per method, in the order of STYLES.
 
     Published lines are thin and grey behind them, as far as lengths were measured; give those
     that were measured by the metric of the summaries' accuracy, and no others. Without a
@@ -94,7 +94,7 @@ def by_method(
 def capture_and_retention(
     summaries: Sequence[Summary], train_length: int | None
 ) -> CurvePicture | None:
-    """Returns what of the evidence was ever written, and what of that was kept, by length.
+    """Returns the plot of the shares of evidence written, and of that kept, by length.
 
     `summaries` are one method's. None where no evidence is known.
     """

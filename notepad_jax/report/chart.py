@@ -1,4 +1,4 @@
-"""A chart as values: lines over two axes, words beside them, and what a pointer is told.
+"""A line chart as values: lines over two axes, words beside them, and the pointer's tooltips.
 
 Nothing here knows what is measured. A `Chart` says where everything is, in pixels;
 `templates/chart.svg` paints it, in colours that `templates/colours.css` has for a light and a
@@ -32,7 +32,7 @@ _MARKS = {
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """From `low` to `high`; a logarithmic one has both above 0."""
+    """An axis from `low` to `high`; a logarithmic one has both above 0."""
 
     low: float
     high: float
@@ -58,7 +58,7 @@ class Line:
     y: Sequence[float]
     low: Sequence[float]
     high: Sequence[float]
-    told: Sequence[str]  # what the pointer is told at each point
+    told: Sequence[str]  # the words under the pointer at each point
     mark: str = ""  # of _MARKS, at every point; "" for none
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class TextLines:
 
 @dataclasses.dataclass(frozen=True)
 class Tooltip:
-    """What the pointer is told at one x."""
+    """The words under the pointer at one x."""
 
     across: float  # pixels from the left edge of the picture
     heading: str
@@ -94,7 +94,7 @@ class Chart:
     """All of one chart. The axes are a rectangle in the picture; sizes are pixels."""
 
     title: str
-    description: str  # for who does not see it
+    description: str  # for screen readers
     width: float
     height: float
     left: float  # of the axes; the next is their lower edge, from above
@@ -172,7 +172,7 @@ class Chart:
         return self.left + float(self.across.share([self.rule])[0]) * self.axes_width
 
     def stops(self) -> list[Tooltip]:
-        """What the pointer is told, from left to right: at each x, of all lines that have it."""
+        """The tooltips from left to right: at each x, of all lines that have it."""
         found: dict[float, list[tuple[str, str, str, float]]] = {}
         for line in self.lines:
             places = self._at(line.x, line.y)

@@ -1,4 +1,4 @@
-"""The page of an evaluation, and its JSON: how well each method reads, by length.
+"""The report of an evaluation, HTML and JSON: accuracy of each method by length.
 
 The page is what `quickstart_page` is for the quick start: the curve over the published
 figures, then tables of accuracy, of what is lost against the training length, of every
@@ -36,13 +36,13 @@ WALL_CLOCK = ("seconds", "began")  # fields that differ from run to run
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationReport:
-    """What the page says. Empty sequences and mappings leave their part out."""
+    """The content of the page. Empty sequences and mappings leave their part out."""
 
     title: str
     summary: str  # one or two sentences under the title
     origin: Origin
     suite: str  # such as "ruler-qa"
-    policy: str  # who read, by name
+    policy: str  # the name of the reader
     train_length: int | None  # tokens; None if it is not known
     by_length: Sequence[Summary]
     by_task: Sequence[Summary]
@@ -119,7 +119,7 @@ def _plain(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class MethodsAtLength:
-    """What each method did with documents of one length; None where nothing was measured."""
+    """The results of each method at one length; None where nothing was measured."""
 
     length: int  # tokens
     cells: Sequence[Summary | Degradation | None]  # as many as methods
@@ -127,7 +127,7 @@ class MethodsAtLength:
 
 @dataclasses.dataclass(frozen=True)
 class HeatMap:
-    """One method on every task, at every length."""
+    """A heat map: one method's accuracy on every task, at every length."""
 
     method: str
     lengths: Sequence[int]
@@ -136,7 +136,7 @@ class HeatMap:
 
 @dataclasses.dataclass(frozen=True)
 class HeatRow:
-    """One task; None where nothing was measured."""
+    """A row of a heat map, of one task; None where nothing was measured."""
 
     source: str
     cells: Sequence[Summary | None]
@@ -144,7 +144,7 @@ class HeatRow:
 
 @dataclasses.dataclass(frozen=True)
 class PublishedRow:
-    """What a model is said to have reached; None where nothing is said."""
+    """A model's published accuracies; None where none is published."""
 
     model: str
     shares: Sequence[float | None]

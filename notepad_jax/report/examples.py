@@ -1,4 +1,4 @@
-"""Readings to look at: who read, and how the memory changed on the way to the answer.
+"""Example readings for a page: which policy or method read, and how the memory changed.
 
 `spread` chooses questions of every length, task and outcome, and the programs fetch their
 traces. Readings of one question stand side by side: before and after learning, or one method
@@ -23,7 +23,7 @@ from notepad_jax.types import Finish
 FIRST_CHANGES, LAST_CHANGES = 8, 4  # memory changes of an example that are kept
 MOST = 40  # questions on a page
 
-# How many read it, its length (the most and the longest come first), its task, who did how well.
+# How many read it, its length (the most and the longest come first), its task, each outcome.
 Kind = tuple[int, int, str, tuple[tuple[str, str], ...]]
 
 RIGHT, PARTLY, WRONG, NO_ANSWER = "right", "partly right", "wrong", "no answer"
@@ -31,9 +31,9 @@ RIGHT, PARTLY, WRONG, NO_ANSWER = "right", "partly right", "wrong", "no answer"
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One reading to look at, who read, and the memories it went through."""
+    """An example reading: its reader, its result, and the memories it went through."""
 
-    label: str  # who read, such as "after RL" or "notepad"
+    label: str  # the reader, such as "after RL" or "notepad"
     result: Result
     first: Sequence[MemoryChange]  # in the order in which they happened, as the last
     hidden: int  # changes between the first and the last
@@ -46,13 +46,13 @@ class Example:
 
 @dataclasses.dataclass(frozen=True)
 class ExampleQuestion:
-    """Everybody's reading of one question."""
+    """The readings of one question by all readers."""
 
     examples: Sequence[Example]
 
     @property
     def result(self) -> Result:
-        """Any of them: question, gold answers, source and length are the same."""
+        """One of the results: question, gold answers, source and length are the same in all."""
         return self.examples[0].result
 
     @property
@@ -68,11 +68,11 @@ class ExampleQuestion:
 
 @dataclasses.dataclass(frozen=True)
 class Filters:
-    """What a page's readings can be narrowed down to; one choice is none and is left out."""
+    """The filters of a page's readings; one with a single choice is none and is left out."""
 
     lengths: Sequence[tuple[int, str]]
     sources: Sequence[str]
-    outcomes: Sequence[tuple[str, Sequence[str]]]  # of each who read
+    outcomes: Sequence[tuple[str, Sequence[str]]]  # of each reader
 
     @property
     def who(self) -> list[str]:
@@ -80,7 +80,7 @@ class Filters:
 
 
 def example(label: str, result: Result, changes: Iterable[MemoryChange]) -> Example:
-    """Keeps the first and last changes, or all if leaving some out saves no more than a line."""
+    """Returns an example with the first and last changes, or all if that is at most a line more."""
     begun = iter(changes)
     first = list(itertools.islice(begun, FIRST_CHANGES))
     last: collections.deque[MemoryChange] = collections.deque(maxlen=LAST_CHANGES + 1)
@@ -103,7 +103,7 @@ def outcome(result: Result) -> str:
 def spread(
     readings: Mapping[str, Sequence[Result]], most: int = MOST
 ) -> list[list[tuple[str, Result]]]:
-    """Returns at most `most` questions, each as [(who, reading)] with everybody who read it.
+    """Returns at most `most` questions, each as [(reader, reading)] with all its readers.
 
     Of repeated readings the first. Each question is of the length, task and outcomes that were
     taken least so far; of those that are alike, the longest read by most come first. The choice
@@ -136,7 +136,7 @@ def _kind(sides: Mapping[str, Result]) -> Kind:
 
 
 def questions(examples: Sequence[Example]) -> list[ExampleQuestion]:
-    """Puts readings of one question of one length together, in the order of the first."""
+    """Groups readings by question and length, in the order of the first."""
     asked: dict[Hashable, list[Example]] = collections.defaultdict(list)
     for one in examples:
         asked[one.result.length, one.result.task_id].append(one)

@@ -1,4 +1,4 @@
-"""Where the names of lines go, so that they cover neither each other nor a line.
+"""Placement of the labels of lines, so that they cover neither each other nor a line.
 
 Plain geometry in pixels from the lower left corner of the axes; nothing here
 draws. Lines that end at the right share one column, in which `spread` moves labels apart
@@ -26,7 +26,7 @@ COLUMN = 60.0  # a line that ends this near to the longest one has its label in 
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """Words for the end of a line."""
+    """The words at the end of a line."""
 
     words: str
     size: float  # of the letters
@@ -35,12 +35,12 @@ class Label:
 
     @property
     def width(self) -> float:
-        """Roughly."""
+        """Pixels, roughly."""
         return LETTER * self.size * max(map(len, self.words.split("\n")))
 
     @property
     def height(self) -> float:
-        """With a little air."""
+        """Pixels, with a little air."""
         return 1.3 * self.size * len(self.words.split("\n"))
 
     def beside(self, x: float, middle: float) -> Box:

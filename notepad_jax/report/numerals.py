@@ -1,4 +1,4 @@
-"""Numbers as people read them: shares, losses, durations, counts.
+"""Number formatting: shares, losses, durations, counts.
 
 Pure functions of one value; the templates know them as filters (`render`), and the programs
 print with them. Beside: `eval.lengths`, which writes lengths.

@@ -1,4 +1,4 @@
-"""Where the numbers of a page come from: when, from which code, on what, and what to do next.
+"""Provenance of a page's numbers: date, commit, hardware, and what to do next.
 
 Every page has one below its title (`templates/frame.html`); `setup.provenance` makes it.
 It is no part of report.json, which says the same whenever it is written.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Next:
-    """A command to go on with."""
+    """A suggested command, and its purpose."""
 
     purpose: str  # "ask it about a file of yours"
     command: str
@@ -20,7 +20,7 @@ class Next:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Empty words leave their part out."""
+    """The provenance of a page. Empty words leave their part out."""
 
     date: str  # "2026-11-22 16:05 UTC"
     commit: str  # "d3ee518", or the version where there is no checkout
@@ -30,7 +30,7 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class SettingsChange:
-    """Settings that a run was gone on with."""
+    """Settings that were changed when a run was resumed."""
 
     step: int  # done by then
     date: str

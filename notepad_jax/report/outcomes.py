@@ -1,4 +1,4 @@
-"""What became of readings that are no plain answer: counted as wrong, or cut, and said so.
+"""Counts of readings without a plain answer: failed, malformed, or cut at a limit.
 
 Both pages print it below their tables (`pieces.outcomes`). Below: `eval.summary`.
 """
@@ -13,9 +13,9 @@ from notepad_jax.eval.summary import Summary
 
 @dataclasses.dataclass(frozen=True)
 class Outcomes:
-    """Over all lengths; all of them 0 for readings that are plain answers."""
+    """Counts over all lengths; all of them 0 for readings that are plain answers."""
 
-    label: str  # who read
+    label: str  # the reader
     readings: int
     unanswered: int  # failed, or did not fit
     malformed: int  # empty, or not of the form asked for
@@ -27,7 +27,7 @@ class Outcomes:
 
 
 def outcomes(label: str, summaries: Sequence[Summary]) -> Outcomes:
-    """Adds summaries up."""
+    """Returns the counts of some summaries, added up."""
     n, unanswered, malformed, truncated = (
         sum(getattr(s, name) for s in summaries)
         for name in ("n", "unanswered", "malformed", "truncated")

@@ -1,4 +1,4 @@
-"""report.html of the quick start: what was measured, before and after learning.
+"""The report of the quick start, report.html: what was measured before and after training.
 
 One calm, self-contained page. Everything on it comes in as the plain values of `QuickstartReport`;
 this file lays them out as `templates/quickstart.html` shows them, and `write` also leaves
@@ -25,7 +25,7 @@ TEMPLATE = "quickstart.html"
 
 @dataclasses.dataclass(frozen=True)
 class QuickstartReport:
-    """What the page says. Empty sequences and mappings leave their part out."""
+    """The content of the page. Empty sequences and mappings leave their part out."""
 
     title: str
     summary: str  # one or two sentences under the title
@@ -74,7 +74,7 @@ def write(folder: str | Path, report: QuickstartReport) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class BeforeAndAfter:
-    """What was measured at one length; None where nothing was."""
+    """The accuracies at one length; None where nothing was measured."""
 
     length: int  # tokens
     before: Summary | None

@@ -1,4 +1,4 @@
-"""The picture of a reading in rounds: of each round its turns level by level, and who read whom.
+"""The picture of a reading in rounds: each round's tree of turns, level by level.
 
 The document's chunks are the lowest level, the merges of notes lie above, the memory is at the
 top. A level of thousands of turns is drawn as at most `MOST` cells of several neighbours each, so
@@ -20,21 +20,21 @@ MOST = 100  # cells of a level
 
 @dataclasses.dataclass(frozen=True)
 class TreeCell:
-    """Turns of one level that stand side by side; turns are counted as `Turn.chunk` does."""
+    """A cell of neighbouring turns of one level; turns are counted as `Turn.chunk` does."""
 
     first: int
     last: int
     unit: int  # of the first: which chunk of its level it read
     opens: int  # the turn to look at: the first that lost a fact, or wrote a note, or is there
     notes: int  # turns that wrote one
-    same: int  # of these, which say what an earlier one of the level says: nobody reads them
+    same: int  # of these, which say what an earlier one of the level says: no turn reads them
     holds: int  # of the evidence, facts that stand in these notes
     lost: int  # facts that a turn was shown and did not write down
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """One round."""
+    """The picture of one round."""
 
     levels: tuple[tuple[TreeCell, ...], ...]  # the document's first
     lines: tuple[tuple[int, int, int], ...]  # level, cell, and the cell above that read its notes
@@ -55,7 +55,7 @@ def pictures(turns: Sequence[TurnRecord], held: Sequence[str]) -> list[dict[str,
 
 
 def _same(level: list[TurnRecord], turns: Sequence[TurnRecord]) -> set[int]:
-    """Returns the turns of a level whose notes nobody read; of one that never ended, none."""
+    """Returns the turns of a level whose notes no turn read; of one that never ended, none."""
     if level[-1].chunk >= turns[-1].chunk:
         return set()
     read = {note for one in turns for note in one.reads}

@@ -1,4 +1,4 @@
-"""Values and a template become a page: one environment for all pages, and one way to write.
+"""Rendering of pages: one jinja2 environment for all templates, and atomic writes.
 
 The HTML and the prose of the pages are in `templates/`: a frame with the style sheets and the
 one script, the pieces (sections, tables, charts, readings), and one template per page. Pages
@@ -57,7 +57,7 @@ def write(path: Path, template: str, values: Mapping[str, Any]) -> Path:
 
 
 def rendered(template: str, values: Mapping[str, Any]) -> bytes:
-    """Returns what `write` writes."""
+    """Returns the bytes of a rendered template, as `write` writes them."""
     return _ENVIRONMENT.get_template(template).render(values).encode("utf-8", "replace")
 
 
@@ -78,7 +78,7 @@ def picture(path: Path, charts: Sequence[Chart], columns: int = 3) -> Path:
 
 
 def shown(value: Any) -> Any:
-    """Returns what may be printed of a value; HTML made by a template stays as it is."""
+    """Returns a value made safe to print, bounded and clean; a template's HTML stays as it is."""
     return value if isinstance(value, Markup) else shortened(str(value))
 
 

@@ -1,4 +1,4 @@
-"""The pages that a server shows to browsers, but for the pages of traces.
+"""The server's HTML pages, but for the pages of traces.
 
 One to read with (drop a document, ask, watch the memory), a list of what can be looked at, and
 short ones that say something: that a page is being made, that there is none, that a key is
@@ -16,7 +16,7 @@ from notepad_jax.report import render
 
 
 def reading() -> bytes:
-    """Returns the page to read with. It is the same for everybody, and knows nothing yet."""
+    """Returns the page to read with. It is the same for all browsers, and holds no data yet."""
     return render.rendered("reading.html", {})
 
 
@@ -30,7 +30,7 @@ def listing(rows: Sequence[Mapping[str, Any]], runs: bool) -> bytes:
 
 
 def notice(title: str, words: str, again: bool = False) -> bytes:
-    """Returns a page that says something; `again`: it is asked for once more in two seconds."""
+    """Returns a page with a message; `again`: the browser reloads it in two seconds."""
     return render.rendered("notice.html", {"title": title, "words": words, "again": again})
 
 

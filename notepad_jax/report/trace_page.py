@@ -1,14 +1,14 @@
-"""The pages of a trace: readings to look through, turn by turn, in any browser and from a disk.
+"""The HTML page of a trace: readings turn by turn, in any browser, also opened from a disk.
 
 A page is one HTML file and a folder of data. A page that lies on a disk may fetch nothing, but it
 may run scripts that lie beside it; so the data are scripts of bounded size, each some named
-parts, and the page asks for a part when somebody looks at it. The index has a short row of
+parts, and the page loads a part when it is looked at. The index has a short row of
 every reading. A reading's head has a short row of every change of its memory and of every turn
 that was kept; what is long lies in blocks: memories, turns, and the text of tokens. So a reading
 of thousands of turns opens at once. Data are ASCII JSON without a `<`, and the page's script
 (`templates/trace_*.js`) puts them in as text alone.
 
-Whoever wants a page says where its files go (`Put`). Above: programs.traces; below:
+The caller says where a page's files go (`Put`). Above: programs.traces; below:
 reading.trace, scoring.recall (which fact a memory held), reading_tree and render.
 """
 
@@ -26,7 +26,7 @@ from notepad_jax.report import reading_tree, render
 from notepad_jax.scoring.recall import Recall
 from notepad_jax.types import Evidence
 
-PAGE, DATA = "index.html", "data"  # the folder of the data, unless somebody says another
+PAGE, DATA = "index.html", "data"  # the folder of the data, unless the caller names another
 INDEX, PART = f"{DATA}/index.js", "{}/{}.js"
 TEMPLATE = "trace.html"
 BLOCK = 1 << 17  # bytes of data from which on another block or file is begun
@@ -45,7 +45,7 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class TraceSource:
-    """Readings of one file, and what they are called: "step_100"."""
+    """A trace file and its name on the page: "step_100"."""
 
     label: str
     trace: Trace
@@ -53,7 +53,7 @@ class TraceSource:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """What a page came to."""
+    """Counts of a page that was made."""
 
     readings: int
     turns: int  # of all readings

@@ -1,4 +1,4 @@
-"""report.html of a training run: its curves, what it did on held-out tasks, what to do next.
+"""The report of a training run, report.html: its curves, held-out scores, what to do next.
 
 Everything on it comes in as the plain values of `TrainingReport`; this file lays them out as
 `templates/training.html` shows them, and `write` leaves the picture beside the page. Above:
@@ -22,7 +22,7 @@ TEMPLATE = "training.html"
 
 @dataclasses.dataclass(frozen=True)
 class ValidationPoint:
-    """What one validation found."""
+    """The scores of one validation."""
 
     step: int
     score: float  # share of all held-out questions
@@ -32,7 +32,7 @@ class ValidationPoint:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingReport:
-    """What the page says. Empty sequences and mappings leave their part out."""
+    """The content of the page. Empty sequences and mappings leave their part out."""
 
     title: str
     summary: str  # one or two sentences under the title

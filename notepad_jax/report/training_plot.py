@@ -1,4 +1,4 @@
-"""The course of training: logged metrics by step, in small charts.
+"""Training curves: logged metrics by step, in small charts.
 
 Input is what `telemetry.metrics.read_metrics` returns. Where a run has several kinds of task,
 each is a line in charts of their own. A page shows the charts beside each other
@@ -108,7 +108,7 @@ def by_task(metrics: Sequence[Mapping[str, float]]) -> list[Panel]:
 
 
 def _labels(kinds: Sequence[str]) -> dict[str, str]:
-    """Names that fit above a chart: without what all begin with, cut, and still apart."""
+    """Names that fit above a chart: without their common prefix, cut, and still distinct."""
     parts = [kind.split("/") for kind in kinds]
     same = 0
     while all(len(p) > same + 1 and p[same] == parts[0][same] for p in parts):

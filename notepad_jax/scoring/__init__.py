@@ -1,1 +1,1 @@
-"""How an answer is judged: where it stands (extraction), what it is worth (metrics)."""
+"""Scoring of answers: where one stands in a completion (extraction), what it is worth (metrics)."""

@@ -1,4 +1,4 @@
-"""Answers that are one letter of a multiple choice: which letter was chosen.
+"""The metric of multiple choice: which letter was chosen.
 
 `The correct answer is (B)`, `b`, `B) Paris`, `**C**` and `\\text{D}` all choose. The
 strongest kind of statement decides, and among equals the last: a letter that is all of

@@ -1,4 +1,4 @@
-r"""Where in a completion the answer stands: CONTRACTS maps a name to how it is found.
+r"""Extraction of the answer from a completion: CONTRACTS maps a name to how it is found.
 
 A task says by which sign its question asked for the answer (`Task.contract`), and nothing
 else of the completion is judged. Thinking goes first: everything up to the last
@@ -42,7 +42,7 @@ class Malformed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Extracted:
-    """An answer, or why there is none."""
+    """An extracted answer, or why there is none."""
 
     answer: str | None
     problem: str = ""  # empty where there is an answer
@@ -69,7 +69,7 @@ def extract(text: str, contract: str) -> Extracted:
 
 
 def plain(said: str) -> Extracted:
-    """All of it, as it is."""
+    """Returns all of it, as it is."""
     return Extracted(said)
 
 

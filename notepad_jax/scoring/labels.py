@@ -1,4 +1,4 @@
-"""Answers that are labels: BABILong's comparison, which looks for the few words a task can ask for.
+"""The metric of label answers: BABILong's, which looks for the few words a task can ask for.
 
 Of an answer in lower case the first sentence counts, up to a full stop and to where a model begins
 an example of its own. It is right if the labels in it, less those that stand in the question, are

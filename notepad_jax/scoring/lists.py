@@ -1,4 +1,4 @@
-"""Answers that are lists: one item a line, judged as a set, a ranking or an order.
+"""Metrics of list answers: one item a line, judged as a set, a ranking or an order.
 
 The gold answers of a task are the items, all of them wanted, the most relevant (or the
 earliest) first. Both sides are folded alike: lower case, white space collapsed, blank

@@ -1,4 +1,4 @@
-"""How an answer is judged: `score` finds it in a completion and applies its task's metric.
+"""Metrics of answers: `score` finds one in a completion and applies its task's metric.
 
 METRICS maps a name to (prediction, answers) -> [0, 1]. For those of ALL_WANTED (lists, and
 `ruler_all`) the answers are items, all of them wanted; for the others any answer is right
@@ -60,7 +60,7 @@ _BETWEEN = {"graphwalks": ", "}  # gold answers that are said together; else a l
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What an answer is worth, and why a malformed one is worth nothing."""
+    """The score of an answer, and why a malformed one is worth nothing."""
 
     value: float  # in [0, 1]
     problem: str  # one of few short reasons, for counting; empty for a well-formed answer
@@ -102,7 +102,7 @@ def score(
 def check_gold(answers: Sequence[str], metric: str) -> None:
     """Raises ValueError unless gold answers are worth 1 by their own metric.
 
-    For whoever reads data: says which answer is at fault, not where it was read.
+    For code that reads data: says which answer is at fault, not where it was read.
     """
     together = [_BETWEEN.get(metric, "\n").join(answers)]
     for answer in together if metric in ALL_WANTED else answers:

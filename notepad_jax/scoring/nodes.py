@@ -1,4 +1,4 @@
-"""Answers that are sets of nodes: GraphWalks' F1 over the last line, `Final Answer: [a, b]`.
+"""The metric of node sets: GraphWalks' F1 over the last line, `Final Answer: [a, b]`.
 
 As the port of the data set's grading in NVIDIA's NeMo Gym does it: names are compared as they are
 written, quotes and case included, and white space behind the answer is no line. (The lines on the

@@ -1,11 +1,11 @@
-"""Rewards that a user wrote: functions of a finished reading, worth numbers from 0 to 1.
+"""User-defined reward functions: from a finished reading to numbers from 0 to 1.
 
     def reward(reading: nj.ReadingRecord) -> float: ...
 
 A function returns one number, what the answer is worth, or one a turn: what each memory is worth,
 and then the answer. It may be a coroutine function, or take a batch (`own_calls.reward`). Many
-calls are under way at once, and what comes out is in the order of what was asked, whoever
-answers first. One by name runs in a process of its own (`own_worker.py`); one that was lent as an
+calls are under way at once, and results are in the order of the readings, whichever call ends
+first. One by name runs in a process of its own (`own_worker.py`); one that was lent as an
 object (`functions`) in threads here, or in an event loop of its own.
 
 Time is kept by a loop that does nothing else: neither an engine that computes nor a function that
@@ -45,7 +45,7 @@ Worth = tuple[float, ...]  # of an answer alone, or of a reading's turns, or of 
 
 
 class RewardFailed(ValueError):
-    """A reward that is no number from 0 to 1."""
+    """A reward that failed, or is no number from 0 to 1."""
 
 
 class _Way(Protocol):
@@ -64,7 +64,7 @@ class _Way(Protocol):
 
 
 class Own:
-    """A user's reward, ready to judge."""
+    """A user's reward function, ready to be called."""
 
     def __init__(self, name: str, way: _Way, memories: bool) -> None:
         self.name, self._way, self._memories = name, way, memories
@@ -182,7 +182,7 @@ class _Here:
         pass
 
     async def call(self, records: Sequence[ReadingRecord]) -> CallResult:
-        # Rows of its own: what it does to one, nobody else sees.
+        # Rows of its own: what it does to one, no other call sees.
         own = [dataclasses.replace(one, row=copy.deepcopy(dict(one.row))) for one in records]
         calling = own_calls.called(self._function, own if self.calls.batch else own[0])
         if not functions.is_coroutine(self._function):
@@ -267,7 +267,7 @@ class _Process:
             self._asked.pop(number, None)
 
     def stop(self, why: str) -> None:
-        """Ends it; who else asked it is told why."""
+        """Ends the process; the other calls under way fail with the reason."""
         self._why, self.over = self._why or why, True
         self.popen.kill()
 

@@ -1,9 +1,9 @@
-"""How a user's reward is called: what it says of itself, and one call of it.
+"""Calls of a user's reward function: its options, and one call of it.
 
 A plain function runs in a thread of its own, so that many of them block side by side; a coroutine
-function in the event loop of whoever calls. `reward` marks a function that wants anything else
-than that: a batch at a time, fewer calls under way, more time. Used where a function was lent
-(`own`) and in the process of one by name (`own_worker`).
+function in the event loop of its caller. `reward` marks a function that wants anything else than
+that: a batch at a time, fewer calls under way, more time. Used where a function was lent (`own`)
+and in the process of one by name (`own_worker`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MARK = "__notepad_reward__"
 
 @dataclasses.dataclass(frozen=True)
 class Calls:
-    """How a function is called."""
+    """The options of a reward: batches, concurrency, time limit."""
 
     batch: bool = False  # with a list of readings for a list of results
     at_once: int = 32  # calls under way
@@ -43,7 +43,7 @@ class Calls:
 
 @dataclasses.dataclass(frozen=True)
 class CallResult:
-    """What a call came to."""
+    """The outcome of a call: a value, or an exception."""
 
     value: float | list[Any] | None  # a number, or numbers in lists; None: neither
     shown: str  # what it returned, for people
@@ -52,7 +52,7 @@ class CallResult:
 
 
 def reward(*, batch: bool = False, at_once: int = 32, seconds: float = 60.0) -> Callable[[F], F]:
-    """Marks a reward that is not called as every function is; returns it otherwise unchanged.
+    """Decorates a reward function with options of its calls; returns it otherwise unchanged.
 
     With `batch` it takes a list of readings (those of one question) and returns a list with what
     each is worth. At most `at_once` calls are under way, each for at most `seconds`. Raises
@@ -68,7 +68,7 @@ def reward(*, batch: bool = False, at_once: int = 32, seconds: float = 60.0) -> 
 
 
 def calls_of(function: Callable[..., Any]) -> Calls:
-    """Returns how a function is called."""
+    """Returns the options of a function's calls."""
     return getattr(function, _MARK, Calls())
 
 
@@ -86,7 +86,7 @@ def fault(function: Callable[..., Any]) -> str:
 async def called(
     function: Callable[..., Any], argument: ReadingRecord | Sequence[ReadingRecord]
 ) -> CallResult:
-    """Calls it, and returns what came of it; it raises nothing that the function raises."""
+    """Calls a function and returns the outcome; it raises nothing that the function raises."""
     if not functions.is_coroutine(function):
         return await _in_a_thread(lambda: _outcome(function(argument)))
     try:
@@ -98,7 +98,7 @@ async def called(
 
 
 async def _in_a_thread(call: Callable[[], CallResult]) -> CallResult:
-    """Calls it in a thread, which is left behind if nobody waits for it any more."""
+    """Calls it in a thread, which is left behind if no task waits for it any more."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[CallResult] = loop.create_future()
 
@@ -111,7 +111,7 @@ async def _in_a_thread(call: Callable[[], CallResult]) -> CallResult:
             outcome = call()
         except BaseException as problem:
             outcome = _raised(problem)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
             loop.call_soon_threadsafe(settle, outcome)
 
     context = contextvars.copy_context()
@@ -125,7 +125,7 @@ def _raised(problem: BaseException) -> CallResult:
 
 def _outcome(returned: Any) -> CallResult:
     if inspect.iscoroutine(returned):
-        returned.close()  # nobody awaits it, and Python need not say so as well
+        returned.close()  # it is not awaited, and Python need not say so as well
     try:
         value = _numbers(returned, 2)
     except TypeError:

@@ -1,11 +1,11 @@
-"""Calls a user's reward in a process of its own: run as a file, not imported.
+"""The worker process that calls a user's reward: run as a file, not imported.
 
 `own` starts it with the function's name and the working folder, then writes questions to its
 stdin, one JSON line each (`number`, `readings`), and reads replies from its stdout, one JSON line
-each as they come (`number`, and an Outcome's fields). A first line says how the function is
+each as they come (`number`, and a CallResult's fields). A first line says how the function is
 called, or why it cannot be. What the function prints, and what it starts, goes to standard error.
-A thread ends the process when its stdin does: then nobody is left to read an answer, and `own`
-ends it when it takes too long.
+A thread ends the process when its stdin does: then no process is left to read an answer, and
+`own` ends it when it takes too long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""Rewards as others published them, to the letter and with their faults: for comparison.
+r"""Published reward functions, to the letter and with their faults: for comparison.
 
 `memagent` is the training reward of the memory agents, the four of `memory_` are
 MemoryAgentBench's evaluation. The others are GoLongRL's reward functions, under the names of ours
@@ -232,8 +232,8 @@ def _squad(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
 
 
-# What others published for what a metric of ours judges. `accuracy` is nobody's twin: we read
-# it as `choice` or `normalised_em`, as the gold answer is.
+# What others published for what a metric of ours judges. `accuracy` has no twin: we read it as
+# `choice` or `normalised_em`, as the gold answer is.
 TWINS: Mapping[str, str] = {
     "boxed": "memagent",
     "em": "published_em",

@@ -1,4 +1,4 @@
-r"""Answers that are quantities: read exactly where that is possible, else as formulas.
+r"""The metric of numeric answers: read exactly where that is possible, else as formulas.
 
 The last line that is not blank is read, from its last "is" or `:` on, and of one equation
 (x = 2 + 3 = 5) the last side. Read exactly, as fractions: 1,234.5 (thousands in threes), 6.02e23
@@ -49,7 +49,7 @@ _UNIT = re.compile(r"\s?(?:[^\W\d_]|°)(?:[^\W\d_]|[\s./·²³-]|\^\{?[23]\}?)*"
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """A number as it was written."""
+    """A parsed number, with its unit, as it was written."""
 
     value: Fraction  # of "50%": 50
     integer: bool  # written as one

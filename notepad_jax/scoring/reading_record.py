@@ -1,4 +1,4 @@
-"""A finished reading as a user's reward sees it: texts and numbers, of a row and what became of it.
+"""The record of a finished reading, a reward's argument: texts and numbers, of row and outcome.
 
 Public (`nj.ReadingRecord`, `nj.MemoryRecord`): no token ids, nothing of an engine, the same in
 training, validation and evaluation, and the same in the process of its own that a function by
@@ -45,7 +45,7 @@ class ReadingRecord:
 
     @property
     def turns(self) -> int:
-        """How many numbers a reward returns that returns one a turn."""
+        """The number of turns, as many as a reward by turns returns: of memories and the answer."""
         return len(self.memories) + 1
 
     @property
@@ -73,7 +73,7 @@ Left = Callable[[Turn, Tokens, Tokens], Tokens]
 
 
 class Recorder:
-    """Takes down one reading of a task. Raises ValueError for evidence without words."""
+    """Records one reading of a task. Raises ValueError for evidence without words."""
 
     def __init__(
         self,

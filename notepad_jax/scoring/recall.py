@@ -22,7 +22,7 @@ FATES = (NEVER_WRITTEN, OVERWRITTEN, NOT_USED)
 
 
 class Recall:
-    """The facts of one reading, looked for in each memory as it is written.
+    """Evidence recall of one reading: its facts, looked for in each memory as it is written.
 
     Costs one normalisation of the memory per call and one search per fact, whatever came
     before; keeps two flags per fact. Raises ValueError for evidence without a

@@ -1,4 +1,4 @@
-"""`notepad_jax.score`: one answer, judged. Below: metrics; it needs no accelerator library."""
+"""`notepad_jax.score`: the score of one answer. Below: metrics; it needs no accelerator library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from notepad_jax.scoring import metrics
 
 
 def score(answer: str, answers: str | Sequence[str], metric: str = "sub_em") -> float:
-    """Returns what an answer is worth by a metric, from 0 to 1.
+    """Returns the score of an answer by a metric, from 0 to 1.
 
     `answers` are the gold ones; whether one or all of them are wanted, the metric says
     (docs/evaluation.md). Raises ValueError for a metric that there is not, and for what is no text.

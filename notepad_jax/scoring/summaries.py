@@ -1,4 +1,4 @@
-"""Answers that are summaries: ROUGE-L, the longest common subsequence of words.
+"""The metric of summaries: ROUGE-L, the longest common subsequence of words.
 
 Lin (2004), section 3: F1 of LCS / |prediction| and LCS / |reference|. On ASCII text it is
 `rouge-score`'s `rougeL` without stemming, word for word (the oracle in the tests); beyond

@@ -1,4 +1,4 @@
-r"""Are two formulas equal? Asked of math-verify, in a worker process that can be killed.
+r"""Equality of two formulas, by math-verify in a worker process that can be killed.
 
 math-verify parses LaTeX and compares with sympy, which may compute for ever and whose own
 time limits need the main thread's signals. So it runs in `symbolic_worker.py`, a `worker`. Its
@@ -59,7 +59,7 @@ def equal(said: str, golds: Sequence[str]) -> bool:
 def _asked(question: dict[str, object]) -> dict[str, bool] | None:
     """Returns the reply, or None where the limits ended the worker.
 
-    A worker that ended otherwise (somebody killed it, the memory was out) is asked once more.
+    A worker that ended otherwise (it was killed, the memory was out) is asked once more.
     """
     for _ in range(2):
         try:

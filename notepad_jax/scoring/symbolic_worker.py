@@ -1,10 +1,10 @@
-"""Compares formulas with math-verify in a process of its own: run as a file, not imported.
+"""The worker process that compares formulas with math-verify: run as a file, not imported.
 
 `symbolic` starts it with two limits, seconds of computing for one question and bytes of
 memory, then writes questions to its stdin, one JSON line each (`said`, `golds`), and reads
 one JSON line each from its stdout (`readable`, `equal`). A first line says that it is
 ready, or why not. The kernel ends the process where a question costs more, and a thread
-ends it when its stdin does: then nobody is left to read an answer.
+ends it when its stdin does: then no process is left to read an answer.
 """
 
 from __future__ import annotations

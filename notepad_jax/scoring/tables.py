@@ -1,4 +1,4 @@
-"""Answers that are tables, written as JSON: which rows are right, counted as a multiset.
+"""The metric of tables, written as JSON: which rows are right, counted as a multiset.
 
 A table is a list of rows, or an object whose `data` is that list (the form of GoLongRL's
 tables), alone or in a Markdown fence; of several fences the last counts. A row is a list of
@@ -26,7 +26,7 @@ def row_iou(prediction: str, answers: Sequence[str]) -> float:
     """The best multiset Jaccard index of rows over the gold tables: common rows / all rows.
 
     Two empty tables are equal. Raises Malformed: `bad_json`, or `no_table` for JSON of
-    another shape. A gold answer that is no table earns nothing to anyone.
+    another shape. Where the gold answer is no table every answer is worth 0.
     """
     said = _rows(prediction)
     best = 0.0

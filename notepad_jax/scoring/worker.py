@@ -1,4 +1,4 @@
-"""A process that answers questions, one JSON line each, and can be stopped.
+"""A worker process that answers requests, one JSON line each, and can be stopped.
 
 For code that may compute for ever: it runs in a program of its own, started when the first
 question comes, used by all threads in turn, replaced when it ends. The program greets with a
@@ -22,7 +22,7 @@ from typing import Any
 
 
 class DoesNotStart(ValueError):
-    """The program's own words."""
+    """A worker that does not start, in the program's own words."""
 
 
 class WorkerEnded(Exception):
@@ -34,7 +34,7 @@ class WorkerEnded(Exception):
 
 
 class Worker:
-    """Owns the process, its pipes and the lock around them."""
+    """A worker process, with its pipes and the lock around them."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Worker:
     def ask(self, question: Mapping[str, Any], seconds: float | None = None) -> dict[str, Any]:
         """Returns the reply, which may take `seconds` (those of all lines).
 
-        Raises Ended where the process ended, TimeoutError where it was stopped for taking too
-        long, and DoesNotStart; the next question starts another one.
+        Raises WorkerEnded where the process ended, TimeoutError where it was stopped for taking
+        too long, and DoesNotStart; the next question starts another one.
         """
         with self._lock:
             process = self._running()

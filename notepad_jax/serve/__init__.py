@@ -1,1 +1,1 @@
-"""The policy behind OpenAI's API, a room for each kind of address; start with `app`."""
+"""The HTTP server: a policy behind OpenAI's API, a room for each kind of endpoint; see `app`."""

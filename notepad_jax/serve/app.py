@@ -1,4 +1,4 @@
-"""The application: which address does what, from a body to a reply.
+"""The ASGI application: the server's routes, each from a request body to a response.
 
     uvicorn -> Door (key) -> route -> requests (checked) -> RequestQueue -> choices -> responses
 
@@ -59,7 +59,7 @@ Courses = Callable[[Streamer], Sequence[AsyncGenerator[Delta]]]
 
 
 class App:
-    """Owns nothing but the queue in front of a policy. `asgi` is what a web server runs.
+    """The server's application, with the queue in front of a policy; `asgi` is what uvicorn runs.
 
     With a gate trainers are served, too; `control_key` is theirs. `files`: where documents are
     kept; without, they end with the application. `views`: what browsers are shown, if anything.
@@ -282,7 +282,7 @@ class App:
     async def _answered(
         self, request: Request, reply: Reply, deltas: AsyncGenerator[Delta | None], count: int
     ) -> Response:
-        """Tells of the choices of a request, at once or at the end; see `_made`."""
+        """Returns the response of a request's choices, streamed or whole; see `_made`."""
         await anext(deltas)  # refused or admitted
         headers = {"X-Request-Id": request_id(request)}
         if reply.how.stream:
@@ -305,7 +305,7 @@ class App:
         self, served: Served, courses: Courses, reply: Reply,
         place: contextlib.AbstractContextManager[None],
     ) -> AsyncGenerator[Delta | None]:  # fmt: skip
-        """Yields None when the request was admitted, then what is made of its choices."""
+        """Yields None when the request was admitted, then the deltas of its choices."""
         counts, began, first = self.queue.counts, time.monotonic(), True
         spent = Spent(counts)
         with place, self._seat(served) as seat:
@@ -325,7 +325,7 @@ class App:
     async def _events(
         self, reply: Reply, deltas: AsyncGenerator[Delta], count: int
     ) -> AsyncGenerator[bytes]:
-        """Yields the chunks of a reply; an error in the middle is the last of them."""
+        """Yields a reply as server-sent events; an error in the middle is the last of them."""
         async with contextlib.aclosing(deltas):
             for first in filter(None, map(reply.first, range(count))):
                 yield event(first)

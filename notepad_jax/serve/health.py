@@ -1,7 +1,7 @@
-"""Probes: whether the server lives, whether requests are answered at once, and its version.
+"""Health probes: whether the server lives, whether requests are answered at once, its version.
 
-Alive and ready are two questions. Who asks the first ends a server that says no, so an engine that
-compiles is alive; who asks the second sends requests elsewhere meanwhile. Above: `app`.
+Alive and ready are two probes. An orchestrator ends a server that is not alive, so an engine that
+compiles is; a load balancer sends requests elsewhere while one is not ready. Above: `app`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Handler = Callable[..., Awaitable[Response]]
 
 
 class Health:
-    """The addresses of probes. Remembers when all engines answered last."""
+    """Handlers of the probes. Remembers when all engines answered last."""
 
     def __init__(self, served: Served) -> None:
         self._served, self._heard = served, time.monotonic()
 
     def routes(self, handled: Callable[[Handler], Handler]) -> list[Route]:
-        """Returns the addresses of this page."""
+        """Returns the routes of the probes."""
         return [
             Route("/health", handled(self.alive)),
             Route("/ready", handled(self.ready)),

@@ -1,1 +1,1 @@
-"""What a run tells: numbers on disk (metrics) and a picture of its progress (screen)."""
+"""Logging of a run: metrics on disk (metrics), and its progress on a screen (screen)."""

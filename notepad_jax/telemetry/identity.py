@@ -1,8 +1,8 @@
-"""What a folder was made from: written down once, and compared when somebody goes on there.
+"""The identity of a folder, what it was made from: written once, compared when it is resumed.
 
 Going on with other settings would mix two things that look alike. Used for the readings of
 an evaluation and for built task files. Such small files are written whole or not at all, and
-one that is damaged is named; whoever writes others of the kind does it here, too.
+one that is damaged is named; other modules write their small files with these functions, too.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes or replaces a file at once; whatever goes wrong, `path` is what it was."""
+    """Writes or replaces a file atomically; whatever goes wrong, `path` is what it was."""
     write_blocks(path, [content])
 
 

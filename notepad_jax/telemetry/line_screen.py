@@ -18,8 +18,8 @@ from notepad_jax.telemetry.words import Value, harmless, on_one_line, show_all
 
 
 class LineScreen:
-    """Prints a line for every step of a table and every turn of a transcript; of a bar, every
-    `every` seconds at most, and one when it ends. A step that takes long says so now and then."""
+    """A screen of lines: one for every step of a table and every turn of a transcript; of a bar,
+    every `every` seconds at most, and at its end. A step that takes long says so now and then."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class LineScreen:
 
     def work(self, tokens: int, turns: int, seconds: float) -> None:
         self.meter.work(tokens, turns, seconds)
-        # An engine does not fail because nobody reads its lines; whoever prints next does.
+        # An engine does not fail because its lines are not read; what prints next does.
         with self.alone, contextlib.suppress(OSError):
             for one in self.open:
                 one.look()

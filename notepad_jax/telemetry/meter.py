@@ -1,9 +1,9 @@
-"""How fast tokens go by, for who waits: what engines report, as a rate and a count of turns.
+"""The throughput that is shown during a run: engines' tokens a second, and turns ended.
 
 An engine says after each round of launches how many tokens it read and wrote, how many turns ended,
 and how long that took; several engines do so from threads of their own. What is shown is the rate
 of the last few seconds, or of the last round where that took longer. Above: `line_screen` and
-`terminal_screen`; who reports is `engine.metered`.
+`terminal_screen`; `engine.metered` reports to it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Round(NamedTuple):
 
 
 class Meter:
-    """Adds up what is reported; its `clock` is in seconds."""
+    """A meter of throughput: adds up what is reported; its `clock` is in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.turns = 0  # that ended, so far
@@ -40,7 +40,7 @@ class Meter:
             self._forget(now)
 
     def rate(self) -> float:
-        """Returns tokens a second, by now; 0 where nobody has reported for long."""
+        """Returns tokens a second, by now; 0 where no engine has reported for long."""
         now = self._clock()
         with self._lock:
             self._forget(now)

@@ -1,4 +1,4 @@
-"""The numbers of a run, on disk: one JSON line per step, the same for TensorBoard and `sinks`.
+"""The metrics of a run, on disk: one JSON line per step, the same for TensorBoard and `sinks`.
 
 `metrics.jsonl` holds what the algorithm computed, `ledger.jsonl` what became of every draw,
 `timings.jsonl` what the clock said. They are apart so that the promise "kill, resume, and the
@@ -35,7 +35,7 @@ EVENTS = "tensorboard"
 
 
 class RunLog:
-    """Owns the metric files of one run folder; a context manager.
+    """The metrics log of a run; owns the files of one run folder; a context manager.
 
     `resume_step` None starts a run (the folder must have no metrics yet); k continues one
     whose next step is k. `sinks` get a copy of the numbers and are closed with it.

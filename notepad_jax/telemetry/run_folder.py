@@ -1,10 +1,10 @@
-"""The folder of a run: begun once, held by one process, and gone if nothing came of the start.
+"""The folder of a run: made once, locked by one process, and removed if the start fails.
 
-Whoever trains, evaluates or does both writes into a folder that it opened here, called from the
+Training, evaluation and the quick start write into a folder that they opened here, called from the
 command line and from Python alike. A folder is begun by making it, which only one of two starts
 can; it is held by a lock on the file `.lock`, which names the holder. The lock is the kernel's
 (flock): it ends with its process, however that ends, so a crash leaves nothing locked, and what
-the file says is read only while somebody holds it. Children that are started as programs do not
+the file says is read only while a process holds it. Children that are started as programs do not
 inherit it; forked ones would.
 
 How far a lock reaches is the file system's business: all processes of a machine on a local disk;
@@ -27,7 +27,7 @@ from pathlib import Path
 
 LOCK = ".lock"
 GIVEN = "given"  # a folder for what a program gave a run: rows as task files
-NAME_BYTES = 255  # of one name, in the file systems that people have
+NAME_BYTES = 255  # of one name, in the usual file systems
 
 # What the caller holds already: `quickstart` trains in its own folder. A context variable and
 # not a global one, so that another thread is another holder and meets the lock.
@@ -43,14 +43,14 @@ class Exists(ValueError):
 
 @contextlib.contextmanager
 def opened(folder: Path, resume: bool) -> Iterator[Path]:
-    """Holds `folder` for the block: makes it, or with `resume` takes the one that is there.
+    """Locks `folder` for the block: makes it, or with `resume` takes the one that is there.
 
     If the block fails before a step or a line of metrics or readings is on disk, a folder that
     was made here is removed again, with the parents that were made for it; one that was there
     never is. Where the caller holds `folder` already the block is a part of that.
 
     Raises Exists for a folder to begin in that exists, whatever it holds, and ValueError for one
-    to resume that does not, that somebody else holds, or that cannot be locked.
+    to resume that does not, that another process holds, or that cannot be locked.
     """
     if folder.resolve() in _held.get():
         yield folder
@@ -127,7 +127,7 @@ def abandon() -> None:
 
 
 def _remove(folder: Path, made: Iterable[Path]) -> None:
-    """Removes what a failed start made, unless the run can go on or somebody else took it up."""
+    """Removes what a failed start made, unless the run can go on or another process holds it."""
     with contextlib.suppress(OSError, ValueError), _locked(folder):
         if not _came_to_something(folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -167,14 +167,14 @@ def _lock(folder: Path, descriptor: int) -> None:
             f"{folder} is in use by {holder or 'another process'}; wait for it, or stop it"
         ) from None
     except OSError as problem:
-        (folder / LOCK).unlink(missing_ok=True)  # of no use to anybody
+        (folder / LOCK).unlink(missing_ok=True)  # of no use there
         raise ValueError(
             f"{folder} cannot be locked ({problem.strerror}), so two processes could damage it; "
             "runs/ may be a link to another disk"
         ) from None
     with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(descriptor), os.stat(folder / LOCK)):
-            with contextlib.suppress(OSError):  # a full disk is no reason: nobody has to read it
+            with contextlib.suppress(OSError):  # a full disk is no reason: no program needs it
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             return

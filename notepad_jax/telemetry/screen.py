@@ -1,4 +1,4 @@
-"""What a program tells of itself while it runs: `Screen`, and the one that shows nothing.
+"""Progress output of a program: the protocol `Screen`, and the one that shows nothing.
 
 Programs talk to a `Screen` and never ask which one it is. Whatever has a bar or a transcript can
 be stopped: it looks (`waiting.look`) whenever it moves on. Engines report what they did to it
@@ -60,7 +60,7 @@ class Transcript(Protocol):
 
 @runtime_checkable
 class Screen(Protocol):
-    """Where a program shows what it is doing; a context manager."""
+    """Where a program shows its progress; a context manager."""
 
     def phase(self, heading: str) -> None:
         """Begins a part of the program: what follows stands below its heading."""
@@ -69,7 +69,7 @@ class Screen(Protocol):
         """Prints a line that stays."""
 
     def warn(self, text: str) -> None:
-        """Prints a line that nobody may miss, also where progress is not shown."""
+        """Prints a warning, a line that is shown also where progress is not."""
 
     def bar(self, label: str, total: int | None, unit: str = "") -> Bar:
         """Begins an activity of `total` steps (None: unknown)."""
@@ -89,7 +89,7 @@ class Screen(Protocol):
 
 
 class SilentScreen:
-    """Shows nothing but warnings; it is its own bar, table and transcript."""
+    """A screen of warnings alone; it is its own bar, table and transcript."""
 
     def phase(self, heading: str) -> None:
         pass

@@ -1,8 +1,8 @@
-"""Where else the numbers of a run go: Weights & Biases and MLflow, where they are installed.
+"""Experiment trackers that get a run's metrics, too: Weights & Biases and MLflow, if installed.
 
-A config names them (`sinks`); nobody who does not ask for one waits for its import. The record
-stays metrics.jsonl: a sink that fails is told of once and left out from then on, because no
-outage of somebody's server should end a run. Which page there belongs to the run stands in
+A config names them (`sinks`); one that is not named is not imported. The record stays
+metrics.jsonl: a sink that fails is told of once and left out from then on, because no outage of
+another server should end a run. Which page there belongs to the run stands in
 `sinks.json` in its folder, so a resumed run goes on on the same one. Above: metrics, which
 writes to them, and the programs, which check that they are there.
 """
@@ -25,7 +25,7 @@ LONGEST = 500  # characters of a setting that every MLflow server takes
 
 
 class Sink(Protocol):
-    """One page of a run at somebody's."""
+    """A run's page at an experiment tracker."""
 
     id: str  # of the page, by which it is found again
 
@@ -41,7 +41,7 @@ def check(names: Sequence[str]) -> None:
 
 
 class Sinks:
-    """Owns the open sinks of a run; they are closed with it.
+    """The open sinks of a run; they are closed with it.
 
     `settings` are the config's values by key; `say` is told what goes wrong with a sink.
     """

@@ -36,7 +36,7 @@ LAST = 6  # lines of a text under way that a terminal shows
 
 
 class TerminalScreen:
-    """What is under way, live, and above it everything that has ended, in its order."""
+    """A live screen: what is under way, and above it all that has ended, in its order."""
 
     def __init__(self, stream: TextIO, busy: Busy = lambda: "") -> None:
         self.console, self.meter = Console(file=stream), Meter()

@@ -1,4 +1,4 @@
-"""Texts and numbers as a terminal takes them and a person reads them.
+"""Formatting for a terminal: texts made harmless, numbers made short.
 
 Above: the screens, and cli for what it prints.
 """
@@ -25,7 +25,7 @@ def on_one_line(text: str) -> str:
 
 
 def show(value: Value) -> str:
-    """Returns a number as a person would write it: 4 significant digits, or the integer."""
+    """Returns a number as text: 4 significant digits, or the integer."""
     if isinstance(value, str):
         return value
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

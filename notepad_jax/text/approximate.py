@@ -1,4 +1,4 @@
-"""A tokenizer for models whose own nobody has: text cut by a rule, about as BPE cuts it.
+"""A rule-based tokenizer for models without one at hand: text cut about as BPE cuts it.
 
 An endpoint takes text and gives text, and yet chunks, memories and limits are counted in
 tokens. `ApproximateTokenizer` counts them within a few percent on English prose: a word
@@ -56,7 +56,7 @@ def count(text: str) -> int:
 
 
 class ApproximateTokenizer:
-    """Cuts text by rule and numbers the pieces as they come; a `tokenizer.Tokenizer`.
+    """A `tokenizer.Tokenizer` that cuts text by rule and numbers the pieces as they come.
 
     `vocab_size` is the bound below which all ids stay, whatever is read; it is no size of
     an embedding. The table of pieces grows with what is read up to MAX_PIECES; a piece
@@ -131,7 +131,7 @@ class _Table(dict[str, int]):
         if len(self.pieces) >= self._room:
             return _SPELLED
         i = next(self._free)
-        self.pieces[i] = piece  # before anybody can see the id
+        self.pieces[i] = piece  # before another thread can see the id
         return self.setdefault(piece, i)
 
 

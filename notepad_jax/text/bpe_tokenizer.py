@@ -95,7 +95,7 @@ class HuggingFaceTokenizer:
         return "\ufffd".join(self._template.decode(run, skip_special_tokens=True) for run in runs)
 
     def pieces(self) -> list[str]:
-        """Returns what each id is called in the vocabulary; "" where there is none."""
+        """Returns the vocabulary: the piece of each id, "" where there is none."""
         found = [""] * self.vocab_size
         for piece, i in self._template.get_vocab(with_added_tokens=True).items():
             found[i] = piece

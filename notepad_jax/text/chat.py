@@ -1,4 +1,4 @@
-"""The model's own chat template: messages to text, and the frame around one of our turns.
+"""The model's chat template: messages to text, and the frame of turn markers around one turn.
 
 A model folder brings a jinja program that writes its turn markers. We use it once, when a
 prompt template is loaded: a conversation whose user message is a mark is rendered, and
@@ -73,7 +73,7 @@ class ChatTemplate:
         return cls(path, source, {**special_tokens(folder), **options})
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """Returns the text of a conversation, with the cue for the next reply if wanted.
+        """Returns the text of a conversation, with the generation prompt if wanted.
 
         This is text for people and for tests: what a user wrote is not told apart from
         markers in it, so it must never be encoded as template text. Raises ValueError
@@ -109,7 +109,7 @@ class ChatTemplate:
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """What a chat template writes around a user turn, and how a reply to it ends."""
+    """The turn markers around a user turn, and the stop ids of a reply to it."""
 
     before: str
     after: str  # ends with the cue for the reply

@@ -1,4 +1,4 @@
-"""Renders a chat template in a process of its own: run as a file, never imported.
+"""Renders a chat template in a sandboxed process of its own: run as a file, never imported.
 
 A chat template is a program that came with the weights. jinja2's immutable sandbox keeps
 it from attributes and modules, but not from looping for ever or from filling the memory

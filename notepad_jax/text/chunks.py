@@ -5,7 +5,7 @@ in two; what has no sentence's end in the second half of C tokens is cut at C.
 
 `Documents` gives every reading of a document the same `ChunkedDocument`, so the text is
 tokenised once however many questions and samples there are, and however unevenly they read.
-Text is tokenised as far as somebody asked; its ids are written down as they are made, the
+Text is tokenised as far as a reading asked; its ids are written down as they are made, the
 first `IN_MEMORY` of them in memory and the rest in a temporary file without a name, so that
 a document of any length costs little memory and no chunk is ever made twice. Indexing past
 the end raises IndexError; what went wrong on the way is raised again for every reading that
@@ -37,10 +37,10 @@ _SENTENCE_END = re.compile(r"""[.!?]["'\u201d\u2019)\]]*\s*\Z|\n\s*\Z""")
 
 
 class Documents:
-    """Task -> chunks; all readings of a document object that are under way share them.
+    """A cache of documents' chunks: all readings of a document object under way share them.
 
     Documents of more than `max_document` tokens are centre-truncated (None: none is), and
-    counted when that is found out: how many, and the tokens that nobody reads. `chunk_ends` is
+    counted when that is found out: how many, and the tokens that are not read. `chunk_ends` is
     one of CHUNK_ENDS.
     """
 
@@ -64,7 +64,7 @@ class Documents:
         self.truncated_tokens = 0
 
     def __call__(self, task: Task) -> ChunkedDocument:
-        """Returns the chunks of the task's document; they live as long as somebody holds them."""
+        """Returns the chunks of the task's document; they live as long as a reading holds them."""
         chunks = self._live.get(id(task.document))
         if chunks is None:
             tokenizer, chunk_size, limit = self._how
@@ -75,12 +75,12 @@ class Documents:
         return chunks
 
     def ended(self, left_out: int) -> None:
-        """Counts a document whose end was found, and the tokens of it that nobody reads."""
+        """Counts a document whose end was found, and the tokens of it that are not read."""
         self.truncated_documents += left_out > 0
         self.truncated_tokens += left_out
 
     def failed(self, document: Document) -> None:
-        """Who reads the document now is told so; whoever begins later tries again."""
+        """Forgets a failed document: readings under way raise, one that begins later retries."""
         self._live.pop(id(document), None)
 
 
@@ -131,7 +131,7 @@ class ChunkedDocument:
     def __getitem__(self, k: int) -> Tokens:
         if k < 0:
             raise IndexError(f"there is no chunk {k}; chunks are counted from 0")
-        number, chunk = self._recent[k % RECENT]  # those who read together ask for the same ones
+        number, chunk = self._recent[k % RECENT]  # readings side by side ask for the same ones
         if number != k:
             chunk = self._chunk(k)
             self._recent[k % RECENT] = k, chunk

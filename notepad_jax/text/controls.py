@@ -1,4 +1,4 @@
-"""Control pieces: those that only a template or the policy writes, and no document becomes.
+"""Control pieces (special tokens), which only a template or the policy writes, never a document.
 
 How they are recognised and looked up. Above: the tokenizers, which keep them out of
 ordinary text, and model_folder.

@@ -1,7 +1,7 @@
-"""JSON schemas as masks over a tokenizer's vocabulary: what a completion may go on with.
+"""Constrained decoding by JSON schemas: masks of the tokens that a completion may go on with.
 
 llguidance compiles the schema and walks it by bytes; this is the one module that imports it, and
-only who serves asks for it (extra `structured`: it needs neither torch nor a network). A
+only the server asks for it (extra `structured`: it needs neither torch nor a network). A
 completion may end exactly where its text is whole: then, and only then, stop tokens are allowed.
 Above: programs.serve; below: pieces and llguidance.
 """
@@ -28,7 +28,7 @@ log = logging.getLogger("notepad_jax.serve")
 
 
 class Grammars:
-    """Compiles schemas for a tokenizer, each once."""
+    """A compiler of JSON schemas for a tokenizer, with a cache."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._vocabulary = _Vocabulary(tokenizer)
@@ -55,12 +55,12 @@ class SchemaGrammar:
     _shared: _Shared = dataclasses.field(compare=False, repr=False)
 
     def matcher(self, stop_ids: Sequence[int]) -> SchemaMatcher:
-        """Returns what one completion is checked by as it is made; it ends with a stop id."""
+        """Returns the matcher of one completion, which ends with a stop id."""
         return SchemaMatcher(self._shared.copy(), stop_ids)
 
 
 class SchemaMatcher:
-    """One completion's way through a grammar."""
+    """The state of one completion in a grammar."""
 
     def __init__(self, matcher: llguidance.LLMatcher, stop_ids: Sequence[int]) -> None:
         self._matcher, self._stops = matcher, tuple(stop_ids)
@@ -84,7 +84,7 @@ class SchemaMatcher:
         return bits
 
     def take(self, token: int) -> None:
-        """Goes on with a token that was allowed."""
+        """Advances the state by a token that was allowed."""
         if token not in self._stops:
             self._matcher.consume_token(token)
 

@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says about its tokenizer beside the vocabulary.
+"""A Hugging Face folder's settings of its tokenizer, beside the vocabulary.
 
 Small JSON files: the special tokens by name, and where a completion ends. Above:
 bpe_tokenizer and chat; below: controls.

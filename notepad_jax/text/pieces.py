@@ -1,4 +1,4 @@
-"""Which text each token is, by itself: for traces, and to see where a sentence ends; as bytes, for
+"""The text of each token by itself: for traces, and to find where a sentence ends; as bytes, for
 grammars.
 
 Above: chunks, grammar and reading.turns; below: tokenizer.
@@ -15,7 +15,7 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Pieces:
-    """Which text each token is, looked up once; control pieces by their names."""
+    """The text of each token, looked up once; control pieces by their names."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -35,7 +35,7 @@ class Pieces:
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
-    """Returns what each id writes in the middle of a text; nothing for control pieces."""
+    """Returns each id's bytes in the middle of a text; none for control pieces."""
     alphabet = byte_alphabet() if tokenizer.byte_level else {}
     found = [_bytes(piece, alphabet) for piece in tokenizer.pieces()]
     for i in tokenizer.controls.values():

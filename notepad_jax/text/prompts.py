@@ -144,7 +144,7 @@ class Template:
         )
 
     def update_shared(self, question: Tokens, chunk: Tokens) -> Tokens:
-        """Returns what an update turn's prompt shares, known before its memory is."""
+        """Returns the shared part of an update turn's prompt, known before its memory is."""
         return _fill(self._update_shared, {"question": question, "chunk": chunk})
 
     def answer_prompt(self, question: Tokens, memory: Tokens) -> Prompt:
@@ -154,11 +154,11 @@ class Template:
         return Prompt(_fill(self.answer[:cut], values), _fill(self.answer[cut:], values))
 
     def answer_shared(self) -> Tokens:
-        """Returns what answer prompts share: the literal text before any placeholder."""
+        """Returns the shared part of answer prompts: the literal text before any placeholder."""
         return _fill(self.answer[: _answer_cut(self.answer)], {})
 
     def direct_prompt(self, question: Tokens, text: Tokens) -> Prompt:
-        """Returns one turn that shows `text`, a document or what fits of it, and the question.
+        """Returns a prompt of one turn over `text`, a document or an excerpt, and the question.
 
         Raises ValueError if the template has no [direct] section.
         """
@@ -279,7 +279,7 @@ def _fill(segments: tuple[Segment, ...], values: Mapping[str, Tokens]) -> Tokens
 
 
 def _whole(parts: Sequence[Tokens]) -> Tokens:
-    """Returns the parts one after the other: nobody else has that array, so it is not copied."""
+    """Returns the parts one after the other: the array is not shared, so it is not copied."""
     whole = np.concatenate(parts)
     whole.flags.writeable = False
     return whole

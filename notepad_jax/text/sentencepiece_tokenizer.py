@@ -79,7 +79,7 @@ class SentencePieceTokenizer:
         return self._whole.decode(list(known))
 
     def pieces(self) -> list[str]:
-        """Returns what each id is called in the vocabulary."""
+        """Returns the vocabulary: the piece of each id."""
         return [self._whole.id_to_piece(i) for i in range(self.vocab_size)]
 
     def control_id(self, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Text in blocks, so that a stream is encoded exactly as the whole text would be.
+"""Streaming tokenization: text in blocks, so that a stream is encoded as the whole text would be.
 
 However a text was cut on its way here, it is encoded in blocks whose borders depend on the
 text alone; `encode` goes through the same blocks. A block ends before a single space

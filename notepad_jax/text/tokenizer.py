@@ -1,11 +1,11 @@
-"""Text to token ids and back: what a tokenizer promises, and how one is opened.
+"""The tokenizer protocol, text to token ids and back, and how a tokenizer is opened.
 
 Two promises, the same for every implementation. A document can never become a special
 token, even if it spells one: `encode` produces ordinary pieces only, and control pieces
 such as `<|im_end|>` come from template text (`encode_template`) or from the policy. And a
 stream is encoded exactly as the whole text would be (`token_blocks`). Above: prompts, chat
 and chunks; below: sentencepiece_tokenizer and bpe_tokenizer. The neighbour `approximate`
-is for models whose tokenizer nobody has.
+is for models whose tokenizer is not at hand.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FILES = (
 
 
 class Tokenizer(Protocol):
-    """What the rest of the project asks of a tokenizer."""
+    """The interface of a tokenizer: what the rest of the project needs of one."""
 
     path: pathlib.Path
     vocab_size: int  # ids at or above this exist in no text; the policy must mask them
@@ -53,7 +53,7 @@ class Tokenizer(Protocol):
         """Returns the text of any ids; control pieces vanish."""
 
     def pieces(self) -> list[str]:
-        """Returns what each id is called in the vocabulary; "" where there is none."""
+        """Returns the vocabulary: the piece of each id, "" where there is none."""
 
     def control_id(self, name: str) -> int:
         """Returns the id of the control piece `name`; ValueError if there is none."""

@@ -1,1 +1,1 @@
-"""What is shown to browsers: a page to read with, and the readings of runs."""
+"""HTML pages for browsers: one to read a document with, and the traces of readings and runs."""

@@ -1,8 +1,8 @@
-"""Pages of traces that were made: in a folder of their own that ends with the server.
+"""A cache of rendered trace pages, in a temporary folder that is removed with the server.
 
-A page is made by a thread when somebody first looks, one at a time, and again when its trace files
-have grown. Every making has data of its own name, so what a browser shows goes on while a newer one
-is made. What nobody looked at for longest is thrown away. Above: `routes`; below: `renderers`.
+A page is rendered in a thread when it is first requested, one at a time, and again when its trace
+files have grown. Every version has data of its own name, so an open page stays usable while a newer
+one is rendered. The least recently requested is dropped. Above: `routes`; below: `renderers`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from notepad_jax.serve.browser.renderers import Put
 from notepad_jax.serve.documents.refusals import disk
 
-PATIENCE = 2.0  # seconds after which somebody is told that his page is being made
+PATIENCE = 2.0  # seconds after which a browser is told that its page is being made
 FRESH = 10.0  # seconds in which a page is not made again
 MOST = 12  # that are kept
 INDEX = "index.html"
@@ -31,7 +31,7 @@ Write = Callable[[Put, Advance, str], None]  # makes a page, with its data in a 
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """One making of a page: `data` is its name, and that of the folder of its data."""
+    """One rendered version of a page; `data` is its name, and that of the folder of its data."""
 
     state: Hashable  # of what it was made of
     folder: Path
@@ -63,7 +63,7 @@ class ServerEnds(Exception):
 
 
 class PageCache:
-    """Owns the folder; to be closed."""
+    """An LRU cache of pages; owns their folder; to be closed."""
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory | None = None
@@ -73,7 +73,7 @@ class PageCache:
         self._ended = False
 
     async def newest(self, name: str, state: Hashable, write: Write) -> Page | Making:
-        """Returns the page `name`, of things that are in this state; what is made if it takes long.
+        """Returns the page `name` of sources in this state; its `Making` if that takes long.
 
         Raises what `write` raises, and Refusal (507) for a full disk.
         """
@@ -93,7 +93,7 @@ class PageCache:
         return making.task.result()
 
     def part(self, name: str, data: str) -> Page | None:
-        """Returns the making of a page whose data have this name, if it is still there."""
+        """Returns the version of a page whose data have this name, if it is still there."""
         return next((page for page in self._pages.get(name, ()) if page.data == data), None)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What browsers are shown, as values and functions of somebody else's.
+"""The interface of page renderers: values and functions that a program hands to the server.
 
 Pages are made in `report`, which stands on this room's floor, so neither knows the other: a
 program brings them together. Above: programs.pages, which makes one; below: `routes`, `page_cache`.
@@ -16,12 +16,12 @@ Files = Mapping[Path, str]  # trace files, and what each is called on their page
 
 
 class MakeTrace(Protocol):
-    """Makes the page of trace files; its data under `data/`, beside `index.html`."""
+    """The renderer of a page of trace files; its data under `data/`, beside `index.html`."""
 
     def __call__(
         self, put: Put, title: str, files: Files, advance: Callable[[int, int], None], data: str
     ) -> None:
-        """`advance` hears after each reading how many are done, of how many.
+        """`advance` is called after each reading with how many are done, of how many.
 
         Raises ValueError for a file that is no trace, naming it.
         """
@@ -29,7 +29,7 @@ class MakeTrace(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Renderers:
-    """The pages of a server."""
+    """The pages of a server, each as bytes or as the function that renders it."""
 
     reading: bytes  # the page at /
     listing: Callable[[Sequence[Mapping[str, Any]], bool], bytes]  # report.server_pages.listing

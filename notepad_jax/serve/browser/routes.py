@@ -1,9 +1,9 @@
-"""What a server shows to browsers: a page to read with, and the readings and runs it knows.
+"""The routes for browsers: a page to read with, and the traces of readings and runs.
 
-A name in an address is looked up among what there is, and never becomes a path. Nobody else's page
-may ask for these, which browsers say of themselves: data of a trace are scripts, and those any
-page might run. Above: `app`; below: `page_cache` (pages that were made), `renderers` (what they
-are made with), `sessions` (who may look).
+A name in a URL is looked up among what there is, and never becomes a path. Cross-site requests are
+refused, by the headers that browsers send: data of a trace are scripts, and those any page might
+run. Above: `app`; below: `page_cache` (rendered pages), `renderers` (what renders them),
+`sessions` (which browsers may look).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Handler = Callable[..., Awaitable[Response]]
 
 
 class PageRoutes:
-    """What browsers look at. `write_trace` writes what is kept of a reading to a file."""
+    """Handlers of the pages. `write_trace` writes what is kept of a reading to a file."""
 
     def __init__(
         self, views: Renderers, readings: ReadingJobs,
@@ -43,7 +43,7 @@ class PageRoutes:
         self._sessions, self._cache = sessions, PageCache()
 
     def routes(self, handled: Callable[[Handler], Handler]) -> list[Route]:
-        """Returns the addresses of this page."""
+        """Returns the routes of these pages."""
 
         def route(path: str, handler: Handler, method: str = "GET") -> Route:
             return Route(path, handled(self._said(handler)), methods=[method])
@@ -63,7 +63,7 @@ class PageRoutes:
         return found
 
     async def close(self) -> None:
-        """Ends what is being made."""
+        """Cancels the pages that are being made."""
         await self._cache.close()
 
     # ------------------------------------------------------------ pages

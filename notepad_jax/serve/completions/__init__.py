@@ -1,1 +1,1 @@
-"""Prompts and conversations, continued by a policy; start with `requests` and `choices`."""
+"""Completions and chat completions of a policy; start with `requests` and `choices`."""

@@ -1,8 +1,8 @@
-"""Who gets in: a bounded queue in front of the engine, and the numbers of /metrics.
+"""Admission control: a bounded queue in front of the engine, and the numbers of /metrics.
 
-So many choices may run and so many wait; whoever comes then is told when to come again (429,
-Retry-After), instead of waiting for ever. Tokens are counted, too: a few long prompts fill an
-engine as many short ones do. Above: `app`.
+So many choices may run and so many wait; a request beyond them is refused and told when to come
+again (429, Retry-After), instead of waiting for ever. Tokens are counted, too: a few long prompts
+fill an engine as many short ones do. Above: `app`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from notepad_jax.serve.http.errors import Refusal, bad
 
-LONGEST_WAIT = 60  # seconds that anybody is told to wait
+LONGEST_WAIT = 60  # seconds that a client is told to wait
 BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)  # seconds
 
 
 class RequestQueue:
-    """Counts what is under way: choices, and the tokens that they may come to."""
+    """A bounded queue: counts the choices under way, and the tokens that they may come to."""
 
     def __init__(self, slots: int, waiting: int, tokens: int) -> None:
         """`slots` choices run, `waiting` more may wait; `tokens` of all of them, 0: any number."""
@@ -33,7 +33,7 @@ class RequestQueue:
 
     @contextlib.contextmanager
     def admitted(self, choices: int, tokens: int) -> Iterator[None]:
-        """Holds the places of a request; Refusal if there are none."""
+        """Holds a request's places in the queue while it runs; Refusal if there are none."""
         if choices > self._most:
             raise bad("n", f"{choices} completions are asked for; {self._most} is the most here")
         full = self.choices + choices > self._most
@@ -57,7 +57,7 @@ class RequestQueue:
 
 
 class Counts:
-    """/metrics: vLLM's names where they mean the same, behind `notepad:`."""
+    """Prometheus metrics: vLLM's names where they mean the same, behind `notepad:`."""
 
     def __init__(self, queue: RequestQueue) -> None:
         self._registry = CollectorRegistry()
@@ -103,7 +103,7 @@ class Spent:
         self._known: dict[int, tuple[int, int]] = {}  # of readings, all turns so far
 
     def take(self, index: int, made: int, notes: Mapping[str, Any]) -> None:
-        """Takes in that a choice made some tokens; the `notes` of a reading count all of it."""
+        """Counts tokens that a choice made; the `notes` of a reading count all of it."""
         if not notes:
             self._counts.generation_tokens.inc(made)
             return

@@ -1,8 +1,8 @@
-"""Choices under way: tokens of an engine as pieces of text, several choices side by side.
+"""Streamed choices: tokens of an engine as deltas of text, several choices concurrently.
 
 A choice is cut at the token that completed a stop string, however many the engine had made by
 then: what a request gets depends on its seed and on nothing else. Every choice that is left, by
-an error or a client that hung up, lets its slot go before anybody goes on. Above: `app`,
+an error or a client that hung up, frees its slot before its request ends. Above: `app`,
 `chat_model` and programs.ask; below: `detokenizer` and a `types.Streamer`.
 """
 
@@ -32,7 +32,7 @@ REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CANCELLED: "abor
 
 @dataclasses.dataclass(frozen=True)
 class Delta:
-    """What became certain of one choice. Tokens and logprobs have one length; a stop token that
+    """One delta of a choice's stream. Tokens and logprobs have one length; a stop token that
     was sampled is among them, and not in the text."""
 
     index: int
@@ -43,7 +43,7 @@ class Delta:
     finish: str | None  # of the last one
     version: int
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)  # of a reading, at its end
-    cached: int = 0  # tokens of the prompt that nobody had to read again
+    cached: int = 0  # tokens of the prompt that were found in the cache
     memory: Mapping[str, Any] | None = None  # of a reading: how it changed, and nothing else
 
 
@@ -51,7 +51,7 @@ async def choice(
     streamer: Streamer, prompt: Prompt, sampling: SamplingParams, saying: Saying, index: int,
     more: bool = False,
 ) -> AsyncGenerator[Delta]:  # fmt: skip
-    """Yields one completion as it is made; the last has `finish`.
+    """Yields the deltas of one completion as it is made; the last has `finish`.
 
     With `more`, tokens of another may follow, and what might begin a stop string stays held back.
     """
@@ -79,7 +79,7 @@ async def choice(
 async def completed(
     course: AsyncGenerator[Delta], tell: Callable[[Delta], None]
 ) -> Completion:  # fmt: skip
-    """Returns the completion that a choice comes to, and tells of it while it is made."""
+    """Returns the completion of a choice, and passes its deltas to `tell` while it is made."""
     made = WholeChoice()
     async with contextlib.aclosing(course) as deltas:
         async for delta in deltas:
@@ -91,7 +91,7 @@ async def completed(
 
 
 async def together(courses: Sequence[AsyncGenerator[Delta]]) -> AsyncGenerator[Delta]:
-    """Yields the deltas of all, as they come. One that fails ends all the others."""
+    """Yields the deltas of all choices, merged as they come. One that fails ends all the others."""
     ready: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue()
 
     async def follow(course: AsyncGenerator[Delta]) -> None:
@@ -123,7 +123,7 @@ async def together(courses: Sequence[AsyncGenerator[Delta]]) -> AsyncGenerator[D
 async def told(
     work: Callable[[Callable[[Delta], None]], Awaitable[None]],
 ) -> AsyncGenerator[Delta]:
-    """Yields what `work` tells the function that it is given, while it runs."""
+    """Yields the deltas that the coroutine `work` passes to its callback, while it runs."""
     ready: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
 
     async def follow() -> None:
@@ -146,7 +146,7 @@ async def told(
 
 @dataclasses.dataclass
 class WholeChoice:
-    """A choice, or what there is of it."""
+    """A choice joined from its deltas, or what there is of it."""
 
     text: list[str] = dataclasses.field(default_factory=list)
     tokens: list[int] = dataclasses.field(default_factory=list)

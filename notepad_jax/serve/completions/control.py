@@ -1,7 +1,7 @@
-"""For trainers: a gate in front of the engine, other weights behind it, and `/generate`.
+"""Control of the engine by RL trainers: pause, resume, update of weights, and `/generate`.
 
 Only with `--rl`. Pausing closes the gate: turns that run end (`wait`) or are given up (`abort`),
-those that come wait, also the next turn of a reading. Then weights can be changed with nobody in
+those that come wait, also the next turn of a reading. Then weights can be changed with no turn in
 between, though a completion has one version in any case. `/pause`, `/resume`, `/is_paused` and
 `/update_weights` have vLLM's names and a key of their own; `/generate` is the part of SGLang's
 that trainers use. Above: `app`; below: a seat at the engine.
@@ -37,7 +37,7 @@ Adopt = Callable[[str, int | None], Awaitable[Mapping[str, Any]]]
 
 
 class Gate:
-    """Between requests and the engine. `adopt` loads a folder's weights as a version."""
+    """Holds turns back while it is paused. `adopt` loads a folder's weights as a version."""
 
     def __init__(self, adopt: Adopt) -> None:
         self.adopt = adopt
@@ -51,7 +51,7 @@ class Gate:
         return not self._open.is_set()
 
     async def pause(self, abort: bool) -> bool:
-        """Closes the gate; returns true when nothing runs behind it, false if it was opened
+        """Closes the gate; returns True when no turn runs behind it, False if it was opened
         before."""
         self._open.clear()
         if abort:
@@ -66,18 +66,18 @@ class Gate:
         return self.paused
 
     def resume(self) -> None:
-        self._abort.clear()  # who comes from now on is not given up
+        self._abort.clear()  # turns that come from now on are not given up
         self._open.set()
 
     @contextlib.contextmanager
     def seat(self, seat: Seat) -> Iterator[Streamer]:
-        """A seat behind the gate."""
+        """Yields a streamer at the engine whose turns pass the gate."""
         with seat() as inner:
             yield _Behind(self, inner)
 
     @contextlib.asynccontextmanager
     async def through(self) -> AsyncGenerator[asyncio.Event]:
-        """One turn; what it is given is set when it is to be given up."""
+        """The context of one turn; yields an event that is set when the turn is to be aborted."""
         while self.paused:  # it may be closed again before we come by
             await self._open.wait()
         self.running += 1
@@ -91,7 +91,7 @@ class Gate:
 
 
 class _Behind:
-    """A `types.Streamer` behind a gate."""
+    """A `types.Streamer` whose turns pass a gate."""
 
     def __init__(self, gate: Gate, inner: Streamer) -> None:
         self._gate, self._inner = gate, inner
@@ -150,7 +150,7 @@ _GENERATE = ("input_ids", "text", "sampling_params", "return_logprob", "rid", "s
 
 
 def generation(body: Body, model: str) -> Continue:
-    """Returns a checked /generate as the completion that it asks for."""
+    """Returns a checked body of /generate as the completion that it asks for."""
     for name in body:
         if name not in _GENERATE:
             name = shown(name)[1:-1]

@@ -1,6 +1,6 @@
 """Conversations of any shape as token ids, in the turn markers of the model's own template.
 
-The template, a program of the model's, never sees what anybody wrote: it is run once for every
+The template, a program of the model's, never sees what a message says: it is run once for every
 sequence of roles, over marks, and what it writes around them is kept. Messages are spliced in
 as ids of ordinary text, so no message can become a special token, as in `text.chat`, which does
 the same for the one turn of a reading. Above: `app`; below: text.chat.
@@ -26,7 +26,7 @@ _MARK = "NotepadPart{}Of{}End"
 
 
 class Conversations:
-    """Owns what the template wrote for the sequences of roles that came by.
+    """The chat template as token ids; caches what it writes for each sequence of roles.
 
     Raises ValueError for a template that cannot frame even one turn (`chat.frame`).
     """
@@ -38,8 +38,8 @@ class Conversations:
         self._rendering = asyncio.Semaphore(2)  # each is a process
 
     async def tokens(self, messages: Sequence[Message]) -> Tokens:
-        """Returns a conversation with the cue for the reply. Refusal for one that the template
-        does not take: a role it does not know, an order it refuses."""
+        """Returns a conversation's ids, with the generation prompt. Refusal for one that the
+        template does not take: a role it does not know, an order it refuses."""
         if len(messages) > MOST:
             raise bad("messages", f"there are {len(messages)} messages; {MOST} is the most")
         roles = tuple(message.role for message in messages)

@@ -1,4 +1,4 @@
-"""Text as its tokens come: never half a character, and never a text that should have ended it.
+"""Incremental detokenization: text as its tokens come, without half a character or a stop string.
 
 A token may be a part of a character, and whether a space stands before a word depends on what
 stands before that. So a window of some tokens is decoded again with each, and what is new in it
@@ -17,7 +17,7 @@ Decode = Callable[[Iterable[int]], str]
 
 
 class Saying:
-    """The text of one completion. `stopped`: a stop string was found; the text ends before it."""
+    """The incremental text of a completion. `stopped`: a stop string was found, and ends it."""
 
     def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
         self._decode, self._stops = decode, tuple(stops)

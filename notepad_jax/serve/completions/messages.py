@@ -1,4 +1,4 @@
-"""Messages of a conversation: who says something, and its parts, texts and files.
+"""Messages of a conversation: a role each, and content parts, which are texts and files.
 
 Checked as everything of a body is. Above: `requests`; `conversations` and `chat_model` say what a
 conversation and a reading make of them.
@@ -22,7 +22,7 @@ ROLES = ("system", "developer", "user", "assistant")
 
 @dataclasses.dataclass(frozen=True)
 class FilePart:
-    """A file in the place of its text: one that was sent before, or comes with the message."""
+    """A content part that is a file: one that was uploaded, or comes with the message."""
 
     id: str
     where: str  # in the body
@@ -47,7 +47,7 @@ class Message:
 
 
 def messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
-    """Returns a body's messages; Refusal for what is not text."""
+    """Returns the messages of a request body; Refusal for what is not text."""
     value = body.get("messages")
     if not isinstance(value, list) or not value:
         raise bad("messages", "messages must be a list of at least one message")

@@ -1,4 +1,4 @@
-"""A policy as the server sees it: a place at an engine, a tokenizer, and how it is spoken to.
+"""A served policy: a place at an engine, a tokenizer, templates, and its model ids.
 
 The room is on the word side of the house: it knows no arrays, and tests give it a fake. A policy
 is served under two ids: NAME continues prompts and conversations, NAME:notepad is the memory agent
@@ -27,7 +27,7 @@ NOTEPAD = ":notepad"
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """What `app` needs of a policy. Sizes are in tokens."""
+    """A served policy: what `app` needs of it. Sizes are in tokens."""
 
     name: str
     tokenizer: Tokenizer
@@ -51,7 +51,7 @@ class Served:
     beside: tuple[Served, ...] = ()  # the others on the same base, at the same engines
 
     def named(self, model: str) -> Served:
-        """Returns whose model id it is, of this policy and those beside it; Refusal if nobody's."""
+        """Returns the policy of a model id, this one or one beside it; Refusal if there is none."""
         every = (self, *self.beside)
         for one in every:
             if model in one.ids:
@@ -61,7 +61,7 @@ class Served:
         raise Refusal(404, message, "model", "model_not_found")
 
     def resolved(self, model: str) -> bool:
-        """Says whether a model id is a memory agent's; Refusal if it is nobody's."""
+        """Says whether a model id is a memory agent's; Refusal if it is unknown."""
         return model != self.named(model).name
 
     @property
@@ -69,7 +69,7 @@ class Served:
         return self.name, self.name + NOTEPAD
 
     def grammar_of(self, schema: str | None) -> Grammar | None:
-        """Returns what a reply must be, by a schema of JSON; Refusal for one that cannot be
+        """Returns the grammar of a JSON schema; Refusal for one that cannot be
         followed, and for any where that is not installed."""
         if schema is None:
             return None

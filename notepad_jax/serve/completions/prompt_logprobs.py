@@ -1,4 +1,4 @@
-"""The logprobs of a prompt's own tokens: how likely the policy finds what somebody else wrote.
+"""Prompt logprobs: how likely the policy finds each token of a prompt, which it did not write.
 
 A stretch of the prompt is given to the engine as the completion of what stands before it, and is
 not drawn but scored; what stands before it lies in the cache, as any prompt does. So these are the
@@ -29,8 +29,8 @@ async def course(
     streamer: Streamer, ids: Tokens, temperature: float, top: int, longest: int,
     tell: Callable[[list[TokenScore] | None], None],
 ) -> AsyncGenerator[Delta]:  # fmt: skip
-    """Tells the scores of all tokens but the first, beside the choices of a request; yields
-    nothing. None where a trainer's pause gave it up. `longest`: tokens of a stretch."""
+    """Passes the scores of all tokens but the first to `tell`, beside the choices of a request;
+    yields none. None where a trainer's pause gave it up. `longest`: tokens of a stretch."""
     scores: list[TokenScore] | None = []
     version: int | None = None
     while scores is not None and len(scores) + 1 < len(ids):

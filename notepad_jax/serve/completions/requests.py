@@ -39,7 +39,7 @@ MEMORIES = ("chunks", "reasoning")  # chunks with empty `choices`; delta.reasoni
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """How completions are sampled and told; None is the server's own."""
+    """Sampling and response options of a request; None is the server's own."""
 
     max_tokens: int | None
     temperature: float | None
@@ -83,7 +83,7 @@ class Continue:
 
 
 def chat(body: Body) -> Chat:
-    """Returns a checked /v1/chat/completions."""
+    """Returns the checked body of a /v1/chat/completions request."""
     check_names(body, CHAT)
     limit = whole(body, "max_completion_tokens", 1)
     other = whole(body, "max_tokens", 1)
@@ -145,7 +145,7 @@ def notepad_of(body: Body, stream: bool) -> tuple[dict[str, int], str | None]:
 
 
 def completion(body: Body) -> Continue:
-    """Returns a checked /v1/completions."""
+    """Returns the checked body of a /v1/completions request."""
     check_names(body, COMPLETION)
     limit = whole(body, "max_tokens", 1)
     top = whole(body, "logprobs", 0, MOST_TOP_LOGPROBS)

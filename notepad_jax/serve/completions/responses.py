@@ -1,4 +1,4 @@
-"""Replies and chunks as JSON, in the shapes of OpenAI's two endpoints.
+"""Responses and their stream chunks as JSON, in the shapes of OpenAI's two endpoints.
 
 `Chats` and `Completions` write the same choices in the two ways. Beyond OpenAI's fields: every
 choice has its `policy_version`; with `return_token_ids` its `token_ids`, and the prompt's;
@@ -25,7 +25,7 @@ CONTEXT = 8  # tokens before one that decide how its text looks
 
 
 class Reply(abc.ABC):
-    """One request's reply, whole or in chunks; see the two kinds below."""
+    """One request's response, whole or in chunks; see the two kinds below."""
 
     prefix = ""  # of the id
     kind = ""  # `object`
@@ -56,7 +56,7 @@ class Reply(abc.ABC):
     # ------------------------------------------------------------ whole
 
     def whole(self, choices: Sequence[WholeChoice]) -> dict[str, Any]:
-        """Returns the reply of a request that is not streamed."""
+        """Returns the response of a request that is not streamed."""
         found = []
         for index, one in enumerate(choices):
             delta = Delta(
@@ -71,7 +71,7 @@ class Reply(abc.ABC):
     # ------------------------------------------------------------ chunks
 
     def chunk(self, delta: Delta) -> dict[str, Any]:
-        """Returns the chunk of what became certain of a choice, or of how a memory changed."""
+        """Returns the stream chunk of a delta of a choice, or of how a memory changed."""
         self._count(delta)
         if delta.memory is not None:
             return self._remembered(delta.index, delta.memory)
@@ -102,7 +102,7 @@ class Reply(abc.ABC):
     # ------------------------------------------------------------ parts
 
     def usage(self) -> dict[str, Any]:
-        """Tokens so far; of readings those of all turns."""
+        """Returns the usage object: tokens so far; of readings those of all turns."""
         prompt, made = sum(map(len, self.prompts)), self._made
         # The first of a prompt's choices may have had to read it; the others find it.
         cached = (min(self._cached.get(i, 0) for i in range(k * self.how.n, (k + 1) * self.how.n))
@@ -160,7 +160,7 @@ class Reply(abc.ABC):
 
 
 class Chats(Reply):
-    """/v1/chat/completions."""
+    """The responses of /v1/chat/completions."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -196,7 +196,7 @@ class Chats(Reply):
 
 
 class Completions(Reply):
-    """/v1/completions."""
+    """The responses of /v1/completions."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 

@@ -1,4 +1,4 @@
-"""The addresses for trainers: pause, resume, and other weights; see `control`.
+"""The endpoints for trainers: pause, resume, and update of weights; see `control`.
 
 Above: `app`; below: a `control.Gate`, which a program brings.
 """
@@ -24,13 +24,13 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Trainers:
-    """Who may hold the gate, and look behind it."""
+    """Handlers of these endpoints, over a gate and the served policy."""
 
     def __init__(self, gate: Gate, served: Served) -> None:
         self._gate, self._served = gate, served
 
     def routes(self, handled: Callable[[Handler], Handler]) -> list[Route]:
-        """The addresses in `PATHS`."""
+        """Returns the routes in `PATHS`."""
         posted = (self.pause, self.resume, self.update_weights)
         read = (self.is_paused, self.weight_info)
         return [Route(path, handled(verb), methods=["POST" if verb in posted else "GET"])

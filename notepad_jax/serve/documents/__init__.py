@@ -1,1 +1,1 @@
-"""What clients sent, or may name by address, as text that is read from disk."""
+"""Documents that clients uploaded, or may name by address, as text that is read from disk."""

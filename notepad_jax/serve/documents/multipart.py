@@ -1,4 +1,4 @@
-"""Forms with a file in them, as they come: the file to disk, the few other fields to memory.
+"""Streamed multipart/form-data uploads: the file to disk, the few other fields to memory.
 
 Starlette's own forms would write a file twice, and to another disk. Above: `routes`; below:
 python-multipart's parser, which only sees one block of the body at a time.
@@ -20,20 +20,20 @@ from notepad_jax.serve.http.web import GONE
 MOST_FIELDS = 16
 LONGEST = 4096  # bytes of a field, and of a part's headers
 
-# What is wrong with a form is told to who sent it, and is nothing that the server has to say.
+# What is wrong with a form is told to the client that sent it, and not to the server's log.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 @dataclasses.dataclass
 class Form:
-    """What a form says beside its file. `filename` is None where no file came."""
+    """The fields of a form beside its file. `filename` is None where no file came."""
 
     fields: dict[str, str] = dataclasses.field(default_factory=dict)
     filename: str | None = None
 
 
 async def received(request: Request, param: str, into: Arriving) -> Form:
-    """Returns a form whose file, the field `param`, went `into`; Refusal for what is no form."""
+    """Returns a form whose file, the field `param`, was streamed `into`; Refusal for no form."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise bad(param, f"send a form (multipart/form-data) with the file as its field {param}; "
@@ -59,7 +59,7 @@ async def received(request: Request, param: str, into: Arriving) -> Form:
 
 
 async def body(request: Request, into: Arriving) -> None:
-    """Has a body that is nothing but a file go `into`."""
+    """Streams a request body that is nothing but a file `into`."""
     try:
         async for block in request.stream():
             await into.add(block)
@@ -69,7 +69,7 @@ async def body(request: Request, into: Arriving) -> None:
 
 
 def announced(request: Request) -> int:
-    """Returns how many bytes a body is to have; 0 where nobody says."""
+    """Returns the bytes that a body is to have (Content-Length); 0 where it is not said."""
     said = request.headers.get("content-length", "")
     return int(said[:20]) if said.isascii() and said.isdigit() else 0
 

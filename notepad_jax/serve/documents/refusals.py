@@ -1,4 +1,4 @@
-"""Why a file is not taken or not given: as clients are told."""
+"""Error responses about files: a full disk, one that is not there, one that is too large."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def disk() -> Iterator[None]:
 
 
 def full(why: str) -> Refusal:
-    """A 507."""
+    """Returns the Refusal (507) for a full disk."""
     return Refusal(
         507, f"the server's disk has no room for this ({why}); delete files that are not needed",
         None, "insufficient_storage", "server_error", {"Connection": "close"},
@@ -31,13 +31,13 @@ def full(why: str) -> Refusal:
 
 
 def no_file(id: str) -> Refusal:
-    """A 404."""
+    """Returns the Refusal (404) for a file that is not there."""
     message = f"there is no file {shown(id)}; /v1/files lists those that are here"
     return Refusal(404, message, "file_id", "file_not_found")
 
 
 def too_large(most: int) -> Refusal:
-    """A 413."""
+    """Returns the Refusal (413) for a file of more than `most` bytes."""
     size = f"{most >> 30} GB" if most >= 1 << 30 else f"{most >> 20} MB"
     return Refusal(413, f"more than {size} are not taken", None, "request_too_large",
                    headers={"Connection": "close"})  # fmt: skip

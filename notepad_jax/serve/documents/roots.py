@@ -2,7 +2,7 @@
 
 The operator allows folders and buckets; an address is a path or a URL below one of them, and a
 document where it leads there. What leads anywhere else (`..`, a link out of the folder, another
-folder whose name begins with the same letters) gets the reply of what is not there: nobody learns
+folder whose name begins with the same letters) gets the reply of what is not there: no client sees
 what else this machine has. A file is opened step by step without following a link, so a link that
 is put in its way meanwhile leads nowhere. A document is known by size, time and place of its
 bytes, or by the bucket's generation, and a reading that meets another one ends. Above: `store`;
@@ -37,7 +37,7 @@ def is_address(id: str) -> bool:
 
 
 class DocumentRoots:
-    """What clients may name. Raises ValueError for a folder or a bucket that cannot be allowed."""
+    """The allowed folders and buckets. Raises ValueError for one that cannot be allowed."""
 
     def __init__(self, allowed: Sequence[str] = ()) -> None:
         self._all = [_Bucket(one) if is_remote(one) else _Folder(one) for one in allowed]
@@ -65,7 +65,7 @@ class DocumentRoots:
 
 
 def changed(address: str) -> Refusal:
-    """A 409."""
+    """Returns the Refusal (409) for a document that is not what it was."""
     return Refusal(
         409, f"the document {shown(address)} was changed or removed while it was read; begin the "
         f"reading again", "file_id", "document_changed",
@@ -127,7 +127,7 @@ def _file(root: str, parts: Sequence[str]) -> tuple[int, str] | None:
                 below = os.open(part, step, dir_fd=at)
                 os.close(at)
                 at = below
-            # Whoever opens a pipe would wait for its other end.
+            # To open a pipe would be to wait for its other end.
             file = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
         finally:
             os.close(at)

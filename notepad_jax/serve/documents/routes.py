@@ -1,4 +1,4 @@
-"""The addresses of files and uploads, in OpenAI's shapes, and `PUT` for curl -T.
+"""The endpoints of files and uploads, in OpenAI's shapes, and `PUT` for curl -T.
 
 Above: `app`; below: `multipart` (what comes), `store` and `uploads` (what is kept).
 """
@@ -28,13 +28,13 @@ Handler = Callable[..., Awaitable[Response]]
 
 
 class FileRoutes:
-    """What clients do with their files."""
+    """Handlers of the endpoints of files and uploads."""
 
     def __init__(self, files: Files) -> None:
         self.files, self.uploads = files, Uploads(files)
 
     def routes(self, handled: Callable[[Handler], Handler]) -> list[Route]:
-        """Returns the addresses of this page."""
+        """Returns the routes of these endpoints."""
 
         def route(path: str, method: str, handler: Handler) -> Route:
             return Route(path, handled(handler), methods=[method])
@@ -108,7 +108,7 @@ class FileRoutes:
         return answer({"id": id, "object": "file", "deleted": True})
 
     async def content(self, request: Request) -> Response:
-        # To be saved and not to be shown: it may be a page of somebody else's.
+        # To be saved and not to be shown: it may be an HTML page with scripts.
         headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
         stored = self.files.get(request.path_params["id"])
         file = self.files.path(stored.id).open("rb")
@@ -126,7 +126,7 @@ class FileRoutes:
         name = name_of(_text(body, "filename"), "filename")
         kind = _text(body, "mime_type", "text/plain")
         upload = self.uploads.begin(name, size, kind, purpose)
-        # Nobody else need come for its parts to go.
+        # Its parts are dropped in time, also if no other request comes.
         asyncio.get_running_loop().call_later(uploads.LIFETIME + 1, self.uploads.expire)
         return answer(upload.card())
 

@@ -1,11 +1,11 @@
-"""Files that clients sent, in a folder of the operator's: streamed to disk, read as a stream.
+"""The store of uploaded files, in a folder of the operator's: streamed to disk, and from it.
 
 A file has an id, a name that only people read, and its bytes, which lie under a name of our own:
 nothing that a client writes is ever a path. While it comes it is a `.part`; it becomes a file in
 one step, when all of it is there, and what a killed server left half is swept when the folder is
-opened. Bytes are looked at on their way in, so that whoever names a file that is no text is told
-at once. Above: `routes` (addresses), `chat_model` and `jobs`; beside: `uploads`, and `roots`,
-where documents lie that nobody sent.
+opened. Bytes are looked at on their way in, so that a request that names a file that is no text is
+refused at once. Above: `routes` (endpoints), `chat_model` and `jobs`; beside: `uploads`, and
+`roots`, where documents lie that were not uploaded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class StoredFile:
-    """A file that is whole. `flaw` says why its bytes are no text; None: they are."""
+    """A stored file, complete. `flaw` says why its bytes are no text; None: they are."""
 
     id: str
     filename: str
@@ -66,7 +66,7 @@ class StoredFile:
 
 
 class Arriving:
-    """The bytes of a file on their way to disk; `Files.arriving` makes them."""
+    """An upload on its way to disk, block by block; `Files.arriving` makes it."""
 
     def __init__(self, path: Path, most: int = LARGEST) -> None:
         """`most`: bytes that there may be."""
@@ -94,7 +94,7 @@ class Arriving:
         return self._digest.hexdigest()
 
     def close(self) -> None:
-        """Lets go, and removes the file if nobody has renamed it."""
+        """Closes the file, and removes it if it was not renamed."""
         self._file.close()
         self.path.unlink(missing_ok=True)
 
@@ -119,10 +119,10 @@ class Arriving:
 
 
 class Files:
-    """Owns a folder, which no other server may use at the same time; a context manager.
+    """The store of files; owns a folder, which no other server may use meanwhile; use as `with`.
 
-    Without one it is temporary. `places` has documents that nobody sent. Raises ValueError for a
-    folder that cannot be used, or that another server has.
+    Without one it is temporary. `places` has documents that were not uploaded. Raises ValueError
+    for a folder that cannot be used, or that another server has.
     """
 
     def __init__(self, folder: Path | None = None, places: DocumentRoots | None = None) -> None:
@@ -205,7 +205,7 @@ class Files:
         return self._data(self.get(id))
 
     def delete(self, id: str) -> None:
-        """Forgets a file; who reads it now reads it to its end."""
+        """Deletes a file; a reader that has it open reads it to its end."""
         one = self.get(id)
         del self._known[id]
         self._card(id).unlink(missing_ok=True)
@@ -214,7 +214,7 @@ class Files:
     # ------------------------------------------------------------ what comes
 
     def arriving(self, most: int = LARGEST, said: int = 0) -> Arriving:
-        """Returns what takes a file's bytes, to be closed; what is not `keep`t is nothing then.
+        """Returns a new upload, to be closed; one that was not `keep`t is removed then.
 
         `said`: bytes that are announced; Refusal (413, 507) if they will not do.
         """
@@ -229,7 +229,7 @@ class Files:
     async def keep(
         self, coming: Arriving, filename: str, id: str | None = None, purpose: str = PURPOSES[0]
     ) -> StoredFile:
-        """Makes a file of what has come, all of it, under `id` or one of the server's own.
+        """Stores a complete upload as a file, under `id` or one of the server's own.
 
         Another one that had the id is gone then.
         """
@@ -240,7 +240,7 @@ class Files:
         )  # fmt: skip
         beside = self._files / f"{secrets.token_hex(16)}.part"
         try:
-            # The disk is waited for in a thread; names are given at once, and nobody comes between.
+            # The disk is waited for in a thread; names are given at once, with no task in between.
             await in_thread(_on_disk, coming.path, beside, one)
             with disk():
                 os.rename(coming.path, self._data(one))
@@ -314,7 +314,7 @@ def write_all(write: Callable[[memoryview], int], data: bytes) -> None:
 
 
 async def in_thread(work: Callable[..., T], *about: Any) -> T:
-    """As asyncio.to_thread; but who is cancelled leaves only when the thread has ended."""
+    """As asyncio.to_thread; but a cancelled caller goes on only when the thread has ended."""
     running = asyncio.ensure_future(asyncio.to_thread(work, *about))
     try:
         return await asyncio.shield(running)

@@ -57,14 +57,14 @@ class Upload:
 
 
 class Uploads:
-    """Owns the uploads under way."""
+    """The uploads under way, by id."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._known: dict[str, Upload] = {}
 
     def begin(self, filename: str, size: int, mime_type: str, purpose: str) -> Upload:
-        """Begins one; Refusal where it is too large, or too many are under way."""
+        """Returns a new upload; Refusal where it is too large, or too many are under way."""
         self.expire()
         if size > LARGEST:
             raise too_large(LARGEST)
@@ -106,7 +106,7 @@ class Uploads:
                 "upload_id": upload.id}  # fmt: skip
 
     async def complete(self, upload: Upload, ids: Sequence[str], md5: str | None) -> Upload:
-        """Makes a file of parts in their order; once it is made, it stays made.
+        """Joins the parts in their order into a file; repeated, it returns the same upload.
 
         Refusal for parts that there are not, another size or sum than was said.
         """

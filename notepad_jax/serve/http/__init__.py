@@ -1,1 +1,1 @@
-"""What HTTP needs and a policy does not: connections, the key, bodies, errors; start with `web`."""
+"""The HTTP layer: connections, authentication, request bodies, errors; start with `web`."""

@@ -1,4 +1,4 @@
-"""Bodies of requests: JSON objects with parameters known by name, and values checked one by one.
+"""Request bodies: JSON objects with parameters known by name, and values checked one by one.
 
 Every parameter that OpenAI or vLLM know stands in one of three tables: those that an endpoint reads
 (its own list), those that are accepted because they change nothing, and those that may only have
@@ -17,7 +17,7 @@ from notepad_jax.serve.http.errors import Refusal, bad, shown
 Body = Mapping[str, Any]
 LONGEST_NAME = 256  # characters
 
-# They say who asks or what may be cached, and change no answer.
+# They name a user or what may be cached, and change no answer.
 ACCEPTED = ("user", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
 
 # What we do not do, with the values that ask for nothing. None does so everywhere.
@@ -40,7 +40,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
 
 
 def parsed(raw: bytes) -> Body:
-    """Returns the JSON object of a body; Refusal for anything else."""
+    """Returns the JSON object of a request body; Refusal for anything else."""
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

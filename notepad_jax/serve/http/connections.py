@@ -1,11 +1,11 @@
-"""Connections: how many there may be, and how long each may take to say what it wants.
+"""Connection limits: how many there may be, and how long each may take to send a request.
 
-uvicorn speaks HTTP, and takes in whoever comes: a socket that says nothing, half a head, half a
-body stays for ever, and when no descriptor is left asyncio writes a traceback for everyone who
-knocks. `Server` is uvicorn's, with a door of ours. Whoever still has something to send is on the
-clock; where all places are taken, the one who has been sending for longest gives way to who comes.
-Where nobody can (all wait for our replies, or came a moment ago) who comes stays in the kernel's
-queue, quietly.
+uvicorn speaks HTTP, and accepts every connection: one that sends nothing, half a head, half a body
+stays for ever, and when no descriptor is left asyncio writes a traceback for every client that
+connects. `Server` is uvicorn's, and accepts them itself. A connection that has something to send
+has deadlines; where all places are taken, the one that has been sending for longest gives way to a
+new one. Where none can (all wait for our replies, or came a moment ago) new ones stay in the
+kernel's backlog, quietly.
 Above: programs.serve; beside: `web`, whose Door asks for the key when the head is there.
 """
 
@@ -29,10 +29,10 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from notepad_jax.serve.http.errors import Refusal
 
 # Seconds that a connection without a request is kept: longer than clients keep theirs (OpenAI's and
-# httpx 5, aiohttp 15). Who ends first must be the client, or its next request goes to nobody.
+# httpx 5, aiohttp 15). The client must close it first, or its next request meets a closed one.
 KEPT = 75
 PACE = 1024  # bytes of a body that earn it one second more
-FULL = 0.05  # seconds until a full server looks again whether somebody has left
+FULL = 0.05  # seconds until a full server looks again whether a connection has closed
 OTHERS = 256  # descriptors for all else: the policy's files, documents, pages
 EACH = 2  # descriptors of a connection: its socket, and the file that it sends or is sent
 
@@ -41,7 +41,7 @@ log = logging.getLogger("notepad_jax.serve")
 
 @dataclasses.dataclass(frozen=True)
 class ConnectionLimits:
-    """What all who knock may hold, with a key or without."""
+    """Limits of all connections together, with a key or without."""
 
     connections: int = 1024
     header_seconds: float = 10.0  # from the first byte of a request (of a socket: from its
@@ -76,7 +76,7 @@ class Connection(H11Protocol):
         super().__init__(config, state, {})
         # When the phase began. A body's comes nearer with its bytes, a reply's when some are read.
         self.phase, self.since = "head", time.monotonic()
-        self._unread = 0  # bytes of our reply, when somebody looked last
+        self._unread = 0  # bytes of our reply, at the last check
 
     def data_received(self, data: bytes) -> None:
         if self.phase == "body":
@@ -99,7 +99,7 @@ class Connection(H11Protocol):
             self.phase, self.since = phase, time.monotonic()
 
     def check(self, now: float, limits: ConnectionLimits) -> bool:
-        """Ends a connection whose time is over; says whether it was."""
+        """Closes the connection if its deadline is over; says whether it was."""
         unread = self.transport.get_write_buffer_size()
         if unread != self._unread or self.flow.read_paused:  # it reads, or we do not
             self._unread, self.since = unread, now
@@ -118,7 +118,7 @@ class Connection(H11Protocol):
         return True
 
     def give_up(self, why: str, status: int = 408) -> None:
-        """Hangs up; who has begun a request, and was not answered yet, is told why."""
+        """Closes the connection; a client that has begun a request and got no reply is told why."""
         silent = self.phase == "kept" or (self.phase == "head" and not self.conn.trailing_data[0])
         answered = self.cycle is not None and self.cycle.response_started and self.phase == "body"
         if silent or answered or self.transport.is_closing():
@@ -157,7 +157,7 @@ class Server(uvicorn.Server):
 
     @property
     def open(self) -> int:
-        """Connections that there are."""
+        """The number of open connections."""
         return len(self.server_state.connections)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -183,7 +183,7 @@ class Server(uvicorn.Server):
                 await asyncio.sleep(FULL)
             try:
                 one, _ = await loop.sock_accept(place)
-            except ConnectionError:  # who came has left
+            except ConnectionError:  # the client has left
                 continue
             except OSError as error:
                 log.warning("no connection can be taken in for a second: %s", error.strerror)
@@ -198,9 +198,9 @@ class Server(uvicorn.Server):
         return Connection(self.config, self.server_state)
 
     def _longest(self) -> Connection | None:
-        """Who has been sending for longest, if a tenth of the time is over that a head may take: a
-        crowd that comes again and again pushes nobody out before he could speak. Those that were
-        answered and may ask again give way where nobody sends."""
+        """The connection that has been sending for longest, if a tenth of the time is over that a
+        head may take: clients that come again and again push none out before it could send.
+        Those that were answered and may ask again give way where none sends."""
         there = [
             one for one in self.server_state.connections
             if one.phase and not one.flow.read_paused and not one.transport.is_closing()
@@ -217,7 +217,7 @@ class Server(uvicorn.Server):
             self._dropped()
 
     async def _watch(self) -> None:
-        """Looks at the clock, four times in the shortest time that anybody has."""
+        """Checks all deadlines, four times in the shortest of them."""
         limits = self.limits
         pause = min(1.0, limits.header_seconds / 4, limits.body_seconds / 4)
         while True:

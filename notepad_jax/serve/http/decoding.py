@@ -1,4 +1,4 @@
-"""Documents as texts: bytes decoded as they are read, and what is wrong with those that are none.
+"""Incremental UTF-8 decoding of documents, and the errors of those that are no text.
 
 Above: `store` (what clients sent) and `roots` (what they may name); below: nothing of ours.
 """
@@ -13,11 +13,11 @@ from notepad_jax.serve.http.errors import Refusal, bad, shown
 
 
 class NotText(ValueError):
-    """Bytes that are no text; says which."""
+    """The error of bytes that are no text; says which."""
 
 
 class Decoding:
-    """UTF-8 that comes in blocks, wherever they are cut."""
+    """An incremental decoder of UTF-8 that comes in blocks, wherever they are cut."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
@@ -37,7 +37,7 @@ class Decoding:
 
 @dataclasses.dataclass(frozen=True)
 class FileText:
-    """A document that is read from its beginning whenever somebody wants it."""
+    """A document's text, which can be read from its beginning any number of times."""
 
     id: str
     digest: str  # changes when the bytes do
@@ -56,6 +56,6 @@ class FileText:
 
 
 def unreadable(id: str, why: str, param: str) -> Refusal:
-    """A 400: a document that is no text."""
+    """Returns the Refusal (400) for a document that is no text."""
     mend = "convert it to UTF-8 text first, for example with iconv or pdftotext"
     return bad(param, f"the file {shown(id)} cannot be read, since {why}; {mend}")

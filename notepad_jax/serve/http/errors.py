@@ -1,4 +1,4 @@
-"""What a server says no with: OpenAI's error object, its status, and the parameter it is about.
+"""Error responses: OpenAI's error object, its status, and the parameter it is about.
 
 Everything in this room that finds something wrong raises `Refusal`; `app` turns it into a reply.
 """
@@ -11,7 +11,7 @@ LONGEST = 80  # characters of a value that an error repeats
 
 
 class Refusal(Exception):
-    """A request that is not done; `status` is HTTP's, `param` names what of the body is wrong."""
+    """An error response, raised; `status` is HTTP's, `param` names what of the body is wrong."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None,
@@ -23,11 +23,11 @@ class Refusal(Exception):
 
 
 def bad(param: str, message: str, code: str | None = None) -> Refusal:
-    """A 400 about one parameter."""
+    """Returns the Refusal (400) about one parameter."""
     return Refusal(400, message, param, code)
 
 
 def shown(value: Any) -> str:
-    """A value of a request as a message repeats it: in one line, and short."""
+    """Returns a value of a request as a message repeats it: in one line, and short."""
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -1,4 +1,4 @@
-"""A log that a stranger cannot fill: of one line of code a few records a minute.
+"""A rate limit of the log, which no client can fill: of one line of code a few records a minute.
 
 What clients do wrong is said where the operator looks, by uvicorn, asyncio and ourselves; and a
 client may do it ten thousand times a second. Above: programs.serve.
@@ -18,8 +18,8 @@ NAMES = ("uvicorn.error", "asyncio", "notepad_jax.serve")
 
 
 class RateLimit(logging.Filter):
-    """Passes FEW records of each line of code in WHILE, and then one that says how many were left
-    out: the first of the next while."""
+    """A filter that passes FEW records of each line of code in WHILE, and then one that says how
+    many were left out: the first of the next while."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,14 +39,14 @@ class RateLimit(logging.Filter):
 
 
 def limit_rate() -> None:
-    """Has the logs that a server's clients can write to take few records."""
+    """Adds the filter to the logs that a server's clients can write to."""
     limit = RateLimit()
     for name in NAMES:
         logging.getLogger(name).addFilter(limit)
 
 
 def request_id(request: Request) -> str:
-    """The client's own id, if it is fit for a header, or a new one."""
+    """Returns the request id of the client's, if it is fit for a header, or a new one."""
     said = request.headers.get("x-request-id", "")
     plain = said.isascii() and said.isprintable() and 0 < len(said) <= 128
     return said if plain else secrets.token_hex(8)

@@ -1,4 +1,4 @@
-"""Which addresses are this machine alone: where a server may listen without a key."""
+"""Loopback addresses: where a server may listen without a key."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Browsers at a server that has a key: they cannot send one with a link.
+"""Browser sessions at a server that has a key, which a link cannot carry: a signed cookie.
 
-The page at / is for everybody: there is nothing in it, and it sends the key with its own requests.
-The pages under /traces ask for the key once, in a form, and mark the browser with a cookie. That is
-good for twelve hours and this server's life, for looking (GET) under /traces and for nothing else:
+The page at / is public: there is nothing in it, and it sends the key with its own requests. The
+pages under /traces ask for the key once, in a form, and give the browser a cookie. That is valid
+for twelve hours and this server's life, for looking (GET) under /traces and for nothing else:
 what another site makes a browser send to /v1 is refused as before. Above: `web`, whose Door asks
 here; beside: `routes`.
 """
@@ -26,7 +26,7 @@ COOKIE = "notepad_traces"  # and the port, which browsers do not tell cookies ap
 LASTS = 12 * 3600  # seconds
 LARGEST_FORM = 4096  # bytes
 LOOKS = ("GET", "HEAD")
-# A page is shown alone: in no other's frame, to no other's script; and nobody hears where it was.
+# A page is shown alone: in no other's frame, to no other's script; and no site gets its referrer.
 HEADERS = {
     "Content-Security-Policy": "frame-ancestors 'none'; base-uri 'none'; object-src 'none'; "
     "form-action 'self'",
@@ -39,31 +39,31 @@ HEADERS = {
 
 
 def shown(page: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Returns a page as a reply, with what browsers must be told of it."""
+    """Returns a page as a response, with the security headers of these pages."""
     return Response(page, status, HEADERS | (headers or {}), "text/html")
 
 
 def wants_page(request: Request) -> bool:
-    """Says whether a browser asked for something to be shown."""
+    """Says whether a request accepts HTML, as a browser's for a page does."""
     return "text/html" in request.headers.get("accept", "")
 
 
 def cookie(request: Request) -> str:
-    """Returns what the mark is called; of two servers of a machine none takes the other's."""
+    """Returns the cookie's name; of two servers of a machine none takes the other's."""
     port = request.headers.get("host", "").rpartition(":")[2]
     return f"{COOKIE}_{port}" if port.isascii() and port.isdigit() else COOKIE
 
 
 def own(request: Request) -> bool:
-    """Says whether the page that asked for this, if one did, has this server's address."""
+    """Says whether a request's Origin, if it has one, is this server's address."""
     origin = request.headers.get("origin")
     return origin is None or origin.rpartition("//")[2] == request.headers.get("host", "")
 
 
 def foreign(request: Request) -> bool:
-    """Says whether some other site's page asked for this, by what browsers say of themselves.
+    """Says whether a request is cross-site, by the headers that browsers send (Sec-Fetch).
 
-    A link that somebody followed is none: what it leads to is seen by nobody else.
+    A link that the user followed is not: what it leads to is shown to the user alone.
     """
     site = request.headers.get("sec-fetch-site")
     if site is None:  # an older browser, or no browser
@@ -74,7 +74,7 @@ def foreign(request: Request) -> bool:
 
 
 class Sessions:
-    """Knows who was let in with the key. `entry` makes the page that asks for it."""
+    """Browser sessions, begun with the key. `entry` makes the page that asks for it."""
 
     def __init__(self, key: str, entry: Callable[[str], bytes]) -> None:
         self._key, self._entry = key, entry
@@ -92,7 +92,7 @@ class Sessions:
         return request.method == "POST"  # `enter` looks at the key
 
     def knows(self, request: Request) -> bool:
-        """Says whether a browser has a mark that is still good."""
+        """Says whether a request has a cookie that is still valid."""
         return self._valid(request.cookies.get(cookie(request), ""))
 
     def asks(self, request: Request, problem: Refusal) -> Response | None:
@@ -103,7 +103,7 @@ class Sessions:
         return shown(self._entry(""), 401, problem.headers)
 
     async def enter(self, request: Request) -> Response:
-        """Returns to the page that was wanted, with a mark; or the form again, and why."""
+        """Redirects to the page that was wanted, with a cookie; or the form again, and why."""
         given = await _field(request, "key")
         if not hmac.compare_digest(given.strip().encode(), self._key.encode()):
             return shown(self._entry("the key is wrong" if given else "the key is missing"), 401)

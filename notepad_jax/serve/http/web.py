@@ -1,7 +1,7 @@
-"""What HTTP needs and a policy does not: bodies with a limit, streams of events, errors, the key.
+"""The HTTP layer: bodies with a limit, server-sent events, error responses, the key's middleware.
 
-A client that hangs up ends its request: whoever makes the reply is cancelled and awaited, so its
-slot and pages are free when the next request is looked at. Above: `app`.
+A client that hangs up ends its request: the task that makes the reply is cancelled and awaited, so
+its slot and pages are free when the next request is looked at. Above: `app`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from notepad_jax.types import CompleterFailed
 LARGEST_BODY = 8 << 20  # bytes
 THREADS = 64  # that may wait for a disk or a bucket
 HEARTBEAT = 10.0  # seconds of silence after which a stream says that it lives
-GONE = 499  # what nobody reads: the client hung up
+GONE = 499  # the status where no client reads it: it hung up
 # Ends of lines for clients that use splitlines, though not for events: no JSON need have them.
 LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 METHODS = ("GET", "POST", "PUT", "DELETE")  # of pages of other sites that the operator names
@@ -44,19 +44,19 @@ log = logging.getLogger("notepad_jax.serve")
 
 
 def answer(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """JSON, in UTF-8."""
+    """Returns a JSON response, in UTF-8."""
     text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Response(text.encode(), status, headers, "application/json")
 
 
 def event(body: Any) -> bytes:
-    """One server-sent event; JSON has no line breaks of its own, but what some take for them."""
+    """Returns a server-sent event; JSON has no line breaks, but what some clients take for them."""
     text = body if isinstance(body, str) else answer(body).body.decode().translate(LINE_ENDS)
     return f"data: {text}\n\n".encode()
 
 
 def refused(error: Exception) -> Refusal:
-    """What a client is told of an error; of one that nobody expected, nothing but that."""
+    """Returns the Refusal for an exception; the words of an unexpected one go to the log alone."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, CompleterFailed):
@@ -66,12 +66,12 @@ def refused(error: Exception) -> Refusal:
 
 
 def stopping() -> Refusal:
-    """What those are told whose reply is cut off because the server ends."""
+    """Returns the Refusal (503) of a request that is cut off because the server ends."""
     return Refusal(503, "the server is being stopped", None, "stopping", "server_error")
 
 
 async def body_of(request: Request) -> bytes:
-    """Returns the body; 413 for one that is too large, as soon as that is known."""
+    """Returns a request's body; 413 for one that is too large, as soon as that is known."""
     parts, size = [], 0
     said = request.headers.get("content-length", "")
     if said.isascii() and said.isdigit() and int(said[:20]) > LARGEST_BODY:
@@ -90,10 +90,10 @@ async def body_of(request: Request) -> bytes:
 
 
 class Bodies:
-    """Bodies in memory that are not complete: of all of them so many bytes, and no more.
+    """A limit of the bytes of all request bodies in memory that are not complete.
 
     Where they come to more, the one that began first is refused: many small ones that never end
-    would otherwise fill the memory, and who comes then is the least to blame.
+    would otherwise fill the memory, and the request that comes then is the least to blame.
     """
 
     def __init__(self, most: int) -> None:
@@ -102,8 +102,8 @@ class Bodies:
 
     @contextlib.asynccontextmanager
     async def coming(self) -> AsyncIterator[Callable[[int], None]]:
-        """Holds a body's bytes, which the function given is told of; Refusal (503) if it has to
-        go."""
+        """The context of one body; yields the function that counts its bytes. Refusal (503) if
+        it has to go."""
         try:
             async with asyncio.timeout(None) as place:
                 self._coming[place] = 0
@@ -155,7 +155,7 @@ async def _ended(*tasks: asyncio.Future) -> None:
 
 
 class Events(Response):
-    """A stream of events, closed when the client hangs up."""
+    """A response that streams server-sent events, closed when the client hangs up."""
 
     def __init__(
         self, events: AsyncGenerator[bytes], source: AsyncGenerator[Any], headers: dict[str, str]
@@ -195,16 +195,16 @@ class Events(Response):
 
 
 def have_threads() -> None:
-    """Gives the running loop threads for who waits for a disk or a bucket.
+    """Gives the running event loop a larger pool of threads for waits on a disk or a bucket.
 
-    As many as asyncio has are soon all waiting, and everybody's texts are encoded by them, too.
+    As many as asyncio has are soon all waiting, and the texts of all requests are encoded by them.
     """
     pool = ThreadPoolExecutor(THREADS, "asyncio")
     asyncio.get_running_loop().set_default_executor(pool)
 
 
 class OpenFile(FileResponse):
-    """A file that is open already, so it is sent to its end if its name is gone meanwhile."""
+    """A response of a file that is open, so it is sent to its end if its name is gone meanwhile."""
 
     def __init__(
         self, file: BinaryIO, media_type: str, headers: dict[str, str] | None = None,
@@ -225,7 +225,7 @@ class OpenFile(FileResponse):
 
 
 def _at_once(send: Send) -> Send:
-    """Sends a reply, and hangs up: who has not shown the key may not wait for the next one."""
+    """Closes the connection behind a reply: without the key it is not kept for a next request."""
 
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -236,7 +236,7 @@ def _at_once(send: Send) -> Send:
 
 
 class Door:
-    """Lets in who has the key; without one, who comes from this machine and says so."""
+    """ASGI middleware that admits requests with the key; without one, those to the loopback."""
 
     def __init__(
         self, app: ASGIApp, key: str | None, other: str | None, others: Sequence[str],
@@ -263,7 +263,7 @@ class Door:
             await app(scope, receive, send)
         except h11.LocalProtocolError:
             # The rest of the request was no HTTP, or did not come in time: that was said, and
-            # nobody waits for a reply.
+            # no client waits for a reply.
             await _gone(receive)
 
     def _refusal(self, request: Request, problem: Refusal) -> ASGIApp:
@@ -274,7 +274,7 @@ class Door:
         return self._keys.get(request.scope["path"], self._key)  # what routes are chosen by
 
     def _known(self, request: Request) -> bool:
-        """Says whether who asks has shown the key, if there is one, and may keep a connection."""
+        """Says whether a request has the key, if there is one, and may keep its connection."""
         if self._key_of(request) is None or self._shows_key(request):
             return True
         return self._sessions is not None and self._sessions.knows(request)
@@ -285,7 +285,7 @@ class Door:
         return scheme.lower() == "bearer" and same
 
     def _welcome(self, request: Request) -> bool:
-        """Says whether a page of one of the origins asks."""
+        """Says whether a request comes from a page of one of the origins."""
         origin = request.headers.get("origin")
         return origin in self._origins or (origin is not None and "*" in self._origins)
 
@@ -293,7 +293,7 @@ class Door:
         if request.method == "OPTIONS" and self._welcome(request):
             return None  # a browser asks what it may send, and has no key to send with that
         if self._key_of(request) is None:
-            # A web page may send its visitor's browser here; the browser says who it is for.
+            # A web page may send its visitor's browser here, which names that page and the host.
             host = request.headers.get("host", "")
             page = own(request) or self._welcome(request)
             if page and (not host or is_local(host)):
@@ -314,7 +314,7 @@ class Door:
 def told(
     count: Callable[[int], None],
 ) -> Callable[[Callable[..., Awaitable[Response]]], Callable[..., Awaitable[Response]]]:
-    """Makes a handler answer with the error object, whatever it raises; `count` sees statuses."""
+    """Returns a decorator: a handler's exceptions become error responses; `count` sees statuses."""
 
     def around(handler: Callable[..., Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
         async def handled(request: Request) -> Response:

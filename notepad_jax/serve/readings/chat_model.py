@@ -50,7 +50,7 @@ FORM = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Known:
-    """What a reading came to: it may answer again."""
+    """The last state of a reading, from which it may answer again."""
 
     memory: Tokens
     next_chunk: int
@@ -83,7 +83,7 @@ class DocumentQuestion:
 def asked(
     served: Served, files: Files, memories: Memories, request: Chat
 ) -> tuple[DocumentQuestion, ...]:  # fmt: skip
-    """Returns what each choice of a request asks; Refusal for what a reading has no way to do.
+    """Returns the question of each choice of a request; Refusal for what a reading cannot do.
 
     All are of one document, and share its chunks.
     """
@@ -175,7 +175,7 @@ def lowered(rules: Rules, limits: Mapping[str, int]) -> Rules:
 
 
 def sampling(served: Served, temperature: float | None, top_p: float | None) -> TurnSampling:
-    """Returns how a reading is sampled where a request says so, or does not."""
+    """Returns a reading's sampling: the request's values, or where it has none the server's."""
     usual = served.sampling
     return dataclasses.replace(
         usual,
@@ -185,7 +185,7 @@ def sampling(served: Served, temperature: float | None, top_p: float | None) -> 
 
 
 class MemoryWatch:
-    """Tells when a memory changed, and into what."""
+    """Watches the memory of a reading for changes."""
 
     def __init__(
         self, served: Served, chunks: ReadAhead, before: Tokens = NO_TOKENS, seconds: float = 0.0
@@ -238,7 +238,7 @@ class Counted:
 
 
 class AnswerAloud:
-    """Completes the turns of an answer, and tells what becomes certain of it; a `Completer`.
+    """A `Completer` for the turns of an answer that passes on its deltas while it is made.
 
     Its contexts are one text, which a stop string may end anywhere.
     """

@@ -1,9 +1,9 @@
-"""A conversation as a reading sees it: a document, what it was read for, and what is asked now.
+"""A conversation parsed for a reading: a document, its first question, and what is asked now.
 
 The first message of the user's brings the document and a question; what follows are questions
 about the same document, which the memory of that reading answers again. HTTP keeps nothing, so a
-client sends all of it every time, and `Memories` has what was read for whom; without it, or where
-it is too long ago, the document is read again as it was. Above: `chat_model`; below: `messages`.
+client sends all of it every time, and `Memories` has what was read; without it, or where it is too
+long ago, the document is read again as it was. Above: `chat_model`; below: `messages`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Dialogue:
-    """What a conversation says; what its system messages say stands before every question."""
+    """A parsed conversation; what its system messages say stands before every question."""
 
     document: tuple[str | FilePart, ...]
     reads: str  # the question that the document was, or is to be, read with
@@ -37,7 +37,7 @@ class Dialogue:
 
 
 def dialogue(messages: Sequence[Message]) -> Dialogue:
-    """Returns what a conversation says; Refusal for one that no reading answers."""
+    """Returns a conversation parsed; Refusal for one that no reading answers."""
     start = next((k for k, one in enumerate(messages) if one.role not in SYSTEM), len(messages))
     system, turns = messages[:start], messages[start:]
     wanted = [TURNS[k % 2] for k in range(len(turns))]
@@ -57,7 +57,7 @@ def dialogue(messages: Sequence[Message]) -> Dialogue:
 
 
 def several(messages: Sequence[Message], questions: Sequence[str]) -> list[Dialogue]:
-    """Returns what a document says that comes with its questions; Refusal for a conversation.
+    """Returns a dialogue for each question beside one document; Refusal for a conversation.
 
     All of the one message is the document: no part of it is a question.
     """
@@ -94,21 +94,21 @@ def _following(message: Message, where: str) -> str:
 
 
 class Memories(Generic[T]):
-    """LRU cache of what readings came to, by document, question and answer."""
+    """An LRU cache of the last states of readings, by document, question and answer."""
 
     def __init__(self, most: int = KEPT) -> None:
         self._most = most
         self._known: collections.OrderedDict[tuple[str, str], T] = collections.OrderedDict()
 
     def get(self, read: str, answer: str) -> T | None:
-        """Returns what the reading `read` came to when it answered so."""
+        """Returns the state that the reading `read` came to when it answered so."""
         key = read, answer.strip()
         if key in self._known:
             self._known.move_to_end(key)
         return self._known.get(key)
 
     def keep(self, read: str, answer: str, what: T) -> None:
-        """Keeps it, and forgets what was used longest ago."""
+        """Stores a state, and drops the least recently used."""
         self._known[read, answer.strip()] = what
         self._known.move_to_end((read, answer.strip()))
         if len(self._known) > self._most:
@@ -118,7 +118,7 @@ class Memories(Generic[T]):
 def digest(
     who: str, document: Sequence[str | FileText], reads: str, limits: Mapping[str, int]
 ) -> str:
-    """Returns what a reading is known by: whose it is, document's bytes, question, limits."""
+    """Returns a reading's cache key: digest of model, document's bytes, question, limits."""
     parts = [
         hashlib.blake2b(part.encode("utf-8", "replace"), digest_size=16).hexdigest()
         if isinstance(part, str) else [part.id, part.digest]

@@ -36,14 +36,14 @@ class PlacedChunks(Protocol):
 
 
 class Origins:
-    """Since which chunk each word of the memory has been in it."""
+    """The origins of the memory's words: since which chunk each has been in it."""
 
     def __init__(self) -> None:
         self.memory = ""
         self._since: dict[str, int] = {}
 
     def update(self, chunk: int, memory: str) -> None:
-        """Takes in what the memory is once a chunk was read."""
+        """Updates the origins with the memory after a chunk."""
         self._since = {word: self._since.get(word, chunk) for word in _words(memory)}
         self.memory = memory
 
@@ -62,7 +62,7 @@ class Origins:
 def evidence(
     origins: Origins, chunks: PlacedChunks, decode: Decode, question: str, answer: str
 ) -> dict[str, Any] | None:
-    """Returns where what an answer says entered the memory; None where it does not stand there.
+    """Returns the provenance of an answer: where it entered the memory; None if it is not in it.
 
     `{text, chunk, sentence, bytes}`; the last two are None where no sentence of the chunk has
     these words, `bytes` also where the document is gone, or is not what it was.

@@ -1,4 +1,4 @@
-"""Readings that are longer than a request: many questions about a file, kept turn by turn.
+"""Reading jobs, longer than a request: many questions about a file, journalled turn by turn.
 
 A reading of ours is a folder: what was asked, and a journal. Every question is read `samples`
 times, all over the same chunks. A turn that has ended is in the journal before anything follows
@@ -51,7 +51,7 @@ Seat = Callable[[], contextlib.AbstractContextManager[Streamer]]
 
 
 class ReadingJobs:
-    """Owns the readings of a server: begins, resumes and ends them."""
+    """The reading jobs of a server: begins, resumes and ends them."""
 
     def __init__(self, served: Served, files: Files, queue: RequestQueue, seat: Seat) -> None:
         self._served, self._files, self._queue, self._seat = served, files, queue, seat
@@ -61,17 +61,17 @@ class ReadingJobs:
     # ------------------------------------------------------------ a server's life
 
     async def open(self) -> None:
-        """Takes up what is in the folder, and goes on with what had not ended."""
+        """Loads the readings in the folder, and goes on with those that had not ended."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for folder in sorted(self._folder.iterdir()):
             if not _MADE.fullmatch(folder.name):
-                continue  # somebody else's
+                continue  # no folder of ours
             try:
                 fields = json.loads((folder / ASKED).read_text("utf-8"))
                 asked = ReadingRequest(**{**fields, "questions": tuple(fields["questions"])})
                 reading = self._known[folder.name] = ReadingOnDisk(folder, asked)
             except FileNotFoundError:
-                shutil.rmtree(folder, ignore_errors=True)  # it was never told to anybody
+                shutil.rmtree(folder, ignore_errors=True)  # no client was told of it
                 continue
             except (OSError, ValueError, TypeError, KeyError) as error:
                 log.error(
@@ -109,7 +109,7 @@ class ReadingJobs:
             raise Refusal(404, message, "id", "reading_not_found") from None
 
     async def begin(self, asked: ReadingRequest) -> ReadingOnDisk:
-        """Begins what was asked; Refusal if the server is busy (429), or its disk full (507)."""
+        """Begins a reading; Refusal if the server is busy (429), or its disk full (507)."""
         self.rules_of(asked)
         place = contextlib.ExitStack()
         place.enter_context(self._admitted(asked))
@@ -140,7 +140,7 @@ class ReadingJobs:
         shutil.rmtree(reading.folder, ignore_errors=True)
 
     def identity(self, file_id: str) -> dict[str, str]:
-        """What a reading's answer depends on, beside what was asked."""
+        """Returns what a reading's answer depends on, beside the request: model, rules, file."""
         served = self._served
         return {
             "model": served.ids[1], "template": served.template.name, "rules": repr(served.rules),
@@ -148,7 +148,7 @@ class ReadingJobs:
         }  # fmt: skip
 
     def filename(self, file_id: str) -> str:
-        """Returns what people call a reading's file; the id where it is gone."""
+        """Returns the filename of a reading's file; the id where it is gone."""
         try:
             return self._files.get(file_id).filename
         except Refusal:
@@ -225,7 +225,7 @@ class ReadingJobs:
     def chunks(self, asked: ReadingRequest) -> ReadAhead:
         """Returns the chunks that all questions share.
 
-        Refusal if the file is gone (404), or whoever reads is not who read it (409).
+        Refusal if the file is gone (404), or file, policy or limits are not what they were (409).
         """
         if asked.identity != self.identity(asked.file_id):
             raise Refusal(

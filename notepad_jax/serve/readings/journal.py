@@ -1,8 +1,8 @@
-"""What happened in a reading, on disk and as it happens: a line for every turn.
+"""A reading's journal: an append-only file of its events, a line for every turn.
 
 A line is a list of events, [[name, data], ...], written in one piece when the turn has ended: a
-killed server leaves at most one cut line, which is dropped when the file is opened again. Whoever
-follows is known by the line that he has seen last, so he may come back. Above: `jobs`.
+killed server leaves at most one cut line, which is dropped when the file is opened again. A client
+that follows says which line it has seen last, so it may come back. Above: `jobs`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DONE = "done"  # the last event of all
 
 
 class Journal:
-    """Owns the file of one reading, which is open only while somebody reads or writes it.
+    """The journal of one reading; its file is open only while it is read or written.
 
     Lines are counted from 0. `over`: the last of all events is there.
     """
@@ -73,7 +73,7 @@ class Journal:
         await self.tell()
 
     async def tell(self) -> None:
-        """Wakes all who follow."""
+        """Wakes all followers."""
         async with self._news:
             self._news.notify_all()
 
@@ -92,6 +92,6 @@ class Journal:
                         await self._news.wait()
 
     async def close(self) -> None:
-        """Ends all who follow."""
+        """Ends the streams of all followers."""
         self._closed = True
         await self.tell()

@@ -42,7 +42,7 @@ class Parts:
 class ReadAhead(ChunkedDocument):
     """Chunks that threads read and tokenise before a turn wants them, one thread at a time.
 
-    A disk or a bucket may be slow, and nobody else shall wait for it.
+    A disk or a bucket may be slow, and no other request shall wait for it.
     """
 
     def __init__(self, served: Served, document: Parts, rules: Rules) -> None:

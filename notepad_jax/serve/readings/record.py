@@ -1,4 +1,4 @@
-"""One reading as it is kept: what was asked, how far it is, and the journal that says so.
+"""The record of a reading on disk: its request, how far it is, and the journal that says so.
 
 Everything but what was asked follows from the journal's events, also after a restart. Above:
 `jobs`, which runs it, and `routes`, which shows it; below: `journal`.
@@ -23,7 +23,7 @@ USAGE = ("turns", "prompt_tokens", "completion_tokens")
 
 @dataclasses.dataclass(frozen=True)
 class ReadingRequest:
-    """What a client asked, and of whom: `identity` is the policy and the file, as they were."""
+    """A client's request for a reading; `identity` is the policy and the file, as they were."""
 
     file_id: str
     questions: tuple[str, ...]
@@ -47,7 +47,7 @@ class ReadingRequest:
 
 @dataclasses.dataclass
 class Course:
-    """How far one of the readings is."""
+    """The progress of one of the readings."""
 
     turns: int = 0
     chunk: int = 0  # chunks that were read
@@ -61,7 +61,7 @@ class Course:
     seconds: float = 0.0
 
     def take(self, name: str, data: Mapping[str, Any]) -> None:
-        """Takes an event in."""
+        """Updates the progress with an event."""
         if name == "memory":
             self.memory = data["memory"]
         elif name == "answer":
@@ -87,7 +87,7 @@ class ReadingOnDisk:
 
     @functools.cached_property
     def courses(self) -> list[Course]:
-        """How far each reading is: read from the journal when somebody first wants to know."""
+        """How far each reading is: read from the journal when it is first asked for."""
         found = [Course() for _ in range(len(self.asked))]
         for line in self.journal.lines():
             for name, data in line:
@@ -110,7 +110,7 @@ class ReadingOnDisk:
                 self.status, self.error = data["status"], data["error"]
 
     def usage(self) -> dict[str, int]:
-        """Turns and tokens of all."""
+        """Returns turns and tokens of all readings."""
         return {name: sum(getattr(one, name) for one in self.courses) for name in USAGE}
 
     async def end(self, status: str, error: Mapping[str, Any] | None = None) -> None:
@@ -123,7 +123,7 @@ class ReadingOnDisk:
             await self.journal.tell()
 
     def card(self) -> dict[str, Any]:
-        """Returns what it is, in short."""
+        """Returns the reading's JSON object, in short."""
         asked = self.asked
         return {
             "id": self.id, "object": "reading", "status": self.status, "error": self.error,
@@ -133,7 +133,7 @@ class ReadingOnDisk:
         }  # fmt: skip
 
     def whole(self) -> dict[str, Any]:
-        """Returns what it is, and how far."""
+        """Returns the reading's JSON object, with how far it is."""
         asked, found = self.asked, []
         for number, one in enumerate(self.courses):
             question, sample = asked.of(number)

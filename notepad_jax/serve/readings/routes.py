@@ -1,4 +1,4 @@
-"""The addresses of readings: begin, look, follow, cancel, and the trace.
+"""The endpoints of readings: begin, look, follow, cancel, and the trace.
 
 A reading that is not to be detached is the stream of its own events, and ends with it. Above:
 `app`; below: `jobs`.
@@ -43,13 +43,13 @@ Handler = Callable[..., Awaitable[Response]]
 
 
 class ReadingRoutes:
-    """What clients do with readings."""
+    """Handlers of the endpoints of readings."""
 
     def __init__(self, served: Served, files: Files, readings: ReadingJobs) -> None:
         self._served, self._files, self._readings = served, files, readings
 
     def routes(self, handled: Callable[[Handler], Handler]) -> list[Route]:
-        """Returns the addresses of this page."""
+        """Returns the routes of these endpoints."""
 
         def route(path: str, method: str, handler: Handler) -> Route:
             return Route(f"/v1/readings{path}", handled(handler), methods=[method])
@@ -72,7 +72,7 @@ class ReadingRoutes:
         if asked.detach:
             return answer(reading.whole(), 202, headers)
         events = self._followed(reading)
-        await anext(events)  # from here on whoever closes it ends the reading
+        await anext(events)  # from here on closing it ends the reading
         return Events(events, events, headers)
 
     async def list(self, request: Request) -> Response:
@@ -114,7 +114,7 @@ class ReadingRoutes:
         return OpenFile(file, "application/jsonl")
 
     def _trace_file(self, reading: ReadingOnDisk, whole: bool) -> BinaryIO:
-        """A trace, open, and without a name: nobody need remove it."""
+        """A trace as an open file without a name: it need not be removed."""
         with tempfile.TemporaryDirectory(prefix="notepad_trace_") as folder:
             path = Path(folder) / f"{reading.id}.jsonl"
             self._write_trace(reading, path, whole)
@@ -148,7 +148,7 @@ class ReadingRoutes:
         bodies.check_names(body, NAMES)
         model = body.get("model", self._served.ids[1])
         if isinstance(model, str):
-            self._served.named(model)  # or it is refused as nobody's
+            self._served.named(model)  # or it is refused as unknown
         if model != self._served.ids[1]:
             raise bad("model", f"readings are of the model {self._served.ids[1]}; leave it out")
         file_id = body.get("file_id")

@@ -1,8 +1,8 @@
-"""Readings that are asked for twice while they run: they run once.
+"""Deduplication of requests: a reading that is asked for twice while it runs is run once.
 
 A stock client waits ten minutes and then asks again, twice; a long reading would be made three
 times. So a request that must get the same answer (its sampling is certain, or its client gave
-both one `Idempotency-Key`), or that says it is a repetition of one that nobody waits for any
+both one `Idempotency-Key`), or that says it is a repetition of one that no client waits for any
 more, gets what the first one makes. And where a client may ask again, a reading outlives it by
 `GRACE`. Above: `app`; below: deltas, as `choices` has them.
 """
@@ -27,16 +27,16 @@ Deltas = AsyncGenerator[Delta | None]
 
 @dataclasses.dataclass(frozen=True)
 class Likeness:
-    """What makes two requests one."""
+    """The key by which two requests are the same reading, and how long one is kept."""
 
     digest: str
-    shared: bool  # whoever has the digest joins
-    repeated: bool  # it was sent before: it joins where nobody is left
-    grace: float  # seconds that it runs when nobody is left
+    shared: bool  # every request with the digest joins
+    repeated: bool  # it was sent before: it joins where no follower is left
+    grace: float  # seconds that it runs when no follower is left
 
 
 def likeness(request: Request, body: bytes, stream: bool, certain: bool) -> Likeness:
-    """Returns what a reading is known by. `certain`: its body alone decides what it answers."""
+    """Returns a request's key. `certain`: its body alone decides what it answers."""
     key = request.headers.get("idempotency-key", "")
     count = request.headers.get(RETRIES, "")
     digest = hashlib.blake2b(key.encode() + b"\0" + body, digest_size=16).hexdigest()
@@ -48,7 +48,7 @@ def likeness(request: Request, body: bytes, stream: bool, certain: bool) -> Like
 
 
 class SingleFlight:
-    """Owns the readings under way."""
+    """The readings under way, each run once for all requests that join it."""
 
     def __init__(self) -> None:
         self._running: dict[str, list[_Run]] = {}
@@ -81,12 +81,12 @@ class SingleFlight:
                     await asyncio.wait([run.task])
 
     def _ended(self, digest: str, run: _Run) -> None:
-        if run.followers or run.failed:  # what nobody has heard yet may still be asked for
+        if run.followers or run.failed:  # what no client has got yet may still be asked for
             self._forget(digest, run)
 
     def _end_if_left(self, digest: str, run: _Run) -> None:
         if not run.followers:
-            self._forget(digest, run)  # nobody joins what is ended
+            self._forget(digest, run)  # no request joins what is ended
             run.task.cancel()
 
     def _forget(self, digest: str, run: _Run) -> None:
@@ -107,7 +107,7 @@ class _Run:
         self._news = asyncio.Condition()
 
     async def make(self, start: Callable[[], Deltas]) -> None:
-        """Runs to the end, whoever listens."""
+        """Runs to the end, with or without followers."""
         try:
             async with contextlib.aclosing(start()) as deltas:
                 async for delta in deltas:
