@@ -52,7 +52,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 @dataclasses.dataclass(frozen=True)
 class Located:
-    """Where one tensor lies."""
+    """The location of one tensor in a safetensors file."""
 
     file: str
     dtype: np.dtype
@@ -63,7 +63,7 @@ class Located:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Safetensors:
-    """A folder of safetensors files whose headers were read and found consistent."""
+    """An open folder of safetensors files, whose headers were read and found consistent."""
 
     where: str  # the folder or URL, for messages
     kvstore: Any  # a ts.KvStore whose path ends with "/"
