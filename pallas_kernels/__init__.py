@@ -1,4 +1,4 @@
-"""Packed and paged attention and token logprobs: Pallas kernels for TPUs, with XLA fallbacks.
+"""Packed and paged attention and token logprobs: Pallas kernels on TPUs, plain jnp elsewhere.
 
 This package imports jax and nothing of notepad_jax: it can be lifted out, benchmarked and
 replaced. The policy, the engine and the trainer call the names below and nothing else;

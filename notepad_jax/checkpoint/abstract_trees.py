@@ -147,7 +147,7 @@ def carry(params: Any, target: Any, where: str) -> Any:
 
 
 def share(params: Any, target: Any, where: str) -> Any:
-    """As `carry`, of leaves that are never donated.
+    """Reshards leaves that are never donated, as `carry` does.
 
     What is asked for as it is, where it is, takes no memory: it shares buffers with `params`.
     """

@@ -64,7 +64,7 @@ class Engines:
                 loop.close()
 
     async def each(self, work: Callable[[int, EngineService], Coroutine[Any, Any, T]]) -> list[T]:
-        """As `types.Completers` says."""
+        """Runs `work` on every engine, in that engine's loop; as `types.Completers` says."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
@@ -98,7 +98,7 @@ class Engines:
             yield One(seat.loop, seat.service)
 
     async def adopt(self, snapshot: PolicySnapshot, drain: bool = False) -> None:
-        """As `EngineService.adopt`, of all: where one of them would refuse, none adopts."""
+        """Adopts a policy on all engines (`EngineService.adopt`); if one refuses, none does."""
 
         async def checked(number: int, service: EngineService) -> None:
             service.check_new(snapshot.version)
@@ -113,7 +113,7 @@ class Engines:
         return EngineStats(*map(sum, zip(*every, strict=True)))
 
     def rest(self, weights: bool = False) -> None:
-        """As `EngineService.rest`, of all."""
+        """Frees the KV caches of all engines (`EngineService.rest`)."""
         for service in self._services:
             service.rest(weights)
 
@@ -134,7 +134,7 @@ class One:
     count: int = 1
 
     async def each(self, work: Callable[[int, EngineService], Coroutine[Any, Any, T]]) -> list[T]:
-        """As `types.Completers` says."""
+        """Runs `work` on this engine, in its loop; as `types.Completers` says."""
         return [await self.loop.awaited(work(0, self.service))]
 
 
@@ -148,12 +148,12 @@ class Seat:
         self.loop, self.service, self._adapters = loop, service, adapters
 
     async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion:
-        """As `EngineService.complete`."""
+        """Samples one completion, as `EngineService.complete`."""
         sampling = dataclasses.replace(sampling, adapters=self._adapters)
         return await self.loop.awaited(self.service.complete(prompt, sampling))
 
     async def stream(self, prompt: Prompt, sampling: SamplingParams) -> AsyncIterator[Piece]:
-        """As `EngineService.stream`; when the iterator is closed, slot and pages are free."""
+        """Streams one completion, as `EngineService.stream`; closing frees its slot and pages."""
         sampling = dataclasses.replace(sampling, adapters=self._adapters)
         caller = asyncio.get_running_loop()
         told: asyncio.Queue[Piece | Exception] = asyncio.Queue()

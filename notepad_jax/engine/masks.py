@@ -2,7 +2,7 @@
 
 What may follow a token depends on the token, so a turn with a grammar makes one in a launch, while
 others beside it make several. The host computes masks for each launch, which has as many as the
-engine has slots, used or not: so its shape stays. Above: `layout`, `executor`; below: matchers.
+engine has slots, used or not: its shape stays. Above: `layout`, `executor`; below: matchers.
 """
 
 from __future__ import annotations

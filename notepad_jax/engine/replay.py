@@ -146,7 +146,7 @@ class Replays:
         return self.each[-1]
 
     def begin(self, known: Mapping[int, Given]) -> None:
-        """As `Replay.begin`, of all: which engine a turn comes to is the same every time."""
+        """Begins a rollout on all replays: a turn comes to the same engine every time."""
         for one in self.each:
             one.begin(known)
 

@@ -129,7 +129,7 @@ def pack(
 
 
 def teach(groups: Sequence[Group], mask_truncated: bool) -> bool:
-    """Whether the groups hold a completion token that gets gradient."""
+    """Whether the groups hold a completion token that is learnt from."""
     return any(_learnt(groups, mask_truncated))
 
 

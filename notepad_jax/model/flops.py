@@ -52,7 +52,7 @@ def layer(policy: PolicyConfig, tensor: int = 1) -> float:
 
 
 def down(policy: PolicyConfig, tensor: int = 1) -> float:
-    """Weights of the down projection; a token's experts may all be on this device: so it counts."""
+    """Weights of the down projection; a token's experts may all be on one device, as shapes say."""
     return policy.width * wide(policy) / (1 if policy.experts else tensor)
 
 

@@ -30,7 +30,7 @@ def rms_norm(x: Float[Array, "... D"], weight: Float[Array, " D"], eps: float) -
 
 
 def add_bias(x: Float[Array, "... D"], bias: Float[Array, "... D"]) -> Array:
-    """x + bias in x's dtype. Added in float32, so the bias' gradient sums over tokens so."""
+    """x + bias in x's dtype; added in float32, so the bias' gradient sums over tokens in that."""
     return (x.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
 
 

@@ -205,7 +205,7 @@ def several(base: Params, policies: Sequence[Params]) -> Params:
 
 
 def chosen(params: Params, whose_BT: Array) -> Params:
-    """Returns `several` with each token's choice of adapters: 0 is the base, 1 the first policy.
+    """Returns `several` with each token's choice of policy: 0 is the base, 1 the first one.
 
     Shapes [1, T], [B, 1] and [B, T] will do. A policy that is alone stays as it is.
     """

@@ -69,7 +69,7 @@ async def collect(
     Returns (groups, failed groups), both in the order of the draws. Tasks that share a document
     object share its chunks. A group is judged when the last of its readings has ended, while
     others read on. Raises ValueError naming a task that cannot be scored, and CompleterFailed if
-    the engine has failed.
+    the completer has failed.
     """
     if group_size < 1:
         raise ValueError(f"group_size is {group_size}; it must be at least 1")

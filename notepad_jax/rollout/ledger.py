@@ -23,7 +23,7 @@ Place = tuple[int, int]  # (ordinal, question)
 
 
 class Outcome(enum.Enum):
-    """What became of a group."""
+    """The outcome of a group: learnt from, or why it was dropped."""
 
     TRAINED = "trained"
     UNINFORMATIVE = "uninformative"  # all rewards equal

@@ -154,8 +154,8 @@ async def write_again(
 ) -> list[tuple[Sample, ...]]:
     """Completes the prompt of every turn `samples` times; returns each turn's set, scored.
 
-    Raises ValueError naming a task that cannot be scored, and CompleterFailed if the engine has
-    failed.
+    Raises ValueError naming a task that cannot be scored, and CompleterFailed if the completer
+    has failed.
     """
     jobs = [
         Job(

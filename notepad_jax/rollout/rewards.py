@@ -95,7 +95,7 @@ class Scoring:
     async def of_records(
         self, readings: Sequence[Reading], records: Sequence[ReadingRecord], task: Task
     ) -> list[Trajectory]:
-        """As `of_group`, of readings whose records the caller has."""
+        """Scores readings, as `of_group`, by records that the caller has."""
         every = await asyncio.gather(*(function.judge(records) for function in self.functions))
         said = [dict(zip(self.functions, worth, strict=True)) for worth in zip(*every, strict=True)]
         return self._scored(readings, task, said or [NOTHING] * len(readings))

@@ -86,7 +86,7 @@ class RememberedOne:
     count: int = 1
 
     async def each(self, work: Callable[[int, Completer], Coroutine[Any, Any, T]]) -> list[T]:
-        """As `types.Completers` says."""
+        """Runs `work` on the engine; as `types.Completers` says."""
         return await self.inner.each(lambda k, one: work(k, Remembered(one, self.progress)))
 
 

@@ -83,7 +83,7 @@ class Validation:
 
     @property
     def ending(self) -> str:
-        """What is said of a run that is `exhausted`."""
+        """The message for a run that is `exhausted`."""
         return (
             f"step {self.found[-1].step} is the last: {self.patience} validations brought nothing "
             f"better than step {self.best.step} (validation.patience)"

@@ -86,7 +86,7 @@ def check_sizes(sizes: PagedSizes, data: Any, entries: int) -> None:
 
 
 def page_count(tokens: int, page_size: int) -> int:
-    """How many pages hold about `tokens` tokens: at most a lane tile or a multiple of it, else 1."""
+    """Page count for about `tokens` tokens: at most one lane tile or a multiple of it, else 1."""
     unit = math.lcm(page_size, LANES)
     if tokens >= unit:
         return tokens // unit * unit // page_size

@@ -80,7 +80,7 @@ class Safetensors:
 
     @classmethod
     def of(cls, where: str, kvstore: Any) -> Safetensors:
-        """As `open`, of a key-value store that is open already."""
+        """Opens, as `open`, what lies in a key-value store that is open already."""
         found: dict[str, Located] = {}
         index = _index(where, kvstore)
         files = [_only_file(where, kvstore)] if index is None else sorted(set(index.values()))
@@ -103,7 +103,7 @@ class Safetensors:
 
     @classmethod
     def single(cls, where: str, kvstore: Any, file: str) -> Safetensors:
-        """As `of`, of one file and whatever it is called."""
+        """Opens, as `of`, one file, whatever it is called."""
         return cls(where, kvstore, _header(where, kvstore, _only_file(where, kvstore, file)))
 
     def located(self, name: str) -> Located:

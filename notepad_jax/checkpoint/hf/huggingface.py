@@ -213,7 +213,7 @@ def export(
     overwrite: bool = False,
     wrote: Callable[[int], None] = lambda size: None,
 ) -> Export:
-    """Writes a policy as a Hugging Face folder, tensor by tensor, atomically (`writing.write`).
+    """Writes a policy as a Hugging Face folder, all or nothing, tensor by tensor (`writing.write`).
 
     Leaves of `params` are arrays of any sharding, or `lazy_arrays.Stored`: whatever has a shape,
     a dtype and `[index]`. They are written in `dtype`, or as they are. `beside` are files to

@@ -1,4 +1,4 @@
-"""Writing of safetensors, atomically, to a local folder or a bucket.
+"""Writing of safetensors, all or nothing, to a local folder or a bucket.
 
 `write` plans the parts, then streams one tensor at a time into a temporary folder beside the
 target, which takes the target's name by one rename (`folder_swap`, beside); a bucket gets its
